@@ -1,0 +1,3 @@
+"""Placeholder surface of cosmos_algos."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""Placeholder surface of cosmos_core."""
+
+__all__: list[str] = []

@@ -1,0 +1,235 @@
+"""What replicas and the controller say to each other: events go up, commands come down.
+
+Every message is a tagged, frozen msgspec struct, so that a record in the bus, in the log and in a
+test is the same value. Messages name tensors and trajectories, they never hold them.
+"""
+
+from typing import Literal
+
+import msgspec
+
+Role = Literal["policy", "rollout"]
+SampleStatus = Literal["completed", "failed"]
+
+
+class GroupId(msgspec.Struct, frozen=True, order=True):
+    """One issued prompt: its stream and its position in that stream.
+
+    ``source`` is ``"train"`` or ``"validation"``; ``round`` tells validations apart by the weight
+    version they measure (0 for training); ``ordinal`` counts prompts of that stream from 0.
+    """
+
+    source: str
+    round: int
+    ordinal: int
+
+    def __str__(self) -> str:
+        """Return the key used in the bus and in logs, ``source.round.ordinal``."""
+        return f"{self.source}.{self.round}.{self.ordinal}"
+
+
+class SampleRef(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the controller knows of a finished sample; the trajectory itself is at ``key``.
+
+    ``oldest_version`` and ``newest_version`` are the weight versions that sampled its first and
+    last trained token. A failed sample has no key and no reward and is never trained on;
+    ``failure`` says what happened.
+    """
+
+    sibling: int
+    status: SampleStatus
+    key: str = ""
+    num_tokens: int = 0
+    reward: float = 0.0
+    oldest_version: int = 0
+    newest_version: int = 0
+    failure: str = ""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    """Common parent of events and commands; never sent itself."""
+
+
+class ReplicaJoined(Message, tag=True):
+    """A replica is ready for commands. Sent again, with its inventory, after a reconnect.
+
+    ``slots`` is how many groups a rollout replica holds at once (0 for a policy replica);
+    ``version`` the weights it holds now; ``endpoints`` where a policy replica serves weights,
+    one per rank.
+    """
+
+    replica: str
+    role: Role
+    slots: int = 0
+    version: int = 0
+    endpoints: tuple[str, ...] = ()
+
+
+class ReplicaLeft(Message, tag=True):
+    """A replica is gone: it said so, its launcher saw it die, or its lease ran out."""
+
+    replica: str
+    reason: str
+
+
+class Progress(Message, tag=True):
+    """The loop that does the work is alive; renews the lease of the replica."""
+
+    replica: str
+    count: int
+
+
+class GroupFinished(Message, tag=True):
+    """Every sample of one attempt at a group is scored and stored."""
+
+    replica: str
+    group: GroupId
+    attempt: int
+    samples: tuple[SampleRef, ...]
+
+
+class GroupFailed(Message, tag=True):
+    """One attempt at a group came to nothing; an infrastructure failure is never a sample."""
+
+    replica: str
+    group: GroupId
+    attempt: int
+    reason: str
+
+
+class StepFinished(Message, tag=True):
+    """A policy replica took step ``step`` and now holds weight version ``step + 1``."""
+
+    replica: str
+    step: int
+
+
+class VersionPublished(Message, tag=True):
+    """A policy replica serves this weight version: its snapshot is taken."""
+
+    replica: str
+    version: int
+
+
+class VersionLoaded(Message, tag=True):
+    """A rollout replica verified and committed this weight version: it samples with it now."""
+
+    replica: str
+    version: int
+    transfer_s: float
+    stall_s: float
+
+
+class LoadFailed(Message, tag=True):
+    """A rollout replica could not load this version and still samples with the one before."""
+
+    replica: str
+    version: int
+    reason: str
+
+
+class CheckpointSaved(Message, tag=True):
+    """A policy replica's checkpoint taken after step ``step`` is durable."""
+
+    replica: str
+    step: int
+    path: str
+
+
+class StopRequested(Message, tag=True):
+    """Somebody asked the run to end cleanly: finish the step in hand, checkpoint, stop."""
+
+    reason: str
+
+
+class Tick(Message, tag=True):
+    """Time passed; leases are looked at."""
+
+
+Event = (
+    ReplicaJoined
+    | ReplicaLeft
+    | Progress
+    | GroupFinished
+    | GroupFailed
+    | StepFinished
+    | VersionPublished
+    | VersionLoaded
+    | LoadFailed
+    | CheckpointSaved
+    | StopRequested
+    | Tick
+)
+
+
+class Generate(Message, tag=True):
+    """Rollout: sample a group. ``greedy`` is for validation (one sample, temperature 0)."""
+
+    group: GroupId
+    attempt: int
+    num_samples: int
+    greedy: bool = False
+
+
+class CancelGroup(Message, tag=True):
+    """Rollout: this attempt is no longer wanted."""
+
+    group: GroupId
+    attempt: int
+
+
+class LoadVersion(Message, tag=True):
+    """Rollout: fetch this version (or a newer one) from these endpoints, commit, acknowledge."""
+
+    version: int
+    endpoints: tuple[str, ...]
+
+
+class Train(Message, tag=True):
+    """Policy: take step ``step`` on these groups; every policy replica gets the same list.
+
+    ``cut`` is the controller's own state to be stored in a checkpoint of this step, msgpack;
+    empty when no checkpoint is due. ``publish`` orders a snapshot of version ``step + 1``.
+    """
+
+    step: int
+    groups: tuple[tuple[SampleRef, ...], ...]
+    publish: bool
+    cut: bytes = b""
+
+
+class Stop(Message, tag=True):
+    """Any replica: finish what is in hand and leave. ``checkpoint`` asks the policy to save."""
+
+    reason: str
+    cut: bytes = b""
+
+
+Command = Generate | CancelGroup | LoadVersion | Train | Stop
+
+_EVENT_DECODER = msgspec.msgpack.Decoder(Event)
+_COMMAND_DECODER = msgspec.msgpack.Decoder(Command)
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+def encode_message(message: Message) -> bytes:
+    """Return the msgpack form of an event or a command."""
+    return _ENCODER.encode(message)
+
+
+def decode_event(data: bytes) -> Event:
+    """Read an event back.
+
+    Raises:
+        msgspec.ValidationError: if the bytes are not one of the events above.
+    """
+    return _EVENT_DECODER.decode(data)
+
+
+def decode_command(data: bytes) -> Command:
+    """Read a command back.
+
+    Raises:
+        msgspec.ValidationError: if the bytes are not one of the commands above.
+    """
+    return _COMMAND_DECODER.decode(data)

@@ -1,0 +1,3 @@
+"""Placeholder surface of cosmos_parallel."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""Placeholder surface of cosmos_rollout."""
+
+__all__: list[str] = []

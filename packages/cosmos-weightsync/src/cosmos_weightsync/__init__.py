@@ -1,0 +1,3 @@
+"""Placeholder surface of cosmos_weightsync."""
+
+__all__: list[str] = []

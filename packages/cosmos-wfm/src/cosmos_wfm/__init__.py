@@ -1,0 +1,3 @@
+"""Placeholder surface of cosmos_wfm."""
+
+__all__: list[str] = []
