@@ -1,18 +1,37 @@
 """A trajectory: the tokens of one sample, how they were sampled, and what they earned.
 
 One and many turns, language and diffusion, are the same type: a sequence of T steps of which some
-are trained on. It lives on the host, in numpy.
+are trained on. It lives on the host, in numpy, and travels as bytes.
 """
 
+import math
+import struct
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from cosmos_core.errors import CosmosError
+
 FinishReason = Literal["stop", "length", "abort"]
 UNSAMPLED = -1
+
+# What the payload store holds and replicas hand to each other. Little-endian throughout; arrays are
+# 8-byte aligned, so that a decoded one is a view of the input:
+#
+#   magic "CTRJ" | format u16 | 0 u16 | header length u32 | crc32 of the rest u32      16 bytes
+#   header: msgpack of everything but the arrays, zero padding to a multiple of 8
+#   token_ids int32[T], logprobs float32[T], trainable uint8[T]
+_MAGIC = b"CTRJ"
+_FORMAT = 1
+_PREFIX = struct.Struct("<4sHHII")
+_BYTES_PER_STEP = 4 + 4 + 1
+_INT32 = np.dtype("<i4")
+_FLOAT32 = np.dtype("<f4")
 
 
 class VersionSpan(NamedTuple):
@@ -24,7 +43,14 @@ class VersionSpan(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Trajectory:
-    """One sample of a group, T steps long, prompt included.
+    """One sample of a group, T steps long, prompt included; checked on construction.
+
+    A prompt of 3 tokens, answered by 4, of which the last 2 came after a weight update::
+
+        token_ids  [ 7  8  9 |  4   4   5   2 ]
+        logprobs   [ 0  0  0 | -.3 -.1 -.9 -.2]
+        trainable  [ 0  0  0 |  1   1   1   1 ]
+        versions   (UNSAMPLED, 3) (5, 2) (6, 2)      oldest_version 5, newest_version 6
 
     Attributes:
         prompt_id: identity of the prompt in its data set.
@@ -39,6 +65,10 @@ class Trajectory:
         reward: their weighted total.
         finish_reason: why sampling ended.
         metrics: anything worth averaging over samples.
+
+    Raises:
+        ValueError: if arrays disagree in length or type, a trained token has no weight version or
+            no finite log-probability, or the reward is not finite.
     """
 
     prompt_id: str
@@ -53,3 +83,193 @@ class Trajectory:
     reward: float
     finish_reason: FinishReason
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    def __post_init__(self) -> None:
+        problem = _array_problem(self) or _version_problem(self) or _value_problem(self)
+        if problem:
+            raise ValueError(f"trajectory {self.group}/{self.sibling}: {problem}")
+
+    @property
+    def num_tokens(self) -> int:
+        """T, prompt included."""
+        return len(self.token_ids)
+
+    @property
+    def num_trainable(self) -> int:
+        """How many tokens the model sampled."""
+        return int(np.count_nonzero(self.trainable))
+
+    @property
+    def oldest_version(self) -> int:
+        """Oldest weight version among the trained tokens; ``UNSAMPLED`` if there are none."""
+        return min(self._trained_versions(), default=UNSAMPLED)
+
+    @property
+    def newest_version(self) -> int:
+        """Newest weight version among the trained tokens; ``UNSAMPLED`` if there are none."""
+        return max(self._trained_versions(), default=UNSAMPLED)
+
+    def version_of_each_step(self) -> npt.NDArray[np.int32]:
+        """Spell the spans out: int32[T], ``UNSAMPLED`` where nobody sampled."""
+        versions = np.array([span.version for span in self.versions], dtype=np.int32)
+        return np.repeat(versions, [span.length for span in self.versions])
+
+    def _trained_versions(self) -> list[int]:
+        start, versions = 0, list[int]()
+        for span in self.versions:
+            if self.trainable[start : start + span.length].any():
+                versions.append(span.version)
+            start += span.length
+        return versions
+
+
+def _array_problem(trajectory: Trajectory) -> str:
+    num_tokens = len(trajectory.token_ids)
+    for name, array, dtype in (
+        ("token_ids", trajectory.token_ids, np.int32),
+        ("logprobs", trajectory.logprobs, np.float32),
+        ("trainable", trajectory.trainable, np.bool_),
+    ):
+        if array.dtype != dtype:
+            return f"{name} is {array.dtype}, it has to be {np.dtype(dtype)}"
+        if array.shape != (num_tokens,):
+            return f"{name} has shape {array.shape}, token_ids has {num_tokens} tokens"
+    return ""
+
+
+def _version_problem(trajectory: Trajectory) -> str:
+    total = sum(span.length for span in trajectory.versions)
+    if total != trajectory.num_tokens:
+        return f"version spans cover {total} steps, there are {trajectory.num_tokens}"
+    start = 0
+    for span in trajectory.versions:
+        where = f"steps {start}:{start + span.length}"
+        if span.length < 1 or span.version < UNSAMPLED:
+            return f"{where} are {span}; lengths start at 1, versions at {UNSAMPLED}"
+        if span.version == UNSAMPLED and trajectory.trainable[start : start + span.length].any():
+            return f"{where} hold trained tokens but no weight version sampled them"
+        start += span.length
+    return ""
+
+
+def _value_problem(trajectory: Trajectory) -> str:
+    if not np.isfinite(trajectory.logprobs[trajectory.trainable]).all():
+        return "a trained token has a log-probability that is not finite"
+    if np.any(trajectory.logprobs[~trajectory.trainable]):
+        return "log-probabilities have to be 0 where a token is not trained on"
+    if not math.isfinite(trajectory.reward):
+        return f"the reward is {trajectory.reward}; a sample without a reward has failed"
+    return ""
+
+
+class TrajectoryFormatError(CosmosError, ValueError):
+    """Raised by `decode_trajectory` for bytes that are not a whole trajectory of a known format."""
+
+
+class _Header(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    prompt_id: str
+    group: str
+    sibling: int
+    attempt: int
+    num_tokens: int
+    versions: tuple[tuple[int, int], ...]
+    rewards: dict[str, float]
+    reward: float
+    finish_reason: FinishReason
+    metrics: dict[str, float]
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(_Header)
+
+
+def encode_trajectory(trajectory: Trajectory) -> bytes:
+    """Return the trajectory as bytes; `decode_trajectory` gives an equal one back."""
+    header = _ENCODER.encode(
+        _Header(
+            prompt_id=trajectory.prompt_id,
+            group=trajectory.group,
+            sibling=trajectory.sibling,
+            attempt=trajectory.attempt,
+            num_tokens=trajectory.num_tokens,
+            versions=tuple((int(span.version), int(span.length)) for span in trajectory.versions),
+            rewards={name: float(value) for name, value in trajectory.rewards.items()},
+            reward=float(trajectory.reward),
+            finish_reason=trajectory.finish_reason,
+            metrics={name: float(value) for name, value in trajectory.metrics.items()},
+        )
+    )
+    body = b"".join(
+        (
+            header,
+            bytes(_padding(len(header))),
+            trajectory.token_ids.astype(_INT32, copy=False).tobytes(),
+            trajectory.logprobs.astype(_FLOAT32, copy=False).tobytes(),
+            trajectory.trainable.tobytes(),
+        )
+    )
+    return _PREFIX.pack(_MAGIC, _FORMAT, 0, len(header), zlib.crc32(body)) + body
+
+
+def decode_trajectory(data: bytes | bytearray | memoryview) -> Trajectory:
+    """Read a trajectory back; its arrays are read-only views of ``data``, not copies.
+
+    Raises:
+        TrajectoryFormatError: if the bytes are cut short, damaged, of a newer format, or no
+            trajectory at all.
+    """
+    view = memoryview(data).toreadonly()
+    header_length = _check_prefix(view)
+    body = view[_PREFIX.size :]
+    try:
+        header = _DECODER.decode(body[:header_length])
+    except msgspec.DecodeError as error:
+        raise TrajectoryFormatError(f"trajectory header is damaged: {error}") from error
+    start, steps = header_length + _padding(header_length), header.num_tokens
+    expected = start + steps * _BYTES_PER_STEP
+    if steps < 0 or len(body) != expected:
+        raise TrajectoryFormatError(
+            f"trajectory {header.group}/{header.sibling} of {steps} tokens needs "
+            f"{_PREFIX.size + expected} bytes, got {len(view)}"
+        )
+    try:
+        return Trajectory(
+            prompt_id=header.prompt_id,
+            group=header.group,
+            sibling=header.sibling,
+            attempt=header.attempt,
+            token_ids=np.frombuffer(body, _INT32, steps, start),
+            logprobs=np.frombuffer(body, _FLOAT32, steps, start + 4 * steps),
+            trainable=np.frombuffer(body, np.bool_, steps, start + 8 * steps),
+            versions=tuple(VersionSpan(version, length) for version, length in header.versions),
+            rewards=header.rewards,
+            reward=header.reward,
+            finish_reason=header.finish_reason,
+            metrics=header.metrics,
+        )
+    except ValueError as error:
+        raise TrajectoryFormatError(f"not a valid trajectory: {error}") from error
+
+
+def _check_prefix(view: memoryview) -> int:
+    if len(view) < _PREFIX.size:
+        raise TrajectoryFormatError(
+            f"{len(view)} bytes are too few for a trajectory, which has at least {_PREFIX.size}"
+        )
+    magic, version, _, header_length, checksum = _PREFIX.unpack_from(view)
+    if magic != _MAGIC:
+        raise TrajectoryFormatError(f"not a trajectory: starts with {magic!r}, not {_MAGIC!r}")
+    if version != _FORMAT:
+        raise TrajectoryFormatError(
+            f"trajectory format {version}; this cosmos_core reads format {_FORMAT}: "
+            "bring both sides to one version"
+        )
+    if zlib.crc32(view[_PREFIX.size :]) != checksum:
+        raise TrajectoryFormatError(
+            f"trajectory is damaged or cut short: checksum of its {len(view)} bytes does not match"
+        )
+    return header_length
+
+
+def _padding(header_length: int) -> int:
+    return -header_length % 8

@@ -1,0 +1,57 @@
+"""One measurement of one process, and what anything that takes them in looks like."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+
+class MetricRecord(msgspec.Struct, frozen=True):
+    """Named values that one process measured at one moment.
+
+    ``time_s`` is seconds since the epoch, ``role`` is "controller", "policy" or "rollout",
+    ``replica`` the id of the process, and ``step`` the training step it belongs to. Names of values
+    are words with units at the end (``loss``, ``transfer_s``); a slash groups them
+    (``reward/exact``).
+    """
+
+    time_s: float
+    role: str
+    replica: str
+    step: int
+    values: Mapping[str, float]
+
+
+class MetricSink(Protocol):
+    """Takes records in, in any order of roles and steps, from one thread."""
+
+    def write(self, record: MetricRecord) -> None:
+        """Take one record; visible to readers at the latest after ``close``."""
+        ...
+
+    def close(self) -> None:
+        """Write out what is held back and let go of files; may be called twice."""
+        ...
+
+
+class FanOut:
+    """One sink in front of many: each record goes to all of them, in order."""
+
+    def __init__(self, sinks: Sequence[MetricSink]) -> None:
+        self._sinks = tuple(sinks)
+
+    def write(self, record: MetricRecord) -> None:
+        """Hand the record to every sink."""
+        for sink in self._sinks:
+            sink.write(record)
+
+    def close(self) -> None:
+        """Close every sink, also when one of them fails to; the failures are then raised."""
+        failures = list[Exception]()
+        for sink in self._sinks:
+            try:
+                sink.close()
+            except OSError as error:
+                failures.append(error)
+        if failures:
+            raise ExceptionGroup("metric sinks that could not be closed", failures)

@@ -1,0 +1,240 @@
+"""The directory of one run: which files it has, who may write to it, and how a run is found again.
+
+runs/quickstart/
+  run.json         marks the directory as ours; when the run was created
+  lock             held by the one live launcher, with its process id
+  config.json      the resolved configuration, which runs again to the same result
+  metrics.jsonl    every metric record
+  report.json      the facts of the report, report.md the page for people
+  logs/ checkpoints/ export/ redis/
+"""
+
+import fcntl
+import json
+import os
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from cosmos_core.errors import CosmosError
+
+_MARKER = "run.json"
+_FORMAT = 1
+
+
+class RunDirectoryError(CosmosError):
+    """Parent of what can be wrong with a run directory."""
+
+
+class RunExistsError(RunDirectoryError):
+    """Raised by `create` where a run, or files that are not ours, lie already."""
+
+
+class NotARunDirectoryError(RunDirectoryError):
+    """Raised by `open`, `resume` and `latest_run` where no run of ours lies."""
+
+
+class RunInUseError(RunDirectoryError):
+    """Raised when another live process holds the directory.
+
+    Attributes:
+        pid: that process.
+    """
+
+    def __init__(self, path: Path, pid: int) -> None:
+        super().__init__(
+            f"{path} is in use by process {pid}: stop that run first, or choose another directory"
+        )
+        self.pid = pid
+
+
+class RunDirectory:
+    """Paths of one run; made by `create`, `resume` (which lock it) or `open` (which only looks).
+
+    The lock lasts until `close`, or the death of the process.
+
+    Attributes:
+        path: the directory.
+        created_s: when the run was created, seconds since the epoch.
+    """
+
+    def __init__(self, path: Path, created_s: float, lock: IO[str] | None) -> None:
+        self.path = path
+        self.created_s = created_s
+        self._lock = lock
+
+    @classmethod
+    def create(cls, path: Path, *, config_json: str, now_s: float) -> Self:
+        """Make and lock the directory of a new run.
+
+        Raises:
+            RunInUseError: if a live process holds it.
+            RunExistsError: if it holds a run or anything else already.
+        """
+        path = path.absolute()
+        if path.is_file():
+            raise RunExistsError(f"{path} is a file; a run needs a directory of its own")
+        if (path / _MARKER).exists():
+            _take_lock(path).close()
+            raise RunExistsError(
+                f"{path} holds a run already: resume it with --resume, or choose another directory"
+            )
+        strangers = sorted(entry.name for entry in path.iterdir()) if path.exists() else []
+        if set(strangers) - {"lock"}:
+            raise RunExistsError(
+                f"{path} is not empty and not a run of ours (it holds {strangers[0]}): "
+                "choose another directory"
+            )
+        path.mkdir(parents=True, exist_ok=True)
+        run = cls(path, now_s, _take_lock(path))
+        for folder in (run.logs, run.checkpoints, run.export, run.redis):
+            folder.mkdir()
+        write_atomic(run.config, config_json)
+        write_atomic(path / _MARKER, json.dumps({"format": _FORMAT, "created_s": now_s}) + "\n")
+        return run
+
+    @classmethod
+    def resume(cls, path: Path) -> Self:
+        """Lock the directory of a run that has stopped, to go on with it.
+
+        Raises:
+            NotARunDirectoryError: if no run lies there.
+            RunInUseError: if a live process holds it.
+        """
+        created_s = _read_marker(path)
+        return cls(path.absolute(), created_s, _take_lock(path.absolute()))
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Look at a run, live or not, without locking it.
+
+        Raises:
+            NotARunDirectoryError: if no run lies there.
+        """
+        return cls(path.absolute(), _read_marker(path), None)
+
+    @property
+    def name(self) -> str:
+        """Name of the run: that of its directory."""
+        return self.path.name
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.json"
+
+    @property
+    def metrics(self) -> Path:
+        """Every metric record, as JSON lines."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def report(self) -> Path:
+        """The facts of the report; `report_page` is made of them."""
+        return self.path / "report.json"
+
+    @property
+    def report_page(self) -> Path:
+        """The report for people, in Markdown."""
+        return self.path / "report.md"
+
+    @property
+    def logs(self) -> Path:
+        """One log file for each process."""
+        return self.path / "logs"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Checkpoints, one folder a step."""
+        return self.path / "checkpoints"
+
+    @property
+    def export(self) -> Path:
+        """The trained model, in Hugging Face format."""
+        return self.path / "export"
+
+    @property
+    def redis(self) -> Path:
+        """What the bundled Redis server keeps."""
+        return self.path / "redis"
+
+    def close(self) -> None:
+        """Give the directory back; may be called twice."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def latest_run(root: Path) -> Path:
+    """Return the run under ``root`` that was created last.
+
+    Raises:
+        NotARunDirectoryError: if there is none.
+    """
+    runs = [marker.parent for marker in root.glob(f"*/{_MARKER}")]
+    if not runs:
+        raise NotARunDirectoryError(f"no run under {root}: `cosmos-app run` makes one")
+    return max(runs, key=lambda path: (_read_marker(path), path.name))
+
+
+def write_atomic(path: Path, data: bytes | str) -> None:
+    """Write a file whole or not at all: a reader, or a crash, never meets half of it."""
+    content = data.encode() if isinstance(data, str) else data
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _take_lock(path: Path) -> IO[str]:
+    """Lock ``path``; the kernel lets go of it when the process dies, however that happens."""
+    file = (path / "lock").open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.seek(0)
+        holder = file.read().strip()
+        file.close()
+        raise RunInUseError(path, int(holder or 0)) from error
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file
+
+
+def _read_marker(path: Path) -> float:
+    marker = path / _MARKER
+    if not marker.is_file():
+        raise NotARunDirectoryError(f"{path} is not the directory of a run: it has no {_MARKER}")
+    try:
+        fields: dict[str, Any] = json.loads(marker.read_text())
+        created_s, version = float(fields["created_s"]), int(fields["format"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise NotARunDirectoryError(f"{marker} is damaged: {error!r}") from error
+    if version != _FORMAT:
+        raise NotARunDirectoryError(f"{path} has format {version}; this version reads {_FORMAT}")
+    return created_s

@@ -1,0 +1,12 @@
+"""What the tests of cosmos_core share."""
+
+import os
+import sys
+
+import pytest
+
+
+@pytest.fixture
+def child_environment() -> dict[str, str]:
+    """An environment in which a child process finds what this one imports."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

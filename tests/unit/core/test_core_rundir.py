@@ -1,0 +1,127 @@
+"""The directory of a run: who may have it, and what a crash leaves."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cosmos_core.rundir import (
+    NotARunDirectoryError,
+    RunDirectory,
+    RunExistsError,
+    RunInUseError,
+    latest_run,
+    write_atomic,
+)
+
+_HOLD = """
+import sys, time
+from pathlib import Path
+from cosmos_core.rundir import RunDirectory
+run = RunDirectory.create(Path(sys.argv[1]), config_json="{}", now_s=1.0)
+sys.stdout.write("held\\n")
+sys.stdout.flush()
+time.sleep(60)
+"""
+
+
+def make(path: Path, now_s: float = 1.0) -> RunDirectory:
+    return RunDirectory.create(path, config_json='{"seed": 3}', now_s=now_s)
+
+
+def test_a_new_run_has_its_folders_and_its_config(tmp_path: Path):
+    with make(tmp_path / "runs" / "one") as run:
+        assert run.name == "one"
+        assert run.config.read_text() == '{"seed": 3}'
+        assert all(folder.is_dir() for folder in (run.logs, run.checkpoints, run.export, run.redis))
+        assert run.metrics.parent == run.report.parent == run.path
+
+
+def test_a_stopped_run_is_resumed_but_not_overwritten(tmp_path: Path):
+    make(tmp_path / "one").close()
+    with pytest.raises(RunExistsError, match="--resume"):
+        make(tmp_path / "one")
+    with RunDirectory.resume(tmp_path / "one") as run:
+        assert run.created_s == 1.0
+
+
+def test_an_empty_directory_will_do(tmp_path: Path):
+    make(tmp_path).close()
+
+
+def test_files_that_are_not_ours_are_left_alone(tmp_path: Path):
+    (tmp_path / "thesis.tex").write_text("\\begin{document}")
+    with pytest.raises(RunExistsError, match=r"it holds thesis\.tex"):
+        make(tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_file_is_not_a_directory(tmp_path: Path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(RunExistsError, match="is a file"):
+        make(tmp_path / "run")
+
+
+@pytest.mark.parametrize("look", [RunDirectory.resume, RunDirectory.open])
+def test_what_is_not_a_run_is_not_resumed(tmp_path: Path, look):
+    with pytest.raises(NotARunDirectoryError, match=r"no run\.json"):
+        look(tmp_path)
+
+
+def test_a_damaged_marker_is_reported(tmp_path: Path):
+    make(tmp_path / "one").close()
+    (tmp_path / "one" / "run.json").write_text('{"format": 1')
+    with pytest.raises(NotARunDirectoryError, match="damaged"):
+        RunDirectory.resume(tmp_path / "one")
+
+
+def test_a_live_process_keeps_others_out_until_it_is_killed(tmp_path: Path, child_environment):
+    holder = subprocess.Popen(
+        [sys.executable, "-c", _HOLD, str(tmp_path / "one")],
+        stdout=subprocess.PIPE,
+        env=child_environment,
+        start_new_session=True,
+    )
+    assert holder.stdout is not None
+    try:
+        assert holder.stdout.readline() == b"held\n"
+        for take in (make, RunDirectory.resume):
+            with pytest.raises(RunInUseError, match=f"in use by process {holder.pid}") as caught:
+                take(tmp_path / "one")
+            assert caught.value.pid == holder.pid
+        assert RunDirectory.open(tmp_path / "one").created_s == 1.0
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.wait(10)
+        holder.stdout.close()
+    RunDirectory.resume(tmp_path / "one").close()
+
+
+def test_the_latest_run_is_the_one_created_last(tmp_path: Path):
+    make(tmp_path / "b", now_s=5.0).close()
+    make(tmp_path / "a", now_s=7.0).close()
+    (tmp_path / "c").mkdir()
+    assert latest_run(tmp_path) == tmp_path / "a"
+
+
+def test_no_run_at_all_is_said(tmp_path: Path):
+    with pytest.raises(NotARunDirectoryError, match="no run under"):
+        latest_run(tmp_path / "runs")
+
+
+def test_an_atomic_write_replaces_the_whole_file_and_leaves_nothing_else(tmp_path: Path):
+    target = tmp_path / "report.md"
+    write_atomic(target, "a long first version")
+    write_atomic(target, b"short")
+    assert target.read_bytes() == b"short"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["report.md"]
+
+
+def test_an_atomic_write_that_fails_leaves_the_old_file(tmp_path: Path):
+    target = tmp_path / "report.md"
+    target.mkdir()
+    with pytest.raises(OSError, match=r"report\.md"):
+        write_atomic(target, "text")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["report.md"]
