@@ -1,0 +1,1 @@
+"""What a run makes for itself when it is given neither a model nor data."""

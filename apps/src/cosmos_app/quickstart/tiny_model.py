@@ -1,0 +1,95 @@
+"""A tiny Qwen3-architecture causal LM with random weights and a character tokenizer, on disk.
+
+The directory is an ordinary Hugging Face model: ``transformers`` and vLLM load it like any other.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+BOS, EOS, PAD, UNKNOWN = "<bos>", "<eos>", "<pad>", "<unk>"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TinyModelConfig:
+    """Sizes of the model that is built when ``model.path`` is not given.
+
+    Attributes:
+        hidden_size: width; a multiple of ``num_heads``.
+        num_layers: decoder layers.
+        num_heads: attention heads; half as many key-value heads.
+        max_position: longest sequence in tokens.
+        tie_embeddings: share the embedding with the output layer.
+    """
+
+    hidden_size: int = 96
+    num_layers: int = 2
+    num_heads: int = 4
+    max_position: int = 256
+    tie_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        """Check that the heads divide the width.
+
+        Raises:
+            ValueError: if they do not, or if there is an odd number of heads.
+        """
+        if self.hidden_size % self.num_heads or self.num_heads % 2:
+            raise ValueError(
+                f"num_heads {self.num_heads} must be even and divide hidden_size {self.hidden_size}"
+            )
+
+
+def build_tokenizer(directory: Path, texts: Iterable[str], max_position: int) -> int:
+    """Write a tokenizer with one token per character seen in ``texts``; return its size."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted({character for text in texts for character in text})
+    vocabulary = {token: i for i, token in enumerate([PAD, BOS, EOS, UNKNOWN, *alphabet])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, vocabulary[BOS])]
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=BOS,
+        eos_token=EOS,
+        pad_token=PAD,
+        unk_token=UNKNOWN,
+        model_max_length=max_position,
+    )
+    fast.save_pretrained(directory)
+    return len(vocabulary)
+
+
+def build_tiny_model(
+    directory: Path, texts: Iterable[str], config: TinyModelConfig, seed: int
+) -> int:
+    """Write tokenizer and model to ``directory``; return the number of parameters."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    directory.mkdir(parents=True, exist_ok=True)
+    vocab_size = build_tokenizer(directory, texts, config.max_position)
+    model_config = Qwen3Config(
+        vocab_size=vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=4 * config.hidden_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        num_key_value_heads=config.num_heads // 2,
+        head_dim=config.hidden_size // config.num_heads,
+        max_position_embeddings=config.max_position,
+        tie_word_embeddings=config.tie_embeddings,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(model_config)
+    model.save_pretrained(directory)
+    return sum(parameter.numel() for parameter in model.parameters())

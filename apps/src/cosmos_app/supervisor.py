@@ -1,0 +1,185 @@
+"""Child processes of one run on one machine: started, watched, restarted with back-off, stopped.
+
+Every child has a session and a log file of its own and dies with the launcher. What happened to
+each is kept as a list of incidents for the report.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Outcome = Literal["restarted", "gave up", "finished"]
+_FIRST_BACKOFF_S = 0.5
+_LONGEST_BACKOFF_S = 30.0
+_LOG_TAIL_LINES = 15
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChildSpec:
+    """How to start one child.
+
+    Attributes:
+        name: replica name; also the name of its log file.
+        argv: command line.
+        environment: additions to this process's environment.
+        log: file that gets its standard output and error.
+        restarts: how often it is started again after it died unasked.
+    """
+
+    name: str
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+    log: Path
+    restarts: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Incident:
+    """One unexpected end of a child.
+
+    Attributes:
+        time_s: wall clock, seconds since the epoch.
+        name: which child.
+        pid: its process id.
+        how: "signal 9 (SIGKILL)" or "exit code 1".
+        outcome: what was done about it.
+    """
+
+    time_s: float
+    name: str
+    pid: int
+    how: str
+    outcome: Outcome
+
+
+class ChildFailedError(RuntimeError):
+    """Raised when a child died more often than it may be restarted; holds the tail of its log."""
+
+
+def describe_exit(returncode: int) -> str:
+    """Return how a process ended, in words."""
+    if returncode < 0:
+        return f"signal {-returncode} ({signal.Signals(-returncode).name})"
+    return f"exit code {returncode}"
+
+
+def log_tail(path: Path, lines: int = _LOG_TAIL_LINES) -> str:
+    """Return the last lines of a log file, or a note that there is none."""
+    if not path.exists():
+        return f"(no log at {path})"
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return "\n".join(text.splitlines()[-lines:])
+
+
+OnExit = Callable[[Incident], Awaitable[None]]
+
+
+class Supervisor:
+    """Runs children until they finish, are stopped, or one of them cannot be kept alive.
+
+    A child that exits with code 0 has finished and is not started again.
+    """
+
+    def __init__(self, on_incident: OnExit) -> None:
+        """Report each unexpected end to ``on_incident`` before anything is done about it."""
+        self.incidents: list[Incident] = []
+        self._on_incident = on_incident
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._stopping = False
+
+    def start(self, spec: ChildSpec) -> None:
+        """Start and watch a child; returns at once."""
+        self._tasks[spec.name] = asyncio.create_task(self._keep(spec), name=spec.name)
+
+    def pid(self, name: str) -> int | None:
+        """Return the process id of a running child."""
+        process = self._processes.get(name)
+        return process.pid if process and process.returncode is None else None
+
+    async def wait(self, names: Sequence[str]) -> None:
+        """Return when all of these children have finished.
+
+        Raises:
+            ChildFailedError: as soon as any child, named or not, cannot be kept alive.
+        """
+        waiting = {self._tasks[name] for name in names}
+        while waiting:
+            done, _ = await asyncio.wait(
+                self._tasks.values(), return_when=asyncio.FIRST_COMPLETED, timeout=1.0
+            )
+            for task in done:
+                task.result()
+            waiting -= done
+            self._tasks = {
+                name: task for name, task in self._tasks.items() if task not in done
+            } or self._tasks
+
+    async def stop(self, grace_s: float) -> None:
+        """End every child: SIGTERM, then SIGKILL to its whole session after ``grace_s``."""
+        self._stopping = True
+        running = [p for p in self._processes.values() if p.returncode is None]
+        for process in running:
+            _signal_session(process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + grace_s
+        for process in running:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), max(0.05, deadline - time.monotonic()))
+        for process in self._processes.values():
+            _signal_session(process.pid, signal.SIGKILL)
+        for process in running:
+            await process.wait()
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _keep(self, spec: ChildSpec) -> None:
+        backoff_s = _FIRST_BACKOFF_S
+        for restarts_left in range(spec.restarts, -1, -1):
+            process = await self._spawn(spec)
+            returncode = await process.wait()
+            _signal_session(process.pid, signal.SIGKILL)  # what it may have left behind
+            if returncode == 0 or self._stopping:
+                return
+            outcome: Outcome = "restarted" if restarts_left else "gave up"
+            incident = Incident(
+                time_s=time.time(),
+                name=spec.name,
+                pid=process.pid,
+                how=describe_exit(returncode),
+                outcome=outcome,
+            )
+            self.incidents.append(incident)
+            await self._on_incident(incident)
+            if not restarts_left:
+                raise ChildFailedError(
+                    f"{spec.name} died ({incident.how}) and has no restarts left; "
+                    f"the end of {spec.log}:\n{log_tail(spec.log)}"
+                )
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+
+    async def _spawn(self, spec: ChildSpec) -> asyncio.subprocess.Process:
+        spec.log.parent.mkdir(parents=True, exist_ok=True)
+        with spec.log.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *spec.argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **spec.environment},
+                start_new_session=True,
+            )
+        self._processes[spec.name] = process
+        return process
+
+
+def _signal_session(pid: int, signum: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signum)
