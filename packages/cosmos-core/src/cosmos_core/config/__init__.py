@@ -1,0 +1,19 @@
+"""Typed configuration: frozen dataclasses, read once from TOML, with overrides and good errors.
+
+A config class is a frozen, keyword-only, slotted dataclass; its docstring documents each field in
+an "Attributes:" section; ``__post_init__`` raises ValueError for values that do not go together.
+"""
+
+from cosmos_core.config.describe import FieldDoc, describe_config
+from cosmos_core.config.errors import ConfigError, ConfigProblem
+from cosmos_core.config.load import config_from_json, config_to_json, load_config
+
+__all__ = [
+    "ConfigError",
+    "ConfigProblem",
+    "FieldDoc",
+    "config_from_json",
+    "config_to_json",
+    "describe_config",
+    "load_config",
+]
