@@ -1,0 +1,54 @@
+"""Everything this package raises on purpose, in one small tree."""
+
+
+class ParallelError(Exception):
+    """Any error of this package."""
+
+
+class MeshError(ParallelError):
+    """Raised before anything starts: the degrees do not fit the ranks, or are not supported."""
+
+
+class ModelNotFoundError(ParallelError):
+    """Raised on loading: the directory is not a complete Hugging Face model."""
+
+
+class ModelMismatchError(ParallelError):
+    """Raised on loading: the weights in the directory are not those of its config."""
+
+
+class LossContractError(ParallelError):
+    """Raised in a step: what the loss returned is not a sum with its weight."""
+
+
+class NoBatchError(ParallelError):
+    """Raised in a step, on every rank: some rank has no batch and no filler to stand in."""
+
+
+class NonFiniteStepError(ParallelError):
+    """Raised when too many steps in a row had a loss or a gradient that is not finite."""
+
+
+class ReplicaLostError(ParallelError):
+    """Raised when a policy replica did not take part in a reduction before the deadline.
+
+    Attributes:
+        missing: names of the replicas that did not arrive; empty when all arrived and the
+            connection broke afterwards.
+    """
+
+    def __init__(self, message: str, missing: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+
+class CheckpointError(ParallelError):
+    """Raised when a checkpoint cannot be written, is missing, damaged or of another model."""
+
+
+class ExportError(ParallelError):
+    """Raised when a model cannot be written in Hugging Face form."""
+
+
+class SftDataError(ParallelError):
+    """Raised on reading SFT data: names the file, the line and the field."""

@@ -1,0 +1,296 @@
+"""The learner: one optimizer step from any loss that returns a sum and its weight.
+
+It knows no algorithm. Un-normalised sums are accumulated over micro-batches, ranks and replicas,
+and divided once by the global weight, so every layout takes the step that one process would take.
+
+    replica 0, rank 0:  b0 b1 b2 ─┐ sum of ∇total    (FSDP2: over ranks)
+    replica 0, rank 1:  b3 b4 (-) ┤ ───────────────► ┐ sum over replicas
+    replica 1, rank 0:  b5 ...    ┘ ───────────────► ┴─► ∇ / Σ weight ─► clip ─► update
+                         (-) a pass of weight 0: ranks must pass equally often
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from cosmos_parallel.errors import LossContractError, NoBatchError, NonFiniteStepError
+from cosmos_parallel.gradients import finish_gradients, gradient_norm, sum_over_replicas
+from cosmos_parallel.mesh import ParallelConfig, TrainingMesh, build_mesh
+from cosmos_parallel.optimizer import AdamWConfig, OptimizerConfig
+from cosmos_parallel.replicas import ReplicaGroup
+
+Batch = TypeVar("Batch")
+Outcome = Literal["updated", "no_weight", "non_finite"]
+
+
+class LossResult(Protocol):
+    """What the learner needs of a loss: sums over the batch, nothing divided.
+
+    The gradient must reach every trained parameter, also when no token of the batch is trainable
+    (a masked sum does; a constant does not). ``metrics`` has the same keys on every call.
+    """
+
+    @property
+    def total(self) -> Tensor:
+        """Scalar with gradient: the sum of the loss."""
+        ...
+
+    @property
+    def weight(self) -> Tensor:
+        """Scalar: what ``total`` is a sum of, such as the number of trained tokens."""
+        ...
+
+    @property
+    def metrics(self) -> Mapping[str, Tensor]:
+        """Scalar sums, added up over micro-batches, ranks and replicas."""
+        ...
+
+
+LossFunction = Callable[[nn.Module, Batch], LossResult]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearnerConfig:
+    """How gradients become updates.
+
+    Attributes:
+        optimizer: the update rule, with its learning-rate schedule.
+        max_grad_norm: global norm to which gradients are clipped; infinity never clips.
+        max_non_finite_steps: steps in a row that may be skipped because a loss or gradient was
+            not finite; one more is an error.
+    """
+
+    optimizer: OptimizerConfig = field(default_factory=AdamWConfig)
+    max_grad_norm: float = 1.0
+    max_non_finite_steps: int = 3
+
+    def __post_init__(self) -> None:
+        """Check the ranges.
+
+        Raises:
+            ValueError: if the norm is not positive or the count negative.
+        """
+        if not self.max_grad_norm > 0:
+            raise ValueError(f"max_grad_norm is {self.max_grad_norm}; it must be above 0")
+        if self.max_non_finite_steps < 0:
+            raise ValueError(
+                f"max_non_finite_steps is {self.max_non_finite_steps}; it must be 0 or more"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepReport:
+    """One step, the same on every rank of every replica except ``seconds``.
+
+    Attributes:
+        outcome: ``updated``; ``no_weight`` when nothing was trainable anywhere, or
+            ``non_finite``: in both the weights, optimizer and schedule are untouched.
+        loss: global ``total / weight``; 0 without weight.
+        weight: global weight.
+        grad_norm: global norm of the normalised gradient before clipping; 0 without weight.
+        lr: learning rate of this step.
+        metrics: global sums, as the loss returned them.
+        num_passes: forward and backward passes that each rank made.
+        seconds: wall clock of the step on this rank.
+    """
+
+    outcome: Outcome
+    loss: float
+    weight: float
+    grad_norm: float
+    lr: float
+    metrics: Mapping[str, float]
+    num_passes: int
+    seconds: float
+
+    def mean(self, name: str, *, over: str | None = None) -> float:
+        """Return metric ``name`` divided by metric ``over`` (the weight when ``None``), or 0."""
+        divisor = self.weight if over is None else self.metrics[over]
+        return self.metrics[name] / divisor if divisor else 0.0
+
+
+@dataclass(slots=True)
+class _Sums:
+    total: Tensor
+    weight: Tensor
+    metrics: dict[str, Tensor]
+
+    def add(self, result: LossResult) -> None:
+        self.total += result.total.detach().double()
+        self.weight += result.weight.detach().double()
+        for name, value in result.metrics.items():
+            self.touch(name)
+            self.metrics[name] += value.detach().double()
+
+    def touch(self, name: str) -> None:
+        if name not in self.metrics:
+            self.metrics[name] = torch.zeros_like(self.total)
+
+    def pack(self) -> Tensor:
+        return torch.stack([self.total, self.weight, *(v for _, v in sorted(self.metrics.items()))])
+
+
+class Learner:
+    """Trains one model on this rank; all ranks of all replicas call ``step`` together.
+
+    Attributes:
+        model: the module being trained; its parameters change in place.
+        optimizer: the torch optimizer over its trainable parameters.
+        num_updates: updates made so far; the position in the learning-rate schedule.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: LearnerConfig,
+        *,
+        mesh: TrainingMesh | None = None,
+        replica_group: ReplicaGroup | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Make the optimizer for ``model``, which the learner does not own.
+
+        Args:
+            model: plain, or sharded over ``mesh``.
+            config: how to update.
+            mesh: the ranks of this replica; ``None`` for this process by itself.
+            replica_group: the policy replicas; ``None`` for one.
+            clock: seconds, for the reports.
+        """
+        self.model = model
+        self.num_updates = 0
+        self.replica_group = replica_group
+        self._config = config
+        self._mesh = mesh or build_mesh(ParallelConfig())
+        self._clock = clock
+        self._num_non_finite = 0
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self.optimizer = config.optimizer.build(self._parameters)
+
+    def step(
+        self,
+        batches: Sequence[Batch],
+        loss: LossFunction[Batch],
+        *,
+        filler: Batch | None = None,
+    ) -> StepReport:
+        """Take one optimizer step on this rank's micro-batches.
+
+        Ranks may have different numbers of micro-batches, or none: those with fewer repeat
+        ``filler``, or else their last batch, with weight 0, as the collectives inside the model
+        must match.
+
+        Args:
+            batches: this rank's share, in order.
+            loss: called as ``loss(model, batch)`` once per pass.
+            filler: a batch of weight 0, for ranks that have none of their own.
+
+        Raises:
+            NoBatchError: on every rank, if one has neither batches nor a filler.
+            LossContractError: if the loss did not return scalar sums with a gradient.
+            NonFiniteStepError: if too many steps in a row were not finite.
+            ReplicaLostError: if another replica did not take part; nothing is updated.
+        """
+        started = self._clock()
+        spare = filler if filler is not None else (batches[-1] if batches else None)
+        num_passes = self._agree_on_passes(len(batches), has_spare=spare is not None)
+        self.optimizer.zero_grad(set_to_none=True)
+        sums = self._accumulate(batches, spare, num_passes, loss)
+        total, weight, metrics = self._reduce(sums)
+        lr = self._config.optimizer.lr * self._config.optimizer.schedule.factor(self.num_updates)
+        outcome, grad_norm = self._update(total, weight, lr)
+        self.optimizer.zero_grad(set_to_none=True)
+        return StepReport(
+            outcome=outcome,
+            loss=total / weight if weight else 0.0,
+            weight=weight,
+            grad_norm=grad_norm,
+            lr=lr,
+            metrics=metrics,
+            num_passes=num_passes,
+            seconds=self._clock() - started,
+        )
+
+    def _agree_on_passes(self, num_batches: int, *, has_spare: bool) -> int:
+        lacking = torch.tensor([num_batches, int(not has_spare)], device=self._mesh.process.device)
+        num_passes, some_rank_lacks = self._mesh.max_(lacking).tolist()
+        if num_passes == 0 and some_rank_lacks and self.replica_group is None:
+            return 0
+        if some_rank_lacks:
+            raise NoBatchError(
+                "a rank has no batch in this step and no filler; pass an empty batch of weight 0 "
+                "as filler, so that it can take part in the collectives of the others"
+            )
+        return max(num_passes, 1)
+
+    def _accumulate(
+        self,
+        batches: Sequence[Batch],
+        spare: Batch | None,
+        num_passes: int,
+        loss: LossFunction[Batch],
+    ) -> _Sums:
+        zero = torch.zeros((), dtype=torch.float64, device=self._mesh.process.device)
+        sums = _Sums(zero, zero.clone(), {})
+        for index in range(num_passes):
+            counts = index < len(batches)
+            batch = batches[index] if counts else spare
+            assert batch is not None
+            result = loss(self.model, batch)
+            _check_result(result)
+            if counts:
+                sums.add(result)
+                result.total.backward()
+            else:
+                for name in result.metrics:
+                    sums.touch(name)
+                (result.total * 0.0).backward()
+        return sums
+
+    def _reduce(self, sums: _Sums) -> tuple[float, float, dict[str, float]]:
+        packed = self._mesh.sum_(sums.pack())
+        if self.replica_group is not None:
+            self.replica_group.sum_([packed])
+        total, weight, *values = packed.tolist()
+        return total, weight, dict(zip(sorted(sums.metrics), values, strict=True))
+
+    def _update(self, total: float, weight: float, lr: float) -> tuple[Outcome, float]:
+        if weight == 0.0:
+            return "no_weight", 0.0
+        if self.replica_group is not None:
+            sum_over_replicas(self._parameters, self.replica_group)
+        norm = gradient_norm(self._parameters, self._mesh) / abs(weight)
+        if not (math.isfinite(norm) and math.isfinite(total)):
+            self._num_non_finite += 1
+            if self._num_non_finite > self._config.max_non_finite_steps:
+                raise NonFiniteStepError(
+                    f"{self._num_non_finite} steps in a row were not finite (now: loss sum "
+                    f"{total}, gradient norm {norm}); look at the batches, or lower the rate"
+                )
+            return "non_finite", norm
+        self._num_non_finite = 0
+        clip = min(1.0, self._config.max_grad_norm / (norm + 1e-6))
+        finish_gradients(self._parameters, factor=clip / weight)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.num_updates += 1
+        return "updated", norm
+
+
+def _check_result(result: LossResult) -> None:
+    for name in ("total", "weight"):
+        value = getattr(result, name)
+        if not isinstance(value, Tensor) or value.dim() != 0:
+            found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value)
+            raise LossContractError(f"the loss returned a {name} that is no scalar tensor: {found}")
+    if not result.total.requires_grad:
+        raise LossContractError(
+            "the loss returned a total without gradient; with nothing to train on it must still be "
+            "a masked sum over the model's outputs, or the ranks' collectives no longer match"
+        )

@@ -1,0 +1,140 @@
+"""Loading a Hugging Face causal language model for training, sharded with FSDP2."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+
+from cosmos_parallel.errors import ModelMismatchError, ModelNotFoundError
+from cosmos_parallel.mesh import TrainingMesh
+from cosmos_parallel.sharding import shard_module
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+DtypeName = Literal["float32", "bfloat16"]
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """How the weights are held and computed with.
+
+    Attributes:
+        dtype: type of the parameters, of their gradients' sum and of the optimizer's state.
+        compute_dtype: type of forward and backward; needs a process group when it differs.
+        activation_checkpointing: ``full`` recomputes each decoder layer in the backward pass.
+        attention: attention implementation of transformers.
+    """
+
+    dtype: DtypeName = "float32"
+    compute_dtype: DtypeName = "float32"
+    activation_checkpointing: Literal["none", "full"] = "none"
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+
+
+def check_model_directory(path: Path, *, needs_tokenizer: bool = False) -> None:
+    """Raise unless ``path`` holds a Hugging Face model with safetensors weights.
+
+    Raises:
+        ModelNotFoundError: naming every file that is missing and what to do about it.
+    """
+    if not path.is_dir():
+        found = "is a file" if path.exists() else "does not exist"
+        raise ModelNotFoundError(
+            f"model directory {path} {found}; give a directory in Hugging Face form, holding "
+            "config.json, *.safetensors and a tokenizer (a hub model: download it first)"
+        )
+    missing: list[str] = []
+    if not (path / "config.json").is_file():
+        missing.append("config.json")
+    if not any(path.glob("*.safetensors")):
+        missing.append("*.safetensors")
+    if needs_tokenizer and not any((path / name).is_file() for name in _TOKENIZER_FILES):
+        missing.append("a tokenizer (tokenizer.json)")
+    if missing:
+        hint = ""
+        if "*.safetensors" in missing and any(path.glob("*.bin")):
+            hint = "; its weights are pickled (*.bin): convert them with save_pretrained"
+        elif (path / "model_index.json").is_file():
+            hint = "; it holds a diffusers pipeline, which is not a language model"
+        raise ModelNotFoundError(
+            f"model directory {path} lacks {', '.join(missing)}{hint}; it must be in Hugging Face "
+            "form: config.json, *.safetensors and a tokenizer"
+        )
+
+
+def load_causal_lm(
+    path: Path, mesh: TrainingMesh, config: ModelConfig | None = None
+) -> "PreTrainedModel":
+    """Load any Hugging Face causal language model and shard it; every rank calls.
+
+    The result is the transformers model itself, in training mode, its parameters DTensors when
+    the mesh has a process group; names are those of the checkpoint in memory. Dropout is off:
+    log-probabilities must not depend on chance.
+
+    Raises:
+        ModelNotFoundError: if the directory is not a complete model.
+        ModelMismatchError: if its weights do not fit its config.
+    """
+    config = config or ModelConfig()
+    check_model_directory(path)
+    model = _read_model(path, config)
+    model.train()
+    if config.activation_checkpointing == "full":
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    compute_dtype = getattr(torch, config.compute_dtype)
+    shard_module(
+        model,
+        mesh,
+        blocks=decoder_layers(model),
+        compute_dtype=None if config.compute_dtype == config.dtype else compute_dtype,
+    )
+    return model
+
+
+def decoder_layers(model: nn.Module) -> Sequence[nn.Module]:
+    """Return the repeated blocks of a transformer: its longest ``nn.ModuleList``."""
+    lists = [part for part in model.modules() if isinstance(part, nn.ModuleList)]
+    return list(max(lists, key=len, default=[]))
+
+
+def _read_model(path: Path, config: ModelConfig) -> "PreTrainedModel":
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        model_config = AutoConfig.from_pretrained(path, local_files_only=True)
+        _turn_dropout_off(model_config)
+        # annotated: the stubs do not know of output_loading_info
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=model_config,
+            dtype=getattr(torch, config.dtype),
+            attn_implementation=config.attention,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelMismatchError(
+            f"model directory {path} cannot be loaded as a causal language model: {error}"
+        ) from error
+    model, loading = loaded
+    for problem in ("missing_keys", "mismatched_keys"):
+        names = sorted(str(name) for name in loading[problem])
+        if names:
+            raise ModelMismatchError(
+                f"model directory {path}: {problem.removesuffix('_keys')} weights: "
+                f"{', '.join(names[:5])}{' ...' if len(names) > 5 else ''}; its *.safetensors "
+                "are not of the model that config.json describes"
+            )
+    return model
+
+
+def _turn_dropout_off(config: "PretrainedConfig") -> None:
+    for name, value in vars(config).items():
+        if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
+            setattr(config, name, 0.0)

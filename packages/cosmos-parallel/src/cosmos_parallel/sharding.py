@@ -1,0 +1,56 @@
+"""FSDP2 over any module, with gradients that are sums and names that do not change."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from cosmos_parallel.errors import MeshError
+from cosmos_parallel.mesh import TrainingMesh
+
+
+def shard_module(
+    module: nn.Module,
+    mesh: TrainingMesh,
+    *,
+    blocks: Sequence[nn.Module],
+    compute_dtype: torch.dtype | None = None,
+) -> nn.Module:
+    """Shard the parameters of ``module`` over the mesh, in place; every rank calls.
+
+    Each block is gathered by itself while it computes; what is in no block is gathered with the
+    root. Gradients come out as the *sum* over all ranks of the replica: nothing is averaged, the
+    learner divides once. Parameter names stay as they were.
+
+    Args:
+        module: the whole model, the same on every rank.
+        mesh: where to shard; on a mesh without a process group only the device changes.
+        blocks: submodules of about equal size, in the order of the forward pass.
+        compute_dtype: parameters are cast to this for forward and backward; gradients are reduced
+            in float32. ``None`` computes in the parameters' own type.
+
+    Raises:
+        MeshError: if mixed precision is asked for without a process group.
+    """
+    if not mesh.is_distributed:
+        own = next(module.parameters()).dtype
+        if compute_dtype not in (None, own):
+            raise MeshError(
+                f"computing in {compute_dtype} over {own} parameters needs FSDP2, hence a process "
+                "group: call init_distributed(0, 1, ...) also for a single rank"
+            )
+        return module.to(mesh.process.device)
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+    policy = MixedPrecisionPolicy()
+    if compute_dtype is not None:
+        policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+    for block in blocks:
+        fully_shard(block, mesh=mesh.fsdp_mesh, mp_policy=policy)
+    fully_shard(module, mesh=mesh.fsdp_mesh, mp_policy=policy)
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.set_gradient_divide_factor(1.0)
+            # gloo cannot scale while it reduces, and with a factor of 1 nothing is lost
+            part.set_force_sum_reduction_for_comms(True)
+    return module

@@ -1,0 +1,32 @@
+"""What torchtitan needs to be told before it works without a GPU; nothing else adapts it.
+
+torchtitan takes the device type from the machine at import and keeps it in module variables. The
+process knows better (a CPU run on a GPU machine, or no GPU at all), so the variables are set here.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+if TYPE_CHECKING:
+    from torchtitan.distributed import ParallelDims
+
+DeviceType = Literal["cpu", "cuda"]
+
+
+def parallel_dims(device_type: DeviceType, *, world_size: int, **degrees: int) -> "ParallelDims":
+    """Return torchtitan's description of the mesh, set up for ``device_type``.
+
+    Args:
+        device_type: where this process computes.
+        world_size: number of ranks in the replica.
+        **degrees: ``dp_replicate``, ``dp_shard``, ``cp``, ``tp``, ``pp`` and ``ep``.
+    """
+    tools = importlib.import_module("torchtitan.tools.utils")
+    dims = importlib.import_module("torchtitan.distributed.parallel_dims")
+    device_module = torch.cpu if device_type == "cpu" else torch.cuda
+    vars(tools).update(device_type=device_type, device_module=device_module)
+    vars(dims).update(device_type=device_type)
+    # The backend seen working on CPU and gloo; parameters are DTensors on the sharded axes only.
+    return dims.ParallelDims(world_size=world_size, spmd_backend="partial_dtensor", **degrees)
