@@ -1,13 +1,31 @@
-"""Measurements: the record every process writes, and where records go."""
+"""Measurements: the record every process writes, and the sinks that records go to."""
 
+from cosmos_core.metrics.config import (
+    ConsoleSinkConfig,
+    JsonlSinkConfig,
+    MissingExtraError,
+    SinkConfig,
+    SinkContext,
+    TensorBoardSinkConfig,
+    WandbSinkConfig,
+    open_sinks,
+)
 from cosmos_core.metrics.jsonl import JsonlSink, MetricsFormatError, read_metrics
 from cosmos_core.metrics.record import FanOut, MetricRecord, MetricSink
 
 __all__ = [
+    "ConsoleSinkConfig",
     "FanOut",
     "JsonlSink",
+    "JsonlSinkConfig",
     "MetricRecord",
     "MetricSink",
     "MetricsFormatError",
+    "MissingExtraError",
+    "SinkConfig",
+    "SinkContext",
+    "TensorBoardSinkConfig",
+    "WandbSinkConfig",
+    "open_sinks",
     "read_metrics",
 ]

@@ -1,6 +1,7 @@
 """One measurement of one process, and what anything that takes them in looks like."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Protocol
 
 import msgspec
@@ -46,12 +47,7 @@ class FanOut:
             sink.write(record)
 
     def close(self) -> None:
-        """Close every sink, also when one of them fails to; the failures are then raised."""
-        failures = list[Exception]()
-        for sink in self._sinks:
-            try:
-                sink.close()
-            except OSError as error:
-                failures.append(error)
-        if failures:
-            raise ExceptionGroup("metric sinks that could not be closed", failures)
+        """Close every sink, the last one first, also when one of them fails to."""
+        with ExitStack() as stack:
+            for sink in self._sinks:
+                stack.callback(sink.close)

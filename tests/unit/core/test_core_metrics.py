@@ -1,0 +1,294 @@
+"""Metric records and the sinks: what is written is what every reader finds."""
+
+import importlib.util
+import io
+import json
+import math
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from cosmos_core.metrics import (
+    ConsoleSinkConfig,
+    FanOut,
+    JsonlSink,
+    JsonlSinkConfig,
+    MetricRecord,
+    MetricsFormatError,
+    MissingExtraError,
+    SinkContext,
+    TensorBoardSinkConfig,
+    WandbSinkConfig,
+    open_sinks,
+    read_metrics,
+)
+from cosmos_core.metrics.console import ConsoleSink, format_figure
+from cosmos_core.rundir import RunDirectory
+
+
+def controller(step: int, time_s: float = 0.0, **values: float) -> MetricRecord:
+    return MetricRecord(time_s, "controller", "controller", step, values)
+
+
+def rollout(number: int, **values: float) -> MetricRecord:
+    return MetricRecord(0.0, "rollout", f"rollout-{number}", 0, values)
+
+
+@pytest.fixture
+def context(tmp_path: Path):
+    with RunDirectory.create(tmp_path / "run", config_json="{}", now_s=0.0) as run:
+        console = Console(file=io.StringIO(), width=100)
+        yield SinkContext(run=run, num_steps=4, console=console, config={"seed": 3})
+
+
+def text_of(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+# JSON lines
+
+
+def test_lines_read_back_equal_numbers_that_json_cannot_say_included(tmp_path: Path):
+    records = [
+        controller(0, 1.5, loss=-0.25, count=3),
+        rollout(1, high=math.inf, low=-math.inf),
+        MetricRecord(1e9 + 0.125, "policy", "policy-0", 7, {}),
+    ]
+    sink = JsonlSink(tmp_path / "metrics.jsonl")
+    for record in [*records, rollout(2, broken=math.nan)]:
+        sink.write(record)
+    *same, broken = read_metrics(tmp_path / "metrics.jsonl")  # visible before close
+    sink.close()
+    sink.close()
+    assert same == records
+    assert math.isnan(broken.values["broken"])
+
+
+def test_every_line_is_json_by_the_standard(tmp_path: Path):
+    sink = JsonlSink(tmp_path / "metrics.jsonl")
+    sink.write(rollout(1, broken=math.nan))
+    sink.close()
+
+    def refuse(constant: str) -> float:
+        raise AssertionError(f"{constant} is not JSON")
+
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line, parse_constant=refuse)["values"] == {"broken": "NaN"}
+
+
+def test_a_torn_last_line_is_passed_over_and_cut_off_before_more_is_written(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonlSink(path)
+    sink.write(controller(0))
+    sink.write(controller(1))
+    sink.close()
+    path.write_bytes(path.read_bytes()[:-9])  # the process was killed inside a write
+    assert read_metrics(path) == [controller(0)]
+    sink = JsonlSink(path)
+    sink.write(controller(2))
+    sink.close()
+    assert read_metrics(path) == [controller(0), controller(2)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{}", "not json", "[]", '{"time_s":0,"role":"p","replica":"p","step":0,"values":{"x":"y"}}'],
+)
+def test_a_damaged_line_inside_the_file_is_named(tmp_path: Path, line: str):
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonlSink(path)
+    sink.write(controller(0))
+    sink.close()
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(MetricsFormatError, match=r"metrics\.jsonl:2: not a metric record"):
+        read_metrics(path)
+
+
+# Console
+
+
+def test_without_a_terminal_each_step_is_one_plain_line(context: SinkContext):
+    sink = ConsoleSinkConfig().build(context)
+    sink.write(rollout(0, idle_share=0.02))
+    sink.write(rollout(1, idle_share=0.06))
+    sink.write(controller(0, 10.0, reward=0.25, staleness=1.5))
+    sink.write(controller(1, 40.0, reward=0.5, staleness=1.0))
+    sink.write(controller(1, 41.0, reward=0.5))  # a second record of a step is no second step
+    sink.write(controller(3, 100.0))
+    sink.close()
+    assert text_of(context.console).splitlines() == [
+        "step 1/4  reward 0.25  staleness 1.5  rollout idle 4%",
+        "step 2/4  reward 0.5  staleness 1  rollout idle 4%  1:00 left",
+        "step 4/4  reward 0.5  staleness 1  rollout idle 4%",
+    ]
+
+
+def test_lines_may_be_fewer_but_the_last_step_is_always_told(context: SinkContext):
+    sink = ConsoleSinkConfig(every=3, show=()).build(context)
+    for step in range(4):
+        sink.write(controller(step, 5.0 * step))
+    assert text_of(context.console).splitlines() == ["step 3/4  0:05 left", "step 4/4"]
+
+
+def test_on_a_terminal_a_bar_moves_and_other_text_stays_above_it():
+    console = Console(file=io.StringIO(), width=100, force_terminal=True)
+    sink = ConsoleSink(console, num_steps=4, show=("controller/reward",), every=1)
+    sink.write(controller(0, 10.0, reward=0.25))
+    console.print("a rollout replica joined")
+    sink.write(controller(1, 3610.0, reward=0.5))
+    sink.close()
+    sink.close()
+    drawn = text_of(console)
+    assert "a rollout replica joined" in drawn
+    last = drawn[drawn.rindex("step ") :]
+    assert "2/4" in last
+    assert "50%  2:00:00 left" in last
+    assert "reward 0.5" in last
+    assert "━" in last
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "text"),
+    [
+        ("policy/idle_share", {"a": 0.1, "b": 0.2}, "policy idle 15%"),
+        ("rollout/stall_s", {"a": 0.0123}, "rollout stall 0.0123 s"),
+        ("controller/reward/exact", {"a": 1 / 3}, "reward exact 0.333"),
+        ("policy/loss", {"a": -1e-5}, "loss -1e-05"),
+    ],
+)
+def test_figures_carry_their_units(name: str, values: dict[str, float], text: str):
+    assert format_figure(name, values) == text
+
+
+# TensorBoard, W&B
+
+
+def test_tensorboard_finds_every_point_at_its_step_and_time(context: SinkContext):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sink = TensorBoardSinkConfig().build(context)
+    sink.write(MetricRecord(100.0, "policy", "policy-0", 0, {"loss": 0.5, "grad_norm": 2.0}))
+    sink.write(MetricRecord(101.0, "policy", "policy-0", 1, {"loss": 0.25}))
+    sink.write(MetricRecord(102.0, "policy", "policy-1", 1, {"loss": 8.0}))
+    sink.close()
+    sink.close()
+    found = {}
+    for replica in ("policy-0", "policy-1"):
+        events = EventAccumulator(str(context.run.path / "tensorboard" / replica))
+        events.Reload()
+        for tag in events.Tags()["scalars"]:
+            points = [(point.wall_time, point.step, point.value) for point in events.Scalars(tag)]
+            found[replica, tag] = points
+    assert found == {
+        ("policy-0", "policy/loss"): [(100.0, 0, 0.5), (101.0, 1, 0.25)],
+        ("policy-0", "policy/grad_norm"): [(100.0, 0, 2.0)],
+        ("policy-1", "policy/loss"): [(102.0, 1, 8.0)],
+    }
+
+
+def wandb_history(path: Path) -> list[dict[str, float]]:
+    """Read the history out of a ``.wandb`` file: a LevelDB log of protobuf records.
+
+    A header of 7 bytes, then blocks of 32 KiB of (checksum u32, length u16, kind u8, data); the few
+    records of this test lie whole in the first block.
+    """
+    from wandb.proto import wandb_internal_pb2
+
+    data, position, history = path.read_bytes(), 7, list[dict[str, float]]()
+    while position + 7 <= len(data):
+        _, length, kind = struct.unpack_from("<IHB", data, position)
+        position += 7
+        assert kind == 1, "a record in pieces"
+        record = wandb_internal_pb2.Record.FromString(data[position : position + length])
+        position += length
+        if record.WhichOneof("record_type") == "history":
+            items = record.history.item
+            history.append(
+                {
+                    item.key or "/".join(item.nested_key): json.loads(item.value_json)
+                    for item in items
+                }
+            )
+    return history
+
+
+def test_wandb_keeps_the_run_offline_in_the_run_directory(context: SinkContext):
+    pytest.importorskip("wandb")
+    sink = WandbSinkConfig().build(context)
+    sink.write(MetricRecord(100.0, "policy", "policy-0", 3, {"loss": 0.5}))
+    sink.write(MetricRecord(101.0, "rollout", "rollout-0", 1, {"idle_share": 0.125}))
+    sink.close()
+    sink.close()
+    (file,) = (context.run.path / "wandb").glob("offline-run-*/*.wandb")
+    ours = [
+        {name: value for name, value in row.items() if not name.startswith("_")}
+        for row in wandb_history(file)
+    ]
+    assert ours == [
+        {"policy-0/step": 3, "policy-0/loss": 0.5},
+        {"rollout-0/step": 1, "rollout-0/idle_share": 0.125},
+    ]
+
+
+_WITHOUT = """
+import sys
+sys.modules[sys.argv[1]] = None  # what an import meets on a machine without the extra
+from cosmos_core.metrics import MissingExtraError, TensorBoardSinkConfig, WandbSinkConfig
+config = {"wandb": WandbSinkConfig, "tensorboard": TensorBoardSinkConfig}[sys.argv[1]]()
+try:
+    config.build(None)
+except MissingExtraError as error:
+    sys.stdout.write(str(error))
+"""
+
+
+@pytest.mark.parametrize("module", ["wandb", "tensorboard"])
+def test_a_missing_extra_says_what_to_install(module: str, child_environment: dict[str, str]):
+    command = [sys.executable, "-c", _WITHOUT, module]
+    done = subprocess.run(
+        command, env=child_environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == f'the {module} sink needs an extra: pip install "cosmos-core[{module}]"'
+
+
+# All together
+
+
+def test_all_sinks_open_together_and_each_gets_every_record(context: SinkContext):
+    configs = [ConsoleSinkConfig(), JsonlSinkConfig()]
+    if importlib.util.find_spec("tensorboard"):
+        configs.append(TensorBoardSinkConfig())
+    sinks = open_sinks(configs, context)
+    sinks.write(controller(0, reward=1.0))
+    sinks.close()
+    assert text_of(context.console) == "step 1/4  reward 1\n"
+    assert read_metrics(context.run.metrics) == [controller(0, reward=1.0)]
+
+
+class _Sink:
+    """Remembers whether it was closed; fails to close if told so."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.closed = False
+        self._fails = fails
+
+    def write(self, record: MetricRecord) -> None:
+        raise AssertionError("nothing is written here")
+
+    def close(self) -> None:
+        self.closed = True
+        if self._fails:
+            raise OSError("disk full")
+
+
+def test_a_sink_that_fails_to_close_does_not_keep_the_others_open():
+    sinks = [_Sink(), _Sink(fails=True), _Sink()]
+    with pytest.raises(OSError, match="disk full"):
+        FanOut(sinks).close()
+    assert [sink.closed for sink in sinks] == [True, True, True]
