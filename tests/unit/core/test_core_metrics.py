@@ -19,7 +19,6 @@ from cosmos_core.metrics import (
     JsonlSinkConfig,
     MetricRecord,
     MetricsFormatError,
-    MissingExtraError,
     SinkContext,
     TensorBoardSinkConfig,
     WandbSinkConfig,
