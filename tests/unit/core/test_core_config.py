@@ -18,6 +18,7 @@ from cosmos_core.config import (
     describe_config,
     load_config,
 )
+from cosmos_core.config.schema import in_words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,13 +227,16 @@ def test_overrides_leave_the_given_tables_alone():
             'trainer.dtype needs one of "float32", "bfloat16", found "bf16"; '
             'did you mean "bfloat16"?',
         ),
-        ({"trainer": {"betas": [0.9]}}, "trainer.betas needs a list of 2 (a number)"),
+        (
+            {"trainer": {"betas": [0.9]}},
+            "trainer.betas needs a list of 2 numbers, found a list of 1",
+        ),
         ({"trainer": {"betas": [0.9, "x"]}}, 'trainer.betas.1 needs a number, found "x"'),
         ({"stops": [1, 2.5]}, "stops.1 needs a whole number, found 2.5"),
-        ({"stops": 3}, "stops needs a list (a whole number each), found 3"),
+        ({"stops": 3}, "stops needs a list of whole numbers, found 3"),
         ({"trainer": 3}, "trainer needs a table, found 3"),
         ({"trainer": {"lr": {"x": 1}}}, "trainer.lr needs a number, found a table"),
-        ({"sinks": {"kind": "console"}}, "sinks needs a list (a table each), found a table"),
+        ({"sinks": {"kind": "console"}}, "sinks needs a list of tables, found a table"),
         ({"sinks": [{"every": 1}]}, 'missing key sinks.0.kind; one of "console", "file"'),
         ({"engine": {"kind": "vlm"}}, 'engine.kind is "vlm", which is no known kind; did you mean'),
         ({"engine": {"kind": 3}}, 'is no known kind; one of "vllm", "scripted"'),
@@ -270,7 +274,7 @@ def test_a_wrong_override_is_named(override: str, message: str):
 
 def test_an_element_beyond_the_list_of_the_file_is_refused():
     message = complaint("sinks.3.kind=file", sinks=[{"kind": "console"}])
-    assert "sinks.3.kind: there are 1 elements, counted from 0" in message
+    assert "sinks.3.kind: the list has 1 elements, counted from 0" in message
 
 
 def test_a_missing_key_says_what_it_is_for():
@@ -369,6 +373,24 @@ def test_every_key_is_described_with_type_default_and_meaning():
     assert docs["trainer.betas"].default == "[0.9, 0.95]"
     assert docs["trainer.clip"].type == "a number or none"
     assert docs["rewards.NAME.answer"].default == '""'
+
+
+@pytest.mark.parametrize(
+    ("annotation", "words"),
+    [
+        (tuple[int, ...], "a list of whole numbers"),
+        (list[Path], "a list of paths"),
+        (tuple[float, float], "a list of 2 numbers"),
+        (tuple[str, float], "a list of 2 (a string, a number)"),
+        (tuple[Literal["a", "b"], ...], 'a list of values, each one of "a", "b"'),
+        (int | Literal["auto"] | None, 'a whole number or "auto" or none'),
+        (Annotated[int, Field(ge=1)], "a whole number"),
+        (Mapping[str, int], "a table"),
+        (Console | File | None, "a table or none"),
+    ],
+)
+def test_types_are_said_in_words(annotation: Any, words: str):
+    assert in_words(annotation) == words
 
 
 def test_keys_of_one_kind_say_so():

@@ -39,12 +39,13 @@ class RunInUseError(RunDirectoryError):
     """Raised when another live process holds the directory.
 
     Attributes:
-        pid: that process.
+        pid: that process; 0 if it has not said yet.
     """
 
     def __init__(self, path: Path, pid: int) -> None:
         super().__init__(
-            f"{path} is in use by process {pid}: stop that run first, or choose another directory"
+            f"{path} is in use by {f'process {pid}' if pid else 'another process'}: "
+            "stop that run first, or choose another directory"
         )
         self.pid = pid
 
@@ -219,7 +220,7 @@ def _take_lock(path: Path) -> IO[str]:
         file.seek(0)
         holder = file.read().strip()
         file.close()
-        raise RunInUseError(path, int(holder or 0)) from error
+        raise RunInUseError(path, int(holder) if holder.isdecimal() else 0) from error
     file.truncate(0)
     file.write(f"{os.getpid()}\n")
     file.flush()

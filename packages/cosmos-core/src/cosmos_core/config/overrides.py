@@ -70,7 +70,7 @@ def _put(container: Any, path: tuple[str, ...], value: OverrideValue) -> None:
     slots: Any = container.elements if isinstance(container, ListPatch) else container
     if isinstance(slots, list) and index >= len(slots):
         if index > len(slots):
-            raise IndexError(f"there are {len(slots)} elements, counted from 0")
+            raise IndexError(f"the list has {len(slots)} elements, counted from 0")
         slots.append(None)
     rest = path[1:]
     if not rest:

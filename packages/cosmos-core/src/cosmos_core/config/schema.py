@@ -23,6 +23,15 @@ _WORDS: dict[object, str] = {
     Any: "any value",
     object: "any value",
 }
+_PLURALS = {
+    "true or false": "truth values",
+    "a whole number": "whole numbers",
+    "a number": "numbers",
+    "a string": "strings",
+    "a path": "paths",
+    "a table": "tables",
+    "any value": "values",
+}
 _SEQUENCES = (tuple, list, Sequence)
 _MAPPINGS = (dict, Mapping)
 
@@ -101,16 +110,22 @@ def in_words(annotation: Any) -> str:
         values = [in_toml(value) for value in get_args(part)]
         return values[0] if len(values) == 1 else f"one of {', '.join(values)}"
     if get_origin(part) in _SEQUENCES:
-        inner = [in_words(inner) for inner in get_args(part) if inner is not ...]
-        joined = ", ".join(dict.fromkeys(inner))
-        return (
-            f"a list ({joined} each)"
-            if ... in get_args(part) or len(inner) == 1
-            else (f"a list of {len(inner)} ({joined})")
-        )
+        return _list_in_words(get_origin(part) is tuple, get_args(part))
     if get_origin(part) in _MAPPINGS or dataclasses.is_dataclass(part):
         return "a table"
     return str(getattr(part, "__name__", part))
+
+
+def _list_in_words(is_tuple: bool, inner: tuple[Any, ...]) -> str:
+    """``a list of numbers``, ``a list of 2 numbers``, ``a list of 2 (a string, a number)``."""
+    kinds_of_element = list(dict.fromkeys(in_words(part) for part in inner if part is not ...))
+    count = f"{len(inner)} " if is_tuple and ... not in inner else ""
+    if len(kinds_of_element) > 1:
+        return f"a list of {count}({', '.join(kinds_of_element)})"
+    (element,) = kinds_of_element
+    if element in _PLURALS:
+        return f"a list of {count}{_PLURALS[element]}"
+    return f"a list of {count}values, each {element}"
 
 
 def in_toml(value: object) -> str:
