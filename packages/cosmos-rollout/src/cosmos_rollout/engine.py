@@ -1,0 +1,267 @@
+"""What a rollout engine is: token ids in, sampled tokens with their log-probs and versions out.
+
+The protocols here are all that the rest of the package knows of vLLM, transformers or a script,
+and all that engines know of where new weights come from.
+"""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from cosmos_core.trajectory import FinishReason, VersionSpan
+from cosmos_rollout.errors import EmptyPromptError, PromptTooLongError, TokenRangeError
+
+if TYPE_CHECKING:
+    import torch
+
+KvPolicy = Literal["keep", "recompute"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """How to sample the tokens of one response.
+
+    Attributes:
+        temperature: divides the logits; 0 takes the likeliest token.
+        top_p: keep the likeliest tokens whose probabilities sum to at least this.
+        max_new_tokens: the response ends here with reason "length", or earlier where the model's
+            context ends.
+        seed: with the prompt and the weights it determines the response.
+        stop_token_ids: the response ends with the first of these, which is part of it.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_new_tokens: int = 256
+    seed: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0.0:
+            raise ValueError(f"temperature has to be 0 or more, found {self.temperature}")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p has to be in (0, 1], found {self.top_p}")
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens has to be 1 or more, found {self.max_new_tokens}")
+
+    def with_seed(self, seed: int) -> "Sampling":
+        """Return the same sampling with another seed."""
+        return replace(self, seed=seed)
+
+    def greedy(self) -> "Sampling":
+        """Return the same sampling with the likeliest token taken each time."""
+        return replace(self, temperature=0.0, top_p=1.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerationRequest:
+    """One response to be sampled. ``request_id`` is unique among the requests in flight."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: Sampling
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class GeneratedSample:
+    """One sampled response of n tokens.
+
+    Attributes:
+        request_id: the request it answers.
+        token_ids: int32[n], the stop token included.
+        logprobs: float32[n], log-probability of each token under the distribution it was drawn
+            from: temperature and top-p applied. For a greedy request, under the plain softmax.
+        versions: run-length coded weight version of each token; lengths sum to n.
+        finish_reason: "stop" for a stop token, "length" for the token or context limit.
+    """
+
+    request_id: str
+    token_ids: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32]
+    versions: tuple[VersionSpan, ...]
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadReport:
+    """A weight version that is now in use.
+
+    ``transfer_s`` is how long it took to fetch, while generation went on; ``stall_s`` how long
+    generation stood still to put it in place.
+    """
+
+    version: int
+    transfer_s: float
+    stall_s: float
+
+
+class RolloutEngine(Protocol):
+    """An engine that samples many responses at once; used from one asyncio loop.
+
+    Life cycle::
+
+        running ──pause()──► paused ──resume()──► running ──aclose()──► closed
+           └── load_version(): fetch, stop at a token boundary, swap, go on ──┘
+
+    A request in flight lives through pauses and loads: its tokens carry the version that sampled
+    each of them.
+    """
+
+    @property
+    def weight_version(self) -> int:
+        """The version that samples the next token."""
+        ...
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens, prompt and response together, that a request can have."""
+        ...
+
+    @property
+    def num_running(self) -> int:
+        """Requests in flight."""
+        ...
+
+    @property
+    def num_tokens_generated(self) -> int:
+        """Tokens sampled since the start; it grows while anything is in flight."""
+        ...
+
+    def generate(
+        self, requests: Sequence[GenerationRequest]
+    ) -> AsyncGenerator[GeneratedSample, None]:
+        """Yield the samples as they finish, in any order; closing the generator aborts the rest.
+
+        Raises:
+            PromptError: before anything is generated, if one of the requests cannot be served.
+            EngineDeadError: if the engine died; whatever was in flight is lost.
+            EngineClosedError: after `aclose`.
+        """
+        ...
+
+    async def pause(self) -> None:
+        """Stop at the next token boundary; once this returns no token is sampled. Idempotent."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on with the requests in flight. Idempotent."""
+        ...
+
+    async def load_version(self, version: int, endpoints: Sequence[str]) -> LoadReport:
+        """Fetch ``version`` or a newer one while generating, then swap at a token boundary.
+
+        Raises:
+            EnginePausedError: if the engine was paused by its user.
+            WeightLoadError: if the weights could not be had; the ones before stay.
+            EngineDeadError: if the engine died.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """End the engine and its processes within a deadline. Idempotent."""
+        ...
+
+
+class StagedWeights(Protocol):
+    """Named full tensors of one version, in checkpoint names, complete and verified."""
+
+    @property
+    def version(self) -> int:
+        """The version they are of."""
+        ...
+
+    @property
+    def tensors(self) -> Mapping[str, "torch.Tensor"]:
+        """Tensor of each checkpoint name."""
+        ...
+
+
+class WeightSource(Protocol):
+    """Where an engine in this process gets new weights."""
+
+    def stage(self, version: int, endpoints: Sequence[str]) -> StagedWeights:
+        """Fetch ``version`` or a newer one; blocking, called from a worker thread.
+
+        Raises:
+            Exception: anything; it becomes a `WeightLoadError`.
+        """
+        ...
+
+
+class LoadTimes(Protocol):
+    """What a `WeightClient` reports of a load; times in seconds, as in `LoadReport`."""
+
+    @property
+    def version(self) -> int:
+        """The version now in use."""
+        ...
+
+    @property
+    def transfer_s(self) -> float:
+        """Seconds of fetching, generation going on."""
+        ...
+
+    @property
+    def stall_s(self) -> float:
+        """Seconds that generation stood still."""
+        ...
+
+
+class WeightClient(Protocol):
+    """Moves weights into the worker processes of an engine such as vLLM, and swaps them there."""
+
+    async def connect(self, endpoints: Sequence[str]) -> None:
+        """Use these endpoints from now on; called when they change."""
+        ...
+
+    async def load(self, version: int) -> LoadTimes:
+        """Fetch, pause at a token boundary, swap, resume.
+
+        Raises:
+            Exception: anything; it becomes a `WeightLoadError`.
+        """
+        ...
+
+
+def check_request(
+    request: GenerationRequest, *, context_length: int, vocabulary_size: int
+) -> GenerationRequest:
+    """Return the request with ``max_new_tokens`` cut to what the context leaves.
+
+    Raises:
+        EmptyPromptError: if there is no prompt token.
+        PromptTooLongError: if the prompt leaves no room for a new token.
+        TokenRangeError: if a prompt token is outside the vocabulary.
+    """
+    prompt = request.prompt_token_ids
+    if not prompt:
+        raise EmptyPromptError(f"request {request.request_id}: the prompt has no tokens")
+    room = context_length - len(prompt)
+    if room < 1:
+        raise PromptTooLongError(
+            f"request {request.request_id}: the prompt has {len(prompt)} tokens, "
+            f"a context of {context_length} leaves room for {context_length - 1} at most"
+        )
+    if min(prompt) < 0 or max(prompt) >= vocabulary_size:
+        bad = next(token for token in prompt if not 0 <= token < vocabulary_size)
+        raise TokenRangeError(
+            f"request {request.request_id}: prompt token {bad} is outside the vocabulary "
+            f"0..{vocabulary_size - 1}"
+        )
+    if request.sampling.max_new_tokens <= room:
+        return request
+    return replace(request, sampling=replace(request.sampling, max_new_tokens=room))
+
+
+def merge_versions(versions: Sequence[int]) -> tuple[VersionSpan, ...]:
+    """Run-length code the version of each token: ``[4, 4, 5]`` is ``(4, 2), (5, 1)``."""
+    spans: list[VersionSpan] = []
+    for version in versions:
+        if spans and spans[-1].version == version:
+            spans[-1] = VersionSpan(version, spans[-1].length + 1)
+        else:
+            spans.append(VersionSpan(version, 1))
+    return tuple(spans)

@@ -1,0 +1,29 @@
+"""What the one who starts an engine hands to it, beside its settings."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cosmos_rollout.engine import KvPolicy, WeightClient, WeightSource
+
+# The first argument is vLLM's AsyncLLM, which this module must not import.
+WeightClientFactory = Callable[[Any, KvPolicy], WeightClient]
+"""``factory(async_llm, kv)``: ``kv`` says whether a swap keeps the KV cache or recomputes it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineSetup:
+    """What an engine's `build` needs to know.
+
+    Attributes:
+        model_path: Hugging Face directory of the weights to begin with.
+        version: weight version they are.
+        weight_client: makes the client that moves weights into vLLM's workers.
+        weight_source: gives weights to an engine of this process.
+    """
+
+    model_path: Path
+    version: int = 0
+    weight_client: WeightClientFactory | None = None
+    weight_source: WeightSource | None = None

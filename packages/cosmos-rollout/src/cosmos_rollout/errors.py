@@ -1,0 +1,53 @@
+"""The error tree of cosmos_rollout: every class says when it is raised."""
+
+
+class RolloutError(Exception):
+    """Parent of every error that cosmos_rollout raises by contract."""
+
+
+class PromptError(RolloutError):
+    """Parent of what is wrong with one request; the engine goes on serving the others."""
+
+
+class EmptyPromptError(PromptError):
+    """Raised for a request without prompt tokens."""
+
+
+class PromptTooLongError(PromptError):
+    """Raised for a prompt that leaves no room for one new token in the model's context."""
+
+
+class TokenRangeError(PromptError):
+    """Raised for a prompt token that the model's vocabulary does not have."""
+
+
+class EngineError(RolloutError):
+    """Parent of what goes wrong with an engine as a whole."""
+
+
+class EngineStartError(EngineError):
+    """Raised when an engine cannot be started with the model and settings it was given."""
+
+
+class EngineDeadError(EngineError):
+    """Raised to every request in flight, and to later ones, when the engine's process is gone."""
+
+
+class EngineClosedError(EngineError):
+    """Raised when an engine is used after `aclose`."""
+
+
+class EnginePausedError(EngineError):
+    """Raised by `load_version` on an engine that its user has paused: resume it first."""
+
+
+class WeightLoadError(EngineError):
+    """Raised when new weights could not be loaded; the engine still has the ones before."""
+
+
+class RewardError(RolloutError):
+    """Raised for a reward that cannot be used at all: unknown function, wrong signature."""
+
+
+class PromptDataError(RolloutError):
+    """Raised for prompt data that cannot be read; names the file, the line and the field."""

@@ -1,0 +1,420 @@
+"""One suite for every rollout engine: what `RolloutEngine` promises, with the numbers checked.
+
+Version v is served with the weights of seed v % 2, so that two sets of weights are enough to tell
+which version sampled a token. What the log-probs have to be comes from a `Reference` that knows
+nothing of engines: the whole sequence through transformers, without sampling and without queues.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+torch = pytest.importorskip("torch")
+
+from safetensors.torch import load_file  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoModelForCausalLM,
+    DynamicCache,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from cosmos_core.trajectory import VersionSpan  # noqa: E402
+from cosmos_rollout import (  # noqa: E402
+    EmptyPromptError,
+    EngineClosedError,
+    EnginePausedError,
+    EngineSetup,
+    GeneratedSample,
+    GenerationRequest,
+    InProcessEngine,
+    PromptTooLongError,
+    RolloutEngine,
+    Sampling,
+    ScriptDecoder,
+    TokenRangeError,
+    TransformersConfig,
+    VersionSource,
+    WeightLoadError,
+)
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CONTEXT = 256
+VOCABULARY = 64
+PROMPT = (5, 9, 33, 12, 7)
+
+
+# ------------------------------------------------------------------------------- references
+class ModelReference:
+    """Log-probs of a response whose tokens were sampled under several weight versions."""
+
+    def __init__(self, paths: Sequence[Path], kv: str) -> None:
+        self._models = [
+            AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval() for path in paths
+        ]
+        self._kv = kv
+
+    @torch.no_grad()
+    def table(self, prompt, token_ids, spans, temperature):
+        """[n, V] log-probs; under "keep" each version goes on with the older keys and values."""
+        ids = torch.tensor([[*prompt, *token_ids.tolist()]])
+        cache, rows, done, position = DynamicCache(), [], 0, len(prompt)
+        for version, length in spans:
+            model = self._models[version % 2]
+            last = position + length - 1  # token i was sampled from the output at position i - 1
+            if self._kv == "recompute":
+                rows.append(model(ids[:, :last]).logits[0, position - 1 :])
+            else:
+                rows.append(model(ids[:, done:last], past_key_values=cache).logits[0, -length:])
+                done = last
+            position += length
+        return torch.log_softmax(torch.cat(rows) / (temperature or 1.0), dim=-1).numpy()
+
+    def logprobs(self, prompt, token_ids, spans, temperature):
+        table = self.table(prompt, token_ids, spans, temperature)
+        return table[np.arange(len(token_ids)), token_ids], table.argmax(axis=-1)
+
+
+class ScriptReference:
+    """Log-probs that a script gives."""
+
+    def logprobs(self, prompt, token_ids, spans, temperature):
+        versions = [span.version for span in spans for _ in range(span.length)]
+        request = ask("reference", prompt, temperature=temperature)
+        pairs = [script(request, i, version) for i, version in enumerate(versions)]
+        return np.array([p[1] for p in pairs]), np.array([p[0] for p in pairs])
+
+
+def script(request: GenerationRequest, position: int, version: int) -> tuple[int, float]:
+    """Greedy: a walk that depends on prompt, position and version; sampled: on the seed too."""
+    seed = request.sampling.seed if request.sampling.temperature else 0
+    token = sum(request.prompt_token_ids) + 7 * position + 31 * seed + version % 2
+    return token % VOCABULARY, -0.5 - 0.25 * (version % 2)
+
+
+# ------------------------------------------------------------------------------- subjects
+@dataclass
+class Subject:
+    engine: RolloutEngine
+    reference: ModelReference | ScriptReference
+    has_model: bool
+
+
+@dataclass
+class Staged:
+    version: int
+    tensors: dict
+
+
+class DirectorySource:
+    """A weight source over two directories."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+
+    def stage(self, version: int, endpoints: Sequence[str]) -> Staged:
+        if "nowhere" in endpoints:
+            raise ConnectionError("nobody listens at nowhere")
+        return Staged(version, load_file(self._paths[version % 2] / "model.safetensors"))
+
+
+class ReachableVersions(VersionSource):
+    """The source of the scripted engine, with an endpoint that is down."""
+
+    def stage(self, version: int, endpoints: Sequence[str]):
+        if "nowhere" in endpoints:
+            raise ConnectionError("nobody listens at nowhere")
+        return super().stage(version, endpoints)
+
+
+async def scripted(paths: Sequence[Path], kv: str) -> Subject:
+    decoder = ScriptDecoder(
+        script, context_length=CONTEXT, vocabulary_size=VOCABULARY, step_s=0.001
+    )
+    return Subject(InProcessEngine(decoder, source=ReachableVersions()), ScriptReference(), False)
+
+
+async def transformers(paths: Sequence[Path], kv: str) -> Subject:
+    setup = EngineSetup(model_path=paths[0], weight_source=DirectorySource(paths))
+    engine = await TransformersConfig(kv=kv, context_length=CONTEXT).build(setup)
+    return Subject(engine, ModelReference(paths, kv), True)
+
+
+SUBJECTS: dict[str, tuple[Callable, str]] = {
+    "scripted": (scripted, "keep"),
+    "transformers-keep": (transformers, "keep"),
+    "transformers-recompute": (transformers, "recompute"),
+}
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> list[Path]:
+    """Two tiny Qwen3 models; large initial weights, so that they disagree about every token."""
+    directory, paths = tmp_path_factory.mktemp("models"), []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        config = Qwen3Config(
+            vocab_size=VOCABULARY,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,
+            max_position_embeddings=CONTEXT,
+            tie_word_embeddings=False,
+            initializer_range=0.2,
+        )
+        paths.append(directory / f"seed{seed}")
+        Qwen3ForCausalLM(config).save_pretrained(paths[-1])
+    return paths
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=list(SUBJECTS))
+async def subject(request, weights) -> AsyncIterator[Subject]:
+    torch.set_num_threads(1)
+    start, kv = SUBJECTS[request.param]
+    subject = await start(weights, kv)
+    try:
+        yield subject
+    finally:
+        await subject.engine.aclose()
+
+
+def ask(name: str, prompt: Sequence[int] = PROMPT, **sampling) -> GenerationRequest:
+    return GenerationRequest(
+        request_id=name, prompt_token_ids=tuple(prompt), sampling=Sampling(**sampling)
+    )
+
+
+async def collect(engine: RolloutEngine, *requests: GenerationRequest):
+    return {sample.request_id: sample async for sample in engine.generate(requests)}
+
+
+async def one(engine: RolloutEngine, request: GenerationRequest) -> GeneratedSample:
+    return (await collect(engine, request))[request.request_id]
+
+
+async def tokens_flow(engine: RolloutEngine, count: int) -> None:
+    """Wait until ``count`` more tokens were sampled."""
+    goal = engine.num_tokens_generated + count
+    await until(lambda: engine.num_tokens_generated >= goal)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - the engine has no event for it
+            await asyncio.sleep(0.001)
+
+
+# ------------------------------------------------------------------------------- the contract
+async def test_every_request_gets_its_own_answer_in_whatever_order(subject):
+    requests = [
+        ask(f"r{i}", (i + 1, 3, 5), temperature=0.0, max_new_tokens=4 * i + 4) for i in range(6)
+    ]
+    together = await collect(subject.engine, *requests)
+    lengths = {name: len(sample.token_ids) for name, sample in together.items()}
+    assert lengths == {f"r{i}": 4 * i + 4 for i in range(6)}
+    for request in requests:
+        alone = await one(subject.engine, request)
+        assert alone.token_ids.tolist() == together[request.request_id].token_ids.tolist()
+
+
+async def test_a_short_answer_does_not_wait_for_a_long_one(subject):
+    long = ask("long", temperature=0.0, max_new_tokens=200)
+    short = ask("short", temperature=0.0, max_new_tokens=2)
+    order = [sample.request_id async for sample in subject.engine.generate([long, short])]
+    assert order == ["short", "long"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 0.7])
+async def test_logprobs_are_those_of_the_distribution_sampled_from(subject, temperature):
+    request = ask("r", temperature=temperature, max_new_tokens=40, seed=3)
+    sample = await one(subject.engine, request)
+    assert sample.versions == (VersionSpan(subject.engine.weight_version, 40),)
+    assert (sample.token_ids.dtype, sample.logprobs.dtype) == (np.int32, np.float32)
+    if temperature and not subject.has_model:
+        return
+    expected, likeliest = subject.reference.logprobs(
+        PROMPT, sample.token_ids, sample.versions, temperature
+    )
+    np.testing.assert_allclose(sample.logprobs, expected, atol=1e-3)
+    if temperature == 0.0:
+        assert sample.token_ids.tolist() == likeliest.tolist()
+
+
+async def test_top_p_samples_and_scores_the_kept_tokens_only(subject):
+    if not subject.has_model:
+        return  # a script has no distribution to cut
+    requests = [ask(f"r{i}", top_p=0.5, max_new_tokens=1, seed=i) for i in range(40)]
+    samples = await collect(subject.engine, *requests)
+    spans = (VersionSpan(subject.engine.weight_version, 1),)
+    row = subject.reference.table(PROMPT, np.array([0]), spans, 1.0)[0]
+    order = np.argsort(-row)
+    kept = order[: int(np.searchsorted(np.cumsum(np.exp(row[order])), 0.5)) + 1]
+    mass = np.log(np.exp(row[kept]).sum())
+    tokens = {int(sample.token_ids[0]) for sample in samples.values()}
+    assert tokens <= set(kept.tolist())
+    assert len(tokens) > 1
+    for sample in samples.values():
+        expected = row[int(sample.token_ids[0])] - mass
+        assert sample.logprobs[0] == pytest.approx(expected, abs=1e-3)
+
+
+async def test_the_seed_decides_the_sample_whoever_else_is_there(subject):
+    first = await one(subject.engine, ask("a", seed=11, max_new_tokens=24))
+    crowd = [ask(f"c{i}", seed=100 + i, max_new_tokens=24) for i in range(5)]
+    crowd.insert(3, ask("b", seed=11, max_new_tokens=24))
+    again = await collect(subject.engine, *crowd)
+    other = await one(subject.engine, ask("d", seed=12, max_new_tokens=24))
+    assert again["b"].token_ids.tolist() == first.token_ids.tolist()
+    assert other.token_ids.tolist() != first.token_ids.tolist()
+
+
+async def test_a_stop_token_ends_the_answer_and_belongs_to_it(subject):
+    free = await one(subject.engine, ask("free", temperature=0.0, max_new_tokens=30))
+    stop = int(free.token_ids[7])
+    first = free.token_ids.tolist().index(stop)
+    request = ask("s", temperature=0.0, max_new_tokens=30, stop_token_ids=(stop,))
+    stopped = await one(subject.engine, request)
+    assert (stopped.finish_reason, free.finish_reason) == ("stop", "length")
+    assert stopped.token_ids.tolist() == free.token_ids[: first + 1].tolist()
+
+
+async def test_the_context_limits_the_answer(subject):
+    assert subject.engine.context_length == CONTEXT
+    prompt = tuple(i % VOCABULARY for i in range(CONTEXT - 3))
+    sample = await one(subject.engine, ask("r", prompt, max_new_tokens=50))
+    assert (len(sample.token_ids), sample.finish_reason) == (3, "length")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error", "words"),
+    [
+        ((), EmptyPromptError, "bad: the prompt has no tokens"),
+        ((1,) * CONTEXT, PromptTooLongError, "256 tokens.*room for 255"),
+        ((1, VOCABULARY), TokenRangeError, r"token 64 .*0\.\.63"),
+    ],
+)
+async def test_a_bad_prompt_is_a_typed_error_and_starts_nothing(subject, prompt, error, words):
+    with pytest.raises(error, match=words):
+        await collect(subject.engine, ask("good"), ask("bad", prompt))
+    assert subject.engine.num_running == 0
+    assert len((await one(subject.engine, ask("next", max_new_tokens=2))).token_ids) == 2
+
+
+async def test_a_pause_freezes_at_a_token_boundary_and_costs_nothing(subject):
+    engine = subject.engine
+    request = ask("r", temperature=0.0, max_new_tokens=120)
+    unpaused = await one(engine, request)
+    task = asyncio.create_task(one(engine, request))
+    await tokens_flow(engine, 10)
+    await engine.pause()
+    await engine.pause()
+    frozen = engine.num_tokens_generated
+    late = asyncio.create_task(one(engine, ask("late", max_new_tokens=3)))
+    await asyncio.sleep(0.15)
+    assert engine.num_tokens_generated == frozen
+    assert not task.done()
+    assert not late.done()
+    await engine.resume()
+    await engine.resume()
+    assert (await task).token_ids.tolist() == unpaused.token_ids.tolist()
+    assert len((await late).token_ids) == 3
+
+
+async def test_a_weight_change_in_mid_response_is_recorded_to_the_token(subject):
+    engine = subject.engine
+    old = engine.weight_version
+    requests = [ask(f"r{i}", (i + 1, 3, 5), temperature=0.0, max_new_tokens=200) for i in range(4)]
+    task = asyncio.create_task(collect(engine, *requests))
+    await tokens_flow(engine, 80)
+    report = await engine.load_version(old + 1, ["here"])
+    samples = await task
+    assert report.version == engine.weight_version == old + 1
+    assert report.stall_s >= 0.0
+    assert report.transfer_s >= 0.0
+    for request in requests:
+        sample, prompt = samples[request.request_id], request.prompt_token_ids
+        assert [span.version for span in sample.versions] == [old, old + 1]
+        assert sum(span.length for span in sample.versions) == 200
+        tokens = sample.token_ids
+        expected, likeliest = subject.reference.logprobs(prompt, tokens, sample.versions, 0.0)
+        np.testing.assert_allclose(sample.logprobs, expected, atol=1e-3)
+        assert tokens.tolist() == likeliest.tolist()
+        spans = (VersionSpan(old, 200),)
+        unswitched, _ = subject.reference.logprobs(prompt, tokens, spans, 0.0)
+        assert np.abs(sample.logprobs - unswitched).max() > 0.1  # the two weights do differ
+
+
+async def test_a_new_request_after_a_weight_change_never_sees_old_keys_and_values(subject):
+    engine = subject.engine
+    prompt = tuple(range(60, 0, -1)) * 2  # longer than a block of any prefix cache here
+    await one(engine, ask("before", prompt, temperature=0.0, max_new_tokens=8))
+    await engine.load_version(engine.weight_version + 1, ["here"])
+    sample = await one(engine, ask("after", prompt, temperature=0.0, max_new_tokens=40))
+    assert sample.versions == (VersionSpan(engine.weight_version, 40),)
+    expected, likeliest = subject.reference.logprobs(prompt, sample.token_ids, sample.versions, 0.0)
+    np.testing.assert_allclose(sample.logprobs, expected, atol=1e-3)
+    assert sample.token_ids.tolist() == likeliest.tolist()
+
+
+async def test_weights_that_cannot_be_had_leave_the_old_ones_in_use(subject):
+    engine = subject.engine
+    request = ask("r", temperature=0.0, max_new_tokens=20)
+    before, version = await one(engine, request), engine.weight_version
+    with pytest.raises(WeightLoadError, match="nobody listens at nowhere"):
+        await engine.load_version(version + 1, ["nowhere"])
+    assert engine.weight_version == version
+    assert (await one(engine, request)).token_ids.tolist() == before.token_ids.tolist()
+
+
+async def test_loading_into_a_paused_engine_is_refused(subject):
+    await subject.engine.pause()
+    try:
+        with pytest.raises(EnginePausedError, match="resume"):
+            await subject.engine.load_version(subject.engine.weight_version + 1, ["here"])
+    finally:
+        await subject.engine.resume()
+
+
+async def test_closing_the_iterator_aborts_what_is_left_and_nothing_else(subject):
+    engine = subject.engine
+    kept = asyncio.create_task(one(engine, ask("kept", temperature=0.0, max_new_tokens=60)))
+    samples = engine.generate([ask("short", max_new_tokens=2), ask("long", max_new_tokens=240)])
+    first = await anext(samples)
+    await samples.aclose()
+    assert first.request_id == "short"
+    assert len((await kept).token_ids) == 60
+    assert engine.num_running == 0
+    again = await one(engine, ask("long", max_new_tokens=3))  # its name is free again
+    assert len(again.token_ids) == 3
+
+
+async def test_a_cancelled_task_aborts_its_requests(subject):
+    engine = subject.engine
+    task = asyncio.create_task(one(engine, ask("r", max_new_tokens=240)))
+    await tokens_flow(engine, 5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(lambda: engine.num_running == 0)
+
+
+async def test_a_closed_engine_fails_what_is_in_flight_and_what_comes_later(subject):
+    """Last in this file: it closes the engine that the others share."""
+    engine = subject.engine
+    task = asyncio.create_task(one(engine, ask("r", max_new_tokens=240)))
+    await tokens_flow(engine, 5)
+    await engine.aclose()
+    await engine.aclose()
+    with pytest.raises(EngineClosedError):
+        await task
+    with pytest.raises(EngineClosedError):
+        await one(engine, ask("late"))
