@@ -35,4 +35,11 @@ class TransformersConfig:
         """
         from cosmos_rollout.engines.transformers_engine import start_transformers_engine
 
-        return await start_transformers_engine(self, setup)
+        return await start_transformers_engine(
+            setup,
+            dtype=self.dtype,
+            device=self.device,
+            kv=self.kv,
+            context_length=self.context_length,
+            max_running=self.max_running,
+        )

@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from cosmos_rollout.engine import GenerationRequest, KvPolicy, Sampling, StagedWeights
 from cosmos_rollout.engines.in_process import DecodedToken, InProcessEngine
 from cosmos_rollout.engines.setup import EngineSetup
-from cosmos_rollout.engines.transformers_config import TransformersConfig
 from cosmos_rollout.errors import EngineStartError, WeightLoadError
 
 
@@ -179,25 +178,27 @@ def _match(
 
 
 async def start_transformers_engine(
-    config: TransformersConfig, setup: EngineSetup
+    setup: EngineSetup,
+    *,
+    dtype: str,
+    device: str,
+    kv: KvPolicy,
+    context_length: int,
+    max_running: int,
 ) -> InProcessEngine:
-    """Load the model in a thread and put an engine over it.
+    """Load the model in a thread and put an engine over it; arguments as in `TransformersConfig`.
 
     Raises:
         EngineStartError: if there is no such model.
     """
-    dtype = getattr(torch, config.dtype)
     try:
         model = await asyncio.to_thread(
-            AutoModelForCausalLM.from_pretrained, setup.model_path, dtype=dtype
+            AutoModelForCausalLM.from_pretrained, setup.model_path, dtype=getattr(torch, dtype)
         )
     except (OSError, ValueError) as error:
         raise EngineStartError(f"cannot load the model {setup.model_path}: {error}") from error
-    torch.nn.Module.to(model, config.device)
-    decoder = ModelDecoder(model.eval(), kv=config.kv, context_length=config.context_length)
+    torch.nn.Module.to(model, device)
+    decoder = ModelDecoder(model.eval(), kv=kv, context_length=context_length)
     return InProcessEngine(
-        decoder,
-        version=setup.version,
-        source=setup.weight_source,
-        max_running=config.max_running,
+        decoder, version=setup.version, source=setup.weight_source, max_running=max_running
     )
