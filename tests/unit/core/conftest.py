@@ -4,6 +4,11 @@ import os
 import sys
 
 import pytest
+from hypothesis import settings
+
+# The machine may be busy: an example that takes long is no failure.
+settings.register_profile("core", deadline=None)
+settings.load_profile("core")
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from cosmos_core.config import (
     ConfigError,
+    ConfigProblem,
     config_from_json,
     config_to_json,
     describe_config,
@@ -398,3 +399,39 @@ def test_keys_of_one_kind_say_so():
     assert [(field.when, field.default) for field in docs] == [('engine.kind = "vllm"', "64")]
     elements = {field.path: field.when for field in describe_config(Recipe) if "N." in field.path}
     assert elements["sinks.N.every"] == 'sinks.N.kind = "console"'
+
+
+_keys = st.sampled_from([
+    "model", "trainer", "engine", "sinks", "rewards", "judge", "stops", "kind", "lr", "betas",
+    "max_len", "extra", "0", "1", "", "none", "x y",
+])  # fmt: skip
+_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.sampled_from(["vllm", "scripted", "file", "bfloat16", "1", "none"])
+    | st.dates()
+    | st.builds(object),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_keys, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    st.dictionaries(_keys, _values, max_size=4),
+    st.lists(
+        st.builds(
+            lambda path, value: f"{'.'.join(path)}={value}",
+            st.lists(_keys, min_size=1, max_size=3),
+            st.text("[]{}=\"'.,0123 truenoae\n-_", max_size=8),
+        ),
+        max_size=2,
+    ),
+)
+def test_whatever_is_given_the_answer_is_a_config_or_a_config_error(tables, overrides):
+    try:
+        outcome: object = load_config(Recipe, tables, overrides)
+    except ConfigError as error:
+        outcome = error.problems[0]
+    assert isinstance(outcome, (Recipe, ConfigProblem))
