@@ -1,0 +1,149 @@
+"""How the pieces of one edge travel: cut and packed into messages, the same on both sides.
+
+A piece of at least `DIRECT_BYTES` travels in messages of its own, straight from and into place
+where the memory is contiguous; smaller ones share a bucket. Both sides derive the messages from
+the plan, so nothing but the bytes is sent.
+"""
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cosmos_weightsync.boxes import Box
+from cosmos_weightsync.errors import LayoutError
+from cosmos_weightsync.planning import Piece
+
+__all__ = [
+    "Chunk",
+    "HeldBoxes",
+    "Message",
+    "add_checksums",
+    "flat_bytes",
+    "message_view",
+    "pack",
+    "piece_checksum",
+    "schedule",
+    "unpack",
+    "version_digest",
+]
+
+DIRECT_BYTES = 256 << 10
+_ALIGNMENT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A part of piece number ``piece`` of the edge, at ``offset`` in its message."""
+
+    piece: int
+    name: str
+    box: Box
+    offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What one send carries. ``num_bytes`` counts the padding between chunks."""
+
+    chunks: tuple[Chunk, ...]
+    num_bytes: int
+
+
+def schedule(pieces: Sequence[Piece], bucket_bytes: int) -> Iterator[Message]:
+    """Cut and pack the pieces of one edge, in order, into messages of at most ``bucket_bytes``."""
+    waiting: list[Chunk] = []
+    filled = 0
+    for index, piece in enumerate(pieces):
+        item_bytes = piece.num_bytes // piece.box.numel
+        for box in piece.box.split(max(1, bucket_bytes // item_bytes)):
+            num_bytes = box.numel * item_bytes
+            if num_bytes >= min(DIRECT_BYTES, bucket_bytes):
+                yield Message((Chunk(index, piece.name, box, 0, num_bytes),), num_bytes)
+                continue
+            start = -(-filled // _ALIGNMENT) * _ALIGNMENT
+            if start + num_bytes > bucket_bytes and waiting:
+                yield Message(tuple(waiting), filled)
+                waiting, start = [], 0
+            waiting.append(Chunk(index, piece.name, box, start, num_bytes))
+            filled = start + num_bytes
+    if waiting:
+        yield Message(tuple(waiting), filled)
+
+
+class HeldBoxes:
+    """Tensors by name and box, from which any box inside one of them can be viewed."""
+
+    def __init__(self, held: Iterable[tuple[str, Box, Tensor]]) -> None:
+        self._held: dict[str, list[tuple[Box, Tensor]]] = {}
+        for name, box, tensor in held:
+            self._held.setdefault(name, []).append((box, tensor))
+
+    def view(self, name: str, box: Box) -> Tensor:
+        """The memory of this box.
+
+        Raises:
+            LayoutError: it lies inside none of the tensors.
+        """
+        for origin, tensor in self._held.get(name, ()):
+            if origin.contains(box):
+                return tensor[box.relative_to(origin)]
+        raise LayoutError(f"{name}: {box} is not held here")
+
+
+def flat_bytes(tensor: Tensor) -> Tensor:
+    """The bytes of a contiguous tensor as a 1-dimensional uint8 view of the same memory."""
+    return tensor.view(-1).view(torch.uint8)
+
+
+def message_view(message: Message, held: HeldBoxes, device: torch.device) -> Tensor | None:
+    """The memory of a message that needs no packing, or ``None``."""
+    if len(message.chunks) != 1:
+        return None
+    view = held.view(message.chunks[0].name, message.chunks[0].box)
+    return flat_bytes(view) if view.is_contiguous() and view.device == device else None
+
+
+def pack(message: Message, held: HeldBoxes, bucket: Tensor) -> Tensor:
+    """Copy the chunks into the bucket; returns the part of the bucket that is the message."""
+    for chunk, part in _parts(message, bucket):
+        view = held.view(chunk.name, chunk.box)
+        part.view(view.dtype).view(view.shape).copy_(view)
+    return bucket[: message.num_bytes]
+
+
+def unpack(message: Message, held: HeldBoxes, bucket: Tensor) -> None:
+    """Copy the chunks out of the bucket to where they belong."""
+    for chunk, part in _parts(message, bucket):
+        view = held.view(chunk.name, chunk.box)
+        view.copy_(part.view(view.dtype).view(view.shape))
+
+
+def _parts(message: Message, bucket: Tensor) -> Iterator[tuple[Chunk, Tensor]]:
+    for chunk in message.chunks:
+        yield chunk, bucket[chunk.offset : chunk.offset + chunk.num_bytes]
+
+
+def add_checksums(message: Message, content: Tensor, sums: dict[int, int]) -> None:
+    """Carry on the running checksum of every piece that has a chunk in this message."""
+    for chunk, part in _parts(message, content):
+        sums[chunk.piece] = _checksum(part, sums.get(chunk.piece, 0))
+
+
+def _checksum(content: Tensor, start: int = 0) -> int:
+    """CRC-32 of a 1-dimensional uint8 tensor, carrying on from ``start``."""
+    return zlib.crc32(content.cpu().numpy().data, start)
+
+
+def piece_checksum(held: HeldBoxes, piece: Piece) -> int:
+    """CRC-32 of a piece as it lies in memory now, in row-major order."""
+    return _checksum(flat_bytes(held.view(piece.name, piece.box).contiguous()))
+
+
+def version_digest(sums: Mapping[tuple[int, int], int]) -> str:
+    """One digest over the checksums of all pieces, by (sender, piece)."""
+    text = ";".join(f"{sender},{piece},{value}" for (sender, piece), value in sorted(sums.items()))
+    return f"{zlib.crc32(text.encode()):08x}"

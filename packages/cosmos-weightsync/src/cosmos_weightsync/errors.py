@@ -1,0 +1,69 @@
+"""The errors of weight synchronisation: one tree, each class saying when it is raised."""
+
+__all__ = [
+    "ConfigurationError",
+    "DeadlineError",
+    "DigestError",
+    "LayoutError",
+    "PeerLostError",
+    "PlanError",
+    "ProtocolError",
+    "TransferError",
+    "TransportUnavailableError",
+    "UncoveredRegionError",
+    "UnknownTensorError",
+    "VersionError",
+    "WeightSyncError",
+]
+
+
+class WeightSyncError(Exception):
+    """Any failure of this library; the weights in use before it are still in use after it."""
+
+
+class ConfigurationError(WeightSyncError):
+    """A sender or receiver was asked for something that cannot work; raised on construction."""
+
+
+class LayoutError(WeightSyncError):
+    """A description of shards contradicts itself or the tensors it describes."""
+
+
+class PlanError(WeightSyncError):
+    """No transfer plan exists between these two layouts."""
+
+
+class UnknownTensorError(PlanError):
+    """A receiver asks for a tensor that no sender has, or that has another global shape."""
+
+
+class UncoveredRegionError(PlanError):
+    """A receiver asks for a region of a tensor of which the senders offer only a part."""
+
+
+class TransferError(WeightSyncError):
+    """A version could not be moved; nothing of it is in use."""
+
+
+class TransportUnavailableError(TransferError):
+    """This machine, platform or pair of processes cannot use the transport asked for."""
+
+
+class PeerLostError(TransferError):
+    """The other side closed its end or died."""
+
+
+class DeadlineError(TransferError):
+    """The other side did not answer in time."""
+
+
+class ProtocolError(TransferError):
+    """The other side speaks another protocol, refused the token, or sent nonsense."""
+
+
+class DigestError(TransferError):
+    """Bytes arrived that are not the bytes that were sent."""
+
+
+class VersionError(WeightSyncError):
+    """A version is used out of order: published twice, or committed without being staged."""

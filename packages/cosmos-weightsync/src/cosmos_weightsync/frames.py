@@ -1,0 +1,153 @@
+"""The control connection: JSON values with a length in front, over one TCP socket.
+
+No pickle and no code ever crosses it. A frame is 4 bytes of big-endian length and then UTF-8
+JSON; it is always an object with a ``kind``.
+"""
+
+import contextlib
+import json
+import socket
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.errors import (
+    ConfigurationError,
+    DeadlineError,
+    PeerLostError,
+    ProtocolError,
+    TransferError,
+)
+
+__all__ = ["ControlConnection", "connect_control", "parse_endpoint", "recv_exactly"]
+
+MAX_FRAME_BYTES = 1 << 28
+"""A layout of 100,000 tensors takes a few MB; anything near this is not ours."""
+
+_LENGTH = struct.Struct("!I")
+
+
+class ControlConnection:
+    """One end of a control connection. Used by one thread at a time, except `close`.
+
+    Args:
+        connection: A connected stream socket; owned from now on.
+        peer: Who is at the other end, for error messages.
+    """
+
+    def __init__(self, connection: socket.socket, peer: str) -> None:
+        self._socket = connection
+        self.peer = peer
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    def send(self, kind: str, content: Mapping[str, Any], deadline: Deadline) -> None:
+        """Send one frame.
+
+        Raises:
+            PeerLostError: the peer is gone.
+            DeadlineError: it does not take the frame in time.
+        """
+        body = json.dumps({"kind": kind, **content}).encode()
+        left = deadline.remaining(f"{self.peer} to take {kind!r}")
+        try:
+            self._socket.settimeout(left)
+            self._socket.sendall(_LENGTH.pack(len(body)) + body)
+        except TimeoutError as error:
+            raise DeadlineError(f"{self.peer} did not take {kind!r} in time") from error
+        except OSError as error:
+            raise PeerLostError(f"{self.peer} is gone: {error}") from error
+
+    def receive(self, deadline: Deadline, *, expect: str | None = None) -> dict[str, Any]:
+        """Take the next frame.
+
+        Args:
+            deadline: When to give up.
+            expect: The only kind that is right here; any when omitted.
+
+        Raises:
+            PeerLostError: the peer closed the connection.
+            DeadlineError: nothing came in time.
+            ProtocolError: what came is no frame, or of another kind.
+            TransferError: the peer reports an error of its own.
+        """
+        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size, expect, deadline))
+        if length > MAX_FRAME_BYTES:
+            raise ProtocolError(f"{self.peer} announces a frame of {length} bytes")
+        try:
+            frame = json.loads(self._exactly(length, expect, deadline))
+            kind = frame["kind"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise ProtocolError(f"{self.peer} sent something that is not a frame") from error
+        if kind == "error":
+            raise TransferError(f"{self.peer} says: {frame.get('message', 'no reason given')}")
+        if expect is not None and kind != expect:
+            raise ProtocolError(f"{self.peer} sent {kind!r} where {expect!r} was due")
+        return frame
+
+    def close(self) -> None:
+        """Close; a thread that waits on this end wakes with `PeerLostError`. May be repeated."""
+        with contextlib.suppress(OSError):  # Not connected any more is what is asked for.
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _exactly(self, size: int, expect: str | None, deadline: Deadline) -> bytes:
+        buffer = bytearray(size)
+        recv_exactly(self._socket, memoryview(buffer), deadline, f"{self.peer} ({expect})")
+        return bytes(buffer)
+
+
+def recv_exactly(
+    connection: socket.socket, view: memoryview, deadline: Deadline, peer: str
+) -> None:
+    """Fill ``view`` from a stream socket.
+
+    Raises:
+        PeerLostError: the stream ended first.
+        DeadlineError: it took too long.
+    """
+    filled = 0
+    while filled < len(view):
+        left = deadline.remaining(peer)
+        try:
+            connection.settimeout(left)
+            count = connection.recv_into(view[filled:])
+        except TimeoutError as error:
+            raise DeadlineError(f"nothing from {peer} in time") from error
+        except OSError as error:
+            raise PeerLostError(f"{peer} is gone: {error}") from error
+        if count == 0:
+            raise PeerLostError(f"{peer} closed the connection")
+        filled += count
+
+
+def parse_endpoint(endpoint: str) -> tuple[str, int]:
+    """Split ``host:port``; an IPv6 host stands in brackets.
+
+    Raises:
+        ConfigurationError: it is not of that form.
+    """
+    host, separator, port = endpoint.rpartition(":")
+    if not separator or not port.isdecimal() or not host:
+        raise ConfigurationError(f"endpoint {endpoint!r} is not of the form host:port")
+    return host.strip("[]"), int(port)
+
+
+def connect_control(endpoint: str, deadline: Deadline) -> ControlConnection:
+    """Connect to a sender's endpoint.
+
+    Raises:
+        PeerLostError: nobody listens there.
+        DeadlineError: the host does not answer.
+    """
+    peer = f"sender at {endpoint}"
+    try:
+        connection = socket.create_connection(
+            parse_endpoint(endpoint), timeout=deadline.remaining(peer)
+        )
+    except TimeoutError as error:
+        raise DeadlineError(f"{peer} does not answer") from error
+    except OSError as error:
+        raise PeerLostError(f"{peer} cannot be reached: {error}") from error
+    return ControlConnection(connection, peer)

@@ -1,0 +1,1 @@
+"""Adapters to inference engines; nothing outside this package knows any engine."""

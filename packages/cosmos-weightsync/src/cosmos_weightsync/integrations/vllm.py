@@ -1,0 +1,244 @@
+"""For users of vLLM: backend ``"cosmos"`` of its weight-transfer interface, and a client for it.
+
+```python
+engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=path, **engine_arguments()))
+client = VLLMWeightClient(engine)
+await client.connect(endpoints)          # of every sender rank; again after a trainer restart
+times = await client.load(7)             # generation stalls for the commit, not for the transfer
+```
+A load runs as follows; requests in flight go on under the new weights:
+
+```
+stage (background thread of each worker, engine generates) ─► pause at a token boundary
+─► start_weight_update ─► update_weights (commit) ─► finish_weight_update(version) ─► resume
+```
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from cosmos_weightsync.errors import (
+    ConfigurationError,
+    DeadlineError,
+    TransferError,
+    VersionError,
+    WeightSyncError,
+)
+
+__all__ = [
+    "BACKEND",
+    "EngineBrokenError",
+    "LoadTimes",
+    "VLLMWeightClient",
+    "WorkerExtension",
+    "engine_arguments",
+    "register",
+]
+
+BACKEND = "cosmos"
+
+
+class EngineBrokenError(WeightSyncError):
+    """A commit failed half-way inside the engine; it stays paused and must be restarted."""
+
+
+def register() -> None:
+    """Make ``WeightTransferConfig(backend="cosmos")`` known to vLLM. May be repeated.
+
+    vLLM calls this by itself in each of its processes, through the entry point group
+    ``vllm.general_plugins``.
+    """
+    from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+
+    if BACKEND not in WeightTransferEngineFactory._registry:  # pyright: ignore[reportPrivateUsage]
+        WeightTransferEngineFactory.register_engine(
+            BACKEND, "cosmos_weightsync.integrations.vllm_engine", "CosmosWeightTransferEngine"
+        )
+
+
+def engine_arguments() -> dict[str, Any]:
+    """The arguments of ``AsyncEngineArgs`` (or ``LLM``) that switch weight transfer on."""
+    from vllm.config.weight_transfer import WeightTransferConfig
+
+    register()
+    return {
+        "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
+        "worker_extension_cls": f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
+    }
+
+
+class WorkerExtension:
+    """Methods that vLLM mixes into its worker, so that staging runs while it generates.
+
+    vLLM's own calls return nothing to the client and belong to a paused engine; these two do not
+    touch the model and return at once.
+    """
+
+    weight_transfer_engine: Any  # vLLM's worker has it; its type differs between versions.
+
+    def cosmos_stage(self, version: int, timeout_s: float) -> None:
+        """Begin to stage ``version`` or a newer one in the background."""
+        self.weight_transfer_engine.begin_stage(version, timeout_s)
+
+    def cosmos_staged(self) -> dict[str, Any]:
+        """How the staging goes: ``state`` is idle, running, staged or failed."""
+        return self.weight_transfer_engine.stage_state()
+
+
+class AsyncEngine(Protocol):
+    """What `VLLMWeightClient` uses of vLLM's ``AsyncLLM``."""
+
+    async def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = ...,  # noqa: ASYNC109 - vLLM's signature
+        args: tuple[Any, ...] = ...,
+    ) -> list[Any]: ...
+    async def pause_generation(self, *, mode: Any = ..., clear_cache: bool = ...) -> None: ...
+    async def resume_generation(self) -> None: ...
+    async def init_weight_transfer_engine(self, request: Any) -> None: ...
+    async def start_weight_update(self) -> None: ...
+    async def update_weights(self, request: Any) -> None: ...
+    async def finish_weight_update(self, weight_version: str | None = ...) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTimes:
+    """One load.
+
+    Attributes:
+        version: The version in use now; it may be newer than the one asked for.
+        transfer_s: Staging, with generation going on.
+        stall_s: From asking for the pause to the return of resume: no token is sampled.
+        num_bytes: What one worker received.
+    """
+
+    version: int
+    transfer_s: float
+    stall_s: float
+    num_bytes: int
+
+
+class VLLMWeightClient:
+    """Loads versions into a vLLM engine that was made with `engine_arguments`.
+
+    Args:
+        engine: An ``AsyncLLM``.
+        kv_cache: What becomes of the keys and values that the old weights computed for requests
+            in flight: ``"recompute"`` them under the new weights, or ``"keep"`` them.
+        init_info: More fields of the engine's `InitInfo`: transport, token, bucket_bytes.
+        timeout_s: How long a staging may take.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        *,
+        kv_cache: Literal["recompute", "keep"] = "recompute",
+        init_info: Mapping[str, Any] | None = None,
+        timeout_s: float = 600.0,
+    ) -> None:
+        self._engine = engine
+        self._clear_cache = kv_cache == "recompute"
+        self._init_info = dict(init_info or {})
+        self._timeout_s = timeout_s
+        self._endpoints: tuple[str, ...] = ()
+        self._lock = asyncio.Lock()
+
+    async def connect(self, endpoints: Sequence[str]) -> None:
+        """Use these senders from now on; of no effect if they are the ones in use.
+
+        Raises:
+            ConfigurationError: the engine was made without `engine_arguments`.
+        """
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        if tuple(endpoints) == self._endpoints:
+            return
+        async with self._lock:
+            info = {**self._init_info, "endpoints": list(endpoints)}
+            await self._engine.init_weight_transfer_engine(
+                WeightTransferInitRequest(init_info=info)
+            )
+            await self._stage_states()
+            self._endpoints = tuple(endpoints)
+
+    async def load(self, version: int = 0) -> LoadTimes:
+        """Stage a version while the engine generates, then pause, commit and resume.
+
+        Args:
+            version: The oldest version that will do.
+
+        Raises:
+            TransferError: staging failed; the engine goes on with the weights it has.
+            EngineBrokenError: the commit failed; the engine stays paused.
+            VersionError: nothing is connected.
+        """
+        if not self._endpoints:
+            raise VersionError("'connect' to the senders first")
+        async with self._lock:
+            started = time.monotonic()
+            staged, num_bytes = await self._stage(version)
+            transfer_s = time.monotonic() - started
+            stall_s = await self._commit(staged)
+            return LoadTimes(staged, transfer_s, stall_s, num_bytes)
+
+    async def _stage(self, version: int) -> tuple[int, int]:
+        """Until every worker has staged the same version."""
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            left = deadline - time.monotonic()
+            await self._engine.collective_rpc("cosmos_stage", None, (version, left))
+            states = await self._until_staged(deadline)
+            versions = [int(state["version"]) for state in states]
+            if min(versions) == max(versions):
+                return versions[0], int(states[0]["num_bytes"])
+            version = max(versions)  # Published in between; the workers behind fetch it too.
+
+    async def _until_staged(self, deadline: float) -> list[dict[str, Any]]:
+        pause_s = 0.002
+        while True:
+            states = await self._stage_states()
+            failed = [state for state in states if state["state"] == "failed"]
+            if failed:
+                raise TransferError(f"staging failed: {failed[0]['error']}")
+            if all(state["state"] == "staged" for state in states):
+                return states
+            if time.monotonic() > deadline:
+                raise DeadlineError(f"a worker staged nothing in {self._timeout_s} s")
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.05)
+
+    async def _stage_states(self) -> list[dict[str, Any]]:
+        try:
+            return await self._engine.collective_rpc("cosmos_staged")
+        except Exception as error:
+            if "cosmos_staged" not in str(error):
+                raise
+            raise ConfigurationError(
+                "the engine's workers lack cosmos_weightsync's extension: make the engine with "
+                "AsyncEngineArgs(..., **engine_arguments())"
+            ) from error
+
+    async def _commit(self, version: int) -> float:
+        """Pause, swap, resume; returns how long that took."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        started = time.monotonic()
+        await self._engine.pause_generation(mode="keep", clear_cache=self._clear_cache)
+        try:
+            await self._engine.start_weight_update()
+            await self._engine.update_weights(
+                WeightTransferUpdateRequest(update_info={"version": version})
+            )
+            await self._engine.finish_weight_update(weight_version=str(version))
+        except Exception as error:
+            raise EngineBrokenError(
+                f"committing version {version} failed and left the engine between two versions; "
+                f"it stays paused: {error}"
+            ) from error
+        await self._engine.resume_generation()
+        return time.monotonic() - started

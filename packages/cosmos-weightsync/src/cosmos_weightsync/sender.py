@@ -1,0 +1,231 @@
+"""The trainer's side: publish a version, go on training, let receivers fetch it."""
+
+import contextlib
+import ipaddress
+import socket
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.errors import ConfigurationError, DeadlineError
+from cosmos_weightsync.frames import ControlConnection
+from cosmos_weightsync.layout import Layout, ShardSpec
+from cosmos_weightsync.sender_session import SenderIdentity, SenderSession
+from cosmos_weightsync.shards import Shard, torch_dtype
+from cosmos_weightsync.snapshots import SnapshotStore
+from cosmos_weightsync.transports import (
+    ProcessGroupTransport,
+    SharedMemoryTransport,
+    TcpTransport,
+    Transport,
+)
+
+__all__ = ["SenderConfig", "WeightSender", "is_loopback", "standard_transports"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SenderConfig:
+    """How a sender rank serves.
+
+    Attributes:
+        wire_dtype: Floating tensors are cast to this once, when published: ``bfloat16``. Empty
+            sends what is in memory.
+        bucket_bytes: Small pieces are packed into buckets of this size; one per session.
+        max_snapshots: Copies of this rank's shards that may exist, at least 2. A third is
+            allocated only when receivers read two versions at the same time.
+        bind_host: The address to listen on, and the one receivers are told.
+        token: Receivers must show it. Must be given if ``bind_host`` is not loopback.
+        publish_timeout_s: How long `WeightSender.publish` may wait for a free buffer.
+        idle_s: A receiver that asks for nothing for so long is hung up on; it may call again.
+    """
+
+    wire_dtype: str = ""
+    bucket_bytes: int = 16 << 20
+    max_snapshots: int = 3
+    bind_host: str = "127.0.0.1"
+    token: str = ""
+    publish_timeout_s: float = 300.0
+    idle_s: float = 3600.0
+
+    def __post_init__(self) -> None:
+        if self.wire_dtype:
+            torch_dtype(self.wire_dtype)
+        if self.bucket_bytes < 1024 or self.max_snapshots < 2:
+            raise ConfigurationError("bucket_bytes must be >= 1024 and max_snapshots >= 2")
+        if not self.token and not is_loopback(self.bind_host):
+            raise ConfigurationError(
+                f"listening on {self.bind_host} needs a token: anybody who reaches this address "
+                "could read the weights"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this host only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def standard_transports() -> tuple[Transport, ...]:
+    """The transports that need no set-up by the user."""
+    return TcpTransport(), SharedMemoryTransport(), ProcessGroupTransport()
+
+
+class WeightSender:
+    """One rank of the sending side.
+
+    Every rank of the trainer makes one, all publish the same versions in the same order, and
+    receivers get the endpoints of all of them.
+
+    Args:
+        shards: What this rank holds, from `shards_of`; views of the live parameters.
+        rank: This rank's number on the sending side.
+        num_ranks: How many there are.
+        config: How to serve.
+        transports: What receivers may choose from.
+
+    Raises:
+        ConfigurationError: the rank is out of range, or the address cannot be listened on.
+
+    Example:
+        >>> sender = WeightSender(shards_of(model), rank=rank, num_ranks=2)
+        >>> sender.publish(7)      # returns when the copy is made
+        >>> optimizer.step()       # receivers still get version 7
+    """
+
+    def __init__(
+        self,
+        shards: Iterable[Shard],
+        *,
+        rank: int = 0,
+        num_ranks: int = 1,
+        config: SenderConfig | None = None,
+        transports: Sequence[Transport] = (),
+    ) -> None:
+        config = config or SenderConfig()
+        if not 0 <= rank < num_ranks:
+            raise ConfigurationError(f"rank {rank} is not one of {num_ranks} ranks")
+        held = [shard for shard in shards if not shard.spec.box.is_empty]
+        specs = tuple(_on_the_wire(shard.spec, config.wire_dtype) for shard in held)
+        dtypes = [torch_dtype(spec.dtype) for spec in specs]
+        self._config = config
+        self._snapshots = SnapshotStore(held, dtypes, max_snapshots=config.max_snapshots)
+        self._identity = SenderIdentity(
+            rank=rank,
+            num_ranks=num_ranks,
+            specs=specs,
+            layout=Layout.from_ranks([specs]),
+            snapshots=self._snapshots,
+            transports={item.name: item for item in (*standard_transports(), *transports)},
+            token=config.token,
+            host=config.bind_host,
+            bucket_bytes=config.bucket_bytes,
+            idle_s=config.idle_s,
+        )
+        try:
+            self._listener = socket.create_server((config.bind_host, 0))
+        except OSError as error:
+            raise ConfigurationError(f"cannot listen on {config.bind_host}: {error}") from error
+        self._port = int(self._listener.getsockname()[1])
+        self._lock = threading.Lock()
+        self._sessions: dict[threading.Thread, SenderSession] = {}
+        self._is_closed = False
+        self._acceptor = threading.Thread(target=self._accept, name="weight-sender", daemon=True)
+        self._acceptor.start()
+
+    @property
+    def endpoint(self) -> str:
+        """Where receivers find this rank: ``host:port``."""
+        return f"{self._config.bind_host}:{self._port}"
+
+    @property
+    def layout(self) -> Layout:
+        """What this rank offers, in the dtype that goes over the wire."""
+        return self._identity.layout
+
+    @property
+    def newest_version(self) -> int | None:
+        """The version published last, ``None`` before the first."""
+        return self._snapshots.newest_version
+
+    @property
+    def num_snapshots(self) -> int:
+        """How many copies of this rank's shards are allocated now."""
+        return self._snapshots.num_buffers
+
+    def publish(self, version: int) -> None:
+        """Copy the shards, cast to the wire dtype; when this returns training may go on.
+
+        Replaces a version that no receiver has begun to fetch; one that is being fetched stays
+        whole until it has been. Called from one thread.
+
+        Raises:
+            VersionError: the version is not newer than the last.
+            DeadlineError: receivers hold all buffers and none was freed in time.
+        """
+        self._snapshots.publish(version, Deadline.after(self._config.publish_timeout_s))
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Hang up on every receiver and end all threads. May be repeated.
+
+        Raises:
+            DeadlineError: a thread did not end in time.
+        """
+        deadline = Deadline.after(timeout_s)
+        with self._lock:
+            self._is_closed = True
+            sessions = dict(self._sessions)
+        self._snapshots.close()
+        _hang_up(self._listener)
+        for session in sessions.values():
+            session.close()
+        for thread in (self._acceptor, *sessions):
+            thread.join(deadline.remaining(f"thread {thread.name} to end"))
+            if thread.is_alive():
+                raise DeadlineError(f"thread {thread.name} did not end in time")
+
+    def __enter__(self) -> "WeightSender":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, address = self._listener.accept()
+            except OSError:
+                return
+            session = SenderSession(
+                self._identity, ControlConnection(connection, f"receiver at {address[0]}")
+            )
+            thread = threading.Thread(
+                target=self._serve, args=(session,), name="weight-session", daemon=True
+            )
+            with self._lock:
+                if self._is_closed:
+                    session.close()
+                    return
+                self._sessions[thread] = session
+                thread.start()
+
+    def _serve(self, session: SenderSession) -> None:
+        try:
+            session.run()
+        finally:
+            with self._lock:
+                self._sessions.pop(threading.current_thread(), None)
+
+
+def _on_the_wire(spec: ShardSpec, wire_dtype: str) -> ShardSpec:
+    is_floating = torch_dtype(spec.dtype).is_floating_point
+    return replace(spec, dtype=wire_dtype) if wire_dtype and is_floating else spec
+
+
+def _hang_up(listener: socket.socket) -> None:
+    """Wake the thread in ``accept``: closing alone would leave it waiting."""
+    with contextlib.suppress(OSError):
+        listener.shutdown(socket.SHUT_RDWR)
+    listener.close()

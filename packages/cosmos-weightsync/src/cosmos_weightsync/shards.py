@@ -1,0 +1,169 @@
+"""From tensors in memory to shards: plain tensors, modules, and DTensors of any placement."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise, product
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Placement, Replicate
+from torch.distributed.tensor import Shard as ShardPlacement
+
+from cosmos_weightsync.boxes import Box
+from cosmos_weightsync.errors import LayoutError
+from cosmos_weightsync.layout import ITEM_BYTES, IntArray, ShardSpec
+
+__all__ = ["Shard", "clean_name", "dtype_name", "held_boxes", "shards_of", "torch_dtype"]
+
+WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+"""Name parts that wrappers put in (torch.compile, activation checkpointing, FSDP1)."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Shard:
+    """One described part of a tensor, and the memory that holds it.
+
+    Args:
+        spec: What it is.
+        tensor: A view of exactly the box, in the spec's dtype; strides are free.
+
+    Raises:
+        LayoutError: shape or dtype of the tensor are not those of the spec.
+    """
+
+    spec: ShardSpec
+    tensor: Tensor
+
+    def __post_init__(self) -> None:
+        found = (tuple(self.tensor.shape), dtype_name(self.tensor.dtype))
+        if found != (self.spec.box.shape, self.spec.dtype):
+            raise LayoutError(
+                f"{self.spec.name}: the tensor is {found[0]} {found[1]}, its spec says "
+                f"{self.spec.box.shape} {self.spec.dtype}"
+            )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``torch.bfloat16`` is called ``bfloat16``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The inverse of `dtype_name`.
+
+    Raises:
+        LayoutError: not the name of a dtype that can be moved.
+    """
+    if name not in ITEM_BYTES:
+        raise LayoutError(f"dtype {name!r} is none of {sorted(ITEM_BYTES)}")
+    return getattr(torch, name)
+
+
+def clean_name(name: str) -> str:
+    """A parameter's name without the parts that wrappers put in."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def shards_of(
+    source: nn.Module | Iterable[tuple[str, Tensor]], *, tied: Literal["once", "each"] = "once"
+) -> tuple[Shard, ...]:
+    """What this rank holds of a module's parameters, or of (name, tensor) pairs.
+
+    The shards are views: they follow the parameters as these are trained. A DTensor gives the
+    part on this rank, as several shards where it is interleaved; a plain tensor is taken as
+    whole. Buffers are not included; pass pairs to send them.
+
+    Args:
+        source: The module or pairs, in checkpoint names.
+        tied: A parameter under two names is sent ``"once"``, under its first name, as a
+            checkpoint would store it; ``"each"`` sends it under every name.
+
+    Raises:
+        LayoutError: a tensor has a dtype that cannot be moved, or a DTensor holds partial sums.
+    """
+    if isinstance(source, nn.Module):
+        source = source.named_parameters(remove_duplicate=tied == "once")
+    seen: set[int] = set()
+    shards: list[Shard] = []
+    for name, tensor in source:
+        if tied == "once" and id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        shards.extend(_shards_of_tensor(clean_name(name), tensor.detach()))
+    return tuple(shards)
+
+
+def _shards_of_tensor(name: str, tensor: Tensor) -> Iterator[Shard]:
+    shape, dtype = tuple(tensor.shape), dtype_name(tensor.dtype)
+    if not isinstance(tensor, DTensor):
+        yield Shard(ShardSpec(name, shape, Box.full(shape), dtype), tensor)
+        return
+    coordinate = tensor.device_mesh.get_coordinate()
+    if coordinate is None:
+        return
+    mesh_shape = tuple(tensor.device_mesh.shape)
+    local = tensor.to_local()
+    boxes = held_boxes(name, shape, mesh_shape, tuple(tensor.placements), tuple(coordinate))
+    for box, slices in boxes:
+        yield Shard(ShardSpec(name, shape, box, dtype), local[slices])
+
+
+def held_boxes(
+    name: str,
+    shape: tuple[int, ...],
+    mesh_shape: tuple[int, ...],
+    placements: tuple[Placement, ...],
+    coordinate: tuple[int, ...],
+) -> list[tuple[Box, tuple[slice, ...]]]:
+    """Where the parts of a DTensor's local tensor lie in the full tensor.
+
+    Follows, for every dim, which global indices the placements leave on this rank (mesh dims from
+    left to right, each cut as by `torch.chunk`), and reads off the runs of consecutive ones.
+
+    Returns:
+        (box in the full tensor, slices in the local tensor) of every part; none when the local
+        tensor is empty.
+    """
+    held = [np.arange(extent, dtype=np.int64) for extent in shape]
+    for size, placement, index in zip(mesh_shape, placements, coordinate, strict=True):
+        if isinstance(placement, Replicate):
+            continue
+        split_factor = getattr(placement, "split_factor", 1)
+        if not (isinstance(placement, ShardPlacement) or hasattr(placement, "split_factor")):
+            raise LayoutError(f"{name}: placement {placement} holds no part of the tensor")
+        dim: int = placement.dim  # pyright: ignore[reportAttributeAccessIssue]
+        held[dim] = _chunk_of(held[dim], int(split_factor), size, index)
+    runs = [_runs(indices) for indices in held]
+    return [
+        (
+            Box(tuple(r[0] for r in part), tuple(r[0] + r[2] for r in part)),
+            tuple(slice(r[1], r[1] + r[2]) for r in part),
+        )
+        for part in product(*runs)
+    ]
+
+
+def _chunk_of(held: IntArray, split_factor: int, num_chunks: int, index: int) -> IntArray:
+    """Chunk ``index`` of each of ``split_factor`` chunks; a plain shard has split factor 1."""
+    parts = [_chunk(whole, num_chunks, index) for whole in _chunks(held, split_factor)]
+    return np.concatenate(parts)
+
+
+def _chunks(held: IntArray, num_chunks: int) -> list[IntArray]:
+    return [_chunk(held, num_chunks, index) for index in range(num_chunks)]
+
+
+def _chunk(held: IntArray, num_chunks: int, index: int) -> IntArray:
+    size = -(-len(held) // num_chunks)
+    return held[index * size : (index + 1) * size]
+
+
+def _runs(indices: IntArray) -> list[tuple[int, int, int]]:
+    """Runs of consecutive values as (first value, position, length)."""
+    if len(indices) == 0:
+        return []
+    breaks = np.flatnonzero(np.diff(indices) != 1) + 1
+    edges = [0, *breaks.tolist(), len(indices)]
+    return [(int(indices[low]), low, high - low) for low, high in pairwise(edges)]

@@ -1,0 +1,162 @@
+"""Copies of this rank's shards, one per version, that training cannot change any more.
+
+A buffer is free, or holds a version; a version is pinned while somebody reads it. `publish` writes
+into a free buffer, so the newest version can be had at all times; it allocates up to a limit, then
+overwrites the newest version if nobody has begun to read it, then waits for a reader to finish.
+
+```
+free ─publish─► newest ─publish─► stale ─publish─► (overwritten)
+                  │ ▲               │ ▲
+              pin ▼ │ unpin     pin ▼ │ unpin      a pinned buffer is never written
+```
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.errors import DeadlineError, PeerLostError, VersionError
+from cosmos_weightsync.shards import Shard
+
+__all__ = ["Snapshot", "SnapshotStore"]
+
+NOT_WRITTEN = -1
+
+
+@dataclass(eq=False, slots=True)
+class Snapshot:
+    """One buffer. Its fields change under the store's lock only; read ``tensors`` while pinned."""
+
+    tensors: tuple[Tensor, ...]
+    version: int = NOT_WRITTEN
+    num_pins: int = 0
+
+
+class SnapshotStore:
+    """The versions one sender rank can serve.
+
+    Args:
+        shards: What to copy, in order; views of live parameters.
+        dtypes: The dtype of each copy.
+        max_snapshots: How many buffers may be allocated, at least 2.
+    """
+
+    def __init__(
+        self, shards: Sequence[Shard], dtypes: Sequence[torch.dtype], *, max_snapshots: int
+    ) -> None:
+        self._shards = tuple(shards)
+        self._dtypes = tuple(dtypes)
+        self._max_snapshots = max_snapshots
+        self._buffers: list[Snapshot] = []
+        self._newest = NOT_WRITTEN
+        self._changed = threading.Condition()
+        self._is_closed = False
+
+    @property
+    def newest_version(self) -> int | None:
+        """The newest version that can be had, ``None`` before the first."""
+        return None if self._newest == NOT_WRITTEN else self._newest
+
+    @property
+    def num_buffers(self) -> int:
+        """How many copies of this rank's shards are allocated."""
+        return len(self._buffers)
+
+    def publish(self, version: int, deadline: Deadline) -> None:
+        """Copy the shards as they are now; when this returns they may change.
+
+        Raises:
+            VersionError: the version is not newer than the one before, or negative.
+            DeadlineError: every buffer is being read and none was freed in time.
+        """
+        with self._changed:
+            if version <= self._newest or version < 0:
+                raise VersionError(f"version {version} comes after version {self._newest}")
+            buffer = self._free_buffer(version, deadline)
+            buffer.version = NOT_WRITTEN
+        self._copy_into(buffer)
+        with self._changed:
+            buffer.version = self._newest = version
+            self._changed.notify_all()
+
+    def pin(
+        self, at_least: int, prefer: Literal["newest", "oldest"], deadline: Deadline
+    ) -> Snapshot:
+        """Take hold of a version for reading; wait until there is one.
+
+        Args:
+            at_least: The oldest version that will do.
+            prefer: Which of those that will do.
+            deadline: When to give up.
+
+        Raises:
+            DeadlineError: no such version was published in time.
+            PeerLostError: the store was closed.
+        """
+        pick = max if prefer == "newest" else min
+        with self._changed:
+            while True:
+                if self._is_closed:
+                    raise PeerLostError("the sender is closing")
+                fit = [b for b in self._buffers if b.version >= max(at_least, 0)]
+                if fit:
+                    chosen = pick(fit, key=lambda buffer: buffer.version)
+                    chosen.num_pins += 1
+                    return chosen
+                left = deadline.remaining(f"version {at_least} to be published")
+                self._changed.wait(timeout=left)
+
+    def unpin(self, snapshot: Snapshot) -> None:
+        """Give a pinned version back."""
+        with self._changed:
+            snapshot.num_pins -= 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Wake everybody who waits; nothing can be pinned any more. May be repeated."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _free_buffer(self, version: int, deadline: Deadline) -> Snapshot:
+        """A buffer nobody reads; called, and returns, with the lock held."""
+        while True:
+            free = [b for b in self._buffers if b.num_pins == 0]
+            stale = [b for b in free if b.version < self._newest or self._newest == NOT_WRITTEN]
+            if stale:
+                return stale[0]
+            if len(self._buffers) < self._max_snapshots:
+                self._buffers.append(Snapshot(self._allocate()))
+                return self._buffers[-1]
+            if free:
+                return free[0]
+            if self._is_closed:
+                raise PeerLostError("the sender is closing")
+            try:
+                left = deadline.remaining("a receiver to finish reading")
+            except DeadlineError as error:
+                held = sorted(buffer.version for buffer in self._buffers)
+                raise DeadlineError(
+                    f"version {version} has no buffer: receivers still read versions {held}"
+                ) from error
+            self._changed.wait(timeout=left)
+
+    def _allocate(self) -> tuple[Tensor, ...]:
+        is_cuda = any(shard.tensor.is_cuda for shard in self._shards)
+        return tuple(
+            torch.empty(shard.spec.box.shape, dtype=dtype, pin_memory=is_cuda)
+            for shard, dtype in zip(self._shards, self._dtypes, strict=True)
+        )
+
+    def _copy_into(self, buffer: Snapshot) -> None:
+        devices = {shard.tensor.device for shard in self._shards if shard.tensor.is_cuda}
+        with torch.no_grad():
+            for shard, copy in zip(self._shards, buffer.tensors, strict=True):
+                copy.copy_(shard.tensor, non_blocking=True)
+        for device in devices:
+            torch.cuda.current_stream(device).synchronize()

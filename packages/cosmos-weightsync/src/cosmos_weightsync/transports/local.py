@@ -1,0 +1,122 @@
+"""Between threads of one process: the receiver copies straight out of the sender's view."""
+
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.errors import (
+    DeadlineError,
+    PeerLostError,
+    ProtocolError,
+    TransportUnavailableError,
+)
+from cosmos_weightsync.transports.contract import PendingChannel, Side
+
+__all__ = ["LocalTransport"]
+
+
+class _Exchange:
+    """The meeting point of one sender and one receiver."""
+
+    def __init__(self) -> None:
+        self.condition = threading.Condition()
+        self.offered: Tensor | None = None
+        self.is_closed = False
+
+
+class _LocalChannel:
+    def __init__(self, exchange: _Exchange) -> None:
+        self._exchange = exchange
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def send(self, view: Tensor, deadline: Deadline) -> None:
+        exchange = self._exchange
+        with exchange.condition:
+            exchange.offered = view
+            exchange.condition.notify_all()
+            try:
+                self._wait(lambda: exchange.offered is None, "receiver", deadline)
+            finally:
+                exchange.offered = None
+
+    def recv_into(self, view: Tensor, deadline: Deadline) -> None:
+        exchange = self._exchange
+        with exchange.condition:
+            self._wait(lambda: exchange.offered is not None, "sender", deadline)
+            offered = exchange.offered
+            if offered is None or offered.numel() != view.numel():
+                raise ProtocolError(f"a message of another size than the {view.numel()} bytes due")
+            view.copy_(offered)
+            exchange.offered = None
+            exchange.condition.notify_all()
+
+    def close(self) -> None:
+        with self._exchange.condition:
+            self._exchange.is_closed = True
+            self._exchange.condition.notify_all()
+
+    def _wait(self, is_ready: Callable[[], bool], peer: str, deadline: Deadline) -> None:
+        exchange = self._exchange
+        done = exchange.condition.wait_for(
+            lambda: is_ready() or exchange.is_closed,
+            timeout=deadline.remaining(f"the {peer} thread"),
+        )
+        if not done:
+            raise DeadlineError(f"the {peer} thread did not answer in time")
+        if not is_ready():
+            raise PeerLostError(f"the {peer} thread closed the channel")
+
+
+class _LocalPending:
+    def __init__(self, side: Side, exchanges: dict[str, _Exchange]) -> None:
+        self._side: Side = side
+        self._exchanges = exchanges
+        self._key = secrets.token_hex(8)
+        self._exchange = _Exchange()
+        self._is_connected = False
+        if side == "sender":
+            exchanges[self._key] = self._exchange
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        return {"key": self._key}
+
+    def connect(self, peer: Mapping[str, Any], deadline: Deadline) -> _LocalChannel:
+        if self._side == "sender":
+            self._is_connected = True
+            return _LocalChannel(self._exchange)
+        exchange = self._exchanges.pop(str(peer.get("key")), None)
+        if exchange is None:
+            raise TransportUnavailableError(
+                "'local' joins threads that share one LocalTransport; the sender has another"
+            )
+        return _LocalChannel(exchange)
+
+    def close(self) -> None:
+        if not self._is_connected:
+            self._exchanges.pop(self._key, None)
+            _LocalChannel(self._exchange).close()
+
+
+class LocalTransport:
+    """Joins senders and receivers in one process; both must be given this same object."""
+
+    def __init__(self) -> None:
+        self._exchanges: dict[str, _Exchange] = {}
+
+    @property
+    def name(self) -> str:
+        """``local``."""
+        return "local"
+
+    def prepare(self, side: Side, host: str) -> PendingChannel:
+        """Open one end; ``host`` is of no use here."""
+        return _LocalPending(side, self._exchanges)

@@ -1,0 +1,170 @@
+"""Over torch.distributed point to point: a private group of two for every channel.
+
+The group is built straight from a store of its own. It is never the default group and takes part
+in no collective, so that a peer that dies harms no one but its channel, and weight transfer never
+shares a communicator with training.
+"""
+
+# torch.distributed documents Store and TCPStore but does not list them as exported.
+# pyright: reportPrivateImportUsage=false
+
+import socket
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.errors import (
+    DeadlineError,
+    PeerLostError,
+    TransferError,
+    TransportUnavailableError,
+)
+from cosmos_weightsync.transports.contract import PendingChannel, Side
+
+__all__ = ["ProcessGroupTransport"]
+
+_RANKS: Mapping[Side, int] = {"sender": 0, "receiver": 1}
+_NAMES: Mapping[Side, str] = {"sender": "receiver", "receiver": "sender"}
+
+
+class _ProcessGroupChannel:
+    def __init__(self, group: Any, store: dist.Store, side: Side, device: torch.device) -> None:
+        self._group: Any = group  # One of torch's C++ process groups; their stubs are partial.
+        self._store = store  # Gloo connects lazily through it: it must live as long.
+        self._peer_rank = 1 - _RANKS[side]
+        self._peer_name = _NAMES[side]
+        self._device = device
+        self._is_closed = False
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    def send(self, view: Tensor, deadline: Deadline) -> None:
+        timeout = timedelta(seconds=deadline.remaining(f"the {self._peer_name}"))
+        try:
+            self._group.send([view], self._peer_rank, 0).wait(timeout)
+        except RuntimeError as error:
+            raise _translated(error, self._peer_name) from error
+        self._settle()
+
+    def recv_into(self, view: Tensor, deadline: Deadline) -> None:
+        timeout = timedelta(seconds=deadline.remaining(f"the {self._peer_name}"))
+        try:
+            self._group.recv([view], self._peer_rank, 0).wait(timeout)
+        except RuntimeError as error:
+            raise _translated(error, self._peer_name) from error
+        self._settle()
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._group.abort()
+
+    def _settle(self) -> None:
+        """A finished NCCL wait has only ordered the stream; the contract says done."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+
+
+def _translated(error: RuntimeError, peer: str) -> TransferError:
+    text = str(error).split("\n", 1)[0]
+    if "imed out" in text or "imeout" in text:
+        return DeadlineError(f"the {peer} did not answer in time: {text}")
+    return PeerLostError(f"the {peer} is gone: {text}")
+
+
+class _PendingGroup:
+    """Both ends; the sender's carries the store."""
+
+    def __init__(self, side: Side, host: str, device: torch.device) -> None:
+        self._side: Side = side
+        self._host = host
+        self._device = device
+        self._store: dist.Store | None = None
+        self._description: dict[str, Any] = {}
+        if side == "sender":
+            listener = socket.create_server((host, 0))
+            port = int(listener.getsockname()[1])
+            self._store = dist.TCPStore(
+                host,
+                port,
+                world_size=2,
+                is_master=True,
+                wait_for_workers=False,
+                master_listen_fd=listener.detach(),
+            )
+            self._description = {"host": host, "port": port}
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        return self._description
+
+    def connect(self, peer: Mapping[str, Any], deadline: Deadline) -> _ProcessGroupChannel:
+        timeout = timedelta(seconds=deadline.remaining(f"the {_NAMES[self._side]}"))
+        try:
+            store = self._store or dist.TCPStore(
+                str(peer.get("host")), int(peer.get("port", 0)), is_master=False, timeout=timeout
+            )
+            store.set_timeout(timeout)
+            group = self._group(store, timeout)
+        except RuntimeError as error:
+            raise _translated(error, _NAMES[self._side]) from error
+        finally:
+            self._store = None
+        return _ProcessGroupChannel(group, store, self._side, self._device)
+
+    def close(self) -> None:
+        self._store = None
+
+    def _group(self, store: dist.Store, timeout: timedelta) -> Any:
+        rank = _RANKS[self._side]
+        if self._device.type == "cuda":
+            nccl: Any = dist.ProcessGroupNCCL
+            options = nccl.Options()
+            options._timeout = timeout
+            return nccl(store, rank, 2, options)
+        gloo: Any = dist.ProcessGroupGloo  # Its options have no public name and no stubs.
+        options = gloo._Options()
+        options._timeout = timeout
+        options._devices = [gloo.create_device(hostname=self._host)]
+        options._threads = 1
+        return gloo(store, rank, 2, options)
+
+
+class ProcessGroupTransport:
+    """Gloo for host memory, NCCL for CUDA memory.
+
+    Args:
+        backend: Which of the two.
+        device_index: The CUDA device of this process, for NCCL.
+    """
+
+    def __init__(self, backend: Literal["gloo", "nccl"] = "gloo", device_index: int = 0) -> None:
+        self._device = torch.device("cuda", device_index) if backend == "nccl" else _CPU
+        self._is_available = (
+            dist.is_nccl_available() if backend == "nccl" else dist.is_gloo_available()
+        )
+        self._backend = backend
+
+    @property
+    def name(self) -> str:
+        """``process_group``, with the backend when it is not gloo."""
+        return "process_group" if self._backend == "gloo" else f"process_group:{self._backend}"
+
+    def prepare(self, side: Side, host: str) -> PendingChannel:
+        """Start the store as the sender; nothing yet as the receiver."""
+        if not self._is_available:
+            raise TransportUnavailableError(f"this torch has no {self._backend}")
+        try:
+            return _PendingGroup(side, host, self._device)
+        except (OSError, RuntimeError) as error:
+            raise TransportUnavailableError(f"cannot listen on {host}: {error}") from error
+
+
+_CPU = torch.device("cpu")

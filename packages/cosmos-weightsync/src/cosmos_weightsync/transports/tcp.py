@@ -1,0 +1,128 @@
+"""Over a TCP connection of its own: works between any two hosts, and sees a dead peer at once."""
+
+import contextlib
+import hmac
+import secrets
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.errors import (
+    DeadlineError,
+    PeerLostError,
+    ProtocolError,
+    TransportUnavailableError,
+)
+from cosmos_weightsync.frames import recv_exactly
+from cosmos_weightsync.transports.contract import PendingChannel, Side
+
+__all__ = ["TcpTransport"]
+
+_KEY_BYTES = 16
+
+
+class _TcpChannel:
+    def __init__(self, connection: socket.socket, peer: str) -> None:
+        self._socket = connection
+        self._peer = peer
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def send(self, view: Tensor, deadline: Deadline) -> None:
+        left = deadline.remaining(self._peer)
+        try:
+            self._socket.settimeout(left)
+            self._socket.sendall(view.numpy().data)
+        except TimeoutError as error:
+            raise DeadlineError(f"{self._peer} did not take the bytes in time") from error
+        except OSError as error:
+            raise PeerLostError(f"{self._peer} is gone: {error}") from error
+
+    def recv_into(self, view: Tensor, deadline: Deadline) -> None:
+        recv_exactly(self._socket, view.numpy().data, deadline, self._peer)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # Not connected any more is what is asked for.
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+class _Listening:
+    """The sender's end: accepts the one connection that shows the key."""
+
+    def __init__(self, host: str) -> None:
+        self._listener = socket.create_server((host, 0), backlog=1)
+        self._key = secrets.token_hex(_KEY_BYTES)
+        self._address = (host, int(self._listener.getsockname()[1]))
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        return {"host": self._address[0], "port": self._address[1], "key": self._key}
+
+    def connect(self, peer: Mapping[str, Any], deadline: Deadline) -> _TcpChannel:
+        with self._listener:
+            left = deadline.remaining("the receiver to connect")
+            try:
+                self._listener.settimeout(left)
+                connection, address = self._listener.accept()
+            except TimeoutError as error:
+                raise DeadlineError("the receiver did not connect in time") from error
+            except OSError as error:
+                raise PeerLostError(f"no receiver connected: {error}") from error
+        shown = bytearray(2 * _KEY_BYTES)
+        recv_exactly(connection, memoryview(shown), deadline, f"receiver at {address}")
+        if not hmac.compare_digest(bytes(shown), self._key.encode()):
+            connection.close()
+            raise ProtocolError(f"somebody else connected from {address}")
+        return _TcpChannel(connection, f"receiver at {address}")
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+class _Connecting:
+    """The receiver's end."""
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        return {}
+
+    def connect(self, peer: Mapping[str, Any], deadline: Deadline) -> _TcpChannel:
+        address = (str(peer.get("host")), int(peer.get("port", 0)))
+        name = f"sender at {address}"
+        try:
+            connection = socket.create_connection(address, timeout=deadline.remaining(name))
+            connection.sendall(str(peer.get("key")).encode())
+        except TimeoutError as error:
+            raise DeadlineError(f"{name} does not answer") from error
+        except OSError as error:
+            raise PeerLostError(f"{name} cannot be reached: {error}") from error
+        return _TcpChannel(connection, name)
+
+    def close(self) -> None:
+        """Nothing is open yet."""
+
+
+class TcpTransport:
+    """One TCP connection per channel; the sender listens."""
+
+    @property
+    def name(self) -> str:
+        """``tcp``."""
+        return "tcp"
+
+    def prepare(self, side: Side, host: str) -> PendingChannel:
+        """Listen on ``host`` as the sender; nothing yet as the receiver."""
+        if side == "receiver":
+            return _Connecting()
+        try:
+            return _Listening(host)
+        except OSError as error:
+            raise TransportUnavailableError(f"cannot listen on {host}: {error}") from error
