@@ -1,0 +1,86 @@
+"""How per-token losses become the loss of a step, as weights that are fixed before anything else.
+
+A step's loss is Σ_i w_i Σ_t l_it / Σ_i d_i over all its samples: ``w`` weighs each trained token
+of sample i, ``d`` is what the sample adds to the denominator. Both follow from lengths and groups
+of the *whole* step, hence neither micro-batches, nor ranks, nor masks applied later change them.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from cosmos_algos.advantages import group_ids
+from cosmos_algos.errors import AlgorithmConfigError
+
+AggregationMode = Literal["token_mean", "sequence_mean", "sequence_sum", "constant", "prompt_mean"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AggregationConfig:
+    """Which mean over tokens a step's loss is.
+
+    With N trained tokens in B samples, T_i of them in sample i and N_g in its group:
+
+    * ``token_mean``: ΣΣ l / N (DAPO).
+    * ``sequence_mean``: (1/B) Σ_i (1/T_i) Σ_t l (GRPO).
+    * ``sequence_sum``: (1/B) Σ_i Σ_t l.
+    * ``constant``: (1/(B C)) Σ_i Σ_t l (Dr.GRPO).
+    * ``prompt_mean``: the token mean of each group, averaged over groups (ScaleRL).
+
+    Attributes:
+        mode: one of the above.
+        constant: C, usually the longest response allowed; for mode ``constant`` only.
+    """
+
+    mode: AggregationMode = "token_mean"
+    constant: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a constant without its mode, and the mode without a constant."""
+        if (self.mode == "constant") != (self.constant > 0):
+            raise AlgorithmConfigError(
+                f"aggregation: mode {self.mode!r} with constant {self.constant}; "
+                "mode 'constant' needs a positive constant and no other mode takes one"
+            )
+
+
+class SampleWeights(NamedTuple):
+    """For each sample of a step: the weight of its tokens, and its share of the denominator."""
+
+    token: Float64[Tensor, " N"]
+    denominator: Float64[Tensor, " N"]
+
+
+def sample_weights(
+    num_tokens: Sequence[int], groups: Sequence[Hashable], config: AggregationConfig
+) -> SampleWeights:
+    """Return the weights of all samples of a step; a sample without trained tokens weighs 0.
+
+    Example:
+        >>> sample_weights([1, 3], ["a", "a"], AggregationConfig(mode="sequence_mean"))
+        SampleWeights(token=tensor([1.0000, 0.3333], ...), denominator=tensor([1., 1.], ...))
+
+    Args:
+        num_tokens: trained tokens of each sample, of the whole step and not of a share of it.
+        groups: the group of each sample.
+        config: which mean.
+    """
+    tokens = torch.tensor(num_tokens, dtype=torch.float64)
+    trained = (tokens > 0).double()
+    match config.mode:
+        case "token_mean":
+            return SampleWeights(trained, tokens)
+        case "sequence_mean":
+            return SampleWeights(trained / tokens.clamp(min=1), trained)
+        case "sequence_sum":
+            return SampleWeights(trained, trained)
+        case "constant":
+            return SampleWeights(trained / config.constant, trained)
+        case "prompt_mean":
+            ids = group_ids(groups)
+            sums = tokens.new_zeros(len(num_tokens)).index_add(0, ids, tokens)[ids]
+            return SampleWeights(trained / sums.clamp(min=1), tokens / sums.clamp(min=1))

@@ -1,0 +1,171 @@
+"""A micro-batch: right-padded ``[B, T]`` tensors in which column t is about predicting token t+1.
+
+Everything that a loss reads is aligned to the *prediction*: at column t stand the target (token
+t+1), whether it is trained, how likely the behaviour policy found it, and what it weighs. The
+last column predicts nothing.
+
+    token_ids           7  8  5  6  0      prompt 7 8, response 5 6, one pad
+    targets             8  5  6  0  0
+    trainable           .  x  x  .  .
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from cosmos_algos.aggregation import SampleWeights
+from cosmos_algos.errors import TrajectoryError
+from cosmos_core.trajectory import Trajectory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TokenBatch:
+    """B samples of at most T tokens, all a loss needs of them.
+
+    Attributes:
+        token_ids: the samples, right-padded.
+        valid: true where a token is, false at padding.
+        targets: the token that each column predicts.
+        trainable: true where that target is trained on.
+        behaviour_logprobs: log μ of the target; 0 where not trainable.
+        advantages: advantage of the target.
+        token_weights: weight of the target's loss in the step's sum; 0 where not trainable.
+        denominators: what each sample adds to the step's denominator.
+        lags: how many versions behind the trainer the target was sampled; 0 where not trainable.
+        old_logprobs: log π_old of the target, if the caller computed it.
+        reference_logprobs: log π_ref of the target, if the caller computed it.
+    """
+
+    token_ids: Int[Tensor, "B T"]
+    valid: Bool[Tensor, "B T"]
+    targets: Int[Tensor, "B T"]
+    trainable: Bool[Tensor, "B T"]
+    behaviour_logprobs: Float[Tensor, "B T"]
+    advantages: Float[Tensor, "B T"]
+    token_weights: Float[Tensor, "B T"]
+    denominators: Float[Tensor, " B"]
+    lags: Int[Tensor, "B T"]
+    old_logprobs: Float[Tensor, "B T"] | None = None
+    reference_logprobs: Float[Tensor, "B T"] | None = None
+
+    def to(self, device: torch.device | str) -> "TokenBatch":
+        """Return the batch with every tensor on ``device``."""
+        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved = {
+            name: t.to(device, non_blocking=True) for name, t in tensors.items() if t is not None
+        }
+        return replace(self, **moved)
+
+
+def collate(
+    trajectories: Sequence[Trajectory],
+    advantages: Float[Tensor, " N"],
+    weights: SampleWeights,
+    *,
+    pad_id: int = 0,
+    policy_version: int = 0,
+) -> TokenBatch:
+    """Lay samples out as one batch.
+
+    Args:
+        trajectories: the samples, one row each.
+        advantages: one per sample; every trained token of the sample gets it.
+        weights: the entries of these samples in the weights of the whole step.
+        pad_id: token id of the padding; any id of the vocabulary will do.
+        policy_version: version the trainer holds now, from which lags are counted.
+
+    Returns:
+        A batch of float32 and int64 tensors on the CPU, as wide as the longest sample.
+
+    Raises:
+        TrajectoryError: if a sample's arrays differ in length, its first token is trainable (no
+            token predicts it), or a behaviour log-probability is not finite.
+    """
+    for trajectory in trajectories:
+        _check(trajectory)
+    width = max((trajectory.token_ids.size for trajectory in trajectories), default=1)
+    token_ids = _rows([t.token_ids for t in trajectories], width, pad_id)
+    valid = _rows([np.ones(t.token_ids.size, np.bool_) for t in trajectories], width, False)
+    trainable = _next(_rows([t.trainable for t in trajectories], width, False))
+    logprobs = _next(_rows([t.logprobs for t in trajectories], width, 0.0))
+    versions = _next(_rows([_versions(t) for t in trajectories], width, policy_version))
+    kept = trainable.float()
+    return TokenBatch(
+        token_ids=token_ids.long(),
+        valid=valid,
+        targets=_next(token_ids).long(),
+        trainable=trainable,
+        behaviour_logprobs=logprobs.float() * kept,
+        advantages=advantages.float()[:, None] * kept,
+        token_weights=weights.token.float()[:, None] * kept,
+        denominators=weights.denominator.float(),
+        lags=(policy_version - versions.long()) * trainable,
+    )
+
+
+def empty_batch(num_tokens: int = 2, pad_id: int = 0) -> TokenBatch:
+    """Return one row of padding with weight 0, for a rank that has nothing left to train on.
+
+    Its forward and backward pass do all the collectives of a real one and add exact zeros.
+    """
+    shape = (1, num_tokens)
+    return TokenBatch(
+        token_ids=torch.full(shape, pad_id),
+        valid=torch.zeros(shape, dtype=torch.bool),
+        targets=torch.full(shape, pad_id),
+        trainable=torch.zeros(shape, dtype=torch.bool),
+        behaviour_logprobs=torch.zeros(shape),
+        advantages=torch.zeros(shape),
+        token_weights=torch.zeros(shape),
+        denominators=torch.zeros(1),
+        lags=torch.zeros(shape, dtype=torch.long),
+    )
+
+
+def num_trained_tokens(trajectory: Trajectory) -> int:
+    """Return how many tokens of a sample are trained on."""
+    return int(np.count_nonzero(trajectory.trainable))
+
+
+def _rows(arrays: Sequence[npt.NDArray[np.generic]], width: int, fill: float) -> Tensor:
+    rows = np.full((len(arrays), width), fill, dtype=arrays[0].dtype if arrays else np.float32)
+    for row, array in zip(rows, arrays, strict=True):
+        row[: array.size] = array
+    return torch.from_numpy(rows)
+
+
+def _next(tokens: Tensor) -> Tensor:
+    """Move column t+1 to column t; the last column, which predicts nothing, becomes 0."""
+    moved = torch.zeros_like(tokens)
+    moved[:, :-1] = tokens[:, 1:]
+    return moved
+
+
+def _versions(trajectory: Trajectory) -> npt.NDArray[np.int64]:
+    spans = np.array(trajectory.versions, dtype=np.int64).reshape(-1, 2)
+    return np.repeat(spans[:, 0], spans[:, 1])
+
+
+def _check(trajectory: Trajectory) -> None:
+    """Raise if a sample cannot be a row; names it by group and sibling."""
+    name = f"group {trajectory.group} sibling {trajectory.sibling}"
+    length = trajectory.token_ids.size
+    lengths = (trajectory.logprobs.size, trajectory.trainable.size, _versions(trajectory).size)
+    if any(size != length for size in lengths):
+        raise TrajectoryError(
+            f"{name}: {length} tokens but {lengths[0]} log-probs, {lengths[1]} mask entries and "
+            f"{lengths[2]} versioned steps"
+        )
+    if length and trajectory.trainable[0]:
+        raise TrajectoryError(f"{name}: token 0 is trainable, but no token predicts it")
+    bad = trajectory.trainable & ~np.isfinite(trajectory.logprobs)
+    if bad.any():
+        step = int(bad.argmax())
+        raise TrajectoryError(
+            f"{name}: behaviour log-prob of token {step} is {trajectory.logprobs[step]}"
+        )
