@@ -15,7 +15,7 @@ from cosmos_algos.advantages import (
 )
 from cosmos_algos.aggregation import AggregationConfig, SampleWeights, sample_weights
 from cosmos_algos.algorithm import Algorithm, Share
-from cosmos_algos.batch import TokenBatch, collate, empty_batch, num_trained_tokens
+from cosmos_algos.batch import TokenBatch, collate, empty_batch
 from cosmos_algos.corrections import (
     CorrectionConfig,
     IcePopConfig,
@@ -84,7 +84,6 @@ __all__ = [
     "kl_loss",
     "mismatch_sums",
     "model_scores",
-    "num_trained_tokens",
     "policy_loss",
     "policy_objective",
     "rloo_advantages",

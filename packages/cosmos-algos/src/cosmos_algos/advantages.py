@@ -20,7 +20,8 @@ AdvantageName = Literal["grpo", "dr_grpo", "rloo", "batch_std"]
 def group_ids(groups: Sequence[Hashable]) -> Int64[Tensor, " N"]:
     """Number groups from 0 in order of first appearance: ``["a", "b", "a"]`` is ``[0, 1, 0]``."""
     numbers: dict[Hashable, int] = {}
-    return torch.tensor([numbers.setdefault(key, len(numbers)) for key in groups])
+    ids = [numbers.setdefault(key, len(numbers)) for key in groups]
+    return torch.tensor(ids, dtype=torch.int64)
 
 
 def grpo_advantages(
@@ -69,7 +70,7 @@ def group_advantages(
         groups: the group each sample belongs to, in any order.
 
     Raises:
-        AlgorithmConfigError: if there is no formula of that name, or the lengths differ.
+        AlgorithmConfigError: if the lengths differ.
     """
     formulas = {
         "grpo": grpo_advantages,
@@ -77,8 +78,6 @@ def group_advantages(
         "rloo": rloo_advantages,
         "batch_std": batch_std_advantages,
     }
-    if name not in formulas:
-        raise AlgorithmConfigError(f"advantage {name!r}: known are {', '.join(sorted(formulas))}")
     if len(rewards) != len(groups):
         raise AlgorithmConfigError(
             f"advantage {name}: {len(rewards)} rewards for {len(groups)} group entries"

@@ -8,7 +8,7 @@ from torch import nn
 
 from cosmos_algos.advantages import AdvantageName, group_advantages
 from cosmos_algos.aggregation import AggregationConfig, SampleWeights, sample_weights
-from cosmos_algos.batch import TokenBatch, collate, num_trained_tokens
+from cosmos_algos.batch import TokenBatch, collate
 from cosmos_algos.logprobs import TokenScores
 from cosmos_algos.loss_sum import LossSum
 from cosmos_algos.scoring import model_scores
@@ -53,7 +53,7 @@ class Algorithm:
         from all of it, so that no split changes the loss.
 
         Args:
-            trajectories: all samples of the step; NaN is the reward of a failed one.
+            trajectories: all samples of the step; a failed sample has no trajectory.
             share: the part this rank takes.
             policy_version: weight version the trainer holds now.
 
@@ -62,9 +62,9 @@ class Algorithm:
         """
         groups = [trajectory.group for trajectory in trajectories]
         advantages = group_advantages(self.advantage, [t.reward for t in trajectories], groups)
-        trained = [num_trained_tokens(trajectory) for trajectory in trajectories]
+        trained = [trajectory.num_trainable for trajectory in trajectories]
         weights = sample_weights(trained, groups, self.aggregation)
-        lengths = [trajectory.token_ids.size for trajectory in trajectories]
+        lengths = [trajectory.num_tokens for trajectory in trajectories]
         mine = split_ranks(lengths, share.num_ranks)[share.rank]
         batches: list[TokenBatch] = []
         for rows in split_batches([lengths[index] for index in mine], share.max_tokens):

@@ -35,7 +35,7 @@ class TokenBatch:
         behaviour_logprobs: log μ of the target; 0 where not trainable.
         advantages: advantage of the target.
         token_weights: weight of the target's loss in the step's sum; 0 where not trainable.
-        denominators: what each sample adds to the step's denominator.
+        denominators: what each sample adds to the step's denominator, float64.
         lags: how many versions behind the trainer the target was sampled; 0 where not trainable.
         old_logprobs: log π_old of the target, if the caller computed it.
         reference_logprobs: log π_ref of the target, if the caller computed it.
@@ -80,30 +80,33 @@ def collate(
         policy_version: version the trainer holds now, from which lags are counted.
 
     Returns:
-        A batch of float32 and int64 tensors on the CPU, as wide as the longest sample.
+        A batch on the CPU, float32 but for the denominators, as wide as the longest sample.
 
     Raises:
-        TrajectoryError: if a sample's arrays differ in length, its first token is trainable (no
-            token predicts it), or a behaviour log-probability is not finite.
+        TrajectoryError: if the first token of a sample is trainable: no token predicts it.
     """
     for trajectory in trajectories:
-        _check(trajectory)
-    width = max((trajectory.token_ids.size for trajectory in trajectories), default=1)
+        if trajectory.num_tokens and trajectory.trainable[0]:
+            raise TrajectoryError(
+                f"group {trajectory.group} sibling {trajectory.sibling}: token 0 is trainable, "
+                "but no token predicts it"
+            )
+    width = max((trajectory.num_tokens for trajectory in trajectories), default=1)
     token_ids = _rows([t.token_ids for t in trajectories], width, pad_id)
-    valid = _rows([np.ones(t.token_ids.size, np.bool_) for t in trajectories], width, False)
+    valid = _rows([np.ones(t.num_tokens, np.bool_) for t in trajectories], width, False)
     trainable = _next(_rows([t.trainable for t in trajectories], width, False))
     logprobs = _next(_rows([t.logprobs for t in trajectories], width, 0.0))
-    versions = _next(_rows([_versions(t) for t in trajectories], width, policy_version))
+    versions = _next(_rows([t.version_of_each_step() for t in trajectories], width, policy_version))
     kept = trainable.float()
     return TokenBatch(
         token_ids=token_ids.long(),
         valid=valid,
         targets=_next(token_ids).long(),
         trainable=trainable,
-        behaviour_logprobs=logprobs.float() * kept,
+        behaviour_logprobs=logprobs.float().where(trainable, 0.0),
         advantages=advantages.float()[:, None] * kept,
         token_weights=weights.token.float()[:, None] * kept,
-        denominators=weights.denominator.float(),
+        denominators=weights.denominator.double(),
         lags=(policy_version - versions.long()) * trainable,
     )
 
@@ -122,17 +125,14 @@ def empty_batch(num_tokens: int = 2, pad_id: int = 0) -> TokenBatch:
         behaviour_logprobs=torch.zeros(shape),
         advantages=torch.zeros(shape),
         token_weights=torch.zeros(shape),
-        denominators=torch.zeros(1),
+        denominators=torch.zeros(1, dtype=torch.float64),
         lags=torch.zeros(shape, dtype=torch.long),
     )
 
 
-def num_trained_tokens(trajectory: Trajectory) -> int:
-    """Return how many tokens of a sample are trained on."""
-    return int(np.count_nonzero(trajectory.trainable))
-
-
-def _rows(arrays: Sequence[npt.NDArray[np.generic]], width: int, fill: float) -> Tensor:
+def _rows(
+    arrays: Sequence[npt.NDArray[np.generic]], width: int, fill: int | float | bool
+) -> Tensor:
     rows = np.full((len(arrays), width), fill, dtype=arrays[0].dtype if arrays else np.float32)
     for row, array in zip(rows, arrays, strict=True):
         row[: array.size] = array
@@ -144,28 +144,3 @@ def _next(tokens: Tensor) -> Tensor:
     moved = torch.zeros_like(tokens)
     moved[:, :-1] = tokens[:, 1:]
     return moved
-
-
-def _versions(trajectory: Trajectory) -> npt.NDArray[np.int64]:
-    spans = np.array(trajectory.versions, dtype=np.int64).reshape(-1, 2)
-    return np.repeat(spans[:, 0], spans[:, 1])
-
-
-def _check(trajectory: Trajectory) -> None:
-    """Raise if a sample cannot be a row; names it by group and sibling."""
-    name = f"group {trajectory.group} sibling {trajectory.sibling}"
-    length = trajectory.token_ids.size
-    lengths = (trajectory.logprobs.size, trajectory.trainable.size, _versions(trajectory).size)
-    if any(size != length for size in lengths):
-        raise TrajectoryError(
-            f"{name}: {length} tokens but {lengths[0]} log-probs, {lengths[1]} mask entries and "
-            f"{lengths[2]} versioned steps"
-        )
-    if length and trajectory.trainable[0]:
-        raise TrajectoryError(f"{name}: token 0 is trainable, but no token predicts it")
-    bad = trajectory.trainable & ~np.isfinite(trajectory.logprobs)
-    if bad.any():
-        step = int(bad.argmax())
-        raise TrajectoryError(
-            f"{name}: behaviour log-prob of token {step} is {trajectory.logprobs[step]}"
-        )
