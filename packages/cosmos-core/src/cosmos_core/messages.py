@@ -50,7 +50,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     """Common parent of events and commands; never sent itself."""
 
 
-class ReplicaJoined(Message, tag=True):
+class ReplicaJoined(Message, frozen=True, kw_only=True, tag=True):
     """A replica is ready for commands. Sent again, with its inventory, after a reconnect.
 
     ``slots`` is how many groups a rollout replica holds at once (0 for a policy replica);
@@ -65,21 +65,21 @@ class ReplicaJoined(Message, tag=True):
     endpoints: tuple[str, ...] = ()
 
 
-class ReplicaLeft(Message, tag=True):
+class ReplicaLeft(Message, frozen=True, kw_only=True, tag=True):
     """A replica is gone: it said so, its launcher saw it die, or its lease ran out."""
 
     replica: str
     reason: str
 
 
-class Progress(Message, tag=True):
+class Progress(Message, frozen=True, kw_only=True, tag=True):
     """The loop that does the work is alive; renews the lease of the replica."""
 
     replica: str
     count: int
 
 
-class GroupFinished(Message, tag=True):
+class GroupFinished(Message, frozen=True, kw_only=True, tag=True):
     """Every sample of one attempt at a group is scored and stored."""
 
     replica: str
@@ -88,7 +88,7 @@ class GroupFinished(Message, tag=True):
     samples: tuple[SampleRef, ...]
 
 
-class GroupFailed(Message, tag=True):
+class GroupFailed(Message, frozen=True, kw_only=True, tag=True):
     """One attempt at a group came to nothing; an infrastructure failure is never a sample."""
 
     replica: str
@@ -97,21 +97,21 @@ class GroupFailed(Message, tag=True):
     reason: str
 
 
-class StepFinished(Message, tag=True):
+class StepFinished(Message, frozen=True, kw_only=True, tag=True):
     """A policy replica took step ``step`` and now holds weight version ``step + 1``."""
 
     replica: str
     step: int
 
 
-class VersionPublished(Message, tag=True):
+class VersionPublished(Message, frozen=True, kw_only=True, tag=True):
     """A policy replica serves this weight version: its snapshot is taken."""
 
     replica: str
     version: int
 
 
-class VersionLoaded(Message, tag=True):
+class VersionLoaded(Message, frozen=True, kw_only=True, tag=True):
     """A rollout replica verified and committed this weight version: it samples with it now."""
 
     replica: str
@@ -120,7 +120,7 @@ class VersionLoaded(Message, tag=True):
     stall_s: float
 
 
-class LoadFailed(Message, tag=True):
+class LoadFailed(Message, frozen=True, kw_only=True, tag=True):
     """A rollout replica could not load this version and still samples with the one before."""
 
     replica: str
@@ -128,7 +128,7 @@ class LoadFailed(Message, tag=True):
     reason: str
 
 
-class CheckpointSaved(Message, tag=True):
+class CheckpointSaved(Message, frozen=True, kw_only=True, tag=True):
     """A policy replica's checkpoint taken after step ``step`` is durable."""
 
     replica: str
@@ -136,13 +136,13 @@ class CheckpointSaved(Message, tag=True):
     path: str
 
 
-class StopRequested(Message, tag=True):
+class StopRequested(Message, frozen=True, kw_only=True, tag=True):
     """Somebody asked the run to end cleanly: finish the step in hand, checkpoint, stop."""
 
     reason: str
 
 
-class Tick(Message, tag=True):
+class Tick(Message, frozen=True, kw_only=True, tag=True):
     """Time passed; leases are looked at."""
 
 
@@ -162,7 +162,7 @@ Event = (
 )
 
 
-class Generate(Message, tag=True):
+class Generate(Message, frozen=True, kw_only=True, tag=True):
     """Rollout: sample a group. ``greedy`` is for validation (one sample, temperature 0)."""
 
     group: GroupId
@@ -171,21 +171,21 @@ class Generate(Message, tag=True):
     greedy: bool = False
 
 
-class CancelGroup(Message, tag=True):
+class CancelGroup(Message, frozen=True, kw_only=True, tag=True):
     """Rollout: this attempt is no longer wanted."""
 
     group: GroupId
     attempt: int
 
 
-class LoadVersion(Message, tag=True):
+class LoadVersion(Message, frozen=True, kw_only=True, tag=True):
     """Rollout: fetch this version (or a newer one) from these endpoints, commit, acknowledge."""
 
     version: int
     endpoints: tuple[str, ...]
 
 
-class Train(Message, tag=True):
+class Train(Message, frozen=True, kw_only=True, tag=True):
     """Policy: take step ``step`` on these groups; every policy replica gets the same list.
 
     ``cut`` is the controller's own state to be stored in a checkpoint of this step, msgpack;
@@ -198,14 +198,20 @@ class Train(Message, tag=True):
     cut: bytes = b""
 
 
-class Stop(Message, tag=True):
+class Stop(Message, frozen=True, kw_only=True, tag=True):
     """Any replica: finish what is in hand and leave. ``checkpoint`` asks the policy to save."""
 
     reason: str
     cut: bytes = b""
 
 
-Command = Generate | CancelGroup | LoadVersion | Train | Stop
+class Rejoin(Message, frozen=True, kw_only=True, tag=True):
+    """Any replica: the controller does not know you (any more); send ReplicaJoined again."""
+
+    reason: str
+
+
+Command = Generate | CancelGroup | LoadVersion | Train | Stop | Rejoin
 
 _EVENT_DECODER = msgspec.msgpack.Decoder(Event)
 _COMMAND_DECODER = msgspec.msgpack.Decoder(Command)

@@ -1,0 +1,97 @@
+"""What a controller is told about a run."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+StalenessPolicy = Literal["block", "drop", "count"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StalenessConfig:
+    """How far sampling may run ahead of training; 0 and 0 is synchronous on-policy.
+
+    Staleness of a group is the step that trains on it less the version of its oldest token.
+
+    Attributes:
+        depth: steps' worth of prompts issued ahead of the step being trained: the typical
+            staleness.
+        bound: largest staleness that is ever trained on.
+        policy: what holds the bound. ``block`` waits for stragglers, ``drop`` trains without them
+            and drops what has become too old (which favours short answers), ``count`` issues by
+            depth alone and does not hold it.
+    """
+
+    depth: int = 2
+    bound: int = 4
+    policy: StalenessPolicy = "block"
+
+    def __post_init__(self) -> None:
+        """Refuse a depth that the bound could not keep up with.
+
+        Raises:
+            ValueError: if ``depth`` is negative or exceeds ``bound``.
+        """
+        if not 0 <= self.depth <= self.bound:
+            raise ValueError(
+                f"depth is {self.depth} and bound {self.bound}; want 0 <= depth <= bound"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValidationPlan:
+    """When held-out prompts are answered, greedily, by exactly one weight version.
+
+    Attributes:
+        num_prompts: prompts in a validation; 0 for no validation at all.
+        before: validate the first version, before training prompts are issued.
+        after: validate the last version.
+        every: steps between validations in between, which stop nobody; 0 for none.
+    """
+
+    num_prompts: int = 0
+    before: bool = True
+    after: bool = True
+    every: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ControllerConfig:
+    """The run as the controller sees it.
+
+    Attributes:
+        num_steps: optimizer steps in all.
+        groups_per_step: prompts in a step.
+        samples_per_group: samples of each.
+        num_policies: policy replicas; a step is committed when all of them took it.
+        staleness: how far sampling may run ahead.
+        validation: when held-out prompts are answered.
+        checkpoint_every: steps between checkpoints; 0 for one at the end alone.
+        drop_zero_signal: replace groups whose rewards are all equal by new prompts.
+        min_group_samples: fewer completed samples than this and the group is tried again.
+        max_attempts: after so many attempts a group is dropped.
+        lease_s: a replica not heard of for so long is dead.
+    """
+
+    num_steps: int
+    groups_per_step: int
+    samples_per_group: int
+    num_policies: int = 1
+    staleness: StalenessConfig = field(default_factory=StalenessConfig)
+    validation: ValidationPlan = field(default_factory=ValidationPlan)
+    checkpoint_every: int = 0
+    drop_zero_signal: bool = False
+    min_group_samples: int = 2
+    max_attempts: int = 5
+    lease_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Check the counts.
+
+        Raises:
+            ValueError: naming the count that is too small.
+        """
+        for name in ("num_steps", "groups_per_step", "samples_per_group", "num_policies"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if not self.lease_s > 0:
+            raise ValueError(f"lease_s is {self.lease_s}; it must be positive")

@@ -1,0 +1,141 @@
+"""Everything a controller knows, as plain data that is written down and read back whole."""
+
+from typing import Literal
+
+import msgspec
+
+from cosmos_core.messages import GroupId, Role, SampleRef
+
+GroupStage = Literal["waiting", "generating", "ready", "training"]
+UNKNOWN_VERSION = -1
+
+
+class GroupState(msgspec.Struct, kw_only=True):
+    """An issued training prompt that is neither consumed nor dropped.
+
+    ``version`` is a lower bound on the versions of its tokens: that of its replica when it was
+    given out, that of its oldest token once it is ready.
+    """
+
+    group: GroupId
+    stage: GroupStage = "waiting"
+    attempt: int = 0
+    replica: str = ""
+    version: int = UNKNOWN_VERSION
+    since_s: float = 0.0
+    samples: tuple[SampleRef, ...] = ()
+
+
+class ReplicaState(msgspec.Struct, kw_only=True):
+    """A replica that joined and is thought alive."""
+
+    name: str
+    role: Role
+    slots: int
+    version: int
+    endpoints: tuple[str, ...]
+    seen_s: float
+    loading: int = UNKNOWN_VERSION
+    loading_since_s: float = 0.0
+    stopped: bool = False
+
+
+class StepState(msgspec.Struct, kw_only=True):
+    """The step that policy replicas are working on."""
+
+    step: int
+    since_s: float
+    groups: tuple[str, ...]
+    done: set[str] = msgspec.field(default_factory=set)
+
+
+class RoundState(msgspec.Struct, kw_only=True):
+    """One validation: held-out prompts answered by one version."""
+
+    version: int
+    waiting: list[int]
+    given: dict[int, str] = msgspec.field(default_factory=dict)
+    attempts: dict[int, int] = msgspec.field(default_factory=dict)
+    rewards: list[float] = msgspec.field(default_factory=list)
+    failed: int = 0
+
+
+class ValidationResult(msgspec.Struct, kw_only=True, frozen=True):
+    """What a validation found: prompts answered, their mean reward, prompts that failed."""
+
+    version: int
+    count: int
+    mean_reward: float
+    failed: int
+
+
+class StepStats(msgspec.Struct, kw_only=True, frozen=True):
+    """What was trained on in one committed step.
+
+    ``waited_s`` is how long the policy waited for the step to be formed, ``trained_s`` how long
+    it took; lengths are mean trained tokens per sample of this step and of everything generated.
+    """
+
+    step: int
+    reward: float
+    staleness_mean: float
+    staleness_max: int
+    waited_s: float
+    trained_s: float
+    trained_length: float
+    generated_length: float
+
+
+class Counters(msgspec.Struct, kw_only=True):
+    """Sums that only grow (consumed may shrink when a policy falls back to a checkpoint)."""
+
+    issued: int = 0
+    consumed: int = 0
+    dropped: dict[str, int] = msgspec.field(default_factory=dict)
+    attempts: int = 0
+    duplicates: int = 0
+    replicas_lost: int = 0
+    loads_failed: int = 0
+    steps_void: int = 0
+    samples_failed: int = 0
+    generated_samples: int = 0
+    generated_tokens: int = 0
+
+
+class ControllerState(msgspec.Struct, kw_only=True):
+    """The fold of all events."""
+
+    step: int = 0
+    next_ordinal: int = 0
+    groups: dict[str, GroupState] = msgspec.field(default_factory=dict)
+    replicas: dict[str, ReplicaState] = msgspec.field(default_factory=dict)
+    training: StepState | None = None
+    published: int = UNKNOWN_VERSION
+    idle_since_s: float = 0.0
+    consumed_since_save: dict[int, list[str]] = msgspec.field(default_factory=dict)
+    round: RoundState | None = None
+    rounds_done: list[ValidationResult] = msgspec.field(default_factory=list)
+    counters: Counters = msgspec.field(default_factory=Counters)
+    last_step: StepStats | None = None
+    stopping: str = ""
+    stop_sent: bool = False
+    finished: str = ""
+
+
+class Cut(msgspec.Struct, kw_only=True, frozen=True):
+    """The sample stream at a step boundary: what a checkpoint needs so that it goes on.
+
+    ``unfinished`` are the ordinals below ``next_ordinal`` that were not trained on or dropped.
+    """
+
+    step: int
+    next_ordinal: int
+    unfinished: tuple[int, ...]
+    dropped: dict[str, int]
+    rounds_done: tuple[ValidationResult, ...] = ()
+
+
+def parse_group(key: str) -> GroupId:
+    """Read ``str(GroupId)`` back."""
+    source, version, ordinal = key.rsplit(".", 2)
+    return GroupId(source, int(version), int(ordinal))
