@@ -6,7 +6,8 @@ nothing of engines: the whole sequence through transformers, without sampling an
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +41,9 @@ from cosmos_rollout import (  # noqa: E402
     TokenRangeError,
     TransformersConfig,
     VersionSource,
+    VLLMConfig,
     WeightLoadError,
+    cpu_environment,
 )
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -146,11 +149,54 @@ async def transformers(paths: Sequence[Path], kv: str) -> Subject:
     return Subject(engine, ModelReference(paths, kv), True)
 
 
+@dataclass
+class Times:
+    version: int
+    transfer_s: float = 0.0
+    stall_s: float = 0.0
+
+
+class ReloadClient:
+    """A weight client that has vLLM read a checkpoint directory again, requests in flight."""
+
+    def __init__(self, llm, kv: str, paths: Sequence[Path]) -> None:
+        self._llm, self._kv, self._paths = llm, kv, paths
+
+    async def connect(self, endpoints: Sequence[str]) -> None:
+        if "nowhere" in endpoints:
+            raise ConnectionError("nobody listens at nowhere")
+
+    async def load(self, version: int) -> Times:
+        await self._llm.pause_generation(mode="keep", clear_cache=self._kv == "recompute")
+        arguments = {"weights_path": str(self._paths[version % 2])}
+        await self._llm.collective_rpc("reload_weights", kwargs=arguments)
+        await self._llm.update_weight_version(str(version))
+        await self._llm.resume_generation()
+        return Times(version)
+
+
+async def vllm(paths: Sequence[Path], kv: str) -> Subject:
+    pytest.importorskip("vllm")
+    config = VLLMConfig(
+        dtype="float32", context_length=CONTEXT, kv=kv, kv_cache_mib=16, progress_tokens=1
+    )
+    setup = EngineSetup(
+        model_path=paths[0], weight_client=lambda llm, policy: ReloadClient(llm, policy, paths)
+    )
+    return Subject(await config.build(setup), ModelReference(paths, kv), True)
+
+
 SUBJECTS: dict[str, tuple[Callable, str]] = {
     "scripted": (scripted, "keep"),
     "transformers-keep": (transformers, "keep"),
     "transformers-recompute": (transformers, "recompute"),
+    "vllm-keep": (vllm, "keep"),
+    "vllm-recompute": (vllm, "recompute"),
 }
+PARAMETERS = [
+    pytest.param(name, marks=pytest.mark.slow if name.startswith("vllm") else ())
+    for name in SUBJECTS
+]
 
 
 @pytest.fixture(scope="module")
@@ -176,8 +222,18 @@ def weights(tmp_path_factory) -> list[Path]:
     return paths
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=list(SUBJECTS))
-async def subject(request, weights) -> AsyncIterator[Subject]:
+@pytest.fixture(scope="module")
+def environment() -> Iterator[None]:
+    """What vLLM wants to find, and a clean-up of what it leaves in the environment."""
+    before = dict(os.environ)
+    os.environ.update(cpu_environment())
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=PARAMETERS)
+async def subject(request, weights, environment) -> AsyncIterator[Subject]:
     torch.set_num_threads(1)
     start, kv = SUBJECTS[request.param]
     subject = await start(weights, kv)

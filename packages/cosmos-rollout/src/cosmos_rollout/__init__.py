@@ -15,6 +15,7 @@ from cosmos_rollout.engine import (
 from cosmos_rollout.engines import (
     DecodedToken,
     Decoder,
+    EngineConfig,
     EngineSetup,
     InProcessEngine,
     Script,
@@ -22,7 +23,9 @@ from cosmos_rollout.engines import (
     ScriptedConfig,
     TransformersConfig,
     VersionSource,
+    VLLMConfig,
     WeightClientFactory,
+    cpu_environment,
     random_script,
 )
 from cosmos_rollout.errors import (
@@ -46,6 +49,7 @@ __all__ = [
     "Decoder",
     "EmptyPromptError",
     "EngineClosedError",
+    "EngineConfig",
     "EngineDeadError",
     "EngineError",
     "EnginePausedError",
@@ -70,10 +74,12 @@ __all__ = [
     "StagedWeights",
     "TokenRangeError",
     "TransformersConfig",
+    "VLLMConfig",
     "VersionSource",
     "WeightClient",
     "WeightClientFactory",
     "WeightLoadError",
     "WeightSource",
+    "cpu_environment",
     "random_script",
 ]

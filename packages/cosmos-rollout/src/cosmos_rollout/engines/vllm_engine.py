@@ -1,0 +1,264 @@
+"""The vLLM engine: an `AsyncLLM`, token ids in and out, as a `RolloutEngine`.
+
+Log-probs are vLLM's "processed" ones, those of the distribution each token was drawn from: with
+temperature 1 and no top-p that is the plain softmax. The version of each token comes from vLLM's
+own spans, whose labels are our version numbers.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMServerError
+from vllm.inputs.engine import tokens_input
+from vllm.outputs import CompletionOutput
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError as VLLMDeadError
+
+from cosmos_core.trajectory import VersionSpan
+from cosmos_rollout.engine import (
+    GeneratedSample,
+    GenerationRequest,
+    KvPolicy,
+    LoadReport,
+    Sampling,
+    WeightClient,
+    check_request,
+)
+from cosmos_rollout.engines.setup import EngineSetup
+from cosmos_rollout.engines.vllm_executors import (
+    TetheredMultiprocExecutor,
+    TetheredUniProcExecutor,
+)
+from cosmos_rollout.errors import (
+    EngineClosedError,
+    EngineDeadError,
+    EngineError,
+    EnginePausedError,
+    EngineStartError,
+    WeightLoadError,
+)
+
+_CPU_ARGUMENTS = {"kv_cache_memory_bytes": 64 << 20, "block_size": 32, "enforce_eager": True}
+_ALWAYS = {
+    "skip_tokenizer_init": True,  # token ids in and out; text never passes through
+    "generation_config": "vllm",  # sampling settings come with each request, not with the model
+    "logprobs_mode": "processed_logprobs",
+    "disable_log_stats": True,
+}
+
+
+async def start_vllm_engine(
+    arguments: Mapping[str, Any], setup: EngineSetup, kv: KvPolicy, shutdown_s: float
+) -> "VLLMEngine":
+    """Start the engine processes in a thread, so that the caller's loop stays alive.
+
+    Raises:
+        EngineStartError: with vLLM's own words.
+    """
+    on_device: dict[str, Any] = _CPU_ARGUMENTS if current_platform.is_cpu() else {}
+    workers = arguments["tensor_parallel_size"] * arguments["pipeline_parallel_size"]
+    executor = TetheredUniProcExecutor if workers == 1 else TetheredMultiprocExecutor
+    chosen = {
+        **on_device,
+        **arguments,
+        **_ALWAYS,
+        **setup.engine_arguments,
+        "model": str(setup.model_path),
+        "distributed_executor_backend": executor,
+    }
+    try:
+        llm = await asyncio.to_thread(_start, chosen)
+        await llm.update_weight_version(str(setup.version))
+    except (RuntimeError, OSError, ValueError, TypeError, VLLMServerError) as error:
+        raise EngineStartError(f"vLLM did not start {setup.model_path}: {error}") from error
+    client = setup.weight_client(llm, kv) if setup.weight_client else None
+    return VLLMEngine(llm, version=setup.version, client=client, shutdown_s=shutdown_s)
+
+
+def _start(arguments: dict[str, Any]) -> AsyncLLM:
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+
+
+class VLLMEngine:
+    """A `RolloutEngine` over vLLM; made by `VLLMConfig.build`.
+
+    The prefix cache is salted with the weight version: a request never reuses keys and values of
+    other weights than those in use when it was submitted.
+    """
+
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        *,
+        version: int,
+        client: WeightClient | None = None,
+        shutdown_s: float = 10.0,
+    ) -> None:
+        self._llm = llm
+        self._version = version
+        self._client = client
+        self._shutdown_s = shutdown_s
+        self._num_tokens = 0
+        self._tasks: set[asyncio.Task[GeneratedSample]] = set()
+        self._paused = False
+        self._loading = asyncio.Lock()
+        self._fault: EngineError | None = None
+
+    @property
+    def weight_version(self) -> int:
+        """The version that samples the next token."""
+        return self._version
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of prompt and response."""
+        return int(self._llm.model_config.max_model_len)
+
+    @property
+    def num_running(self) -> int:
+        """Requests in flight, those that wait for a place included."""
+        return len(self._tasks)
+
+    @property
+    def num_tokens_generated(self) -> int:
+        """Tokens reported by vLLM since the start, ``progress_tokens`` at a time."""
+        return self._num_tokens
+
+    async def generate(
+        self, requests: Sequence[GenerationRequest]
+    ) -> AsyncGenerator[GeneratedSample, None]:
+        """Yield the samples as they finish; see `RolloutEngine.generate`."""
+        self._raise_fault()
+        size = int(self._llm.model_config.get_vocab_size())
+        checked = [
+            check_request(request, context_length=self.context_length, vocabulary_size=size)
+            for request in requests
+        ]
+        finished: asyncio.Queue[asyncio.Task[GeneratedSample]] = asyncio.Queue()
+        tasks = [asyncio.create_task(self._sample(request)) for request in checked]
+        for task in tasks:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(finished.put_nowait)
+        try:
+            for _ in tasks:
+                yield (await finished.get()).result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def pause(self) -> None:
+        """Freeze every request at the next token boundary, its keys and values kept."""
+        self._raise_fault()
+        self._paused = True
+        await self._llm.pause_generation(mode="keep", clear_cache=False)
+
+    async def resume(self) -> None:
+        """Go on."""
+        self._raise_fault()
+        await self._llm.resume_generation()
+        self._paused = False
+
+    async def load_version(self, version: int, endpoints: Sequence[str]) -> LoadReport:
+        """Have the weight client fetch and swap; see `RolloutEngine.load_version`."""
+        self._raise_fault()
+        if self._client is None:
+            raise WeightLoadError(f"version {version}: this engine was given no weight client")
+        if self._paused:
+            raise EnginePausedError(f"version {version}: resume the engine before loading weights")
+        async with self._loading:
+            try:
+                await self._client.connect(endpoints)
+                times = await self._client.load(version)
+            except Exception as error:
+                await self._after_failed_load(version, error)
+                raise WeightLoadError(f"version {version} could not be loaded: {error}") from error
+            self._version = times.version
+        return LoadReport(version=times.version, transfer_s=times.transfer_s, stall_s=times.stall_s)
+
+    async def aclose(self) -> None:
+        """Fail what is in flight, then end vLLM's processes within the deadline."""
+        if isinstance(self._fault, EngineClosedError):
+            return
+        self._fault = EngineClosedError("the engine was closed")
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.to_thread(self._llm.shutdown, self._shutdown_s)
+
+    async def _sample(self, request: GenerationRequest) -> GeneratedSample:
+        prompt = tokens_input(list(request.prompt_token_ids), cache_salt=str(self._version))
+        parameters = _parameters(request.sampling)
+        token_ids: list[int] = []
+        logprobs: list[float] = []
+        try:
+            async for output in self._llm.generate(prompt, parameters, request.request_id):
+                part = output.outputs[0]
+                token_ids += part.token_ids
+                logprobs += part.logprobs.logprobs  # pyright: ignore  # one per token, flat
+                self._num_tokens += len(part.token_ids)
+                if output.finished:
+                    return _finish(request.request_id, token_ids, logprobs, part)
+        except asyncio.CancelledError:
+            self._raise_fault()  # cancelled by `aclose`
+            raise
+        except VLLMDeadError as error:
+            raise self._dead("vLLM's engine process died") from error
+        except VLLMServerError as error:
+            raise EngineError(f"request {request.request_id} failed in vLLM: {error}") from error
+        raise EngineError(f"request {request.request_id} ended without a last output")
+
+    async def _after_failed_load(self, version: int, error: Exception) -> None:
+        """Find out whether the engine still runs; if not, no later request may use it."""
+        if self._llm.errored:
+            raise self._dead("vLLM's engine process died while loading weights") from error
+        if await self._llm.is_paused():
+            fault = self._dead(f"version {version} is half loaded; the engine has to be restarted")
+            raise fault from error
+
+    def _dead(self, words: str) -> EngineError:
+        if self._fault is None:
+            self._fault = EngineDeadError(words)
+        return self._fault
+
+    def _raise_fault(self) -> None:
+        if self._fault is not None:
+            raise self._fault
+
+
+def _parameters(sampling: Sampling) -> SamplingParams:
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        seed=sampling.seed,
+        max_tokens=sampling.max_new_tokens,
+        stop_token_ids=list(sampling.stop_token_ids),
+        ignore_eos=True,  # only the stop tokens of the request end it
+        logprobs=0,  # of the sampled token alone
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def _finish(
+    request_id: str, token_ids: list[int], logprobs: list[float], last: CompletionOutput
+) -> GeneratedSample:
+    if last.finish_reason not in ("stop", "length"):
+        raise EngineError(f"request {request_id} ended with {last.finish_reason!r}")
+    spans = last.weight_versions or ()
+    versions = tuple(VersionSpan(int(span.version), span.end - span.start) for span in spans)
+    return GeneratedSample(
+        request_id=request_id,
+        token_ids=np.array(token_ids, dtype=np.int32),
+        logprobs=np.array(logprobs, dtype=np.float32),
+        versions=tuple(span for span in versions if span.length),
+        finish_reason=last.finish_reason,
+    )
