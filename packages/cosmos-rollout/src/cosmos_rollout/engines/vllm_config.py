@@ -109,4 +109,5 @@ def cpu_environment(*, num_threads: int = 1) -> dict[str, str]:
         "TORCHDYNAMO_DISABLE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     }

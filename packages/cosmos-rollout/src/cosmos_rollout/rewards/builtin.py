@@ -1,0 +1,225 @@
+"""The rewards that come with the package, each settings beside a function of one sample.
+
+All of them are 1 or 0 except `LengthReward`; weights and sums are `RewardPool`'s business.
+"""
+
+import importlib
+import importlib.util
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Literal, cast
+
+from cosmos_rollout.errors import RewardError
+from cosmos_rollout.rewards.scoring import RewardFunction, RewardInput
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExactReward:
+    """1 if the response is the answer, 0 otherwise.
+
+    Attributes:
+        kind: selects this reward.
+        name: its name in trajectories and reports.
+        weight: its factor in the total.
+        after: compare what follows the last occurrence of this text only; empty: everything.
+        ignore_case: whether A and a are equal.
+    """
+
+    kind: Literal["exact"] = "exact"
+    name: str = "exact"
+    weight: float = 1.0
+    after: str = ""
+    ignore_case: bool = False
+
+    def build(self) -> RewardFunction:
+        """Return the function."""
+        return self._score
+
+    def _score(self, sample: RewardInput) -> float:
+        response, answer = sample.response, _answer_of(sample, self.name)
+        if self.after:
+            _, found, response = response.rpartition(self.after)
+            if not found:
+                return 0.0
+        if self.ignore_case:
+            response, answer = response.casefold(), answer.casefold()
+        return float(" ".join(response.split()) == " ".join(answer.split()))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BoxedMathReward:
+    r"""1 if the last ``\boxed{...}`` equals the answer as mathematics: 0.5, 1/2, \frac12.
+
+    Attributes:
+        kind: selects this reward.
+        name: its name in trajectories and reports.
+        weight: its factor in the total.
+    """
+
+    kind: Literal["boxed_math"] = "boxed_math"
+    name: str = "boxed_math"
+    weight: float = 1.0
+
+    def build(self) -> RewardFunction:
+        """Return the function; math-verify is imported with its first call, in the worker."""
+        return self._score
+
+    def _score(self, sample: RewardInput) -> float:
+        from math_verify import parse, verify
+
+        expression = last_boxed(sample.response)
+        if expression is None:
+            return 0.0
+        answer = _answer_of(sample, self.name)
+        boxed = last_boxed(answer)
+        gold = parse(f"${answer if boxed is None else boxed}$", raise_on_error=True)
+        return float(verify(gold, parse(f"${expression}$"), raise_on_error=False))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FormatReward:
+    """1 if the whole response matches a regular expression (``.`` matches newlines too).
+
+    Attributes:
+        kind: selects this reward.
+        pattern: the regular expression.
+        name: its name in trajectories and reports.
+        weight: its factor in the total.
+    """
+
+    kind: Literal["format"] = "format"
+    pattern: str
+    name: str = "format"
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.pattern, re.DOTALL)
+        except re.error as error:
+            raise ValueError(f"pattern {self.pattern!r}: {error}") from error
+
+    def build(self) -> RewardFunction:
+        """Return the function."""
+        return self._score
+
+    def _score(self, sample: RewardInput) -> float:
+        return float(re.fullmatch(self.pattern, sample.response, re.DOTALL) is not None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LengthReward:
+    """0 up to ``target`` response tokens, then falling linearly to -1 at ``limit``.
+
+    The soft overlong punishment of DAPO (Yu et al. 2025, arXiv:2503.14476, eq. 13).
+
+    Attributes:
+        kind: selects this reward.
+        target: tokens that cost nothing.
+        limit: tokens from which on it is -1.
+        name: its name in trajectories and reports.
+        weight: its factor in the total.
+    """
+
+    kind: Literal["length"] = "length"
+    target: int
+    limit: int
+    name: str = "length"
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.target < self.limit:
+            raise ValueError(f"target {self.target} has to be below limit {self.limit}")
+
+    def build(self) -> RewardFunction:
+        """Return the function."""
+        return self._score
+
+    def _score(self, sample: RewardInput) -> float:
+        over = (sample.num_response_tokens - self.target) / (self.limit - self.target)
+        return -min(1.0, max(0.0, over))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PythonReward:
+    """A function of the user's: ``def reward(sample: RewardInput) -> float``.
+
+    Attributes:
+        kind: selects this reward.
+        function: ``module:function``, or ``path/to/file.py:function``.
+        name: its name in trajectories and reports; the function's if empty.
+        weight: its factor in the total.
+    """
+
+    kind: Literal["python"] = "python"
+    function: str
+    name: str = ""
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        module, found, function = self.function.rpartition(":")
+        if not found or not module or not function.isidentifier():
+            raise ValueError(
+                f"function {self.function!r} has to be module:function or path/file.py:function"
+            )
+        if not self.name:
+            object.__setattr__(self, "name", function)
+
+    def build(self) -> RewardFunction:
+        """Import the module and return the function.
+
+        Raises:
+            RewardError: if there is no such module or function.
+        """
+        where, _, name = self.function.rpartition(":")
+        module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
+        function = getattr(module, name, None)
+        if not callable(function):
+            found = [key for key, value in vars(module).items() if callable(value)]
+            raise RewardError(f"{where} has no function {name}; it has {', '.join(found) or '-'}")
+        return cast(Callable[[RewardInput], float], function)
+
+
+RewardConfig = ExactReward | BoxedMathReward | FormatReward | LengthReward | PythonReward
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Return what the last ``\boxed{...}`` holds, braces inside it balanced; None without one."""
+    start = text.rfind("\\boxed{")
+    if start < 0:
+        return None
+    depth, begin = 0, start + len("\\boxed{")
+    for position in range(begin, len(text)):
+        if text[position] == "{":
+            depth += 1
+        elif text[position] == "}":
+            if depth == 0:
+                return text[begin:position]
+            depth -= 1
+    return None
+
+
+def _answer_of(sample: RewardInput, name: str) -> str:
+    if sample.answer is None:
+        raise RewardError(f"reward {name} needs a field 'answer' in the data row")
+    return sample.answer
+
+
+def _load_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise RewardError(f"cannot import the reward module {name}: {error}") from error
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise RewardError(f"there is no reward file {path}")
+    spec = importlib.util.spec_from_file_location(f"cosmos_reward_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise RewardError(f"{path} cannot be imported as Python")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,56 @@
+"""What a reward sees and says: `RewardInput` in, a number or a failure out."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardInput:
+    """One sample as a reward function sees it; it travels to the worker process by pickle.
+
+    Attributes:
+        prompt: the prompt's text.
+        response: the response's text, special tokens left out.
+        answer: the data row's ``answer``; None if it has none.
+        fields: every other field of the data row.
+        num_prompt_tokens: tokens of the prompt.
+        num_response_tokens: tokens of the response, the stop token included.
+        finish_reason: "stop" or "length".
+    """
+
+    prompt: str
+    response: str
+    answer: str | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict[str, Any])  # whatever the row holds
+    num_prompt_tokens: int = 0
+    num_response_tokens: int = 0
+    finish_reason: str = "stop"
+
+
+RewardFunction = Callable[[RewardInput], float]
+"""``def reward(sample: RewardInput) -> float``; it may raise, hang or crash: see `RewardPool`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """Why a sample has no reward: which reward failed, the class of the failure, its words."""
+
+    reward: str
+    error: str
+    message: str
+
+    def __str__(self) -> str:
+        """Return all three in one line."""
+        return f"reward {self.reward}: {self.error}: {self.message}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scored:
+    """Every reward of one sample, and their weighted total."""
+
+    rewards: Mapping[str, float]
+    total: float
+
+
+Outcome = Scored | Failure

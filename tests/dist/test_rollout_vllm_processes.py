@@ -1,0 +1,166 @@
+"""What happens to vLLM's processes, and to requests, when somebody is killed."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm")
+torch = pytest.importorskip("torch")
+
+from transformers import Qwen3Config, Qwen3ForCausalLM  # noqa: E402
+
+from cosmos_rollout import (  # noqa: E402
+    EngineDeadError,
+    EngineSetup,
+    EngineStartError,
+    GenerationRequest,
+    Sampling,
+    VLLMConfig,
+    cpu_environment,
+)
+
+pytestmark = pytest.mark.slow
+
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from cosmos_rollout import EngineSetup, GenerationRequest, Sampling, VLLMConfig
+
+async def main():
+    config = VLLMConfig(dtype="float32", context_length=256, kv_cache_mib=16)
+    engine = await config.build(EngineSetup(model_path=Path(sys.argv[1])))
+    request = GenerationRequest(
+        request_id="r", prompt_token_ids=(1, 2), sampling=Sampling(max_new_tokens=200)
+    )
+    sample = await anext(engine.generate([request]))
+    sys.stdout.write(f"sampled {len(sample.token_ids)}\\n")
+    sys.stdout.flush()
+    while True:
+        async for sample in engine.generate([request]):
+            pass
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=256,
+    )
+    path = tmp_path_factory.mktemp("model")
+    Qwen3ForCausalLM(config).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def environment():
+    before = dict(os.environ)
+    os.environ.update(cpu_environment())
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def descendants(pid: int) -> set[int]:
+    found: set[int] = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, ValueError):
+                continue  # it ended while we looked
+            if parent == pid:
+                found |= {int(entry.name)} | descendants(int(entry.name))
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
+def test_kill_9_of_the_owner_leaves_no_orphan(model, tmp_path):
+    script = tmp_path / "owner.py"
+    script.write_text(OWNER)
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    owner = subprocess.Popen(
+        [sys.executable, str(script), str(model)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": path},
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert owner.stdout is not None
+        assert "sampled 200\n" in owner.stdout  # reads on until it is there
+        children = descendants(owner.pid)
+        assert len(children) >= 1
+        owner.send_signal(signal.SIGKILL)
+        owner.wait(10)
+        deadline = time.monotonic() + 10
+        while any(alive(pid) for pid in children) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert [pid for pid in children if alive(pid)] == []
+    finally:
+        owner.kill()
+        owner.wait(10)
+        owner.stdout.close()
+
+
+async def test_a_dead_engine_process_fails_requests_in_flight_and_later_ones(model):
+    config = VLLMConfig(dtype="float32", context_length=256, kv_cache_mib=16, shutdown_s=5.0)
+    before = descendants(os.getpid())
+    engine = await config.build(EngineSetup(model_path=model, version=3))
+    children = descendants(os.getpid()) - before
+    assert engine.weight_version == 3
+
+    def ask(name: str) -> GenerationRequest:
+        sampling = Sampling(max_new_tokens=240)
+        return GenerationRequest(request_id=name, prompt_token_ids=(1, 2), sampling=sampling)
+
+    try:
+        samples = engine.generate([ask("a"), ask("b")])
+        task = asyncio.ensure_future(anext(samples))
+        await asyncio.sleep(0.05)
+        for pid in children:
+            if "EngineCore" in command(pid):
+                os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(20):
+            with pytest.raises(EngineDeadError):
+                await task
+            await samples.aclose()
+            with pytest.raises(EngineDeadError):
+                await anext(engine.generate([ask("c")]))
+        assert engine.num_running == 0
+    finally:
+        async with asyncio.timeout(30):
+            await engine.aclose()
+    assert [pid for pid in children if alive(pid) and "vllm" in command(pid).lower()] == []
+
+
+async def test_a_model_that_is_not_there_is_a_start_error_that_names_it(tmp_path):
+    with pytest.raises(EngineStartError, match="nothing-here"):
+        await VLLMConfig().build(EngineSetup(model_path=tmp_path / "nothing-here"))
