@@ -22,9 +22,9 @@ class Share:
     """Which part of a step a rank trains on, and in what portions.
 
     Attributes:
+        max_tokens: padded tokens of a micro-batch.
         rank: position among the ranks that share the step.
         num_ranks: how many they are, over all replicas.
-        max_tokens: padded tokens of a micro-batch.
         pad_id: token id of the padding.
     """
 

@@ -1,0 +1,128 @@
+"""Scores taken inside the forward pass of an FSDP2 model: two ranks give one's gradient."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+DEADLINE_S = 120
+
+# Each rank scores its own rows; FSDP2 sums gradients over ranks; rank 0 writes the largest error.
+WORKER = """
+import json, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from cosmos_algos import DapoConfig, empty_batch, policy_loss
+from dataclasses import replace
+from typing import NamedTuple
+
+torch.set_num_threads(1)
+rank, store, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+
+class Output(NamedTuple):  # FSDP2 finds tensors in containers that pytree knows
+    logits: torch.Tensor
+
+class Model(nn.Module):
+    def __init__(self, tied):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(13, 8)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.head = nn.Linear(8, 13, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def get_output_embeddings(self):
+        return self.head
+
+    def forward(self, input_ids, use_cache):
+        hidden = self.embed(input_ids)
+        for layer in self.layers:
+            hidden = hidden + layer(hidden).tanh()
+        return Output(self.head(hidden))
+
+def batch(seed):
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(13, (2, 5 + seed), generator=generator)
+    kept = torch.rand(ids.shape, generator=generator) < 0.6
+    return replace(
+        empty_batch(), token_ids=ids, targets=ids.roll(-1, 1), trainable=kept,
+        behaviour_logprobs=-2.5 * kept, advantages=torch.randn(ids.shape, generator=generator),
+        token_weights=kept.float(), denominators=kept.sum(1).double(), lags=torch.zeros_like(ids),
+    )
+
+def compare(tied, reshard, head_alone, mine):
+    loss = policy_loss(DapoConfig(logprob_chunk=3))
+    whole = Model(tied)
+    for seed in (0, 1) if mine is not None else (0,):
+        loss(whole, batch(seed)).total.backward()
+    model = Model(tied)
+    if head_alone:
+        fully_shard(model.head, mesh=mesh, reshard_after_forward=True)
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    share = batch(rank) if mine is not None or rank == 0 else empty_batch()
+    loss(model, share).total.backward()
+    errors = [
+        (theirs.grad - ours.grad.full_tensor()).abs().max().item()
+        for theirs, ours in zip(whole.parameters(), model.parameters(), strict=True)
+    ]
+    return max(errors)
+
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+mesh = init_device_mesh("cpu", (2,))
+errors = {
+    f"tied={tied} reshard={reshard} head_alone={alone} both={both}":
+        compare(tied, reshard, alone, True if both else None)
+    for tied, reshard, alone, both in [
+        (False, None, False, True), (False, True, False, True), (False, True, True, True),
+        (True, None, False, True), (True, True, False, True),
+        (False, None, False, False), (True, True, False, False),
+    ]
+}
+if rank == 0:
+    open(out, "w").write(json.dumps(errors))
+dist.destroy_process_group()
+"""
+
+
+def test_two_ranks_give_the_gradient_of_one(tmp_path):
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    paths = os.pathsep.join(path for path in sys.path if path)
+    ranks = []
+    for rank in range(2):
+        with (tmp_path / f"rank{rank}.log").open("w") as log:
+            ranks.append(
+                subprocess.Popen(
+                    [sys.executable, script, str(rank), tmp_path / "store", tmp_path / "out.json"],
+                    env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+                    stderr=log,
+                    start_new_session=True,
+                )
+            )
+    try:
+        codes = [rank.wait(timeout=DEADLINE_S) for rank in ranks]
+    finally:
+        for rank in ranks:
+            if rank.poll() is None:
+                os.killpg(rank.pid, signal.SIGKILL)
+    assert codes == [0, 0], logs(tmp_path)
+
+    errors = json.loads((tmp_path / "out.json").read_text())
+    assert len(errors) == 7
+    assert max(errors.values()) < 1e-6, errors
+
+
+def logs(directory: Path) -> str:
+    return "\n".join(path.read_text() for path in sorted(directory.glob("*.log")))
