@@ -62,6 +62,9 @@ def schedule(pieces: Sequence[Piece], bucket_bytes: int) -> Iterator[Message]:
         for box in piece.box.split(max(1, bucket_bytes // item_bytes)):
             num_bytes = box.numel * item_bytes
             if num_bytes >= min(DIRECT_BYTES, bucket_bytes):
+                if waiting and waiting[-1].piece == index:  # A piece travels in order.
+                    yield Message(tuple(waiting), filled)
+                    waiting, filled = [], 0
                 yield Message((Chunk(index, piece.name, box, 0, num_bytes),), num_bytes)
                 continue
             start = -(-filled // _ALIGNMENT) * _ALIGNMENT

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
+from cosmos_weightsync import errors
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import (
     ConfigurationError,
@@ -18,6 +19,7 @@ from cosmos_weightsync.errors import (
     PeerLostError,
     ProtocolError,
     TransferError,
+    WeightSyncError,
 )
 
 __all__ = ["ControlConnection", "connect_control", "parse_endpoint", "recv_exactly"]
@@ -70,7 +72,7 @@ class ControlConnection:
             PeerLostError: the peer closed the connection.
             DeadlineError: nothing came in time.
             ProtocolError: what came is no frame, or of another kind.
-            TransferError: the peer reports an error of its own.
+            WeightSyncError: the peer reports an error of its own, of this class.
         """
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size, expect, deadline))
         if length > MAX_FRAME_BYTES:
@@ -81,7 +83,7 @@ class ControlConnection:
         except (ValueError, TypeError, KeyError) as error:
             raise ProtocolError(f"{self.peer} sent something that is not a frame") from error
         if kind == "error":
-            raise TransferError(f"{self.peer} says: {frame.get('message', 'no reason given')}")
+            raise _reported(self.peer, frame)
         if expect is not None and kind != expect:
             raise ProtocolError(f"{self.peer} sent {kind!r} where {expect!r} was due")
         return frame
@@ -96,6 +98,14 @@ class ControlConnection:
         buffer = bytearray(size)
         recv_exactly(self._socket, memoryview(buffer), deadline, f"{self.peer} ({expect})")
         return bytes(buffer)
+
+
+def _reported(peer: str, frame: Mapping[str, Any]) -> WeightSyncError:
+    """The peer's error, raised here under its own class where that is one of ours."""
+    kind = getattr(errors, str(frame.get("class")), TransferError)
+    if not (isinstance(kind, type) and issubclass(kind, WeightSyncError)):
+        kind = TransferError
+    return kind(f"{peer} says: {frame.get('message', 'no reason given')}")
 
 
 def recv_exactly(

@@ -16,7 +16,7 @@ from cosmos_weightsync.chunks import (
     unpack,
 )
 from cosmos_weightsync.deadlines import Deadline
-from cosmos_weightsync.errors import DigestError, ProtocolError
+from cosmos_weightsync.errors import DeadlineError, DigestError, ProtocolError
 from cosmos_weightsync.frames import ControlConnection, connect_control
 from cosmos_weightsync.layout import Layout
 from cosmos_weightsync.planning import Piece, TransferPlan
@@ -107,7 +107,7 @@ class ReceiverSession:
         """Make the sender hold a version for this session; returns which.
 
         Raises:
-            TransferError: it has none that will do, in time.
+            DeadlineError: it has none that will do, in time.
         """
         request = {
             "at_least": at_least,
@@ -115,7 +115,12 @@ class ReceiverSession:
             "seconds": deadline.remaining(self._connection.peer),
         }
         self._connection.send("pin", request, deadline)
-        return int(self._connection.receive(deadline, expect="pinned")["version"])
+        try:
+            return int(self._connection.receive(deadline, expect="pinned")["version"])
+        except DeadlineError as error:
+            raise DeadlineError(
+                f"{self._connection.peer} published no version {at_least} or newer in time"
+            ) from error
 
     def pull(self, held: HeldBoxes, deadline: Deadline) -> dict[tuple[int, int], int]:
         """Fetch this sender's pieces of the pinned version into ``held`` and check them.

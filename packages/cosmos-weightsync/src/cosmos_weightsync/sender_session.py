@@ -32,7 +32,7 @@ from cosmos_weightsync.chunks import (
     schedule,
 )
 from cosmos_weightsync.deadlines import Deadline
-from cosmos_weightsync.errors import ProtocolError, WeightSyncError
+from cosmos_weightsync.errors import DeadlineError, ProtocolError, WeightSyncError
 from cosmos_weightsync.frames import ControlConnection
 from cosmos_weightsync.layout import Layout, ShardSpec
 from cosmos_weightsync.planning import Piece, plan_transfer
@@ -76,8 +76,8 @@ class SenderSession:
         """Talk until the receiver leaves, breaks the protocol or dies; never raises for these."""
         try:
             self._greet()
-            while True:
-                self._answer(self._connection.receive(Deadline.after(self._identity.idle_s)))
+            while (frame := self._next_frame()) is not None:
+                self._answer(frame)
         except WeightSyncError as error:
             self._complain(error)
         finally:
@@ -107,6 +107,13 @@ class SenderSession:
             "bucket_bytes": identity.bucket_bytes,
         }
         self._connection.send("welcome", welcome, deadline)
+
+    def _next_frame(self) -> Mapping[str, Any] | None:
+        """What the receiver wants next; ``None`` once it has wanted nothing for too long."""
+        try:
+            return self._connection.receive(Deadline.after(self._identity.idle_s))
+        except DeadlineError:
+            return None
 
     def _answer(self, frame: Mapping[str, Any]) -> None:
         try:
@@ -185,6 +192,7 @@ class SenderSession:
     def _complain(self, error: WeightSyncError) -> None:
         """Tell the receiver why, as far as it still listens."""
         try:
-            self._connection.send("error", {"message": str(error)}, Deadline.after(1.0))
+            reason = {"class": type(error).__name__, "message": str(error)}
+            self._connection.send("error", reason, Deadline.after(1.0))
         except WeightSyncError:
             return

@@ -8,7 +8,8 @@ then:     sender.send(view) … receiver.recv_into(view) …   same sizes, same 
 at last:  close() on either side, in any order, any number of times
 ```
 A channel has one direction, and each end belongs to one thread at a time; `close` alone may come
-from another thread, and wakes the one that waits.
+from another thread. It wakes a peer that waits, and ends a wait at its own end: at once, or, where
+the library below cannot be interrupted (gloo), with the next message or the deadline.
 """
 
 from collections.abc import Mapping

@@ -9,7 +9,7 @@ shares a communicator with training.
 # pyright: reportPrivateImportUsage=false
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -34,41 +34,40 @@ _NAMES: Mapping[Side, str] = {"sender": "receiver", "receiver": "sender"}
 
 class _ProcessGroupChannel:
     def __init__(self, group: Any, store: dist.Store, side: Side, device: torch.device) -> None:
-        self._group: Any = group  # One of torch's C++ process groups; their stubs are partial.
-        self._store = store  # Gloo connects lazily through it: it must live as long.
+        # One of torch's C++ process groups (their stubs are partial), and the store through which
+        # gloo connects lazily: it must live as long. Dropping both is what closes the sockets.
+        self._group: Any = group
+        self._store: dist.Store | None = store
         self._peer_rank = 1 - _RANKS[side]
         self._peer_name = _NAMES[side]
         self._device = device
-        self._is_closed = False
 
     @property
     def device(self) -> torch.device:
         return self._device
 
     def send(self, view: Tensor, deadline: Deadline) -> None:
-        timeout = timedelta(seconds=deadline.remaining(f"the {self._peer_name}"))
-        try:
-            self._group.send([view], self._peer_rank, 0).wait(timeout)
-        except RuntimeError as error:
-            raise _translated(error, self._peer_name) from error
-        self._settle()
+        self._finish(lambda group: group.send([view], self._peer_rank, 0), deadline)
 
     def recv_into(self, view: Tensor, deadline: Deadline) -> None:
-        timeout = timedelta(seconds=deadline.remaining(f"the {self._peer_name}"))
-        try:
-            self._group.recv([view], self._peer_rank, 0).wait(timeout)
-        except RuntimeError as error:
-            raise _translated(error, self._peer_name) from error
-        self._settle()
+        self._finish(lambda group: group.recv([view], self._peer_rank, 0), deadline)
 
     def close(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
-            self._group.abort()
+        group, self._group, self._store = self._group, None, None
+        if group is not None and self._device.type == "cuda":
+            group.abort()
 
-    def _settle(self) -> None:
-        """A finished NCCL wait has only ordered the stream; the contract says done."""
+    def _finish(self, start: Callable[[Any], Any], deadline: Deadline) -> None:
+        group = self._group
+        if group is None:
+            raise PeerLostError("this end of the channel is closed")
+        timeout = timedelta(seconds=deadline.remaining(f"the {self._peer_name}"))
+        try:
+            start(group).wait(timeout)
+        except RuntimeError as error:
+            raise _translated(error, self._peer_name) from error
         if self._device.type == "cuda":
+            # A finished NCCL wait has only ordered the stream; the contract says done.
             torch.cuda.current_stream(self._device).synchronize()
 
 

@@ -1,0 +1,246 @@
+"""One contract, every transport: two threads, and two processes of which one is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from json import dumps, loads
+from pathlib import Path
+
+import pytest
+import torch
+
+from cosmos_weightsync import DeadlineError, PeerLostError, WeightSyncError
+from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.transports import (
+    Channel,
+    LocalTransport,
+    ProcessGroupTransport,
+    SharedMemoryTransport,
+    TcpTransport,
+    Transport,
+)
+
+HOST = "127.0.0.1"
+TRANSPORTS: dict[str, Callable[[], Transport]] = {
+    "local": LocalTransport,
+    "tcp": TcpTransport,
+    "process_group": ProcessGroupTransport,
+    # Small slots: messages of several slots, and a ring that fills up.
+    "shared_memory": lambda: SharedMemoryTransport(slot_bytes=1000, num_slots=2),
+}
+BETWEEN_PROCESSES = sorted(set(TRANSPORTS) - {"local"})
+
+
+@pytest.fixture(params=sorted(TRANSPORTS))
+def transport(request: pytest.FixtureRequest) -> Transport:
+    return TRANSPORTS[request.param]()
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as executor:
+        yield executor
+
+
+@pytest.fixture
+def ends(transport: Transport, pool: ThreadPoolExecutor) -> Iterator[tuple[Channel, Channel]]:
+    """(sender's end, receiver's end), connected."""
+    sender, receiver = transport.prepare("sender", HOST), transport.prepare("receiver", HOST)
+    deadline = Deadline.after(20)
+    accepted = pool.submit(sender.connect, receiver.description, deadline)
+    receiving = receiver.connect(sender.description, deadline)
+    sending = accepted.result()
+    yield sending, receiving
+    sending.close()
+    receiving.close()
+
+
+def soon(seconds: float = 20.0) -> Deadline:
+    return Deadline.after(seconds)
+
+
+def content(size: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator)
+
+
+def send_all(channel: Channel, sizes: list[int]) -> None:
+    for seed, size in enumerate(sizes):
+        channel.send(content(size, seed), soon())
+
+
+def test_messages_arrive_whole_and_in_order(ends, pool):
+    sending, receiving = ends
+    sizes = [1, 7, 1000, 1001, 5_000, 1_000_003, 2]
+    sent = pool.submit(send_all, sending, sizes)
+    for seed, size in enumerate(sizes):
+        view = torch.zeros(size, dtype=torch.uint8)
+        receiving.recv_into(view, soon())
+        assert torch.equal(view, content(size, seed))
+    sent.result()
+
+
+def test_a_view_into_a_larger_buffer_is_filled_and_nothing_else(ends, pool):
+    sending, receiving = ends
+    buffer = torch.zeros(3000, dtype=torch.uint8)
+    sent = pool.submit(sending.send, torch.full((1500,), 9, dtype=torch.uint8), soon())
+    receiving.recv_into(buffer[700:2200], soon())
+    sent.result()
+    assert buffer[700:2200].eq(9).all()
+    assert buffer.sum() == 9 * 1500
+
+
+def test_the_view_may_change_once_send_has_returned(ends, pool):
+    sending, receiving = ends
+    view, arrived = content(500, 3), torch.zeros(500, dtype=torch.uint8)
+
+    def send_and_spoil() -> None:
+        sending.send(view, soon())
+        view.zero_()
+
+    spoiled = pool.submit(send_and_spoil)
+    time.sleep(0.05)
+    receiving.recv_into(arrived, soon())
+    spoiled.result()
+    assert torch.equal(arrived, content(500, 3))
+
+
+def test_a_silent_sender_runs_into_the_deadline(ends):
+    with pytest.raises(DeadlineError):
+        ends[1].recv_into(torch.zeros(10, dtype=torch.uint8), soon(0.2))
+
+
+def test_a_receiver_that_takes_nothing_runs_into_the_deadline(ends):
+    def fill() -> None:
+        for _ in range(100):  # More than sockets and rings buffer.
+            ends[0].send(torch.zeros(1 << 20, dtype=torch.uint8), soon(0.3))
+
+    with pytest.raises(DeadlineError):
+        fill()
+
+
+@pytest.mark.parametrize("who", ["sender", "receiver"])
+def test_the_other_end_closing_ends_the_wait(ends, pool, who):
+    sending, receiving = ends
+    view = torch.zeros(64 << 20, dtype=torch.uint8)
+    if who == "receiver":
+        waiting: Future[None] = pool.submit(receiving.recv_into, view, soon(20))
+    else:
+        waiting = pool.submit(sending.send, view, soon(20))
+    time.sleep(0.05)
+    (sending if who == "receiver" else receiving).close()
+    with pytest.raises(PeerLostError):
+        waiting.result(timeout=15)
+
+
+def test_closing_ones_own_end_from_another_thread_ends_the_wait(ends, pool):
+    waiting = pool.submit(ends[1].recv_into, torch.zeros(10, dtype=torch.uint8), soon(2))
+    time.sleep(0.05)
+    ends[1].close()
+    with pytest.raises((PeerLostError, DeadlineError)):  # The latter where it cannot be woken.
+        waiting.result(timeout=15)
+
+
+def test_closing_is_allowed_again_and_again(ends):
+    for _ in range(3):
+        ends[0].close()
+        ends[1].close()
+
+
+@pytest.mark.parametrize("kind", BETWEEN_PROCESSES)
+def test_a_sender_that_nobody_joins_gives_up_in_time(kind):
+    pending = TRANSPORTS[kind]().prepare("sender", HOST)
+    try:
+        with pytest.raises(WeightSyncError):
+            pending.connect({}, soon(0.3))
+    finally:
+        pending.close()
+
+
+def test_many_channels_work_side_by_side(transport, pool):
+    def one(seed: int) -> bool:
+        sender, receiver = transport.prepare("sender", HOST), transport.prepare("receiver", HOST)
+        arrived = torch.zeros(40_000, dtype=torch.uint8)
+
+        def send() -> None:
+            channel = sender.connect(receiver.description, soon())
+            channel.send(content(40_000, seed), soon())
+            ends.append(channel)
+
+        ends: list[Channel] = []
+        thread = threading.Thread(target=send)
+        thread.start()
+        channel = receiver.connect(sender.description, soon())
+        channel.recv_into(arrived, soon())
+        thread.join()
+        for end in (*ends, channel):
+            end.close()
+        return torch.equal(arrived, content(40_000, seed))
+
+    assert all(pool.map(one, range(6)))
+
+
+# The other process: meets this one, sends or receives without end until it is killed.
+PEER = """
+import json, sys, torch
+from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.transports import *
+kinds = {"tcp": TcpTransport, "process_group": ProcessGroupTransport,
+         "shared_memory": lambda: SharedMemoryTransport(slot_bytes=1 << 16, num_slots=2)}
+side = sys.argv[2]
+pending = kinds[sys.argv[1]]().prepare(side, "127.0.0.1")
+print(json.dumps(dict(pending.description)), flush=True)
+channel = pending.connect(json.loads(sys.stdin.readline()), Deadline.after(30))
+view = torch.zeros(1 << 18, dtype=torch.uint8)
+while True:
+    (channel.send if side == "sender" else channel.recv_into)(view, Deadline.after(30))
+"""
+
+
+def forever(step: Callable[[torch.Tensor, Deadline], None], view: torch.Tensor) -> None:
+    while True:
+        step(view, soon(30))
+
+
+@pytest.mark.parametrize("kind", BETWEEN_PROCESSES)
+@pytest.mark.parametrize("victim", ["sender", "receiver"])
+def test_a_killed_peer_is_noticed_and_leaves_nothing_behind(kind, victim, tmp_path):
+    transport = TRANSPORTS[kind]()
+    if kind == "shared_memory":
+        transport = SharedMemoryTransport(slot_bytes=1 << 16, num_slots=2)
+    before = set(os.listdir("/dev/shm"))
+    source = Path(sys.modules["cosmos_weightsync"].__file__ or "").parents[1]
+    peer = subprocess.Popen(
+        [sys.executable, "-c", PEER, kind, victim],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+    assert peer.stdin is not None
+    assert peer.stdout is not None
+    with peer, peer.stdin, peer.stdout:
+        try:
+            description = loads(peer.stdout.readline())
+            pending = transport.prepare("receiver" if victim == "sender" else "sender", HOST)
+            print(dumps(dict(pending.description)), file=peer.stdin, flush=True)
+            channel = pending.connect(description, soon(30))
+            view = torch.zeros(1 << 18, dtype=torch.uint8)
+            step = channel.recv_into if victim == "sender" else channel.send
+            for _ in range(20):
+                step(view, soon(30))
+            threading.Timer(0.1, lambda: os.kill(peer.pid, signal.SIGKILL)).start()
+            with pytest.raises(PeerLostError):
+                forever(step, view)
+            channel.close()
+            pending.close()
+        finally:
+            peer.kill()
+    mine = {name for name in set(os.listdir("/dev/shm")) - before if "cosmos" in name}
+    assert not mine

@@ -1,0 +1,93 @@
+"""Pieces are cut and packed into messages that carry every byte once, in order."""
+
+import zlib
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cosmos_weightsync import Box, LayoutError, Piece
+from cosmos_weightsync.chunks import (
+    DIRECT_BYTES,
+    HeldBoxes,
+    add_checksums,
+    message_view,
+    pack,
+    piece_checksum,
+    schedule,
+    unpack,
+)
+
+CPU = torch.device("cpu")
+
+
+def piece(name: str, box: Box, item_bytes: int = 4) -> Piece:
+    return Piece(name, box, 0, 0, box.numel * item_bytes)
+
+
+@given(
+    shapes=st.lists(st.lists(st.integers(1, 9), max_size=3), min_size=1, max_size=6),
+    bucket=st.sampled_from([4, 20, 64, 1000]),
+)
+@settings(max_examples=100, deadline=None)
+def test_packing_and_unpacking_moves_every_element(shapes, bucket):
+    tensors = {
+        f"t{i}": torch.arange(torch.Size(shape).numel(), dtype=torch.float32).reshape(shape) + i
+        for i, shape in enumerate(shapes)
+    }
+    pieces = [piece(name, Box.full(tensor.shape)) for name, tensor in tensors.items()]
+    sent = HeldBoxes((name, Box.full(t.shape), t) for name, t in tensors.items())
+    copies = {name: torch.full_like(t, -1) for name, t in tensors.items()}
+    received = HeldBoxes((name, Box.full(t.shape), t) for name, t in copies.items())
+    sums: dict[int, int] = {}
+    for message in schedule(pieces, bucket):
+        assert message.num_bytes <= bucket
+        content = pack(message, sent, torch.empty(bucket, dtype=torch.uint8))
+        add_checksums(message, content, sums)
+        unpack(message, received, content)
+    for index, (name, tensor) in enumerate(tensors.items()):
+        assert torch.equal(copies[name], tensor)
+        assert sums[index] == zlib.crc32(tensor.numpy().tobytes())
+
+
+def test_large_contiguous_pieces_travel_in_place():
+    tensor = torch.zeros(DIRECT_BYTES // 4 + 5)
+    held = HeldBoxes([("w", Box.full(tensor.shape), tensor)])
+    (message,) = schedule([piece("w", Box.full(tensor.shape))], 1 << 20)
+    view = message_view(message, held, CPU)
+    assert view is not None
+    assert view.data_ptr() == tensor.data_ptr()
+
+
+def test_strided_pieces_are_packed():
+    tensor = torch.arange(12.0).reshape(3, 4)
+    held = HeldBoxes([("w", Box.full((3, 4)), tensor)])
+    columns = Box((0, 1), (3, 3))
+    (message,) = schedule([piece("w", columns)], 1 << 20)
+    assert message_view(message, held, CPU) is None
+    packed = pack(message, held, torch.empty(1 << 20, dtype=torch.uint8))
+    assert packed.view(torch.float32).tolist() == [1, 2, 5, 6, 9, 10]
+
+
+def test_small_pieces_share_a_message_at_aligned_offsets():
+    pieces = [piece("a", Box((0,), (3,)), 2), piece("b", Box((0,), (1,)), 8)]
+    (message,) = schedule(pieces, 1 << 20)
+    assert [chunk.offset for chunk in message.chunks] == [0, 16]
+    assert message.num_bytes == 24
+
+
+def test_a_checksum_of_memory_equals_that_of_the_messages():
+    tensor = torch.randn(7, 5)
+    held = HeldBoxes([("w", Box.full((7, 5)), tensor)])
+    part = piece("w", Box((1, 1), (6, 4)))
+    sums: dict[int, int] = {}
+    for message in schedule([part], 32):
+        add_checksums(message, pack(message, held, torch.empty(32, dtype=torch.uint8)), sums)
+    assert sums == {0: piece_checksum(held, part)}
+
+
+def test_what_is_not_held_cannot_be_viewed():
+    held = HeldBoxes([("w", Box((0,), (4,)), torch.zeros(4))])
+    with pytest.raises(LayoutError, match=r"w: \[2:6\] is not held here"):
+        held.view("w", Box((2,), (6,)))
