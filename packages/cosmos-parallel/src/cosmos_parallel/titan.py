@@ -23,6 +23,8 @@ def parallel_dims(device_type: DeviceType, *, world_size: int, **degrees: int) -
         world_size: number of ranks in the replica.
         **degrees: ``dp_replicate``, ``dp_shard``, ``cp``, ``tp``, ``pp`` and ``ep``.
     """
+    # registers the backend that torchtitan gives to axes of one rank
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")
     tools = importlib.import_module("torchtitan.tools.utils")
     dims = importlib.import_module("torchtitan.distributed.parallel_dims")
     device_module = torch.cpu if device_type == "cpu" else torch.cuda
