@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.fsdp
 import torchtitan.distributed  # noqa: F401  (imported once, before the fork)
 from transformers import LlamaForCausalLM, Qwen3ForCausalLM  # noqa: F401
 
@@ -174,7 +173,9 @@ def layouts(directory: Path) -> None:
             reports = []
             for step in range(4):
                 mine = micro_batches(step)[place.data_rank :: place.data_size]
-                reports.append(dataclasses.asdict(learner.step(mine, next_token_loss, filler=filler)))
+                reports.append(
+                    dataclasses.asdict(learner.step(mine, next_token_loss, filler=filler))
+                )
             weights = {name: full(value) for name, value in model.named_parameters()}
             parts = sum(local_part(p).numel() for p in model.parameters())
             if place.rank == 0:

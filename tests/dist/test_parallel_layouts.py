@@ -44,18 +44,18 @@ def build_model(kind: str, path: Path, *, tied: bool) -> None:
     import transformers
 
     torch.manual_seed(0)
-    sizes = dict(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=64,
-        tie_word_embeddings=tied,
-        attention_dropout=0.1,
-    )
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": tied,
+        "attention_dropout": 0.1,
+    }
     config = getattr(transformers, f"{kind}Config")(**sizes)
     getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(path)
 
@@ -66,7 +66,7 @@ def results(tmp_path_factory) -> dict:
     build_model("Qwen3", directory / "qwen3", tied=True)
     build_model("Llama", directory / "llama", tied=False)
     cases = [
-        dict(name=name, model=str(directory / "qwen3"), layout=layout, checkpointing="none")
+        {"name": name, "model": str(directory / "qwen3"), "layout": layout, "checkpointing": "none"}
         for name, layout in LAYOUTS.items()
     ]
     for name, layout, checkpointing in [
@@ -75,12 +75,12 @@ def results(tmp_path_factory) -> dict:
         ("llama_two_ranks_recomputed", "two_ranks", "full"),
     ]:
         cases.append(
-            dict(
-                name=name,
-                model=str(directory / "llama"),
-                layout=LAYOUTS[layout],
-                checkpointing=checkpointing,
-            )
+            {
+                "name": name,
+                "model": str(directory / "llama"),
+                "layout": LAYOUTS[layout],
+                "checkpointing": checkpointing,
+            }
         )
     (directory / "cases.json").write_text(json.dumps(cases))
     run_ranks("layouts", directory)

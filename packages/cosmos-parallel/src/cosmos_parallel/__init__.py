@@ -1,5 +1,6 @@
 """Meshes, model loading, the learner and checkpoints: everything a policy replica trains with."""
 
+from cosmos_parallel.checkpoint import Checkpoint, CheckpointStore
 from cosmos_parallel.errors import (
     CheckpointError,
     ExportError,
@@ -13,7 +14,9 @@ from cosmos_parallel.errors import (
     ReplicaLostError,
     SftDataError,
 )
+from cosmos_parallel.export import export_hf
 from cosmos_parallel.learner import (
+    Evaluation,
     Learner,
     LearnerConfig,
     LossFunction,
@@ -36,11 +39,23 @@ from cosmos_parallel.process import (
     shutdown_distributed,
 )
 from cosmos_parallel.replicas import ReplicaGroup, ReplicaMembership, StoreReplicaGroup
-from cosmos_parallel.sharding import shard_module
+from cosmos_parallel.sft import SftLoss, fit, sft_loss, validate
+from cosmos_parallel.sft_batches import (
+    SftBatch,
+    SftBatchConfig,
+    empty_batch,
+    lay_out,
+    step_batches,
+)
+from cosmos_parallel.sft_data import SftData, SftExample, encode_example, load_sft_data
+from cosmos_parallel.sharding import model_tensors, shard_module
 
 __all__ = [
     "AdamWConfig",
+    "Checkpoint",
     "CheckpointError",
+    "CheckpointStore",
+    "Evaluation",
     "ExportError",
     "Learner",
     "LearnerConfig",
@@ -62,7 +77,12 @@ __all__ = [
     "ReplicaLostError",
     "ReplicaMembership",
     "ScheduleConfig",
+    "SftBatch",
+    "SftBatchConfig",
+    "SftData",
     "SftDataError",
+    "SftExample",
+    "SftLoss",
     "SgdConfig",
     "StepReport",
     "StoreReplicaGroup",
@@ -70,9 +90,19 @@ __all__ = [
     "build_mesh",
     "check_model_directory",
     "decoder_layers",
+    "empty_batch",
+    "encode_example",
+    "export_hf",
+    "fit",
     "init_distributed",
+    "lay_out",
     "load_causal_lm",
+    "load_sft_data",
+    "model_tensors",
     "open_store",
+    "sft_loss",
     "shard_module",
     "shutdown_distributed",
+    "step_batches",
+    "validate",
 ]

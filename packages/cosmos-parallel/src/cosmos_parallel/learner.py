@@ -114,6 +114,21 @@ class StepReport:
         return self.metrics[name] / divisor if divisor else 0.0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """A loss over some batches, without training.
+
+    Attributes:
+        loss: global ``total / weight``; 0 without weight.
+        weight: global weight.
+        metrics: global sums, as the loss returned them.
+    """
+
+    loss: float
+    weight: float
+    metrics: Mapping[str, float]
+
+
 @dataclass(slots=True)
 class _Sums:
     total: Tensor
@@ -216,6 +231,27 @@ class Learner:
             seconds=self._clock() - started,
         )
 
+    def evaluate(
+        self,
+        batches: Sequence[Batch],
+        loss: LossFunction[Batch],
+        *,
+        filler: Batch | None = None,
+    ) -> Evaluation:
+        """Return the loss over the batches of this replica's ranks; nothing is trained.
+
+        Called by all ranks of this replica, and by no other replica.
+
+        Raises:
+            NoBatchError: on every rank, if one has neither batches nor a filler.
+        """
+        spare = filler if filler is not None else (batches[-1] if batches else None)
+        num_passes = self._agree_on_passes(len(batches), has_spare=spare is not None)
+        with torch.no_grad():
+            sums = self._accumulate(batches, spare, num_passes, loss)
+        total, weight, metrics = _unpack(sums, self._mesh.sum_(sums.pack()))
+        return Evaluation(loss=total / weight if weight else 0.0, weight=weight, metrics=metrics)
+
     def _agree_on_passes(self, num_batches: int, *, has_spare: bool) -> int:
         lacking = torch.tensor([num_batches, int(not has_spare)], device=self._mesh.process.device)
         num_passes, some_rank_lacks = self._mesh.max_(lacking).tolist()
@@ -242,22 +278,21 @@ class Learner:
             batch = batches[index] if counts else spare
             assert batch is not None
             result = loss(self.model, batch)
-            _check_result(result)
+            _check_result(result, training=torch.is_grad_enabled())
             if counts:
                 sums.add(result)
-                result.total.backward()
             else:
                 for name in result.metrics:
                     sums.touch(name)
-                (result.total * 0.0).backward()
+            if torch.is_grad_enabled():
+                (result.total if counts else result.total * 0.0).backward()
         return sums
 
     def _reduce(self, sums: _Sums) -> tuple[float, float, dict[str, float]]:
         packed = self._mesh.sum_(sums.pack())
         if self.replica_group is not None:
             self.replica_group.sum_([packed])
-        total, weight, *values = packed.tolist()
-        return total, weight, dict(zip(sorted(sums.metrics), values, strict=True))
+        return _unpack(sums, packed)
 
     def _update(self, total: float, weight: float, lr: float) -> tuple[Outcome, float]:
         if weight == 0.0:
@@ -283,13 +318,18 @@ class Learner:
         return "updated", norm
 
 
-def _check_result(result: LossResult) -> None:
+def _unpack(sums: _Sums, packed: Tensor) -> tuple[float, float, dict[str, float]]:
+    total, weight, *values = packed.tolist()
+    return total, weight, dict(zip(sorted(sums.metrics), values, strict=True))
+
+
+def _check_result(result: LossResult, *, training: bool) -> None:
     for name in ("total", "weight"):
         value = getattr(result, name)
         if not isinstance(value, Tensor) or value.dim() != 0:
             found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value)
             raise LossContractError(f"the loss returned a {name} that is no scalar tensor: {found}")
-    if not result.total.requires_grad:
+    if training and not result.total.requires_grad:
         raise LossContractError(
             "the loss returned a total without gradient; with nothing to train on it must still be "
             "a masked sum over the model's outputs, or the ranks' collectives no longer match"

@@ -1,6 +1,7 @@
 """Loading a Hugging Face causal language model for training, sharded with FSDP2."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -102,27 +103,44 @@ def decoder_layers(model: nn.Module) -> Sequence[nn.Module]:
     return list(max(lists, key=len, default=[]))
 
 
+@contextmanager
+def quiet_transformers() -> Generator[None]:
+    """Keep transformers from drawing progress bars on the console inside the block."""
+    from transformers.utils import logging
+
+    was_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            logging.enable_progress_bar()
+
+
 def _read_model(path: Path, config: ModelConfig) -> "PreTrainedModel":
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
         model_config = AutoConfig.from_pretrained(path, local_files_only=True)
-        _turn_dropout_off(model_config)
+        dropout = _turn_dropout_off(model_config)
         # annotated: the stubs do not know of output_loading_info
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            path,
-            config=model_config,
-            dtype=getattr(torch, config.dtype),
-            attn_implementation=config.attention,
-            local_files_only=True,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
+        with quiet_transformers():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                path,
+                config=model_config,
+                dtype=getattr(torch, config.dtype),
+                attn_implementation=config.attention,
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ModelMismatchError(
             f"model directory {path} cannot be loaded as a causal language model: {error}"
         ) from error
     model, loading = loaded
+    for name, rate in dropout.items():
+        setattr(model.config, name, rate)  # an export says what the original said
     for problem in ("missing_keys", "mismatched_keys"):
         names = sorted(str(name) for name in loading[problem])
         if names:
@@ -134,7 +152,12 @@ def _read_model(path: Path, config: ModelConfig) -> "PreTrainedModel":
     return model
 
 
-def _turn_dropout_off(config: "PretrainedConfig") -> None:
-    for name, value in vars(config).items():
-        if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
-            setattr(config, name, 0.0)
+def _turn_dropout_off(config: "PretrainedConfig") -> dict[str, float]:
+    rates = {
+        name: value
+        for name, value in vars(config).items()
+        if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop"))
+    }
+    for name in rates:
+        setattr(config, name, 0.0)
+    return rates

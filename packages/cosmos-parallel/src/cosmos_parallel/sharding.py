@@ -3,10 +3,21 @@
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cosmos_parallel.errors import MeshError
 from cosmos_parallel.mesh import TrainingMesh
+
+
+def model_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and persistent buffers by name; tied ones once, by their first name."""
+    tensors: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, value in module.state_dict(keep_vars=True).items():
+        if id(value) not in seen:
+            seen.add(id(value))
+            tensors[name] = value.detach()
+    return tensors
 
 
 def shard_module(

@@ -1,0 +1,108 @@
+"""Export to Hugging Face form: safetensors, config and tokenizer, which ``transformers`` loads."""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from cosmos_parallel.errors import ExportError
+from cosmos_parallel.mesh import TrainingMesh
+from cosmos_parallel.models import DtypeName, quiet_transformers
+from cosmos_parallel.sharding import model_tensors
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# what a directory may hold besides weights and config
+_TOKENIZER_PATTERNS = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "chat_template*",
+    "*processor_config.json",
+    "*.tiktoken",
+)
+
+
+def export_hf(
+    model: "PreTrainedModel",
+    directory: Path,
+    mesh: TrainingMesh,
+    *,
+    tokenizer_dir: Path | None = None,
+    dtype: DtypeName | None = None,
+) -> None:
+    """Write the model as ``save_pretrained`` would; every rank calls, rank 0 writes.
+
+    Tensors are gathered one at a time and kept in host memory of rank 0 only. The directory
+    appears whole or not at all, and replaces one that is there.
+
+    Args:
+        model: from ``load_causal_lm``, or any transformers model.
+        directory: where to; its parent is made.
+        mesh: the ranks that hold the model.
+        tokenizer_dir: the tokenizer's files are copied from here, as they are.
+        dtype: floating-point tensors are cast to this; ``None`` keeps theirs.
+
+    Raises:
+        ExportError: on every rank, if the directory cannot be written.
+    """
+    target = getattr(torch, dtype) if dtype else None
+    tensors = _gather(model, target, keep=mesh.process.rank == 0)
+    failure: Exception | None = None
+    if mesh.process.rank == 0:
+        try:
+            _write(model, tensors, directory, tokenizer_dir)
+        except OSError as error:
+            failure = error
+    failed = torch.tensor(int(failure is not None), device=mesh.process.device)
+    if mesh.max_(failed).item():
+        cause = failure or "rank 0 says why"
+        raise ExportError(f"cannot export to {directory}: {cause}") from failure
+
+
+def _gather(
+    model: "PreTrainedModel", dtype: torch.dtype | None, *, keep: bool
+) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for name, value in model_tensors(model).items():
+        whole = value.full_tensor() if isinstance(value, DTensor) else value
+        if keep:
+            kind = dtype if dtype is not None and whole.is_floating_point() else whole.dtype
+            tensors[name] = whole.to("cpu", kind)
+    return tensors
+
+
+def _write(
+    model: "PreTrainedModel",
+    tensors: dict[str, Tensor],
+    directory: Path,
+    tokenizer_dir: Path | None,
+) -> None:
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:
+        writing = Path(scratch) / "new"
+        first = next(value for value in tensors.values() if value.is_floating_point())
+        with quiet_transformers():
+            model.save_pretrained(writing, state_dict=dict(tensors))
+        config = json.loads((writing / "config.json").read_text())
+        config["dtype"] = str(first.dtype).removeprefix("torch.")
+        (writing / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+        if tokenizer_dir is not None:
+            _copy_tokenizer(tokenizer_dir, writing)
+        if directory.exists():
+            directory.rename(Path(scratch) / "old")
+        writing.rename(directory)
+
+
+def _copy_tokenizer(source: Path, target: Path) -> None:
+    for pattern in _TOKENIZER_PATTERNS:
+        for file in source.glob(pattern):
+            shutil.copy2(file, target / file.name)

@@ -1,0 +1,95 @@
+"""A learner's state as named tensors: what a checkpoint holds, and how it is put back.
+
+Names are those of the model's parameters, so that any layout finds its part again:
+``model.<parameter>``, ``optimizer.<parameter>.<quantity>``, ``rng.<device>_<rank>`` and
+``num_updates``. Optimizer quantities of parameters that were never updated are not there.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from cosmos_parallel.errors import CheckpointError
+from cosmos_parallel.learner import Learner
+from cosmos_parallel.process import ProcessContext
+from cosmos_parallel.sharding import model_tensors
+
+
+def state_of(learner: Learner, process: ProcessContext) -> dict[str, Tensor]:
+    """Return every tensor to be saved; they are the learner's own, not copies."""
+    state = {f"model.{name}": value for name, value in model_tensors(learner.model).items()}
+    for name, parameter in learner.model.named_parameters():
+        for quantity, value in learner.optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                state[f"optimizer.{name}.{quantity}"] = value
+            elif value is not None:
+                raise CheckpointError(
+                    f"optimizer state {quantity} of {name} is {type(value).__name__}, not a tensor"
+                )
+    state["num_updates"] = torch.tensor(learner.num_updates)
+    return state | _rng_state(process)
+
+
+def state_to_fill(learner: Learner, process: ProcessContext, path: Path) -> dict[str, Tensor]:
+    """Return tensors for everything that the checkpoint at ``path`` has for this rank.
+
+    Those of the model are the learner's own; those of the optimizer are new, laid out like their
+    parameters.
+
+    Raises:
+        CheckpointError: if a tensor of the model is missing there or has another shape.
+    """
+    saved = FileSystemReader(path).read_metadata().state_dict_metadata
+    state = {f"model.{name}": value for name, value in model_tensors(learner.model).items()}
+    for name, value in state.items():
+        found = saved.get(name)
+        shape = tuple(found.size) if isinstance(found, TensorStorageMetadata) else None
+        if shape != tuple(value.shape):
+            offer = "has no such tensor" if shape is None else f"has {shape}"
+            raise CheckpointError(
+                f"checkpoint {path} is of another model: {name.removeprefix('model.')} needs "
+                f"{tuple(value.shape)}, the checkpoint {offer}"
+            )
+    parameters = dict(learner.model.named_parameters())
+    for name, found in saved.items():
+        kind, _, rest = name.partition(".")
+        if kind == "optimizer" and isinstance(found, TensorStorageMetadata):
+            state[name] = _optimizer_tensor(parameters.get(rest.rpartition(".")[0]), found)
+    state["num_updates"] = torch.tensor(0)
+    return state | {name: v for name, v in _rng_state(process).items() if name in saved}
+
+
+def restore(learner: Learner, process: ProcessContext, state: Mapping[str, Tensor]) -> None:
+    """Give a learner the optimizer state, RNG and position that were read.
+
+    The model's tensors were filled in place.
+    """
+    learner.optimizer.state.clear()
+    parameters = dict(learner.model.named_parameters())
+    for name, value in state.items():
+        kind, _, rest = name.partition(".")
+        parameter_name, _, quantity = rest.rpartition(".")
+        if kind == "optimizer" and parameter_name in parameters:
+            learner.optimizer.state[parameters[parameter_name]][quantity] = value
+    learner.num_updates = int(state["num_updates"])
+    if f"rng.cpu_{process.rank}" in state:
+        torch.set_rng_state(state[f"rng.cpu_{process.rank}"])
+    if f"rng.cuda_{process.rank}" in state:
+        torch.cuda.set_rng_state(state[f"rng.cuda_{process.rank}"])
+
+
+def _rng_state(process: ProcessContext) -> dict[str, Tensor]:
+    state = {f"rng.cpu_{process.rank}": torch.get_rng_state()}
+    if process.device_type == "cuda":
+        state[f"rng.cuda_{process.rank}"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _optimizer_tensor(parameter: Tensor | None, saved: TensorStorageMetadata) -> Tensor:
+    if parameter is not None and tuple(parameter.shape) == tuple(saved.size):
+        return torch.zeros_like(parameter, dtype=saved.properties.dtype, requires_grad=False)
+    return torch.zeros(saved.size, dtype=saved.properties.dtype)

@@ -1,0 +1,130 @@
+"""Supervised fine-tuning: the loss, and a loop over the learner."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from cosmos_parallel.learner import Evaluation, Learner, StepReport
+from cosmos_parallel.mesh import TrainingMesh
+from cosmos_parallel.sft_batches import (
+    SftBatch,
+    SftBatchConfig,
+    empty_batch,
+    lay_out,
+    step_batches,
+)
+from cosmos_parallel.sft_data import SftData
+
+CHUNK_TOKENS = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SftLoss:
+    """Cross-entropy of a batch, as sums.
+
+    Attributes:
+        total: sum over trained tokens, in nats, with gradient.
+        weight: number of trained tokens.
+        metrics: ``num_correct`` trained tokens that were the most likely, ``num_tokens`` in all.
+    """
+
+    total: Tensor
+    weight: Tensor
+    metrics: dict[str, Tensor]
+
+
+def sft_loss(model: nn.Module, batch: SftBatch) -> SftLoss:
+    """Return the summed next-token cross-entropy over the trained tokens.
+
+    Logits are computed only in columns where some row is trained, and turned to float32 in chunks
+    that are computed again in the backward pass.
+
+    Args:
+        model: a transformers causal language model.
+        batch: on any device.
+    """
+    device = next(model.parameters()).device
+    token_ids, trainable = batch.token_ids.to(device), batch.trainable.to(device)
+    columns = _columns(trainable)
+    arguments: dict[str, object] = {"input_ids": token_ids, "use_cache": False}
+    if batch.position_ids is not None:
+        arguments["position_ids"] = batch.position_ids.to(device)
+    if _keeps_columns(model):
+        logits = model(**arguments, logits_to_keep=columns).logits
+    else:
+        logits = model(**arguments).logits[:, columns]
+    targets = token_ids[:, columns + 1].flatten()
+    mask = trainable[:, columns + 1].flatten()
+    total, num_correct = _cross_entropy(logits.flatten(0, 1), targets, mask)
+    num_tokens = torch.tensor(batch.num_tokens, device=device)
+    return SftLoss(
+        total=total,
+        weight=mask.sum(),
+        metrics={"num_correct": num_correct, "num_tokens": num_tokens},
+    )
+
+
+def fit(
+    learner: Learner,
+    data: SftData,
+    config: SftBatchConfig,
+    *,
+    mesh: TrainingMesh,
+    steps: range,
+    on_step: Callable[[int, StepReport], None] = lambda step, report: None,
+) -> None:
+    """Train on ``data`` for ``steps``; every rank calls.
+
+    Args:
+        learner: of a causal language model.
+        data: the same on every rank.
+        config: how examples become batches.
+        mesh: the ranks of this replica.
+        steps: ``range(0, 150)``, or ``range(70, 150)`` to go on after 70 steps.
+        on_step: called after each step with its number and report, for progress.
+    """
+    for step in steps:
+        batches = step_batches(data, config, step, rank=mesh.data_rank, size=mesh.data_size)
+        on_step(step, learner.step(batches, sft_loss, filler=empty_batch()))
+
+
+def validate(
+    learner: Learner, data: SftData, config: SftBatchConfig, *, mesh: TrainingMesh
+) -> Evaluation:
+    """Return the loss over all of ``data`` without training; every rank calls."""
+    batches = lay_out(data.examples, config, rank=mesh.data_rank, size=mesh.data_size)
+    return learner.evaluate(batches, sft_loss, filler=empty_batch())
+
+
+def _columns(trainable: Tensor) -> Tensor:
+    """Return the columns [K] of [B, T] whose next token is trained in some row; one at least."""
+    columns = trainable[:, 1:].any(dim=0).nonzero().flatten()
+    return columns if len(columns) else torch.zeros(1, dtype=torch.int64, device=trainable.device)
+
+
+def _keeps_columns(model: nn.Module) -> bool:
+    return "logits_to_keep" in inspect.signature(model.forward).parameters
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the masked sum over N tokens of logits [N, V] against targets [N], and the hits."""
+    total = logits.new_zeros((), dtype=torch.float32)
+    num_correct = torch.zeros((), dtype=torch.int64, device=logits.device)
+    for part, goals, kept in zip(
+        logits.split(CHUNK_TOKENS),
+        targets.split(CHUNK_TOKENS),
+        mask.split(CHUNK_TOKENS),
+        strict=True,
+    ):
+        total = total + checkpoint(_chunk_total, part, goals, kept, use_reentrant=False)
+        num_correct += ((part.detach().argmax(dim=-1) == goals) & kept).sum()
+    return total, num_correct
+
+
+def _chunk_total(logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+    losses = nn.functional.cross_entropy(logits.float(), targets, reduction="none")
+    return torch.where(mask, losses, 0.0).sum()
