@@ -118,6 +118,8 @@ def quiet_transformers() -> Generator[None]:
 
 
 def _read_model(path: Path, config: ModelConfig) -> "PreTrainedModel":
+    from huggingface_hub.errors import StrictDataclassError
+    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
@@ -133,8 +135,16 @@ def _read_model(path: Path, config: ModelConfig) -> "PreTrainedModel":
                 local_files_only=True,
                 use_safetensors=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused below, by name
             )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        RuntimeError,
+        SafetensorError,
+        StrictDataclassError,
+    ) as error:
         raise ModelMismatchError(
             f"model directory {path} cannot be loaded as a causal language model: {error}"
         ) from error

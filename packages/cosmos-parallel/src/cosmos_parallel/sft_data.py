@@ -160,7 +160,7 @@ def _apply_template(
         encoded = tokenizer.apply_chat_template(
             messages, add_generation_prompt=prompting, tokenize=True, return_dict=True
         )
-    except TemplateError as error:
+    except (TemplateError, ValueError) as error:
         raise SftDataError(f"{where}: the chat template refuses the messages: {error}") from error
     return _token_ids(encoded)
 

@@ -1,0 +1,235 @@
+"""Checkpoints of one process: same next step, whole or not at all, and errors that say why."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from cosmos_parallel import (
+    AdamWConfig,
+    CheckpointError,
+    CheckpointStore,
+    Learner,
+    LearnerConfig,
+    ParallelConfig,
+    ScheduleConfig,
+    SftLoss,
+    SgdConfig,
+    build_mesh,
+)
+
+
+def make_learner(seed: int = 0, width: int = 4, optimizer=None) -> Learner:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 1))
+    schedule = ScheduleConfig(shape="linear", num_warmup_steps=2, num_steps=10)
+    optimizer = optimizer or AdamWConfig(lr=0.01, schedule=schedule)
+    return Learner(model, LearnerConfig(optimizer=optimizer))
+
+
+def loss(model: nn.Module, batch: torch.Tensor) -> SftLoss:
+    return SftLoss(total=model(batch).square().sum(), weight=torch.tensor(1.0), metrics={})
+
+
+def train(learner: Learner, first: int, last: int) -> list[float]:
+    losses = []
+    for step in range(first, last):
+        batch = torch.randn(5, 3, generator=torch.Generator().manual_seed(step))
+        losses.append(learner.step([batch], loss).loss)
+    return losses
+
+
+@pytest.fixture
+def mesh():
+    return build_mesh(ParallelConfig())
+
+
+@pytest.fixture
+def store(tmp_path, mesh):
+    store = CheckpointStore(tmp_path / "checkpoints", mesh, keep=2)
+    yield store
+    store.close()
+
+
+@pytest.mark.parametrize("optimizer", [None, SgdConfig(momentum=0.9), SgdConfig()])
+@pytest.mark.parametrize("saved_after", [0, 4])
+def test_a_resumed_learner_takes_the_same_steps_bitwise(store, optimizer, saved_after):
+    learner = make_learner(optimizer=optimizer)
+    train(learner, 0, saved_after)
+    store.save(saved_after, learner, b"cut")
+    expected = train(learner, saved_after, saved_after + 3)
+    resumed = make_learner(seed=1, optimizer=optimizer)
+    train(resumed, 50, 51)
+    checkpoint = store.load(resumed)
+    assert (checkpoint.step, checkpoint.extra) == (saved_after, b"cut")
+    assert train(resumed, saved_after, saved_after + 3) == expected
+
+
+def test_the_random_stream_goes_on(store):
+    learner = make_learner()
+    store.save(1, learner)
+    expected = torch.rand(3)
+    torch.manual_seed(77)
+    store.load(make_learner(seed=5), 1)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_background_save_has_the_state_of_when_it_was_started(store):
+    learner = make_learner()
+    train(learner, 0, 2)
+    store.start_save(2, learner)
+    expected = train(learner, 2, 4)
+    assert store.wait() == store.path(2)
+    assert store.wait() is None
+    resumed = make_learner(seed=1)
+    store.load(resumed, 2)
+    assert train(resumed, 2, 4) == expected
+
+
+def test_only_the_newest_stay(store):
+    learner = make_learner()
+    for step in (1, 2, 3, 12):
+        store.save(step, learner)
+    assert store.steps() == [3, 12]
+    assert store.latest() == 12
+
+
+def test_the_same_step_can_be_saved_again(store, mesh):
+    learner = make_learner()
+    store.save(1, learner, b"first")
+    store.save(1, learner, b"second")
+    assert store.load(make_learner(), 1).extra == b"second"
+    # killed between the two renames: the earlier save is put back
+    store.path(1).rename(store.path(1).with_name(".replaced-00000001"))
+    again = CheckpointStore(store.path(1).parent, mesh)
+    assert again.load(make_learner(), 1).extra == b"second"
+    again.close()
+
+
+def test_an_empty_store_says_so(store):
+    assert store.latest() is None
+    with pytest.raises(CheckpointError, match="there is no checkpoint in"):
+        store.load(make_learner())
+    with pytest.raises(CheckpointError, match="step-00000009 does not exist"):
+        store.load(make_learner(), 9)
+
+
+def damage_length(path: Path) -> None:
+    file = path / "__0_0.distcp"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def damage_content(path: Path) -> None:
+    file = path / "__0_0.distcp"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: (path / "__0_0.distcp").unlink(), "__0_0.distcp is missing"),
+        (damage_length, r"__0_0.distcp has \d+ bytes, not \d+"),
+        (damage_content, "__0_0.distcp has other content"),
+        (lambda path: (path / ".metadata").write_bytes(b""), ".metadata has 0 bytes"),
+        (lambda path: (path / "manifest.json").unlink(), "has no manifest.json"),
+        (lambda path: (path / "manifest.json").write_text('{"format": 1'), "damaged: manifest"),
+        (lambda path: (path / "manifest.json").write_text('{"format": 9}'), "has format 9; this"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused(store, damage, message):
+    damage(store.save(1, make_learner()))
+    with pytest.raises(CheckpointError, match=message):
+        store.load(make_learner())
+
+
+def test_a_checkpoint_of_another_model_names_the_tensor(store):
+    store.save(1, make_learner(width=4))
+    with pytest.raises(CheckpointError, match=r"0.weight needs \(6, 3\), .* has \(4, 3\)"):
+        store.load(make_learner(width=6))
+    learner = make_learner()
+    learner.model.register_parameter("extra", nn.Parameter(torch.zeros(2)))
+    with pytest.raises(CheckpointError, match=r"extra needs .* has no such tensor"):
+        store.load(learner)
+
+
+def test_a_save_that_cannot_be_written_is_an_error_and_the_one_before_stays(tmp_path, mesh):
+    store = CheckpointStore(tmp_path, mesh)
+    learner = make_learner()
+    store.save(1, learner)
+    (tmp_path / ".writing-00000002").write_text("a file where the directory should be")
+    store.start_save(2, learner)
+    with pytest.raises(CheckpointError, match=r"not written|checkpoints in"):
+        store.wait()
+    assert store.steps() == [1]
+    store.close()
+
+
+def test_settings_are_checked(tmp_path, mesh):
+    with pytest.raises(CheckpointError, match="keep is 0"):
+        CheckpointStore(tmp_path, mesh, keep=0)
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="cannot make checkpoint directory"):
+        CheckpointStore(tmp_path / "file" / "below", mesh)
+
+
+SAVES_FOR_EVER = """
+import sys
+from pathlib import Path
+import torch
+from torch import nn
+from cosmos_parallel import *
+torch.set_num_threads(1)
+model = nn.Sequential(*(nn.Linear(300, 300) for _ in range(20)))
+learner = Learner(model, LearnerConfig())
+store = CheckpointStore(Path(sys.argv[1]), build_mesh(ParallelConfig()))
+def loss(model, batch):
+    return SftLoss(total=model(batch).sum(), weight=torch.tensor(1.0), metrics={})
+step = 0
+while True:
+    step += 1
+    learner.step([torch.ones(1, 300)], loss)
+    store.save(step, learner, str(step).encode())
+"""
+
+
+def kill_in_mid_save(directory: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SAVES_FOR_EVER, str(directory)],
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+    )
+    deadline = time.monotonic() + 60
+    try:
+        while not (any(directory.glob("step-*")) and any(directory.glob(".writing-*/__0_0*"))):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.slow
+def test_kill_during_a_save_leaves_the_one_before_usable(tmp_path, mesh):
+    for attempt in range(5):
+        directory = tmp_path / str(attempt)
+        kill_in_mid_save(directory)
+        if any(directory.glob(".writing-*")):
+            break
+    else:
+        pytest.fail("no kill fell into a save")
+    store = CheckpointStore(directory, mesh)
+    model = nn.Sequential(*(nn.Linear(300, 300) for _ in range(20)))
+    learner = Learner(model, LearnerConfig())
+    checkpoint = store.load(learner)
+    assert checkpoint.extra == str(checkpoint.step).encode()
+    store.save(checkpoint.step + 1, learner)
+    assert not list(directory.glob(".writing-*"))
+    store.close()

@@ -1,0 +1,163 @@
+"""Loading and exporting Hugging Face models in one process."""
+
+import json
+
+import pytest
+import torch
+
+from cosmos_parallel import (
+    ExportError,
+    MeshError,
+    ModelConfig,
+    ModelMismatchError,
+    ModelNotFoundError,
+    ParallelConfig,
+    build_mesh,
+    check_model_directory,
+    export_hf,
+    load_causal_lm,
+)
+
+IDS = torch.arange(20).view(2, 10)
+MODELS = [("Qwen3", True), ("Qwen3", False), ("Llama", False), ("Mistral", True), ("Gemma", True)]
+
+
+@pytest.fixture
+def mesh():
+    return build_mesh(ParallelConfig())
+
+
+def load_reference(path):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(path, dtype="auto").eval()
+
+
+@pytest.mark.parametrize(("kind", "tied"), MODELS)
+def test_logits_equal_transformers_before_and_after_export(
+    model_directory, mesh, tmp_path, kind, tied
+):
+    path = model_directory(kind, tied=tied)
+    model = load_causal_lm(path, mesh)
+    with torch.no_grad():
+        expected = load_reference(path)(IDS).logits
+        torch.testing.assert_close(model(IDS).logits, expected, rtol=0, atol=0)
+        next(model.parameters()).mul_(1.5)
+        changed = model(IDS).logits
+        export_hf(model, tmp_path / "out", mesh, tokenizer_dir=path)
+        torch.testing.assert_close(load_reference(tmp_path / "out")(IDS).logits, changed)
+    before, after = (json.loads((p / "config.json").read_text()) for p in (path, tmp_path / "out"))
+    assert after == before
+
+
+def test_export_brings_the_tokenizer(model_directory, mesh, tmp_path):
+    from transformers import AutoTokenizer
+
+    path = model_directory()
+    export_hf(load_causal_lm(path, mesh), tmp_path / "out", mesh, tokenizer_dir=path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer("1+1").input_ids == AutoTokenizer.from_pretrained(path)("1+1").input_ids
+    assert tokenizer.chat_template
+
+
+def test_export_replaces_what_is_there_and_casts(model_directory, mesh, tmp_path):
+    from safetensors.torch import load_file
+
+    model = load_causal_lm(model_directory(), mesh)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "stale.txt").write_text("old")
+    export_hf(model, tmp_path / "out", mesh, dtype="bfloat16")
+    assert not (tmp_path / "out" / "stale.txt").exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    kinds = {t.dtype for t in load_file(tmp_path / "out" / "model.safetensors").values()}
+    assert kinds == {torch.bfloat16}
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert next(model.parameters()).dtype == torch.float32
+
+
+def test_export_says_where_it_could_not_write(model_directory, mesh, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ExportError, match=r"cannot export to .*file/out"):
+        export_hf(load_causal_lm(model_directory(), mesh), tmp_path / "file" / "out", mesh)
+
+
+def test_dropout_is_off_although_the_model_is_in_training_mode(model_directory, mesh):
+    model = load_causal_lm(model_directory(), mesh)
+    assert model.training
+    assert model.config.attention_dropout == 0.1  # as the directory says, for the export
+    torch.testing.assert_close(model(IDS).logits, model(IDS).logits, rtol=0, atol=0)
+
+
+def test_recomputed_activations_give_the_same_gradient(model_directory, mesh):
+    gradients = []
+    for activation_checkpointing in ("none", "full"):
+        config = ModelConfig(activation_checkpointing=activation_checkpointing)
+        model = load_causal_lm(model_directory(), mesh, config)
+        model(IDS).logits.square().sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    for plain, recomputed in zip(*gradients, strict=True):
+        torch.testing.assert_close(plain, recomputed)
+
+
+def test_mixed_precision_by_itself_says_what_it_needs(model_directory, mesh):
+    with pytest.raises(MeshError, match="call init_distributed"):
+        load_causal_lm(model_directory(), mesh, ModelConfig(compute_dtype="bfloat16"))
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (None, "does not exist"),
+        ([], r"lacks config.json, \*.safetensors, a tokenizer"),
+        (["config.json", "tokenizer.json"], r"lacks \*.safetensors;"),
+        (["config.json", "tokenizer.json", "pytorch_model.bin"], "convert them"),
+        (["model_index.json"], "diffusers pipeline"),
+        (["config.json", "model.safetensors"], r"lacks a tokenizer \(tokenizer.json\)"),
+    ],
+)
+def test_an_incomplete_directory_is_told_what_it_lacks(tmp_path, files, message):
+    path = tmp_path / "model"
+    if files is not None:
+        path.mkdir()
+        for name in files:
+            (path / name).write_text("{}")
+    with pytest.raises(ModelNotFoundError, match=message):
+        check_model_directory(path, needs_tokenizer=True)
+
+
+def test_a_complete_directory_passes(model_directory):
+    check_model_directory(model_directory(), needs_tokenizer=True)
+
+
+def copy_model(source, target):
+    target.mkdir()
+    for file in source.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 3}, "must be equal to the number of `layer_types`"),
+        (
+            {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3},
+            "missing weights: model.layers.2",
+        ),
+        ({"intermediate_size": 40}, "mismatched weights: .*model.layers.0.mlp.down_proj.weight"),
+        ({"model_type": "no-such-model"}, "no-such-model"),
+    ],
+)
+def test_weights_of_another_config_are_refused(model_directory, mesh, tmp_path, changes, message):
+    copy_model(model_directory(), tmp_path / "model")
+    config = tmp_path / "model" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    with pytest.raises(ModelMismatchError, match=message):
+        load_causal_lm(tmp_path / "model", mesh)
+
+
+def test_a_torn_weight_file_is_refused(model_directory, mesh, tmp_path):
+    copy_model(model_directory(), tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ModelMismatchError, match="cannot be loaded"):
+        load_causal_lm(tmp_path / "model", mesh)
