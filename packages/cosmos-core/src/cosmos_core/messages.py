@@ -51,11 +51,12 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class ReplicaJoined(Message, frozen=True, kw_only=True, tag=True):
-    """A replica is ready for commands. Sent again, with its inventory, after a reconnect.
+    """A replica is ready for commands, holds no work, and what it was given before is void.
 
     ``slots`` is how many groups a rollout replica holds at once (0 for a policy replica);
-    ``version`` the weights it holds now; ``endpoints`` where a policy replica serves weights,
-    one per rank.
+    ``version`` the weights it holds now, -1 if it must load some before it can sample;
+    ``endpoints`` where a policy replica serves weights, one per rank. ``incarnation`` tells
+    processes of one name apart; the bus fills it in.
     """
 
     replica: str
@@ -63,6 +64,7 @@ class ReplicaJoined(Message, frozen=True, kw_only=True, tag=True):
     slots: int = 0
     version: int = 0
     endpoints: tuple[str, ...] = ()
+    incarnation: str = ""
 
 
 class ReplicaLeft(Message, frozen=True, kw_only=True, tag=True):
@@ -205,13 +207,7 @@ class Stop(Message, frozen=True, kw_only=True, tag=True):
     cut: bytes = b""
 
 
-class Rejoin(Message, frozen=True, kw_only=True, tag=True):
-    """Any replica: the controller does not know you (any more); send ReplicaJoined again."""
-
-    reason: str
-
-
-Command = Generate | CancelGroup | LoadVersion | Train | Stop | Rejoin
+Command = Generate | CancelGroup | LoadVersion | Train | Stop
 
 _EVENT_DECODER = msgspec.msgpack.Decoder(Event)
 _COMMAND_DECODER = msgspec.msgpack.Decoder(Command)

@@ -10,6 +10,9 @@ A training prompt's life, each arrow one event or one command::
                  └───────────────────┘         (attempt + 1)         └─► dropped, by reason
 """
 
+from dataclasses import asdict
+from typing import Any
+
 import msgspec
 
 from cosmos_core.control import admission, rounds
@@ -23,6 +26,7 @@ from cosmos_core.control.state import (
     ReplicaState,
     StepState,
     StepStats,
+    ValidationResult,
     parse_group,
 )
 from cosmos_core.messages import (
@@ -36,7 +40,6 @@ from cosmos_core.messages import (
     LoadFailed,
     LoadVersion,
     Progress,
-    Rejoin,
     ReplicaJoined,
     ReplicaLeft,
     StepFinished,
@@ -144,9 +147,7 @@ class Controller:
         if name and not isinstance(event, ReplicaJoined):
             replica = self.state.replicas.get(name)
             if replica is None:
-                if not isinstance(event, ReplicaLeft):
-                    self._commands.append((name, Rejoin(reason="declared dead")))
-                return
+                return  # declared dead: the bus has it join again
             replica.seen_s = now
         match event:
             case ReplicaJoined():
@@ -185,6 +186,7 @@ class Controller:
             slots=event.slots,
             version=event.version,
             endpoints=event.endpoints,
+            incarnation=event.incarnation,
             seen_s=now,
         )
         if event.role == "policy" and event.version < self.state.step:
@@ -541,3 +543,31 @@ class Controller:
             rounds_done=tuple(state.rounds_done),
         )
         return msgspec.msgpack.encode(cut)
+
+    def incarnation_of(self, replica: str) -> str | None:
+        """Return which process of a replica's name is meant by it now; none if it is unknown."""
+        found = self.state.replicas.get(replica)
+        return None if found is None else found.incarnation
+
+    @property
+    def validations(self) -> dict[int, ValidationResult]:
+        """What validations found, by weight version."""
+        return {result.version: result for result in self.state.rounds_done}
+
+    def status(self, now: float) -> dict[str, Any]:
+        """Return what a person wants to know, as plain data."""
+        state = self.state
+        return {
+            "step": state.step,
+            "num_steps": self.config.num_steps,
+            "published": state.published,
+            "finished": state.finished,
+            "waiting_for": self.waiting_for(now),
+            "books": asdict(self.books()),
+            "counters": msgspec.to_builtins(state.counters),
+            "validations": {str(r.version): msgspec.to_builtins(r) for r in state.rounds_done},
+            "replicas": {
+                r.name: {"role": r.role, "version": r.version, "silent_s": now - r.seen_s}
+                for r in state.replicas.values()
+            },
+        }

@@ -34,6 +34,7 @@ class ReplicaState(msgspec.Struct, kw_only=True):
     slots: int
     version: int
     endpoints: tuple[str, ...]
+    incarnation: str
     seen_s: float
     loading: int = UNKNOWN_VERSION
     loading_since_s: float = 0.0

@@ -1,0 +1,38 @@
+"""The control plane over Redis: a bundled server, typed records, and the loop of the controller."""
+
+from cosmos_core.bus.channel import ReplicaChannel
+from cosmos_core.bus.connection import Bus, mask_password
+from cosmos_core.bus.errors import (
+    BusError,
+    BusUnreachableError,
+    FencedError,
+    LeaseHeldError,
+    PayloadMissingError,
+    ServerStartError,
+    SupersededError,
+)
+from cosmos_core.bus.host import ControllerHost, HostConfig
+from cosmos_core.bus.ledger import Commit, Dispatch, Ledger, Logged, Past, Reported
+from cosmos_core.bus.server import RedisServer
+
+__all__ = [
+    "Bus",
+    "BusError",
+    "BusUnreachableError",
+    "Commit",
+    "ControllerHost",
+    "Dispatch",
+    "FencedError",
+    "HostConfig",
+    "LeaseHeldError",
+    "Ledger",
+    "Logged",
+    "Past",
+    "PayloadMissingError",
+    "RedisServer",
+    "ReplicaChannel",
+    "Reported",
+    "ServerStartError",
+    "SupersededError",
+    "mask_password",
+]

@@ -1,0 +1,165 @@
+"""A replica's two-way line to the controller: events up, commands down, and joining again."""
+
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from cosmos_core.bus.errors import BusUnreachableError, SupersededError
+from cosmos_core.bus.keys import Keys
+from cosmos_core.bus.streams import Entry, entry_number, stream_entries
+from cosmos_core.messages import (
+    CancelGroup,
+    Command,
+    Event,
+    Generate,
+    GroupFailed,
+    GroupFinished,
+    GroupId,
+    ReplicaJoined,
+    ReplicaLeft,
+    StepFinished,
+    VersionLoaded,
+    decode_command,
+    encode_message,
+)
+
+_BLOCK_MS = 1000
+_AT_ONCE = 64
+_FAREWELL_S = 2.0
+
+
+class Call(Protocol):
+    """What a channel needs of its connection: `Bus.call`."""
+
+    async def __call__(
+        self, request: Callable[[Any], Awaitable[Any]], *, patience_s: float | None = None
+    ) -> Any:
+        """Carry a request out, again if Redis went away meanwhile."""
+        ...
+
+
+class ReplicaChannel:
+    """The line of one incarnation of a replica; made by `Bus.join`, used in ``async with``.
+
+    Entering announces the replica; leaving says that it is gone. Commands of an older controller
+    than the newest heard of are ignored. A replica that the controller took for dead is told so:
+    the channel then cancels what the replica still holds (as ``CancelGroup``) and joins again.
+
+    Attributes:
+        incarnation: tells this process apart from earlier ones of the same name.
+    """
+
+    def __init__(self, call: Call, keys: Keys, joined: ReplicaJoined) -> None:
+        """Nothing is sent before the channel is entered."""
+        self.incarnation = secrets.token_hex(8)
+        self._call = call
+        self._keys = keys
+        self._joined = msgspec.structs.replace(joined, incarnation=self.incarnation)
+        self._join_id = (0, 0)
+        self._epoch = 0
+        self._held: dict[GroupId, int] = {}
+
+    @property
+    def replica(self) -> str:
+        """Name of the replica."""
+        return self._joined.replica
+
+    async def __aenter__(self) -> "ReplicaChannel":
+        self._join_id = await self._append(self._joined)
+        return self
+
+    async def __aexit__(self, _: object, error: BaseException | None, *__: object) -> None:
+        if isinstance(error, SupersededError):
+            return
+        reason = "stopped" if error is None else f"{type(error).__name__}: {error}"
+        with contextlib.suppress(BusUnreachableError):
+            await self._append(
+                ReplicaLeft(replica=self.replica, reason=reason), patience_s=_FAREWELL_S
+            )
+
+    async def send(self, event: Event) -> None:
+        """Report an event, durable when this returns.
+
+        Raises:
+            BusUnreachableError: if Redis stays away for longer than the patience of the bus.
+        """
+        match event:
+            case GroupFinished() | GroupFailed():
+                if self._held.get(event.group) == event.attempt:
+                    del self._held[event.group]
+            case VersionLoaded():
+                self._joined = msgspec.structs.replace(self._joined, version=event.version)
+            case StepFinished():
+                self._joined = msgspec.structs.replace(self._joined, version=event.step + 1)
+            case _:
+                pass
+        await self._append(event)
+
+    async def commands(self) -> AsyncIterator[Command]:
+        """Yield commands in the order they were given, for ever.
+
+        Raises:
+            SupersededError: if another process has joined under this name.
+            BusUnreachableError: if Redis stays away for longer than the patience of the bus.
+        """
+        last = b"0-0"
+        while True:
+            entries = await self._read(last)
+            for entry, fields in entries:
+                last = entry
+                for command in await self._open(fields):
+                    yield command
+            if entries:
+                await self._forget(last)
+
+    async def _read(self, last: bytes) -> list[Entry]:
+        stream = self._keys.commands(self.replica, self.incarnation)
+        answer = await self._call(
+            lambda c: c.xread({stream: last}, count=_AT_ONCE, block=_BLOCK_MS)
+        )
+        return stream_entries(answer)
+
+    async def _forget(self, last: bytes) -> None:
+        stream = self._keys.commands(self.replica, self.incarnation)
+        await self._call(lambda c: c.xtrim(stream, minid=last))
+
+    async def _open(self, fields: dict[bytes, bytes]) -> list[Command]:
+        epoch = int(fields[b"e"])
+        if epoch < self._epoch:
+            return []
+        self._epoch = epoch
+        if b"superseded" in fields:
+            raise SupersededError(f"another process has joined as {self.replica}; this one stops")
+        if b"rejoin" in fields:
+            return await self._rejoin(fields[b"rejoin"])
+        command = decode_command(fields[b"c"])
+        match command:
+            case Generate():
+                self._held[command.group] = command.attempt
+            case CancelGroup():
+                self._held.pop(command.group, None)
+            case _:
+                pass
+        return [command]
+
+    async def _rejoin(self, cause: bytes) -> list[Command]:
+        if entry_number(cause) < self._join_id:
+            return []  # about an event from before we joined again
+        cancelled = [
+            CancelGroup(group=group, attempt=attempt) for group, attempt in self._held.items()
+        ]
+        self._held.clear()
+        self._join_id = await self._append(self._joined)
+        return list[Command](cancelled)
+
+    async def _append(self, event: Event, *, patience_s: float | None = None) -> tuple[int, int]:
+        fields = {
+            b"r": self.replica.encode(),
+            b"i": self.incarnation.encode(),
+            b"m": encode_message(event),
+        }
+        entry = await self._call(lambda c: c.xadd(self._keys.events, fields), patience_s=patience_s)
+        return entry_number(entry)

@@ -1,0 +1,263 @@
+"""A process's connection to Redis; its calls have deadlines and survive a server that restarts."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
+from redis import asyncio as redis_asyncio
+from redis import exceptions
+
+from cosmos_core.bus.channel import ReplicaChannel
+from cosmos_core.bus.errors import BusError, BusUnreachableError, PayloadMissingError
+from cosmos_core.bus.keys import Keys
+from cosmos_core.bus.streams import Entry, stream_entries
+from cosmos_core.messages import Event, ReplicaJoined, encode_message
+from cosmos_core.metrics import MetricRecord
+
+Answer = TypeVar("Answer")
+
+_BLOCK_MS = 1000
+_PAYLOAD_TTL_S = 24 * 3600
+_METRICS_KEPT = 100_000
+_METRICS_AT_ONCE = 256
+_SINKS = "sinks"
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.0
+_GONE = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
+_REFUSED = (
+    exceptions.AuthenticationError,
+    exceptions.AuthorizationError,
+    exceptions.NoPermissionError,
+)
+_METRIC = msgspec.msgpack.Decoder(MetricRecord)
+
+
+class Bus:
+    """One process's access to a run: events up, payloads, metrics, and status.
+
+    Use it from one event loop. Calls that find Redis gone try again, ever more slowly, until
+    ``patience_s`` is over.
+
+    Example:
+        >>> async with await Bus.connect(url, "run-1") as bus:
+        ...     async with bus.join(joined) as channel:
+        ...         async for command in channel.commands():
+        ...             ...
+
+    Attributes:
+        keys: names of the run's keys.
+        address: the URL without its password, for people.
+    """
+
+    def __init__(
+        self, client: "redis_asyncio.Redis", url: str, namespace: str, patience_s: float
+    ) -> None:
+        """Wrap a client that answered; `connect` is the way to get one."""
+        self.keys = Keys(namespace)
+        self.address = mask_password(url)
+        self._client = client
+        self._patience_s = patience_s
+
+    @classmethod
+    async def connect(
+        cls, url: str, namespace: str, *, connect_s: float = 10.0, patience_s: float = 60.0
+    ) -> "Bus":
+        """Reach a server and return the bus of one run on it.
+
+        Args:
+            url: ``redis://[:password@]host:port/db``, ``rediss://`` for TLS, ``unix://path``.
+            namespace: the run; runs of other namespaces on the server are never touched.
+            connect_s: how long the server may take to answer at first.
+            patience_s: how long every later call tries to reach it.
+
+        Raises:
+            BusUnreachableError: if it does not answer or refuses the password.
+        """
+        try:
+            client = redis_asyncio.Redis.from_url(
+                url,
+                socket_connect_timeout=5.0,
+                socket_timeout=_BLOCK_MS / 1000 + 10.0,
+                retry=None,
+                health_check_interval=0,
+            )
+        except ValueError as error:
+            raise BusUnreachableError(
+                f"{mask_password(url)!r} is not the URL of a Redis server: {error}"
+            ) from error
+        bus = cls(client, url, namespace, connect_s)
+        try:
+            await bus.call(lambda c: c.ping())
+        except BusError:
+            await client.aclose()
+            raise
+        bus._patience_s = patience_s
+        return bus
+
+    async def __aenter__(self) -> "Bus":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections; may be called twice."""
+        await self._client.aclose()
+
+    async def call(
+        self, request: Callable[[Any], Awaitable[Answer]], *, patience_s: float | None = None
+    ) -> Answer:
+        """Send a request to Redis; send it again if the server went away meanwhile.
+
+        A request may therefore be carried out twice: send only what may be.
+
+        Raises:
+            BusUnreachableError: if the server stays away for ``patience_s``.
+        """
+        patience_s = self._patience_s if patience_s is None else patience_s
+        deadline = time.monotonic() + patience_s
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                return await request(self._client)
+            except _REFUSED as error:
+                raise BusUnreachableError(
+                    f"Redis at {self.address} refuses us: {error}; "
+                    "give the password in the URL, redis://:PASSWORD@HOST:PORT"
+                ) from error
+            except _GONE as error:
+                if time.monotonic() + pause_s > deadline:
+                    raise BusUnreachableError(
+                        f"no Redis answers at {self.address} ({error}), tried for "
+                        f"{patience_s:g} s: is it running, and is the address right?"
+                    ) from error
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    # ------------------------------------------------------------------ replicas
+
+    def join(self, joined: ReplicaJoined) -> ReplicaChannel:
+        """Return the channel of a replica; entering it tells the controller."""
+        return ReplicaChannel(self.call, self.keys, joined)
+
+    async def send_event(self, event: Event) -> None:
+        """Report something that is not a replica's own word, such as its death."""
+        fields = {b"r": b"", b"i": b"", b"m": encode_message(event)}
+        await self.call(lambda c: c.xadd(self.keys.events, fields))
+
+    # ------------------------------------------------------------------ payloads
+
+    async def put_payloads(self, payloads: Mapping[str, bytes]) -> None:
+        """Store payloads, durable when this returns; they are deleted when consumed."""
+
+        async def put(client: Any) -> None:
+            async with client.pipeline(transaction=False) as pipe:
+                for key, data in payloads.items():
+                    pipe.set(self.keys.payload(key), data, ex=_PAYLOAD_TTL_S)
+                await pipe.execute()
+
+        await self.call(put)
+
+    async def get_payloads(self, keys: Sequence[str]) -> list[bytes]:
+        """Fetch payloads, in the order of their keys.
+
+        Raises:
+            PayloadMissingError: naming those that are not there.
+        """
+        if not keys:
+            return []
+        names = [self.keys.payload(key) for key in keys]
+        found = await self.call(lambda c: c.mget(names))
+        missing = [key for key, data in zip(keys, found, strict=True) if data is None]
+        if missing:
+            raise PayloadMissingError(
+                f"{len(missing)} of {len(keys)} payloads are not in the store, first of them "
+                f"{missing[0]!r}: they were never stored, or their group is done"
+            )
+        return found
+
+    async def delete_payloads(self, keys: Sequence[str]) -> None:
+        """Delete payloads; those that are not there do not matter."""
+        if keys:
+            names = [self.keys.payload(key) for key in keys]
+            await self.call(lambda c: c.unlink(*names))
+
+    # ------------------------------------------------------------------ metrics and status
+
+    async def send_metrics(self, records: Sequence[MetricRecord]) -> None:
+        """Hand measurements on to whoever runs the sinks."""
+
+        async def send(client: Any) -> None:
+            async with client.pipeline(transaction=False) as pipe:
+                for record in records:
+                    fields = {b"m": msgspec.msgpack.encode(record)}
+                    pipe.xadd(self.keys.metrics, fields, maxlen=_METRICS_KEPT, approximate=True)
+                await pipe.execute()
+
+        if records:
+            await self.call(send)
+
+    async def metrics(self) -> AsyncIterator[MetricRecord]:
+        """Yield measurements as they come, for ever; each to one reader of all.
+
+        A record is acknowledged when the next ones are asked for, so a reader that dies leaves
+        at most the batch it held to be read again.
+        """
+        await self.call(self._make_sinks_group)
+        start = "0"  # first what a reader before us left unacknowledged, then what is new
+        while True:
+            entries = await self._read_metrics(start)
+            for _, fields in entries:
+                yield _METRIC.decode(fields[b"m"])
+            if entries:
+                await self._drop_metrics([entry for entry, _ in entries])
+            elif start == "0":
+                start = ">"
+
+    async def _make_sinks_group(self, client: Any) -> None:
+        try:
+            await client.xgroup_create(self.keys.metrics, _SINKS, id="0", mkstream=True)
+        except exceptions.ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+
+    async def _read_metrics(self, start: str) -> list[Entry]:
+        streams = {self.keys.metrics: start}
+        answer = await self.call(
+            lambda c: c.xreadgroup(_SINKS, _SINKS, streams, count=_METRICS_AT_ONCE, block=_BLOCK_MS)
+        )
+        return stream_entries(answer)
+
+    async def _drop_metrics(self, entries: Sequence[bytes]) -> None:
+        async def drop(client: Any) -> None:
+            async with client.pipeline(transaction=False) as pipe:
+                pipe.xack(self.keys.metrics, _SINKS, *entries)
+                pipe.xdel(self.keys.metrics, *entries)
+                await pipe.execute()
+
+        await self.call(drop)
+
+    async def write_status(self, status: Mapping[str, Any]) -> None:
+        """Leave what the controller says of itself for people to read."""
+        data = msgspec.json.encode(status)
+        await self.call(lambda c: c.set(self.keys.status, data))
+
+    async def read_status(self) -> dict[str, Any]:
+        """Return what the controller last said of itself; empty if it never did."""
+        data = await self.call(lambda c: c.get(self.keys.status))
+        return msgspec.json.decode(data) if data else {}
+
+
+def mask_password(url: str) -> str:
+    """Return a URL that may be shown: the password is replaced by three stars."""
+    try:
+        parts = urlsplit(url)
+        password = parts.password
+    except ValueError:
+        return url
+    if password is None:
+        return url
+    return urlunsplit(parts._replace(netloc=parts.netloc.replace(f":{password}@", ":***@", 1)))

@@ -1,0 +1,227 @@
+"""The loop around the controller: read events, let it decide, commit, repeat.
+
+acquire lease ─► recall log ─► ┌─ read events ─► handle each ─► commit ─┐ ─► finished
+                               └───────────────◄────────────────────────┘
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from cosmos_core.bus.connection import Bus
+from cosmos_core.bus.ledger import Commit, Dispatch, Ledger, Logged, Past, Reported
+from cosmos_core.control import Controller, ControllerConfig, StepStats
+from cosmos_core.messages import (
+    Command,
+    Event,
+    Progress,
+    ReplicaJoined,
+    ReplicaLeft,
+    Tick,
+    decode_event,
+    encode_message,
+)
+from cosmos_core.metrics import MetricRecord
+
+_STATUS_EVERY_S = 0.5
+_LONGEST_TURN_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostConfig:
+    """How a controller is run.
+
+    Attributes:
+        owner: its name; a process that is started again under the same name need not wait for
+            the lease of the one before, a standby has a name of its own.
+        lease_s: without a sign of life for so long, another owner may take over.
+        tick_s: longest time between two looks at leases.
+        snapshot_every: commits between snapshots, which bound the log.
+    """
+
+    owner: str = "controller"
+    lease_s: float = 5.0
+    tick_s: float = 0.5
+    snapshot_every: int = 500
+
+    def __post_init__(self) -> None:
+        """Refuse a lease that would run out between two ticks.
+
+        Raises:
+            ValueError: if ``lease_s`` is not at least four times ``tick_s``.
+        """
+        if not 0 < 4 * self.tick_s <= self.lease_s:
+            raise ValueError(
+                f"lease_s is {self.lease_s} and tick_s {self.tick_s}; "
+                "want 0 < 4 * tick_s <= lease_s"
+            )
+
+
+class ControllerHost:
+    """Runs the controller of one run until the run has ended.
+
+    The controller's clock counts only the time in which a controller runs and reaches Redis: after
+    an outage nobody is declared dead for a silence that was ours.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        config: ControllerConfig,
+        *,
+        cut: bytes = b"",
+        host: HostConfig | None = None,
+    ) -> None:
+        """Nothing is read or taken yet; ``run`` does.
+
+        Args:
+            bus: the run.
+            config: what the controller is told; the same after every restart.
+            cut: the sample stream of a checkpoint, for a run that has no log yet.
+            host: how it is run.
+        """
+        self._bus = bus
+        self._config = config
+        self._cut = cut
+        self._host = host if host is not None else HostConfig()
+        self._now = 0.0
+        self._turned = 0.0
+        self._ticked = 0.0
+        self._status_at = float("-inf")
+
+    async def run(self) -> str:
+        """Control the run to its end; return why it ended.
+
+        Raises:
+            LeaseHeldError: if another controller runs; try again later, as a standby does.
+            FencedError: if another controller took over.
+            BusUnreachableError: if Redis stays away.
+        """
+        ledger = await Ledger.acquire(self._bus, owner=self._host.owner, lease_s=self._host.lease_s)
+        past = await ledger.recall()
+        controller = self._replay(past)
+        # A run begins with a snapshot, so that a cut given to a later start is not mistaken for it.
+        is_new = past.state is None
+        await ledger.commit(Commit(cursor="", snapshot=controller.snapshot() if is_new else b""))
+        self._turned = time.monotonic()
+        while not controller.finished:
+            events = await ledger.read(wait_s=self._host.tick_s)
+            await self._turn(ledger, controller, events)
+        await self._write_status(controller, ledger)
+        await ledger.release()
+        return controller.finished
+
+    def _replay(self, past: Past) -> Controller:
+        if past.state is not None:
+            controller = Controller.restore(self._config, past.state)
+        elif self._cut:
+            controller = Controller.from_cut(self._config, self._cut)
+        else:
+            controller = Controller(self._config)
+        for logged in past.events:
+            controller.handle(decode_event(logged.data), logged.now)
+        controller.take_garbage()
+        controller.take_stats()
+        self._now = past.now
+        self._ticked = past.now
+        return controller
+
+    async def _turn(
+        self, ledger: Ledger, controller: Controller, events: Sequence[Reported]
+    ) -> None:
+        self._advance_clock()
+        turn = _Turn(controller, self._now)
+        for reported in events:
+            turn.take_in(reported)
+        if self._now - self._ticked >= self._host.tick_s:
+            self._ticked = self._now
+            turn.handle(Tick())
+        if not turn.logged and not events:
+            return
+        is_due = ledger.log_length + 1 >= self._host.snapshot_every
+        stats = controller.take_stats()
+        await ledger.commit(
+            Commit(
+                cursor=events[-1].entry if events else "",
+                events=turn.logged,
+                dispatches=turn.dispatches,
+                garbage=controller.take_garbage(),
+                snapshot=controller.snapshot() if is_due and turn.logged else b"",
+            )
+        )
+        await self._bus.send_metrics([_record_of(s, self._host.owner) for s in stats])
+        if self._now - self._status_at >= _STATUS_EVERY_S:
+            await self._write_status(controller, ledger)
+
+    def _advance_clock(self) -> None:
+        turned = time.monotonic()
+        self._now += min(turned - self._turned, _LONGEST_TURN_S)
+        self._turned = turned
+
+    async def _write_status(self, controller: Controller, ledger: Ledger) -> None:
+        self._status_at = self._now
+        status: dict[str, Any] = {
+            "time_s": time.time(),
+            "epoch": ledger.token,
+            **controller.status(self._now),
+        }
+        await self._bus.write_status(status)
+
+
+class _Turn:
+    """The events of one commit and what follows from them."""
+
+    def __init__(self, controller: Controller, now: float) -> None:
+        self.logged: list[Logged] = []
+        self.dispatches: list[Dispatch] = []
+        self._controller = controller
+        self._now = now
+
+    def take_in(self, reported: Reported) -> None:
+        """Hand an event to the controller, unless its sender is not who we think it is."""
+        event = decode_event(reported.data)
+        if reported.replica and not isinstance(event, ReplicaJoined):
+            known = self._controller.incarnation_of(reported.replica)
+            if known != reported.incarnation:
+                self._answer_stranger(reported, known, event)
+                return
+        self.handle(event, reported.data)
+
+    def handle(self, event: Event, data: bytes = b"") -> None:
+        """Let the controller take an event in."""
+        self.logged.append(Logged(self._now, data or encode_message(event)))
+        for replica, command in self._controller.handle(event, self._now):
+            self._dispatch(replica, command)
+
+    def _dispatch(self, replica: str, command: Command) -> None:
+        incarnation = self._controller.incarnation_of(replica)
+        if incarnation is not None:
+            self.dispatches.append(
+                Dispatch(replica=replica, incarnation=incarnation, command=command)
+            )
+
+    def _answer_stranger(self, reported: Reported, known: str | None, event: Event) -> None:
+        if isinstance(event, ReplicaLeft):
+            return
+        if known is None and not isinstance(event, Progress) and self._controller.finished:
+            return
+        self.dispatches.append(
+            Dispatch(
+                replica=reported.replica,
+                incarnation=reported.incarnation,
+                notice="rejoin" if known is None else "superseded",
+                about=reported.entry,
+            )
+        )
+
+
+def _record_of(stats: StepStats, owner: str) -> MetricRecord:
+    values = {
+        name: float(value)
+        for name, value in msgspec.structs.asdict(stats).items()
+        if name != "step"
+    }
+    return MetricRecord(time.time(), "controller", owner, stats.step, values)

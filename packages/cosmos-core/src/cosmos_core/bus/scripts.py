@@ -1,0 +1,45 @@
+"""The two moments that must be atomic in Redis, as Lua: taking the controller's lease, committing.
+
+A fencing token is a number that grows with every lease; it is also the epoch of commands. A commit
+with an older token than the newest is refused, so a controller that was merely slow cannot write
+over its successor.
+"""
+
+# KEYS lease token | ARGV owner ttl_ms -> {token, ""} or {0, owner that holds it}
+# The same owner may come back at once: its launcher knows that the process before it is dead.
+ACQUIRE = """
+local holder = redis.call('GET', KEYS[1])
+if holder and holder ~= ARGV[1] then return {0, holder} end
+local token = redis.call('INCR', KEYS[2])
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return {token, ''}
+"""
+
+# KEYS token lease sequence events log snapshot, then payloads to delete
+# ARGV token owner ttl_ms sequence cursor entry snapshot command_ttl_ms num_commands,
+#      then for each command: stream, field, value
+# -> 'done', 'again' (this very commit was applied before: its answer got lost), or 'fenced'
+COMMIT = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 'fenced' end
+local sequence = tonumber(redis.call('GET', KEYS[3]) or '0')
+if sequence >= tonumber(ARGV[4]) then return 'again' end
+redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
+redis.call('SET', KEYS[3], ARGV[4])
+if ARGV[6] ~= '' then redis.call('XADD', KEYS[5], '*', 'b', ARGV[6]) end
+if ARGV[7] ~= '' then
+  redis.call('SET', KEYS[6], ARGV[7])
+  redis.call('XTRIM', KEYS[5], 'MAXLEN', 0)
+end
+if ARGV[5] ~= '0-0' then
+  redis.call('XTRIM', KEYS[4], 'MINID', ARGV[5])
+  redis.call('XDEL', KEYS[4], ARGV[5])
+end
+local at = 10
+for _ = 1, tonumber(ARGV[9]) do
+  redis.call('XADD', ARGV[at], '*', 'e', ARGV[1], ARGV[at + 1], ARGV[at + 2])
+  redis.call('PEXPIRE', ARGV[at], ARGV[8])
+  at = at + 3
+end
+for index = 7, #KEYS do redis.call('UNLINK', KEYS[index]) end
+return 'done'
+"""

