@@ -1,0 +1,33 @@
+# The entrances of the project. `make` alone lists them.
+VENV := .venv
+BIN := $(VENV)/bin
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench test-gpu standalone clean
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## create .venv with everything in it (a second call returns at once)
+	@PYTHON="$(PYTHON)" scripts/setup.sh
+
+demo: setup ## train a tiny model with asynchronous RL; DEMO_ARGS="--rollouts 1 seed=2"
+	@$(BIN)/cosmos-app run configs/quickstart.toml $(DEMO_ARGS)
+
+test: setup ## all tests that need no GPU; PYTEST_ARGS="tests/unit -x"
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: setup ## format, lint, layers, types, spelling, unit tests: before every commit
+	@scripts/check.sh
+
+bench: setup ## write benchmarks/RESULTS.md; BENCH_ARGS="--quick"
+	@$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
+
+test-gpu: setup ## the tests that need a CUDA device
+	@$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
+
+standalone: ## each package alone in an empty environment; PACKAGES="core rollout"
+	@scripts/check_standalone.sh $(PACKAGES)
+
+clean: ## remove caches and build outputs; keeps .venv and runs
+	@rm -rf build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@find packages apps tests -name __pycache__ -type d -prune -exec rm -rf {} +

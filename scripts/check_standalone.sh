@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Install each package alone into an empty environment, with plain pip and only the siblings it
+# declares, and run its own unit tests there.
+#   scripts/check_standalone.sh                  all seven
+#   scripts/check_standalone.sh core rollout     only these
+#
+# What is installed is a wheel built from the tree, not the tree: a module that the wheel forgets, or
+# an import that the package does not declare, fails here and nowhere else.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+python=${PYTHON:-python3}
+test_tools=(pytest pytest-asyncio pytest-timeout hypothesis)
+if [ -n "${COSMOS_STANDALONE_DIR:-}" ]; then
+    scratch=$COSMOS_STANDALONE_DIR
+    mkdir -p "$scratch"
+else
+    scratch=$(mktemp -d)
+    trap 'rm -rf "$scratch"' EXIT
+fi
+
+# What `pip install` is given for a package: itself, and the siblings it depends on.
+sources_of() {
+    local core=packages/cosmos-core
+    case $1 in
+        core) echo "$core[server]" ;;
+        weightsync) echo packages/cosmos-weightsync ;;
+        parallel | rollout | algos) echo "$core packages/cosmos-$1" ;;
+        wfm) echo "$core packages/cosmos-parallel packages/cosmos-rollout packages/cosmos-algos" \
+            packages/cosmos-wfm ;;
+        app) echo "$core packages/cosmos-parallel packages/cosmos-rollout packages/cosmos-algos" \
+            packages/cosmos-wfm packages/cosmos-weightsync apps ;;
+        *) return 1 ;;
+    esac
+}
+
+check() {
+    local package=$1 begun=$SECONDS environment=$scratch/$1 sources installed status
+    read -ra sources <<<"$(sources_of "$package")"
+    "$python" -m venv --clear "$environment" || return 1
+    if [ "$package" != core ]; then
+        scripts/install_torch.sh "$environment/bin/python" >"$scratch/$package.log" 2>&1 || {
+            tail -n 20 "$scratch/$package.log"
+            return 1
+        }
+    fi
+    "$environment/bin/python" -m pip install --quiet --disable-pip-version-check \
+        -c constraints.txt "${sources[@]/#/./}" "${test_tools[@]}" || return 1
+    installed=$SECONDS
+    "$environment/bin/python" -m pytest -q -p no:cacheprovider -o pythonpath= -o addopts= \
+        --import-mode=importlib --strict-markers -ra -m "not gpu" "tests/unit/$package"
+    status=$?
+    rm -rf "$environment"
+    if [ $status -eq 5 ]; then
+        printf 'standalone: %s: no test was collected in tests/unit/%s\n' "$package" "$package"
+    fi
+    printf 'standalone: %s: install %d s, tests %d s\n' \
+        "$package" $((installed - begun)) $((SECONDS - installed))
+    return $status
+}
+
+packages=("$@")
+if [ ${#packages[@]} -eq 0 ]; then
+    packages=(core weightsync algos rollout parallel wfm app)
+fi
+failed=()
+for package in "${packages[@]}"; do
+    if ! sources_of "$package" >/dev/null; then
+        printf 'standalone: no package %s\n' "$package" >&2
+        exit 2
+    fi
+    printf '== standalone: %s\n' "$package"
+    check "$package" || failed+=("$package")
+done
+if [ ${#failed[@]} -gt 0 ]; then
+    printf 'standalone: failed: %s\n' "${failed[*]}" >&2
+    exit 1
+fi
+printf 'standalone: all passed\n'

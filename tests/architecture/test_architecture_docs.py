@@ -1,0 +1,115 @@
+"""What the documents promise: their code runs, their links lead somewhere, they name no machine."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+_ROOT = Path(__file__).resolve().parents[2]
+_READMES = [*sorted(_ROOT.glob("packages/*/README.md")), _ROOT / "apps" / "README.md"]
+_DOCUMENTS = [
+    *sorted(_ROOT.glob("*.md")), *_READMES, *sorted((_ROOT / "docs").rglob("*.md")),
+    *sorted((_ROOT / "benchmarks").glob("*.md")),
+]  # fmt: skip
+_DEADLINE_S = 240
+_MAX_EXAMPLE_LINES = 20
+_FENCED = re.compile(r"^```(?P<language>[\w-]*)[^\n]*\n(?P<code>.*?)^```\s*$", re.M | re.S)
+_LINK = re.compile(r"(?<!\!)\[[^\]\n]+\]\((?P<target>[^)\s]+)\)")
+# In pieces, so that this file does not name what no file may name.
+_UNWANTED = [
+    "/wo" + "rk/", "/opt/" + "pypi", "/opt/" + "wheels", "pypi" + ".org", "python" + "hosted.org",
+    "download." + "pytorch.org", "registry." + "npmjs.org", "../" + "shared",
+]  # fmt: skip
+
+
+class Block(NamedTuple):
+    """One fenced block of Python in a document."""
+
+    path: Path
+    line: int
+    code: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.path.relative_to(_ROOT).as_posix()}:{self.line}"
+
+
+def _blocks(path: Path) -> list[Block]:
+    text = path.read_text(encoding="utf-8")
+    return [
+        Block(path, text.count("\n", 0, match.start()) + 1, match["code"])
+        for match in _FENCED.finditer(text)
+        if match["language"] == "python"
+    ]
+
+
+_BLOCKS = [block for path in _DOCUMENTS for block in _blocks(path)]
+
+
+def _run(block: Block, directory: Path) -> tuple[int, str]:
+    """Run a block as a script of its own, in a process group that ends with the deadline."""
+    script = directory / "example.py"
+    script.write_text(block.code, encoding="utf-8")
+    search = [str(path) for path in [*_ROOT.glob("packages/*/src"), _ROOT / "apps" / "src"]]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        cwd=directory,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=_DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        return 124, f"did not end within {_DEADLINE_S} s"
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return process.returncode, output
+
+
+@pytest.mark.parametrize("block", _BLOCKS, ids=[block.name for block in _BLOCKS])
+def test_python_in_the_documents_runs_as_it_stands(block, tmp_path):
+    status, output = _run(block, tmp_path)
+    assert status == 0, f"{block.name}: {output[-3000:]}"
+
+
+@pytest.mark.parametrize("readme", _READMES, ids=lambda path: path.parent.name)
+def test_readme_opens_with_a_short_example(readme):
+    blocks = _blocks(readme)
+    assert blocks, f"{readme}: show one example of under {_MAX_EXAMPLE_LINES} lines as ```python"
+    lines = [line for line in blocks[0].code.splitlines() if line.strip()]
+    assert len(lines) < _MAX_EXAMPLE_LINES, f"{blocks[0].name}: {len(lines)} lines of code"
+
+
+def test_relative_links_resolve():
+    found = []
+    for path in _DOCUMENTS:
+        text = _FENCED.sub("", path.read_text(encoding="utf-8"))
+        for match in _LINK.finditer(text):
+            target = match["target"].partition("#")[0]
+            if target and "://" not in target and not target.startswith("mailto:"):
+                if not (path.parent / target).exists():
+                    found.append(f"{path.relative_to(_ROOT)}: no {target}")
+    assert not found, "\n".join(found)
+
+
+def test_no_file_names_a_machine_or_a_package_index(text_files):
+    found = []
+    for path in text_files:
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            found += [
+                f"{path.relative_to(_ROOT)}:{number}: names {word}"
+                for word in _UNWANTED
+                if word in line
+            ]
+    assert not found, "\n".join(found)

@@ -1,0 +1,39 @@
+"""A function fits a screen and a module an idea; what does not is named here with its reason."""
+
+import ast
+
+_MAX_MODULE_LINES = 400
+_MAX_FUNCTION_LINES = 60
+
+# {path: reason} for a module, {"path::function": reason} for a function.
+EXCEPTIONS: dict[str, str] = {}
+
+
+def _functions(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return [node for node in ast.walk(tree) if isinstance(node, kinds)]
+
+
+def _too_long(sources) -> dict[str, str]:
+    found = {}
+    for source in sources:
+        lines = source.text.count("\n")
+        if lines > _MAX_MODULE_LINES:
+            found[source.path] = f"{lines} lines; split it by idea, or give its reason in EXCEPTIONS"
+        for function in _functions(source.tree):
+            lines = (function.end_lineno or function.lineno) - function.lineno + 1
+            if lines > _MAX_FUNCTION_LINES:
+                found[f"{source.path}::{function.name}"] = (
+                    f"{lines} lines (line {function.lineno}); a function fits a screen of "
+                    f"{_MAX_FUNCTION_LINES} lines"
+                )
+    return found
+
+
+def test_modules_and_functions_stay_within_their_caps(sources):
+    found = {where: why for where, why in _too_long(sources).items() if where not in EXCEPTIONS}
+    assert not found, "\n".join(f"{where}: {why}" for where, why in found.items())
+
+
+def test_no_exception_has_outlived_its_reason(sources):
+    assert not EXCEPTIONS.keys() - _too_long(sources).keys(), "delete these from EXCEPTIONS"
