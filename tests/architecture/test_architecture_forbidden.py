@@ -1,4 +1,4 @@
-"""What the code may not do: read the environment below the app, print, use globals, and the like."""
+"""What the code may not do: read the environment below the app, print, keep globals."""
 
 import ast
 from pathlib import PurePosixPath

@@ -46,7 +46,9 @@ def test_exported_names_are_there_and_complete(package):
     missing = [name for name in lazy if not hasattr(importlib.import_module(package), name)]
     assert not missing, f"{package}.__all__ names what is not there: {missing}"
     extra = sorted(_imported_names(package) - set(exported))
-    assert not extra, f"{package} binds {extra} publicly: add them to __all__, or do not import them"
+    assert not extra, (
+        f"{package} binds {extra} publicly: add them to __all__, or do not import them"
+    )
 
 
 @pytest.mark.parametrize("package", PACKAGES)

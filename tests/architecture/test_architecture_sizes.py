@@ -6,7 +6,10 @@ _MAX_MODULE_LINES = 400
 _MAX_FUNCTION_LINES = 60
 
 # {path: reason} for a module, {"path::function": reason} for a function.
-EXCEPTIONS: dict[str, str] = {}
+EXCEPTIONS: dict[str, str] = {
+    "tests/contract/test_rollout_engines.py": "one contract suite, run for every engine",
+    "tests/unit/core/test_core_config.py": "tables of configurations and the errors they give",
+}
 
 
 def _functions(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -19,7 +22,9 @@ def _too_long(sources) -> dict[str, str]:
     for source in sources:
         lines = source.text.count("\n")
         if lines > _MAX_MODULE_LINES:
-            found[source.path] = f"{lines} lines; split it by idea, or give its reason in EXCEPTIONS"
+            found[source.path] = (
+                f"{lines} lines; split it by idea, or give its reason in EXCEPTIONS"
+            )
         for function in _functions(source.tree):
             lines = (function.end_lineno or function.lineno) - function.lineno + 1
             if lines > _MAX_FUNCTION_LINES:
