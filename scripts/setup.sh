@@ -41,6 +41,15 @@ find_python() {
         "Install one, or name it: make setup PYTHON=/path/to/python3.11"
 }
 
+# What pip is at, from its log.
+progress() {
+    if grep -q '^Installing collected packages' "$log"; then
+        echo "installing $(grep '^Installing collected packages' "$log" | tail -n 1 | tr -dc , | wc -c) packages"
+    else
+        echo "$(grep -c '^ *Collecting' "$log" || true) packages looked up"
+    fi
+}
+
 # watched NAME COMMAND...: run COMMAND, its output in the log, and say every 20 s that it goes on.
 watched() {
     local name=$1 begun=$SECONDS next=20 process
@@ -50,7 +59,7 @@ watched() {
     while kill -0 "$process" 2>/dev/null; do
         sleep 0.2
         if [ $((SECONDS - begun)) -ge "$next" ]; then
-            say "$name ... $((SECONDS - begun)) s, $(grep -c '^ *Collecting' "$log" || true) collected"
+            say "$name ... $((SECONDS - begun)) s, $(progress)"
             next=$((next + 20))
         fi
     done
