@@ -64,19 +64,20 @@ class BoxedMathReward:
     weight: float = 1.0
 
     def build(self) -> RewardFunction:
-        """Return the function; math-verify is imported with its first call, in the worker."""
-        return self._score
-
-    def _score(self, sample: RewardInput) -> float:
+        """Import math-verify, which takes a second, and return the function."""
         from math_verify import parse, verify
 
-        expression = last_boxed(sample.response)
-        if expression is None:
-            return 0.0
-        answer = _answer_of(sample, self.name)
-        boxed = last_boxed(answer)
-        gold = parse(f"${answer if boxed is None else boxed}$", raise_on_error=True)
-        return float(verify(gold, parse(f"${expression}$"), raise_on_error=False))
+        def score(sample: RewardInput) -> float:
+            answer, boxed = _answer_of(sample, self.name), last_boxed(sample.response)
+            if boxed is None:
+                return 0.0
+            gold = last_boxed(answer)
+            wanted = parse(f"${answer if gold is None else gold}$")
+            if not wanted:
+                raise RewardError(f"reward {self.name}: the answer {answer!r} is no mathematics")
+            return float(verify(wanted, parse(f"${boxed}$")))
+
+        return score
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

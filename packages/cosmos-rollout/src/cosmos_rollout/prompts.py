@@ -1,0 +1,235 @@
+"""Prompt data: rows from JSON lines, Parquet or a list, in an order that needs no state.
+
+Which row the prompt with ordinal k of a stream is follows from k and the seed alone, so that a
+restarted run, or another replica, asks the same question.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from cosmos_rollout.errors import PromptDataError
+
+Order = Literal["shuffled", "file"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptRow:
+    """One row: either ``prompt``, a text, or ``messages``, a conversation.
+
+    Attributes:
+        prompt_id: the row's ``id``, or its position in its file.
+        prompt: the prompt's text; empty if there are messages.
+        messages: role and content of each turn; empty if there is a prompt.
+        answer: what a reward compares with; None if the row has none.
+        fields: the row's other fields.
+    """
+
+    prompt_id: str
+    prompt: str = ""
+    messages: tuple[Mapping[str, str], ...] = ()
+    answer: str | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict[str, Any])  # whatever the row holds
+
+
+class Tokenizer(Protocol):
+    """What is used of a Hugging Face tokenizer."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the tokens of a text, by default with the special ones the model wants."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of tokens."""
+        ...
+
+    def apply_chat_template(
+        self,
+        conversation: list[dict[str, str]],
+        *,
+        add_generation_prompt: bool,
+        tokenize: bool,
+    ) -> Any:  # a text, if ``tokenize`` is False
+        """Return a conversation as the model wants it, the next turn opened."""
+        ...
+
+
+class PromptSet:
+    """Rows with a seeded order for each epoch.
+
+    Args:
+        rows: at least one.
+        seed: with the ordinal it determines the row.
+        order: "shuffled" anew for each epoch, or as in the "file", as validation wants it.
+    """
+
+    def __init__(
+        self, rows: Sequence[PromptRow], *, seed: int = 0, order: Order = "shuffled"
+    ) -> None:
+        if not rows:
+            raise PromptDataError("a prompt set needs at least one row")
+        self._rows = tuple(rows)
+        self._seed = seed
+        self._order: Order = order
+        self._shuffle: tuple[int, npt.NDArray[np.int64]] = (-1, np.arange(0))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[PromptRow]:
+        return iter(self._rows)
+
+    def row(self, ordinal: int) -> PromptRow:
+        """Return the row of the ``ordinal``-th prompt; each epoch visits every row once."""
+        epoch, position = divmod(ordinal, len(self._rows))
+        if self._order == "file":
+            return self._rows[position]
+        if self._shuffle[0] != epoch:  # a cache of one epoch, nothing more
+            random = np.random.default_rng([self._seed, epoch])
+            self._shuffle = (epoch, random.permutation(len(self._rows)))
+        return self._rows[int(self._shuffle[1][position])]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptConfig:
+    """Where prompts come from.
+
+    Attributes:
+        path: JSON lines (``.jsonl``) or Parquet (``.parquet``) with ``prompt`` or ``messages``,
+            and ``answer``, ``id`` and anything else.
+        validation_path: a file of held-out rows; empty: the rows of ``path`` whose field
+            ``split`` is ``validation_split``.
+        validation_split: name of the held-out split; its rows are never trained on.
+        seed: determines the order of training prompts.
+    """
+
+    path: Path
+    validation_path: Path | None = None
+    validation_split: str = "validation"
+    seed: int = 0
+
+    def build(self) -> tuple[PromptSet, PromptSet | None]:
+        """Read the files; return the rows to train on and the held-out ones, if there are any.
+
+        Raises:
+            PromptDataError: naming file, line and field.
+        """
+        rows = read_prompts(self.path)
+        held_out = [row for row in rows if row.fields.get("split") == self.validation_split]
+        train = [row for row in rows if row.fields.get("split") != self.validation_split]
+        if self.validation_path is not None:
+            held_out = read_prompts(self.validation_path)
+        if not train:
+            raise PromptDataError(f"{self.path}: no row is left to train on")
+        validation = PromptSet(held_out, order="file") if held_out else None
+        return PromptSet(train, seed=self.seed), validation
+
+
+def read_prompts(path: Path) -> list[PromptRow]:
+    """Read rows from a ``.jsonl`` or ``.parquet`` file.
+
+    Raises:
+        PromptDataError: naming file, line and field.
+    """
+    if not path.is_file():
+        raise PromptDataError(f"there is no prompt file {path}")
+    if path.suffix == ".parquet":
+        numbered = enumerate(_parquet_rows(path), start=1)
+    elif path.suffix in (".jsonl", ".json"):
+        numbered = _json_rows(path)
+    else:
+        raise PromptDataError(f"{path}: prompts are read from .jsonl and .parquet files")
+    rows = [prompt_row(raw, f"{path}:{line}", default_id=str(line)) for line, raw in numbered]
+    if not rows:
+        raise PromptDataError(f"{path}: the file has no rows")
+    return rows
+
+
+def prompt_row(raw: Any, where: str, *, default_id: str) -> PromptRow:  # raw: from JSON
+    """Check one row.
+
+    Raises:
+        PromptDataError: beginning with ``where``, naming the field.
+    """
+    if not isinstance(raw, Mapping):
+        raise PromptDataError(f"{where}: a row has to be an object, found {type(raw).__name__}")
+    row = dict(cast(Mapping[str, Any], raw))
+    prompt, messages = row.pop("prompt", None), row.pop("messages", None)
+    if (prompt is None) == (messages is None):
+        found = ", ".join(sorted(map(str, raw))) or "nothing"
+        raise PromptDataError(f"{where}: needs either 'prompt' or 'messages', found {found}")
+    if prompt is not None and (not isinstance(prompt, str) or not prompt):
+        raise PromptDataError(f"{where}: field 'prompt' has to be a text, found {prompt!r}")
+    return PromptRow(
+        prompt_id=str(row.pop("id", default_id)),
+        prompt=prompt or "",
+        messages=_messages(messages, where) if messages is not None else (),
+        answer=_answer(row.pop("answer", None), where),
+        fields=row,
+    )
+
+
+def prompt_tokens(row: PromptRow, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the row's prompt as token ids; a conversation through the chat template."""
+    if not row.messages:
+        return tuple(tokenizer.encode(row.prompt))
+    text = tokenizer.apply_chat_template(
+        [dict(turn) for turn in row.messages], add_generation_prompt=True, tokenize=False
+    )
+    return tuple(tokenizer.encode(text, add_special_tokens=False))  # the template has them
+
+
+def prompt_text(row: PromptRow) -> str:
+    """Return the prompt as rewards see it: the text, or the last message's content."""
+    return row.prompt if not row.messages else row.messages[-1]["content"]
+
+
+def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                try:
+                    yield number, json.loads(line)
+                except json.JSONDecodeError as error:
+                    where = f"{path}:{number}: column {error.colno}"
+                    raise PromptDataError(f"{where}: not JSON: {error.msg}") from error
+
+
+def _parquet_rows(path: Path) -> Iterable[Any]:
+    try:
+        from pyarrow import ArrowInvalid
+        from pyarrow.parquet import read_table
+    except ImportError as error:
+        raise PromptDataError(f"{path}: reading Parquet needs 'pip install pyarrow'") from error
+    try:
+        return read_table(path).to_pylist()
+    except ArrowInvalid as error:
+        raise PromptDataError(f"{path}: not Parquet: {error}") from error
+
+
+def _messages(messages: Any, where: str) -> tuple[Mapping[str, str], ...]:
+    if not isinstance(messages, list) or not messages:
+        raise PromptDataError(f"{where}: field 'messages' has to be a list of turns")
+    for number, turn in enumerate(cast(list[Any], messages)):
+        spelled = isinstance(turn, Mapping) and all(
+            isinstance(turn.get(key), str) for key in ("role", "content")
+        )
+        if not spelled:
+            raise PromptDataError(
+                f"{where}: field 'messages', turn {number}: needs texts 'role' and 'content'"
+            )
+    return tuple({"role": turn["role"], "content": turn["content"]} for turn in messages)
+
+
+def _answer(answer: Any, where: str) -> str | None:
+    if answer is None or isinstance(answer, str):
+        return answer
+    if isinstance(answer, bool) or not isinstance(answer, int | float):
+        kind = type(answer).__name__
+        raise PromptDataError(f"{where}: field 'answer' has to be text or a number, found {kind}")
+    return str(answer)

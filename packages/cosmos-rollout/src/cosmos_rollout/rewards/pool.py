@@ -1,0 +1,138 @@
+"""Rewards in worker processes: a reward that raises, hangs or dies costs one sample its reward."""
+
+import asyncio
+import multiprocessing
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pebble import ProcessExpired, ProcessPool
+
+from cosmos_rollout.errors import RewardError
+from cosmos_rollout.rewards.builtin import BoxedMathReward, ExactReward, RewardConfig
+from cosmos_rollout.rewards.scoring import Failure, Outcome, RewardInput, Scored
+from cosmos_rollout.rewards.worker import prepare, score, start_worker
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardPoolConfig:
+    """Which rewards a sample gets, and what their workers may use.
+
+    Attributes:
+        rewards: their values, times their weights, add up to a sample's reward.
+        num_workers: processes that compute rewards.
+        timeout_s: a reward that takes longer is killed, and the sample has failed.
+        memory_mib: data memory of a worker; an allocation beyond it fails. 0: no limit.
+        start_timeout_s: how long importing the rewards may take.
+    """
+
+    rewards: tuple[RewardConfig, ...] = (ExactReward(),)
+    num_workers: int = 1
+    timeout_s: float = 10.0
+    memory_mib: int = 4096
+    start_timeout_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        twice = [name for name, n in Counter(r.name for r in self.rewards).items() if n > 1]
+        if not self.rewards or twice:
+            raise ValueError(f"rewards need distinct names, at least one; twice: {twice}")
+        if self.num_workers < 1 or self.timeout_s <= 0.0:
+            raise ValueError("num_workers and timeout_s have to be positive")
+
+    def build(self) -> "RewardPool":
+        """Make the pool; `RewardPool.start` starts its processes."""
+        return RewardPool(self)
+
+
+class RewardPool:
+    """Scores samples in worker processes that are replaced when they hang or die.
+
+    Processes come from a fork server, which is a fresh interpreter: they share neither threads nor
+    devices with this process, and they end when it ends, however it ends.
+    """
+
+    def __init__(self, config: RewardPoolConfig) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(_preload(config.rewards))
+        self._config = config
+        self._pool = ProcessPool(
+            max_workers=config.num_workers,
+            initializer=start_worker,
+            initargs=(os.getpid(), config.memory_mib << 20),
+            context=context,
+        )
+        self._failures: Counter[str] = Counter()
+        self._num_scored = 0
+
+    @property
+    def num_scored(self) -> int:
+        """Samples that got all their rewards."""
+        return self._num_scored
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """Failed samples by reward and class of failure, as in ``{"exact: TimeoutError": 2}``."""
+        return dict(self._failures)
+
+    async def start(self) -> None:
+        """Start the workers and import every reward.
+
+        Raises:
+            RewardError: if one of them cannot be imported or called.
+        """
+        for config in self._config.rewards:
+            future = self._pool.schedule(
+                prepare, args=(config,), timeout=self._config.start_timeout_s
+            )
+            try:
+                problem = await asyncio.wrap_future(future)
+            except TimeoutError:
+                problem = f"importing it took more than {self._config.start_timeout_s} s"
+            except ProcessExpired as error:
+                problem = f"importing it ended the process (exit code {error.exitcode})"
+            if problem:
+                raise RewardError(f"reward {config.name} cannot be used: {problem}")
+
+    async def score(self, sample: RewardInput) -> Outcome:
+        """Compute every reward of one sample; the first failure, in order, is the outcome."""
+        values = await asyncio.gather(
+            *(self._score_one(config, sample) for config in self._config.rewards)
+        )
+        rewards: dict[str, float] = {}
+        total = 0.0
+        for config, value in zip(self._config.rewards, values, strict=True):
+            if isinstance(value, Failure):
+                self._failures[f"{value.reward}: {value.error}"] += 1
+                return value
+            rewards[config.name] = value
+            total += config.weight * value
+        self._num_scored += 1
+        return Scored(rewards=rewards, total=total)
+
+    async def aclose(self) -> None:
+        """Drop what is pending and end the workers. Idempotent."""
+        await asyncio.to_thread(self._close)
+
+    async def _score_one(self, config: RewardConfig, sample: RewardInput) -> float | Failure:
+        timeout_s = self._config.timeout_s
+        future = self._pool.schedule(score, args=(config, sample), timeout=timeout_s)
+        try:
+            return await asyncio.wrap_future(future)
+        except TimeoutError:
+            words = f"no result within {timeout_s} s"
+            return Failure(reward=config.name, error="TimeoutError", message=words)
+        except ProcessExpired as error:
+            words = f"the worker process died (exit code {error.exitcode})"
+            return Failure(reward=config.name, error="ProcessDied", message=words)
+
+    def _close(self) -> None:
+        self._pool.stop()
+        self._pool.join()
+
+
+def _preload(rewards: Sequence[RewardConfig]) -> list[str]:
+    modules = ["cosmos_rollout.rewards.worker"]
+    if any(isinstance(reward, BoxedMathReward) for reward in rewards):
+        modules.append("math_verify")
+    return modules

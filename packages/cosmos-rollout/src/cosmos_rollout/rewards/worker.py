@@ -1,0 +1,58 @@
+"""What runs inside a reward worker process: limits first, then one reward of one sample at a time.
+
+It imports nothing heavy, so that a worker that had to be killed is replaced in milliseconds.
+"""
+
+import inspect
+import math
+import resource
+from functools import lru_cache
+
+from cosmos_rollout.errors import RewardError
+from cosmos_rollout.rewards.builtin import RewardConfig
+from cosmos_rollout.rewards.scoring import Failure, RewardFunction, RewardInput
+from cosmos_rollout.tether import die_with
+
+
+def start_worker(owner: int, memory_bytes: int) -> None:
+    """Tie this worker to its owner and limit its memory (0: no limit)."""
+    die_with(owner)
+    if memory_bytes:
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+
+
+@lru_cache
+def function_of(config: RewardConfig) -> RewardFunction:
+    """Build a reward's function, once per worker.
+
+    Raises:
+        RewardError: if it cannot be imported, or does not take one sample.
+    """
+    function = config.build()
+    try:
+        inspect.signature(function).bind(RewardInput(prompt="", response=""))
+    except TypeError as error:
+        raise RewardError(
+            f"reward {config.name} has to be callable as function(sample: RewardInput): {error}"
+        ) from error
+    return function
+
+
+def prepare(config: RewardConfig) -> str:
+    """Build the function ahead of the first sample; return what is wrong with it, or nothing."""
+    try:
+        function_of(config)
+    except Exception as error:  # noqa: BLE001 - a user's module may raise anything when imported
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def score(config: RewardConfig, sample: RewardInput) -> float | Failure:
+    """Run one reward on one sample; whatever it raises becomes a `Failure`."""
+    try:
+        value = float(function_of(config)(sample))
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - costs this sample's reward only
+        return Failure(reward=config.name, error=type(error).__name__, message=str(error)[:500])
+    if not math.isfinite(value):
+        return Failure(reward=config.name, error="ValueError", message=f"the reward is {value}")
+    return value

@@ -1,0 +1,139 @@
+"""Prompt data: what is read, in which order, and what a wrong file is told."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cosmos_rollout import (
+    PromptConfig,
+    PromptDataError,
+    PromptRow,
+    PromptSet,
+    prompt_text,
+    prompt_tokens,
+    read_prompts,
+)
+
+
+def write(path: Path, *rows) -> Path:
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_rows_keep_their_fields_and_number_themselves(tmp_path):
+    path = write(
+        tmp_path / "data.jsonl",
+        {"prompt": "1+1=", "answer": 2, "level": "easy"},
+        "",
+        {"id": "q7", "messages": [{"role": "user", "content": "hi"}]},
+    )
+    first, second = read_prompts(path)
+    assert first == PromptRow(prompt_id="1", prompt="1+1=", answer="2", fields={"level": "easy"})
+    assert second.prompt_id == "q7"
+    assert second.messages == ({"role": "user", "content": "hi"},)
+    assert (prompt_text(first), prompt_text(second), second.answer) == ("1+1=", "hi", None)
+
+
+def test_parquet_gives_the_rows_of_json(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    rows = [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": "2"}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "data.parquet")
+    path = write(tmp_path / "data.jsonl", *rows)
+    assert read_prompts(tmp_path / "data.parquet") == read_prompts(path)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (['{"prompt": "a"}', "{oops"], r"data\.jsonl:2: column 2: not JSON"),
+        (['{"text": 0, "answer": 1}'], ":1: needs either 'prompt' or 'messages', found answer, text"),
+        (['{"prompt": "a", "messages": []}'], "needs either 'prompt' or 'messages'"),
+        (['{"prompt": ""}'], "field 'prompt' has to be a text, found ''"),
+        (['{"prompt": 3}'], "field 'prompt' has to be a text, found 3"),
+        (['{"messages": [{"role": "user"}]}'], "field 'messages', turn 0: needs texts"),
+        (['{"prompt": "a", "answer": [1]}'], "field 'answer' .* found list"),
+        (["[1]"], "a row has to be an object, found list"),
+        ([], "the file has no rows"),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_is_told_where_and_what(tmp_path, rows, words):
+    with pytest.raises(PromptDataError, match=words):
+        read_prompts(write(tmp_path / "data.jsonl", *rows))
+
+
+def test_a_missing_or_strange_file_is_named(tmp_path):
+    with pytest.raises(PromptDataError, match=r"no prompt file .*nothing\.jsonl"):
+        read_prompts(tmp_path / "nothing.jsonl")
+    strange = tmp_path / "data.csv"
+    strange.write_text("a,b")
+    with pytest.raises(PromptDataError, match=r"data\.csv: prompts are read from"):
+        read_prompts(strange)
+
+
+def rows(count: int) -> list[PromptRow]:
+    return [PromptRow(prompt_id=str(i), prompt=f"p{i}") for i in range(count)]
+
+
+def test_each_epoch_visits_every_row_once_in_an_order_of_its_own():
+    prompts = PromptSet(rows(10), seed=3)
+    epochs = [[prompts.row(10 * epoch + i).prompt_id for i in range(10)] for epoch in range(3)]
+    assert all(sorted(epoch) == [str(i) for i in range(10)] for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_the_order_follows_from_the_ordinal_and_the_seed_alone():
+    one, other = PromptSet(rows(10), seed=3), PromptSet(rows(10), seed=3)
+    forward = [one.row(i).prompt_id for i in range(30)]
+    assert [other.row(i).prompt_id for i in reversed(range(30))] == forward[::-1]
+    assert [PromptSet(rows(10), seed=4).row(i).prompt_id for i in range(30)] != forward
+
+
+def test_the_held_out_split_is_never_trained_on(tmp_path):
+    path = write(
+        tmp_path / "data.jsonl",
+        *({"prompt": f"p{i}", "split": "validation" if i % 3 == 0 else "train"} for i in range(9)),
+    )
+    train, held_out = PromptConfig(path=path).build()
+    assert held_out is not None
+    assert [held_out.row(i).prompt for i in range(4)] == ["p0", "p3", "p6", "p0"]
+    assert {row.prompt for row in train} == {"p1", "p2", "p4", "p5", "p7", "p8"}
+
+
+def test_a_validation_file_is_used_as_it_is(tmp_path):
+    path = write(tmp_path / "train.jsonl", {"prompt": "a"})
+    other = write(tmp_path / "test.jsonl", {"prompt": "b"}, {"prompt": "c"})
+    train, held_out = PromptConfig(path=path, validation_path=other).build()
+    assert held_out is not None
+    assert ([r.prompt for r in train], [r.prompt for r in held_out]) == (["a"], ["b", "c"])
+    assert PromptConfig(path=path).build()[1] is None
+
+
+def test_nothing_left_to_train_on_is_an_error(tmp_path):
+    path = write(tmp_path / "data.jsonl", {"prompt": "a", "split": "validation"})
+    with pytest.raises(PromptDataError, match="no row is left to train on"):
+        PromptConfig(path=path).build()
+
+
+class Letters:
+    """A tokenizer of single letters that puts a 0 in front and brackets around turns."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [0] * add_special_tokens + [ord(letter) for letter in text]
+
+    def decode(self, token_ids, *, skip_special_tokens: bool) -> str:
+        return "".join(map(chr, token_ids))
+
+    def apply_chat_template(self, conversation, *, add_generation_prompt: bool, tokenize: bool):
+        turns = "".join(f"[{turn['role'][0]}:{turn['content']}]" for turn in conversation)
+        return turns + "[a:" * add_generation_prompt
+
+
+def test_a_text_gets_special_tokens_and_a_conversation_the_template_only():
+    text = PromptRow(prompt_id="1", prompt="ab")
+    chat = PromptRow(prompt_id="2", messages=({"role": "user", "content": "b"},))
+    assert prompt_tokens(text, Letters()) == (0, ord("a"), ord("b"))
+    assert "".join(map(chr, prompt_tokens(chat, Letters()))) == "[u:b][a:"

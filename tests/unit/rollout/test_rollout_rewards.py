@@ -1,0 +1,247 @@
+"""Rewards: the values of the built-in ones, and what a bad one costs."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from cosmos_rollout import (
+    BoxedMathReward,
+    ExactReward,
+    Failure,
+    FormatReward,
+    LengthReward,
+    PythonReward,
+    RewardError,
+    RewardInput,
+    RewardPool,
+    RewardPoolConfig,
+    Scored,
+)
+
+USER = """
+import os, sys, time
+
+def polite(sample):
+    return len(sample.response) + sample.fields["bonus"]
+
+def rude(sample):
+    match sample.response:
+        case "raise": raise KeyError("answer")
+        case "hang": time.sleep(1000)
+        case "spin":
+            while True: pass
+        case "die": os._exit(3)
+        case "exit": sys.exit("bye")
+        case "nan": return float("nan")
+        case "none": return None
+        case "memory": return len(bytearray(8 << 30))
+    return 1.0
+
+def no_argument():
+    return 0.0
+
+value = 3
+"""
+
+
+def sample(response: str, answer: str | None = None, **fields) -> RewardInput:
+    return RewardInput(prompt="p", response=response, answer=answer, fields=fields)
+
+
+@pytest.mark.parametrize(
+    ("config", "response", "answer", "value"),
+    [
+        (ExactReward(), " 42\n", "42", 1.0),
+        (ExactReward(), "42.", "42", 0.0),
+        (ExactReward(), "a  b", "a b", 1.0),  # runs of blanks are one
+        (ExactReward(ignore_case=True), "Paris", "paris", 1.0),
+        (ExactReward(after="="), "1+1=2 so 2=2", "2", 1.0),  # after the last one
+        (ExactReward(after="####"), "2", "2", 0.0),  # the marker is missing
+        (BoxedMathReward(), r"so \boxed{\frac{1}{2}}", "0.5", 1.0),
+        (BoxedMathReward(), r"\boxed{3} no, \boxed{x^2+2x+1}", "(x+1)^2", 1.0),  # the last box
+        (BoxedMathReward(), r"\boxed{3}", r"\boxed{4}", 0.0),
+        (BoxedMathReward(), "0.5", "0.5", 0.0),  # no box
+        (BoxedMathReward(), r"\boxed{0.5", "0.5", 0.0),  # never closed
+        (FormatReward(pattern="<a>.*</a>"), "<a>x\ny</a>", None, 1.0),
+        (FormatReward(pattern="<a>.*</a>"), "x<a></a>", None, 0.0),  # the whole response
+    ],
+)
+def test_built_in_values(config, response, answer, value):
+    assert config.build()(sample(response, answer)) == value
+
+
+@pytest.mark.parametrize(("tokens", "value"), [(0, 0.0), (10, 0.0), (15, -0.5), (20, -1), (99, -1)])
+def test_length_falls_from_target_to_limit(tokens, value):
+    reward = LengthReward(target=10, limit=20).build()
+    assert reward(RewardInput(prompt="", response="", num_response_tokens=tokens)) == value
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: FormatReward(pattern="("), "pattern '\\('"),
+        (lambda: LengthReward(target=5, limit=5), "target 5 has to be below limit 5"),
+        (lambda: PythonReward(function="nothing"), "module:function"),
+        (lambda: RewardPoolConfig(rewards=(ExactReward(), ExactReward())), r"twice: \['exact'\]"),
+        (lambda: RewardPoolConfig(rewards=()), "at least one"),
+    ],
+)
+def test_wrong_settings_are_refused_where_they_are_made(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+def test_a_reward_that_needs_an_answer_says_so():
+    with pytest.raises(RewardError, match="exact needs a field 'answer'"):
+        ExactReward().build()(sample("2"))
+
+
+@pytest.fixture(scope="module")
+def user_file(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("rewards") / "mine.py"
+    path.write_text(USER)
+    return path
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pool(user_file):
+    config = RewardPoolConfig(
+        rewards=(
+            ExactReward(weight=2.0),
+            PythonReward(function=f"{user_file}:rude", weight=0.5),
+        ),
+        timeout_s=1.0,
+        memory_mib=1024,
+    )
+    pool = config.build()
+    await pool.start()
+    yield pool
+    await pool.aclose()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_rewards_are_named_and_their_weighted_sum_is_the_total(pool):
+    outcome = await pool.score(sample("7", "7"))
+    assert outcome == Scored(rewards={"exact": 1.0, "rude": 1.0}, total=2.5)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    ("response", "error", "message"),
+    [
+        ("raise", "KeyError", "'answer'"),
+        ("hang", "TimeoutError", "no result within 1.0 s"),
+        ("spin", "TimeoutError", "no result within 1.0 s"),
+        ("die", "ProcessDied", "the worker process died (exit code 3)"),
+        ("exit", "SystemExit", "bye"),
+        ("nan", "ValueError", "the reward is nan"),
+        ("none", "TypeError", None),
+        ("memory", "MemoryError", ""),
+    ],
+)
+async def test_a_bad_reward_costs_its_sample_only(pool, response, error, message):
+    before = pool.failures.get(f"rude: {error}", 0)
+    bad, good = await asyncio.gather(
+        pool.score(sample(response, "x")), pool.score(sample("a", "a"))
+    )
+    assert isinstance(bad, Failure)
+    assert (bad.reward, bad.error) == ("rude", error)
+    assert message is None or bad.message == message
+    assert good == Scored(rewards={"exact": 1.0, "rude": 1.0}, total=2.5)
+    assert pool.failures[f"rude: {error}"] == before + 1
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_reward_nobody_waits_for_any_more_is_given_up(pool):
+    task = asyncio.create_task(pool.score(sample("hang", "x")))
+    await asyncio.sleep(0.1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert isinstance(await pool.score(sample("a", "a")), Scored)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("{file}:nothing", "has no function nothing; it has .*polite"),
+        ("{file}:value", "has no function value"),
+        ("{file}:no_argument", "has to be callable as function"),
+        ("no_such_module:f", "cannot import the reward module no_such_module"),
+        ("{file}.py:f", r"there is no reward file .*mine\.py\.py"),
+    ],
+)
+async def test_a_reward_that_cannot_be_used_is_known_at_the_start(user_file, function, words):
+    config = PythonReward(function=function.format(file=user_file), name="mine")
+    pool = RewardPool(RewardPoolConfig(rewards=(config,)))
+    try:
+        with pytest.raises(RewardError, match=f"reward mine cannot be used: .*{words}"):
+            await pool.start()
+    finally:
+        await pool.aclose()
+
+
+OWNER = """
+import asyncio, sys
+from cosmos_rollout import PythonReward, RewardInput, RewardPool, RewardPoolConfig
+
+async def main():
+    rewards = (PythonReward(function=sys.argv[1] + ":rude"),)
+    pool = RewardPool(RewardPoolConfig(rewards=rewards, timeout_s=1000.0))
+    await pool.start()
+    sys.stdout.write("started\\n")
+    sys.stdout.flush()
+    await pool.score(RewardInput(prompt="", response="spin"))
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+def test_kill_9_of_the_owner_ends_a_busy_worker(user_file, tmp_path):
+    script = tmp_path / "owner.py"
+    script.write_text(OWNER)
+    owner = subprocess.Popen(
+        [sys.executable, str(script), str(user_file)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "started\n"
+        time.sleep(0.3)
+        members = session_members(owner.pid)
+        owner.send_signal(signal.SIGKILL)
+        owner.wait(10)
+        deadline = time.monotonic() + 10
+        while session_members(owner.pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert len(members) >= 3  # the owner, the fork server, a worker
+        assert session_members(owner.pid) == []
+    finally:
+        owner.kill()
+        owner.wait(10)
+        owner.stdout.close()
+
+
+def session_members(session: int) -> list[int]:
+    """Return the processes of a session that are not dead."""
+    members: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, _, _, sid = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+            except OSError:
+                continue  # it ended while we looked
+            if int(sid) == session and state != "Z":
+                members.append(int(entry.name))
+    return members
