@@ -34,18 +34,23 @@ sources_of() {
     esac
 }
 
-check() {
-    local package=$1 begun=$SECONDS environment=$scratch/$1 sources installed status
+install() {
+    local package=$1 python=$2 sources
     read -ra sources <<<"$(sources_of "$package")"
-    "$python" -m venv --clear "$environment" || return 1
     if [ "$package" != core ]; then
-        scripts/install_torch.sh "$environment/bin/python" >"$scratch/$package.log" 2>&1 || {
-            tail -n 20 "$scratch/$package.log"
-            return 1
-        }
+        scripts/install_torch.sh "$python" || return 1
     fi
-    "$environment/bin/python" -m pip install --quiet --disable-pip-version-check \
-        -c constraints.txt "${sources[@]/#/./}" "${test_tools[@]}" || return 1
+    "$python" -m pip install --disable-pip-version-check \
+        -c constraints.txt "${sources[@]/#/./}" "${test_tools[@]}"
+}
+
+check() {
+    local package=$1 begun=$SECONDS environment=$scratch/$1 installed status
+    "$python" -m venv --clear "$environment" || return 1
+    install "$package" "$environment/bin/python" >"$scratch/$package.log" 2>&1 || {
+        tail -n 20 "$scratch/$package.log"
+        return 1
+    }
     installed=$SECONDS
     "$environment/bin/python" -m pytest -q -p no:cacheprovider -o pythonpath= -o addopts= \
         --import-mode=importlib --strict-markers -ra -m "not gpu" "tests/unit/$package"
