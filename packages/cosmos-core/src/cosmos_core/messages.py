@@ -55,8 +55,8 @@ class ReplicaJoined(Message, frozen=True, kw_only=True, tag=True):
 
     ``slots`` is how many groups a rollout replica holds at once (0 for a policy replica);
     ``version`` the weights it holds now, -1 if it must load some before it can sample;
-    ``endpoints`` where a policy replica serves weights, one per rank. ``incarnation`` tells
-    processes of one name apart; the bus fills it in.
+    ``endpoints`` where a policy replica serves that version and later ones, one per rank.
+    ``incarnation`` tells processes of one name apart; the bus fills it in.
     """
 
     replica: str

@@ -21,6 +21,7 @@ from cosmos_core.messages import (
     ReplicaJoined,
     ReplicaLeft,
     StepFinished,
+    Train,
     VersionLoaded,
     decode_command,
     encode_message,
@@ -141,6 +142,8 @@ class ReplicaChannel:
                 self._held[command.group] = command.attempt
             case CancelGroup():
                 self._held.pop(command.group, None)
+            case Train() if command.step < self._joined.version:
+                return []  # given again while we were taken for dead, but taken meanwhile
             case _:
                 pass
         return [command]

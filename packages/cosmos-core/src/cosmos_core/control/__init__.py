@@ -2,18 +2,23 @@
 
 from cosmos_core.control.books import Books, BooksError
 from cosmos_core.control.config import ControllerConfig, StalenessConfig, ValidationPlan
-from cosmos_core.control.controller import ALL_DONE, Controller
+from cosmos_core.control.controller import ALL_DONE, STOPPED, Controller
+from cosmos_core.control.staleness import Load, StalenessPolicy, policy_of
 from cosmos_core.control.state import ControllerState, StepStats, ValidationResult
 
 __all__ = [
     "ALL_DONE",
+    "STOPPED",
     "Books",
     "BooksError",
     "Controller",
     "ControllerConfig",
     "ControllerState",
+    "Load",
     "StalenessConfig",
+    "StalenessPolicy",
     "StepStats",
     "ValidationPlan",
     "ValidationResult",
+    "policy_of",
 ]

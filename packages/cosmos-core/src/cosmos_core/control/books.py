@@ -1,5 +1,6 @@
 """The books: every prompt that was ever issued is consumed, dropped or in flight."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cosmos_core.control.state import ControllerState
@@ -23,8 +24,8 @@ class Books:
 
     issued: int
     consumed: int
-    dropped: dict[str, int]
-    in_flight: dict[str, int]
+    dropped: Mapping[str, int]
+    in_flight: Mapping[str, int]
 
     def check(self) -> None:
         """Check issued = consumed + dropped + in flight.
@@ -33,21 +34,26 @@ class Books:
             BooksError: with the figures, if not.
         """
         total = self.consumed + sum(self.dropped.values()) + sum(self.in_flight.values())
-        if total != self.issued:
+        if total != self.issued or min(self.in_flight.values()) < 0:
             raise BooksError(
                 f"issued {self.issued} groups but consumed {self.consumed}, dropped "
-                f"{self.dropped} and in flight {self.in_flight}: {total}"
+                f"{dict(self.dropped)} and in flight {dict(self.in_flight)}: {total}"
             )
 
 
-def books_of(state: ControllerState) -> Books:
-    """Return the books of a state."""
-    stages: dict[str, int] = dict.fromkeys(("waiting", "generating", "ready", "training"), 0)
-    for group in state.groups.values():
-        stages[group.stage] += 1
+def audit(state: ControllerState) -> Books:
+    """Count every group of a state anew; what the running counts must agree with."""
+    in_flight = dict[str, int]()
+    for stage in ("waiting", "generating", "ready", "training"):
+        in_flight[stage] = sum(group.stage == stage for group in state.groups.values())
+    return books_of(state, in_flight)
+
+
+def books_of(state: ControllerState, in_flight: Mapping[str, int]) -> Books:
+    """Return the books of a state whose groups in flight are counted already."""
     return Books(
         issued=state.counters.issued,
         consumed=state.counters.consumed,
         dropped=dict(state.counters.dropped),
-        in_flight=stages,
+        in_flight=in_flight,
     )

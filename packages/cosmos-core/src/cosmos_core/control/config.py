@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-StalenessPolicy = Literal["block", "drop", "count"]
+StalenessName = Literal["block", "count", "drop", "window"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,26 +15,32 @@ class StalenessConfig:
     Attributes:
         depth: steps' worth of prompts issued ahead of the step being trained: the typical
             staleness.
-        bound: largest staleness that is ever trained on.
-        policy: what holds the bound. ``block`` waits for stragglers, ``drop`` trains without them
-            and drops what has become too old (which favours short answers), ``count`` issues by
-            depth alone and does not hold it.
+        bound: largest staleness that is ever trained on, under ``block`` and ``drop``.
+        policy: what holds the bound. ``block`` waits for stragglers; ``drop`` trains without them
+            and drops what has become too old (which favours short answers); ``count`` issues by
+            depth alone and ``window`` takes a step's groups from the oldest issued, without a
+            bound.
+        window: under ``window``, how many more than a step's worth of the oldest issued groups a
+            step may choose from, as a share of a step.
     """
 
     depth: int = 2
     bound: int = 4
-    policy: StalenessPolicy = "block"
+    policy: StalenessName = "block"
+    window: float = 0.3
 
     def __post_init__(self) -> None:
         """Refuse a depth that the bound could not keep up with.
 
         Raises:
-            ValueError: if ``depth`` is negative or exceeds ``bound``.
+            ValueError: if ``depth`` is negative or exceeds ``bound``, or ``window`` is negative.
         """
         if not 0 <= self.depth <= self.bound:
             raise ValueError(
                 f"depth is {self.depth} and bound {self.bound}; want 0 <= depth <= bound"
             )
+        if self.window < 0:
+            raise ValueError(f"window is {self.window}; it must not be negative")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +59,17 @@ class ValidationPlan:
     after: bool = True
     every: int = 0
 
+    def __post_init__(self) -> None:
+        """Check the counts.
+
+        Raises:
+            ValueError: if one is negative.
+        """
+        if self.num_prompts < 0 or self.every < 0:
+            raise ValueError(
+                f"num_prompts is {self.num_prompts} and every {self.every}; neither may be negative"
+            )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ControllerConfig:
@@ -70,6 +87,7 @@ class ControllerConfig:
         min_group_samples: fewer completed samples than this and the group is tried again.
         max_attempts: after so many attempts a group is dropped.
         lease_s: a replica not heard of for so long is dead.
+        first_lease_s: the same until it has done its first work, since it may have to compile.
     """
 
     num_steps: int
@@ -83,6 +101,7 @@ class ControllerConfig:
     min_group_samples: int = 2
     max_attempts: int = 5
     lease_s: float = 30.0
+    first_lease_s: float = 300.0
 
     def __post_init__(self) -> None:
         """Check the counts.
@@ -90,8 +109,19 @@ class ControllerConfig:
         Raises:
             ValueError: naming the count that is too small.
         """
-        for name in ("num_steps", "groups_per_step", "samples_per_group", "num_policies"):
+        counts = (
+            "num_steps",
+            "groups_per_step",
+            "samples_per_group",
+            "num_policies",
+            "min_group_samples",
+            "max_attempts",
+        )
+        for name in counts:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if not self.lease_s > 0:
-            raise ValueError(f"lease_s is {self.lease_s}; it must be positive")
+        if not 0 < self.lease_s <= self.first_lease_s:
+            raise ValueError(
+                f"lease_s is {self.lease_s} and first_lease_s {self.first_lease_s}; "
+                "want 0 < lease_s <= first_lease_s"
+            )

@@ -1,139 +1,177 @@
 """Validation rounds: held-out prompts, each round answered by exactly one weight version.
 
-While a round is open, the replicas that hold its version are not told to load another one.
+While a round is open, the replicas that hold its version are not told to load another one. If the
+last of them is gone, the round starts again with the version that others hold.
 """
 
+import heapq
+
 from cosmos_core.control.config import ControllerConfig
+from cosmos_core.control.replicas import ReplicaTable
 from cosmos_core.control.state import (
     ControllerState,
     ReplicaState,
     RoundState,
     ValidationResult,
 )
-from cosmos_core.messages import Command, Generate, GroupFinished, GroupId
+from cosmos_core.messages import Generate, GroupFailed, GroupFinished, GroupId
 
 SOURCE = "validation"
 
 
-def is_due(state: ControllerState, config: ControllerConfig) -> bool:
-    """Tell whether the version now published is one to validate and has not been."""
-    plan = config.validation
-    if not plan.num_prompts or state.round is not None or state.published < 0:
-        return False
-    done = [result.version for result in state.rounds_done]
-    if not done and plan.before and state.step < config.num_steps:
-        return True
-    if state.step >= config.num_steps:
-        return plan.after and state.step not in done and state.published >= state.step
-    last = max(done, default=0)
-    return bool(plan.every) and state.step // plan.every > last // plan.every
+class Rounds:
+    """All changes to ``state.round`` and ``state.rounds_done`` go through here."""
 
+    def __init__(
+        self, state: ControllerState, config: ControllerConfig, replicas: ReplicaTable
+    ) -> None:
+        """Go on with what is there."""
+        self._state = state
+        self._plan = config.validation
+        self._num_steps = config.num_steps
+        self._max_attempts = config.max_attempts
+        self._replicas = replicas
 
-def is_final_missing(state: ControllerState, config: ControllerConfig) -> bool:
-    """Tell whether the run may not end yet because its last version is to be validated."""
-    plan = config.validation
-    if not plan.num_prompts or not plan.after:
-        return False
-    return all(result.version != config.num_steps for result in state.rounds_done)
+    # ---------------------------------------------------------------- looking
 
+    @property
+    def blocks_training(self) -> bool:
+        """Whether training prompts wait for the first validation."""
+        return bool(self._plan.num_prompts and self._plan.before and not self._state.rounds_done)
 
-def blocks_training(state: ControllerState, config: ControllerConfig) -> bool:
-    """Tell whether training prompts wait for the first validation."""
-    plan = config.validation
-    return bool(plan.num_prompts and plan.before and not state.rounds_done)
+    @property
+    def final_is_missing(self) -> bool:
+        """Whether the run may not end yet because its last version is to be validated."""
+        if not self._plan.num_prompts or not self._plan.after:
+            return False
+        return not self._is_done(self._num_steps)
 
+    def pins(self, replica: ReplicaState) -> bool:
+        """Tell whether a replica must keep its version until the open round is over."""
+        return self._state.round is not None and replica.version == self._state.round.version
 
-def open_round(state: ControllerState, config: ControllerConfig) -> None:
-    """Open a round for the newest version that a replica holds, if there is such a replica."""
-    versions = [r.version for r in _holders(state) if not r.stopped and r.loading < 0]
-    newest = max(versions, default=-1)
-    final = state.step >= config.num_steps
-    if newest < 0 or (final and newest < state.step):
-        return
-    if any(result.version == newest for result in state.rounds_done):
-        return
-    state.round = RoundState(version=newest, waiting=list(range(config.validation.num_prompts)))
+    # ---------------------------------------------------------------- changing
 
+    def open_if_due(self, now: float) -> None:
+        """Open a round for the newest version that a replica holds, if one is due."""
+        if not self._is_due():
+            return
+        versions = [r.version for r in self._state.rollouts() if r.loading < 0]
+        newest = max(versions, default=-1)
+        is_too_old = self._state.step >= self._num_steps and newest < self._num_steps
+        if newest >= 0 and not is_too_old and not self._is_done(newest):
+            waiting = list(range(self._plan.num_prompts))
+            self._state.round = RoundState(version=newest, since_s=now, waiting=waiting)
 
-def pins(state: ControllerState, replica: ReplicaState) -> bool:
-    """Tell whether a replica must keep its version until the open round is over."""
-    return state.round is not None and replica.version == state.round.version
+    def give_out(self) -> list[tuple[str, Generate]]:
+        """Give prompts of the open round to replicas that hold its version."""
+        opened = self._state.round
+        if opened is None or not opened.waiting:
+            return []
+        holders = [
+            r for r in self._state.rollouts() if r.version == opened.version and r.loading < 0
+        ]
+        if not holders and not opened.given:
+            self._state.round = None
+            return []
+        room = [(-r.free, r.name) for r in holders if r.free > 0]
+        heapq.heapify(room)
+        orders: list[tuple[str, Generate]] = []
+        while room and opened.waiting:
+            free, name = heapq.heappop(room)
+            orders.append((name, self._give(opened, name)))
+            if free < -1:
+                heapq.heappush(room, (free + 1, name))
+        return orders
 
-
-def give_out(state: ControllerState, free: dict[str, int]) -> list[tuple[str, Command]]:
-    """Give prompts of the open round to replicas that hold its version; uses up ``free`` slots."""
-    commands: list[tuple[str, Command]] = []
-    opened = state.round
-    if opened is None:
-        return commands
-    names = [r.name for r in _holders(state) if r.version == opened.version and r.loading < 0]
-    if not names:
-        # The last holder of the version is gone: the round starts again with another version.
-        state.round = None
-        return commands
-    while opened.waiting and (name := max(names, key=lambda n: free.get(n, 0))):
-        if free.get(name, 0) <= 0:
-            break
+    def _give(self, opened: RoundState, name: str) -> Generate:
         ordinal = opened.waiting.pop(0)
         opened.given[ordinal] = name
-        free[name] -= 1
-        commands.append(
-            (
-                name,
-                Generate(
-                    group=GroupId(SOURCE, opened.version, ordinal),
-                    attempt=opened.attempts.get(ordinal, 0),
-                    num_samples=1,
-                    greedy=True,
-                ),
-            )
+        self._replicas.occupy(self._state.replicas[name], 1)
+        return Generate(
+            group=GroupId(SOURCE, opened.version, ordinal),
+            attempt=opened.attempts.get(ordinal, 0),
+            num_samples=1,
+            greedy=True,
         )
-    return commands
 
+    def take_in(self, event: GroupFinished | GroupFailed) -> None:
+        """Take an answer in, and close the round with the last one."""
+        opened, ordinal = self._state.round, event.group.ordinal
+        if (
+            opened is None
+            or event.group.round != opened.version
+            or opened.given.get(ordinal) != event.replica
+            or opened.attempts.get(ordinal, 0) != event.attempt
+        ):
+            self._state.counters.duplicates += 1
+            return
+        del opened.given[ordinal]
+        self._replicas.occupy(self._state.replicas[event.replica], -1)
+        samples = event.samples if isinstance(event, GroupFinished) else ()
+        rewards = [sample.reward for sample in samples if sample.status == "completed"]
+        if rewards:
+            opened.rewards.extend(rewards)
+        else:
+            self._retry(opened, ordinal)
+        self._close_if_done(opened)
 
-def record(state: ControllerState, event: GroupFinished) -> bool:
-    """Take an answer in; return whether it was waited for."""
-    opened = state.round
-    ordinal = event.group.ordinal
-    if opened is None or event.group.round != opened.version or ordinal not in opened.given:
-        return False
-    del opened.given[ordinal]
-    completed = [sample for sample in event.samples if sample.status == "completed"]
-    if completed:
-        opened.rewards.extend(sample.reward for sample in completed)
-    else:
-        opened.failed += 1
-    return True
+    def give_back(self, replica: str) -> None:
+        """Put the prompts that a lost replica will not answer back into the round."""
+        opened = self._state.round
+        if opened is None:
+            return
+        for ordinal in [o for o, name in opened.given.items() if name == replica]:
+            del opened.given[ordinal]
+            self._retry(opened, ordinal)
+        self._close_if_done(opened)
 
+    def forget_after(self, version: int) -> list[tuple[str, GroupId, int]]:
+        """Forget what was measured of versions that are lost; return what is to be cancelled."""
+        state = self._state
+        state.rounds_done = [r for r in state.rounds_done if r.version <= version]
+        opened = state.round
+        if opened is None or opened.version <= version:
+            return []
+        state.round = None
+        cancelled: list[tuple[str, GroupId, int]] = []
+        for ordinal, name in opened.given.items():
+            self._replicas.occupy(state.replicas[name], -1)
+            group = GroupId(SOURCE, opened.version, ordinal)
+            cancelled.append((name, group, opened.attempts.get(ordinal, 0)))
+        return cancelled
 
-def give_back(state: ControllerState, replica: str, ordinals: list[int] | None = None) -> None:
-    """Put prompts that a replica will not answer back into the round."""
-    opened = state.round
-    if opened is None:
-        return
-    lost = [o for o, name in opened.given.items() if name == replica]
-    for ordinal in lost if ordinals is None else ordinals:
-        if opened.given.pop(ordinal, None) is not None:
-            opened.attempts[ordinal] = opened.attempts.get(ordinal, 0) + 1
+    def _is_due(self) -> bool:
+        plan, state = self._plan, self._state
+        if not plan.num_prompts or state.round is not None:
+            return False
+        if state.step >= self._num_steps:
+            return self.final_is_missing
+        if not state.rounds_done and plan.before:
+            return True
+        last = max((result.version for result in state.rounds_done), default=0)
+        return bool(plan.every) and state.step // plan.every > last // plan.every
+
+    def _is_done(self, version: int) -> bool:
+        return any(result.version == version for result in self._state.rounds_done)
+
+    def _retry(self, opened: RoundState, ordinal: int) -> None:
+        opened.attempts[ordinal] = opened.attempts.get(ordinal, 0) + 1
+        if opened.attempts[ordinal] >= self._max_attempts:
+            opened.failed += 1
+        else:
             opened.waiting.append(ordinal)
 
-
-def close_if_done(state: ControllerState) -> None:
-    """Close the open round when every prompt is answered."""
-    opened = state.round
-    if opened is None or opened.waiting or opened.given:
-        return
-    count = len(opened.rewards)
-    state.rounds_done.append(
-        ValidationResult(
-            version=opened.version,
-            count=count,
-            mean_reward=sum(opened.rewards) / count if count else 0.0,
-            failed=opened.failed,
+    def _close_if_done(self, opened: RoundState) -> None:
+        if opened.waiting or opened.given:
+            return
+        count = len(opened.rewards)
+        self._state.rounds_done.append(
+            ValidationResult(
+                version=opened.version,
+                count=count,
+                mean_reward=sum(opened.rewards) / count if count else 0.0,
+                failed=opened.failed,
+            )
         )
-    )
-    state.round = None
-
-
-def _holders(state: ControllerState) -> list[ReplicaState]:
-    return [r for r in state.replicas.values() if r.role == "rollout"]
+        self._state.round = None

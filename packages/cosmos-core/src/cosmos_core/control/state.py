@@ -7,6 +7,7 @@ import msgspec
 from cosmos_core.messages import GroupId, Role, SampleRef
 
 GroupStage = Literal["waiting", "generating", "ready", "training"]
+TRAIN = "train"
 UNKNOWN_VERSION = -1
 
 
@@ -14,10 +15,10 @@ class GroupState(msgspec.Struct, kw_only=True):
     """An issued training prompt that is neither consumed nor dropped.
 
     ``version`` is a lower bound on the versions of its tokens: that of its replica when it was
-    given out, that of its oldest token once it is ready.
+    given out, that of its oldest token once it is ready; unknown while it waits.
     """
 
-    group: GroupId
+    ordinal: int
     stage: GroupStage = "waiting"
     attempt: int = 0
     replica: str = ""
@@ -25,9 +26,19 @@ class GroupState(msgspec.Struct, kw_only=True):
     since_s: float = 0.0
     samples: tuple[SampleRef, ...] = ()
 
+    @property
+    def group(self) -> GroupId:
+        """Its identity in messages."""
+        return GroupId(TRAIN, 0, self.ordinal)
+
 
 class ReplicaState(msgspec.Struct, kw_only=True):
-    """A replica that joined and is thought alive."""
+    """A replica that joined and is thought alive.
+
+    ``seat`` numbers joins; ``worked`` says whether it has done anything since it joined; ``busy``
+    counts groups given to it; ``loading`` is the version it was told to load; ``taint`` says that
+    this load is of weights that no longer exist; ``published`` is what a policy replica serves.
+    """
 
     name: str
     role: Role
@@ -35,25 +46,36 @@ class ReplicaState(msgspec.Struct, kw_only=True):
     version: int
     endpoints: tuple[str, ...]
     incarnation: str
+    seat: int
     seen_s: float
+    worked: bool = False
+    busy: int = 0
     loading: int = UNKNOWN_VERSION
-    loading_since_s: float = 0.0
+    taint: bool = False
+    retry_at_s: float = 0.0
+    published: int = UNKNOWN_VERSION
     stopped: bool = False
+
+    @property
+    def free(self) -> int:
+        """Groups it has room for."""
+        return self.slots - self.busy
 
 
 class StepState(msgspec.Struct, kw_only=True):
-    """The step that policy replicas are working on."""
+    """The step that policy replicas are working on; it keeps its groups until it is committed."""
 
     step: int
     since_s: float
-    groups: tuple[str, ...]
-    done: set[str] = msgspec.field(default_factory=set)
+    ordinals: tuple[int, ...]
+    cut: bytes
 
 
 class RoundState(msgspec.Struct, kw_only=True):
     """One validation: held-out prompts answered by one version."""
 
     version: int
+    since_s: float
     waiting: list[int]
     given: dict[int, str] = msgspec.field(default_factory=dict)
     attempts: dict[int, int] = msgspec.field(default_factory=dict)
@@ -88,16 +110,19 @@ class StepStats(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Counters(msgspec.Struct, kw_only=True):
-    """Sums that only grow (consumed may shrink when a policy falls back to a checkpoint)."""
+    """Sums that only grow; but consumed shrinks when a policy falls back to a checkpoint."""
 
     issued: int = 0
     consumed: int = 0
     dropped: dict[str, int] = msgspec.field(default_factory=dict)
-    attempts: int = 0
+    retries: int = 0
     duplicates: int = 0
+    replicas_joined: int = 0
     replicas_lost: int = 0
+    loads: int = 0
     loads_failed: int = 0
     steps_void: int = 0
+    steps_skipped: int = 0
     samples_failed: int = 0
     generated_samples: int = 0
     generated_tokens: int = 0
@@ -108,35 +133,23 @@ class ControllerState(msgspec.Struct, kw_only=True):
 
     step: int = 0
     next_ordinal: int = 0
-    groups: dict[str, GroupState] = msgspec.field(default_factory=dict)
+    groups: dict[int, GroupState] = msgspec.field(default_factory=dict)
     replicas: dict[str, ReplicaState] = msgspec.field(default_factory=dict)
     training: StepState | None = None
-    published: int = UNKNOWN_VERSION
     idle_since_s: float = 0.0
-    consumed_since_save: dict[int, list[str]] = msgspec.field(default_factory=dict)
+    consumed_since_save: dict[int, tuple[int, ...]] = msgspec.field(default_factory=dict)
     round: RoundState | None = None
     rounds_done: list[ValidationResult] = msgspec.field(default_factory=list)
     counters: Counters = msgspec.field(default_factory=Counters)
     last_step: StepStats | None = None
     stopping: str = ""
-    stop_sent: bool = False
+    stop: bytes | None = None
     finished: str = ""
 
+    def policies(self) -> list[ReplicaState]:
+        """Return the policy replicas."""
+        return [r for r in self.replicas.values() if r.role == "policy"]
 
-class Cut(msgspec.Struct, kw_only=True, frozen=True):
-    """The sample stream at a step boundary: what a checkpoint needs so that it goes on.
-
-    ``unfinished`` are the ordinals below ``next_ordinal`` that were not trained on or dropped.
-    """
-
-    step: int
-    next_ordinal: int
-    unfinished: tuple[int, ...]
-    dropped: dict[str, int]
-    rounds_done: tuple[ValidationResult, ...] = ()
-
-
-def parse_group(key: str) -> GroupId:
-    """Read ``str(GroupId)`` back."""
-    source, version, ordinal = key.rsplit(".", 2)
-    return GroupId(source, int(version), int(ordinal))
+    def rollouts(self) -> list[ReplicaState]:
+        """Return the rollout replicas."""
+        return [r for r in self.replicas.values() if r.role == "rollout"]

@@ -1,0 +1,53 @@
+"""The cut: what a checkpoint must hold of the controller, so that the sample stream goes on."""
+
+import msgspec
+
+from cosmos_core.control.state import (
+    ControllerState,
+    GroupState,
+    ValidationResult,
+)
+
+
+class Cut(msgspec.Struct, kw_only=True, frozen=True):
+    """The sample stream at a step boundary.
+
+    ``unfinished`` are the ordinals below ``next_ordinal`` that were neither trained on nor dropped.
+    """
+
+    step: int
+    next_ordinal: int
+    unfinished: tuple[int, ...]
+    dropped: dict[str, int]
+    rounds_done: tuple[ValidationResult, ...] = ()
+
+
+def cut_of(state: ControllerState) -> bytes:
+    """Return the sample stream at the end of the step in hand, or now if there is none."""
+    training = state.training
+    done = set(training.ordinals) if training else set[int]()
+    cut = Cut(
+        step=state.step + (training is not None),
+        next_ordinal=state.next_ordinal,
+        unfinished=tuple(sorted(state.groups.keys() - done)),
+        dropped=dict(state.counters.dropped),
+        rounds_done=tuple(state.rounds_done),
+    )
+    return msgspec.msgpack.encode(cut)
+
+
+def state_from_cut(data: bytes) -> ControllerState:
+    """Return the state of a controller that goes on from a cut; unfinished prompts wait first.
+
+    Raises:
+        msgspec.ValidationError: if ``data`` is not what `cut_of` returned.
+    """
+    cut = msgspec.msgpack.decode(data, type=Cut)
+    state = ControllerState(step=cut.step, next_ordinal=cut.next_ordinal)
+    state.groups = {ordinal: GroupState(ordinal=ordinal) for ordinal in cut.unfinished}
+    state.counters.issued = cut.next_ordinal
+    state.counters.dropped = dict(cut.dropped)
+    num_open = len(cut.unfinished) + sum(cut.dropped.values())
+    state.counters.consumed = cut.next_ordinal - num_open
+    state.rounds_done = list(cut.rounds_done)
+    return state

@@ -1,0 +1,127 @@
+"""What a person wants to know of a run: its figures, and in one line who is waited for."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from cosmos_core.control.books import Books
+from cosmos_core.control.config import ControllerConfig
+from cosmos_core.control.state import ControllerState
+
+_MOST_REPLICAS = 100
+
+
+def status_of(
+    state: ControllerState, config: ControllerConfig, books: Books, now: float
+) -> dict[str, Any]:
+    """Return the figures; of very many replicas only the first are listed."""
+    return {
+        "step": state.step,
+        "num_steps": config.num_steps,
+        "published": max((policy.published for policy in state.policies()), default=-1),
+        "stopping": state.stopping,
+        "finished": state.finished,
+        "waiting_for": waiting_for(state, config, now),
+        "books": {
+            **asdict(books),
+            "dropped": dict(books.dropped),
+            "in_flight": dict(books.in_flight),
+        },
+        "counters": msgspec.to_builtins(state.counters),
+        "last_step": msgspec.to_builtins(state.last_step),
+        "validations": {str(r.version): msgspec.to_builtins(r) for r in state.rounds_done},
+        "num_replicas": len(state.replicas),
+        "replicas": {
+            replica.name: {
+                "role": replica.role,
+                "version": replica.version,
+                "loading": replica.loading,
+                "busy": replica.busy,
+                "slots": replica.slots,
+                "silent_s": now - replica.seen_s,
+            }
+            for replica in list(state.replicas.values())[:_MOST_REPLICAS]
+        },
+    }
+
+
+def waiting_for(state: ControllerState, config: ControllerConfig, now: float) -> str:
+    """Say in one line what the run waits for, by name."""
+    looks = (_end, _policies, _step, _rollouts, _validation, _group, _weights)
+    for look in looks:
+        if found := look(state, config, now):
+            return found
+    return "events"
+
+
+Look = Callable[[ControllerState, ControllerConfig, float], str]
+
+
+def _end(state: ControllerState, config: ControllerConfig, now: float) -> str:
+    del config, now
+    if state.finished:
+        return f"nothing: {state.finished}"
+    if state.stop is not None:
+        slow = [policy.name for policy in state.policies() if not policy.stopped]
+        return f"the last checkpoint of {', '.join(slow)}"
+    return ""
+
+
+def _policies(state: ControllerState, config: ControllerConfig, now: float) -> str:
+    del now
+    policies = state.policies()
+    missing = config.num_policies - len(policies)
+    if missing > 0:
+        return f"{missing} of {config.num_policies} policy replicas to join"
+    held = {policy.version for policy in policies}
+    if state.training is None and held != {state.step}:
+        found = ", ".join(f"{policy.name} at version {policy.version}" for policy in policies)
+        return f"policy replicas to agree on version {state.step}: {found}"
+    return ""
+
+
+def _step(state: ControllerState, config: ControllerConfig, now: float) -> str:
+    del config
+    training = state.training
+    if training is None:
+        return ""
+    slow = [policy.name for policy in state.policies() if policy.version <= training.step]
+    return f"step {training.step} on {', '.join(slow)} for {now - training.since_s:.1f} s"
+
+
+def _rollouts(state: ControllerState, config: ControllerConfig, now: float) -> str:
+    del config, now
+    return "" if state.rollouts() else "a rollout replica to join"
+
+
+def _validation(state: ControllerState, config: ControllerConfig, now: float) -> str:
+    del config
+    opened = state.round
+    if opened is None:
+        return ""
+    left = len(opened.waiting) + len(opened.given)
+    where = ", ".join(sorted(set(opened.given.values()))[:3]) or "no replica yet"
+    return (
+        f"{left} validation answers of version {opened.version} on {where} "
+        f"for {now - opened.since_s:.1f} s"
+    )
+
+
+def _group(state: ControllerState, config: ControllerConfig, now: float) -> str:
+    del config
+    generating = [group for group in state.groups.values() if group.stage == "generating"]
+    if not generating:
+        return ""
+    oldest = min(generating, key=lambda group: (group.version, group.since_s, group.ordinal))
+    since_s = now - oldest.since_s
+    more = f" and {len(generating) - 1} more" if len(generating) > 1 else ""
+    return f"group {oldest.group} on {oldest.replica} for {since_s:.1f} s{more}"
+
+
+def _weights(state: ControllerState, config: ControllerConfig, now: float) -> str:
+    del config, now
+    published = max(policy.published for policy in state.policies())
+    behind = [replica.name for replica in state.rollouts() if replica.version < published]
+    return f"version {published} to load on {', '.join(behind)}" if behind else ""

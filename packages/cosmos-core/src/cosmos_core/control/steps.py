@@ -1,0 +1,176 @@
+"""Steps: formed from ready groups, committed by all policy replicas, taken back with a checkpoint.
+
+A step that is being trained keeps its groups until it is committed, whoever dies: a policy replica
+that comes back without it gets the very same step again, so no sample is trained on twice. Only
+when all policy replicas come back with older weights are steps void, and their prompts reissued.
+"""
+
+from cosmos_core.control.config import ControllerConfig
+from cosmos_core.control.cut import cut_of
+from cosmos_core.control.groups import GroupTable
+from cosmos_core.control.staleness import policy_of
+from cosmos_core.control.state import (
+    ControllerState,
+    GroupState,
+    ReplicaState,
+    StepState,
+    StepStats,
+)
+from cosmos_core.messages import Train
+
+
+class Steps:
+    """All changes to ``state.step`` and ``state.training`` go through here."""
+
+    def __init__(
+        self, state: ControllerState, config: ControllerConfig, groups: GroupTable
+    ) -> None:
+        """Go on with what is there."""
+        self.stats: list[StepStats] = []
+        self._state = state
+        self._config = config
+        self._groups = groups
+        self._policy = policy_of(config.staleness)
+
+    # ---------------------------------------------------------------- looking
+
+    def may_dispatch(self, version: int) -> bool:
+        """Tell whether a prompt may go to a replica that holds ``version`` or a newer one."""
+        known = min(version, self._state.step)
+        return self._policy.may_dispatch(self._groups.load(), self._groups.deadline(known))
+
+    @property
+    def policies_agree(self) -> bool:
+        """Whether all policy replicas are there and hold the weights of the next step."""
+        policies = self._state.policies()
+        return len(policies) >= self._config.num_policies and all(
+            policy.version == self._state.step for policy in policies
+        )
+
+    # ---------------------------------------------------------------- changing
+
+    def form(self, now: float) -> Train | None:
+        """Form the next step if its groups and its policy replicas are there."""
+        state = self._state
+        if state.training is not None or state.step >= self._config.num_steps:
+            return None
+        chosen = self._policy.choose(self._groups.load(), self._groups.dispatched)
+        if chosen is None or not self.policies_agree:
+            return None
+        for group in chosen:
+            self._groups.move(group, "training")
+        every = self._config.checkpoint_every
+        is_due = every > 0 and (state.step + 1) % every == 0
+        ordinals = tuple(sorted(group.ordinal for group in chosen))
+        state.training = StepState(step=state.step, since_s=now, ordinals=ordinals, cut=b"")
+        if is_due:
+            state.training.cut = cut_of(state)
+        return self.order()
+
+    def order(self) -> Train:
+        """Return the command for the step in hand, always the same."""
+        training = self._state.training
+        assert training is not None
+        return Train(
+            step=training.step,
+            groups=tuple(group.samples for group in self._training_groups(training)),
+            publish=True,
+            cut=training.cut,
+        )
+
+    def finish(self, policy: ReplicaState, step: int, now: float) -> None:
+        """Note that a policy replica took the step; commit it with the last one."""
+        training = self._state.training
+        if training is None or step != training.step:
+            self._state.counters.duplicates += 1
+            return
+        policy.version = max(policy.version, step + 1)
+        self.commit_if_done(now)
+
+    def commit_if_done(self, now: float) -> None:
+        """Commit the step in hand if all policy replicas hold its weights."""
+        state, training = self._state, self._state.training
+        policies = state.policies()
+        if (
+            training is None
+            or len(policies) < self._config.num_policies
+            or any(policy.version != training.step + 1 for policy in policies)
+        ):
+            return
+        state.last_step = self._statistics(training, now)
+        self.stats.append(state.last_step)
+        for group in self._training_groups(training):
+            self._groups.consume(group)
+        state.consumed_since_save[training.step] = training.ordinals
+        self._set_step(training.step + 1, now)
+
+    def rewind(self, version: int, now: float) -> None:
+        """Fall back to a checkpoint: what was trained on since then is issued again."""
+        state = self._state
+        state.counters.steps_void += state.step - version + (state.training is not None)
+        lost = [step for step in state.consumed_since_save if step >= version]
+        for step in lost:
+            for ordinal in state.consumed_since_save.pop(step):
+                self._groups.reissue(ordinal)
+        self.abandon()
+        for group in list(state.groups.values()):
+            if group.stage == "ready" and _newest(group) > version:
+                self._groups.reset(group)  # sampled by weights that no longer exist
+        self._set_step(version, now)
+
+    def skip_to(self, version: int, now: float) -> None:
+        """Go on from weights that are ahead of our books."""
+        self._state.counters.steps_skipped += version - self._state.step
+        self.abandon()
+        self._set_step(version, now)
+
+    def drop_expired(self) -> None:
+        """Drop ready groups that may no longer be trained on."""
+        load = self._groups.load()
+        if not any(self._policy.is_expired(load, deadline) for deadline in load.ready):
+            return
+        for group in self._groups.dispatched():
+            deadline = self._groups.deadline(group.version)
+            if group.stage == "ready" and self._policy.is_expired(load, deadline):
+                self._groups.drop(group, "too stale")
+
+    def saved(self, step: int) -> None:
+        """Note that a checkpoint holds everything up to and including a step."""
+        for known in [s for s in self._state.consumed_since_save if s <= step]:
+            del self._state.consumed_since_save[known]
+
+    def abandon(self) -> None:
+        """Give the step in hand up; its groups are unfinished."""
+        training = self._state.training
+        if training is not None:
+            for group in self._training_groups(training):
+                self._groups.move(group, "ready")
+        self._state.training = None
+
+    def _set_step(self, step: int, now: float) -> None:
+        self._state.training = None
+        self._state.step = step
+        self._state.idle_since_s = now
+
+    def _training_groups(self, training: StepState) -> list[GroupState]:
+        return [self._state.groups[ordinal] for ordinal in training.ordinals]
+
+    def _statistics(self, training: StepState, now: float) -> StepStats:
+        groups = self._training_groups(training)
+        samples = [s for g in groups for s in g.samples if s.status == "completed"]
+        staleness = [training.step - group.version for group in groups]
+        counters = self._state.counters
+        return StepStats(
+            step=training.step,
+            reward=sum(sample.reward for sample in samples) / len(samples),
+            staleness_mean=sum(staleness) / len(staleness),
+            staleness_max=max(staleness),
+            waited_s=training.since_s - self._state.idle_since_s,
+            trained_s=now - training.since_s,
+            trained_length=sum(sample.num_tokens for sample in samples) / len(samples),
+            generated_length=counters.generated_tokens / max(1, counters.generated_samples),
+        )
+
+
+def _newest(group: GroupState) -> int:
+    return max(s.newest_version for s in group.samples if s.status == "completed")
