@@ -10,7 +10,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 python=${PYTHON:-python3}
-test_tools=(pytest pytest-asyncio pytest-timeout hypothesis)
+test_tools=(pytest pytest-asyncio pytest-timeout hypothesis beartype)
 if [ -n "${COSMOS_STANDALONE_DIR:-}" ]; then
     scratch=$COSMOS_STANDALONE_DIR
     mkdir -p "$scratch"
