@@ -50,7 +50,7 @@ def test_parquet_gives_the_rows_of_json(tmp_path):
     ("rows", "words"),
     [
         (['{"prompt": "a"}', "{oops"], r"data\.jsonl:2: column 2: not JSON"),
-        (['{"text": 0, "answer": 1}'], ":1: needs either 'prompt' or 'messages', found answer, text"),
+        (['{"text": 0, "answer": 1}'], ":1: needs either .* found answer, text"),
         (['{"prompt": "a", "messages": []}'], "needs either 'prompt' or 'messages'"),
         (['{"prompt": ""}'], "field 'prompt' has to be a text, found ''"),
         (['{"prompt": 3}'], "field 'prompt' has to be a text, found 3"),

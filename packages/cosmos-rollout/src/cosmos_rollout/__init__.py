@@ -43,6 +43,15 @@ from cosmos_rollout.errors import (
     TokenRangeError,
     WeightLoadError,
 )
+from cosmos_rollout.occupancy import OccupancyReading
+from cosmos_rollout.producer import (
+    GroupEvent,
+    Producer,
+    ProducerConfig,
+    ProducerParts,
+    Publish,
+    Scorer,
+)
 from cosmos_rollout.prompts import (
     PromptConfig,
     PromptRow,
@@ -67,6 +76,7 @@ from cosmos_rollout.rewards import (
     RewardPoolConfig,
     Scored,
 )
+from cosmos_rollout.siblings import sample_seed
 
 __all__ = [
     "BoxedMathReward",
@@ -85,18 +95,24 @@ __all__ = [
     "FormatReward",
     "GeneratedSample",
     "GenerationRequest",
+    "GroupEvent",
     "InProcessEngine",
     "KvPolicy",
     "LengthReward",
     "LoadReport",
     "LoadTimes",
+    "OccupancyReading",
     "Outcome",
+    "Producer",
+    "ProducerConfig",
+    "ProducerParts",
     "PromptConfig",
     "PromptDataError",
     "PromptError",
     "PromptRow",
     "PromptSet",
     "PromptTooLongError",
+    "Publish",
     "PythonReward",
     "RewardConfig",
     "RewardError",
@@ -108,6 +124,7 @@ __all__ = [
     "RolloutError",
     "Sampling",
     "Scored",
+    "Scorer",
     "Script",
     "ScriptDecoder",
     "ScriptedConfig",
@@ -126,4 +143,5 @@ __all__ = [
     "prompt_tokens",
     "random_script",
     "read_prompts",
+    "sample_seed",
 ]

@@ -1,0 +1,97 @@
+"""Where the time of a rollout replica goes: by state, by slot, and by token capacity."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cosmos_core.activity import ActivityMeter
+
+STATES = ("idle_no_work", "decoding", "waiting_for_rewards", "paused_for_weights")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OccupancyReading:
+    """Totals since the start; the difference of two readings is what happened in between.
+
+    Attributes:
+        elapsed_s: seconds since the start.
+        seconds: seconds in each of `STATES`; they sum to ``elapsed_s``.
+        slot_seconds: seconds of a slot holding a group, summed over slots.
+        request_seconds: seconds of a request being decoded, summed over requests.
+        num_tokens: tokens generated.
+        peak_tokens_per_s: highest rate between two readings so far.
+        slots: how many slots there are.
+    """
+
+    elapsed_s: float
+    seconds: Mapping[str, float]
+    slot_seconds: float
+    request_seconds: float
+    num_tokens: int
+    peak_tokens_per_s: float
+    slots: int
+
+    @property
+    def slot_share(self) -> float:
+        """Fraction of the slots' time that held a group."""
+        return self.slot_seconds / (self.slots * self.elapsed_s) if self.elapsed_s else 0.0
+
+    @property
+    def token_share(self) -> float:
+        """Tokens generated, as a fraction of what the peak rate would have given."""
+        capacity = self.peak_tokens_per_s * self.elapsed_s
+        return self.num_tokens / capacity if capacity else 0.0
+
+
+class Occupancy:
+    """Adds up the above. Time is passed in: seconds of any monotonic clock.
+
+    Args:
+        slots: groups that can be in work at once.
+        now: the time it starts.
+    """
+
+    def __init__(self, slots: int, now: float) -> None:
+        self._slots = slots
+        self._start = self._since = now
+        self._meter = ActivityMeter(STATES, now)
+        self._groups = self._requests = 0
+        self._slot_seconds = self._request_seconds = self._paused_s = 0.0
+        self._peak = 0.0
+        self._last = (now, 0)
+
+    def account(self, *, groups: int, requests: int, now: float) -> None:
+        """Note that from ``now`` on so many groups are in work and requests in the engine."""
+        self._integrate(now)
+        self._groups, self._requests = groups, requests
+        without_requests = "waiting_for_rewards" if groups else "idle_no_work"
+        self._meter.enter("decoding" if requests else without_requests, now)
+
+    def stalled(self, seconds: float) -> None:
+        """Note that the engine stood still for a weight swap; it was not decoding then."""
+        self._paused_s += seconds
+
+    def read(self, num_tokens: int, now: float) -> OccupancyReading:
+        """Return the totals until ``now``; ``num_tokens`` is the engine's counter."""
+        self._integrate(now)
+        seconds = self._meter.seconds(now)
+        paused = min(self._paused_s, seconds["decoding"])
+        seconds["decoding"] -= paused
+        seconds["paused_for_weights"] += paused
+        since, before = self._last
+        if now > since:
+            self._peak = max(self._peak, (num_tokens - before) / (now - since))
+            self._last = (now, num_tokens)
+        return OccupancyReading(
+            elapsed_s=now - self._start,
+            seconds=seconds,
+            slot_seconds=self._slot_seconds,
+            request_seconds=self._request_seconds,
+            num_tokens=num_tokens,
+            peak_tokens_per_s=self._peak,
+            slots=self._slots,
+        )
+
+    def _integrate(self, now: float) -> None:
+        self._slot_seconds += self._groups * (now - self._since)
+        self._request_seconds += self._requests * (now - self._since)
+        self._since = now

@@ -1,0 +1,303 @@
+"""Keeps an engine full: groups of prompts in, finished and scored groups out, nobody waited for.
+
+A group's life here. Its siblings are requests of their own among everybody else's, each is scored
+while the others still generate, and the group is reported once its payload is stored::
+
+    submit ─► queued ─► generating + scoring ─► publish ─► GroupFinished
+                │             │ prompt, engine or store failed ─► GroupFailed
+                └──── cancel ─┘ (no event)
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cosmos_core.messages import (
+    CancelGroup,
+    Generate,
+    GroupFailed,
+    GroupFinished,
+    GroupId,
+    LoadFailed,
+    LoadVersion,
+    SampleRef,
+    VersionLoaded,
+)
+from cosmos_core.trajectory import Trajectory
+from cosmos_rollout.engine import GenerationRequest, RolloutEngine, Sampling
+from cosmos_rollout.errors import (
+    EngineClosedError,
+    EngineDeadError,
+    PromptDataError,
+    WeightLoadError,
+)
+from cosmos_rollout.occupancy import Occupancy, OccupancyReading
+from cosmos_rollout.prompts import PromptRow, PromptSet, Tokenizer, prompt_text, prompt_tokens
+from cosmos_rollout.rewards import Outcome, RewardInput
+from cosmos_rollout.siblings import Sibling, sample_ref, sample_seed, trajectory_of
+
+GroupEvent = GroupFinished | GroupFailed
+Publish = Callable[[Sequence[Trajectory]], Awaitable[Sequence[str]]]
+"""Stores trajectories durably and returns the key of each."""
+
+_Key = tuple[GroupId, int]
+_Fatal = EngineDeadError | EngineClosedError
+
+
+class Scorer(Protocol):
+    """What scores a sample; `RewardPool` does."""
+
+    async def score(self, sample: RewardInput) -> Outcome:
+        """Return the rewards of one sample, or why it has none."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProducerParts:
+    """What a producer joins.
+
+    Attributes:
+        engine: generates.
+        prompts: prompt set of each ``GroupId.source``.
+        tokenizer: text to tokens and back.
+        scorer: gives the rewards.
+        publish: stores the trajectories of a group.
+    """
+
+    engine: RolloutEngine
+    prompts: Mapping[str, PromptSet]
+    tokenizer: Tokenizer
+    scorer: Scorer
+    publish: Publish
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProducerConfig:
+    """How a producer samples.
+
+    Attributes:
+        slots: groups that are in work at once; more wait in order.
+        sampling: of every sample; its seed is the run's.
+    """
+
+    slots: int = 8
+    sampling: Sampling = field(default_factory=Sampling)
+
+    def __post_init__(self) -> None:
+        if self.slots < 1:
+            raise ValueError(f"slots has to be 1 or more, found {self.slots}")
+
+
+class Producer:
+    """Turns `Generate` commands into `GroupFinished` and `GroupFailed` events.
+
+    Used from one asyncio loop. Commands may be delivered twice: a group that is in work is not
+    started again, and one that was finished lately is reported again.
+
+    Args:
+        parts: what it joins.
+        config: slots and sampling.
+        replica: its name in events.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        parts: ProducerParts,
+        config: ProducerConfig,
+        *,
+        replica: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._parts = parts
+        self._config = config
+        self._replica = replica
+        self._clock = clock
+        self._queued: deque[Generate] = deque()
+        self._tasks: dict[_Key, asyncio.Task[GroupEvent]] = {}
+        self._reported: dict[_Key, GroupEvent] = {}
+        self._events: asyncio.Queue[GroupEvent | _Fatal] = asyncio.Queue()
+        self._num_scored = 0
+        self._occupancy = Occupancy(config.slots, clock())
+
+    @property
+    def num_groups(self) -> int:
+        """Groups in work or waiting for a slot."""
+        return len(self._tasks) + len(self._queued)
+
+    @property
+    def progress(self) -> int:
+        """Grows with every token generated and every sample scored: the loop is alive."""
+        return self._parts.engine.num_tokens_generated + self._num_scored
+
+    def submit(self, command: Generate) -> None:
+        """Take a group on."""
+        key = (command.group, command.attempt)
+        if key in self._reported:
+            self._events.put_nowait(self._reported[key])
+        elif key not in self._tasks and command not in self._queued:
+            self._queued.append(command)
+            self._fill_slots()
+
+    def cancel(self, command: CancelGroup) -> None:
+        """Drop an attempt at a group, whatever stage it is in; there will be no event."""
+        self._queued = deque(
+            queued
+            for queued in self._queued
+            if (queued.group, queued.attempt) != (command.group, command.attempt)
+        )
+        task = self._tasks.get((command.group, command.attempt))
+        if task is not None:
+            task.cancel()
+
+    async def events(self) -> AsyncIterator[GroupEvent]:
+        """Yield what became of each group, for ever.
+
+        Raises:
+            EngineDeadError: after the events of the groups that fell with the engine.
+            EngineClosedError: likewise, if the engine was closed under it.
+        """
+        while True:
+            event = await self._events.get()
+            if isinstance(event, _Fatal):
+                raise event
+            yield event
+
+    async def load(self, command: LoadVersion) -> VersionLoaded | LoadFailed:
+        """Have the engine load weights while it generates.
+
+        Raises:
+            EngineDeadError: if the engine died of it.
+        """
+        try:
+            report = await self._parts.engine.load_version(command.version, command.endpoints)
+        except WeightLoadError as error:
+            return LoadFailed(replica=self._replica, version=command.version, reason=str(error))
+        self._occupancy.stalled(report.stall_s)
+        return VersionLoaded(
+            replica=self._replica,
+            version=report.version,
+            transfer_s=report.transfer_s,
+            stall_s=report.stall_s,
+        )
+
+    def occupancy(self) -> OccupancyReading:
+        """Return where the time went until now."""
+        return self._occupancy.read(self._parts.engine.num_tokens_generated, self._clock())
+
+    async def aclose(self) -> None:
+        """Drop everything in work; the engine and the scorer stay their owner's. Idempotent."""
+        self._queued.clear()
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _fill_slots(self) -> None:
+        while self._queued and len(self._tasks) < self._config.slots:
+            command = self._queued.popleft()
+            key = (command.group, command.attempt)
+            task = asyncio.create_task(self._attempt(command), name=f"group {command.group}")
+            self._tasks[key] = task
+            task.add_done_callback(lambda task, command=command: self._ended(command, task))
+        self._account()
+
+    def _ended(self, command: Generate, task: asyncio.Task[GroupEvent]) -> None:
+        key = (command.group, command.attempt)
+        del self._tasks[key]
+        if not task.cancelled():
+            error = task.exception()
+            event = task.result() if error is None else self._failed(command, error)
+            self._report(key, event)
+            self._fill_slots()
+            if isinstance(error, _Fatal) and not self.num_groups:
+                self._events.put_nowait(error)  # the last to fall with the engine says so
+        else:
+            self._fill_slots()
+
+    def _report(self, key: _Key, event: GroupEvent) -> None:
+        self._reported[key] = event
+        if len(self._reported) > 4 * self._config.slots:
+            del self._reported[next(iter(self._reported))]
+        self._events.put_nowait(event)
+
+    def _failed(self, command: Generate, error: BaseException) -> GroupFailed:
+        reason = f"{type(error).__name__}: {error}"
+        return GroupFailed(
+            replica=self._replica, group=command.group, attempt=command.attempt, reason=reason
+        )
+
+    async def _attempt(self, command: Generate) -> GroupEvent:
+        siblings = await self._generate(command)
+        trajectories = [s for s in siblings if isinstance(s, Trajectory)]
+        keys = iter(await self._parts.publish(trajectories) if trajectories else ())
+        samples = (sample_ref(s, next(keys)) if isinstance(s, Trajectory) else s for s in siblings)
+        return GroupFinished(
+            replica=self._replica,
+            group=command.group,
+            attempt=command.attempt,
+            samples=tuple(samples),
+        )
+
+    async def _generate(self, command: Generate) -> list[Trajectory | SampleRef]:
+        """Generate the siblings, scoring each as it comes; in order of sibling."""
+        row = self._row(command.group)
+        prompt = prompt_tokens(row, self._parts.tokenizer)
+        requests = self._requests(command, prompt)
+        places = {request.request_id: index for index, request in enumerate(requests)}
+        scoring: dict[int, asyncio.Task[Trajectory | SampleRef]] = {}
+        try:
+            async with aclosing(self._parts.engine.generate(requests)) as samples:
+                async for sample in samples:
+                    sibling = Sibling(command, places[sample.request_id], row, prompt, sample)
+                    scoring[sibling.index] = asyncio.create_task(self._score(sibling))
+                    self._account()
+            return [await scoring[index] for index in range(len(requests))]
+        finally:
+            for task in scoring.values():
+                task.cancel()
+
+    async def _score(self, sibling: Sibling) -> Trajectory | SampleRef:
+        tokens = sibling.sample.token_ids
+        text = self._parts.tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+        outcome = await self._parts.scorer.score(
+            RewardInput(
+                prompt=prompt_text(sibling.row),
+                response=text,
+                answer=sibling.row.answer,
+                fields=sibling.row.fields,
+                num_prompt_tokens=len(sibling.prompt),
+                num_response_tokens=len(tokens),
+                finish_reason=sibling.sample.finish_reason,
+            )
+        )
+        self._num_scored += 1
+        return trajectory_of(sibling, outcome)
+
+    def _row(self, group: GroupId) -> PromptRow:
+        prompts = self._parts.prompts.get(group.source)
+        if prompts is None:
+            raise PromptDataError(f"there are no prompts for {group.source!r}")
+        return prompts.row(group.ordinal)
+
+    def _requests(self, command: Generate, prompt: tuple[int, ...]) -> list[GenerationRequest]:
+        sampling = self._config.sampling
+        if command.greedy:
+            sampling = sampling.greedy()
+        return [
+            GenerationRequest(
+                request_id=f"{command.group}.{command.attempt}.{index}",
+                prompt_token_ids=prompt,
+                sampling=sampling.with_seed(sample_seed(sampling.seed, command.group, index)),
+            )
+            for index in range(command.num_samples)
+        ]
+
+    def _account(self) -> None:
+        self._occupancy.account(
+            groups=len(self._tasks), requests=self._parts.engine.num_running, now=self._clock()
+        )

@@ -1,0 +1,39 @@
+"""Occupancy: seconds by state, slot time and token capacity, worked out by hand."""
+
+import pytest
+
+from cosmos_rollout import OccupancyReading
+from cosmos_rollout.occupancy import Occupancy
+
+
+def test_a_replica_that_worked_waited_and_stalled():
+    occupancy = Occupancy(4, now=10.0)
+    occupancy.account(groups=2, requests=8, now=11.0)  # 1 s idle before
+    occupancy.read(100, now=12.0)  # 100 tokens in 2 s
+    occupancy.account(groups=2, requests=4, now=13.0)
+    occupancy.read(400, now=13.0)  # 300 tokens in 1 s: the peak
+    occupancy.stalled(0.5)
+    occupancy.account(groups=1, requests=0, now=14.0)
+    occupancy.account(groups=0, requests=0, now=16.0)
+    reading = occupancy.read(500, now=20.0)
+    assert reading == OccupancyReading(
+        elapsed_s=10.0,
+        seconds={
+            "idle_no_work": 5.0,
+            "decoding": 2.5,
+            "waiting_for_rewards": 2.0,
+            "paused_for_weights": 0.5,
+        },
+        slot_seconds=2 * 3.0 + 1 * 2.0,
+        request_seconds=8 * 2.0 + 4 * 1.0,
+        num_tokens=500,
+        peak_tokens_per_s=300.0,
+        slots=4,
+    )
+    assert reading.slot_share == pytest.approx(8.0 / 40.0)
+    assert reading.token_share == pytest.approx(500 / 3000)
+
+
+def test_before_any_time_has_passed_nothing_is_divided():
+    reading = Occupancy(1, now=0.0).read(0, now=0.0)
+    assert (reading.slot_share, reading.token_share) == (0.0, 0.0)

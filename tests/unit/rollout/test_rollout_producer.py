@@ -1,0 +1,362 @@
+"""The producer over the scripted engine: what it reports, in which order, and what it survives."""
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from cosmos_core.messages import (
+    CancelGroup,
+    Generate,
+    GroupFailed,
+    GroupFinished,
+    GroupId,
+    LoadFailed,
+    LoadVersion,
+    VersionLoaded,
+)
+from cosmos_core.trajectory import UNSAMPLED, Trajectory, VersionSpan
+from cosmos_rollout import (
+    EngineDeadError,
+    ExactReward,
+    Failure,
+    InProcessEngine,
+    Producer,
+    ProducerConfig,
+    ProducerParts,
+    PromptRow,
+    PromptSet,
+    RewardInput,
+    RewardPoolConfig,
+    Sampling,
+    Scored,
+    ScriptDecoder,
+    VersionSource,
+    sample_seed,
+)
+
+STOP = 10
+
+
+class Letters:
+    """A tokenizer of single characters."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return "".join(chr(token) for token in token_ids if token != STOP)
+
+    def apply_chat_template(self, conversation, *, add_generation_prompt: bool, tokenize: bool):
+        return conversation[-1]["content"]
+
+
+def spell(request, position, version):
+    """Answers prompt "3" with 3 letters; sibling 1 of a group with one more."""
+    length = int(chr(request.prompt_token_ids[0])) + int(request.request_id[-1] == "1")
+    if chr(request.prompt_token_ids[0]) == "9" and position == 4:
+        raise MemoryError("the device is full")
+    return (ord("a") + position, -0.5) if position < length else (STOP, -0.25)
+
+
+class LengthScorer:
+    """Rewards the length; fails on "aaa"-long ones when told to; remembers what it saw."""
+
+    def __init__(self, *, fails_on: str = "", delay_s: float = 0.0) -> None:
+        self.seen: list[RewardInput] = []
+        self._fails_on, self._delay_s = fails_on, delay_s
+
+    async def score(self, sample: RewardInput):
+        self.seen.append(sample)
+        await asyncio.sleep(self._delay_s)
+        if sample.response == self._fails_on:
+            return Failure(reward="length", error="KeyError", message="'x'")
+        return Scored(rewards={"length": float(len(sample.response))}, total=len(sample.response))
+
+
+class Store:
+    """Keeps what was published."""
+
+    def __init__(self) -> None:
+        self.trajectories: dict[str, Trajectory] = {}
+
+    async def publish(self, trajectories: Sequence[Trajectory]) -> list[str]:
+        keys = [f"{t.group}.{t.attempt}.{t.sibling}" for t in trajectories]
+        self.trajectories.update(zip(keys, trajectories, strict=True))
+        return keys
+
+
+class World:
+    """A producer and everything around it."""
+
+    def __init__(self, *, scorer=None, slots: int = 4, step_s: float = 0.001) -> None:
+        self.scorer = scorer or LengthScorer()
+        self.store = Store()
+        decoder = ScriptDecoder(spell, context_length=64, step_s=step_s)
+        self.engine = InProcessEngine(decoder, version=4, source=VersionSource())
+        rows = [PromptRow(prompt_id=f"row{i}", prompt=str(i), answer="abc") for i in range(10)]
+        self.producer = Producer(
+            ProducerParts(
+                engine=self.engine,
+                prompts={"train": PromptSet(rows, order="file")},
+                tokenizer=Letters(),
+                scorer=self.scorer,
+                publish=self.store.publish,
+            ),
+            ProducerConfig(
+                slots=slots,
+                sampling=Sampling(max_new_tokens=20, stop_token_ids=(STOP,), seed=5),
+            ),
+            replica="rollout-0",
+        )
+
+    async def __aenter__(self) -> "World":
+        return self
+
+    async def __aexit__(self, *error) -> None:
+        await self.producer.aclose()
+        await self.engine.aclose()
+
+    async def events(self, count: int):
+        async with asyncio.timeout(10):
+            stream = self.producer.events()
+            return [await anext(stream) for _ in range(count)]
+
+
+def generate(ordinal: int, *, num_samples: int = 2, attempt: int = 0, **others) -> Generate:
+    group = GroupId(source="train", round=0, ordinal=ordinal)
+    return Generate(group=group, attempt=attempt, num_samples=num_samples, **others)
+
+
+async def test_a_group_becomes_trajectories_then_an_event():
+    async with World() as world:
+        world.producer.submit(generate(3))
+        (event,) = await world.events(1)
+        assert isinstance(event, GroupFinished)
+        assert (event.replica, event.group, event.attempt) == ("rollout-0", generate(3).group, 0)
+        first, second = event.samples
+        assert (first.sibling, first.num_tokens, first.reward, first.status) == (
+            0,
+            4,
+            3.0,
+            "completed",
+        )
+        assert (second.sibling, second.num_tokens, second.reward) == (1, 5, 4.0)
+        assert (first.oldest_version, first.newest_version) == (4, 4)
+        trajectory = world.store.trajectories[first.key]
+        assert trajectory.token_ids.tolist() == [ord(c) for c in "3abc"] + [STOP]
+        assert trajectory.trainable.tolist() == [False, True, True, True, True]
+        np.testing.assert_allclose(trajectory.logprobs, [0.0, -0.5, -0.5, -0.5, -0.25])
+        assert trajectory.versions == (VersionSpan(UNSAMPLED, 1), VersionSpan(4, 4))
+        assert (trajectory.prompt_id, trajectory.finish_reason) == ("row3", "stop")
+        assert world.scorer.seen[0] == RewardInput(
+            prompt="3", response="abc", answer="abc", num_prompt_tokens=1, num_response_tokens=4
+        )
+
+
+async def test_a_long_group_holds_nobody_up_and_order_is_that_of_finishing():
+    async with World(step_s=0.005) as world:
+        for ordinal in (8, 1, 5):
+            world.producer.submit(generate(ordinal))
+        assert [event.group.ordinal for event in await world.events(3)] == [1, 5, 8]
+
+
+async def test_siblings_are_scored_while_the_others_generate():
+    async with World(step_s=0.02) as world:
+        world.producer.submit(generate(0))
+        world.producer.submit(generate(8))
+        await world.events(1)
+        assert len(world.scorer.seen) == 2
+        assert world.engine.num_running == 2
+
+
+async def test_at_most_slots_groups_are_in_work():
+    async with World(slots=2, step_s=0.005) as world:
+        for ordinal in range(6):
+            world.producer.submit(generate(ordinal, num_samples=3))
+        await asyncio.sleep(0.01)
+        assert world.engine.num_running <= 6
+        assert world.producer.num_groups > 2
+        events = await world.events(6)
+        assert sorted(event.group.ordinal for event in events) == list(range(6))
+        assert world.producer.num_groups == 0
+
+
+async def test_a_command_delivered_twice_generates_once_and_reports_again():
+    async with World() as world:
+        world.producer.submit(generate(2))
+        world.producer.submit(generate(2))
+        (first,) = await world.events(1)
+        world.producer.submit(generate(2))
+        (again,) = await world.events(1)
+        assert again == first
+        assert len(world.scorer.seen) == 2
+
+
+async def test_a_failed_reward_is_a_failed_sample_without_payload_or_reward():
+    async with World(scorer=LengthScorer(fails_on="abcd")) as world:
+        world.producer.submit(generate(3))
+        (event,) = await world.events(1)
+        good, bad = event.samples
+        assert (good.status, good.reward) == ("completed", 3.0)
+        assert (bad.status, bad.key, bad.reward) == ("failed", "", 0.0)
+        assert bad.failure == "reward length: KeyError: 'x'"
+        assert len(world.store.trajectories) == 1
+
+
+async def test_a_cancelled_group_leaves_the_engine_and_says_nothing():
+    async with World(step_s=0.01, slots=1) as world:
+        world.producer.submit(generate(8))
+        world.producer.submit(generate(7))
+        world.producer.submit(generate(1))
+        await asyncio.sleep(0.03)
+        for ordinal in (8, 7):
+            group = generate(ordinal).group
+            world.producer.cancel(CancelGroup(group=group, attempt=0))
+        (event,) = await world.events(1)
+        assert event.group.ordinal == 1
+        assert world.engine.num_running == 0
+
+
+async def test_what_cannot_be_generated_is_a_failed_group_with_a_reason():
+    async with World() as world:
+        other = GroupId(source="validation", round=0, ordinal=0)
+        world.producer.submit(Generate(group=other, attempt=1, num_samples=1))
+        (event,) = await world.events(1)
+        assert event == GroupFailed(
+            replica="rollout-0",
+            group=other,
+            attempt=1,
+            reason="PromptDataError: there are no prompts for 'validation'",
+        )
+
+
+async def test_a_store_that_is_down_is_a_failed_group():
+    async with World() as world:
+
+        async def refuse(trajectories):
+            raise ConnectionError("Redis is gone")
+
+        world.store.publish = refuse
+        world.producer = Producer(
+            ProducerParts(
+                engine=world.engine,
+                prompts={"train": PromptSet([PromptRow(prompt_id="0", prompt="1")])},
+                tokenizer=Letters(),
+                scorer=world.scorer,
+                publish=refuse,
+            ),
+            ProducerConfig(sampling=Sampling(stop_token_ids=(STOP,))),
+            replica="rollout-0",
+        )
+        world.producer.submit(generate(0))
+        (event,) = await world.events(1)
+        assert isinstance(event, GroupFailed)
+        assert event.reason == "ConnectionError: Redis is gone"
+
+
+async def test_a_dead_engine_fails_every_group_and_then_the_producer():
+    async with World(step_s=0.002) as world:
+        for ordinal in (9, 8):
+            world.producer.submit(generate(ordinal))
+        events = await world.events(2)
+        assert all(isinstance(event, GroupFailed) for event in events)
+        assert "EngineDeadError" in events[0].reason
+        assert "the device is full" in events[0].reason
+        with pytest.raises(EngineDeadError):
+            await world.events(1)
+
+
+async def test_weights_load_while_groups_are_in_work():
+    async with World(step_s=0.005) as world:
+        world.producer.submit(generate(8))
+        await asyncio.sleep(0.02)
+        loaded = await world.producer.load(LoadVersion(version=5, endpoints=("here",)))
+        assert isinstance(loaded, VersionLoaded)
+        assert (loaded.replica, loaded.version) == ("rollout-0", 5)
+        (event,) = await world.events(1)
+        assert (event.samples[0].oldest_version, event.samples[0].newest_version) == (4, 5)
+        reading = world.producer.occupancy()
+        assert reading.seconds["paused_for_weights"] == pytest.approx(loaded.stall_s)
+
+
+async def test_weights_that_do_not_load_are_reported_as_such():
+    async with World() as world:
+        no_source = InProcessEngine(ScriptDecoder(spell))
+        producer = Producer(
+            ProducerParts(
+                engine=no_source,
+                prompts={},
+                tokenizer=Letters(),
+                scorer=world.scorer,
+                publish=world.store.publish,
+            ),
+            ProducerConfig(),
+            replica="r",
+        )
+        event = await producer.load(LoadVersion(version=5, endpoints=()))
+        assert isinstance(event, LoadFailed)
+        assert (event.version, event.reason) == (
+            5,
+            "version 5: this engine was given no weight source",
+        )
+        await no_source.aclose()
+
+
+async def test_progress_grows_with_tokens_and_with_scores():
+    async with World() as world:
+        assert world.producer.progress == 0
+        world.producer.submit(generate(3))
+        await world.events(1)
+        assert world.producer.progress == 4 + 5 + 2
+
+
+def test_seeds_differ_by_everything_but_the_attempt():
+    group, other = generate(3).group, generate(4).group
+    seeds = {sample_seed(run, g, i) for run in (0, 1) for g in (group, other) for i in range(8)}
+    assert len(seeds) == 32
+    assert all(0 <= seed < 2**62 for seed in seeds)
+
+
+async def test_greedy_and_seeds_reach_the_engine():
+    requests = []
+
+    def spy(request, position, version):
+        requests.append(request)
+        return STOP, -1.0
+
+    engine = InProcessEngine(ScriptDecoder(spy))
+    producer = Producer(
+        ProducerParts(
+            engine=engine,
+            prompts={"train": PromptSet([PromptRow(prompt_id="0", prompt="1")])},
+            tokenizer=Letters(),
+            scorer=LengthScorer(),
+            publish=Store().publish,
+        ),
+        ProducerConfig(sampling=Sampling(stop_token_ids=(STOP,), temperature=0.7, seed=9)),
+        replica="r",
+    )
+    producer.submit(generate(0))
+    producer.submit(generate(1, num_samples=1, greedy=True, attempt=3))
+    stream = producer.events()
+    assert [(await anext(stream)).group.ordinal for _ in range(2)] == [0, 1]
+    sampled = {r.request_id: r.sampling for r in requests}
+    assert sampled["train.0.0.0.0"].seed == sample_seed(9, generate(0).group, 0)
+    assert sampled["train.0.0.0.1"].seed == sample_seed(9, generate(0).group, 1)
+    assert sampled["train.0.0.0.0"].temperature == 0.7
+    assert sampled["train.0.1.3.0"].temperature == 0.0
+    await engine.aclose()
+
+
+async def test_the_reward_pool_fits():
+    pool = RewardPoolConfig(rewards=(ExactReward(),)).build()
+    await pool.start()
+    try:
+        async with World(scorer=pool) as world:
+            world.producer.submit(generate(3))
+            (event,) = await world.events(1)
+            assert [sample.reward for sample in event.samples] == [1.0, 0.0]  # "abc", "abcd"
+    finally:
+        await pool.aclose()
