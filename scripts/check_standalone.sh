@@ -10,6 +10,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 python=${PYTHON:-python3}
+export PIP_NO_COMPILE=1  # most of what is installed here is never imported
 test_tools=(pytest pytest-asyncio pytest-timeout hypothesis beartype)
 if [ -n "${COSMOS_STANDALONE_DIR:-}" ]; then
     scratch=$COSMOS_STANDALONE_DIR

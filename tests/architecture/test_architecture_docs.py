@@ -23,7 +23,8 @@ _LINK = re.compile(r"(?<!\!)\[[^\]\n]+\]\((?P<target>[^)\s]+)\)")
 # In pieces, so that this file does not name what no file may name.
 _UNWANTED = [
     "/wo" + "rk/", "/opt/" + "pypi", "/opt/" + "wheels", "pypi" + ".org", "python" + "hosted.org",
-    "download." + "pytorch.org", "registry." + "npmjs.org", "../" + "shared",
+    "/tmp/" + "plan", "/ro" + "ot/", "download." + "pytorch.org",
+    "registry." + "npmjs.org", "../" + "shared",
 ]  # fmt: skip
 
 
@@ -102,6 +103,20 @@ def test_relative_links_resolve():
             is_ours = bool(target) and "://" not in target and not target.startswith("mailto:")
             if is_ours and not (path.parent / target).exists():
                 found.append(f"{path.relative_to(_ROOT)}: no {target}")
+    assert not found, "\n".join(found)
+
+
+def test_decisions_have_their_own_number_and_say_it():
+    numbers: dict[str, str] = {}
+    found = []
+    for path in sorted((_ROOT / "docs" / "decisions").glob("[0-9]*.md")):
+        number = path.name[:4]
+        if number in numbers:
+            found.append(f"{path.name} has the number of {numbers[number]}")
+        numbers[number] = path.name
+        title = path.read_text(encoding="utf-8").partition("\n")[0]
+        if not title.startswith(f"# {number}: "):
+            found.append(f"{path.name}: begin with '# {number}: the decision as one statement'")
     assert not found, "\n".join(found)
 
 

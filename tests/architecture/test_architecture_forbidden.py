@@ -91,6 +91,32 @@ def test_every_module_says_what_it_is(sources):
     assert not found, "\n".join(found)
 
 
+def _patches(node: ast.AST) -> bool:
+    names = []
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+    if any(name.startswith(("unittest.mock", "pytest_mock")) for name in names):
+        return True
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr in {"setattr", "setitem"}
+        and _is_name(node.value, "monkeypatch")
+    )
+
+
+def test_tests_use_real_things(sources):
+    found = [
+        f"{source.path}:{node.lineno}: no mocks, no patching; use the real thing or a shipped fake"
+        for source in sources
+        if source.path.startswith("tests/")
+        for node in ast.walk(source.tree)
+        if _patches(node)
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_test_files_have_unique_names_and_no_packages(sources):
     # pytest imports by path, yet a name that occurs twice is ambiguous in reports and in -k.
     names: dict[str, str] = {}
