@@ -38,9 +38,10 @@ sources_of() {
 install() {
     local package=$1 python=$2 sources
     read -ra sources <<<"$(sources_of "$package")"
-    if [ "$package" != core ]; then
-        scripts/install_torch.sh "$python" || return 1
-    fi
+    case $package in
+        core | rollout) ;; # neither requires torch
+        *) scripts/install_torch.sh "$python" || return 1 ;;
+    esac
     "$python" -m pip install --disable-pip-version-check \
         -c constraints.txt "${sources[@]/#/./}" "${test_tools[@]}"
 }
