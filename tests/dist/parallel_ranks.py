@@ -1,11 +1,12 @@
 """Runs a scenario on several gloo ranks: one process imports torch once and forks the ranks.
 
-python parallel_ranks.py SCENARIO DIRECTORY; each scenario writes its results to the directory.
+python parallel_ranks.py DIRECTORY SCENARIO...; each scenario writes its results there.
 """
 
 import dataclasses
 import json
 import multiprocessing
+import shutil
 import sys
 import tempfile
 import traceback
@@ -15,18 +16,23 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torchtitan.distributed  # noqa: F401  (imported once, before the fork)
-from transformers import LlamaForCausalLM, Qwen3ForCausalLM  # noqa: F401
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from cosmos_parallel import (
     AdamWConfig,
+    CheckpointError,
+    CheckpointStore,
     Learner,
     LearnerConfig,
     ModelConfig,
+    NoBatchError,
     ParallelConfig,
     ReplicaMembership,
+    ScheduleConfig,
     StoreReplicaGroup,
     TrainingMesh,
     build_mesh,
+    export_hf,
     init_distributed,
     load_causal_lm,
     shutdown_distributed,
@@ -161,7 +167,7 @@ def layouts(directory: Path) -> None:
         def body(place: Place, case=case, layout=layout) -> None:
             mesh = place.mesh()
             config = ModelConfig(activation_checkpointing=case["checkpointing"])
-            model = load_causal_lm(Path(case["model"]), mesh, config)
+            model = load_causal_lm(directory / case["model"], mesh, config)
             optimizer = AdamWConfig(lr=1e-3, weight_decay=0.01)
             learner = Learner(
                 model,
@@ -185,5 +191,126 @@ def layouts(directory: Path) -> None:
         run_ranks(layout, body)
 
 
+def make_learner(place: Place, directory: Path, seed_weights: float = 0.0):
+    """Return a mesh and a learner of the Qwen3 model, its weights shifted to be different."""
+    mesh = place.mesh() if place.layout.num_ranks > 1 else build_mesh(ParallelConfig())
+    model = load_causal_lm(directory / "qwen3", mesh)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            local_part(parameter).add_(seed_weights)
+    optimizer = AdamWConfig(lr=1e-3, schedule=ScheduleConfig(num_warmup_steps=10))
+    return mesh, Learner(model, LearnerConfig(optimizer=optimizer), mesh=mesh)
+
+
+def take_step(learner: Learner, place: Place, step: int) -> dict:
+    mine = micro_batches(step)[place.data_rank :: place.data_size]
+    report = learner.step(mine, next_token_loss, filler=micro_batches(99)[2])
+    return dataclasses.asdict(report)
+
+
+def resharding(directory: Path) -> None:
+    """Save on two ranks, in the background and under training; resume on other layouts."""
+
+    def train(place: Place) -> None:
+        mesh, learner = make_learner(place, directory)
+        for step in range(3):
+            take_step(learner, place, step)
+        store = CheckpointStore(directory / "checkpoints", mesh)
+        store.start_save(3, learner, b"cut")
+        reports = [take_step(learner, place, step) for step in (3, 4)]
+        store.close()
+        export_hf(learner.model, directory / "exported", mesh, dtype="float32")
+        weights = {name: full(value) for name, value in learner.model.named_parameters()}
+        if place.rank == 0:
+            torch.save({"reports": reports, "weights": weights}, directory / "trained.pt")
+
+    def resume(place: Place) -> None:
+        mesh, learner = make_learner(place, directory, seed_weights=0.1)
+        store = CheckpointStore(directory / "checkpoints", mesh)
+        checkpoint = store.load(learner)
+        assert (checkpoint.step, checkpoint.extra, learner.num_updates) == (3, b"cut", 3)
+        reports = [take_step(learner, place, step) for step in (3, 4)]
+        store.close()
+        if place.rank == 0:
+            torch.save(reports, directory / f"resumed-{place.layout}.pt")
+
+    def refuse(place: Place) -> None:
+        mesh, learner = make_learner(place, directory)
+        errors = []
+        try:
+            CheckpointStore(directory / "damaged", mesh).load(learner)
+        except CheckpointError as error:
+            errors.append(str(error))
+        (directory / f"refused-{place.rank}.json").write_text(json.dumps(errors))
+
+    run_ranks(Layout(num_ranks=2), train)
+    for layout in (Layout(), Layout(num_ranks=2), Layout(num_ranks=3), Layout(1, 4, 2)):
+        run_ranks(layout, resume)
+    shutil.copytree(directory / "checkpoints", directory / "damaged")
+    file = directory / "damaged" / "step-00000003" / "__1_0.distcp"
+    file.write_bytes(file.read_bytes()[:-8])
+    run_ranks(Layout(num_ranks=2), refuse)
+
+
+def edges(directory: Path) -> None:
+    """Ranks with nothing to do, or with nothing to train on."""
+
+    def body(place: Place) -> None:
+        _, learner = make_learner(place, directory)
+        nothing, something = micro_batches(0)[2], micro_batches(0)[1]
+        mine = [something] if place.rank == 0 else []
+        facts = {"no_filler": []}
+        try:
+            learner.step(mine, next_token_loss)
+        except NoBatchError as error:
+            facts["no_filler"].append(str(error))
+        facts["no_batch_anywhere"] = learner.step([], next_token_loss).outcome
+        facts["no_weight_anywhere"] = learner.step([nothing], next_token_loss).outcome
+        evaluated = learner.evaluate(mine, next_token_loss, filler=nothing)
+        facts["evaluated"] = dataclasses.asdict(evaluated)
+        facts["one_has_weight"] = dataclasses.asdict(
+            learner.step([something] if place.rank == 0 else [nothing], next_token_loss)
+        )
+        (directory / f"edges-{place.rank}.json").write_text(json.dumps(facts))
+
+    def mixed(place: Place) -> None:
+        mesh = place.mesh()
+        config = ModelConfig(compute_dtype="bfloat16")
+        learner = Learner(
+            load_causal_lm(directory / "qwen3", mesh, config), LearnerConfig(), mesh=mesh
+        )
+        facts = take_step(learner, place, 0)
+        kinds = {str(p.dtype) for p in learner.model.parameters()}
+        (directory / "mixed.json").write_text(json.dumps([facts["loss"], sorted(kinds)]))
+
+    run_ranks(Layout(num_ranks=2), body)
+    run_ranks(Layout(), mixed)
+
+
+def build_model(kind: str, path: Path, *, tied: bool) -> None:
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": tied,
+        "attention_dropout": 0.1,
+    }
+    config, model = {
+        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+        "llama": (LlamaConfig, LlamaForCausalLM),
+    }[kind]
+    model(config(**sizes)).save_pretrained(path / kind)
+
+
 if __name__ == "__main__":
-    {"layouts": layouts}[sys.argv[1]](Path(sys.argv[2]))
+    build_model("qwen3", Path(sys.argv[1]), tied=True)
+    build_model("llama", Path(sys.argv[1]), tied=False)
+    scenarios = {"layouts": layouts, "resharding": resharding, "edges": edges}
+    for name in sys.argv[2:]:
+        scenarios[name](Path(sys.argv[1]))
