@@ -199,7 +199,7 @@ def test_loss_is_the_sum_over_trained_tokens_in_every_layout(
 ):
     model = load_causal_lm(model_directory(kind, tied=tied), mesh)
     total, weight, num_correct = reference_loss(model, DATA)
-    found = validate(Learner(model, LearnerConfig()), DATA, config, mesh=mesh)
+    found = validate(Learner(model, LearnerConfig()), DATA, config)
     assert found.weight == weight
     assert found.loss == pytest.approx(total / weight, rel=1e-6)
     assert found.metrics == {"num_correct": num_correct, "num_tokens": sum(LENGTHS)}
@@ -256,7 +256,6 @@ def test_fit_learns_and_goes_on_where_it_was(model_directory, mesh, tokenizer):
                 learner,
                 data,
                 config,
-                mesh=mesh,
                 steps=steps,
                 on_step=lambda step, report: losses.append(report.loss),
             )

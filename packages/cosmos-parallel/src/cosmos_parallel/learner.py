@@ -155,6 +155,8 @@ class Learner:
 
     Attributes:
         model: the module being trained; its parameters change in place.
+        mesh: the ranks of this replica.
+        replica_group: the policy replicas; may be exchanged between steps.
         optimizer: the torch optimizer over its trainable parameters.
         num_updates: updates made so far; the position in the learning-rate schedule.
     """
@@ -181,7 +183,7 @@ class Learner:
         self.num_updates = 0
         self.replica_group = replica_group
         self._config = config
-        self._mesh = mesh or build_mesh(ParallelConfig())
+        self.mesh = mesh or build_mesh(ParallelConfig())
         self._clock = clock
         self._num_non_finite = 0
         self._parameters = [p for p in model.parameters() if p.requires_grad]
@@ -249,12 +251,12 @@ class Learner:
         num_passes = self._agree_on_passes(len(batches), has_spare=spare is not None)
         with torch.no_grad():
             sums = self._accumulate(batches, spare, num_passes, loss)
-        total, weight, metrics = _unpack(sums, self._mesh.sum_(sums.pack()))
+        total, weight, metrics = _unpack(sums, self.mesh.sum_(sums.pack()))
         return Evaluation(loss=total / weight if weight else 0.0, weight=weight, metrics=metrics)
 
     def _agree_on_passes(self, num_batches: int, *, has_spare: bool) -> int:
-        lacking = torch.tensor([num_batches, int(not has_spare)], device=self._mesh.process.device)
-        num_passes, some_rank_lacks = self._mesh.max_(lacking).tolist()
+        lacking = torch.tensor([num_batches, int(not has_spare)], device=self.mesh.process.device)
+        num_passes, some_rank_lacks = self.mesh.max_(lacking).tolist()
         if num_passes == 0 and some_rank_lacks and self.replica_group is None:
             return 0
         if some_rank_lacks:
@@ -271,7 +273,7 @@ class Learner:
         num_passes: int,
         loss: LossFunction[Batch],
     ) -> _Sums:
-        zero = torch.zeros((), dtype=torch.float64, device=self._mesh.process.device)
+        zero = torch.zeros((), dtype=torch.float64, device=self.mesh.process.device)
         sums = _Sums(zero, zero.clone(), {})
         for index in range(num_passes):
             counts = index < len(batches)
@@ -289,7 +291,7 @@ class Learner:
         return sums
 
     def _reduce(self, sums: _Sums) -> tuple[float, float, dict[str, float]]:
-        packed = self._mesh.sum_(sums.pack())
+        packed = self.mesh.sum_(sums.pack())
         if self.replica_group is not None:
             self.replica_group.sum_([packed])
         return _unpack(sums, packed)
@@ -299,7 +301,7 @@ class Learner:
             return "no_weight", 0.0
         if self.replica_group is not None:
             sum_over_replicas(self._parameters, self.replica_group)
-        norm = gradient_norm(self._parameters, self._mesh) / abs(weight)
+        norm = gradient_norm(self._parameters, self.mesh) / abs(weight)
         if not (math.isfinite(norm) and math.isfinite(total)):
             self._num_non_finite += 1
             if self._num_non_finite > self._config.max_non_finite_steps:

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cosmos_parallel.learner import Evaluation, Learner, StepReport
-from cosmos_parallel.mesh import TrainingMesh
 from cosmos_parallel.sft_batches import (
     SftBatch,
     SftBatchConfig,
@@ -73,7 +72,6 @@ def fit(
     data: SftData,
     config: SftBatchConfig,
     *,
-    mesh: TrainingMesh,
     steps: range,
     on_step: Callable[[int, StepReport], None] = lambda step, report: None,
 ) -> None:
@@ -83,19 +81,18 @@ def fit(
         learner: of a causal language model.
         data: the same on every rank.
         config: how examples become batches.
-        mesh: the ranks of this replica.
         steps: ``range(0, 150)``, or ``range(70, 150)`` to go on after 70 steps.
         on_step: called after each step with its number and report, for progress.
     """
+    mesh = learner.mesh
     for step in steps:
         batches = step_batches(data, config, step, rank=mesh.data_rank, size=mesh.data_size)
         on_step(step, learner.step(batches, sft_loss, filler=empty_batch()))
 
 
-def validate(
-    learner: Learner, data: SftData, config: SftBatchConfig, *, mesh: TrainingMesh
-) -> Evaluation:
+def validate(learner: Learner, data: SftData, config: SftBatchConfig) -> Evaluation:
     """Return the loss over all of ``data`` without training; every rank calls."""
+    mesh = learner.mesh
     batches = lay_out(data.examples, config, rank=mesh.data_rank, size=mesh.data_size)
     return learner.evaluate(batches, sft_loss, filler=empty_batch())
 
