@@ -1,0 +1,167 @@
+"""Run a command and account for its whole process tree: wall and CPU seconds, memory, neighbours.
+
+The tree is sampled from outside, so both systems are measured the same way; what other processes
+of the machine used meanwhile is reported too, since it is the noise of every number.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+SAMPLE_S = 1.0
+_MIB = 1 << 20
+
+
+class CommandFailedError(RuntimeError):
+    """Raised when a measured command fails or outlives its deadline; names its log."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Usage:
+    """What a command used.
+
+    Attributes:
+        started_s: wall clock (epoch) at its start.
+        wall_s: its duration.
+        cpu_s: user and system seconds of every process it had.
+        peak_rss_mib: highest sum of resident sets; pages shared between processes count twice.
+        peak_pss_mib: highest sum of proportional sets; shared pages count once.
+        num_processes: most processes at once.
+        others_cpus: CPUs that the rest of the machine kept busy meanwhile, on average.
+        cpu_series: (seconds since the start, CPU seconds so far).
+    """
+
+    started_s: float
+    wall_s: float
+    cpu_s: float
+    peak_rss_mib: float
+    peak_pss_mib: float
+    num_processes: int
+    others_cpus: float
+    cpu_series: tuple[tuple[float, float], ...]
+
+
+@dataclass(kw_only=True, slots=True)
+class TreeSampler:
+    """Sums over a process and all its descendants; processes that ended keep their CPU seconds.
+
+    Attributes:
+        root: the process at the top.
+        cpu_by_process: last seen CPU seconds by (pid, start time).
+        peak_rss_mib: highest sum seen.
+        peak_pss_mib: highest sum seen.
+        num_processes: most processes seen at once.
+    """
+
+    root: psutil.Process
+    cpu_by_process: dict[tuple[int, float], float] = field(default_factory=dict)
+    peak_rss_mib: float = 0.0
+    peak_pss_mib: float = 0.0
+    num_processes: int = 0
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of every process seen so far."""
+        return sum(self.cpu_by_process.values())
+
+    def sample(self) -> None:
+        """Look at every living process of the tree once."""
+        try:
+            tree = [self.root, *self.root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return
+        rss = pss = 0.0
+        for process in tree:
+            try:
+                times = process.cpu_times()
+                memory = process.memory_full_info()
+                key = (process.pid, process.create_time())
+            except psutil.Error:
+                continue  # it ended while we looked
+            self.cpu_by_process[key] = times.user + times.system
+            rss += memory.rss / _MIB
+            pss += memory.pss / _MIB
+        self.peak_rss_mib = max(self.peak_rss_mib, rss)
+        self.peak_pss_mib = max(self.peak_pss_mib, pss)
+        self.num_processes = max(self.num_processes, len(tree))
+
+
+def _busy_cpu_s() -> float:
+    """CPU seconds that the machine has spent on anything but idling, since it started."""
+    times = psutil.cpu_times()
+    return times.user + times.nice + times.system + times.irq + times.softirq
+
+
+def measure(
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    log: Path,
+    deadline_s: float,
+) -> Usage:
+    """Run a command to its end in a session of its own, its output in ``log``.
+
+    Raises:
+        CommandFailedError: if it exits with another code than 0 or is not done at its deadline.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    busy = _busy_cpu_s()
+    started_s, started = time.time(), time.monotonic()
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            command,
+            env={**os.environ, **environment},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    sampler = TreeSampler(root=psutil.Process(child.pid))
+    series: list[tuple[float, float]] = [(0.0, 0.0)]
+    while child.poll() is None:
+        sampler.sample()
+        seconds = time.monotonic() - started
+        series.append((seconds, sampler.cpu_s))
+        if seconds > deadline_s:
+            _kill_tree(sampler.root)
+            raise CommandFailedError(f"{command[0]}: not done after {deadline_s:.0f} s; see {log}")
+        time.sleep(SAMPLE_S)
+    wall_s = time.monotonic() - started
+    if child.returncode != 0:
+        raise CommandFailedError(f"{' '.join(command)}: exit code {child.returncode}; see {log}")
+    return Usage(
+        started_s=started_s,
+        wall_s=wall_s,
+        cpu_s=sampler.cpu_s,
+        peak_rss_mib=sampler.peak_rss_mib,
+        peak_pss_mib=sampler.peak_pss_mib,
+        num_processes=sampler.num_processes,
+        others_cpus=max(0.0, (_busy_cpu_s() - busy - sampler.cpu_s) / wall_s),
+        cpu_series=tuple(series),
+    )
+
+
+def _kill_tree(root: psutil.Process) -> None:
+    """Ask the tree to end, then end it; only processes below ``root`` are touched."""
+    tree = [root, *root.children(recursive=True)]
+    root.send_signal(signal.SIGTERM)
+    _, alive = psutil.wait_procs(tree, timeout=10)
+    for process in alive:
+        process.kill()
+
+
+def cpu_at(series: Sequence[tuple[float, float]], seconds: float) -> float:
+    """Return the CPU seconds used ``seconds`` after the start, linear between samples."""
+    before = series[0]
+    for point in series:
+        if point[0] >= seconds:
+            width = point[0] - before[0]
+            share = (seconds - before[0]) / width if width else 1.0
+            return before[1] + share * (point[1] - before[1])
+        before = point
+    return series[-1][1]

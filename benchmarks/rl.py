@@ -1,0 +1,67 @@
+"""The RL benchmark: asynchronous and synchronous cosmos, and TRL, on one workload and one machine.
+
+    python benchmarks/rl.py [--quick] [--arms async,sync,trl] [--repeats 3] [--json out.json]
+
+Every arm starts from the same warmed model, takes the same prompts, samples, optimizer and loss,
+and runs alone; repetitions are interleaved (A B C, A B C, ...) so that a machine that drifts
+drifts under all of them.
+"""
+
+import argparse
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from rl_arms import ROOT, ArmResult, Shared, run_arm, write_results
+from rl_tables import draw_curves, rl_markdown
+from workload import prepare_workload
+
+QUICK_STEPS = 24
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    defaults = Shared()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="one short repeat, to see it work")
+    parser.add_argument("--arms", default="async,sync,trl", help="also: async-1, trl-2")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=defaults.steps)
+    parser.add_argument("--rollouts", type=int, default=defaults.rollouts)
+    parser.add_argument("--out", type=Path, default=ROOT / "runs/bench", help="scratch directory")
+    parser.add_argument("--json", type=Path, help="write every number here")
+    parser.add_argument("--figure", type=Path, help="draw the learning curves here")
+    return parser.parse_args(arguments)
+
+
+def _describe(result: ArmResult) -> str:
+    last = result.points[-1]
+    return (
+        f"{result.arm} {result.repeat}: reward {last.reward:.2f} after {last.seconds:.0f} s and "
+        f"{last.cpu_s:.0f} CPU s; others kept {result.others_cpus:.2f} CPUs busy"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the arms, one after the other, and print their tables."""
+    options = _parse(arguments)
+    steps, repeats = (QUICK_STEPS, 1) if options.quick else (options.steps, options.repeats)
+    shared = Shared(steps=steps, rollouts=options.rollouts)
+    out = options.out.resolve()
+    workload = prepare_workload(out / "workload")
+    results: list[ArmResult] = []
+    for repeat in range(repeats):
+        for arm in options.arms.split(","):
+            scratch = out / "rl" / f"{arm}-{repeat}"
+            shutil.rmtree(scratch, ignore_errors=True)
+            results.append(run_arm(arm, repeat, shared, workload, scratch))
+            print(_describe(results[-1]), flush=True)
+            write_results(options.json or out / "rl.json", shared, results)
+    print(rl_markdown(shared, results))
+    if options.figure:
+        draw_curves(results, options.figure)
+
+
+if __name__ == "__main__":
+    main()

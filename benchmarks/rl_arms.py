@@ -1,0 +1,234 @@
+"""The arms of the RL benchmark: how each system is run on the workload, and what is read from it.
+
+The clock of an arm starts when it begins to generate: imports and engine start are given apart.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from curves import Point
+from measure import Usage, cpu_at, measure
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl_environment import trl_python
+from workload import Workload, greedy_accuracy, read_rows
+
+from cosmos_core.metrics import MetricRecord, read_metrics
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+COSMOS_ARMS: Mapping[str, tuple[str, ...]] = {
+    "async": ("staleness.depth=2", "staleness.bound=4"),
+    "async-1": ("staleness.depth=1", "staleness.bound=2"),
+    "sync": ("staleness.depth=0", "staleness.bound=0"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shared:
+    """The recipe that all arms share.
+
+    Attributes:
+        steps: optimizer steps of an arm.
+        prompts: prompts in a step.
+        samples: samples of each prompt.
+        lr: of AdamW, betas 0.9 and 0.95, linear warm-up of 5 steps, gradient norm at most 1.
+        rollouts: rollout replicas of the cosmos arms.
+        deadline_s: longest time for one arm.
+    """
+
+    steps: int = 150
+    prompts: int = 64
+    samples: int = 8
+    lr: float = 4e-4
+    rollouts: int = 1
+    deadline_s: float = 900.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArmResult:
+    """One run of one arm.
+
+    Attributes:
+        arm: its name.
+        repeat: from 0.
+        setup_s: from the start of the first process to the start of the clock.
+        points: the learning curve.
+        accuracies: held-out greedy accuracy by step, measured after the run.
+        cpu_s: of all processes, start-up included.
+        peak_rss_mib: highest sum of resident sets.
+        peak_pss_mib: the same with shared pages counted once.
+        others_cpus: CPUs that the rest of the machine kept busy.
+        shares: idle shares, staleness and the like, where the system reports them.
+    """
+
+    arm: str
+    repeat: int
+    setup_s: float
+    points: tuple[Point, ...]
+    accuracies: tuple[tuple[int, float], ...]
+    cpu_s: float
+    peak_rss_mib: float
+    peak_pss_mib: float
+    others_cpus: float
+    shares: Mapping[str, float]
+
+
+def _finish(usage: Usage, **found: Any) -> ArmResult:
+    return ArmResult(
+        cpu_s=usage.cpu_s,
+        peak_rss_mib=usage.peak_rss_mib,
+        peak_pss_mib=usage.peak_pss_mib,
+        others_cpus=usage.others_cpus,
+        **found,
+    )
+
+
+def cosmos_overrides(shared: Shared, workload: Workload, seed: int, output: Path) -> list[str]:
+    """Return what turns the quickstart recipe into an arm: same model and data, nothing extra."""
+    return [
+        f"seed={seed}",
+        f"output={output}",
+        f"model.path={workload.model}",
+        f"data.path={workload.train}",
+        f"data.held_out_path={workload.held_out}",
+        f"trainer.steps={shared.steps}",
+        f"trainer.groups_per_step={shared.prompts}",
+        f"trainer.samples_per_group={shared.samples}",
+        "trainer.checkpoint_every=0",
+        f"learner.optimizer.lr={shared.lr}",
+        f"rollout.replicas={shared.rollouts}",
+        "validation.before=false",
+        "validation.after=false",
+        'sinks=[{kind="jsonl"}]',
+    ]
+
+
+def run_cosmos(arm: str, repeat: int, shared: Shared, workload: Workload, out: Path) -> ArmResult:
+    """Run one cosmos arm by its command line and read what it left behind."""
+    run_dir = out / "run"
+    command = [sys.executable, "-m", "cosmos_app", "run", str(ROOT / "configs/quickstart.toml")]
+    command += [*cosmos_overrides(shared, workload, repeat, run_dir), *COSMOS_ARMS[arm]]
+    log = out / "log.txt"
+    usage = measure(command, environment=QUIET, log=log, deadline_s=shared.deadline_s)
+    records = read_metrics(run_dir / "metrics.jsonl")
+    start = clock_start(records)
+    ready_cpu_s = cpu_at(usage.cpu_series, start - usage.started_s)
+    points = tuple(
+        Point(
+            step=record.step,
+            seconds=record.time_s - start,
+            cpu_s=cpu_at(usage.cpu_series, record.time_s - usage.started_s) - ready_cpu_s,
+            reward=record.values["reward"],
+        )
+        for record in policy_steps(records)
+    )
+    return _finish(
+        usage,
+        arm=arm,
+        repeat=repeat,
+        setup_s=start - usage.started_s,
+        points=points,
+        accuracies=((shared.steps, _accuracy(run_dir / "export" / "model", workload)),),
+        shares=cosmos_shares(json.loads((run_dir / "report.json").read_text()), records, start),
+    )
+
+
+def policy_steps(records: Sequence[MetricRecord]) -> list[MetricRecord]:
+    """Return the record of each step by the first policy replica, in order."""
+    found = {r.step: r for r in records if r.role == "policy" and "reward" in r.values}
+    return [found[step] for step in sorted(found)]
+
+
+def clock_start(records: Sequence[MetricRecord]) -> float:
+    """Return when a rollout replica first held the policy's weights: generation begins there."""
+    return min(r.time_s for r in records if r.role == "rollout" and "stall_s" in r.values)
+
+
+def cosmos_shares(
+    report: Mapping[str, Any], records: Sequence[MetricRecord], start: float
+) -> dict[str, float]:
+    """Return where time went: idle shares between the start of the clock and the last step."""
+    steps = policy_steps(records)
+    training_s = sum(r.values["train_s"] for r in steps)
+    rollout = [r for r in records if r.role == "rollout" and "idle_share" in r.values]
+    in_clock = [r.values["idle_share"] for r in rollout if start < r.time_s < steps[-1].time_s]
+    stalls = sorted(r.values["stall_s"] for r in records if "stall_s" in r.values)
+    return {
+        "policy_idle": 1 - training_s / (steps[-1].time_s - start),
+        "rollout_idle": sum(in_clock) / max(1, len(in_clock)),
+        "staleness_mean": float(report["staleness"][0]),
+        "staleness_max": float(report["staleness"][1]),
+        "stall_ms": 1e3 * stalls[len(stalls) // 2],
+    }
+
+
+def _accuracy(model_dir: Path, workload: Workload) -> float:
+    tokenizer = AutoTokenizer.from_pretrained(workload.model)
+    model = AutoModelForCausalLM.from_pretrained(model_dir)
+    return greedy_accuracy(model, tokenizer, read_rows(workload.held_out))
+
+
+def run_trl(arm: str, repeat: int, shared: Shared, workload: Workload, out: Path) -> ArmResult:
+    """Run the baseline in its own environment; the arm is ``trl`` or ``trl-2`` (threads)."""
+    threads = int(arm.partition("-")[2] or 1)
+    settings = {
+        "steps": shared.steps,
+        "prompts": shared.prompts,
+        "samples": shared.samples,
+        "lr": shared.lr,
+        "micro_batch": shared.prompts * shared.samples,
+        "seed": repeat,
+        "threads": threads,
+    }
+    output = out / "trl.json"
+    script = [str(trl_python()), str(HERE / "trl_arm.py"), str(workload.train.parent), str(output)]
+    usage = measure(
+        [*script, "--settings", json.dumps(settings)],
+        environment={**QUIET, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": ""},
+        log=out / "log.txt",
+        deadline_s=shared.deadline_s,
+    )
+    found = json.loads(output.read_text())
+    return _finish(
+        usage,
+        arm=arm,
+        repeat=repeat,
+        setup_s=found["setup_s"],
+        points=tuple(Point(**step) for step in found["steps"]),
+        accuracies=tuple((a["step"], a["accuracy"]) for a in found["accuracies"]),
+        shares={},
+    )
+
+
+def run_arm(arm: str, repeat: int, shared: Shared, workload: Workload, out: Path) -> ArmResult:
+    """Run one arm once."""
+    run = run_cosmos if arm in COSMOS_ARMS else run_trl
+    return run(arm, repeat, shared, workload, out)
+
+
+def write_results(path: Path, shared: Shared, results: Sequence[ArmResult]) -> None:
+    """Write every number as JSON."""
+    document = {"shared": asdict(shared), "arms": [asdict(result) for result in results]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document))
+
+
+def read_results(path: Path) -> tuple[Shared, list[ArmResult]]:
+    """Read what ``write_results`` wrote."""
+    found = json.loads(path.read_text())
+    arms = [
+        ArmResult(
+            **{
+                **arm,
+                "points": tuple(Point(**point) for point in arm["points"]),
+                "accuracies": tuple((step, value) for step, value in arm["accuracies"]),
+            }
+        )
+        for arm in found["arms"]
+    ]
+    return Shared(**found["shared"]), arms

