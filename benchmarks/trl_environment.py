@@ -9,7 +9,7 @@ import sysconfig
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-ENVIRONMENT = HERE / ".venv-trl"
+ENVIRONMENT = HERE.parent / "runs" / "bench" / "venv-trl"
 REQUIREMENTS = HERE / "requirements-trl.txt"
 
 

@@ -7,9 +7,9 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
-from curves import Point, first_at, median_and_range, samples_per_second, step_seconds  # noqa: E402
-from measure import CommandFailedError, cpu_at, measure  # noqa: E402
-from run import replace_section  # noqa: E402
+from curves import Point, first_at, median_and_range, samples_per_second, step_seconds
+from measure import CommandFailedError, cpu_at, measure
+from run import replace_section
 
 
 def curve(rewards: list[float], step_s: float = 2.0) -> list[Point]:
