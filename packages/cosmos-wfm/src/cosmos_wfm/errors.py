@@ -1,0 +1,17 @@
+"""What can go wrong in cosmos_wfm, as one small tree of errors."""
+
+
+class WfmError(Exception):
+    """Any error raised by this package on purpose."""
+
+
+class WfmConfigError(WfmError, ValueError):
+    """Settings that contradict each other or the model: raised before anything is trained."""
+
+
+class PipelineError(WfmError):
+    """A directory that is no pipeline, or one that no adapter is for: raised on loading."""
+
+
+class CaptionDataError(WfmError):
+    """A data set directory with a broken or missing pair: raised on opening, names the files."""

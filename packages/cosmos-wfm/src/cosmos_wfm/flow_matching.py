@@ -1,0 +1,145 @@
+"""Flow matching: which noise levels are trained on, and the loss at them.
+
+L = E w(σ) ‖v_θ(x_σ, c, σ) - (ε - x_0)‖², the mean over dimensions, x_σ = (1 - σ) x_0 + σ ε
+(Esser et al., arXiv 2403.03206, sections 2 and 3.1).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from cosmos_algos import LossSum
+from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition
+from cosmos_wfm.errors import WfmConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlowMatchingConfig:
+    """Density of the noise levels and weight of the loss at each.
+
+    Levels are continuous: u is drawn, then shifted to σ = s u / (1 + (s - 1) u).
+
+    Attributes:
+        density: of u. ``logit_normal``: sigmoid(mean + std n), so that a mean above 0 leans to
+            *noise*; ``uniform``; ``mode``: the paper's heavy-tailed density.
+        logit_mean: location of ``logit_normal``.
+        logit_std: scale of ``logit_normal``.
+        mode_scale: s of ``mode``; 0 is uniform, above 0 leans to the middle.
+        shift: s of the shift; 0 takes the model's own.
+        weighting: w(σ). ``none``: 1; ``sigma_sqrt``: σ^-2; ``cosmap``: 2/(π(1 - 2σ + 2σ²)).
+    """
+
+    density: Literal["logit_normal", "uniform", "mode"] = "logit_normal"
+    logit_mean: float = 0.0
+    logit_std: float = 1.0
+    mode_scale: float = 1.29
+    shift: float = 0.0
+    weighting: Literal["none", "sigma_sqrt", "cosmap"] = "none"
+
+    def __post_init__(self) -> None:
+        """Refuse what is no density or no shift.
+
+        Raises:
+            WfmConfigError: if a scale is out of range.
+        """
+        if self.logit_std <= 0.0 or self.shift < 0.0:
+            raise WfmConfigError(
+                f"flow: logit_std {self.logit_std} must be above 0 and shift {self.shift} at "
+                "least 0 (0 is the model's own)"
+            )
+        if not -1.0 <= self.mode_scale <= 2.0 / (math.pi - 2.0):
+            raise WfmConfigError(
+                f"flow: mode_scale {self.mode_scale} must be in [-1, {2.0 / (math.pi - 2.0):.3f}], "
+                "where the density's map is monotonic"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FlowBatch:
+    """B samples with all the randomness of the loss drawn already, so that the loss is a function.
+
+    Attributes:
+        latents: x_0, normalised.
+        noise: ε.
+        sigmas: noise level of each sample.
+        text: embedded prompts.
+        weights: of each sample in the step's mean: 1, or 0 for a pass that only keeps step.
+    """
+
+    latents: Float[Tensor, "B C h w"]
+    noise: Float[Tensor, "B C h w"]
+    sigmas: Float[Tensor, " B"]
+    text: TextCondition
+    weights: Float[Tensor, " B"]
+
+
+def shift_sigmas(levels: Float[Tensor, " B"], shift: float) -> Float[Tensor, " B"]:
+    """Return s u / (1 + (s - 1) u), which leans to noise for s above 1."""
+    return shift * levels / (1.0 + (shift - 1.0) * levels)
+
+
+def draw_sigmas(
+    config: FlowMatchingConfig, shift: float, num: int, generator: torch.Generator
+) -> Float[Tensor, " B"]:
+    """Draw noise levels from the configured density, shifted; float32 on the generator's device.
+
+    Args:
+        config: which density.
+        shift: the model's own shift, used unless the config has one.
+        num: how many.
+        generator: the only source of randomness.
+    """
+    device = generator.device
+    if config.density == "logit_normal":
+        normal = torch.randn(num, generator=generator, device=device)
+        levels = torch.sigmoid(config.logit_mean + config.logit_std * normal)
+    else:
+        levels = torch.rand(num, generator=generator, device=device)
+        if config.density == "mode":
+            bend = torch.cos(math.pi / 2 * levels) ** 2 - 1 + levels
+            levels = 1 - levels - config.mode_scale * bend
+    return shift_sigmas(levels, config.shift or shift)
+
+
+def sigma_weights(
+    sigmas: Float[Tensor, " B"], weighting: Literal["none", "sigma_sqrt", "cosmap"]
+) -> Float[Tensor, " B"]:
+    """Return w(σ) of each level (arXiv 2403.03206, section 3.1)."""
+    match weighting:
+        case "none":
+            return torch.ones_like(sigmas)
+        case "sigma_sqrt":
+            return sigmas**-2
+        case "cosmap":
+            return 2.0 / (math.pi * (1.0 - 2.0 * sigmas + 2.0 * sigmas**2))
+
+
+def flow_matching_loss(
+    adapter: DiffusionModelAdapter, config: FlowMatchingConfig
+) -> Callable[[nn.Module, FlowBatch], LossSum]:
+    """Return ``loss(transformer, batch)``, a sum over samples for the learner to divide.
+
+    Metrics are sums over samples: ``samples``, and ``velocity_error`` without w(σ).
+    """
+
+    def loss(transformer: nn.Module, batch: FlowBatch) -> LossSum:
+        sigmas = batch.sigmas[:, None, None, None]
+        noisy = (1.0 - sigmas) * batch.latents + sigmas * batch.noise
+        velocity = adapter.velocity(transformer, noisy, batch.sigmas, batch.text)
+        errors = (velocity - (batch.noise - batch.latents)).float().square().flatten(1).mean(1)
+        weighed = batch.weights * sigma_weights(batch.sigmas, config.weighting)
+        return LossSum(
+            total=(weighed * errors).sum(),
+            weight=batch.weights.sum(),
+            metrics={
+                "samples": batch.weights.sum(),
+                "velocity_error": (batch.weights * errors.detach()).sum(),
+            },
+        )
+
+    return loss

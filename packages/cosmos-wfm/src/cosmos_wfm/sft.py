@@ -1,0 +1,195 @@
+"""Supervised fine-tuning of a diffusion model on captioned images, with the shared learner.
+
+Every random number of a sample comes from (seed, step, position in the step): which rank or
+micro-batch it falls into changes nothing.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from cosmos_parallel import (
+    Learner,
+    LearnerConfig,
+    ParallelConfig,
+    StepReport,
+    TrainingMesh,
+    build_mesh,
+    shard_module,
+)
+from cosmos_wfm.adapter import DiffusionModelAdapter
+from cosmos_wfm.captions import CaptionedImage, ImageCaptionsConfig
+from cosmos_wfm.errors import WfmConfigError
+from cosmos_wfm.flow_matching import (
+    FlowBatch,
+    FlowMatchingConfig,
+    draw_sigmas,
+    flow_matching_loss,
+)
+from cosmos_wfm.loading import load_adapter
+from cosmos_wfm.tuning import LoraTuning, TuningConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DiffusionSftConfig:
+    """One fine-tuning run.
+
+    Attributes:
+        model: a local diffusers pipeline directory.
+        data: the captioned images.
+        output: directory under which ``safetensors/step_<N>`` is written.
+        num_steps: optimizer steps.
+        batch_size: samples of a step, over all ranks.
+        micro_batch_size: samples of one forward pass.
+        caption_dropout: share of samples trained with an empty prompt, for guidance.
+        save_every: steps between saves; 0 saves at the end only.
+        seed: of order, noise and dropout.
+        tuning: adapters or all weights.
+        flow: noise levels and loss weights.
+        learner: optimizer, schedule and clipping.
+    """
+
+    model: str
+    data: ImageCaptionsConfig
+    output: str
+    num_steps: int = 1000
+    batch_size: int = 8
+    micro_batch_size: int = 1
+    caption_dropout: float = 0.1
+    save_every: int = 0
+    seed: int = 0
+    tuning: TuningConfig = field(default_factory=LoraTuning)
+    flow: FlowMatchingConfig = field(default_factory=FlowMatchingConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+
+    def __post_init__(self) -> None:
+        """Check counts and shares.
+
+        Raises:
+            WfmConfigError: names the field that is out of range.
+        """
+        for name in ("num_steps", "batch_size", "micro_batch_size"):
+            if getattr(self, name) < 1:
+                raise WfmConfigError(f"sft: {name} is {getattr(self, name)}; it must be 1 or more")
+        if not 0.0 <= self.caption_dropout <= 1.0:
+            raise WfmConfigError(
+                f"sft: caption_dropout is {self.caption_dropout}; it must be in [0, 1]"
+            )
+
+
+def train_sft(
+    config: DiffusionSftConfig,
+    *,
+    mesh: TrainingMesh | None = None,
+    on_step: Callable[[int, StepReport], None] = lambda step, report: None,
+) -> Path:
+    """Fine-tune and save; every rank of the mesh calls.
+
+    Args:
+        config: the run.
+        mesh: the ranks that share it; ``None`` for this process alone.
+        on_step: called with the number of each finished step, from 1, and its report.
+
+    Returns:
+        The directory of the last save, for diffusers to load.
+
+    Raises:
+        PipelineError: if the model cannot be loaded.
+        CaptionDataError: if the data cannot be read.
+        WfmConfigError: if image sizes do not fit the model.
+    """
+    mesh = mesh or build_mesh(ParallelConfig())
+    adapter = load_adapter(config.model)
+    _check_size(config.data, adapter)
+    data = config.data.build()
+    config.tuning.prepare(adapter)
+    adapter.pipeline.to(mesh.process.device)
+    shard_module(adapter.transformer, mesh, blocks=adapter.blocks)
+    learner = Learner(adapter.transformer, config.learner, mesh=mesh)
+    loss = flow_matching_loss(adapter, config.flow)
+    target = Path(config.output)
+    for step in range(config.num_steps):
+        batches = step_batches(config, adapter, data, step, mesh=mesh)
+        filler = replace(batches[-1], weights=torch.zeros_like(batches[-1].weights))
+        report = learner.step(batches, loss, filler=filler)
+        on_step(step + 1, report)
+        last = step + 1 == config.num_steps
+        if last or (config.save_every and (step + 1) % config.save_every == 0):
+            target = Path(config.output) / "safetensors" / f"step_{step + 1}"
+            config.tuning.save(adapter, target, writes=mesh.process.rank == 0)
+            mesh.barrier()
+    return target
+
+
+def step_batches(
+    config: DiffusionSftConfig,
+    adapter: DiffusionModelAdapter,
+    data: Sequence[CaptionedImage],
+    step: int,
+    *,
+    mesh: TrainingMesh,
+) -> list[FlowBatch]:
+    """Return this rank's micro-batches of a step, encoded, with noise and levels drawn.
+
+    A rank that has no sample of its own gets one of weight 0, so the list is never empty.
+    """
+    mine = range(config.batch_size)[mesh.data_rank :: mesh.data_size]
+    own = list(mine) or [0]
+    batches: list[FlowBatch] = []
+    for start in range(0, len(own), config.micro_batch_size):
+        places = own[start : start + config.micro_batch_size]
+        batches.append(_batch(config, adapter, data, step, places))
+    if not mine:
+        batches = [replace(batches[0], weights=torch.zeros_like(batches[0].weights))]
+    return batches
+
+
+def _batch(
+    config: DiffusionSftConfig,
+    adapter: DiffusionModelAdapter,
+    data: Sequence[CaptionedImage],
+    step: int,
+    places: Sequence[int],
+) -> FlowBatch:
+    images = [
+        data[sample_index(len(data), step * config.batch_size + place, config.seed)]
+        for place in places
+    ]
+    latents = adapter.encode_pixels(torch.stack([image.pixels for image in images]))
+    noise, sigmas, prompts = torch.empty_like(latents), latents.new_empty(len(places)), list[str]()
+    for row, (place, image) in enumerate(zip(places, images, strict=True)):
+        generator = _generator(config.seed, step, place)
+        dropped = torch.rand((), generator=generator).item() < config.caption_dropout
+        prompts.append("" if dropped else image.prompt)
+        sigmas[row] = draw_sigmas(config.flow, adapter.shift, 1, generator)[0]
+        noise[row] = torch.randn(latents.shape[1:], generator=generator)
+    return FlowBatch(
+        latents=latents,
+        noise=noise,
+        sigmas=sigmas,
+        text=adapter.encode_text(prompts),
+        weights=torch.ones_like(sigmas),
+    )
+
+
+def sample_index(num_samples: int, position: int, seed: int) -> int:
+    """Return the sample at a position of the endless stream: each epoch is a new permutation."""
+    epoch, place = divmod(position, num_samples)
+    order = np.random.default_rng((seed, epoch)).permutation(num_samples)
+    return int(order[place])
+
+
+def _generator(seed: int, step: int, place: int) -> torch.Generator:
+    mixed = np.random.SeedSequence((seed, step, place)).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(mixed >> 1))
+
+
+def _check_size(data: ImageCaptionsConfig, adapter: DiffusionModelAdapter) -> None:
+    multiple = adapter.size_multiple
+    if data.height % multiple or data.width % multiple:
+        raise WfmConfigError(
+            f"data: {data.height}x{data.width} pixels, but this model needs multiples of {multiple}"
+        )

@@ -1,0 +1,146 @@
+"""Which weights are trained, and how they are saved so that diffusers loads them back."""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from cosmos_wfm.adapter import DiffusionModelAdapter
+from cosmos_wfm.errors import WfmConfigError
+
+ADAPTER_NAME = "default"
+LORA_FILE = "model.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraTuning:
+    """Train low-rank adapters; the output is ``lora/model.safetensors``.
+
+    Attributes:
+        rank: of each adapter.
+        alpha: numerator of the scale alpha / rank; it is saved with the weights.
+        targets: names of linear layers; empty for the model's own list.
+    """
+
+    kind: Literal["lora"] = "lora"
+    rank: int = 32
+    alpha: int = 64
+    targets: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse a rank that is none.
+
+        Raises:
+            WfmConfigError: if rank or alpha is below 1.
+        """
+        if self.rank < 1 or self.alpha < 1:
+            raise WfmConfigError(f"lora: rank {self.rank} and alpha {self.alpha} must be positive")
+
+    def prepare(self, adapter: DiffusionModelAdapter) -> None:
+        """Add trainable adapters to the transformer, which starts as it was (B = 0)."""
+        from peft import LoraConfig
+
+        transformer = cast("Any", adapter.transformer)  # peft's mixin is not in nn.Module's type
+        transformer.requires_grad_(False)
+        transformer.add_adapter(
+            LoraConfig(
+                r=self.rank,
+                lora_alpha=self.alpha,
+                target_modules=list(self.targets or adapter.lora_targets),
+            ),
+            adapter_name=ADAPTER_NAME,
+        )
+
+    def save(self, adapter: DiffusionModelAdapter, directory: Path, *, writes: bool) -> None:
+        """Write ``directory/lora``, for ``load_lora_weights(directory/lora, ...)``.
+
+        The adapter's settings go with the weights: without alpha, diffusers would load them at
+        scale 1. Every rank calls; the one that ``writes`` does.
+        """
+        from peft import get_peft_model_state_dict
+
+        state = get_peft_model_state_dict(
+            adapter.transformer, state_dict=whole_state(adapter.transformer, trained_only=True)
+        )
+        if not writes:
+            return
+        settings = cast("Any", adapter.transformer).peft_config[ADAPTER_NAME].to_dict()
+
+        def write(target: Path) -> None:
+            adapter.pipeline.save_lora_weights(
+                target / "lora",
+                transformer_lora_layers=state,
+                transformer_lora_adapter_metadata=settings,
+                weight_name=LORA_FILE,
+            )
+
+        _write_whole(directory, write)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FullTuning:
+    """Train every weight of the transformer; the output is a whole pipeline directory."""
+
+    kind: Literal["full"] = "full"
+
+    def prepare(self, adapter: DiffusionModelAdapter) -> None:
+        """Let every weight of the transformer be trained."""
+        adapter.transformer.requires_grad_(True)
+
+    def save(self, adapter: DiffusionModelAdapter, directory: Path, *, writes: bool) -> None:
+        """Write a pipeline for ``DiffusionPipeline.from_pretrained(directory)``.
+
+        The weights go into a fresh transformer of the same settings, so that a sharded one is
+        saved like a whole one. Every rank calls; the one that ``writes`` does.
+        """
+        state = whole_state(adapter.transformer)
+        if not writes:
+            return
+        config = cast("Any", adapter.transformer).config
+        transformer_class = _unsharded_class(adapter.transformer)
+        with torch.device("meta"):
+            fresh = transformer_class.from_config(config)
+        fresh.load_state_dict(state, assign=True)
+        components = {**adapter.pipeline.components, "transformer": fresh.eval()}
+        _write_whole(directory, type(adapter.pipeline)(**components).save_pretrained)
+
+
+TuningConfig = LoraTuning | FullTuning
+
+
+def whole_state(module: nn.Module, *, trained_only: bool = False) -> dict[str, Tensor]:
+    """Return a module's weights on the CPU, gathered tensor by tensor if sharded; every rank calls.
+
+    Args:
+        module: plain, or under FSDP2.
+        trained_only: leave out parameters that take no gradient (and buffers).
+    """
+    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    state: Mapping[str, Tensor] = module.state_dict()
+    whole: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if trained_only and name not in trained:
+            continue
+        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        whole[name] = full.detach().cpu().clone()
+    return whole
+
+
+def _unsharded_class(module: nn.Module) -> Any:
+    """Return the diffusers class of a module; FSDP2 puts one of its own in front of it."""
+    return next(c for c in type(module).__mro__ if c.__module__.startswith("diffusers."))
+
+
+def _write_whole(directory: Path, write: Any) -> None:
+    """Have ``write`` fill a directory beside the target, then put it in place: all or nothing."""
+    partial = directory.with_name(directory.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    write(partial)
+    shutil.rmtree(directory, ignore_errors=True)
+    partial.rename(directory)

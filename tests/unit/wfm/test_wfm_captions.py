@@ -1,0 +1,74 @@
+"""Directories of captioned images."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from cosmos_wfm import CaptionDataError, ImageCaptionsConfig
+
+
+def write_pair(directory, name, pixels, prompt="p", suffix=".png"):
+    Image.fromarray(np.asarray(pixels, np.uint8)).save(directory / f"{name}{suffix}")
+    (directory / f"{name}.json").write_text(json.dumps({"prompt": prompt}))
+
+
+def opened(directory, height=2, width=2):
+    return ImageCaptionsConfig(path=str(directory), height=height, width=width).build()
+
+
+def test_pairs_come_in_order_of_their_names_with_pixels_from_minus_one_to_one(tmp_path):
+    white, black = np.full((2, 2, 3), 255), np.zeros((2, 2, 3))
+    write_pair(tmp_path, "0002", white, "white", suffix=".webp")
+    write_pair(tmp_path, "0001", black, "black")
+
+    data = opened(tmp_path)
+
+    assert [sample.prompt for sample in data] == ["black", "white"]
+    assert torch.equal(data[0].pixels, -torch.ones(3, 2, 2))
+    assert data[1].pixels.min() > 0.9
+
+
+def test_an_image_is_scaled_to_cover_and_cropped_to_its_centre(tmp_path):
+    # 8 wide, 4 high, the outer columns black: halved and cropped to 2x2, only the centre is left.
+    pixels = np.zeros((4, 8, 3))
+    pixels[:, 2:6] = 255
+    write_pair(tmp_path, "a", pixels)
+
+    data = opened(tmp_path)
+
+    assert data[0].pixels.shape == (3, 2, 2)
+    assert data[0].pixels.min() > 0.7
+
+
+def test_every_broken_pair_is_named(tmp_path):
+    write_pair(tmp_path, "good", np.zeros((2, 2, 3)))
+    (tmp_path / "lonely.json").write_text('{"prompt": "p"}')
+    (tmp_path / "nothing.json").write_text("{}")
+    (tmp_path / "number.json").write_text('{"prompt": 3}')
+
+    with pytest.raises(CaptionDataError) as caught:
+        opened(tmp_path)
+
+    message = str(caught.value)
+    assert "3 broken pairs" in message
+    assert "lonely.json: 0 images of that name" in message
+    assert "nothing.json: no prompt" in message
+    assert "number.json: prompt is int, not text" in message
+
+
+def test_a_directory_without_pairs_or_no_directory_is_refused(tmp_path):
+    with pytest.raises(CaptionDataError, match=r"has no <name>\.json beside"):
+        opened(tmp_path)
+    with pytest.raises(CaptionDataError, match="is not a directory"):
+        opened(tmp_path / "missing")
+
+
+def test_a_file_that_is_no_image_is_named_on_access(tmp_path):
+    (tmp_path / "a.json").write_text('{"prompt": "p"}')
+    (tmp_path / "a.png").write_bytes(b"not an image")
+
+    with pytest.raises(CaptionDataError, match=r"a\.png cannot be read as an image"):
+        opened(tmp_path)[0]

@@ -1,0 +1,174 @@
+"""Fine-tuning a tiny SD3: the loss falls, and plain diffusers loads what was trained."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from diffusers import DiffusionPipeline, StableDiffusion3Pipeline
+
+from cosmos_parallel import AdamWConfig, LearnerConfig
+from cosmos_wfm import (
+    DiffusionSftConfig,
+    FullTuning,
+    ImageCaptionsConfig,
+    LoraTuning,
+    WfmConfigError,
+    load_adapter,
+    train_sft,
+)
+from cosmos_wfm.sft import sample_index, step_batches
+
+
+@pytest.fixture
+def recipe(model_dir, data_dir, tmp_path):
+    return DiffusionSftConfig(
+        model=str(model_dir),
+        data=ImageCaptionsConfig(path=str(data_dir), height=16, width=16),
+        output=str(tmp_path / "out"),
+        num_steps=15,
+        batch_size=3,
+        micro_batch_size=3,
+        tuning=FullTuning(),
+        learner=LearnerConfig(optimizer=AdamWConfig(lr=3e-3)),
+    )
+
+
+def trained(recipe):
+    reports = []
+    directory = train_sft(recipe, on_step=lambda step, report: reports.append(report))
+    return directory, [report.loss for report in reports]
+
+
+def velocity(transformer, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        return transformer.eval()(
+            hidden_states=torch.randn(2, 4, 8, 8, generator=generator),
+            encoder_hidden_states=torch.randn(2, 9, 64, generator=generator),
+            pooled_projections=torch.randn(2, 64, generator=generator),
+            timestep=torch.tensor([100.0, 900.0]),
+        ).sample
+
+
+def image(pipeline):
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline(
+        "a red square",
+        num_inference_steps=2,
+        height=16,
+        width=16,
+        output_type="np",
+        generator=torch.Generator().manual_seed(0),
+    ).images
+
+
+def test_full_tuning_learns_and_reloads(recipe, model_dir):
+    directory, losses = trained(recipe)
+
+    assert sum(losses[-5:]) < 0.75 * sum(losses[:5])
+    assert directory.name == "step_15"
+    reloaded = DiffusionPipeline.from_pretrained(directory)
+    assert isinstance(reloaded, StableDiffusion3Pipeline)
+    before = load_adapter(model_dir)
+    moved = velocity(reloaded.transformer) - velocity(before.transformer)
+    assert moved.abs().max() > 0.01
+    assert image(reloaded).shape == (1, 16, 16, 3)
+    for name in ("vae", "text_encoder", "text_encoder_3"):
+        frozen = before.pipeline.components[name].state_dict()
+        saved = reloaded.components[name].state_dict()
+        assert all(torch.equal(saved[key], frozen[key]) for key in frozen)
+
+
+def test_lora_reloads_with_its_alpha_and_gives_the_trained_output(recipe, model_dir):
+    seen = {}
+
+    class Watched(LoraTuning):
+        def save(self, adapter, directory, *, writes):
+            super().save(adapter, directory, writes=writes)
+            seen["output"] = velocity(adapter.transformer)
+
+    directory, losses = trained(replace(recipe, tuning=Watched(rank=4, alpha=12)))
+
+    pipeline = DiffusionPipeline.from_pretrained(model_dir)
+    base = velocity(pipeline.transformer)
+    pipeline.load_lora_weights(
+        directory / "lora", weight_name="model.safetensors", adapter_name="default"
+    )
+    assert torch.equal(velocity(pipeline.transformer), seen["output"])
+    assert (seen["output"] - base).abs().max() > 1e-3
+    assert sum(losses[-5:]) < sum(losses[:5])
+
+
+def test_micro_batches_give_the_losses_of_the_whole_batch(recipe):
+    _, whole = trained(replace(recipe, num_steps=3))
+    _, parts = trained(replace(recipe, num_steps=3, micro_batch_size=1))
+
+    torch.testing.assert_close(torch.tensor(parts), torch.tensor(whole), atol=1e-5, rtol=0)
+
+
+def test_a_sample_has_the_same_noise_in_whatever_rank_or_micro_batch(recipe, adapter):
+    data = recipe.data.build()
+    whole = step_batches(recipe, adapter, data, 4, mesh=Rank(0, 1))[0]
+    parts = [
+        step_batches(replace(recipe, micro_batch_size=1), adapter, data, 4, mesh=Rank(rank, 2))
+        for rank in (0, 1)
+    ]
+
+    # Rank 0 of 2 has places 0 and 2, rank 1 has place 1.
+    for place, part in enumerate([parts[0][0], parts[1][0], parts[0][1]]):
+        assert torch.equal(part.noise[0], whole.noise[place])
+        assert torch.equal(part.sigmas[0], whole.sigmas[place])
+
+
+def test_a_rank_without_samples_gets_a_pass_of_weight_zero(recipe, adapter):
+    batches = step_batches(recipe, adapter, recipe.data.build(), 0, mesh=Rank(3, 4))
+
+    assert [batch.weights.tolist() for batch in batches] == [[0.0]]
+
+
+def test_each_epoch_is_another_order_of_all_samples():
+    epochs = [[sample_index(50, 50 * epoch + i, seed=1) for i in range(50)] for epoch in (0, 1)]
+
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(50))
+    assert epochs[0] != epochs[1]
+
+
+def test_dropped_captions_are_empty(recipe, adapter):
+    data = recipe.data.build()
+    always = step_batches(replace(recipe, caption_dropout=1.0), adapter, data, 0, mesh=Rank(0, 1))
+    empty = adapter.encode_text([""])
+
+    for row in always[0].text["pooled_projections"]:
+        torch.testing.assert_close(row, empty["pooled_projections"][0])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_steps": 0}, "num_steps is 0"),
+        ({"caption_dropout": 1.5}, "caption_dropout is 1.5"),
+    ],
+)
+def test_settings_out_of_range_are_refused(recipe, change, message):
+    with pytest.raises(WfmConfigError, match=message):
+        replace(recipe, **change)
+
+
+def test_image_sizes_that_do_not_fit_the_model_are_refused(recipe):
+    data = replace(recipe.data, height=18)
+
+    with pytest.raises(WfmConfigError, match="18x16 pixels, but this model needs multiples of 4"):
+        train_sft(replace(recipe, data=data))
+
+
+def test_a_rank_below_one_is_refused():
+    with pytest.raises(WfmConfigError, match="rank 0"):
+        LoraTuning(rank=0)
+
+
+class Rank:
+    """The two numbers of a mesh that data asks for."""
+
+    def __init__(self, data_rank, data_size):
+        self.data_rank = data_rank
+        self.data_size = data_size
