@@ -172,3 +172,17 @@ class Rank:
     def __init__(self, data_rank, data_size):
         self.data_rank = data_rank
         self.data_size = data_size
+
+
+def test_every_rank_draws_the_same_first_adapters(model_dir):
+    drawn = []
+    for torch_seed, seed in ((1, 5), (2, 5), (1, 6)):
+        torch.manual_seed(torch_seed)
+        adapter = load_adapter(model_dir)
+        LoraTuning(rank=2).prepare(adapter, seed=seed)
+        drawn.append(
+            torch.cat([p.flatten() for p in adapter.transformer.parameters() if p.requires_grad])
+        )
+
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])

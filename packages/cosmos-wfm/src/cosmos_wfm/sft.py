@@ -105,7 +105,7 @@ def train_sft(
     adapter = load_adapter(config.model)
     _check_size(config.data, adapter)
     data = config.data.build()
-    config.tuning.prepare(adapter)
+    config.tuning.prepare(adapter, seed=config.seed)
     adapter.pipeline.to(mesh.process.device)
     shard_module(adapter.transformer, mesh, blocks=adapter.blocks)
     learner = Learner(adapter.transformer, config.learner, mesh=mesh)

@@ -41,20 +41,23 @@ class LoraTuning:
         if self.rank < 1 or self.alpha < 1:
             raise WfmConfigError(f"lora: rank {self.rank} and alpha {self.alpha} must be positive")
 
-    def prepare(self, adapter: DiffusionModelAdapter) -> None:
-        """Add trainable adapters to the transformer, which starts as it was (B = 0)."""
+    def prepare(self, adapter: DiffusionModelAdapter, *, seed: int) -> None:
+        """Add trainable adapters to the transformer, which starts as it was (B = 0).
+
+        The other factor is random: every rank has to draw the same one, hence the seed.
+        """
         from peft import LoraConfig
 
         transformer = cast("Any", adapter.transformer)  # peft's mixin is not in nn.Module's type
         transformer.requires_grad_(False)
-        transformer.add_adapter(
-            LoraConfig(
-                r=self.rank,
-                lora_alpha=self.alpha,
-                target_modules=list(self.targets or adapter.lora_targets),
-            ),
-            adapter_name=ADAPTER_NAME,
+        settings = LoraConfig(
+            r=self.rank,
+            lora_alpha=self.alpha,
+            target_modules=list(self.targets or adapter.lora_targets),
         )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            transformer.add_adapter(settings, adapter_name=ADAPTER_NAME)
 
     def save(self, adapter: DiffusionModelAdapter, directory: Path, *, writes: bool) -> None:
         """Write ``directory/lora``, for ``load_lora_weights(directory/lora, ...)``.
@@ -88,7 +91,7 @@ class FullTuning:
 
     kind: Literal["full"] = "full"
 
-    def prepare(self, adapter: DiffusionModelAdapter) -> None:
+    def prepare(self, adapter: DiffusionModelAdapter, *, seed: int) -> None:
         """Let every weight of the transformer be trained."""
         adapter.transformer.requires_grad_(True)
 
