@@ -1,6 +1,9 @@
-"""Errors of the app, and which errors of the packages end a command with a message."""
+"""Errors of the app, and which errors of the packages end a command with a message.
 
-from cosmos_app.supervisor import ChildFailedError
+Exit codes: 1 the run failed, 2 the recipe or its files are wrong, 3 stopped before the last step.
+"""
+
+from cosmos_core.errors import CosmosError
 
 
 class RunError(RuntimeError):
@@ -12,8 +15,30 @@ class InterruptedRunError(RunError):
 
 
 class DataError(RunError):
-    """Raised when a data file is missing, empty or malformed."""
+    """Raised when a data file or model directory is missing, empty or malformed."""
 
 
 class NothingToResumeError(RunError):
-    """Raised by ``--resume`` when the output directory holds no checkpoint."""
+    """Raised when there is no run or no checkpoint where one is needed."""
+
+
+class ChildFailedError(RunError):
+    """Raised when a child died more often than it may be restarted; holds the tail of its log."""
+
+
+def expected_errors() -> tuple[type[Exception], ...]:
+    """Return the errors that are a message and an exit code, not a traceback."""
+    from cosmos_parallel import ParallelError
+    from cosmos_rollout import RolloutError
+    from cosmos_weightsync import WeightSyncError
+
+    return (RunError, CosmosError, ParallelError, RolloutError, WeightSyncError)
+
+
+def exit_code_of(error: Exception) -> int:
+    """Return the exit code of an expected error."""
+    from cosmos_core.config import ConfigError
+
+    if isinstance(error, InterruptedRunError):
+        return 3
+    return 2 if isinstance(error, ConfigError | DataError | NothingToResumeError) else 1

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from cosmos_app.errors import ChildFailedError
+
 Outcome = Literal["restarted", "gave up", "finished"]
 _FIRST_BACKOFF_S = 0.5
 _LONGEST_BACKOFF_S = 30.0
@@ -58,10 +60,6 @@ class Incident:
     outcome: Outcome
 
 
-class ChildFailedError(RuntimeError):
-    """Raised when a child died more often than it may be restarted; holds the tail of its log."""
-
-
 def describe_exit(returncode: int) -> str:
     """Return how a process ended, in words."""
     if returncode < 0:
@@ -92,6 +90,7 @@ class Supervisor:
         self._on_incident = on_incident
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._dismissed: set[str] = set()
         self._stopping = False
 
     def start(self, spec: ChildSpec) -> None:
@@ -111,15 +110,25 @@ class Supervisor:
         """
         waiting = {self._tasks[name] for name in names}
         while waiting:
-            done, _ = await asyncio.wait(
-                self._tasks.values(), return_when=asyncio.FIRST_COMPLETED, timeout=1.0
-            )
-            for task in done:
-                task.result()
-            waiting -= done
-            self._tasks = {
-                name: task for name, task in self._tasks.items() if task not in done
-            } or self._tasks
+            for task in self._tasks.values():
+                if task.done():
+                    task.result()
+            waiting = {task for task in waiting if not task.done()}
+            running = [task for task in self._tasks.values() if not task.done()]
+            if waiting:
+                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+
+    async def wait_briefly(self, names: Sequence[str], longest_s: float) -> None:
+        """Return when these children have finished, or after ``longest_s``."""
+        tasks = [self._tasks[name] for name in names]
+        await asyncio.wait(tasks, timeout=longest_s)
+
+    def terminate(self, name: str) -> None:
+        """Ask one child to end; it is not started again."""
+        pid = self.pid(name)
+        if pid is not None:
+            self._dismissed.add(name)
+            _signal_session(pid, signal.SIGTERM)
 
     async def stop(self, grace_s: float) -> None:
         """End every child: SIGTERM, then SIGKILL to its whole session after ``grace_s``."""
@@ -145,7 +154,7 @@ class Supervisor:
             process = await self._spawn(spec)
             returncode = await process.wait()
             _signal_session(process.pid, signal.SIGKILL)  # what it may have left behind
-            if returncode == 0 or self._stopping:
+            if returncode == 0 or self._stopping or spec.name in self._dismissed:
                 return
             outcome: Outcome = "restarted" if restarts_left else "gave up"
             incident = Incident(

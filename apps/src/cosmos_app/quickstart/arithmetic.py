@@ -1,4 +1,4 @@
-"""Generated arithmetic: every sum of a small table, shuffled once, split into train and held out."""
+"""Generated arithmetic: every sum of a small table, shuffled, split into train and held out."""
 
 import json
 import random

@@ -15,9 +15,10 @@ class TinyModelConfig:
     """Sizes of the model that is built when ``model.path`` is not given.
 
     Attributes:
-        hidden_size: width; a multiple of ``num_heads``.
+        hidden_size: width.
         num_layers: decoder layers.
         num_heads: attention heads; half as many key-value heads.
+        head_dim: width of a head; vLLM's CPU attention wants a multiple of 32.
         max_position: longest sequence in tokens.
         tie_embeddings: share the embedding with the output layer.
     """
@@ -25,18 +26,20 @@ class TinyModelConfig:
     hidden_size: int = 96
     num_layers: int = 2
     num_heads: int = 4
+    head_dim: int = 32
     max_position: int = 256
     tie_embeddings: bool = False
 
     def __post_init__(self) -> None:
-        """Check that the heads divide the width.
+        """Check the heads.
 
         Raises:
-            ValueError: if they do not, or if there is an odd number of heads.
+            ValueError: if their number is odd, or their width no multiple of 32.
         """
-        if self.hidden_size % self.num_heads or self.num_heads % 2:
+        if self.num_heads % 2 or self.head_dim % 32:
             raise ValueError(
-                f"num_heads {self.num_heads} must be even and divide hidden_size {self.hidden_size}"
+                f"num_heads is {self.num_heads} and head_dim {self.head_dim}; "
+                "want an even number of heads and a multiple of 32"
             )
 
 
@@ -81,7 +84,7 @@ def build_tiny_model(
         num_hidden_layers=config.num_layers,
         num_attention_heads=config.num_heads,
         num_key_value_heads=config.num_heads // 2,
-        head_dim=config.hidden_size // config.num_heads,
+        head_dim=config.head_dim,
         max_position_embeddings=config.max_position,
         tie_word_embeddings=config.tie_embeddings,
         pad_token_id=0,

@@ -55,7 +55,7 @@ class Checkpoint:
 class CheckpointStore:
     """The checkpoints of one run, in one directory that all ranks see.
 
-    Every method but ``steps``, ``latest`` and ``path`` is called by all ranks, in the same order.
+    Every method but ``steps``, ``latest``, ``extra`` and ``path`` is called by all ranks, in the same order.
     One save runs at a time, in a thread of its own with a process group of its own.
     """
 
@@ -107,6 +107,17 @@ class CheckpointStore:
     def latest(self) -> int | None:
         """Return the step of the newest complete checkpoint."""
         return max(self.steps(), default=None)
+
+    def extra(self, step: int) -> bytes:
+        """Return the caller's bytes of a complete checkpoint, without loading anything else.
+
+        Raises:
+            CheckpointError: if there is no such checkpoint.
+        """
+        try:
+            return (self.path(step) / _EXTRA).read_bytes()
+        except OSError as error:
+            raise CheckpointError(f"checkpoint {self.path(step)} cannot be read: {error}") from error
 
     def save(self, step: int, learner: Learner, extra: bytes = b"") -> Path:
         """Write a checkpoint and return its path when it is durable.

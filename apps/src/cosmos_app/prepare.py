@@ -1,0 +1,143 @@
+"""What a run needs on disk before its first process: data files and a model directory.
+
+Everything made here lies in the run directory, is made once, and is found again on ``--resume``.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cosmos_app.errors import DataError
+from cosmos_app.quickstart.arithmetic import Row, arithmetic_rows, write_rows
+from cosmos_app.quickstart.tiny_model import build_tiny_model
+from cosmos_app.recipe import Recipe
+
+_FEWEST_HELD_OUT = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFiles:
+    """Where a run's inputs lie.
+
+    Attributes:
+        train: JSON lines that training prompts are taken from.
+        held_out: JSON lines that only validation sees.
+        built_model: the model built for this run; absent when the recipe names one.
+        model: the model that RL starts from.
+    """
+
+    train: Path
+    held_out: Path
+    built_model: Path
+    model: Path
+
+
+def run_files(recipe: Recipe, run_dir: Path) -> RunFiles:
+    """Return the paths of a run's inputs, whether or not they exist yet."""
+    warm = recipe.model.path is None and recipe.warmup.steps > 0
+    built = run_dir / "model"
+    return RunFiles(
+        train=run_dir / "data" / "train.jsonl",
+        held_out=run_dir / "data" / "held_out.jsonl",
+        built_model=built,
+        model=(run_dir / "warm_model" if warm else recipe.model.path or built).absolute(),
+    )
+
+
+def prepare_data(recipe: Recipe, files: RunFiles) -> tuple[int, int]:
+    """Write the train and held-out rows of a run; return how many there are of each.
+
+    Raises:
+        DataError: if the recipe names a file that cannot be used.
+    """
+    if recipe.data.path is None:
+        train, held_out = arithmetic_rows(recipe.data.arithmetic, recipe.seed)
+    else:
+        train = list(_rows_of(recipe.data.path))
+        if recipe.data.held_out_path is None:
+            share = min(recipe.data.held_out, max(_FEWEST_HELD_OUT, len(train) // 10))
+            train, held_out = train[:-share], train[-share:]
+        else:
+            held_out = list(_rows_of(recipe.data.held_out_path))
+    write_rows(files.train, train)
+    write_rows(files.held_out, held_out)
+    return len(train), len(held_out)
+
+
+def count_rows(path: Path) -> int:
+    """Return how many rows a prepared data file has."""
+    return sum(1 for _ in _rows_of(path))
+
+
+def prepare_model(recipe: Recipe, files: RunFiles) -> int:
+    """Build the tiny model when the recipe names none; return its number of parameters, or 0.
+
+    Raises:
+        DataError: if the recipe names a directory without a model in it.
+    """
+    if recipe.model.path is not None:
+        require_model(recipe.model.path)
+        return 0
+    if (files.built_model / "config.json").exists():
+        return 0
+    texts = (
+        json.dumps(row, ensure_ascii=False)
+        for path in (files.train, files.held_out)
+        for row in _rows_of(path)
+    )
+    partial = files.built_model.with_suffix(".partial")
+    parameters = build_tiny_model(partial, texts, recipe.model.tiny, recipe.seed)
+    os.replace(partial, files.built_model)
+    return parameters
+
+
+def require_model(path: Path) -> None:
+    """Check that a directory holds a model.
+
+    Raises:
+        DataError: naming what is missing.
+    """
+    if not path.is_dir():
+        raise DataError(
+            f"model.path={path}: no such directory; give a local Hugging Face model directory "
+            "(config.json, *.safetensors, tokenizer files)"
+        )
+    missing = [
+        what
+        for what, found in (
+            ("config.json", (path / "config.json").exists()),
+            ("*.safetensors", any(path.glob("*.safetensors"))),
+            ("tokenizer.json or tokenizer_config.json", any(path.glob("tokenizer*.json"))),
+        )
+        if not found
+    ]
+    if missing:
+        raise DataError(f"model.path={path}: not a complete model, it has no {', '.join(missing)}")
+
+
+def _rows_of(path: Path) -> Iterator[Row]:
+    """Read rows ``{"prompt": ..., "answer": ...}``; name the line that is wrong."""
+    if not path.is_file():
+        raise DataError(f"data file {path}: no such file")
+    empty = True
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                empty = False
+                yield _row(line, f"{path}:{number}")
+    if empty:
+        raise DataError(f"data file {path}: it is empty")
+
+
+def _row(line: str, where: str) -> Row:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where}: not JSON: {error.msg} at column {error.colno}") from error
+    if not isinstance(row, dict) or not ({"prompt", "messages"} & row.keys()):
+        raise DataError(
+            f'{where}: want {{"prompt": ..., "answer": ...}}, found {line[:60].strip()}'
+        )
+    return row

@@ -1,0 +1,287 @@
+"""The recipe: everything a run is, as one frozen value read from one TOML file.
+
+Sections are the configs of the packages' own components; this module only names them and checks
+the rules that hold between them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from cosmos_algos import AlgorithmConfig, GrpoConfig
+from cosmos_app.quickstart.arithmetic import ArithmeticConfig
+from cosmos_app.quickstart.tiny_model import TinyModelConfig
+from cosmos_core.config import load_config
+from cosmos_core.control import ControllerConfig, StalenessConfig, ValidationPlan
+from cosmos_core.metrics import ConsoleSinkConfig, JsonlSinkConfig, SinkConfig
+from cosmos_parallel import LearnerConfig, ParallelConfig
+from cosmos_parallel import ModelConfig as HeldModelConfig
+from cosmos_rollout import EngineConfig, RewardPoolConfig, VLLMConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """The model that is trained.
+
+    Attributes:
+        path: a local Hugging Face model directory; a tiny model is built when there is none.
+        tiny: sizes of the model that is built.
+        training: how weights are held and computed with while training.
+    """
+
+    path: Path | None = None
+    tiny: TinyModelConfig = field(default_factory=TinyModelConfig)
+    training: HeldModelConfig = field(default_factory=HeldModelConfig)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataConfig:
+    """Prompts with answers.
+
+    Attributes:
+        path: JSON lines of {"prompt", "answer", ...} or {"messages", "answer", ...}; sums are
+            generated when there is none.
+        held_out_path: rows for validation; the last of ``path`` are kept back when there is none.
+        held_out: how many rows of ``path`` are kept back, at most a tenth of it.
+        arithmetic: the sums that are generated.
+    """
+
+    path: Path | None = None
+    held_out_path: Path | None = None
+    held_out: int = 256
+    arithmetic: ArithmeticConfig = field(default_factory=ArithmeticConfig)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WarmupConfig:
+    """Supervised fine-tuning of a freshly built model, before RL; never of a model you bring.
+
+    Attributes:
+        steps: most optimizer steps; 0 for none.
+        batch_size: rows in a step.
+        stop_at_loss: stop as soon as the smoothed loss per token is below this; 0 for never.
+        learner: how.
+    """
+
+    steps: int = 200
+    batch_size: int = 256
+    stop_at_loss: float = 0.0
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerConfig:
+    """The loop of optimizer steps.
+
+    Attributes:
+        steps: optimizer steps in all.
+        groups_per_step: prompts in a step.
+        samples_per_group: samples of each prompt.
+        tokens_per_batch: most padded tokens in a micro-batch.
+        checkpoint_every: steps between checkpoints; the last step always has one; 0 for only that.
+        keep_checkpoints: how many are kept.
+        drop_zero_signal: replace groups whose rewards are all equal (DAPO dynamic sampling).
+    """
+
+    steps: int = 200
+    groups_per_step: int = 64
+    samples_per_group: int = 8
+    tokens_per_batch: int = 16384
+    checkpoint_every: int = 50
+    keep_checkpoints: int = 2
+    drop_zero_signal: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyConfig:
+    """The replicas that train.
+
+    Attributes:
+        replicas: data-parallel replicas, each a process group of its own.
+        ranks: processes in a replica; started by torchrun when more than one.
+        parallel: how a replica's ranks share the model.
+    """
+
+    replicas: int = 1
+    ranks: int = 1
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingConfig:
+    """How tokens are drawn.
+
+    Attributes:
+        temperature: of the softmax.
+        top_p: nucleus sampling; 1 for none.
+        max_new_tokens: longest response.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_new_tokens: int = 128
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutConfig:
+    """The replicas that generate.
+
+    Attributes:
+        replicas: how many.
+        slots: groups that each holds at once.
+        engine: what generates.
+        sampling: how.
+    """
+
+    replicas: int = 2
+    slots: int = 32
+    engine: EngineConfig = field(default_factory=VLLMConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValidationConfig:
+    """Greedy answers to held-out prompts.
+
+    Attributes:
+        prompts: how many, from the start of the held-out rows; 0 for all of them.
+        before: validate the first weights.
+        after: validate the last weights.
+        every: steps between validations in between; 0 for none.
+    """
+
+    prompts: int = 0
+    before: bool = True
+    after: bool = True
+    every: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightSyncConfig:
+    """How weights go from policy to rollout replicas.
+
+    Attributes:
+        transport: ``auto`` takes the best that both sides can use: shared memory on one host.
+        wire_dtype: weights are cast to this once before they are sent; empty for as they are.
+        bucket_mib: size of a transfer bucket.
+        deadline_s: longest that a version may be on its way.
+    """
+
+    transport: Literal["auto", "shared_memory", "process_group", "tcp"] = "auto"
+    wire_dtype: Literal["", "float32", "bfloat16"] = ""
+    bucket_mib: float = 16.0
+    deadline_s: float = 120.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BusConfig:
+    """The control plane.
+
+    Attributes:
+        url: a Redis or Valkey server, 6.2 or later; the bundled one is started when there is none.
+        lease_s: a replica that shows no progress for this long is declared dead.
+    """
+
+    url: str | None = None
+    lease_s: float = 30.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchConfig:
+    """How processes are kept alive.
+
+    Attributes:
+        restarts: how often each process is started again after it died.
+        stop_grace_s: time for a clean stop before processes are killed.
+    """
+
+    restarts: int = 3
+    stop_grace_s: float = 60.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """One run.
+
+    Attributes:
+        seed: of everything random.
+        output: the run directory.
+        model: what is trained.
+        data: on what.
+        warmup: supervised fine-tuning before RL.
+        algorithm: the RL loss.
+        learner: optimizer, schedule and clipping of RL.
+        trainer: its loop.
+        policy: the replicas that train.
+        rollout: the replicas that generate.
+        reward: what is rewarded, and by how many processes in each rollout replica.
+        staleness: how far sampling may run ahead of training.
+        validation: when accuracy is measured.
+        weight_sync: how weights travel.
+        bus: the control plane.
+        launch: how processes are kept alive.
+        sinks: where metrics go.
+    """
+
+    seed: int = 0
+    output: Path = Path("runs/run")
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    warmup: WarmupConfig = field(default_factory=WarmupConfig)
+    algorithm: AlgorithmConfig = field(default_factory=GrpoConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    reward: RewardPoolConfig = field(default_factory=RewardPoolConfig)
+    staleness: StalenessConfig = field(default_factory=StalenessConfig)
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    weight_sync: WeightSyncConfig = field(default_factory=WeightSyncConfig)
+    bus: BusConfig = field(default_factory=BusConfig)
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+    sinks: tuple[SinkConfig, ...] = (ConsoleSinkConfig(), JsonlSinkConfig())
+
+    def __post_init__(self) -> None:
+        """Check the rules between sections.
+
+        Raises:
+            ValueError: naming the two settings that do not go together.
+        """
+        sampled, trained = self.rollout.sampling.temperature, self.algorithm.temperature
+        if sampled != trained:
+            raise ValueError(
+                f"rollout.sampling.temperature is {sampled} and algorithm.temperature {trained}; "
+                "log-probabilities are only comparable at one temperature"
+            )
+        self.policy.parallel.resolve(self.policy.ranks)
+
+
+def controller_config(recipe: Recipe, num_held_out: int) -> ControllerConfig:
+    """Return the run as the controller sees it."""
+    trainer, validation = recipe.trainer, recipe.validation
+    return ControllerConfig(
+        num_steps=trainer.steps,
+        groups_per_step=trainer.groups_per_step,
+        samples_per_group=trainer.samples_per_group,
+        num_policies=recipe.policy.replicas,
+        staleness=recipe.staleness,
+        validation=ValidationPlan(
+            num_prompts=min(validation.prompts or num_held_out, num_held_out),
+            before=validation.before,
+            after=validation.after,
+            every=validation.every,
+        ),
+        checkpoint_every=trainer.checkpoint_every,
+        drop_zero_signal=trainer.drop_zero_signal,
+        lease_s=recipe.bus.lease_s,
+    )
+
+
+def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe.
+
+    Raises:
+        ConfigError: if the file or an override is not a recipe, with every problem in it.
+    """
+    return load_config(Recipe, path, overrides)

@@ -1,0 +1,252 @@
+"""The report of a run: one frozen value, computed from what the run left behind, and its pictures.
+
+Everything in it can be recomputed from ``metrics.jsonl`` and ``status.json`` of the run directory.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from cosmos_app.supervisor import Incident
+from cosmos_core.metrics import MetricRecord
+
+_BARS = "▁▂▃▄▅▆▇█"
+_CURVE_WIDTH = 60
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One prompt and what the model answered, for a person to look at."""
+
+    prompt: str
+    response: str
+    reward: float
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunReport:
+    """What a run did, with the numbers its claims rest on.
+
+    Attributes:
+        run_dir: where it all lies.
+        finished: why the run ended.
+        seconds: wall time from the first process to the last.
+        steps: optimizer steps committed.
+        rewards: mean training reward of each step.
+        accuracies: mean validation reward by weight version.
+        policy_idle: share of the policy replicas' time spent waiting for data.
+        rollout_idle: share of the rollout replicas' time with nothing to decode.
+        stall_ms: time generation stood still per weight commit: median and maximum.
+        transfer_ms: time a weight version was on its way, generation going on: median, maximum.
+        num_loads: weight versions committed by rollout replicas.
+        staleness: mean and maximum of (training version - oldest token's version) over groups.
+        mismatch: mean |log p_train - log p_rollout| per token.
+        switched: share of samples with tokens of more than one weight version.
+        length_ratio: mean trained length over mean generated length; 1 when nothing is biased.
+        books: issued = consumed + dropped + in flight, in groups.
+        incidents: processes that died unasked, and what was done.
+        samples: a few texts.
+        export: the Hugging Face checkpoint, if one was written.
+    """
+
+    run_dir: str
+    finished: str
+    seconds: float
+    steps: int
+    rewards: tuple[float, ...]
+    accuracies: Mapping[int, float]
+    policy_idle: float
+    rollout_idle: float
+    stall_ms: tuple[float, float]
+    transfer_ms: tuple[float, float]
+    num_loads: int
+    staleness: tuple[float, float]
+    mismatch: float
+    switched: float
+    length_ratio: float
+    books: Mapping[str, Any]
+    incidents: tuple[Incident, ...]
+    samples: tuple[Sample, ...]
+    export: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        return asdict(self)
+
+
+def _values(records: Sequence[MetricRecord], role: str, name: str) -> list[float]:
+    return [r.values[name] for r in records if r.role == role and name in r.values]
+
+
+def _last_of_each(records: Sequence[MetricRecord], role: str, name: str) -> list[float]:
+    last = {r.replica: r.values[name] for r in records if r.role == role and name in r.values}
+    return list(last.values())
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")
+
+
+def _median_and_max(values: Sequence[float]) -> tuple[float, float]:
+    if not values:
+        return (float("nan"), float("nan"))
+    ordered = sorted(values)
+    return (ordered[len(ordered) // 2], ordered[-1])
+
+
+def _length_ratio(records: Sequence[MetricRecord]) -> float:
+    trained = _values(records, "controller", "trained_length")
+    generated = _values(records, "controller", "generated_length")
+    return _mean(trained) / generated[-1] if generated and generated[-1] else float("nan")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What the launcher knows that the metrics do not say."""
+
+    run_dir: Path
+    finished: str
+    seconds: float
+    accuracies: Mapping[int, float]
+    books: Mapping[str, Any]
+    incidents: Sequence[Incident]
+    samples: Sequence[Sample]
+    export: str
+
+
+def build_report(records: Sequence[MetricRecord], outcome: Outcome) -> RunReport:
+    """Return the report of a run from its metrics and its outcome."""
+    by_step = {
+        r.step: r.values["reward"]
+        for r in records
+        if r.role == "controller" and "reward" in r.values
+    }
+    stalls = [1e3 * s for s in _values(records, "rollout", "stall_s")]
+    transfers = [1e3 * s for s in _values(records, "rollout", "transfer_s")]
+    return RunReport(
+        run_dir=str(outcome.run_dir),
+        finished=outcome.finished,
+        seconds=outcome.seconds,
+        steps=len(by_step),
+        rewards=tuple(by_step[step] for step in sorted(by_step)),
+        accuracies=dict(outcome.accuracies),
+        policy_idle=_mean(_last_of_each(records, "policy", "idle_share")),
+        rollout_idle=_mean(_last_of_each(records, "rollout", "idle_total_share")),
+        stall_ms=_median_and_max(stalls),
+        transfer_ms=_median_and_max(transfers),
+        num_loads=len(stalls),
+        staleness=(
+            _mean(_values(records, "controller", "staleness_mean")),
+            max(_values(records, "controller", "staleness_max"), default=float("nan")),
+        ),
+        mismatch=_mean(_values(records, "policy", "mismatch_abs")),
+        switched=_mean(_values(records, "policy", "switched")),
+        length_ratio=_length_ratio(records),
+        books=dict(outcome.books),
+        incidents=tuple(outcome.incidents),
+        samples=tuple(outcome.samples),
+        export=outcome.export,
+    )
+
+
+def curve(values: Sequence[float], width: int = _CURVE_WIDTH) -> str:
+    """Return values as a row of bars between their minimum and maximum, averaged to ``width``."""
+    if not values:
+        return ""
+    columns = min(width, len(values))
+    means = [
+        _mean(values[i * len(values) // columns : (i + 1) * len(values) // columns])
+        for i in range(columns)
+    ]
+    low, high = min(means), max(means)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((value - low) * scale)] for value in means)
+
+
+def _numbers(report: RunReport) -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    staleness_mean, staleness_max = report.staleness
+    rows = [
+        ("policy idle", f"{report.policy_idle:.1%}"),
+        ("rollout idle", f"{report.rollout_idle:.1%}"),
+        (
+            "weight sync stall",
+            f"median {report.stall_ms[0]:.0f} ms, max {report.stall_ms[1]:.0f} ms "
+            f"over {report.num_loads} loads",
+        ),
+        (
+            "weight transfer, unstalled",
+            f"median {report.transfer_ms[0]:.0f} ms, max {report.transfer_ms[1]:.0f} ms",
+        ),
+        ("staleness in versions", f"mean {staleness_mean:.2f}, max {staleness_max:.0f}"),
+        ("responses over a version switch", f"{report.switched:.1%}"),
+        ("|log p train - log p rollout|", f"{report.mismatch:.1e}"),
+        ("trained / generated length", f"{report.length_ratio:.3f}"),
+        ("books, in groups", ", ".join(f"{k} {v}" for k, v in report.books.items())),
+    ]
+    for name, value in rows:
+        table.add_row(f"[dim]{name}[/]", value)
+    return table
+
+
+def _samples(report: RunReport) -> Table:
+    table = Table("prompt", "answer", "reward", "version", title="held-out samples")
+    for sample in report.samples:
+        table.add_row(
+            Text(sample.prompt), Text(sample.response), f"{sample.reward:.0f}", str(sample.version)
+        )
+    return table
+
+
+def print_report(report: RunReport, console: Console) -> None:
+    """Show the report in a terminal."""
+    parts: list[Any] = []
+    if report.rewards:
+        tail = report.rewards[-10:]
+        parts.append(
+            Text(
+                f"reward  {report.rewards[0]:.2f} {curve(report.rewards)} {_mean(tail):.2f}"
+                f"  ({report.steps} steps)"
+            )
+        )
+    versions = sorted(report.accuracies)
+    if versions:
+        shown = ", ".join(f"{report.accuracies[v]:.3f} at version {v}" for v in versions)
+        gain = report.accuracies[versions[-1]] - report.accuracies[versions[0]]
+        parts.append(Text(f"held-out accuracy  {shown}  (change {gain:+.3f})", style="bold"))
+    parts.append(_numbers(report))
+    parts.extend(
+        Text(f"! {incident.name} died: {incident.how}; {incident.outcome}", "yellow")
+        for incident in report.incidents
+    )
+    if report.samples:
+        parts.append(_samples(report))
+    title = f"{report.run_dir}: {report.finished} after {report.seconds:.0f} s"
+    console.print(Panel(Group(*parts), title=title))
+    if report.export:
+        console.print(f"Hugging Face checkpoint: {report.export}")
+
+
+def draw_report(report: RunReport, path: Path) -> None:
+    """Write a picture of the reward and accuracy curves as PNG."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(report.rewards, label="training reward", linewidth=1)
+    versions = sorted(report.accuracies)
+    axes.plot(versions, [report.accuracies[v] for v in versions], "o-", label="held-out accuracy")
+    axes.set(xlabel="step (weight version)", ylabel="reward", ylim=(0, 1))
+    axes.legend(loc="lower right")
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)

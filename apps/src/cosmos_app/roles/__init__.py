@@ -1,0 +1,1 @@
+"""What each process of a run does: controller, policy and rollout."""

@@ -1,0 +1,34 @@
+"""The controller's process: the pure controller inside its host. It imports no torch."""
+
+import asyncio
+from pathlib import Path
+
+from cosmos_app.control_files import read_address, read_control
+from cosmos_app.roles.parent import die_with_parent
+from cosmos_core.bus import Bus, ControllerHost, HostConfig, LeaseHeldError
+from cosmos_core.rundir import RunDirectory
+
+_STANDBY_S = 0.5
+
+
+async def run_controller(run_dir: Path, redis_url: str | None, owner: str) -> int:
+    """Control a run to its end, waiting for the lease while another controller has it; return 0.
+
+    Raises:
+        RunError: if the run was never started.
+        FencedError: if another controller took over.
+        BusUnreachableError: if Redis cannot be reached.
+    """
+    die_with_parent()
+    run = RunDirectory.open(run_dir)
+    config, cut = read_control(run.path)
+    url, namespace = read_address(run)
+    async with await Bus.connect(redis_url or url, namespace) as bus:
+        host = ControllerHost(bus, config, cut=cut, host=HostConfig(owner=owner))
+        while True:
+            try:
+                await host.run()
+            except LeaseHeldError:
+                await asyncio.sleep(_STANDBY_S)
+            else:
+                return 0

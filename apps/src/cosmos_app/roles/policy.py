@@ -1,0 +1,221 @@
+"""A policy replica's process: commands in, steps out.
+
+Rank 0 speaks with the controller and passes each command on to the other ranks; every rank then
+fetches its own trajectories and calls the same methods of its ``Trainer``::
+
+    command ─► rank 0 ─broadcast─► all ranks: fetch share ─► train ─► publish ─► (save)
+    events  ◄─ rank 0
+"""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from cosmos_app.children import policy_names
+from cosmos_app.errors import RunError
+from cosmos_app.roles.meeting import meet_replicas
+from cosmos_app.roles.parent import die_with_parent
+from cosmos_app.roles.process import RunContext, TorchrunPlace, open_context, torchrun_place
+from cosmos_app.roles.ranks import broadcast_bytes, gather_texts
+from cosmos_app.roles.trainer import Seat, Trainer
+from cosmos_core.activity import ActivityMeter
+from cosmos_core.bus import Bus, ReplicaChannel
+from cosmos_core.control import ALL_DONE
+from cosmos_core.messages import (
+    CheckpointSaved,
+    Command,
+    Progress,
+    ReplicaJoined,
+    StepFinished,
+    Stop,
+    Train,
+    VersionPublished,
+    decode_command,
+    encode_message,
+)
+from cosmos_core.metrics import MetricRecord
+from cosmos_core.trajectory import decode_trajectory
+from cosmos_parallel import (
+    CheckpointStore,
+    ProcessContext,
+    build_mesh,
+    init_distributed,
+    shutdown_distributed,
+)
+
+_PULSE_S = 2.0
+_COLLECTIVE_S = 24 * 3600.0  # ranks wait in a broadcast for their next command
+Value = TypeVar("Value")
+
+
+class PolicyProcess:
+    """One rank's loop."""
+
+    def __init__(self, context: RunContext, bus: Bus, replica: str, place: TorchrunPlace) -> None:
+        """Nothing is loaded yet; ``run`` does."""
+        self._context = context
+        self._bus = bus
+        self._replica = replica
+        self._place = place
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
+        self._meter = ActivityMeter(("waiting", "training", "saving"), time.monotonic())
+        self._trainer: Trainer | None = None
+
+    async def run(self) -> None:
+        """Load, join, obey until told to stop."""
+        trainer = self._trainer = await self._blocking(self._make_trainer)
+        endpoints = await self._blocking(lambda: gather_texts(trainer.endpoint))
+        try:
+            if self._place.rank == 0:
+                await self._lead(trainer, tuple(endpoints))
+            else:
+                await self._follow(trainer)
+        finally:
+            trainer.close()
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _lead(self, trainer: Trainer, endpoints: tuple[str, ...]) -> None:
+        joined = ReplicaJoined(
+            replica=self._replica, role="policy", version=trainer.version, endpoints=endpoints
+        )
+        async with self._bus.join(joined) as channel:
+            await channel.send(VersionPublished(replica=self._replica, version=trainer.version))
+            pulse = asyncio.create_task(self._pulse(channel, trainer))
+            try:
+                async for command in channel.commands():
+                    await self._blocking(lambda c=command: broadcast_bytes(encode_message(c)))
+                    await self._obey(trainer, command, channel)
+                    if isinstance(command, Stop):
+                        return
+            finally:
+                pulse.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await pulse
+
+    async def _follow(self, trainer: Trainer) -> None:
+        while True:
+            data = await self._blocking(lambda: broadcast_bytes(None))
+            command = decode_command(data)
+            await self._obey(trainer, command, None)
+            if isinstance(command, Stop):
+                return
+
+    async def _obey(
+        self, trainer: Trainer, command: Command, channel: ReplicaChannel | None
+    ) -> None:
+        """Do what all ranks do; rank 0, which has a channel, reports it."""
+        match command:
+            case Train():
+                await self._train(trainer, command, channel)
+            case Stop():
+                await self._stop(trainer, command, channel)
+            case _:
+                pass
+
+    async def _train(self, trainer: Trainer, train: Train, channel: ReplicaChannel | None) -> None:
+        if train.step < trainer.version:
+            return  # delivered twice
+        share = trainer.share(train)
+        payloads = await self._bus.get_payloads([ref.key for ref in share.refs])
+        trajectories = [decode_trajectory(payload) for payload in payloads]
+        self._meter.enter("training", time.monotonic())
+        metrics = await self._blocking(lambda: trainer.train(train, share, trajectories))
+        self._meter.enter("waiting", time.monotonic())
+        if channel is not None:
+            await channel.send(StepFinished(replica=self._replica, step=train.step))
+            if train.publish:
+                await channel.send(VersionPublished(replica=self._replica, version=trainer.version))
+            shares = self._meter.shares(time.monotonic())
+            await self._report(train.step, {**metrics, "idle_share": shares["waiting"]})
+        if train.cut:
+            await self._save(trainer, train.cut, channel)
+
+    async def _stop(self, trainer: Trainer, stop: Stop, channel: ReplicaChannel | None) -> None:
+        if trainer.version:
+            await self._save(trainer, stop.cut, channel)
+        elif channel is not None:
+            await channel.send(CheckpointSaved(replica=self._replica, step=-1, path=""))
+        if stop.reason == ALL_DONE and trainer.is_first_replica:
+            await self._blocking(lambda: trainer.export(self._context.run.export / "model"))
+
+    async def _save(self, trainer: Trainer, cut: bytes, channel: ReplicaChannel | None) -> None:
+        self._meter.enter("saving", time.monotonic())
+        path = await self._blocking(lambda: trainer.save(cut))
+        self._meter.enter("waiting", time.monotonic())
+        if channel is not None:
+            saved = CheckpointSaved(replica=self._replica, step=trainer.version - 1, path=str(path))
+            await channel.send(saved)
+
+    async def _report(self, step: int, values: dict[str, float]) -> None:
+        record = MetricRecord(time.time(), "policy", self._replica, step, values)
+        await self._bus.send_metrics([record])
+
+    async def _pulse(self, channel: ReplicaChannel, trainer: Trainer) -> None:
+        """Renew the lease while waiting for commands or while passes are being made."""
+        passes = -1
+        while True:
+            await asyncio.sleep(_PULSE_S)
+            if self._meter.state != "training" or trainer.num_passes != passes:
+                passes = trainer.num_passes
+                await channel.send(Progress(replica=self._replica, count=passes))
+
+    async def _blocking(self, call: Callable[[], Value]) -> Value:
+        """Run a blocking call on the one thread that owns communicators."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+    # ---------------------------------------------------------------- loading
+
+    def _make_trainer(self) -> Trainer:
+        recipe = self._context.recipe
+        process = _join_ranks(self._place)
+        mesh = build_mesh(recipe.policy.parallel, process)
+        names = policy_names(recipe)
+        index = names.index(self._replica)
+        store = CheckpointStore(
+            self._context.run.checkpoints, mesh, keep=recipe.trainer.keep_checkpoints
+        )
+        return Trainer(
+            recipe,
+            self._context.files.model,
+            Seat(replica_index=index, num_replicas=len(names), mesh=mesh),
+            store,
+            meet_replicas(self._context, index, process) if len(names) > 1 else None,
+        )
+
+
+def _join_ranks(place: TorchrunPlace) -> ProcessContext:
+    device = f"cuda:{place.local_rank}" if torch.cuda.is_available() else "cpu"
+    if place.world_size == 1:
+        return ProcessContext(device=torch.device(device))
+    return init_distributed(
+        place.rank, place.world_size, init_method="env://", device=device, timeout_s=_COLLECTIVE_S
+    )
+
+
+async def run_policy(run_dir: Path, redis_url: str | None, replica: str) -> int:
+    """Run one rank of a policy replica until it is told to stop; return 0.
+
+    Raises:
+        RunError: if the run has no policy replica of that name.
+    """
+    die_with_parent()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    context = open_context(run_dir, redis_url)
+    if replica not in policy_names(context.recipe):
+        raise RunError(
+            f"{replica}: this run's policy replicas are "
+            f"{', '.join(policy_names(context.recipe))}; raise policy.replicas"
+        )
+    try:
+        async with await Bus.connect(context.redis_url, context.namespace) as bus:
+            await PolicyProcess(context, bus, replica, torchrun_place()).run()
+    finally:
+        shutdown_distributed()
+    return 0

@@ -1,0 +1,76 @@
+"""What every role process does first: find its run and its place among the ranks.
+
+This is where environment variables are read: those that torchrun sets, and nothing else.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from cosmos_app.control_files import read_address
+from cosmos_app.prepare import RunFiles, run_files
+from cosmos_app.recipe import Recipe
+from cosmos_core.config import config_from_json
+from cosmos_core.rundir import RunDirectory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunContext:
+    """The run that a role process belongs to.
+
+    Attributes:
+        run: its directory.
+        recipe: what it runs.
+        files: its data and model.
+        redis_url: its control plane.
+        namespace: prefix of its keys there; a resumed run has a new one.
+    """
+
+    run: RunDirectory
+    recipe: Recipe
+    files: RunFiles
+    redis_url: str
+    namespace: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TorchrunPlace:
+    """This process's place among the ranks of its replica, as torchrun says.
+
+    Attributes:
+        rank: global rank.
+        local_rank: rank on this host; also the device index.
+        world_size: ranks in all.
+    """
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+
+
+def torchrun_place() -> TorchrunPlace:
+    """Read rank and world size from the environment; one rank when torchrun did not start us."""
+    return TorchrunPlace(
+        rank=int(os.environ.get("RANK", "0")),
+        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+        world_size=int(os.environ.get("WORLD_SIZE", "1")),
+    )
+
+
+def open_context(run_dir: Path, redis_url: str | None) -> RunContext:
+    """Read what a role process needs to know of its run.
+
+    Raises:
+        NotARunDirectoryError: if there is no run.
+        RunError: if the run was never started.
+    """
+    run = RunDirectory.open(run_dir)
+    recipe = config_from_json(Recipe, run.config.read_text())
+    written_url, namespace = read_address(run)
+    return RunContext(
+        run=run,
+        recipe=recipe,
+        files=run_files(recipe, run.path),
+        redis_url=redis_url or written_url,
+        namespace=namespace,
+    )

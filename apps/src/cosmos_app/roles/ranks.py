@@ -1,0 +1,42 @@
+"""Small host messages between the ranks of one policy replica, as bytes, never pickled.
+
+Every function is called by all ranks of the default group, in the same order.
+"""
+
+import torch
+import torch.distributed as dist
+
+_LONGEST_TEXT = 1024
+
+
+def broadcast_bytes(data: bytes | None) -> bytes:
+    """Return rank 0's ``data`` on every rank; the others pass ``None``."""
+    if not dist.is_initialized():
+        assert data is not None
+        return data
+    length = torch.tensor([len(data) if data is not None else 0])
+    dist.broadcast(length, src=0)
+    buffer = torch.zeros(int(length), dtype=torch.uint8)
+    if data:
+        buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    if buffer.numel():
+        dist.broadcast(buffer, src=0)
+    return buffer.numpy().tobytes()
+
+
+def gather_texts(text: str) -> list[str]:
+    """Return the text of every rank, in rank order, on every rank.
+
+    Raises:
+        ValueError: if the text is longer than a kilobyte.
+    """
+    if not dist.is_initialized():
+        return [text]
+    data = text.encode()
+    if len(data) > _LONGEST_TEXT:
+        raise ValueError(f"a text of {len(data)} bytes; the longest is {_LONGEST_TEXT}")
+    mine = torch.zeros(_LONGEST_TEXT, dtype=torch.uint8)
+    mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    parts = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, mine)
+    return [part.numpy().tobytes().rstrip(b"\0").decode() for part in parts]

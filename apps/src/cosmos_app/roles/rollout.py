@@ -1,0 +1,254 @@
+"""A rollout replica's process: commands in, scored groups out, new weights while it generates.
+
+commands ─► Generate ──► producer ──► trajectories to the store ──► GroupFinished
+            LoadVersion ► engine: fetch while generating, swap ────► VersionLoaded
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cosmos_rollout
+from cosmos_app.recipe import Recipe
+from cosmos_app.report import Sample
+from cosmos_app.roles.parent import die_with_parent
+from cosmos_app.roles.process import RunContext, open_context
+from cosmos_app.roles.weights import ReceivedWeights, vllm_client
+from cosmos_app.samples import append_samples
+from cosmos_core.bus import Bus, ReplicaChannel
+from cosmos_core.messages import (
+    CancelGroup,
+    Command,
+    Generate,
+    LoadVersion,
+    Progress,
+    ReplicaJoined,
+    Stop,
+    VersionLoaded,
+)
+from cosmos_core.metrics import MetricRecord
+from cosmos_core.trajectory import Trajectory, encode_trajectory
+from cosmos_rollout import (
+    EngineSetup,
+    OccupancyReading,
+    Producer,
+    ProducerConfig,
+    ProducerParts,
+    PromptSet,
+    RolloutEngine,
+    read_prompts,
+)
+
+_PULSE_S = 2.0
+_METRICS_S = 2.0
+
+
+async def run_rollout(run_dir: Path, redis_url: str | None, replica: str) -> int:
+    """Run a rollout replica until it is told to stop; return 0.
+
+    Raises:
+        EngineStartError: if the engine does not start.
+        RewardError: if a reward cannot be imported.
+        BusUnreachableError: if Redis cannot be reached.
+    """
+    die_with_parent()
+    context = open_context(run_dir, redis_url)
+    pool = context.recipe.reward.build()
+    try:
+        await pool.start()
+        engine = await context.recipe.rollout.engine.build(_engine_setup(context))
+        try:
+            async with await Bus.connect(context.redis_url, context.namespace) as bus:
+                await RolloutProcess(context, bus, replica, engine, pool).run()
+        finally:
+            await engine.aclose()
+    finally:
+        await pool.aclose()
+    return 0
+
+
+def _engine_setup(context: RunContext) -> EngineSetup:
+    sync = context.recipe.weight_sync
+    arguments: dict[str, Any] = {}
+    if isinstance(context.recipe.rollout.engine, cosmos_rollout.VLLMConfig):
+        from cosmos_weightsync.integrations.vllm import engine_arguments
+
+        arguments = engine_arguments()
+    return EngineSetup(
+        model_path=context.files.model,
+        weight_client=partial(vllm_client, sync),
+        weight_source=ReceivedWeights(sync),
+        engine_arguments=arguments,
+    )
+
+
+class RolloutProcess:
+    """The loops of one rollout replica."""
+
+    def __init__(
+        self,
+        context: RunContext,
+        bus: Bus,
+        replica: str,
+        engine: RolloutEngine,
+        pool: cosmos_rollout.RewardPool,
+    ) -> None:
+        """Join the parts; nothing runs yet."""
+        from transformers import AutoTokenizer
+
+        recipe, files = context.recipe, context.files
+        self._context = context
+        self._bus = bus
+        self._replica = replica
+        self._engine = engine
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(files.model)
+        self._producer = Producer(
+            ProducerParts(
+                engine=engine,
+                prompts={
+                    "train": PromptSet(read_prompts(files.train), seed=recipe.seed),
+                    "validation": PromptSet(read_prompts(files.held_out), order="file"),
+                },
+                tokenizer=self._tokenizer,
+                scorer=pool,
+                publish=self._publish,
+            ),
+            ProducerConfig(slots=recipe.rollout.slots, sampling=_sampling(recipe, self._tokenizer)),
+            replica=replica,
+        )
+        self._loads: asyncio.Queue[LoadVersion] = asyncio.Queue()
+
+    async def run(self) -> None:
+        """Join and obey until told to stop."""
+        joined = ReplicaJoined(
+            replica=self._replica,
+            role="rollout",
+            slots=self._context.recipe.rollout.slots,
+            version=self._engine.weight_version,
+        )
+        async with self._bus.join(joined) as channel:
+            loops = [
+                asyncio.create_task(loop(channel), name=loop.__name__)
+                for loop in (self._obey, self._report, self._load, self._pulse, self._measure)
+            ]
+            try:
+                done, _ = await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                for task in loops:
+                    task.cancel()
+                await asyncio.gather(*loops, return_exceptions=True)
+                await self._producer.aclose()
+
+    # ---------------------------------------------------------------- loops
+
+    async def _obey(self, channel: ReplicaChannel) -> None:
+        """Take commands; the only loop that ends by itself, with the command to stop."""
+        async for command in channel.commands():
+            if isinstance(command, Stop):
+                return
+            self._take(command)
+
+    def _take(self, command: Command) -> None:
+        match command:
+            case Generate():
+                self._producer.submit(command)
+            case CancelGroup():
+                self._producer.cancel(command)
+            case LoadVersion():
+                self._loads.put_nowait(command)
+            case _:
+                pass
+
+    async def _report(self, channel: ReplicaChannel) -> None:
+        async for event in self._producer.events():
+            await channel.send(event)
+
+    async def _load(self, channel: ReplicaChannel) -> None:
+        while True:
+            event = await self._producer.load(await self._loads.get())
+            await channel.send(event)
+            if isinstance(event, VersionLoaded):
+                values = {"stall_s": event.stall_s, "transfer_s": event.transfer_s}
+                await self._send_metrics(event.version, values)
+
+    async def _pulse(self, channel: ReplicaChannel) -> None:
+        """Renew the lease while tokens come, or while there is nothing to do."""
+        before = -1
+        while True:
+            if self._producer.progress != before or not self._producer.num_groups:
+                before = self._producer.progress
+                await channel.send(Progress(replica=self._replica, count=before))
+            await asyncio.sleep(_PULSE_S)
+
+    async def _measure(self, channel: ReplicaChannel) -> None:
+        del channel
+        before = self._producer.occupancy()
+        for _ in itertools.count():
+            await asyncio.sleep(_METRICS_S)
+            now = self._producer.occupancy()
+            await self._send_metrics(self._engine.weight_version, occupancy_values(before, now))
+            before = now
+
+    async def _send_metrics(self, version: int, values: dict[str, float]) -> None:
+        record = MetricRecord(time.time(), "rollout", self._replica, version, values)
+        await self._bus.send_metrics([record])
+
+    # ---------------------------------------------------------------- trajectories
+
+    async def _publish(self, trajectories: Sequence[Trajectory]) -> Sequence[str]:
+        """Store the trajectories of a group under keys that no other attempt uses."""
+        payloads = {
+            f"{t.group}.{t.attempt}.{t.sibling}": encode_trajectory(t) for t in trajectories
+        }
+        await self._bus.put_payloads(payloads)
+        if trajectories[0].group.startswith("validation."):
+            path = self._context.run.path / "samples" / f"samples-{self._replica}.jsonl"
+            append_samples(path, [self._text_of(t) for t in trajectories])
+        return list(payloads)
+
+    def _text_of(self, trajectory: Trajectory) -> Sample:
+        trained = trajectory.trainable
+        return Sample(
+            prompt=self._decode(trajectory.token_ids[~trained].tolist()),
+            response=self._decode(trajectory.token_ids[trained].tolist()),
+            reward=trajectory.reward,
+            version=trajectory.newest_version,
+        )
+
+    def _decode(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def occupancy_values(before: OccupancyReading, now: OccupancyReading) -> dict[str, float]:
+    """Return where the time between two readings went, and the totals until now."""
+    elapsed_s = max(now.elapsed_s - before.elapsed_s, 1e-9)
+    shares = {
+        f"{state}_share": (now.seconds[state] - before.seconds[state]) / elapsed_s
+        for state in now.seconds
+    }
+    return {
+        **shares,
+        "idle_share": shares["idle_no_work_share"],
+        "idle_total_share": now.seconds["idle_no_work"] / max(now.elapsed_s, 1e-9),
+        "tokens_per_s": (now.num_tokens - before.num_tokens) / elapsed_s,
+        "slot_share": now.slot_share,
+        "token_share": now.token_share,
+    }
+
+
+def _sampling(recipe: Recipe, tokenizer: Any) -> cosmos_rollout.Sampling:
+    chosen = recipe.rollout.sampling
+    end = tokenizer.eos_token_id
+    return cosmos_rollout.Sampling(
+        temperature=chosen.temperature,
+        top_p=chosen.top_p,
+        max_new_tokens=chosen.max_new_tokens,
+        seed=recipe.seed,
+        stop_token_ids=() if end is None else (int(end),),
+    )

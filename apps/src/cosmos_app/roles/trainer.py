@@ -1,0 +1,168 @@
+"""One rank of a policy replica without its control loop: model, learner, weight sender.
+
+All its methods block, and all ranks of a replica call them in the same order, each from the one
+thread that owns the replica's communicators.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from cosmos_algos import TokenBatch, policy_loss, summarise_metrics
+from cosmos_app.recipe import Recipe
+from cosmos_app.step_share import StepShare, batches_of_share, share_of_step, step_statistics
+from cosmos_core.messages import Train
+from cosmos_core.trajectory import Trajectory
+from cosmos_parallel import (
+    CheckpointStore,
+    Learner,
+    LossResult,
+    ReplicaGroup,
+    TrainingMesh,
+    export_hf,
+    load_causal_lm,
+)
+from cosmos_weightsync import SenderConfig, WeightSender, shards_of
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seat:
+    """Which share of every step a rank trains on.
+
+    Attributes:
+        replica_index: position of the replica among the policy replicas.
+        num_replicas: policy replicas.
+        mesh: the ranks of the replica.
+    """
+
+    replica_index: int
+    num_replicas: int
+    mesh: TrainingMesh
+
+    @property
+    def index(self) -> int:
+        """Position among all ranks of all replicas."""
+        return self.replica_index * self.mesh.process.world_size + self.mesh.process.rank
+
+    @property
+    def num_shares(self) -> int:
+        """Ranks of all replicas."""
+        return self.num_replicas * self.mesh.process.world_size
+
+
+class Trainer:
+    """The state of one rank: it trains, serves weights, saves and exports.
+
+    Attributes:
+        version: weight version the model holds; step k makes version k + 1.
+        num_passes: forward and backward passes so far; grows while a step is being worked on.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model_dir: Path,
+        seat: Seat,
+        checkpoints: CheckpointStore,
+        replica_group: ReplicaGroup | None,
+    ) -> None:
+        """Load the model, or the newest checkpoint if there is one, and start to serve it."""
+        self.version = 0
+        self.num_passes = 0
+        self._recipe = recipe
+        self._seat = seat
+        self._checkpoints = checkpoints
+        self._model_dir = model_dir
+        self._model = load_causal_lm(model_dir, seat.mesh, recipe.model.training)
+        self._learner = Learner(
+            self._model, recipe.learner, mesh=seat.mesh, replica_group=replica_group
+        )
+        if checkpoints.latest() is not None:
+            self.version = checkpoints.load(self._learner).step + 1
+        self._loss = policy_loss(recipe.algorithm)
+        sync = recipe.weight_sync
+        self._sender = WeightSender(
+            shards_of(self._model),
+            rank=seat.mesh.process.rank,
+            num_ranks=seat.mesh.process.world_size,
+            config=SenderConfig(
+                wire_dtype=sync.wire_dtype, bucket_bytes=int(sync.bucket_mib * _MIB)
+            ),
+        )
+        self._sender.publish(self.version)
+
+    @property
+    def is_first_replica(self) -> bool:
+        """Whether this rank's replica is the one that writes checkpoints and exports."""
+        return self._seat.replica_index == 0
+
+    @property
+    def endpoint(self) -> str:
+        """Where this rank serves its shards."""
+        return self._sender.endpoint
+
+    def share(self, train: Train) -> StepShare:
+        """Return the share of a step that this rank trains on."""
+        algorithm = self._recipe.algorithm
+        return share_of_step(
+            train,
+            algorithm.advantage,
+            algorithm.aggregation,
+            index=self._seat.index,
+            num_shares=self._seat.num_shares,
+        )
+
+    def train(
+        self, train: Train, share: StepShare, trajectories: Sequence[Trajectory]
+    ) -> dict[str, float]:
+        """Take one step and publish it if asked; return its metrics, the same on every rank."""
+        batches = batches_of_share(
+            share,
+            trajectories,
+            max_tokens=self._recipe.trainer.tokens_per_batch,
+            policy_version=train.step,
+        )
+        device = self._seat.mesh.process.device
+        report = self._learner.step([batch.to(device) for batch in batches], self._counted_loss)
+        self.version = train.step + 1
+        if train.publish:
+            self._sender.publish(self.version)
+        return {
+            **step_statistics(train),
+            **_flat(summarise_metrics(report.metrics)),
+            "loss": report.loss,
+            "grad_norm": report.grad_norm,
+            "lr": report.lr,
+            "train_s": report.seconds,
+            "num_passes": float(report.num_passes),
+        }
+
+    def save(self, cut: bytes) -> Path:
+        """Write a checkpoint of the present version with the controller's cut; wait until durable.
+
+        Only the first replica writes; the others return the same path at once.
+        """
+        step = self.version - 1
+        if self.is_first_replica:
+            return self._checkpoints.save(step, self._learner, cut)
+        return self._checkpoints.path(step)
+
+    def export(self, directory: Path) -> None:
+        """Write the present weights as a Hugging Face model."""
+        export_hf(self._model, directory, self._seat.mesh, tokenizer_dir=self._model_dir)
+
+    def close(self) -> None:
+        """Stop serving weights."""
+        self._sender.close()
+
+    def _counted_loss(self, model: nn.Module, batch: TokenBatch) -> LossResult:
+        self.num_passes += 1
+        return self._loss(model, batch)
+
+
+def _flat(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name.replace("/", "_"): value for name, value in metrics.items()}

@@ -1,0 +1,83 @@
+"""The warm-up process: supervised fine-tuning of the model built for this run, on its own rows."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from cosmos_app.roles.parent import die_with_parent
+from cosmos_app.roles.process import RunContext, open_context
+from cosmos_core.bus import Bus
+from cosmos_core.metrics import MetricRecord
+from cosmos_parallel import (
+    Learner,
+    ParallelConfig,
+    SftBatchConfig,
+    SftData,
+    StepReport,
+    build_mesh,
+    empty_batch,
+    export_hf,
+    load_causal_lm,
+    load_sft_data,
+    sft_loss,
+    step_batches,
+)
+
+_SMOOTHING = 0.8
+
+
+async def run_warmup(run_dir: Path, redis_url: str | None) -> int:
+    """Train the built model and write it where RL starts from; return 0."""
+    die_with_parent()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    context = open_context(run_dir, redis_url)
+    async with await Bus.connect(context.redis_url, context.namespace) as bus:
+        for step, report in _train(context):
+            values = {"loss": report.loss, "train_s": report.seconds}
+            await bus.send_metrics([MetricRecord(time.time(), "warmup", "warmup", step, values)])
+    return 0
+
+
+def _train(context: RunContext) -> Iterator[tuple[int, StepReport]]:
+    config = context.recipe.warmup
+    mesh = build_mesh(ParallelConfig())
+    model = load_causal_lm(context.files.built_model, mesh, context.recipe.model.training)
+    learner = Learner(model, config.learner, mesh=mesh)
+    data = _rows_as_examples(context)
+    batches = SftBatchConfig(
+        batch_size=config.batch_size,
+        max_tokens=context.recipe.trainer.tokens_per_batch,
+        bucket=1,
+        seed=context.recipe.seed,
+    )
+    smoothed: float | None = None
+    for step in range(config.steps):
+        report = learner.step(step_batches(data, batches, step), sft_loss, filler=empty_batch())
+        yield step, report
+        smoothed = (
+            report.loss
+            if smoothed is None
+            else _SMOOTHING * smoothed + (1 - _SMOOTHING) * report.loss
+        )
+        if smoothed < config.stop_at_loss:
+            break
+    export_hf(model, context.files.model, mesh, tokenizer_dir=context.files.built_model)
+
+
+def _rows_as_examples(context: RunContext) -> SftData:
+    """Read the training rows as examples: the response is ``response``, or else ``answer``."""
+    from transformers import AutoTokenizer
+
+    path = context.files.train.with_name("warmup.jsonl")
+    with context.files.train.open(encoding="utf-8") as rows, path.open("w") as examples:
+        for line in rows:
+            row = json.loads(line)
+            if "messages" not in row:
+                row = {"prompt": row["prompt"], "response": row.get("response", row["answer"])}
+            examples.write(json.dumps(row) + "\n")
+    tokenizer = AutoTokenizer.from_pretrained(context.files.built_model)
+    return load_sft_data(path, tokenizer)

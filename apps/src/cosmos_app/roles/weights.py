@@ -1,0 +1,77 @@
+"""How weights reach the engines: weightsync's receivers, fitted to what the rollout package asks.
+
+This is the one place where the two packages meet.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cosmos_app.recipe import WeightSyncConfig
+from cosmos_rollout import KvPolicy, WeightClient
+from cosmos_weightsync import ReceiverConfig, WeightReceiver
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Staged:
+    """Named full tensors of one version."""
+
+    version: int
+    tensors: Mapping[str, torch.Tensor]
+
+
+class ReceivedWeights:
+    """A ``WeightSource`` for engines of this process: whole tensors, fetched and verified."""
+
+    def __init__(self, config: WeightSyncConfig) -> None:
+        """Nothing is connected before the first version is asked for."""
+        self._config = config
+        self._endpoints: tuple[str, ...] = ()
+        self._receiver: WeightReceiver | None = None
+
+    def stage(self, version: int, endpoints: Sequence[str]) -> Staged:
+        """Fetch ``version`` or a newer one; blocking.
+
+        Raises:
+            WeightSyncError: if it cannot be had in time.
+        """
+        if self._receiver is None or tuple(endpoints) != self._endpoints:
+            self.close()
+            self._receiver = WeightReceiver(
+                endpoints=tuple(endpoints),
+                config=ReceiverConfig(
+                    transport=self._config.transport,
+                    bucket_bytes=int(self._config.bucket_mib * _MIB),
+                ),
+            )
+            self._endpoints = tuple(endpoints)
+        staged = self._receiver.stage(version, timeout_s=self._config.deadline_s)
+        tensors = {
+            shard.spec.name: shard.tensor.clone() for shard in self._receiver.staged_shards()
+        }
+        return Staged(version=staged.version, tensors=tensors)
+
+    def close(self) -> None:
+        """Hang up; may be called twice."""
+        if self._receiver is not None:
+            self._receiver.close()
+            self._receiver = None
+
+
+def vllm_client(config: WeightSyncConfig, engine: Any, kv: KvPolicy) -> WeightClient:
+    """Return what moves weights into vLLM's workers; ``engine`` is vLLM's AsyncLLM."""
+    from cosmos_weightsync.integrations.vllm import VLLMWeightClient
+
+    return VLLMWeightClient(
+        engine,
+        kv_cache=kv,
+        init_info={
+            "transport": config.transport,
+            "bucket_bytes": int(config.bucket_mib * _MIB),
+        },
+        timeout_s=config.deadline_s,
+    )

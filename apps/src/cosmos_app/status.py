@@ -1,0 +1,67 @@
+"""``cosmos-app status``: what a run's controller last said of itself."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from cosmos_app.control_files import read_address
+from cosmos_app.output import print_json
+from cosmos_core.bus import Bus
+from cosmos_core.rundir import RunDirectory
+
+_STALE_S = 10.0
+
+
+async def show_status(run_dir: Path, *, watch: bool, as_json: bool) -> int:
+    """Show the status once, or every second until the run has ended; return 0.
+
+    Raises:
+        NotARunDirectoryError: if there is no run.
+        RunError: if the run was never started.
+        BusUnreachableError: if its Redis is gone: the run is not running.
+    """
+    run = RunDirectory.open(run_dir)
+    url, namespace = read_address(run)
+    async with await Bus.connect(url, namespace, connect_s=3.0) as bus:
+        status = await bus.read_status()
+        if as_json:
+            print_json(status)
+        elif not watch:
+            Console().print(draw_status(status, time.time()))
+        else:
+            with Live(draw_status(status, time.time()), auto_refresh=False) as live:
+                while not status.get("finished"):
+                    await asyncio.sleep(1.0)
+                    status = await bus.read_status()
+                    live.update(draw_status(status, time.time()), refresh=True)
+    return 0
+
+
+def draw_status(status: Mapping[str, Any], now_s: float) -> Group:
+    """Return the status as something to print; ``now_s`` is seconds since the epoch."""
+    if not status:
+        return Group(Text("the controller has not said anything yet"))
+    age_s = now_s - status["time_s"]
+    replicas = Table("replica", "role", "version", "silent for")
+    for name, replica in sorted(status.get("replicas", {}).items()):
+        replicas.add_row(
+            name, replica["role"], str(replica["version"]), f"{replica['silent_s']:.1f} s"
+        )
+    books = status.get("books", {})
+    lines = [
+        Text(f"step {status.get('step')} of {status.get('num_steps')}", style="bold"),
+        Text(f"waiting for {status.get('waiting_for')}"),
+        Text(f"books: {books}"),
+    ]
+    if age_s > _STALE_S and not status.get("finished"):
+        lines.append(Text(f"the controller is silent for {age_s:.0f} s", style="yellow"))
+    if status.get("finished"):
+        lines.append(Text(f"ended: {status['finished']}", style="green"))
+    return Group(*lines, replicas)

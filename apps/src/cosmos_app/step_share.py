@@ -1,0 +1,109 @@
+"""Which samples of a step one rank trains on, and what each of them weighs in the whole step.
+
+Advantages and weights follow from the references in the ``Train`` command alone, so every rank
+works them out for the whole step and fetches only the trajectories of its own share.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from cosmos_algos import (
+    AggregationConfig,
+    SampleWeights,
+    TokenBatch,
+    collate,
+    empty_batch,
+    group_advantages,
+    sample_weights,
+    split_batches,
+    split_ranks,
+)
+from cosmos_algos.advantages import AdvantageName
+from cosmos_core.messages import SampleRef, Train
+from cosmos_core.trajectory import Trajectory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepShare:
+    """The part of a step that one rank trains on.
+
+    Attributes:
+        refs: its samples, in the order of the step.
+        advantages: float64[n], one per sample.
+        weights: their entries in the weights of the whole step.
+    """
+
+    refs: tuple[SampleRef, ...]
+    advantages: torch.Tensor
+    weights: SampleWeights
+
+
+def share_of_step(
+    train: Train,
+    advantage: AdvantageName,
+    aggregation: AggregationConfig,
+    *,
+    index: int,
+    num_shares: int,
+) -> StepShare:
+    """Return share ``index`` of ``num_shares`` of a step; shares have about as many tokens each."""
+    refs: list[SampleRef] = []
+    groups: list[int] = []
+    for number, group in enumerate(train.groups):
+        completed = [ref for ref in group if ref.status == "completed"]
+        refs.extend(completed)
+        groups.extend([number] * len(completed))
+    advantages = group_advantages(advantage, [ref.reward for ref in refs], groups)
+    weights = sample_weights([ref.num_tokens for ref in refs], groups, aggregation)
+    mine = split_ranks([ref.num_tokens for ref in refs], num_shares)[index]
+    return StepShare(
+        refs=tuple(refs[i] for i in mine),
+        advantages=advantages[mine],
+        weights=SampleWeights(weights.token[mine], weights.denominator[mine]),
+    )
+
+
+def batches_of_share(
+    share: StepShare, trajectories: Sequence[Trajectory], *, max_tokens: int, policy_version: int
+) -> list[TokenBatch]:
+    """Cut a share into micro-batches; a share without samples is one empty batch."""
+    if not trajectories:
+        return [empty_batch()]
+    return [
+        collate(
+            [trajectories[i] for i in rows],
+            share.advantages[rows],
+            SampleWeights(share.weights.token[rows], share.weights.denominator[rows]),
+            policy_version=policy_version,
+        )
+        for rows in split_batches([t.token_ids.size for t in trajectories], max_tokens)
+    ]
+
+
+def step_statistics(train: Train) -> dict[str, float]:
+    """Return what a step's references say of it: reward, staleness, lengths, switched responses.
+
+    Staleness counts versions from the oldest token of a group to the step that trains on it.
+    """
+    groups = [[r for r in group if r.status == "completed"] for group in train.groups]
+    refs = [ref for group in groups for ref in group]
+    if not refs:
+        return {}
+    staleness = [train.step - min(r.oldest_version for r in group) for group in groups if group]
+    return {
+        "reward": _mean(refs, lambda ref: ref.reward),
+        "reward_std": float(torch.tensor([ref.reward for ref in refs]).std(correction=0)),
+        "tokens_per_sample": _mean(refs, lambda ref: float(ref.num_tokens)),
+        "num_tokens": float(sum(ref.num_tokens for ref in refs)),
+        "num_samples": float(len(refs)),
+        "switched": _mean(refs, lambda ref: float(ref.newest_version > ref.oldest_version)),
+        "staleness_mean": sum(staleness) / len(staleness),
+        "staleness_max": float(max(staleness)),
+        "zero_signal": sum(len({r.reward for r in group}) < 2 for group in groups) / len(groups),
+    }
+
+
+def _mean(refs: Sequence[SampleRef], of: Callable[[SampleRef], float]) -> float:
+    return sum(of(ref) for ref in refs) / len(refs)

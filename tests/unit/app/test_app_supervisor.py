@@ -1,0 +1,97 @@
+"""Children are kept alive, given up on, and taken down with everything they started."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cosmos_app.supervisor import ChildFailedError, ChildSpec, Incident, Supervisor, describe_exit
+
+
+async def _ignore(incident: Incident) -> None:
+    del incident
+
+
+def _spec(tmp_path: Path, code: str, *, restarts: int = 0, name: str = "child") -> ChildSpec:
+    return ChildSpec(
+        name=name,
+        argv=(sys.executable, "-c", code),
+        environment={},
+        log=tmp_path / f"{name}.log",
+        restarts=restarts,
+    )
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+
+
+async def test_a_child_that_exits_with_zero_has_finished(tmp_path: Path) -> None:
+    supervisor = Supervisor(_ignore)
+    supervisor.start(_spec(tmp_path, "pass"))
+    await supervisor.wait(["child"])
+    assert supervisor.incidents == []
+
+
+async def test_a_child_that_dies_is_restarted_then_given_up_with_its_log(tmp_path: Path) -> None:
+    supervisor = Supervisor(_ignore)
+    supervisor.start(_spec(tmp_path, "import sys; sys.exit('no such model')", restarts=1))
+    with pytest.raises(ChildFailedError, match="no such model"):
+        await supervisor.wait(["child"])
+    assert [incident.outcome for incident in supervisor.incidents] == ["restarted", "gave up"]
+    assert supervisor.incidents[0].how == "exit code 1"
+
+
+async def test_a_killed_child_is_reported_with_its_signal_and_comes_back(tmp_path: Path) -> None:
+    seen: list[Incident] = []
+
+    async def note(incident: Incident) -> None:
+        seen.append(incident)
+
+    flag = tmp_path / "second-time"
+    code = (
+        "import pathlib, time; f = pathlib.Path({!r})\n"
+        "if not f.exists():\n    f.touch(); time.sleep(60)"
+    ).format(str(flag))
+    supervisor = Supervisor(note)
+    supervisor.start(_spec(tmp_path, code, restarts=1))
+    while not flag.exists():
+        await asyncio.sleep(0.01)
+    pid = supervisor.pid("child")
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    await supervisor.wait(["child"])
+    assert [(incident.pid, incident.how) for incident in seen] == [(pid, "signal 9 (SIGKILL)")]
+
+
+async def test_stop_takes_grandchildren_down_that_ignore_sigterm(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    grandchild = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    code = (
+        "import pathlib, subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {grandchild!r}])\n"
+        f"path = pathlib.Path({str(pid_file)!r})\n"
+        "path.with_suffix('.tmp').write_text(str(child.pid)); path.with_suffix('.tmp').rename(path)\n"
+        "time.sleep(60)"
+    )
+    supervisor = Supervisor(_ignore)
+    supervisor.start(_spec(tmp_path, code))
+    while not pid_file.exists():
+        await asyncio.sleep(0.01)
+    await supervisor.stop(grace_s=5.0)
+    deadline = time.monotonic() + 10
+    while _alive(int(pid_file.read_text())) and time.monotonic() < deadline:
+        await asyncio.sleep(0.01)
+    assert not _alive(int(pid_file.read_text()))
+
+
+def test_how_a_process_ended_is_said_in_words() -> None:
+    assert describe_exit(-9) == "signal 9 (SIGKILL)"
+    assert describe_exit(3) == "exit code 3"
