@@ -1,0 +1,139 @@
+"""Real processes that tests talk to in JSON lines, each with a deadline and an end."""
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cosmos_weightsync
+
+HERE = Path(__file__).parent
+SOURCE = Path(cosmos_weightsync.__file__).parents[1]
+
+
+class Process:
+    """A script of this folder; `ask` sends a command and waits for its answer."""
+
+    def __init__(self, script: str, setup: dict[str, Any]) -> None:
+        self._popen = subprocess.Popen(
+            [sys.executable, str(HERE / script), json.dumps(setup)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+        self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._popen.stdout is not None
+        for line in self._popen.stdout:
+            if line.startswith("{"):
+                self._answers.put(json.loads(line))
+        self._answers.put(None)
+
+    def tell(self, do: str, **arguments: Any) -> None:
+        assert self._popen.stdin is not None
+        print(json.dumps({"do": do, **arguments}), file=self._popen.stdin, flush=True)
+
+    def answer(self, timeout_s: float = 90.0) -> dict[str, Any]:
+        found = self._answers.get(timeout=timeout_s)
+        assert found is not None, f"{self._popen.args} ended with {self._popen.wait(5)}"
+        return found
+
+    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        self.tell(do, **arguments)
+        return self.answer()
+
+    def kill(self) -> None:
+        """SIGKILL: no chance to say goodbye."""
+        os.killpg(self._popen.pid, signal.SIGKILL)
+        self._popen.wait(10)
+
+    def end(self) -> None:
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        if self._popen.poll() is None:
+            self.kill()
+        with contextlib.suppress(BrokenPipeError):
+            self._popen.stdin.close()
+        self._reader.join(10)
+        self._popen.stdout.close()
+
+
+class Trainer:
+    """All ranks of an FSDP2 trainer; every command goes to each of them."""
+
+    def __init__(self, ranks: list[Process]) -> None:
+        self.ranks = ranks
+        self.states = [rank.answer() for rank in ranks]
+
+    @property
+    def endpoints(self) -> list[str]:
+        return [state["endpoint"] for state in self.states]
+
+    def tell(self, do: str, **arguments: Any) -> None:
+        for rank in self.ranks:
+            rank.tell(do, **arguments)
+
+    def answers(self) -> list[dict[str, Any]]:
+        return [rank.answer() for rank in self.ranks]
+
+    def ask(self, do: str, **arguments: Any) -> list[dict[str, Any]]:
+        self.tell(do, **arguments)
+        return self.answers()
+
+
+@pytest.fixture(scope="module")
+def start() -> Iterator[Callable[[str, dict[str, Any]], Process]]:
+    """Start a script of this folder; it is ended with the module."""
+    started: list[Process] = []
+
+    def one(script: str, setup: dict[str, Any]) -> Process:
+        started.append(Process(script, setup))
+        return started[-1]
+
+    yield one
+    for process in started:
+        process.end()
+
+
+@pytest.fixture(scope="module")
+def start_trainer(
+    start: Callable[[str, dict[str, Any]], Process], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Trainer]:
+    """Start all ranks of a trainer."""
+
+    def trainer(num_ranks: int, model: str, options: dict[str, Any], **more: Any) -> Trainer:
+        store = tmp_path_factory.mktemp("trainer") / "store"
+        setup = {"num_ranks": num_ranks, "model": model, "options": options, "store": str(store)}
+        return Trainer(
+            [start("trainer_process.py", {**setup, **more, "rank": r}) for r in range(num_ranks)]
+        )
+
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def start_receiver(
+    start: Callable[[str, dict[str, Any]], Process],
+) -> Callable[..., Process]:
+    """Start a receiver of everything."""
+
+    def receiver(endpoints: list[str], **config: Any) -> Process:
+        process = start("receiver_process.py", {"endpoints": endpoints, "config": config})
+        process.answer()
+        return process
+
+    return receiver
