@@ -19,6 +19,15 @@ import cosmos_weightsync
 HERE = Path(__file__).parent
 SOURCE = Path(cosmos_weightsync.__file__).parents[1]
 
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TORCHDYNAMO_DISABLE": "1",  # No C++ compilation.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
 
 class Process:
     """A script of this folder; `ask` sends a command and waits for its answer."""
@@ -29,7 +38,7 @@ class Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, **ENVIRONMENT, "PYTHONPATH": str(SOURCE)},
             start_new_session=True,
         )
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()

@@ -91,7 +91,8 @@ def test_a_killed_sender_rank_is_an_error_and_never_a_mixture(start_trainer):
     with ExitStack() as stack:
         receivers = [stack.enter_context(receiver_of(trainer, name)) for name in TRANSPORTS]
         for receiver in receivers * 3:
-            assert values(receiver) == {float(receiver.stage(timeout_s=60).version)}
+            version = receiver.stage(timeout_s=60).version
+            assert values(receiver) == {float(version)}
         trainer.ranks[1].kill()
         for receiver in receivers:
             committed = receiver.commit()
