@@ -16,6 +16,7 @@ SIZES = {
     "max_position_embeddings": 256,
     "attention_dropout": 0.1,
 }
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 CHAT_TEMPLATE = (
     "{% for m in messages %}<{{ m['role'][0] }}>{{ m['content'] }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<a>{% endif %}"
@@ -58,7 +59,8 @@ def model_directory(tmp_path_factory, tokenizer):
         if (kind, tied) not in made:
             torch.manual_seed(0)
             path = tmp_path_factory.mktemp(f"{kind}-{tied}".lower())
-            config = getattr(transformers, f"{kind}Config")(**SIZES, tie_word_embeddings=tied)
+            sizes = SIZES | (EXPERTS if "Moe" in kind else {})
+            config = getattr(transformers, f"{kind}Config")(**sizes, tie_word_embeddings=tied)
             getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(path)
             tokenizer.save_pretrained(path)
             made[kind, tied] = path

@@ -60,6 +60,8 @@ def test_gradient_is_the_sum_over_micro_batches_divided_once_by_the_whole_weight
     assert report.num_passes == 2
     assert report.metrics == {"inputs": 16.0}
     assert report.mean("inputs") == 4.0
+    assert report.mean("inputs", over="inputs") == 1.0
+    assert report.per_second("inputs") == pytest.approx(16.0 / report.seconds)
 
 
 def test_reported_loss_is_taken_before_the_update():

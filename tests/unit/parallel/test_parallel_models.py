@@ -14,12 +14,14 @@ from cosmos_parallel import (
     ParallelConfig,
     build_mesh,
     check_model_directory,
+    decoder_layers,
     export_hf,
     load_causal_lm,
 )
 
 IDS = torch.arange(20).view(2, 10)
-MODELS = [("Qwen3", True), ("Qwen3", False), ("Llama", False), ("Mistral", True), ("Gemma", True)]
+MODELS = [("Qwen3", True), ("Qwen3", False), ("Llama", False), ("Mistral", True)]
+MODELS += [("Gemma", True), ("Qwen3Moe", False)]
 
 
 @pytest.fixture
@@ -48,6 +50,17 @@ def test_logits_equal_transformers_before_and_after_export(
         torch.testing.assert_close(load_reference(tmp_path / "out")(IDS).logits, changed)
     before, after = (json.loads((p / "config.json").read_text()) for p in (path, tmp_path / "out"))
     assert after == before
+
+
+def test_the_blocks_are_the_decoder_layers(model_directory, mesh):
+    layers = decoder_layers(load_causal_lm(model_directory("Qwen3Moe", tied=False), mesh))
+    assert [type(layer).__name__ for layer in layers] == ["Qwen3MoeDecoderLayer"] * 2
+    plain = torch.nn.Sequential(
+        torch.nn.ModuleList([torch.nn.Linear(2, 2) for _ in range(5)]),
+        torch.nn.ModuleList([torch.nn.Linear(9, 9) for _ in range(3)]),
+    )
+    assert list(decoder_layers(plain)) == list(plain[1])
+    assert list(decoder_layers(torch.nn.Linear(1, 1))) == []
 
 
 def test_export_brings_the_tokenizer(model_directory, mesh, tmp_path):

@@ -5,7 +5,7 @@ class ParallelError(Exception):
     """Any error of this package."""
 
 
-class MeshError(ParallelError):
+class MeshError(ParallelError, ValueError):
     """Raised before anything starts: the degrees do not fit the ranks, or are not supported."""
 
 

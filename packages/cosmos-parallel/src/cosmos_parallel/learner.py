@@ -113,6 +113,10 @@ class StepReport:
         divisor = self.weight if over is None else self.metrics[over]
         return self.metrics[name] / divisor if divisor else 0.0
 
+    def per_second(self, name: str) -> float:
+        """Return metric ``name``, such as a number of tokens, per second of this step."""
+        return self.metrics[name] / self.seconds
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:

@@ -98,9 +98,18 @@ def load_causal_lm(
 
 
 def decoder_layers(model: nn.Module) -> Sequence[nn.Module]:
-    """Return the repeated blocks of a transformer: its longest ``nn.ModuleList``."""
+    """Return the repeated blocks of a transformer that is not sharded yet.
+
+    These are the modules that transformers says must not be split; for a model that says nothing,
+    the members of the ``nn.ModuleList`` with the most parameters.
+    """
+    unsplit: set[str] = set(getattr(model, "_no_split_modules", None) or ())
+    named = [part for part in model.modules() if type(part).__name__ in unsplit]
+    if named:
+        return named
     lists = [part for part in model.modules() if isinstance(part, nn.ModuleList)]
-    return list(max(lists, key=len, default=[]))
+    # the first of equals is the outermost
+    return list(max(lists, key=lambda part: sum(p.numel() for p in part.parameters()), default=[]))
 
 
 @contextmanager
