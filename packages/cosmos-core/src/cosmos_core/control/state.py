@@ -129,7 +129,11 @@ class Counters(msgspec.Struct, kw_only=True):
 
 
 class ControllerState(msgspec.Struct, kw_only=True):
-    """The fold of all events."""
+    """The fold of all events.
+
+    ``lineage_from``: versions after it may have existed twice, since policy replicas fell back to
+    a checkpoint; a number alone does not identify them.
+    """
 
     step: int = 0
     next_ordinal: int = 0
@@ -142,6 +146,7 @@ class ControllerState(msgspec.Struct, kw_only=True):
     rounds_done: list[ValidationResult] = msgspec.field(default_factory=list)
     counters: Counters = msgspec.field(default_factory=Counters)
     last_step: StepStats | None = None
+    lineage_from: int = UNKNOWN_VERSION
     stopping: str = ""
     stop: bytes | None = None
     finished: str = ""

@@ -113,10 +113,14 @@ class Steps:
             for ordinal in state.consumed_since_save.pop(step):
                 self._groups.reissue(ordinal)
         self.abandon()
-        for group in list(state.groups.values()):
-            if group.stage == "ready" and _newest(group) > version:
-                self._groups.reset(group)  # sampled by weights that no longer exist
+        self.reset_after(version)
         self._set_step(version, now)
+
+    def reset_after(self, version: int) -> None:
+        """Have groups sampled again that are ready but come from weights that are lost."""
+        for group in list(self._state.groups.values()):
+            if group.stage == "ready" and _newest(group) > version:
+                self._groups.reset(group)
 
     def skip_to(self, version: int, now: float) -> None:
         """Go on from weights that are ahead of our books."""

@@ -1,0 +1,355 @@
+"""The controller against everything at once: joins, deaths, silence, repeats, delays, restarts.
+
+Hypothesis drives a small world: two rollout replicas and one policy replica with a disk. Whatever
+it does, the books balance, the bound holds, no sample is trained on twice, a controller read back
+from its snapshot does exactly what the first one does, and once everybody answers the run ends.
+"""
+
+import itertools
+import random
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from cosmos_core.control import (
+    ALL_DONE,
+    Controller,
+    ControllerConfig,
+    StalenessConfig,
+    ValidationPlan,
+)
+from cosmos_core.control.books import audit
+from cosmos_core.messages import (
+    CancelGroup,
+    CheckpointSaved,
+    Command,
+    Event,
+    Generate,
+    GroupFailed,
+    GroupFinished,
+    GroupId,
+    LoadFailed,
+    LoadVersion,
+    Progress,
+    ReplicaJoined,
+    ReplicaLeft,
+    SampleRef,
+    StepFinished,
+    Stop,
+    Tick,
+    Train,
+    VersionLoaded,
+    VersionPublished,
+    decode_command,
+    encode_message,
+)
+
+NUM_STEPS = 6
+GROUPS_PER_STEP = 3
+
+
+@dataclass
+class Replica:
+    """A process: what it was told and has not read, what it said and nobody has read."""
+
+    name: str
+    incarnation: str
+    version: int = 0
+    lineage: int = 0
+    inbox: list[Command] = field(default_factory=list)
+    sampling: dict[GroupId, tuple[int, int, int, int]] = field(default_factory=dict)
+    loading: int | None = None
+    is_alive: bool = True
+    is_stopped: bool = False
+
+
+class World(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.count = itertools.count()
+        self.replicas: dict[str, Replica] = {}
+        self.stream: dict[str, list[tuple[str, Event]]] = {}  # by sender, in order
+        self.said: list[tuple[str, Event]] = []
+        self.disk = (0, 0)  # version, lineage
+        self.lineage = 0
+        self.trained: dict[int, tuple[int, ...]] = {}
+        self.orders: dict[int, Train] = {}
+
+    @initialize(
+        depth=st.integers(0, 2),
+        slack=st.integers(0, 2),
+        zero_signal=st.booleans(),
+        validation=st.booleans(),
+        every=st.integers(0, 3),
+        policy=st.sampled_from(["block", "block", "drop"]),
+    )
+    def begin(self, depth, slack, zero_signal, validation, every, policy) -> None:
+        self.config = ControllerConfig(
+            num_steps=NUM_STEPS,
+            groups_per_step=GROUPS_PER_STEP,
+            samples_per_group=2,
+            staleness=StalenessConfig(depth=depth, bound=depth + slack, policy=policy),
+            validation=ValidationPlan(num_prompts=3 if validation else 0, every=every),
+            checkpoint_every=every,
+            drop_zero_signal=zero_signal,
+            max_attempts=1000,
+            lease_s=10.0,
+            first_lease_s=20.0,
+        )
+        self.controller = Controller(self.config)
+        self.shadow = Controller(self.config)
+        for name in ("policy-0", "rollout-0", "rollout-1"):
+            self.start(name)
+
+    # ------------------------------------------------------------ what processes do
+
+    def start(self, name: str) -> None:
+        replica = Replica(name, f"{name}#{next(self.count)}")
+        if name.startswith("policy"):
+            replica.version, self.lineage = self.disk[0], self.lineage + 1
+            replica.lineage = self.lineage
+        self.replicas[name] = replica
+        self.join(replica)
+
+    def join(self, replica: Replica) -> None:
+        role = "policy" if replica.name.startswith("policy") else "rollout"
+        joined = ReplicaJoined(
+            replica=replica.name,
+            role=role,
+            slots=2 if role == "rollout" else 0,
+            version=replica.version,
+            endpoints=("here",) if role == "policy" else (),
+            incarnation=replica.incarnation,
+        )
+        self.say(replica, joined)
+
+    def say(self, replica: Replica, event: Event) -> None:
+        self.stream.setdefault(replica.name, []).append((replica.incarnation, event))
+
+    def act(self, replica: Replica, choice: int) -> None:
+        if not replica.is_alive:
+            return
+        if choice % 3 == 0 and replica.inbox:
+            self.obey(replica, replica.inbox.pop(0))
+        elif choice % 3 == 1 and replica.sampling:
+            self.finish_group(replica, choice)
+        elif replica.loading is not None:
+            self.finish_load(replica, choice)
+        elif replica.inbox:
+            self.obey(replica, replica.inbox.pop(0))
+
+    def obey(self, replica: Replica, command: Command) -> None:
+        name = replica.name
+        match command:
+            case Generate():
+                old = replica.version
+                replica.sampling[command.group] = (command.attempt, command.num_samples, old, old)
+            case CancelGroup():
+                if replica.sampling.get(command.group, (-1,))[0] == command.attempt:
+                    del replica.sampling[command.group]
+            case LoadVersion():
+                replica.loading = command.version
+            case Train() if command.step == replica.version:
+                replica.version += 1
+                self.say(replica, StepFinished(replica=name, step=command.step))
+                self.say(replica, VersionPublished(replica=name, version=replica.version))
+                if command.cut:
+                    self.disk = (replica.version, replica.lineage)
+                    saved = CheckpointSaved(replica=name, step=command.step, path="x")
+                    self.say(replica, saved)
+            case Stop() if name.startswith("policy"):
+                self.disk = (replica.version, replica.lineage)
+                self.say(replica, CheckpointSaved(replica=name, step=replica.version - 1, path="x"))
+                replica.is_stopped = True
+            case _:
+                pass
+
+    def finish_group(self, replica: Replica, choice: int) -> None:
+        group, (attempt, num, oldest, _) = next(iter(replica.sampling.items()))
+        del replica.sampling[group]
+        if choice % 7 == 0:
+            failed = GroupFailed(
+                replica=replica.name, group=group, attempt=attempt, reason="engine"
+            )
+            self.say(replica, failed)
+            return
+        samples = tuple(
+            SampleRef(
+                sibling=sibling,
+                status="failed" if choice % 11 == 0 else "completed",
+                key=f"{group}/{attempt}/{sibling}",
+                num_tokens=3,
+                reward=float(sibling * (choice % 5)),
+                oldest_version=oldest,
+                newest_version=max(oldest, replica.version),
+            )
+            for sibling in range(num)
+        )
+        self.say(
+            replica,
+            GroupFinished(replica=replica.name, group=group, attempt=attempt, samples=samples),
+        )
+
+    def finish_load(self, replica: Replica, choice: int) -> None:
+        version, replica.loading = replica.loading, None
+        assert version is not None
+        policy = self.replicas["policy-0"]
+        if choice % 5 == 0 or policy.version < version:
+            failed = LoadFailed(replica=replica.name, version=version, reason="gone")
+            self.say(replica, failed)
+            return
+        replica.version, replica.lineage = version, policy.lineage
+        loaded = VersionLoaded(replica=replica.name, version=version, transfer_s=0, stall_s=0)
+        self.say(replica, loaded)
+
+    # ------------------------------------------------------------ the bus and the host
+
+    def deliver(self, name: str) -> None:
+        incarnation, event = self.stream[name].pop(0)
+        self.hear(name, incarnation, event)
+        self.said.append((incarnation, event))
+
+    def hear(self, name: str, incarnation: str, event: Event) -> None:
+        known = self.controller.incarnation_of(name)
+        if not isinstance(event, ReplicaJoined) and known != incarnation:
+            replica = self.replicas[name]
+            if known is None and replica.incarnation == incarnation and replica.is_alive:
+                replica.sampling.clear()
+                replica.inbox = [c for c in replica.inbox if not isinstance(c, Generate)]
+                self.join(replica)
+            return
+        if isinstance(event, ReplicaJoined) and self.replicas[name].incarnation != incarnation:
+            return  # of a process that is dead by now; the test does not keep its streams apart
+        self.handle(event)
+
+    def handle(self, event: Event) -> None:
+        self.now += 0.01
+        commands = self.controller.handle(event, self.now)
+        assert self.shadow.handle(event, self.now) == commands
+        for name, command in commands:
+            assert decode_command(encode_message(command)) == command
+            replica = self.replicas[name]
+            if self.controller.incarnation_of(name) == replica.incarnation:
+                replica.inbox.append(command)
+            if isinstance(command, Train):
+                self.check_step(command)
+
+    def check_step(self, train: Train) -> None:
+        previous = self.orders.get(train.step)
+        policy = self.replicas["policy-0"]
+        for later in [step for step in self.trained if step >= train.step]:
+            del self.trained[later]
+        if previous is not None and policy.version <= train.step and previous == train:
+            pass  # given again
+        self.orders[train.step] = train
+        assert len(train.groups) == GROUPS_PER_STEP
+        ordinals = tuple(int(group[0].key.split("/")[0].split(".")[2]) for group in train.groups)
+        assert list(ordinals) == sorted(set(ordinals))
+        taken = set(itertools.chain(*self.trained.values()))
+        assert not taken & set(ordinals), "a prompt is trained on twice"
+        self.trained[train.step] = ordinals
+        for group in train.groups:
+            oldest = min(sample.oldest_version for sample in group)
+            assert 0 <= train.step - oldest <= self.config.staleness.bound
+
+    # ------------------------------------------------------------ what may happen
+
+    @rule(which=st.integers(0, 2), choices=st.lists(st.integers(0, 400), min_size=1, max_size=25))
+    def work(self, which, choices) -> None:
+        name = sorted(self.replicas)[which]
+        for choice in choices:
+            self.act(self.replicas[name], choice)
+
+    @rule(counts=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 6)), max_size=6))
+    def listen(self, counts) -> None:
+        for which, count in counts:
+            name = sorted(self.replicas)[which]
+            for _ in range(min(count, len(self.stream.get(name, [])))):
+                self.deliver(name)
+
+    @rule(rounds=st.integers(1, 4), seed=st.integers(0, 1000))
+    def go_on(self, rounds, seed) -> None:
+        for turn in range(rounds):
+            for name, replica in self.replicas.items():
+                for choice in range(6):
+                    self.act(replica, seed * 13 + turn * 7 + choice)
+                while self.stream.get(name):
+                    self.deliver(name)
+
+    @precondition(lambda self: self.said)
+    @rule(back=st.integers(1, 20))
+    def repeat(self, back) -> None:
+        incarnation, event = self.said[-min(back, len(self.said))]
+        name = getattr(event, "replica", "")
+        if isinstance(event, (ReplicaJoined, ReplicaLeft)):
+            return
+        if self.controller.incarnation_of(name) == incarnation:
+            self.handle(event)
+
+    @rule(which=st.integers(0, 2), says_so=st.booleans(), comes_back=st.booleans())
+    def kill(self, which, says_so, comes_back) -> None:
+        name = sorted(self.replicas)[which]
+        replica = self.replicas[name]
+        replica.is_alive = False
+        if says_so and self.controller.incarnation_of(name) == replica.incarnation:
+            self.handle(ReplicaLeft(replica=name, reason="killed"))
+        if comes_back:
+            self.start(name)
+
+    @rule(seconds=st.floats(0.1, 30.0))
+    def silence(self, seconds) -> None:
+        self.now += seconds
+        self.handle(Tick())
+
+    @rule()
+    def restart_controller(self) -> None:
+        self.controller = Controller.restore(self.config, self.controller.snapshot())
+
+    @rule()
+    def restart_shadow(self) -> None:
+        self.shadow = Controller.restore(self.config, self.shadow.snapshot())
+
+    # ------------------------------------------------------------ what must hold
+
+    @invariant()
+    def books_balance(self) -> None:
+        if not hasattr(self, "controller"):
+            return
+        books = audit(self.controller.state)
+        books.check()
+        assert books == self.controller.books()
+        for replica in self.controller.state.rollouts():
+            assert 0 <= replica.busy <= replica.slots
+
+    def teardown(self) -> None:
+        if not hasattr(self, "controller"):
+            return
+        rng = random.Random(0)
+        for turn in range(200):
+            if self.controller.finished:
+                break
+            for name in sorted(self.replicas):
+                if not self.replicas[name].is_alive:
+                    self.start(name)
+                self.say(self.replicas[name], Progress(replica=name, count=turn))
+                for _ in range(20):
+                    self.act(self.replicas[name], rng.randrange(1000))
+                while self.stream.get(name):
+                    self.deliver(name)
+            self.now += 1.0
+            self.handle(Tick())
+        assert self.controller.finished == ALL_DONE, self.controller.waiting_for(self.now)
+        assert self.controller.books().consumed == NUM_STEPS * GROUPS_PER_STEP
+        assert self.controller.snapshot() == self.shadow.snapshot()
+
+
+World.TestCase.settings = settings(
+    max_examples=15,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+TestControllerInAnyWorld = World.TestCase
