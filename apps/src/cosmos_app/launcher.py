@@ -7,11 +7,14 @@ files ─► redis ─► warm-up ─► controller + policies + rollouts ─►
 
 import asyncio
 import contextlib
+import itertools
 import json
 import signal
 import time
 import uuid
 from collections.abc import AsyncGenerator, Generator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -20,7 +23,14 @@ from cosmos_app.children import child_specs, policy_names, rollout_names, warmup
 from cosmos_app.control_files import write_address, write_control
 from cosmos_app.errors import InterruptedRunError, NothingToResumeError
 from cosmos_app.output import print_json
-from cosmos_app.prepare import RunFiles, count_rows, prepare_data, prepare_model, run_files
+from cosmos_app.prepare import (
+    RunFiles,
+    check_inputs,
+    count_rows,
+    prepare_data,
+    prepare_model,
+    run_files,
+)
 from cosmos_app.recipe import Recipe, controller_config
 from cosmos_app.report import Outcome, RunReport, build_report, draw_report, print_report
 from cosmos_app.samples import last_samples
@@ -34,6 +44,7 @@ from cosmos_core.rundir import RunDirectory, write_atomic
 from cosmos_parallel import CheckpointStore, ParallelConfig, build_mesh
 
 _WARMUP_LINES = 8
+RUN_MARKER = "run.json"
 
 
 async def run_recipe(recipe: Recipe, *, resume: bool, as_json: bool) -> int:
@@ -47,7 +58,8 @@ async def run_recipe(recipe: Recipe, *, resume: bool, as_json: bool) -> int:
         InterruptedRunError: after a clean stop before the last step.
     """
     console = Console(stderr=as_json)
-    run = _open_run(recipe, resume=resume)
+    check_inputs(recipe)
+    run = _open_run(recipe, console, resume=resume)
     with run:
         files = run_files(recipe, run.path)
         if not (resume and files.train.exists()):
@@ -72,16 +84,25 @@ async def run_recipe(recipe: Recipe, *, resume: bool, as_json: bool) -> int:
     return 0
 
 
-def _open_run(recipe: Recipe, *, resume: bool) -> RunDirectory:
-    if not resume:
-        return RunDirectory.create(
-            recipe.output, config_json=config_to_json(recipe), now_s=time.time()
-        )
-    if not recipe.output.exists():
-        raise NothingToResumeError(f"{recipe.output}: there is no run to resume; drop --resume")
-    run = RunDirectory.resume(recipe.output)
-    write_atomic(run.config, config_to_json(recipe))
-    return run
+def _open_run(recipe: Recipe, console: Console, *, resume: bool) -> RunDirectory:
+    """Lock the run directory: the recipe's, or the next free one beside an earlier run."""
+    if resume:
+        if not recipe.output.exists():
+            raise NothingToResumeError(f"{recipe.output}: there is no run to resume; drop --resume")
+        run = RunDirectory.resume(recipe.output)
+        write_atomic(run.config, config_to_json(recipe))
+        return run
+    output = _free_output(recipe.output)
+    if output != recipe.output:
+        console.print(f"{recipe.output} holds an earlier run; this one goes to {output}")
+    text = config_to_json(replace(recipe, output=output))
+    return RunDirectory.create(output, config_json=text, now_s=time.time())
+
+
+def _free_output(output: Path) -> Path:
+    numbered = (output.with_name(f"{output.name}-{number}") for number in itertools.count(2))
+    candidates = itertools.chain([output], numbered)
+    return next(path for path in candidates if not (path / RUN_MARKER).exists())
 
 
 @contextlib.asynccontextmanager
@@ -90,7 +111,7 @@ async def _redis(recipe: Recipe, run: RunDirectory) -> AsyncGenerator[str]:
     if recipe.bus.url is not None:
         yield recipe.bus.url
         return
-    server = await asyncio.to_thread(RedisServer.start, run.redis)
+    server = await asyncio.to_thread(RedisServer.start, run.redis, port=recipe.bus.port)
     try:
         yield server.url
     finally:

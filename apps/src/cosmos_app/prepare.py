@@ -46,6 +46,19 @@ def run_files(recipe: Recipe, run_dir: Path) -> RunFiles:
     )
 
 
+def check_inputs(recipe: Recipe) -> None:
+    """Look at every file the recipe names, before anything is written.
+
+    Raises:
+        DataError: naming file, line and what is wrong.
+    """
+    for path in (recipe.data.path, recipe.data.held_out_path):
+        if path is not None:
+            count_rows(path)
+    if recipe.model.path is not None:
+        require_model(recipe.model.path)
+
+
 def prepare_data(recipe: Recipe, files: RunFiles) -> tuple[int, int]:
     """Write the train and held-out rows of a run; return how many there are of each.
 

@@ -132,12 +132,14 @@ class RolloutConfig:
         slots: groups that each holds at once.
         engine: what generates.
         sampling: how.
+        record: keep every trajectory under ``trajectories/`` of the run directory, to look into.
     """
 
     replicas: int = 2
     slots: int = 32
     engine: EngineConfig = field(default_factory=VLLMConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    record: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,10 +182,12 @@ class BusConfig:
 
     Attributes:
         url: a Redis or Valkey server, 6.2 or later; the bundled one is started when there is none.
+        port: of the bundled server; 0 for any free one.
         lease_s: a replica that shows no progress for this long is declared dead.
     """
 
     url: str | None = None
+    port: int = 0
     lease_s: float = 30.0
 
 

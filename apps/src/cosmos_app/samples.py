@@ -1,12 +1,15 @@
-"""Texts of a run for a person to look at: rollout replicas append them, the report shows some."""
+"""What rollout replicas keep of their samples: texts for people, trajectories for programs."""
 
 import json
-from collections.abc import Iterable
+import struct
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cosmos_app.report import Sample
+from cosmos_core.trajectory import Trajectory, decode_trajectory
 
 _MOST_SHOWN = 6
+_LENGTH = struct.Struct("<Q")
 
 
 def append_samples(path: Path, samples: Iterable[Sample]) -> None:
@@ -35,3 +38,23 @@ def last_samples(directory: Path, most: int = _MOST_SHOWN) -> list[Sample]:
     newest = max((sample.version for sample in samples), default=0)
     shown = sorted((s for s in samples if s.version == newest), key=lambda s: s.prompt)
     return shown[:most]
+
+
+def append_trajectories(path: Path, encoded: Iterable[bytes]) -> None:
+    """Add encoded trajectories to a replica's file, each behind its length."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(b"".join(_LENGTH.pack(len(data)) + data for data in encoded))
+
+
+def read_trajectories(path: Path) -> Iterator[Trajectory]:
+    """Yield the trajectories of a replica's file; a torn last one is left out."""
+    data = path.read_bytes()
+    at = 0
+    while at + _LENGTH.size <= len(data):
+        (length,) = _LENGTH.unpack_from(data, at)
+        at += _LENGTH.size
+        if at + length > len(data):
+            return
+        yield decode_trajectory(data[at : at + length])
+        at += length

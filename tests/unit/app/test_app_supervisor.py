@@ -5,9 +5,11 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from cosmos_app.supervisor import ChildFailedError, ChildSpec, Incident, Supervisor, describe_exit
 
 
@@ -31,6 +33,13 @@ def _alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+
+
+async def _until(condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
+    deadline = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
 
 
 async def test_a_child_that_exits_with_zero_has_finished(tmp_path: Path) -> None:
@@ -57,13 +66,12 @@ async def test_a_killed_child_is_reported_with_its_signal_and_comes_back(tmp_pat
 
     flag = tmp_path / "second-time"
     code = (
-        "import pathlib, time; f = pathlib.Path({!r})\n"
+        f"import pathlib, time; f = pathlib.Path({str(flag)!r})\n"
         "if not f.exists():\n    f.touch(); time.sleep(60)"
-    ).format(str(flag))
+    )
     supervisor = Supervisor(note)
     supervisor.start(_spec(tmp_path, code, restarts=1))
-    while not flag.exists():
-        await asyncio.sleep(0.01)
+    await _until(flag.exists)
     pid = supervisor.pid("child")
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
@@ -73,23 +81,22 @@ async def test_a_killed_child_is_reported_with_its_signal_and_comes_back(tmp_pat
 
 async def test_stop_takes_grandchildren_down_that_ignore_sigterm(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
-    grandchild = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    grandchild = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    )
     code = (
         "import pathlib, subprocess, sys, time\n"
         f"child = subprocess.Popen([sys.executable, '-c', {grandchild!r}])\n"
         f"path = pathlib.Path({str(pid_file)!r})\n"
-        "path.with_suffix('.tmp').write_text(str(child.pid)); path.with_suffix('.tmp').rename(path)\n"
+        "partial = path.with_suffix('.tmp')\n"
+        "partial.write_text(str(child.pid)); partial.rename(path)\n"
         "time.sleep(60)"
     )
     supervisor = Supervisor(_ignore)
     supervisor.start(_spec(tmp_path, code))
-    while not pid_file.exists():
-        await asyncio.sleep(0.01)
+    await _until(pid_file.exists)
     await supervisor.stop(grace_s=5.0)
-    deadline = time.monotonic() + 10
-    while _alive(int(pid_file.read_text())) and time.monotonic() < deadline:
-        await asyncio.sleep(0.01)
-    assert not _alive(int(pid_file.read_text()))
+    await _until(lambda: not _alive(int(pid_file.read_text())))
 
 
 def test_how_a_process_ended_is_said_in_words() -> None:

@@ -18,7 +18,7 @@ from cosmos_app.report import Sample
 from cosmos_app.roles.parent import die_with_parent
 from cosmos_app.roles.process import RunContext, open_context
 from cosmos_app.roles.weights import ReceivedWeights, vllm_client
-from cosmos_app.samples import append_samples
+from cosmos_app.samples import append_samples, append_trajectories
 from cosmos_core.bus import Bus, ReplicaChannel
 from cosmos_core.messages import (
     CancelGroup,
@@ -207,6 +207,9 @@ class RolloutProcess:
             f"{t.group}.{t.attempt}.{t.sibling}": encode_trajectory(t) for t in trajectories
         }
         await self._bus.put_payloads(payloads)
+        if self._context.recipe.rollout.record:
+            folder = self._context.run.path / "trajectories"
+            append_trajectories(folder / f"{self._replica}.bin", list(payloads.values()))
         if trajectories[0].group.startswith("validation."):
             path = self._context.run.path / "samples" / f"samples-{self._replica}.jsonl"
             append_samples(path, [self._text_of(t) for t in trajectories])

@@ -1,0 +1,58 @@
+"""What goes wrong before a run starts: one message that says what to do, a non-zero exit code."""
+
+import socket
+from pathlib import Path
+
+from real_runs import SMALL, Runner
+
+
+def test_an_unknown_key_is_refused_with_a_suggestion(runner: Runner) -> None:
+    run = runner.start("trainer.step=3")
+    assert run.finish() == 2
+    assert "trainer.steps" in run.text
+    assert "Traceback" not in run.text
+    assert not run.output.exists()
+
+
+def test_a_missing_model_is_named_with_what_a_model_directory_is(runner: Runner) -> None:
+    run = runner.start(*SMALL, "model.path=no/such/model")
+    assert run.finish() == 2
+    assert "no/such/model" in run.text
+    assert "safetensors" in run.text
+    assert "Traceback" not in run.text
+
+
+def test_a_broken_data_line_is_named(runner: Runner, tmp_path: Path) -> None:
+    data = tmp_path / "my.jsonl"
+    data.write_text('{"prompt": "1+1=", "answer": "2"}\nnot json\n')
+    run = runner.start(*SMALL, f"data.path={data}")
+    assert run.finish() == 2
+    assert f"{data}:2" in run.text
+    assert "Traceback" not in run.text
+
+
+def test_a_busy_port_is_named(runner: Runner) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        run = runner.start(*SMALL, f"bus.port={port}")
+        assert run.finish() == 1
+    assert str(port) in run.text
+    assert "Traceback" not in run.text
+
+
+def test_an_unreachable_redis_is_named_without_its_password(runner: Runner) -> None:
+    run = runner.start(*SMALL, "bus.url=redis://:secret@127.0.0.1:1/0")
+    assert run.finish() == 1
+    assert "127.0.0.1:1" in run.text
+    assert "secret" not in run.text
+    assert "Traceback" not in run.text
+
+
+def test_a_run_that_exists_is_not_overwritten(runner: Runner) -> None:
+    output = runner.folder / "run"
+    output.mkdir()
+    (output / "thesis.txt").write_text("years of work")
+    run = runner.start(*SMALL)
+    assert run.finish() == 1
+    assert "thesis.txt" in run.text
+    assert (output / "thesis.txt").read_text() == "years of work"

@@ -1,0 +1,68 @@
+"""The whole system on the reference engine: same numbers as a loop, resumed or not."""
+
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from real_runs import SMALL, Run, Runner, assert_balanced
+from safetensors.torch import load_file
+
+ON_POLICY = ("staleness.depth=0", "staleness.bound=0")
+pytestmark = pytest.mark.slow
+
+
+def exported(run: Run) -> dict[str, torch.Tensor]:
+    return load_file(run.output / "export" / "model" / "model.safetensors")
+
+
+def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def test_a_run_stopped_by_ctrl_c_and_resumed_gives_the_weights_of_one_that_was_not(
+    runner: Runner,
+) -> None:
+    whole = runner.complete(*SMALL, *ON_POLICY, "trainer.steps=8", name="whole")
+    run = runner.start(*SMALL, *ON_POLICY, "trainer.steps=8", name="parts")
+    run.wait_for(lambda: run.steps_done() >= 2)
+    run.process.send_signal(signal.SIGINT)
+    assert run.finish() == 3, run.logs()
+    done = run.steps_done()
+    assert 2 <= done < 8
+    assert_balanced(run.report["books"])
+    again = runner.complete(*SMALL, *ON_POLICY, "trainer.steps=8", name="parts", flags=["--resume"])
+    assert [r["step"] for r in again.metrics("controller")] == list(range(8))
+    assert difference(exported(whole), exported(again)) == 0.0
+
+
+def test_two_policy_ranks_and_two_policy_replicas_give_the_weights_of_one(runner: Runner) -> None:
+    one = runner.complete(*SMALL, *ON_POLICY, "trainer.steps=3", name="one")
+    ranks = runner.complete(*SMALL, *ON_POLICY, "trainer.steps=3", "policy.ranks=2", name="ranks")
+    replicas = runner.complete(
+        *SMALL, *ON_POLICY, "trainer.steps=3", "policy.replicas=2", name="replicas"
+    )
+    assert difference(exported(one), exported(ranks)) < 1e-5
+    assert difference(exported(one), exported(replicas)) < 1e-5
+
+
+def test_a_reward_that_raises_costs_that_sample_only_and_is_counted(
+    runner: Runner, tmp_path: Path
+) -> None:
+    reward = tmp_path / "reward.py"
+    reward.write_text(
+        "def score(sample):\n"
+        "    if len(sample.response) % 2:\n"
+        "        raise RuntimeError('odd responses displease me')\n"
+        "    return 1.0 if '1' in sample.response else 0.0\n"
+    )
+    run = runner.complete(
+        *SMALL,
+        "trainer.steps=2",
+        "staleness.depth=0",
+        "staleness.bound=0",
+        f"reward.rewards=[{{kind='python', function='{reward}:score', name='mine'}}]",
+    )
+    assert run.report["steps"] == 2
+    assert_balanced(run.report["books"])

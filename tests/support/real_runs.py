@@ -1,0 +1,147 @@
+"""Runs of the real program in processes of its own, each with a deadline."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = ROOT / "configs" / "quickstart.toml"
+SOURCES = [*sorted((ROOT / "packages").glob("*/src")), ROOT / "apps" / "src"]
+
+# A run in seconds: the reference engine, a handful of small steps, no warm-up.
+SMALL = (
+    "warmup.steps=0",
+    "rollout.engine.kind=transformers",
+    "rollout.replicas=1",
+    "trainer.groups_per_step=8",
+    "trainer.samples_per_group=4",
+    "trainer.checkpoint_every=0",
+    "rollout.slots=8",
+    "data.arithmetic.held_out=16",
+    "model.tiny.num_layers=1",
+    "model.tiny.hidden_size=32",
+    "model.tiny.num_heads=2",
+)
+
+
+@dataclass
+class Run:
+    """A started ``cosmos-app run``."""
+
+    output: Path
+    process: subprocess.Popen[str]
+    text: str = ""
+
+    def finish(self, deadline_s: float = 240.0) -> int:
+        """Wait for the end; the whole session is killed at the deadline."""
+        try:
+            self.text, _ = self.process.communicate(timeout=deadline_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            pytest.fail(f"{self.output} did not end in {deadline_s:g} s:\n{self.logs()}")
+        return self.process.returncode
+
+    def kill(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.text, _ = self.process.communicate()
+
+    def logs(self) -> str:
+        parts = [
+            f"--- {path.name}\n{path.read_text(errors='replace')[-1500:]}"
+            for path in sorted((self.output / "logs").glob("*.log"))
+        ]
+        return "\n".join([self.text[-3000:], *parts])
+
+    @property
+    def report(self) -> dict[str, Any]:
+        return json.loads((self.output / "report.json").read_text())
+
+    def metrics(self, role: str) -> list[dict[str, Any]]:
+        path = self.output / "metrics.jsonl"
+        if not path.exists():
+            return []
+        whole = path.read_text().rpartition("\n")[0]
+        records = [json.loads(line) for line in whole.splitlines()]
+        return [record for record in records if record["role"] == role]
+
+    def steps_done(self) -> int:
+        return max((record["step"] + 1 for record in self.metrics("controller")), default=0)
+
+    def wait_for(self, condition: Callable[[], bool], deadline_s: float = 180.0) -> None:
+        deadline = time.monotonic() + deadline_s
+        while not condition():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"the run ended or hung before the condition held:\n{self.logs()}")
+            time.sleep(0.05)
+
+    def child(self, name: str) -> int:
+        """Return the process id of a replica, found by its command line."""
+        wanted = [b"controller"] if name == "controller" else [b"--replica", name.encode()]
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    arguments = (entry / "cmdline").read_bytes().split(b"\0")
+                except OSError:
+                    continue
+                where = str(self.output).encode()
+                if where in arguments and all(word in arguments for word in wanted):
+                    return int(entry.name)
+        pytest.fail(f"{name} is not running:\n{self.logs()}")
+
+
+@dataclass
+class Runner:
+    """Starts runs and takes them down with the test."""
+
+    folder: Path
+    runs: list[Run] = field(default_factory=list)
+
+    def start(self, *overrides: str, name: str = "run", flags: Sequence[str] = ()) -> Run:
+        output = self.folder / name
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, SOURCES)),
+            "COLUMNS": "200",
+        }
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "cosmos_app",
+                "run",
+                str(QUICKSTART),
+                f"output={output}",
+                *overrides,
+                *flags,
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+            start_new_session=True,
+            cwd=self.folder,
+        )
+        run = Run(output, process)
+        self.runs.append(run)
+        return run
+
+    def complete(self, *overrides: str, name: str = "run", flags: Sequence[str] = ()) -> Run:
+        run = self.start(*overrides, name=name, flags=flags)
+        code = run.finish()
+        assert code == 0, run.logs()
+        return run
+
+
+def assert_balanced(books: dict[str, Any]) -> None:
+    """Issued = consumed + dropped + in flight, in groups."""
+    dropped, in_flight = sum(books["dropped"].values()), sum(books["in_flight"].values())
+    assert books["issued"] == books["consumed"] + dropped + in_flight
