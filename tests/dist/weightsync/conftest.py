@@ -56,7 +56,7 @@ class Process:
         assert self._popen.stdin is not None
         print(json.dumps({"do": do, **arguments}), file=self._popen.stdin, flush=True)
 
-    def answer(self, timeout_s: float = 90.0) -> dict[str, Any]:
+    def answer(self, timeout_s: float = 240.0) -> dict[str, Any]:
         found = self._answers.get(timeout=timeout_s)
         assert found is not None, f"{self._popen.args} ended with {self._popen.wait(5)}"
         return found

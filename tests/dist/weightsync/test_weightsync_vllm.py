@@ -15,7 +15,7 @@ import torch
 pytest.importorskip("vllm")
 pytest.importorskip("transformers")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # The engine's start is in it.
 
 SIZES = {
     "vocab_size": 256,
@@ -83,7 +83,7 @@ def setup(request, start, start_trainer, tmp_path_factory) -> Setup:
     new_model(kind).save_pretrained(folder / "model")
     trainer = start_trainer(2, *MODELS[kind])
     engine = start("vllm_process.py", {"model": str(folder / "model")})
-    engine.answer(180)
+    engine.answer(280)
     return Setup(trainer, engine, kind, folder)
 
 
@@ -147,9 +147,7 @@ def test_kept_keys_and_values_are_those_of_the_old_version(setup):
 
     setup.publish()
     old = setup.version
-    setup.engine.ask(
-        "connect", endpoints=setup.trainer.endpoints, transport="tcp", kv_cache="keep"
-    )
+    setup.engine.ask("connect", endpoints=setup.trainer.endpoints, transport="tcp", kv_cache="keep")
     setup.engine.ask("load", version=old)
     setup.engine.tell("load_while_generating", version=old + 1, prompts=PROMPTS[:1])
     setup.engine.answer()

@@ -48,7 +48,9 @@ class Generation:
         return len(self.output.token_ids) if self.output is not None else 0
 
     async def until(self, num_tokens: int) -> None:
-        while self.num_tokens < num_tokens and not self.task.done():
+        while True:
+            if self.num_tokens >= num_tokens or self.task.done():
+                return
             await asyncio.sleep(0.002)
 
     async def stop(self) -> dict[str, Any]:

@@ -183,12 +183,18 @@ class VLLMWeightClient:
             started = time.monotonic()
             staged, num_bytes = await self._stage(version)
             transfer_s = time.monotonic() - started
-            stall_s = await self._commit(staged)
+            commit = asyncio.ensure_future(self._commit(staged))
+            try:
+                stall_s = await asyncio.shield(commit)
+            except asyncio.CancelledError:
+                await commit  # Given up half-way, it would leave the engine paused.
+                raise
             return LoadTimes(staged, transfer_s, stall_s, num_bytes)
 
     async def _stage(self, version: int) -> tuple[int, int]:
         """Until every worker has staged the same version."""
         deadline = time.monotonic() + self._timeout_s
+        await self._until_settled(deadline)  # A load that was cancelled may still be staging.
         while True:
             left = deadline - time.monotonic()
             await self._engine.collective_rpc("cosmos_stage", None, (version, left))
@@ -199,13 +205,18 @@ class VLLMWeightClient:
             version = max(versions)  # Published in between; the workers behind fetch it too.
 
     async def _until_staged(self, deadline: float) -> list[dict[str, Any]]:
+        states = await self._until_settled(deadline)
+        for state in states:
+            if state["state"] != "staged":
+                raise TransferError(f"staging failed: {state.get('error', state['state'])}")
+        return states
+
+    async def _until_settled(self, deadline: float) -> list[dict[str, Any]]:
+        """Wait until no worker is staging."""
         pause_s = 0.002
         while True:
             states = await self._stage_states()
-            failed = [state for state in states if state["state"] == "failed"]
-            if failed:
-                raise TransferError(f"staging failed: {failed[0]['error']}")
-            if all(state["state"] == "staged" for state in states):
+            if all(state["state"] != "running" for state in states):
                 return states
             if time.monotonic() > deadline:
                 raise DeadlineError(f"a worker staged nothing in {self._timeout_s} s")
