@@ -5,10 +5,12 @@ The sender holds a model with tied embeddings, the case that a naive reload gets
 
 import asyncio
 import os
-from pathlib import Path
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import pytest_asyncio
 
 pytest.importorskip("vllm")
 torch = pytest.importorskip("torch")
@@ -18,18 +20,23 @@ from transformers import Qwen3Config, Qwen3ForCausalLM  # noqa: E402
 
 from cosmos_core.messages import (  # noqa: E402
     Generate,
+    GroupFailed,
     GroupFinished,
     GroupId,
+    LoadFailed,
     LoadVersion,
     VersionLoaded,
 )
+from cosmos_core.trajectory import Trajectory  # noqa: E402
 from cosmos_rollout import (  # noqa: E402
+    EngineDeadError,
     EngineSetup,
     Producer,
     ProducerConfig,
     ProducerParts,
     PromptRow,
     PromptSet,
+    RolloutEngine,
     Sampling,
     Scored,
     VLLMConfig,
@@ -41,7 +48,7 @@ from cosmos_weightsync.integrations.vllm import (  # noqa: E402
     engine_arguments,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 NUM_NEW = 250
 
 
@@ -82,14 +89,82 @@ def build(seed: int):
     return Qwen3ForCausalLM(config).eval()
 
 
-@pytest.fixture
-def environment():
+class Breakable:
+    """The client of cosmos_weightsync, which can be told to stop in the middle of a swap."""
+
+    def __init__(self, llm, kv: str) -> None:
+        self._llm, self._client, self.breaks = llm, VLLMWeightClient(llm, kv_cache=kv), False
+
+    async def connect(self, endpoints: Sequence[str]) -> None:
+        await self._client.connect(endpoints)
+
+    async def load(self, version: int):
+        if self.breaks:
+            await self._llm.pause_generation(mode="keep", clear_cache=False)
+            raise ValueError("half of the tensors are in place")
+        return await self._client.load(version)
+
+
+@dataclass
+class World:
+    engine: RolloutEngine
+    producer: Producer
+    sender: WeightSender
+    trained: torch.nn.Module
+    clients: list[Breakable]
+    stored: list[Trajectory]
+
+    def submit(self, ordinal: int) -> None:
+        group = GroupId(source="train", round=0, ordinal=ordinal)
+        self.producer.submit(Generate(group=group, attempt=0, num_samples=4))
+
+    async def events(self, count: int):
+        async with asyncio.timeout(120):
+            stream = self.producer.events()
+            return [await anext(stream) for _ in range(count)]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def world(tmp_path_factory) -> AsyncIterator[World]:
     before = dict(os.environ)
     os.environ.update(cpu_environment())
     torch.set_num_threads(1)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
+    path, trained = tmp_path_factory.mktemp("model"), build(0)
+    trained.save_pretrained(path)
+    clients, stored = [], []
+
+    def client(llm, kv) -> Breakable:
+        clients.append(Breakable(llm, kv))
+        return clients[-1]
+
+    async def publish(trajectories):
+        stored.extend(trajectories)
+        return [f"{t.group}/{t.sibling}" for t in trajectories]
+
+    config = VLLMConfig(dtype="float32", context_length=512, kv="recompute", progress_tokens=2)
+    arguments = engine_arguments()
+    engine = await config.build(
+        EngineSetup(model_path=path, weight_client=client, engine_arguments=arguments)
+    )
+    rows = [PromptRow(prompt_id=str(i), prompt=f"{i + 1} 7 21 {i + 3}") for i in range(9)]
+    parts = ProducerParts(
+        engine=engine,
+        prompts={"train": PromptSet(rows, order="file")},
+        tokenizer=Numbers(),
+        scorer=OneForAll(),
+        publish=publish,
+    )
+    sampling = Sampling(max_new_tokens=NUM_NEW, seed=2**40)
+    producer = Producer(parts, ProducerConfig(slots=3, sampling=sampling), replica="rollout-0")
+    sender = WeightSender(shards_of(trained))
+    try:
+        yield World(engine, producer, sender, trained, clients, stored)
+    finally:
+        await producer.aclose()
+        await engine.aclose()
+        sender.close()
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @torch.no_grad()
@@ -102,63 +177,51 @@ def reference(models, trajectory) -> np.ndarray:
     return picked[version, np.arange(len(version))]
 
 
-async def test_weights_pushed_while_groups_generate_are_exact_to_the_token(environment, tmp_path):
-    old, new = build(0), build(1)
-    path = Path(tmp_path) / "model"
-    old.save_pretrained(path)
-    trained = build(0)
-    sender = WeightSender(shards_of(trained))
-    config = VLLMConfig(dtype="float32", context_length=512, kv="recompute", progress_tokens=2)
-    engine = await config.build(
-        EngineSetup(
-            model_path=path,
-            weight_client=lambda llm, kv: VLLMWeightClient(llm, kv_cache=kv),
-            engine_arguments=engine_arguments(),
-        )
-    )
-    stored = []
-
-    async def publish(trajectories):
-        stored.extend(trajectories)
-        return [f"{t.group}/{t.sibling}" for t in trajectories]
-
-    rows = [PromptRow(prompt_id=str(i), prompt=f"{i + 1} 7 21 {i + 3}") for i in range(3)]
-    producer = Producer(
-        ProducerParts(
-            engine=engine,
-            prompts={"train": PromptSet(rows, order="file")},
-            tokenizer=Numbers(),
-            scorer=OneForAll(),
-            publish=publish,
-        ),
-        ProducerConfig(slots=3, sampling=Sampling(max_new_tokens=NUM_NEW, seed=2**40)),
-        replica="rollout-0",
-    )
-    try:
-        for ordinal in range(3):
-            group = GroupId(source="train", round=0, ordinal=ordinal)
-            producer.submit(Generate(group=group, attempt=0, num_samples=4))
-        async with asyncio.timeout(120):
-            while engine.num_tokens_generated < 200:  # noqa: ASYNC110 - there is no event for it
-                await asyncio.sleep(0.001)
-            trained.load_state_dict(new.state_dict())
-            await asyncio.to_thread(sender.publish, 1)
-            loaded = await producer.load(LoadVersion(version=1, endpoints=(sender.endpoint,)))
-            assert isinstance(loaded, VersionLoaded), loaded
-            stream = producer.events()
-            events = [await anext(stream) for _ in range(3)]
-    finally:
-        await producer.aclose()
-        await engine.aclose()
-        sender.close()
-    assert all(isinstance(event, GroupFinished) for event in events)
-    assert loaded.version == engine.weight_version == 1
+async def test_weights_pushed_while_groups_generate_are_exact_to_the_token(world):
+    for ordinal in range(3):
+        world.submit(ordinal)
+    async with asyncio.timeout(120):
+        while world.engine.num_tokens_generated < 200:  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0.001)
+    world.trained.load_state_dict(build(1).state_dict())
+    await asyncio.to_thread(world.sender.publish, 1)
+    command = LoadVersion(version=1, endpoints=(world.sender.endpoint,))
+    loaded = await world.producer.load(command)
+    assert isinstance(loaded, VersionLoaded), loaded
+    assert loaded.version == world.engine.weight_version == 1
     assert loaded.stall_s > 0.0
-    assert len(stored) == 12
-    for trajectory in stored:
+    assert all(isinstance(event, GroupFinished) for event in await world.events(3))
+    assert len(world.stored) == 12
+    models = (build(0), build(1))
+    for trajectory in world.stored:
         assert (trajectory.oldest_version, trajectory.newest_version) == (0, 1)
-        expected = reference((old, new), trajectory)
+        expected = reference(models, trajectory)
         sampled = trajectory.trainable[1:]
         np.testing.assert_allclose(trajectory.logprobs[1:][sampled], expected[sampled], atol=1e-3)
-    answers = {tuple(t.token_ids.tolist()) for t in stored}
+    answers = {tuple(trajectory.token_ids.tolist()) for trajectory in world.stored}
     assert len(answers) == 12  # siblings draw from seeds of their own
+
+
+async def test_a_sender_that_is_gone_leaves_the_weights_there_are(world):
+    world.sender.close()
+    world.submit(4)
+    command = LoadVersion(version=2, endpoints=(world.sender.endpoint,))
+    event = await world.producer.load(command)
+    assert isinstance(event, LoadFailed)
+    assert event.version == 2
+    assert "version 2 could not be loaded" in event.reason
+    (finished,) = await world.events(1)
+    assert isinstance(finished, GroupFinished)
+    assert {sample.newest_version for sample in finished.samples} == {1}
+
+
+async def test_a_swap_that_breaks_half_way_ends_the_engine_and_what_is_in_flight(world):
+    world.submit(5)
+    world.clients[0].breaks = True
+    with pytest.raises(EngineDeadError, match="version 3 is half loaded"):
+        await world.producer.load(LoadVersion(version=3, endpoints=(world.sender.endpoint,)))
+    (failed,) = await world.events(1)
+    assert isinstance(failed, GroupFailed)
+    assert "half loaded" in failed.reason
+    with pytest.raises(EngineDeadError):
+        await world.events(1)

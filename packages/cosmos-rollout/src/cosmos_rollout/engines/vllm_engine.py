@@ -221,6 +221,8 @@ class VLLMEngine:
             raise self._dead("vLLM's engine process died while loading weights") from error
         if await self._llm.is_paused():
             fault = self._dead(f"version {version} is half loaded; the engine has to be restarted")
+            for task in self._tasks:
+                task.cancel()  # frozen for ever otherwise; each raises the fault
             raise fault from error
 
     def _dead(self, words: str) -> EngineError:

@@ -1,0 +1,110 @@
+"""The reference engine's own parts: how a token is drawn, and what weights it refuses."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
+
+from cosmos_rollout import (  # noqa: E402
+    EngineSetup,
+    EngineStartError,
+    Sampling,
+    TransformersConfig,
+    WeightLoadError,
+)
+from cosmos_rollout.engines.transformers_engine import ModelDecoder, sample_token  # noqa: E402
+
+# probabilities 0.5, 0.3, 0.15, 0.05
+LOGITS = torch.log(torch.tensor([0.15, 0.5, 0.05, 0.3]))
+
+
+def draw(sampling: Sampling, seed: int = 0) -> tuple[int, float]:
+    return sample_token(LOGITS, sampling, torch.Generator().manual_seed(seed))
+
+
+def test_greedy_takes_the_likeliest_and_reports_the_plain_softmax():
+    token, logprob = draw(Sampling(temperature=0.0))
+    assert (token, logprob) == (1, pytest.approx(math.log(0.5)))
+
+
+@pytest.mark.parametrize(
+    ("top_p", "kept"),
+    [
+        (1.0, {1: 0.5, 3: 0.3, 0: 0.15, 2: 0.05}),
+        (0.9, {1: 0.5 / 0.95, 3: 0.3 / 0.95, 0: 0.15 / 0.95}),
+        (0.7, {1: 0.625, 3: 0.375}),  # 0.5 is less than 0.7, 0.8 is not
+        (0.1, {1: 1.0}),  # the likeliest always stays
+    ],
+)
+def test_top_p_keeps_the_fewest_tokens_that_reach_it_and_renormalises(top_p, kept):
+    drawn = dict(draw(Sampling(top_p=top_p), seed) for seed in range(300))
+    assert set(drawn) == set(kept)
+    for token, logprob in drawn.items():
+        assert logprob == pytest.approx(math.log(kept[token]), abs=1e-6)
+
+
+def test_temperature_sharpens_before_anything_else():
+    # squares of the probabilities, renormalised: 0.25 / 0.365 for the likeliest
+    logprobs = dict(draw(Sampling(temperature=0.5), seed) for seed in range(50))
+    assert logprobs[1] == pytest.approx(math.log(0.25 / 0.365), abs=1e-6)
+
+
+def test_draws_follow_the_probabilities():
+    generator = torch.Generator().manual_seed(0)
+    tokens = [sample_token(LOGITS, Sampling(), generator)[0] for _ in range(4000)]
+    for token, probability in ((1, 0.5), (3, 0.3), (0, 0.15), (2, 0.05)):
+        # four standard deviations of a binomial
+        margin = 4 * math.sqrt(probability * (1 - probability) / 4000)
+        assert tokens.count(token) / 4000 == pytest.approx(probability, abs=margin)
+
+
+def model(*, tied: bool = False):
+    config = LlamaConfig(
+        vocab_size=16,
+        hidden_size=8,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        tie_word_embeddings=tied,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def weights(source, **changes) -> SimpleNamespace:
+    tensors = {name: value.clone() for name, value in source.state_dict().items()}
+    tensors.update(changes)
+    return SimpleNamespace(version=1, tensors={n: t for n, t in tensors.items() if t is not None})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"lm_head.weight": None}, r"1 tensors of the model are missing: \['lm_head.weight'\]"),
+        ({"more": torch.zeros(1)}, r"that the model does not have: \['more'\]"),
+        (
+            {"model.norm.weight": torch.zeros(9)},
+            r"model\.norm\.weight: the model has \(8,\), got \(9,\)",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_whole(changes, words):
+    target, other = model(), model()
+    before = {name: value.clone() for name, value in target.state_dict().items()}
+    with pytest.raises(WeightLoadError, match=words):
+        ModelDecoder(target).load(weights(other, **changes))
+    assert all(torch.equal(value, before[name]) for name, value in target.state_dict().items())
+
+
+def test_tied_weights_need_only_one_of_their_names():
+    target, other = model(tied=True), model(tied=True)
+    ModelDecoder(target).load(weights(other, **{"lm_head.weight": None}))
+    assert torch.equal(target.lm_head.weight, other.model.embed_tokens.weight)
+
+
+async def test_a_model_that_is_not_there_is_a_start_error(tmp_path):
+    with pytest.raises(EngineStartError, match="nothing-here"):
+        await TransformersConfig().build(EngineSetup(model_path=tmp_path / "nothing-here"))
