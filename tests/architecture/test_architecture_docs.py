@@ -23,7 +23,7 @@ _LINK = re.compile(r"(?<!\!)\[[^\]\n]+\]\((?P<target>[^)\s]+)\)")
 # In pieces, so that this file does not name what no file may name.
 _UNWANTED = [
     "/wo" + "rk/", "/opt/" + "pypi", "/opt/" + "wheels", "pypi" + ".org", "python" + "hosted.org",
-    "/tmp/" + "plan", "/ro" + "ot/", "download." + "pytorch.org",
+    "/tmp/" + "plan", "/r" + "oot/", "download." + "pytorch.org",
     "registry." + "npmjs.org", "../" + "shared",
 ]  # fmt: skip
 
