@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
+from cosmos_app.quiet import quiet_third_parties
+
 _EXAMPLES = """
 \b
 Examples:
@@ -47,6 +49,7 @@ def main() -> None:
     One TOML file is one run. 'run' starts everything on this machine; 'controller', 'policy' and
     'rollout' start one process each, for launchers such as torchrun, SLURM and Kubernetes.
     """
+    quiet_third_parties()
 
 
 def _recipe_arguments(command: Command) -> Command:

@@ -74,7 +74,9 @@ def build_tiny_model(
     """Write tokenizer and model to ``directory``; return the number of parameters."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     directory.mkdir(parents=True, exist_ok=True)
     vocab_size = build_tokenizer(directory, texts, config.max_position)
     model_config = Qwen3Config(

@@ -122,6 +122,7 @@ class Producer:
         self._reported: dict[_Key, GroupEvent] = {}
         self._events: asyncio.Queue[GroupEvent | _Fatal] = asyncio.Queue()
         self._num_scored = 0
+        self._is_dead = False
         self._occupancy = Occupancy(config.slots, clock())
 
     @property
@@ -135,8 +136,10 @@ class Producer:
         return self._parts.engine.num_tokens_generated + self._num_scored
 
     def submit(self, command: Generate) -> None:
-        """Take a group on."""
+        """Take a group on; of no effect once the engine is dead."""
         key = (command.group, command.attempt)
+        if self._is_dead:
+            return  # whoever reads the events is about to hear of it
         if key in self._reported:
             self._events.put_nowait(self._reported[key])
         elif key not in self._tasks and command not in self._queued:
@@ -213,6 +216,9 @@ class Producer:
             error = task.exception()
             event = task.result() if error is None else self._failed(command, error)
             self._report(key, event)
+            if isinstance(error, _Fatal):
+                self._is_dead = True
+                self._queued.clear()
             self._fill_slots()
             if isinstance(error, _Fatal) and not self.num_groups:
                 self._events.put_nowait(error)  # the last to fall with the engine says so

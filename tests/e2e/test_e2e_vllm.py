@@ -1,0 +1,150 @@
+"""The whole system with real vLLM: versions inside a response, kills, learning."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from real_runs import Run, Runner, assert_balanced
+
+from cosmos_app.samples import read_trajectories
+from cosmos_core.trajectory import Trajectory
+
+pytest.importorskip("vllm")
+pytestmark = pytest.mark.slow
+
+# Two rollout replicas with real vLLM; a dozen small steps on an untrained model.
+VLLM = (
+    "warmup.steps=0",
+    "trainer.groups_per_step=16",
+    "trainer.samples_per_group=4",
+    "trainer.checkpoint_every=0",
+    "data.arithmetic.held_out=32",
+    "rollout.slots=8",
+)
+
+
+def checkpointed_model(run: Run, version: int, folder: Path) -> torch.nn.Module:
+    """Return the transformers model of one weight version; version 0 is the model built."""
+    from transformers import AutoModelForCausalLM
+
+    from cosmos_app.export import export_checkpoint
+
+    source = run.output / "model"
+    if version:
+        source = folder / f"version-{version}"
+        export_checkpoint(run.output, source, step=version - 1)
+    return AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+
+
+def switched(run: Run) -> Iterator[Trajectory]:
+    """Yield the recorded training samples whose tokens are of more than one version."""
+    for path in sorted((run.output / "trajectories").glob("*.bin")):
+        for trajectory in read_trajectories(path):
+            sampled = [span for span in trajectory.versions if span.version >= 0]
+            if len(sampled) > 1 and trajectory.group.startswith("train."):
+                yield trajectory
+
+
+@torch.no_grad()
+def reference_logprobs(
+    models: dict[int, torch.nn.Module], trajectory: Trajectory
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return log-probs under each token's own version, and under the first version alone."""
+    tokens = torch.tensor(trajectory.token_ids, dtype=torch.long)
+    per_version = {
+        version: torch.log_softmax(model(tokens[None]).logits[0], dim=-1)
+        for version, model in models.items()
+    }
+    versions = trajectory.version_of_each_step()
+    places = [i for i in range(len(tokens)) if trajectory.trainable[i]]
+    first = int(versions[places[0]])
+    own = torch.stack([per_version[int(versions[i])][i - 1, tokens[i]] for i in places])
+    stale = torch.stack([per_version[first][i - 1, tokens[i]] for i in places])
+    return own, stale
+
+
+def test_tokens_of_one_response_have_the_logprobs_of_the_versions_that_sampled_them(
+    runner: Runner, tmp_path: Path
+) -> None:
+    run = runner.complete(
+        *VLLM,
+        "rollout.replicas=1",
+        "rollout.record=true",
+        "rollout.engine.kv=recompute",
+        "rollout.sampling.max_new_tokens=48",
+        "trainer.steps=6",
+        "trainer.checkpoint_every=1",
+        "trainer.keep_checkpoints=100",
+        "learner.optimizer.lr=3e-3",
+        "learner.optimizer.schedule.num_warmup_steps=0",
+        "validation.before=false",
+        "validation.after=false",
+    )
+    chosen = sorted(switched(run), key=lambda t: -t.num_tokens)[:12]
+    assert chosen, "no response went over a version switch"
+    needed = {span.version for t in chosen for span in t.versions if span.version >= 0}
+    models = {version: checkpointed_model(run, version, tmp_path) for version in needed}
+    furthest = 0.0
+    for trajectory in chosen:
+        recorded = torch.tensor(trajectory.logprobs[trajectory.trainable])
+        own, stale = reference_logprobs(models, trajectory)
+        assert float((recorded - own).abs().max()) < 1e-3
+        furthest = max(furthest, float((recorded - stale).abs().max()))
+    assert furthest > 1e-2, "the versions must differ for this to say anything"
+
+
+def test_kill_minus_nine_of_a_rollout_and_of_the_controller_loses_nothing(runner: Runner) -> None:
+    run = runner.start(*VLLM, "trainer.steps=40", "bus.lease_s=10")
+    run.wait_for(lambda: run.steps_done() >= 3)
+    os.kill(run.child("rollout-1"), signal.SIGKILL)
+    before = run.steps_done()
+    run.wait_for(lambda: run.steps_done() >= before + 2)
+    os.kill(run.child("controller"), signal.SIGKILL)
+    assert run.finish() == 0, run.logs()
+    report = run.report
+    assert [r["step"] for r in run.metrics("controller")] == list(range(40))
+    assert_balanced(report["books"])
+    assert report["books"]["consumed"] == 40 * 16
+    deaths = {(i["name"], i["how"], i["outcome"]) for i in report["incidents"]}
+    assert deaths == {
+        ("rollout-1", "signal 9 (SIGKILL)", "restarted"),
+        ("controller", "signal 9 (SIGKILL)", "restarted"),
+    }
+    assert "rollout-1 died" in run.text
+    assert "controller died" in run.text
+
+
+def is_right(text: str) -> bool:
+    """Tell whether ``"20+3=23"`` is true."""
+    question, _, answer = text.partition("=")
+    first, _, second = question.partition("+")
+    return answer.isdigit() and int(first) + int(second) == int(answer)
+
+
+def test_the_quickstart_learns_and_its_export_answers_in_transformers(runner: Runner) -> None:
+    run = runner.start()
+    assert run.finish(deadline_s=1500) == 0, run.logs()
+    report = run.report
+    accuracies = {int(version): value for version, value in report["accuracies"].items()}
+    assert max(accuracies) == report["steps"]
+    assert accuracies[max(accuracies)] - accuracies[0] >= 0.3
+    assert report["switched"] > 0.0
+    assert report["staleness"][1] <= 2
+    assert_balanced(report["books"])
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(report["export"])
+    model = AutoModelForCausalLM.from_pretrained(report["export"]).eval()
+    answers = {
+        prompt: tokenizer.decode(
+            model.generate(**tokenizer(prompt, return_tensors="pt"), max_new_tokens=5)[0],
+            skip_special_tokens=True,
+        )
+        for prompt in ("20+3=", "41+5=", "60+7=", "33+4=", "52+6=", "70+8=")
+    }
+    right = sum(is_right(text) for text in answers.values())
+    assert right >= 2, answers
