@@ -69,8 +69,11 @@ def reference_logprobs(
 def test_tokens_of_one_response_have_the_logprobs_of_the_versions_that_sampled_them(
     runner: Runner, tmp_path: Path
 ) -> None:
+    reward = tmp_path / "reward.py"
+    reward.write_text("def ones(sample):\n    return sample.response.count('1') / 48\n")
     run = runner.complete(
         *VLLM,
+        f"reward.rewards=[{{kind='python', function='{reward}:ones', name='ones'}}]",
         "rollout.replicas=1",
         "rollout.record=true",
         "rollout.engine.kv=recompute",
