@@ -1,0 +1,65 @@
+"""Commands: help that teaches, recipes that are checked before anything starts."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from cosmos_app.cli import main
+from cosmos_app.report import curve
+
+QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.toml"
+COMMANDS = ("run", "controller", "policy", "rollout", "check", "status", "export", "doctor")
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command_says_more_than_its_options(command: str) -> None:
+    result = call(command, "--help")
+    assert result.exit_code == 0
+    assert len(result.output.split("Options:")[0].splitlines()) >= 4
+
+
+def test_the_main_help_shows_commands_to_copy() -> None:
+    output = call("--help").output
+    assert "cosmos-app run configs/quickstart.toml --resume" in output
+    assert "data.path=my.jsonl model.path=my-hf-model" in output
+
+
+def test_check_forecasts_the_quickstart_without_starting_anything(tmp_path: Path) -> None:
+    result = call("check", str(QUICKSTART), f"output={tmp_path / 'run'}", "--json")
+    assert result.exit_code == 0, result.output
+    forecast = json.loads(result.output)
+    processes = {placement["role"]: placement["processes"] for placement in forecast["placements"]}
+    assert processes == {"controller": 1, "policy": 1, "rollout": 2}
+    assert 250_000 < forecast["parameters"] < 350_000
+    assert not (tmp_path / "run").exists()
+
+
+def test_check_warns_of_slots_that_admission_leaves_empty() -> None:
+    result = call("check", str(QUICKSTART), "rollout.slots=100", "--json")
+    forecast = json.loads(result.output)
+    assert forecast["starved_slots"] == 200 - 64
+    assert "staleness.depth" in forecast["warnings"][0]
+
+
+def test_different_temperatures_of_sampler_and_trainer_are_refused() -> None:
+    result = call("check", str(QUICKSTART), "rollout.sampling.temperature=0.7")
+    assert result.exit_code == 2
+    assert "algorithm.temperature" in result.output
+
+
+def test_status_of_what_is_no_run_says_so(tmp_path: Path) -> None:
+    result = call("status", str(tmp_path))
+    assert result.exit_code == 1
+    assert "not the directory of a run" in result.output
+
+
+def test_a_curve_spans_its_own_range() -> None:
+    assert curve([0.0, 0.5, 1.0]) == "▁▅█"
+    assert curve([2.0, 2.0]) == "▁▁"
+    assert curve([]) == ""

@@ -1,0 +1,52 @@
+"""What a run makes for itself: sums that are right, and a model transformers loads."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from cosmos_app.quickstart.arithmetic import ArithmeticConfig, arithmetic_rows
+from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
+
+
+def test_sums_are_right_and_no_held_out_sum_is_trained_on() -> None:
+    train, held_out = arithmetic_rows(
+        ArithmeticConfig(max_first=9, max_second=9, held_out=20), seed=3
+    )
+    assert len(train) == 80
+    assert len(held_out) == 20
+    prompts = {row["prompt"] for row in train}
+    assert prompts.isdisjoint(row["prompt"] for row in held_out)
+    for row in train + held_out:
+        first, second = row["prompt"].removesuffix("=").split("+")
+        assert int(first) + int(second) == int(row["answer"])
+
+
+def test_a_table_with_nothing_left_to_train_on_is_refused() -> None:
+    with pytest.raises(ValueError, match="the table has 4 sums"):
+        ArithmeticConfig(max_first=1, max_second=1, held_out=4)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_tiny_model_loads_and_its_tokenizer_round_trips(tmp_path: Path, tied: bool) -> None:
+    config = TinyModelConfig(hidden_size=32, num_layers=1, num_heads=2, tie_embeddings=tied)
+    parameters = build_tiny_model(tmp_path, ["12+7=19"], config, seed=0)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    ids = tokenizer("2+9=").input_ids
+    assert len(ids) == 5  # one token a character, behind the beginning-of-sequence token
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "2+9="
+    assert sum(p.numel() for p in model.parameters()) == parameters
+    assert model(torch.tensor([ids])).logits.shape == (1, 5, len(tokenizer))
+
+
+def test_the_same_seed_builds_the_same_model(tmp_path: Path) -> None:
+    config = TinyModelConfig(hidden_size=32, num_layers=1, num_heads=2)
+    for name in ("one", "two"):
+        build_tiny_model(tmp_path / name, ["1+1=2"], config, seed=5)
+    one, two = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict()
+        for name in ("one", "two")
+    )
+    assert all(torch.equal(one[name], two[name]) for name in one)

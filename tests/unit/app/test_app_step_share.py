@@ -1,0 +1,61 @@
+"""Shares of a step: together the whole step, each weighed by all of it."""
+
+import pytest
+import torch
+
+from cosmos_algos import AggregationConfig
+from cosmos_app.step_share import batches_of_share, share_of_step, step_statistics
+from cosmos_core.messages import SampleRef, Train
+
+
+def ref(key: str, reward: float, num_tokens: int, version: int = 0) -> SampleRef:
+    return SampleRef(
+        sibling=0,
+        status="completed",
+        key=key,
+        num_tokens=num_tokens,
+        reward=reward,
+        oldest_version=version,
+        newest_version=version + 1,
+    )
+
+
+FAILED = SampleRef(sibling=2, status="failed", failure="reward exact: TimeoutError")
+TRAIN = Train(
+    step=3,
+    groups=((ref("a", 1.0, 2, 3), ref("b", 0.0, 4, 2), FAILED), (ref("c", 1.0, 3, 3),)),
+    publish=True,
+)
+
+
+@pytest.mark.parametrize("num_shares", [1, 2, 3, 5])
+def test_shares_partition_the_completed_samples(num_shares: int) -> None:
+    shares = [
+        share_of_step(TRAIN, "dr_grpo", AggregationConfig(), index=i, num_shares=num_shares)
+        for i in range(num_shares)
+    ]
+    keys = sorted(sample.key for share in shares for sample in share.refs)
+    assert keys == ["a", "b", "c"]
+    assert sum(float(share.weights.denominator.sum()) for share in shares) == 9.0
+
+
+def test_advantages_are_relative_to_the_group_and_a_group_of_one_has_none() -> None:
+    share = share_of_step(TRAIN, "dr_grpo", AggregationConfig(), index=0, num_shares=1)
+    advantages = dict(zip([s.key for s in share.refs], share.advantages.tolist(), strict=True))
+    assert advantages == {"a": 0.5, "b": -0.5, "c": 0.0}
+
+
+def test_a_share_without_samples_is_one_batch_of_weight_zero() -> None:
+    share = share_of_step(TRAIN, "dr_grpo", AggregationConfig(), index=4, num_shares=5)
+    (batch,) = batches_of_share(share, [], max_tokens=64, policy_version=3)
+    assert torch.count_nonzero(batch.trainable) == 0
+    assert float(batch.denominators.sum()) == 0.0
+
+
+def test_statistics_count_staleness_from_the_oldest_token_of_a_group() -> None:
+    values = step_statistics(TRAIN)
+    assert values["reward"] == pytest.approx(2 / 3)
+    assert values["staleness_mean"] == 0.5  # (3 - 2 and 3 - 3) / 2
+    assert values["staleness_max"] == 1.0
+    assert values["switched"] == 1.0
+    assert values["zero_signal"] == 0.5
