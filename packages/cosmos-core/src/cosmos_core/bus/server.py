@@ -76,7 +76,7 @@ class RedisServer:
         for _ in range(1 if port else _ATTEMPTS):
             chosen = port or _free_port()
             process = _spawn(binary, directory, chosen, password)
-            problem = _wait_until_up(process, chosen)
+            problem = _wait_until_up(process, directory / "redis.pid", chosen)
             if not problem:
                 return cls(process, chosen, password)
             _end(process)
@@ -114,13 +114,15 @@ def _spawn(binary: Path, directory: Path, port: int, password: str) -> subproces
     )
 
 
-def _wait_until_up(process: subprocess.Popen[bytes], port: int) -> str:
+def _wait_until_up(process: subprocess.Popen[bytes], pid_file: Path, port: int) -> str:
+    """Return what is wrong, nothing if it is up: its own process id is written once it listens."""
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
             return f"it ended with code {process.returncode}"
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
-            return ""
+        with contextlib.suppress(OSError, ValueError):
+            if int(pid_file.read_text()) == process.pid:
+                return ""
         time.sleep(0.02)
     return f"nothing answered on port {port} for {_START_S:g} s"
 

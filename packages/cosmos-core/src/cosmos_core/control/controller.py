@@ -317,6 +317,8 @@ class Controller:
 
         Looks only at replicas for which something has changed, and at all of them with a tick.
         """
+        if not self._behind:
+            return
         behind, self._behind = sorted(self._behind), set[str]()
         policies = self.state.policies()
         target = max((policy.published for policy in policies), default=UNKNOWN_VERSION)

@@ -45,11 +45,15 @@ class ReplicaTable:
         )
         counters.replicas_joined += 1
         self._state.replicas[replica.name] = replica
+        if replica.role == "policy":
+            self._state.policy_names.append(replica.name)
         self._enter(replica)
         return replica
 
     def remove(self, name: str) -> ReplicaState | None:
         """Forget a replica."""
+        if name in self._state.policy_names:
+            self._state.policy_names.remove(name)
         return self._state.replicas.pop(name, None)
 
     def occupy(self, replica: ReplicaState, change: int) -> None:

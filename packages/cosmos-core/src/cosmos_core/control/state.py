@@ -139,6 +139,7 @@ class ControllerState(msgspec.Struct, kw_only=True):
     next_ordinal: int = 0
     groups: dict[int, GroupState] = msgspec.field(default_factory=dict)
     replicas: dict[str, ReplicaState] = msgspec.field(default_factory=dict)
+    policy_names: list[str] = msgspec.field(default_factory=list)
     training: StepState | None = None
     idle_since_s: float = 0.0
     consumed_since_save: dict[int, tuple[int, ...]] = msgspec.field(default_factory=dict)
@@ -153,7 +154,7 @@ class ControllerState(msgspec.Struct, kw_only=True):
 
     def policies(self) -> list[ReplicaState]:
         """Return the policy replicas."""
-        return [r for r in self.replicas.values() if r.role == "policy"]
+        return [self.replicas[name] for name in self.policy_names]
 
     def rollouts(self) -> list[ReplicaState]:
         """Return the rollout replicas."""

