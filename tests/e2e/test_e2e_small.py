@@ -1,5 +1,6 @@
 """The whole system on the reference engine: same numbers as a loop, resumed or not."""
 
+import json
 import signal
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 import torch
 from real_runs import SMALL, Run, Runner, assert_balanced
 from safetensors.torch import load_file
+
+from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 
 ON_POLICY = ("staleness.depth=0", "staleness.bound=0")
 pytestmark = pytest.mark.slow
@@ -66,3 +69,26 @@ def test_a_reward_that_raises_costs_that_sample_only_and_is_counted(
     )
     assert run.report["steps"] == 2
     assert_balanced(run.report["books"])
+
+
+def test_your_own_data_and_model_run_by_the_same_recipe(runner: Runner, tmp_path: Path) -> None:
+    """The README's command: a JSON-lines file and a Hugging Face directory, one rollout."""
+    rows = [{"prompt": f"say {word}:", "answer": word} for word in ("yes", "no", "maybe") * 8]
+    data = tmp_path / "my.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model = tmp_path / "my-hf-model"
+    config = TinyModelConfig(hidden_size=32, num_layers=1, num_heads=2, tie_embeddings=True)
+    build_tiny_model(model, [json.dumps(row) for row in rows], config, seed=1)
+    before = (model / "model.safetensors").read_bytes()
+    run = runner.complete(
+        *(override for override in SMALL if not override.startswith("rollout.replicas")),
+        f"data.path={data}",
+        f"model.path={model}",
+        "trainer.steps=2",
+        flags=["--rollouts", "1", "--json"],
+    )
+    report = run.report
+    assert report["steps"] == 2
+    assert (run.output / "export" / "model" / "tokenizer.json").exists()
+    assert (model / "model.safetensors").read_bytes() == before, "a model you bring is only read"
+    assert not (run.output / "warm_model").exists()
