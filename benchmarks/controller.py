@@ -4,7 +4,11 @@ Measures `Controller.handle` alone, decisions and books and all, in a simulated 
 replicas that answer every command at once. Seconds are those of the process, so that whatever else
 a busy machine does is not counted. On 2 shared cores, November 2026:
 
-(pending)
+    replicas   slots   groups a step     events   events/s   longest tick
+          10      32             160      1,319     26,900         0.2 ms
+         100      32           1,600     13,111     24,800         0.3 ms
+       1,000       8           4,000     35,015     22,500         0.7 ms
+      10,000       4          20,000    140,033     23,300         8.8 ms   (3 steps)
 """
 
 import argparse
