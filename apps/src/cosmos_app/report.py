@@ -17,7 +17,7 @@ from cosmos_app.supervisor import Incident
 from cosmos_core.metrics import MetricRecord
 
 _BARS = "▁▂▃▄▅▆▇█"
-_CURVE_WIDTH = 60
+_CURVE_WIDTH = 40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +47,8 @@ class RunReport:
         transfer_ms: time a weight version was on its way, generation going on: median, maximum.
         num_loads: weight versions committed by rollout replicas.
         staleness: mean and maximum of (training version - oldest token's version) over groups.
-        mismatch: mean |log p_train - log p_rollout| per token.
+        mismatch: mean |log p_train - log p_rollout| per token: of tokens sampled by the version
+            trained on, where only the engines differ, and of all tokens, where staleness adds.
         switched: share of samples with tokens of more than one weight version.
         length_ratio: mean trained length over mean generated length; 1 when nothing is biased.
         books: issued = consumed + dropped + in flight, in groups.
@@ -68,7 +69,7 @@ class RunReport:
     transfer_ms: tuple[float, float]
     num_loads: int
     staleness: tuple[float, float]
-    mismatch: float
+    mismatch: tuple[float, float]
     switched: float
     length_ratio: float
     books: Mapping[str, Any]
@@ -146,7 +147,10 @@ def build_report(records: Sequence[MetricRecord], outcome: Outcome) -> RunReport
             _mean(_values(records, "controller", "staleness_mean")),
             max(_values(records, "controller", "staleness_max"), default=float("nan")),
         ),
-        mismatch=_mean(_values(records, "policy", "mismatch_abs")),
+        mismatch=(
+            _mean(_values(records, "policy", "lag0_abs")),
+            _mean(_values(records, "policy", "mismatch_abs")),
+        ),
         switched=_mean(_values(records, "policy", "switched")),
         length_ratio=_length_ratio(records),
         books=dict(outcome.books),
@@ -187,13 +191,24 @@ def _numbers(report: RunReport) -> Table:
         ),
         ("staleness in versions", f"mean {staleness_mean:.2f}, max {staleness_max:.0f}"),
         ("responses over a version switch", f"{report.switched:.1%}"),
-        ("|log p train - log p rollout|", f"{report.mismatch:.1e}"),
+        (
+            "|log p train - log p rollout|",
+            f"{report.mismatch[0]:.1e} at the same version, {report.mismatch[1]:.1e} over all",
+        ),
         ("trained / generated length", f"{report.length_ratio:.3f}"),
-        ("books, in groups", ", ".join(f"{k} {v}" for k, v in report.books.items())),
+        ("books, in groups", _books(report.books)),
     ]
     for name, value in rows:
         table.add_row(f"[dim]{name}[/]", value)
     return table
+
+
+def _books(books: Mapping[str, Any]) -> str:
+    """Say issued = consumed + dropped + in flight, leaving out what is 0."""
+    parts = [f"consumed {books.get('consumed', 0)}"]
+    for column in ("dropped", "in_flight"):
+        parts.extend(f"{name} {count}" for name, count in books.get(column, {}).items() if count)
+    return f"issued {books.get('issued', 0)} = {' + '.join(parts)}"
 
 
 def _samples(report: RunReport) -> Table:

@@ -27,7 +27,7 @@ def append_samples(path: Path, samples: Iterable[Sample]) -> None:
 
 
 def last_samples(directory: Path, most: int = _MOST_SHOWN) -> list[Sample]:
-    """Return the newest samples of all replicas, newest version first, prompts in order."""
+    """Return some samples of the newest version, spread evenly over its prompts."""
     samples: list[Sample] = []
     for path in sorted(directory.glob("samples-*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -37,7 +37,7 @@ def last_samples(directory: Path, most: int = _MOST_SHOWN) -> list[Sample]:
                 continue  # the torn last line of a replica that was killed
     newest = max((sample.version for sample in samples), default=0)
     shown = sorted((s for s in samples if s.version == newest), key=lambda s: s.prompt)
-    return shown[:most]
+    return shown[:: max(1, len(shown) // most)][:most]
 
 
 def append_trajectories(path: Path, encoded: Iterable[bytes]) -> None:
