@@ -1,5 +1,6 @@
 """``cosmos-app check``: what a recipe would start, before anything is started."""
 
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from cosmos_core.config import config_to_json
 _BYTES_OF = {"float32": 4, "bfloat16": 2}
 _ADAM_BYTES = 8  # two fp32 moments
 _MIB = 1 << 20
+_MATRIX = 768
+_TRIES = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +45,9 @@ class Forecast:
         slots: prompts that the rollout replicas can hold at once.
         starved_slots: slots that admission leaves empty while one step trains.
         predicted_bubble: share of rollout capacity lost to that.
+        train_s: least time to train on one step, were every product to run at this device's
+            measured matrix rate: 6 floating-point operations a parameter and token.
+        generate_s: the same for sampling one step on all rollouts: 2 a parameter and token.
         warnings: what is legal but unwise.
     """
 
@@ -51,6 +57,8 @@ class Forecast:
     slots: int
     starved_slots: int
     predicted_bubble: float
+    train_s: float
+    generate_s: float
     warnings: tuple[str, ...]
 
 
@@ -83,8 +91,31 @@ def count_parameters(recipe: Recipe) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def forecast(recipe: Recipe, parameters: int) -> Forecast:
-    """Work out processes, memory and admission of a recipe."""
+def matrix_rate() -> float:
+    """Measure this device's floating-point operations per second in float32 matrix products."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    matrix = torch.randn(_MATRIX, _MATRIX, device=device)
+    best_s = float("inf")
+    for _ in range(_TRIES):
+        begun = time.perf_counter()
+        (matrix @ matrix)[0, 0].item()
+        best_s = min(best_s, time.perf_counter() - begun)
+    return 2 * _MATRIX**3 / best_s
+
+
+def forecast(recipe: Recipe, parameters: int, rate: float) -> Forecast:
+    """Work out processes, memory, admission and least times of a recipe.
+
+    Args:
+        recipe: what would run.
+        parameters: of its model.
+        rate: floating-point operations per second of one process.
+    """
+    samples = recipe.trainer.groups_per_step * recipe.trainer.samples_per_group
+    operations = parameters * samples * recipe.rollout.sampling.max_new_tokens
+    ranks = recipe.policy.replicas * recipe.policy.ranks
     weight_bytes = parameters * _BYTES_OF[recipe.model.training.dtype]
     trained_bytes = 2 * weight_bytes + parameters * _ADAM_BYTES
     snapshot_bytes = 2 * weight_bytes
@@ -119,6 +150,8 @@ def forecast(recipe: Recipe, parameters: int) -> Forecast:
         slots=slots,
         starved_slots=starved,
         predicted_bubble=starved / slots,
+        train_s=6 * operations / rate / ranks,
+        generate_s=2 * operations / rate / recipe.rollout.replicas,
         warnings=tuple(warnings),
     )
 
@@ -131,7 +164,7 @@ def check_recipe(recipe: Recipe, *, as_json: bool) -> int:
     """
     for path in (recipe.data.path, recipe.data.held_out_path):
         _require_file(path)
-    predicted = forecast(recipe, count_parameters(recipe))
+    predicted = forecast(recipe, count_parameters(recipe), matrix_rate())
     if as_json:
         print_json(asdict(predicted))
         return 0
@@ -144,6 +177,10 @@ def check_recipe(recipe: Recipe, *, as_json: bool) -> int:
     console.print(
         f"{predicted.parameters:,} parameters; at most {predicted.groups_in_flight} prompts in "
         f"flight over {predicted.slots} slots; predicted bubble {predicted.predicted_bubble:.0%}"
+    )
+    console.print(
+        f"a step takes at least {1e3 * predicted.train_s:.3g} ms to train on and "
+        f"{1e3 * predicted.generate_s:.3g} ms to sample, at the matrix rate of this machine"
     )
     for warning in predicted.warnings:
         console.print(f"[yellow]warning:[/] {warning}")

@@ -196,14 +196,14 @@ def _numbers(report: RunReport) -> Table:
             f"{report.mismatch[0]:.1e} at the same version, {report.mismatch[1]:.1e} over all",
         ),
         ("trained / generated length", f"{report.length_ratio:.3f}"),
-        ("books, in groups", _books(report.books)),
+        ("books, in groups", describe_books(report.books)),
     ]
     for name, value in rows:
         table.add_row(f"[dim]{name}[/]", value)
     return table
 
 
-def _books(books: Mapping[str, Any]) -> str:
+def describe_books(books: Mapping[str, Any]) -> str:
     """Say issued = consumed + dropped + in flight, leaving out what is 0."""
     parts = [f"consumed {books.get('consumed', 0)}"]
     for column in ("dropped", "in_flight"):

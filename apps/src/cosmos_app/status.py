@@ -13,6 +13,7 @@ from rich.text import Text
 
 from cosmos_app.control_files import read_address
 from cosmos_app.output import print_json
+from cosmos_app.report import describe_books
 from cosmos_core.bus import Bus
 from cosmos_core.rundir import RunDirectory
 
@@ -58,7 +59,7 @@ def draw_status(status: Mapping[str, Any], now_s: float) -> Group:
     lines = [
         Text(f"step {status.get('step')} of {status.get('num_steps')}", style="bold"),
         Text(f"waiting for {status.get('waiting_for')}"),
-        Text(f"books: {books}"),
+        Text(f"books, in groups: {describe_books(books)}"),
     ]
     if age_s > _STALE_S and not status.get("finished"):
         lines.append(Text(f"the controller is silent for {age_s:.0f} s", style="yellow"))
