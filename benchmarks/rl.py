@@ -12,23 +12,25 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from rl_arms import ROOT, ArmResult, Shared, run_arm, write_results
+from rl_arms import ROOT, ArmResult, run_arm, shared_of, write_results
 from rl_tables import draw_curves, rl_markdown
 from workload import prepare_workload
+
+from cosmos_app.recipe import load_recipe
 
 QUICK_STEPS = 24
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    defaults = Shared()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--recipe", type=Path, default=ROOT / "configs/quickstart.toml")
     parser.add_argument("--quick", action="store_true", help="one short repeat, to see it work")
-    parser.add_argument("--arms", default="async,sync,trl", help="also: async-1, trl-2")
+    parser.add_argument("--arms", default="async,sync,trl", help="also: trl-2, on two threads")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=defaults.steps)
-    parser.add_argument("--rollouts", type=int, default=defaults.rollouts)
+    parser.add_argument("--steps", type=int, help="optimizer steps; the recipe's by default")
+    parser.add_argument("--rollouts", type=int, default=1, help="rollout replicas")
     parser.add_argument("--out", type=Path, default=ROOT / "runs/bench", help="scratch directory")
     parser.add_argument("--json", type=Path, help="write every number here")
     parser.add_argument("--figure", type=Path, help="draw the learning curves here")
@@ -46,10 +48,13 @@ def _describe(result: ArmResult) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the arms, one after the other, and print their tables."""
     options = _parse(arguments)
-    steps, repeats = (QUICK_STEPS, 1) if options.quick else (options.steps, options.repeats)
-    shared = Shared(steps=steps, rollouts=options.rollouts)
+    recipe = load_recipe(options.recipe)
+    steps, repeats = options.steps or recipe.trainer.steps, options.repeats
+    if options.quick:
+        steps, repeats = QUICK_STEPS, 1
+    shared = shared_of(options.recipe, recipe, steps=steps, rollouts=options.rollouts)
     out = options.out.resolve()
-    workload = prepare_workload(out / "workload")
+    workload = prepare_workload(out / "workload", recipe)
     results: list[ArmResult] = []
     for repeat in range(repeats):
         for arm in options.arms.split(","):

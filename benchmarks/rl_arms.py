@@ -16,37 +16,73 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl_environment import trl_python
 from workload import Workload, greedy_accuracy, read_rows
 
+from cosmos_app.recipe import Recipe
 from cosmos_core.metrics import MetricRecord, read_metrics
+from cosmos_parallel import AdamWConfig
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 COSMOS_ARMS: Mapping[str, tuple[str, ...]] = {
-    "async": ("staleness.depth=2", "staleness.bound=4"),
-    "async-1": ("staleness.depth=1", "staleness.bound=2"),
+    "async": (),
     "sync": ("staleness.depth=0", "staleness.bound=0"),
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shared:
-    """The recipe that all arms share.
+    """What all arms share, taken from the recipe; as plain numbers, to be written down.
 
     Attributes:
+        recipe: the recipe's file.
         steps: optimizer steps of an arm.
         prompts: prompts in a step.
         samples: samples of each prompt.
-        lr: of AdamW, betas 0.9 and 0.95, linear warm-up of 5 steps, gradient norm at most 1.
+        lr: of AdamW.
+        beta2: of AdamW.
+        ramp_steps: of the learning rate's linear warm-up.
+        max_grad_norm: gradients are clipped to this.
+        max_new_tokens: longest response.
         rollouts: rollout replicas of the cosmos arms.
         deadline_s: longest time for one arm.
     """
 
-    steps: int = 150
-    prompts: int = 64
-    samples: int = 8
-    lr: float = 4e-4
-    rollouts: int = 1
-    deadline_s: float = 900.0
+    recipe: str
+    steps: int
+    prompts: int
+    samples: int
+    lr: float
+    beta2: float
+    ramp_steps: int
+    max_grad_norm: float
+    max_new_tokens: int
+    rollouts: int
+    deadline_s: float = 1800.0
+
+
+def shared_of(path: Path, recipe: Recipe, *, steps: int, rollouts: int) -> Shared:
+    """Return what the arms share.
+
+    Raises:
+        ValueError: if the baseline cannot be given the recipe's optimizer or loss.
+    """
+    optimizer = recipe.learner.optimizer
+    if not isinstance(optimizer, AdamWConfig) or optimizer.schedule.shape != "constant":
+        raise ValueError(f"{path}: the baseline is set up for AdamW at a constant rate only")
+    if recipe.algorithm.kind != "grpo":
+        raise ValueError(f"{path}: the baseline is set up for grpo, found {recipe.algorithm.kind}")
+    return Shared(
+        recipe=str(path),
+        steps=steps,
+        prompts=recipe.trainer.groups_per_step,
+        samples=recipe.trainer.samples_per_group,
+        lr=optimizer.lr,
+        beta2=optimizer.betas[1],
+        ramp_steps=optimizer.schedule.num_warmup_steps,
+        max_grad_norm=recipe.learner.max_grad_norm,
+        max_new_tokens=recipe.rollout.sampling.max_new_tokens,
+        rollouts=rollouts,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +125,7 @@ def _finish(usage: Usage, **found: Any) -> ArmResult:
 
 
 def cosmos_overrides(shared: Shared, workload: Workload, seed: int, output: Path) -> list[str]:
-    """Return what turns the quickstart recipe into an arm: same model and data, nothing extra."""
+    """Return what turns the recipe into an arm: the shared model and data, and nothing extra."""
     return [
         f"seed={seed}",
         f"output={output}",
@@ -97,10 +133,7 @@ def cosmos_overrides(shared: Shared, workload: Workload, seed: int, output: Path
         f"data.path={workload.train}",
         f"data.held_out_path={workload.held_out}",
         f"trainer.steps={shared.steps}",
-        f"trainer.groups_per_step={shared.prompts}",
-        f"trainer.samples_per_group={shared.samples}",
         "trainer.checkpoint_every=0",
-        f"learner.optimizer.lr={shared.lr}",
         f"rollout.replicas={shared.rollouts}",
         "validation.before=false",
         "validation.after=false",
@@ -111,7 +144,7 @@ def cosmos_overrides(shared: Shared, workload: Workload, seed: int, output: Path
 def run_cosmos(arm: str, repeat: int, shared: Shared, workload: Workload, out: Path) -> ArmResult:
     """Run one cosmos arm by its command line and read what it left behind."""
     run_dir = out / "run"
-    command = [sys.executable, "-m", "cosmos_app", "run", str(ROOT / "configs/quickstart.toml")]
+    command = [sys.executable, "-m", "cosmos_app", "run", shared.recipe]
     command += [*cosmos_overrides(shared, workload, repeat, run_dir), *COSMOS_ARMS[arm]]
     log = out / "log.txt"
     usage = measure(command, environment=QUIET, log=log, deadline_s=shared.deadline_s)
@@ -181,6 +214,10 @@ def run_trl(arm: str, repeat: int, shared: Shared, workload: Workload, out: Path
         "prompts": shared.prompts,
         "samples": shared.samples,
         "lr": shared.lr,
+        "beta2": shared.beta2,
+        "ramp_steps": shared.ramp_steps,
+        "max_grad_norm": shared.max_grad_norm,
+        "max_new_tokens": shared.max_new_tokens,
         "micro_batch": shared.prompts * shared.samples,
         "seed": repeat,
         "threads": threads,

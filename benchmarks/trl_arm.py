@@ -29,7 +29,9 @@ class TrlSettings:
         prompts: prompts in a step.
         samples: samples of each prompt.
         lr: of AdamW.
+        beta2: of AdamW.
         ramp_steps: of the learning rate's linear warm-up.
+        max_grad_norm: gradients are clipped to this.
         max_new_tokens: longest response.
         seed: of data order and sampling.
         threads: torch threads.
@@ -44,7 +46,9 @@ class TrlSettings:
     prompts: int = 64
     samples: int = 8
     lr: float = 4e-4
+    beta2: float = 0.95
     ramp_steps: int = 5
+    max_grad_norm: float = 1.0
     max_new_tokens: int = 5
     seed: int = 0
     threads: int = 1
@@ -128,9 +132,9 @@ def _config(settings: TrlSettings, scratch: Path) -> Any:
         learning_rate=settings.lr,
         lr_scheduler_type="constant_with_warmup",
         warmup_steps=settings.ramp_steps,
-        adam_beta2=0.95,
+        adam_beta2=settings.beta2,
         weight_decay=0.0,
-        max_grad_norm=1.0,
+        max_grad_norm=settings.max_grad_norm,
         temperature=1.0,
         beta=0.0,
         loss_type="grpo",
@@ -185,7 +189,9 @@ def _trainer(settings: TrlSettings, workload: Path, recorder: Recorder, scratch:
     )
 
 
-def _held_out_accuracies(workload: Path, recorder: Recorder) -> list[dict[str, float]]:
+def _held_out_accuracies(
+    workload: Path, recorder: Recorder, max_new_tokens: int
+) -> list[dict[str, float]]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     rows = [json.loads(x) for x in (workload / "held_out.jsonl").read_text().splitlines()]
@@ -202,7 +208,7 @@ def _held_out_accuracies(workload: Path, recorder: Recorder) -> list[dict[str, f
                 input_ids=batch["input_ids"],
                 attention_mask=batch["attention_mask"],
                 do_sample=False,
-                max_new_tokens=5,
+                max_new_tokens=max_new_tokens,
             )
         answers = tokenizer.batch_decode(
             output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True
@@ -233,7 +239,7 @@ def main() -> None:
         "setup_s": setup_s,
         "steps": [asdict(step) for step in recorder.steps],
         "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "accuracies": _held_out_accuracies(arguments.workload, recorder),
+        "accuracies": _held_out_accuracies(arguments.workload, recorder, settings.max_new_tokens),
     }
     arguments.output.write_text(json.dumps(result))
     sys.stdout.write(json.dumps(result["steps"][-1]) + "\n")

@@ -6,7 +6,7 @@ Made once and found again: arms differ in the system that trains, never in data 
 import json
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,16 +14,16 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from cosmos_app.quickstart.arithmetic import ArithmeticConfig, arithmetic_rows, write_rows
-from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
+from cosmos_app.quickstart.arithmetic import arithmetic_rows, write_rows
+from cosmos_app.quickstart.tiny_model import build_tiny_model
+from cosmos_app.recipe import Recipe
 
 IGNORED = -100
 WARM_LR = 2e-3
 WARM_RAMP = 20
-WARM_BATCH = 256
-WARM_MOST_STEPS = 300
+WARM_MOST_STEPS = 400
 LOOK_EVERY = 5
-MAX_NEW_TOKENS = 5
+LONGEST_ANSWER = 8
 
 Row = dict[str, str]
 
@@ -59,7 +59,7 @@ def greedy_accuracy(model: PreTrainedModel, tokenizer: Tokenizer, rows: list[Row
     ids = torch.tensor(encoded["input_ids"])
     mask = torch.tensor(encoded["attention_mask"])
     output = model.generate(
-        ids, attention_mask=mask, do_sample=False, max_new_tokens=MAX_NEW_TOKENS
+        ids, attention_mask=mask, do_sample=False, max_new_tokens=LONGEST_ANSWER
     )
     model.train(was_training)
     texts = tokenizer.batch_decode(output[:, ids.shape[1] :], skip_special_tokens=True)
@@ -83,8 +83,9 @@ def _sft_batch(tokenizer: Tokenizer, rows: list[Row]) -> tuple[torch.Tensor, tor
     return ids, labels
 
 
-def _warm(directory: Path, source: Path, rows: list[Row], held_out: list[Row], aim: float) -> float:
-    """Fine-tune the model at ``source`` until its held-out accuracy reaches ``aim``; save it."""
+def _warm(workload: Workload, source: Path, batch_size: int) -> float:
+    """Fine-tune the model at ``source`` until it reaches the workload's accuracy; save it."""
+    rows, held_out = read_rows(workload.train), read_rows(workload.held_out)
     tokenizer = AutoTokenizer.from_pretrained(source)
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=WARM_LR, betas=(0.9, 0.95))
@@ -93,7 +94,7 @@ def _warm(directory: Path, source: Path, rows: list[Row], held_out: list[Row], a
     for step in range(WARM_MOST_STEPS):
         for group in optimizer.param_groups:
             group["lr"] = WARM_LR * min(1.0, (step + 1) / WARM_RAMP)
-        ids, labels = _sft_batch(tokenizer, order.sample(rows, min(WARM_BATCH, len(rows))))
+        ids, labels = _sft_batch(tokenizer, order.sample(rows, min(batch_size, len(rows))))
         logits = model(ids).logits[:, :-1]
         loss = cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
         optimizer.zero_grad()
@@ -102,35 +103,46 @@ def _warm(directory: Path, source: Path, rows: list[Row], held_out: list[Row], a
         optimizer.step()
         if step % LOOK_EVERY == LOOK_EVERY - 1:
             accuracy = greedy_accuracy(model, tokenizer, held_out)
-            if accuracy >= aim:
+            if accuracy >= workload.accuracy:
                 break
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
+    model.save_pretrained(workload.model)
+    tokenizer.save_pretrained(workload.model)
     return accuracy
 
 
-def prepare_workload(directory: Path, *, seed: int = 0, aim: float = 0.2) -> Workload:
-    """Make the data and the warmed model in ``directory``, or find them there."""
+def prepare_workload(directory: Path, recipe: Recipe, *, aim: float = 0.2) -> Workload:
+    """Make the recipe's data and model in ``directory``, warmed to ``aim``; or find them there.
+
+    Raises:
+        ValueError: if ``directory`` holds the workload of other settings.
+    """
+    settings = repr((recipe.model.tiny, recipe.data.arithmetic, recipe.seed, aim))
+    wanted = Workload(
+        train=directory / "train.jsonl",
+        held_out=directory / "held_out.jsonl",
+        model=directory / "warm",
+        accuracy=aim,
+    )
     facts = directory / "workload.json"
-    paths = {
-        "train": directory / "train.jsonl",
-        "held_out": directory / "held_out.jsonl",
-        "model": directory / "warm",
-    }
     if facts.exists():
-        return Workload(**paths, accuracy=json.loads(facts.read_text())["accuracy"])
-    torch.manual_seed(seed)
+        found = json.loads(facts.read_text())
+        if found["settings"] != settings:
+            raise ValueError(f"{directory}: made for {found['settings']}; remove it")
+        return replace(wanted, accuracy=found["accuracy"])
     torch.set_num_threads(1)
+    torch.manual_seed(recipe.seed)
     started = time.monotonic()
-    train, held_out = arithmetic_rows(ArithmeticConfig(held_out=256), seed)
-    write_rows(paths["train"], train)
-    write_rows(paths["held_out"], held_out)
+    train, held_out = arithmetic_rows(recipe.data.arithmetic, recipe.seed)
+    write_rows(wanted.train, train)
+    write_rows(wanted.held_out, held_out)
     texts = [json.dumps(row) for row in train + held_out]
-    parameters = build_tiny_model(directory / "built", texts, TinyModelConfig(), seed)
-    accuracy = _warm(paths["model"], directory / "built", train, held_out, aim)
-    facts.write_text(json.dumps({"accuracy": accuracy, "parameters": parameters, "seed": seed}))
+    parameters = build_tiny_model(directory / "built", texts, recipe.model.tiny, recipe.seed)
+    accuracy = _warm(wanted, directory / "built", recipe.warmup.batch_size)
+    facts.write_text(
+        json.dumps({"accuracy": accuracy, "parameters": parameters, "settings": settings})
+    )
     print(
         f"workload: {parameters:,} parameters, accuracy {accuracy:.3f} after "
         f"{time.monotonic() - started:.0f} s of warm-up, in {directory}"
     )
-    return Workload(**paths, accuracy=accuracy)
+    return replace(wanted, accuracy=accuracy)
