@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 import psutil
 
@@ -123,14 +124,16 @@ def measure(
         )
     sampler = TreeSampler(root=psutil.Process(child.pid))
     series: list[tuple[float, float]] = [(0.0, 0.0)]
-    while child.poll() is None:
-        sampler.sample()
-        seconds = time.monotonic() - started
-        series.append((seconds, sampler.cpu_s))
-        if seconds > deadline_s:
-            _kill_tree(sampler.root)
-            raise CommandFailedError(f"{command[0]}: not done after {deadline_s:.0f} s; see {log}")
-        time.sleep(SAMPLE_S)
+    try:
+        while child.poll() is None:
+            sampler.sample()
+            seconds = time.monotonic() - started
+            series.append((seconds, sampler.cpu_s))
+            if seconds > deadline_s:
+                raise CommandFailedError(f"{command[0]}: not done in {deadline_s:.0f} s; see {log}")
+            time.sleep(SAMPLE_S)
+    finally:
+        _end_tree(sampler.root)
     wall_s = time.monotonic() - started
     if child.returncode != 0:
         raise CommandFailedError(f"{' '.join(command)}: exit code {child.returncode}; see {log}")
@@ -146,13 +149,25 @@ def measure(
     )
 
 
-def _kill_tree(root: psutil.Process) -> None:
-    """Ask the tree to end, then end it; only processes below ``root`` are touched."""
-    tree = [root, *root.children(recursive=True)]
-    root.send_signal(signal.SIGTERM)
-    _, alive = psutil.wait_procs(tree, timeout=10)
+def _end_tree(root: psutil.Process) -> None:
+    """Ask a tree that still runs to end, then end it; nothing but ``root`` and below is touched."""
+    try:
+        tree = [root, *root.children(recursive=True)]
+        root.send_signal(signal.SIGTERM)
+    except psutil.NoSuchProcess:
+        return
+    _, alive = psutil.wait_procs(tree, timeout=20)
     for process in alive:
         process.kill()
+
+
+def end_on_sigterm() -> None:
+    """Have SIGTERM raise, as Ctrl-C does, so that what is being measured ends with us."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        raise SystemExit(f"stopped by signal {signum}")
+
+    signal.signal(signal.SIGTERM, stop)
 
 
 def cpu_at(series: Sequence[tuple[float, float]], seconds: float) -> float:

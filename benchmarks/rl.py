@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from measure import end_on_sigterm
 from rl_arms import ROOT, ArmResult, run_arm, shared_of, write_results
 from rl_tables import draw_curves, rl_markdown
 from workload import prepare_workload
@@ -47,6 +48,7 @@ def _describe(result: ArmResult) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the arms, one after the other, and print their tables."""
+    end_on_sigterm()
     options = _parse(arguments)
     recipe = load_recipe(options.recipe)
     steps, repeats = options.steps or recipe.trainer.steps, options.repeats

@@ -22,6 +22,7 @@ from cosmos_parallel import AdamWConfig
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
+ROLLOUT_REPORT_S = 2.0
 QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 COSMOS_ARMS: Mapping[str, tuple[str, ...]] = {
     "async": (),
@@ -178,8 +179,9 @@ def policy_steps(records: Sequence[MetricRecord]) -> list[MetricRecord]:
 
 
 def clock_start(records: Sequence[MetricRecord]) -> float:
-    """Return when a rollout replica first held the policy's weights: generation begins there."""
-    return min(r.time_s for r in records if r.role == "rollout" and "stall_s" in r.values)
+    """Return when the first rollout replica began: its first report covers the time since then."""
+    first = min(r.time_s for r in records if r.role == "rollout" and "idle_share" in r.values)
+    return first - ROLLOUT_REPORT_S
 
 
 def cosmos_shares(

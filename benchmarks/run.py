@@ -48,7 +48,7 @@ class Part:
 
 PARTS = (
     Part(name="rl", arguments=("--figure", str(HERE / "rl.png"))),
-    Part(name="weightsync"),
+    Part(name="weightsync", quick=("--mib", "16", "--rounds", "3")),
     Part(name="controller"),
 )
 

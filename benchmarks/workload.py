@@ -16,13 +16,10 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from cosmos_app.quickstart.arithmetic import arithmetic_rows, write_rows
 from cosmos_app.quickstart.tiny_model import build_tiny_model
-from cosmos_app.recipe import Recipe
+from cosmos_app.recipe import Recipe, WarmupConfig
 
 IGNORED = -100
-WARM_LR = 2e-3
-WARM_RAMP = 20
-WARM_MOST_STEPS = 400
-LOOK_EVERY = 5
+SMOOTHING = 0.8
 LONGEST_ANSWER = 8
 
 Row = dict[str, str]
@@ -83,45 +80,50 @@ def _sft_batch(tokenizer: Tokenizer, rows: list[Row]) -> tuple[torch.Tensor, tor
     return ids, labels
 
 
-def _warm(workload: Workload, source: Path, batch_size: int) -> float:
-    """Fine-tune the model at ``source`` until it reaches the workload's accuracy; save it."""
-    rows, held_out = read_rows(workload.train), read_rows(workload.held_out)
+def _warm(workload: Workload, source: Path, warmup: WarmupConfig) -> float:
+    """Fine-tune the model at ``source`` as the recipe's warm-up does; save it.
+
+    Returns:
+        Its accuracy on the held-out rows.
+    """
+    rows = read_rows(workload.train)
     tokenizer = AutoTokenizer.from_pretrained(source)
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=WARM_LR, betas=(0.9, 0.95))
+    config = warmup.learner.optimizer
+    optimizer = config.build(model.parameters())
     order = random.Random(0)
-    accuracy = 0.0
-    for step in range(WARM_MOST_STEPS):
+    smoothed = float("inf")
+    for step in range(warmup.steps):
         for group in optimizer.param_groups:
-            group["lr"] = WARM_LR * min(1.0, (step + 1) / WARM_RAMP)
-        ids, labels = _sft_batch(tokenizer, order.sample(rows, min(batch_size, len(rows))))
+            group["lr"] = config.lr * config.schedule.factor(step)
+        ids, labels = _sft_batch(tokenizer, order.sample(rows, min(warmup.batch_size, len(rows))))
         logits = model(ids).logits[:, :-1]
         loss = cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), warmup.learner.max_grad_norm)
         optimizer.step()
-        if step % LOOK_EVERY == LOOK_EVERY - 1:
-            accuracy = greedy_accuracy(model, tokenizer, held_out)
-            if accuracy >= workload.accuracy:
-                break
+        before = smoothed if step else loss.item()
+        smoothed = SMOOTHING * before + (1 - SMOOTHING) * loss.item()
+        if smoothed < warmup.stop_at_loss:
+            break
     model.save_pretrained(workload.model)
     tokenizer.save_pretrained(workload.model)
-    return accuracy
+    return greedy_accuracy(model, tokenizer, read_rows(workload.held_out))
 
 
-def prepare_workload(directory: Path, recipe: Recipe, *, aim: float = 0.2) -> Workload:
-    """Make the recipe's data and model in ``directory``, warmed to ``aim``; or find them there.
+def prepare_workload(directory: Path, recipe: Recipe) -> Workload:
+    """Make the recipe's data and model in ``directory``, warmed; or find them there.
 
     Raises:
         ValueError: if ``directory`` holds the workload of other settings.
     """
-    settings = repr((recipe.model.tiny, recipe.data.arithmetic, recipe.seed, aim))
+    settings = repr((recipe.model.tiny, recipe.data.arithmetic, recipe.warmup, recipe.seed))
     wanted = Workload(
         train=directory / "train.jsonl",
         held_out=directory / "held_out.jsonl",
         model=directory / "warm",
-        accuracy=aim,
+        accuracy=float("nan"),
     )
     facts = directory / "workload.json"
     if facts.exists():
@@ -137,7 +139,7 @@ def prepare_workload(directory: Path, recipe: Recipe, *, aim: float = 0.2) -> Wo
     write_rows(wanted.held_out, held_out)
     texts = [json.dumps(row) for row in train + held_out]
     parameters = build_tiny_model(directory / "built", texts, recipe.model.tiny, recipe.seed)
-    accuracy = _warm(wanted, directory / "built", recipe.warmup.batch_size)
+    accuracy = _warm(wanted, directory / "built", recipe.warmup)
     facts.write_text(
         json.dumps({"accuracy": accuracy, "parameters": parameters, "settings": settings})
     )
