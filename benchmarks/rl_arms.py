@@ -150,9 +150,22 @@ def run_cosmos(arm: str, repeat: int, shared: Shared, workload: Workload, out: P
     log = out / "log.txt"
     usage = measure(command, environment=QUIET, log=log, deadline_s=shared.deadline_s)
     records = read_metrics(run_dir / "metrics.jsonl")
+    return _finish(
+        usage,
+        arm=arm,
+        repeat=repeat,
+        setup_s=clock_start(records) - usage.started_s,
+        points=cosmos_points(records, usage),
+        accuracies=((shared.steps, _accuracy(run_dir / "export" / "model", workload)),),
+        shares=cosmos_shares(json.loads((run_dir / "report.json").read_text()), records),
+    )
+
+
+def cosmos_points(records: Sequence[MetricRecord], usage: Usage) -> tuple[Point, ...]:
+    """Return the learning curve of a run."""
     start = clock_start(records)
     ready_cpu_s = cpu_at(usage.cpu_series, start - usage.started_s)
-    points = tuple(
+    return tuple(
         Point(
             step=record.step,
             seconds=record.time_s - start,
@@ -160,15 +173,6 @@ def run_cosmos(arm: str, repeat: int, shared: Shared, workload: Workload, out: P
             reward=record.values["reward"],
         )
         for record in policy_steps(records)
-    )
-    return _finish(
-        usage,
-        arm=arm,
-        repeat=repeat,
-        setup_s=start - usage.started_s,
-        points=points,
-        accuracies=((shared.steps, _accuracy(run_dir / "export" / "model", workload)),),
-        shares=cosmos_shares(json.loads((run_dir / "report.json").read_text()), records, start),
     )
 
 
@@ -184,11 +188,9 @@ def clock_start(records: Sequence[MetricRecord]) -> float:
     return first - ROLLOUT_REPORT_S
 
 
-def cosmos_shares(
-    report: Mapping[str, Any], records: Sequence[MetricRecord], start: float
-) -> dict[str, float]:
+def cosmos_shares(report: Mapping[str, Any], records: Sequence[MetricRecord]) -> dict[str, float]:
     """Return where time went: idle shares between the start of the clock and the last step."""
-    steps = policy_steps(records)
+    start, steps = clock_start(records), policy_steps(records)
     training_s = sum(r.values["train_s"] for r in steps)
     rollout = [r for r in records if r.role == "rollout" and "idle_share" in r.values]
     in_clock = [r.values["idle_share"] for r in rollout if start < r.time_s < steps[-1].time_s]

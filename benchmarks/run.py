@@ -49,7 +49,7 @@ class Part:
 PARTS = (
     Part(name="rl", arguments=("--figure", str(HERE / "rl.png"))),
     Part(name="weightsync", quick=("--mib", "16", "--rounds", "3")),
-    Part(name="controller"),
+    Part(name="controller", quick=("--steps", "2")),
 )
 
 
