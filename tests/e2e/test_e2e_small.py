@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 
 ON_POLICY = ("staleness.depth=0", "staleness.bound=0")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def exported(run: Run) -> dict[str, torch.Tensor]:

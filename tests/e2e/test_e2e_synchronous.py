@@ -27,7 +27,7 @@ from cosmos_rollout import (
     sample_seed,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS, GROUPS, SAMPLES, LR = 5, 8, 16, 1e-3
 
 

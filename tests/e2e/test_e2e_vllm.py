@@ -13,7 +13,7 @@ from cosmos_app.samples import read_trajectories
 from cosmos_core.trajectory import Trajectory
 
 pytest.importorskip("vllm")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 # Two rollout replicas with real vLLM; a dozen small steps on an untrained model.
 VLLM = (

@@ -55,7 +55,8 @@ class Checkpoint:
 class CheckpointStore:
     """The checkpoints of one run, in one directory that all ranks see.
 
-    Every method but ``steps``, ``latest``, ``extra`` and ``path`` is called by all ranks, in the same order.
+    Every method but ``steps``, ``latest``, ``extra`` and ``path`` is called by all ranks, in the
+    same order.
     One save runs at a time, in a thread of its own with a process group of its own.
     """
 
@@ -117,7 +118,9 @@ class CheckpointStore:
         try:
             return (self.path(step) / _EXTRA).read_bytes()
         except OSError as error:
-            raise CheckpointError(f"checkpoint {self.path(step)} cannot be read: {error}") from error
+            raise CheckpointError(
+                f"checkpoint {self.path(step)} cannot be read: {error}"
+            ) from error
 
     def save(self, step: int, learner: Learner, extra: bytes = b"") -> Path:
         """Write a checkpoint and return its path when it is durable.
