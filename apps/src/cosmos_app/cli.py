@@ -28,8 +28,8 @@ def _guarded(function: Callable[[], int]) -> None:
     """Run a command and exit; known errors become one message and a non-zero exit code."""
     try:
         code = function()
-    except KeyboardInterrupt:
-        click.echo("interrupted", err=True)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        click.echo("killed; --resume goes on from the newest checkpoint", err=True)
         sys.exit(130)
     except Exception as error:  # told apart here, as naming the classes imports every package
         from cosmos_app.errors import exit_code_of, expected_errors
