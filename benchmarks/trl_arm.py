@@ -38,7 +38,6 @@ class TrlSettings:
         micro_batch: samples in a forward and backward pass.
         cache: of generation; ``dynamic`` or ``static``.
         continuous: use transformers' continuous batching instead of ``generate``.
-        stop_reward: end once the smoothed reward is at least this; 0 for never.
         snapshot_every: steps between snapshots for held-out accuracy.
     """
 
@@ -55,7 +54,6 @@ class TrlSettings:
     micro_batch: int = 512
     cache: str = "dynamic"
     continuous: bool = False
-    stop_reward: float = 0.0
     snapshot_every: int = 10
 
 
@@ -111,11 +109,6 @@ class Recorder:
         weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
         self.snapshots.append((len(self.steps), weights))
 
-    def smoothed(self, width: int = 10) -> float:
-        """Return the mean reward of the last steps; 0 before there are enough."""
-        last = [step.reward for step in self.steps[-width:]]
-        return sum(last) / width if len(last) == width else 0.0
-
 
 def _config(settings: TrlSettings, scratch: Path) -> Any:
     from trl import GRPOConfig
@@ -164,13 +157,11 @@ def _trainer(settings: TrlSettings, workload: Path, recorder: Recorder, scratch:
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             recorder.start()
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             recorder.end_step()
+            print(recorder.steps[-1], flush=True)
             if state.global_step % settings.snapshot_every == 0:
                 recorder.take_snapshot(kwargs["model"])
-            if settings.stop_reward and recorder.smoothed() >= settings.stop_reward:
-                control.should_training_stop = True
-            return control
 
     def exact(completions: list[str], answer: list[str], **_: Any) -> list[float]:
         rewards = [float(c == a) for c, a in zip(completions, answer, strict=True)]
