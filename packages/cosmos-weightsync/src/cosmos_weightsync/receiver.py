@@ -10,6 +10,7 @@ import torch
 
 from cosmos_weightsync.chunks import HeldBoxes, piece_checksum, version_digest
 from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.edges import BucketPool
 from cosmos_weightsync.errors import (
     ConfigurationError,
     DigestError,
@@ -119,6 +120,7 @@ class WeightReceiver:
             else tuple(item.spec if isinstance(item, Shard) else item for item in items)
         )
         self._sessions: list[ReceiverSession] = []
+        self._buckets = BucketPool(self._config.bucket_bytes)
         self._shadow: tuple[Shard, ...] = ()
         self._sums: dict[tuple[int, int], int] = {}
         self._staged: StagedVersion | None = None
@@ -309,7 +311,10 @@ class WeightReceiver:
         held = HeldBoxes((s.spec.name, s.spec.box, s.tensor) for s in self._shadow)
         sums: dict[tuple[int, int], int] = {}
         with ThreadPoolExecutor(self._config.num_threads, "weight-pull") as pool:
-            futures = [pool.submit(session.pull, held, deadline) for session in self._sessions]
+            futures = [
+                pool.submit(session.pull, held, self._buckets, deadline)
+                for session in self._sessions
+            ]
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
             failed = [future for future in done if future.exception() is not None]
             if failed:

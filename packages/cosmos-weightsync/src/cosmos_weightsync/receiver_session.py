@@ -6,17 +6,10 @@ The frames are listed in `cosmos_weightsync.sender_session`.
 from collections.abc import Sequence
 from typing import Literal
 
-import torch
-
-from cosmos_weightsync.chunks import (
-    HeldBoxes,
-    add_checksums,
-    message_view,
-    schedule,
-    unpack,
-)
+from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
-from cosmos_weightsync.errors import DeadlineError, DigestError, ProtocolError
+from cosmos_weightsync.edges import BucketPool, compare_checksums, pull_edge
+from cosmos_weightsync.errors import DeadlineError, ProtocolError
 from cosmos_weightsync.frames import ControlConnection, connect_control
 from cosmos_weightsync.layout import Layout
 from cosmos_weightsync.planning import Piece, TransferPlan
@@ -122,7 +115,9 @@ class ReceiverSession:
                 f"{self._connection.peer} published no version {at_least} or newer in time"
             ) from error
 
-    def pull(self, held: HeldBoxes, deadline: Deadline) -> dict[tuple[int, int], int]:
+    def pull(
+        self, held: HeldBoxes, buckets: BucketPool, deadline: Deadline
+    ) -> dict[tuple[int, int], int]:
         """Fetch this sender's pieces of the pinned version into ``held`` and check them.
 
         Returns:
@@ -136,25 +131,12 @@ class ReceiverSession:
             raise ProtocolError("'pull' before 'open'")
         request = {"seconds": deadline.remaining(self._connection.peer)}
         self._connection.send("pull", request, deadline)
-        sums: dict[int, int] = {}
-        bucket = torch.empty(0, dtype=torch.uint8, device=channel.device)
-        for message in schedule(self._pieces, self._bucket_bytes):
-            direct = message_view(message, held, channel.device)
-            if direct is None and bucket.numel() < message.num_bytes:
-                bucket = torch.empty(self._bucket_bytes, dtype=torch.uint8, device=channel.device)
-            view = bucket[: message.num_bytes] if direct is None else direct
-            channel.recv_into(view, deadline)
-            add_checksums(message, view, sums)
-            if direct is None:
-                unpack(message, held, view)
+        arrived = pull_edge(
+            channel, self._pieces, held, buckets, deadline, bucket_bytes=self._bucket_bytes
+        )
         sent = self._connection.receive(deadline, expect="sent")["checksums"]
-        for index, piece in enumerate(self._pieces):
-            if sums[index] != sent[index]:
-                raise DigestError(
-                    f"{piece.name} {piece.box}: sender rank {self.rank} sent checksum "
-                    f"{sent[index]:08x}, {sums[index]:08x} arrived"
-                )
-        return {(self.rank, index): value for index, value in sums.items()}
+        compare_checksums(self._pieces, sent, arrived, f"sender rank {self.rank}")
+        return {(self.rank, index): value for index, value in enumerate(arrived)}
 
     def release(self, deadline: Deadline) -> None:
         """Let the sender overwrite the pinned version."""

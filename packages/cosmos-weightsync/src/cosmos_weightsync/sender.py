@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.edges import BucketPool
 from cosmos_weightsync.errors import ConfigurationError, DeadlineError
 from cosmos_weightsync.frames import ControlConnection
 from cosmos_weightsync.layout import Layout, ShardSpec
@@ -121,7 +122,7 @@ class WeightSender:
             transports={item.name: item for item in (*standard_transports(), *transports)},
             token=config.token,
             host=config.bind_host,
-            bucket_bytes=config.bucket_bytes,
+            buckets=BucketPool(config.bucket_bytes),
             idle_s=config.idle_s,
         )
         try:

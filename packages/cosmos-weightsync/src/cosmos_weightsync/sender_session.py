@@ -20,18 +20,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from cosmos_weightsync.chunks import (
-    HeldBoxes,
-    Message,
-    add_checksums,
-    message_view,
-    pack,
-    schedule,
-)
+from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.edges import BucketPool, serve_edge
 from cosmos_weightsync.errors import DeadlineError, ProtocolError, WeightSyncError
 from cosmos_weightsync.frames import ControlConnection
 from cosmos_weightsync.layout import Layout, ShardSpec
@@ -56,7 +47,7 @@ class SenderIdentity:
     transports: Mapping[str, Transport]
     token: str
     host: str
-    bucket_bytes: int
+    buckets: BucketPool
     idle_s: float
 
 
@@ -69,8 +60,7 @@ class SenderSession:
         self._channel: Channel | None = None
         self._pinned: Snapshot | None = None
         self._pieces: list[Piece] = []
-        self._bucket_bytes = identity.bucket_bytes
-        self._bucket: Tensor | None = None
+        self._bucket_bytes = identity.buckets.bucket_bytes
 
     def run(self) -> None:
         """Talk until the receiver leaves, breaks the protocol or dies; never raises for these."""
@@ -104,7 +94,7 @@ class SenderSession:
             "num_ranks": identity.num_ranks,
             "layout": identity.layout.to_json(),
             "transports": sorted(identity.transports),
-            "bucket_bytes": identity.bucket_bytes,
+            "bucket_bytes": identity.buckets.bucket_bytes,
         }
         self._connection.send("welcome", welcome, deadline)
 
@@ -145,7 +135,7 @@ class SenderSession:
             raise ProtocolError(f"not the layout of sender rank {identity.rank}")
         plan = plan_transfer(senders, Layout.from_json(frame["receivers"]))
         self._pieces = plan.pieces(sender=identity.rank, receiver=int(frame["receiver"]))
-        self._bucket_bytes = min(identity.bucket_bytes, int(frame["bucket_bytes"]))
+        self._bucket_bytes = min(identity.buckets.bucket_bytes, int(frame["bucket_bytes"]))
         pending = transport.prepare("sender", identity.host)
         try:
             answer = {"digest": plan.digest(), "channel": dict(pending.description)}
@@ -168,21 +158,15 @@ class SenderSession:
             (spec.name, spec.box, tensor)
             for spec, tensor in zip(self._identity.specs, snapshot.tensors, strict=True)
         )
-        sums: dict[int, int] = {}
-        for message in schedule(self._pieces, self._bucket_bytes):
-            content = message_view(message, held, channel.device)
-            if content is None:
-                content = pack(message, held, self._bucket_for(message, channel.device))
-            channel.send(content, deadline)
-            add_checksums(message, content, sums)
-        answer = {"checksums": [sums[index] for index in range(len(self._pieces))]}
-        self._connection.send("sent", answer, deadline)
-
-    def _bucket_for(self, message: Message, device: torch.device) -> Tensor:
-        if self._bucket is None or self._bucket.device != device:
-            size = max(self._bucket_bytes, message.num_bytes)
-            self._bucket = torch.empty(size, dtype=torch.uint8, device=device)
-        return self._bucket
+        sums = serve_edge(
+            channel,
+            self._pieces,
+            held,
+            self._identity.buckets,
+            deadline,
+            bucket_bytes=self._bucket_bytes,
+        )
+        self._connection.send("sent", {"checksums": sums}, deadline)
 
     def _release(self) -> None:
         if self._pinned is not None:
