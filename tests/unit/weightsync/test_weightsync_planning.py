@@ -74,7 +74,7 @@ def test_every_wanted_element_comes_once_and_from_a_holder(pair):
         for name in receivers.tensors
     }
     for piece in plan.pieces():
-        held = [s.box for s in senders.specs_of(piece.sender) if s.name == piece.name]
+        held = [s.box for s in senders.specs_of(piece.source) if s.name == piece.name]
         assert any(box.contains(piece.box) for box in held)
         counts[piece.receiver, piece.name][
             piece.box.relative_to(Box.full(receivers.shape_of(piece.name)))
@@ -100,9 +100,9 @@ def test_both_sides_compute_the_same_plan_and_the_edges_make_up_the_whole(pair):
     assert plan.pieces() == again.pieces()
     for sender in range(senders.num_ranks):
         for receiver in range(receivers.num_ranks):
-            edge = plan.pieces(sender=sender, receiver=receiver)
+            edge = plan.pieces(source=sender, receiver=receiver)
             assert edge == [
-                p for p in plan.pieces() if (p.sender, p.receiver) == (sender, receiver)
+                p for p in plan.pieces() if (p.source, p.receiver) == (sender, receiver)
             ]
             assert sum(p.num_bytes for p in edge) == plan.edge_bytes()[sender, receiver]
     assert plan.stats().num_pieces == len(plan.pieces())
@@ -112,7 +112,7 @@ def test_row_shards_meet_column_shards_in_four_blocks():
     shape = (4, 6)
     senders = layout([rows("w", shape, 0, 2)], [rows("w", shape, 2, 4)])
     receivers = layout([("w", shape, Box((0, 0), (4, 3)))], [("w", shape, Box((0, 3), (4, 6)))])
-    found = {(p.sender, p.receiver, p.box) for p in plan_transfer(senders, receivers).pieces()}
+    found = {(p.source, p.receiver, p.box) for p in plan_transfer(senders, receivers).pieces()}
     assert found == {
         (0, 0, Box((0, 0), (2, 3))),
         (0, 1, Box((0, 3), (2, 6))),

@@ -27,11 +27,14 @@ SPLIT_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One box of one tensor, moved once from ``sender`` to ``receiver``."""
+    """One box of one tensor, moved once from holder ``source`` to rank ``receiver``.
+
+    Holders are numbered: sender ranks first, then receiver ranks, which pass on what they have.
+    """
 
     name: str
     box: Box
-    sender: int
+    source: int
     receiver: int
     num_bytes: int
 
@@ -40,8 +43,8 @@ class Piece:
 class PieceClass:
     """The pieces of all tensors that are cut alike on both sides.
 
-    Tensor t's piece p is ``starts[p]:stops[p]``, from ``senders[t, p]`` to ``receivers[p]``. Where
-    no piece has a choice of senders, ``senders`` has a single row, which holds for every tensor.
+    Tensor t's piece p is ``starts[p]:stops[p]``, from ``sources[t, p]`` to ``receivers[p]``. Where
+    no piece has a choice of sources, ``sources`` has a single row, which holds for every tensor.
     """
 
     names: tuple[str, ...]
@@ -49,7 +52,7 @@ class PieceClass:
     starts: IntArray
     stops: IntArray
     receivers: IntArray
-    senders: IntArray
+    sources: IntArray
 
     def piece_bytes(self) -> IntArray:
         """Bytes of each piece, the same for every tensor of the class."""
@@ -88,30 +91,30 @@ class TransferPlan:
     classes: tuple[PieceClass, ...]
     order: tuple[str, ...]
 
-    def pieces(self, *, sender: int | None = None, receiver: int | None = None) -> list[Piece]:
-        """All pieces, or those of one sender, of one receiver, or of one edge; in travel order."""
+    def pieces(self, *, source: int | None = None, receiver: int | None = None) -> list[Piece]:
+        """All pieces, or those of one source, of one receiver, or of one edge; in travel order."""
         position = {name: index for index, name in enumerate(self.order)}
         found = [
             (position[piece.name], index, piece)
-            for index, piece in enumerate(self._pieces(sender, receiver))
+            for index, piece in enumerate(self._pieces(source, receiver))
         ]
         return [piece for _, _, piece in sorted(found, key=lambda item: item[:2])]
 
-    def _pieces(self, sender: int | None, receiver: int | None) -> Iterator[Piece]:
+    def _pieces(self, source: int | None, receiver: int | None) -> Iterator[Piece]:
         for group in self.classes:
             num_bytes = group.piece_bytes()
-            chosen = np.ones(group.senders.shape, dtype=bool)
-            if sender is not None:
-                chosen &= group.senders == sender
+            chosen = np.ones(group.sources.shape, dtype=bool)
+            if source is not None:
+                chosen &= group.sources == source
             if receiver is not None:
                 chosen &= group.receivers == receiver
-            senders = np.broadcast_to(group.senders, (len(group.names), group.senders.shape[1]))
-            for tensor, piece in np.argwhere(np.broadcast_to(chosen, senders.shape)):
+            sources = np.broadcast_to(group.sources, (len(group.names), group.sources.shape[1]))
+            for tensor, piece in np.argwhere(np.broadcast_to(chosen, sources.shape)):
                 box = Box(tuple(group.starts[piece].tolist()), tuple(group.stops[piece].tolist()))
                 yield Piece(
                     group.names[tensor],
                     box,
-                    int(senders[tensor, piece]),
+                    int(sources[tensor, piece]),
                     int(group.receivers[piece]),
                     int(num_bytes[piece]),
                 )
@@ -120,10 +123,10 @@ class TransferPlan:
         """Bytes from each sender (row) to each receiver (column)."""
         total = np.zeros((self.num_senders, self.num_receivers), dtype=np.int64)
         for group in self.classes:
-            receivers = np.broadcast_to(group.receivers, group.senders.shape)
-            repeats = len(group.names) // len(group.senders) if group.senders.size else 0
-            weights = np.broadcast_to(group.piece_bytes() * repeats, group.senders.shape)
-            np.add.at(total, (group.senders.ravel(), receivers.ravel()), weights.ravel())
+            receivers = np.broadcast_to(group.receivers, group.sources.shape)
+            repeats = len(group.names) // len(group.sources) if group.sources.size else 0
+            weights = np.broadcast_to(group.piece_bytes() * repeats, group.sources.shape)
+            np.add.at(total, (group.sources.ravel(), receivers.ravel()), weights.ravel())
         return total
 
     def stats(self) -> PlanStats:
@@ -148,7 +151,7 @@ class TransferPlan:
         state.update(json.dumps([self.num_senders, self.num_receivers, self.order]).encode())
         for group in self.classes:
             state.update(json.dumps([group.names, group.item_bytes]).encode())
-            for array in (group.starts, group.stops, group.receivers, group.senders):
+            for array in (group.starts, group.stops, group.receivers, group.sources):
                 state.update(np.ascontiguousarray(array).tobytes())
         return state.hexdigest()
 

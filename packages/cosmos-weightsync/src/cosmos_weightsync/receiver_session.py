@@ -71,7 +71,7 @@ class ReceiverSession:
         Raises:
             ProtocolError: the sender computed another plan.
         """
-        self._pieces = plan.pieces(sender=self.rank, receiver=0)
+        self._pieces = plan.pieces(source=self.rank, receiver=0)
         self._bucket_bytes = min(bucket_bytes, self._sender_bucket_bytes)
         host = self.endpoint.rpartition(":")[0].strip("[]")
         pending = transport.prepare("receiver", host)

@@ -134,7 +134,7 @@ class SenderSession:
         if set(senders.specs_of(identity.rank)) != set(identity.specs):
             raise ProtocolError(f"not the layout of sender rank {identity.rank}")
         plan = plan_transfer(senders, Layout.from_json(frame["receivers"]))
-        self._pieces = plan.pieces(sender=identity.rank, receiver=int(frame["receiver"]))
+        self._pieces = plan.pieces(source=identity.rank, receiver=int(frame["receiver"]))
         self._bucket_bytes = min(identity.buckets.bucket_bytes, int(frame["bucket_bytes"]))
         pending = transport.prepare("sender", identity.host)
         try:
