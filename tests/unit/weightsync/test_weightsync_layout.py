@@ -1,10 +1,15 @@
 """Layouts are what their ranks said, in JSON and back."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
+import torch
 
 from cosmos_weightsync import Box, Layout, LayoutError, ShardSpec
+from cosmos_weightsync.layout import ITEM_BYTES
 
 
 def spec(name: str, shape: tuple[int, ...], start: int, stop: int, dtype: str = "float32"):
@@ -104,3 +109,44 @@ def test_impossible_specs_are_refused(make):
 def test_json_that_is_no_layout_is_refused(broken):
     with pytest.raises(LayoutError):
         Layout.from_json(broken)
+
+
+def test_msgpack_keeps_everything():
+    layout = Layout.from_ranks(TWO_RANKS)
+    copy = Layout.from_msgpack(layout.to_msgpack())
+    assert copy.digest() == layout.digest()
+    assert copy.specs_of(1) == layout.specs_of(1)
+
+
+@pytest.mark.parametrize("broken", [b"", b"\xc1", b"\x01", b"{}", b"\x81\xa1a\x01"])
+def test_msgpack_that_is_no_layout_is_refused(broken):
+    with pytest.raises(LayoutError):
+        Layout.from_msgpack(broken)
+
+
+_READ_AND_PLAN = """
+import sys
+from cosmos_weightsync import Layout, plan_transfer
+layout = Layout.from_msgpack(sys.stdin.buffer.read())
+plan = plan_transfer(layout, Layout.from_ranks([layout.full_specs()]))
+sys.stdout.write(f"{layout.digest()} {plan.stats().total_bytes} {'torch' in sys.modules}")
+"""
+
+
+def test_layouts_are_read_and_planned_without_torch():
+    layout = Layout.from_ranks(TWO_RANKS)
+    search = os.pathsep.join(path for path in sys.path if path)
+    done = subprocess.run(
+        [sys.executable, "-c", _READ_AND_PLAN],
+        input=layout.to_msgpack(),
+        env={**os.environ, "PYTHONPATH": search},
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.decode().split() == [layout.digest(), str(32 + 32 + 12), "False"]
+
+
+@pytest.mark.parametrize("dtype", sorted(ITEM_BYTES))
+def test_sizes_are_those_of_torch(dtype):
+    assert getattr(torch, dtype).itemsize == ITEM_BYTES[dtype]

@@ -4,15 +4,21 @@ A shard is a box in the coordinates of the full tensor. Senders and receivers de
 both plan which slice goes where, and only slices move.
 """
 
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.errors import (
     ConfigurationError,
+    CorruptFileError,
     DeadlineError,
     DigestError,
     LayoutError,
     PeerLostError,
     PlanError,
     ProtocolError,
+    StorageError,
+    StorageFullError,
     TransferError,
     TransportUnavailableError,
     UncoveredRegionError,
@@ -22,13 +28,31 @@ from cosmos_weightsync.errors import (
 )
 from cosmos_weightsync.layout import Layout, ShardSpec
 from cosmos_weightsync.planning import Piece, PlanStats, TransferPlan, plan_transfer
-from cosmos_weightsync.receiver import ReceiverConfig, StagedVersion, WeightReceiver
-from cosmos_weightsync.sender import SenderConfig, WeightSender
-from cosmos_weightsync.shards import Shard, shards_of
+
+if _TYPE_CHECKING:
+    from cosmos_weightsync.files import Checkpoint, read_checkpoint
+    from cosmos_weightsync.receiver import ReceiverConfig, StagedVersion, WeightReceiver
+    from cosmos_weightsync.sender import SenderConfig, WeightSender
+    from cosmos_weightsync.shards import Shard, shards_of
+
+_LATER = {
+    "Checkpoint": "files",
+    "ReceiverConfig": "receiver",
+    "SenderConfig": "sender",
+    "Shard": "shards",
+    "StagedVersion": "receiver",
+    "WeightReceiver": "receiver",
+    "WeightSender": "sender",
+    "read_checkpoint": "files",
+    "shards_of": "shards",
+}
+"""Imported when first used, since they import torch: layouts and plans are read without it."""
 
 __all__ = [
     "Box",
+    "Checkpoint",
     "ConfigurationError",
+    "CorruptFileError",
     "DeadlineError",
     "DigestError",
     "Layout",
@@ -43,6 +67,8 @@ __all__ = [
     "Shard",
     "ShardSpec",
     "StagedVersion",
+    "StorageError",
+    "StorageFullError",
     "TransferError",
     "TransferPlan",
     "TransportUnavailableError",
@@ -53,5 +79,13 @@ __all__ = [
     "WeightSender",
     "WeightSyncError",
     "plan_transfer",
+    "read_checkpoint",
     "shards_of",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name in _LATER:
+        module = _import_module(f"cosmos_weightsync.{_LATER[name]}")
+        return getattr(module, name)
+    raise AttributeError(f"module 'cosmos_weightsync' has no attribute {name!r}")

@@ -2,12 +2,15 @@
 
 __all__ = [
     "ConfigurationError",
+    "CorruptFileError",
     "DeadlineError",
     "DigestError",
     "LayoutError",
     "PeerLostError",
     "PlanError",
     "ProtocolError",
+    "StorageError",
+    "StorageFullError",
     "TransferError",
     "TransportUnavailableError",
     "UncoveredRegionError",
@@ -63,6 +66,18 @@ class ProtocolError(TransferError):
 
 class DigestError(TransferError):
     """Bytes arrived that are not the bytes that were sent."""
+
+
+class StorageError(TransferError):
+    """A file or object cannot be read, written, renamed or removed."""
+
+
+class StorageFullError(StorageError):
+    """The disk, the quota or the store has no room for what is being written."""
+
+
+class CorruptFileError(StorageError):
+    """A file is truncated, damaged or not of the format it should have."""
 
 
 class VersionError(WeightSyncError):
