@@ -7,6 +7,7 @@ import torch
 
 from cosmos_weightsync import Box, DeadlineError, PeerLostError, Shard, ShardSpec, VersionError
 from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.encodings import Cast, encode
 from cosmos_weightsync.snapshots import SnapshotStore
 
 
@@ -18,7 +19,7 @@ def live() -> torch.Tensor:
 @pytest.fixture
 def store(live: torch.Tensor) -> SnapshotStore:
     shard = Shard(ShardSpec("w", (3,), Box.full((3,)), "float32"), live)
-    return SnapshotStore([shard], [torch.bfloat16], max_snapshots=3)
+    return SnapshotStore(encode([shard], [Cast(dtype="bfloat16")]), max_snapshots=3)
 
 
 def soon(seconds: float = 10.0) -> Deadline:

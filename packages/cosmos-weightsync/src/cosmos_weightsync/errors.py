@@ -5,6 +5,7 @@ __all__ = [
     "CorruptFileError",
     "DeadlineError",
     "DigestError",
+    "EncodingError",
     "LayoutError",
     "PeerLostError",
     "PlanError",
@@ -30,6 +31,10 @@ class ConfigurationError(WeightSyncError):
 
 class LayoutError(WeightSyncError):
     """A description of shards contradicts itself or the tensors it describes."""
+
+
+class EncodingError(WeightSyncError):
+    """A tensor cannot be encoded: its values have no scale, or shards cut a block apart."""
 
 
 class PlanError(WeightSyncError):

@@ -5,13 +5,14 @@ import ipaddress
 import socket
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.edges import BucketPool
+from cosmos_weightsync.encodings import Cast, EncodedShards, encode
 from cosmos_weightsync.errors import ConfigurationError, DeadlineError
 from cosmos_weightsync.frames import ControlConnection
-from cosmos_weightsync.layout import Layout, ShardSpec
+from cosmos_weightsync.layout import Layout
 from cosmos_weightsync.sender_session import SenderIdentity, SenderSession
 from cosmos_weightsync.shards import Shard, torch_dtype
 from cosmos_weightsync.snapshots import SnapshotStore
@@ -81,7 +82,8 @@ class WeightSender:
     receivers get the endpoints of all of them.
 
     Args:
-        shards: What this rank holds, from `shards_of`; views of the live parameters.
+        shards: What this rank holds, from `shards_of`; views of the live parameters. From
+            `encode` where some are published quantised.
         rank: This rank's number on the sending side.
         num_ranks: How many there are.
         config: How to serve.
@@ -98,7 +100,7 @@ class WeightSender:
 
     def __init__(
         self,
-        shards: Iterable[Shard],
+        shards: Iterable[Shard] | EncodedShards,
         *,
         rank: int = 0,
         num_ranks: int = 1,
@@ -108,16 +110,14 @@ class WeightSender:
         config = config or SenderConfig()
         if not 0 <= rank < num_ranks:
             raise ConfigurationError(f"rank {rank} is not one of {num_ranks} ranks")
-        held = [shard for shard in shards if not shard.spec.box.is_empty]
-        specs = tuple(_on_the_wire(shard.spec, config.wire_dtype) for shard in held)
-        dtypes = [torch_dtype(spec.dtype) for spec in specs]
+        source = _published(shards, config.wire_dtype)
         self._config = config
-        self._snapshots = SnapshotStore(held, dtypes, max_snapshots=config.max_snapshots)
+        self._snapshots = SnapshotStore(source, max_snapshots=config.max_snapshots)
         self._identity = SenderIdentity(
             rank=rank,
             num_ranks=num_ranks,
-            specs=specs,
-            layout=Layout.from_ranks([specs]),
+            specs=source.specs,
+            layout=Layout.from_ranks([source.specs]),
             snapshots=self._snapshots,
             transports={item.name: item for item in (*standard_transports(), *transports)},
             token=config.token,
@@ -220,9 +220,15 @@ class WeightSender:
                 self._sessions.pop(threading.current_thread(), None)
 
 
-def _on_the_wire(spec: ShardSpec, wire_dtype: str) -> ShardSpec:
-    is_floating = torch_dtype(spec.dtype).is_floating_point
-    return replace(spec, dtype=wire_dtype) if wire_dtype and is_floating else spec
+def _published(shards: Iterable[Shard] | EncodedShards, wire_dtype: str) -> EncodedShards:
+    if not isinstance(shards, EncodedShards):
+        return encode(shards, [Cast(dtype=wire_dtype)])
+    if wire_dtype:
+        raise ConfigurationError(
+            f"wire_dtype {wire_dtype!r} beside encoded shards: add Cast({wire_dtype!r}) to the "
+            "encodings instead"
+        )
+    return shards
 
 
 def _hang_up(listener: socket.socket) -> None:

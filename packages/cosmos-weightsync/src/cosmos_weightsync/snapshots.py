@@ -14,18 +14,37 @@ free ─publish─► newest ─publish─► stale ─publish─► (overwritte
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import DeadlineError, PeerLostError, VersionError
-from cosmos_weightsync.shards import Shard
+from cosmos_weightsync.layout import ShardSpec
+from cosmos_weightsync.shards import torch_dtype
 
-__all__ = ["Snapshot", "SnapshotStore"]
+__all__ = ["Published", "Snapshot", "SnapshotStore"]
 
 NOT_WRITTEN = -1
+
+
+class Published(Protocol):
+    """Where a version comes from."""
+
+    @property
+    def specs(self) -> tuple[ShardSpec, ...]:
+        """What receivers see."""
+        ...
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the live values lie on a CUDA device."""
+        ...
+
+    def write(self, tensors: Sequence[Tensor]) -> None:
+        """Fill one contiguous tensor for each of `specs`; it is complete on return."""
+        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -41,16 +60,12 @@ class SnapshotStore:
     """The versions one sender rank can serve.
 
     Args:
-        shards: What to copy, in order; views of live parameters.
-        dtypes: The dtype of each copy.
+        source: What to copy.
         max_snapshots: How many buffers may be allocated, at least 2.
     """
 
-    def __init__(
-        self, shards: Sequence[Shard], dtypes: Sequence[torch.dtype], *, max_snapshots: int
-    ) -> None:
-        self._shards = tuple(shards)
-        self._dtypes = tuple(dtypes)
+    def __init__(self, source: Published, *, max_snapshots: int) -> None:
+        self._source = source
         self._max_snapshots = max_snapshots
         self._buffers: list[Snapshot] = []
         self._newest = NOT_WRITTEN
@@ -71,6 +86,7 @@ class SnapshotStore:
         """Copy the shards as they are now; when this returns they may change.
 
         Raises:
+            EncodingError: the values cannot be encoded; the version before stays the newest.
             VersionError: the version is not newer than the one before, or negative.
             DeadlineError: every buffer is being read and none was freed in time.
         """
@@ -79,7 +95,7 @@ class SnapshotStore:
                 raise VersionError(f"version {version} comes after version {self._newest}")
             buffer = self._free_buffer(version, deadline)
             buffer.version = NOT_WRITTEN
-        self._copy_into(buffer)
+        self._source.write(buffer.tensors)
         with self._changed:
             buffer.version = self._newest = version
             self._changed.notify_all()
@@ -147,16 +163,9 @@ class SnapshotStore:
             self._changed.wait(timeout=left)
 
     def _allocate(self) -> tuple[Tensor, ...]:
-        is_cuda = any(shard.tensor.is_cuda for shard in self._shards)
         return tuple(
-            torch.empty(shard.spec.box.shape, dtype=dtype, pin_memory=is_cuda)
-            for shard, dtype in zip(self._shards, self._dtypes, strict=True)
+            torch.empty(
+                spec.box.shape, dtype=torch_dtype(spec.dtype), pin_memory=self._source.is_cuda
+            )
+            for spec in self._source.specs
         )
-
-    def _copy_into(self, buffer: Snapshot) -> None:
-        devices = {shard.tensor.device for shard in self._shards if shard.tensor.is_cuda}
-        with torch.no_grad():
-            for shard, copy in zip(self._shards, buffer.tensors, strict=True):
-                copy.copy_(shard.tensor, non_blocking=True)
-        for device in devices:
-            torch.cuda.current_stream(device).synchronize()

@@ -1,0 +1,29 @@
+"""Less than everything: casts, quantised weights, selections of tensors, changes only."""
+
+from cosmos_weightsync.encodings.amax import AmaxGroup
+from cosmos_weightsync.encodings.cast import Cast
+from cosmos_weightsync.encodings.contract import Encoding
+from cosmos_weightsync.encodings.encoded import EncodedShards, encode
+from cosmos_weightsync.encodings.quantised import BlockFp8, MxFp8, NvFp4, RowwiseFp8
+from cosmos_weightsync.encodings.selection import (
+    adapter_files,
+    adapter_shards,
+    frozen_names,
+    trainable,
+)
+
+__all__ = [
+    "AmaxGroup",
+    "BlockFp8",
+    "Cast",
+    "EncodedShards",
+    "Encoding",
+    "MxFp8",
+    "NvFp4",
+    "RowwiseFp8",
+    "adapter_files",
+    "adapter_shards",
+    "encode",
+    "frozen_names",
+    "trainable",
+]

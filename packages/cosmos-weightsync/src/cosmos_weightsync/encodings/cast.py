@@ -1,0 +1,49 @@
+"""The encodings that keep a tensor's shape."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torch import Tensor
+
+from cosmos_weightsync.encodings.contract import Extents
+from cosmos_weightsync.layout import ShardSpec
+from cosmos_weightsync.shards import Shard, torch_dtype
+
+__all__ = ["Cast"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cast:
+    """Floating tensors in another dtype, rounded once on the sender; others as they are.
+
+    Attributes:
+        dtype: By torch name: ``bfloat16``. Empty keeps each tensor's own.
+        names: Patterns of the tensors' names.
+
+    Raises:
+        LayoutError: not a dtype that can be moved.
+    """
+
+    dtype: str
+    names: tuple[str, ...] = ("*",)
+    kind: Literal["cast"] = "cast"
+
+    def __post_init__(self) -> None:
+        if self.dtype:
+            torch_dtype(self.dtype)
+
+    def published(self, spec: ShardSpec) -> tuple[ShardSpec, ...]:
+        """The same box in the other dtype."""
+        is_floating = torch_dtype(spec.dtype).is_floating_point
+        return (replace(spec, dtype=self.dtype) if self.dtype and is_floating else spec,)
+
+    def blocks(self, spec: ShardSpec) -> tuple[Extents, ...]:
+        """None are needed."""
+        del spec
+        return ()
+
+    def write(self, shard: Shard, maxima: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+        """See `Encoding.write`."""
+        del maxima
+        into[0].copy_(shard.tensor, non_blocking=True)

@@ -1,0 +1,131 @@
+"""Shards as they are published: each under the first encoding whose names match it."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor
+
+from cosmos_weightsync.encodings.amax import AmaxGroup, BlockMaxima, CutBlocks
+from cosmos_weightsync.encodings.blocks import block_maxima
+from cosmos_weightsync.encodings.cast import Cast
+from cosmos_weightsync.encodings.contract import Encoding, Extents
+from cosmos_weightsync.errors import EncodingError
+from cosmos_weightsync.layout import ShardSpec
+from cosmos_weightsync.shards import Shard
+
+__all__ = ["EncodedShards", "encode"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One live shard, its encoding, and where its tensors are in the published ones."""
+
+    shard: Shard
+    encoding: Encoding
+    first: int
+    num_tensors: int
+
+
+class EncodedShards:
+    """What one rank publishes; made by `encode`, given to `WeightSender`.
+
+    Attributes:
+        specs: What receivers see, in order.
+        is_cuda: Whether live values lie on a CUDA device.
+    """
+
+    def __init__(
+        self, shards: Sequence[Shard], encodings: Sequence[Encoding], group: AmaxGroup | None
+    ) -> None:
+        self._encodings = tuple(encodings)
+        self._entries: list[_Entry] = []
+        specs: list[ShardSpec] = []
+        for shard in shards:
+            encoding = self._encoding_of(shard.spec.name)
+            found = encoding.published(shard.spec)
+            self._entries.append(_Entry(shard, encoding, len(specs), len(found)))
+            specs.extend(found)
+        self.specs = tuple(specs)
+        self.is_cuda = any(shard.tensor.is_cuda for shard in shards)
+        self._cut_blocks = CutBlocks(self._blocks, [shard.spec for shard in shards], group)
+        _check_names(self._entries, self.specs)
+
+    def write(self, tensors: Sequence[Tensor]) -> None:
+        """Encode the shards as they are now.
+
+        With an `AmaxGroup`, all its ranks call this together.
+
+        Args:
+            tensors: One contiguous tensor for each of `specs`.
+
+        Raises:
+            EncodingError: values cannot be encoded; the tensors hold nothing of use.
+        """
+        with torch.no_grad():
+            maxima = [
+                [
+                    BlockMaxima(entry.shard, b, _maxima_of(entry.shard, b))
+                    for b in entry.encoding.blocks(entry.shard.spec)
+                ]
+                for entry in self._entries
+            ]
+            self._cut_blocks.complete([item for items in maxima for item in items])
+            for entry, items in zip(self._entries, maxima, strict=True):
+                into = tensors[entry.first : entry.first + entry.num_tensors]
+                entry.encoding.write(entry.shard, [item.grid for item in items], into)
+        devices = {e.shard.tensor.device for e in self._entries if e.shard.tensor.is_cuda}
+        for device in devices:
+            torch.cuda.current_stream(device).synchronize()
+
+    def _encoding_of(self, name: str) -> Encoding:
+        for encoding in self._encodings:
+            if any(fnmatchcase(name, pattern) for pattern in encoding.names):
+                return encoding
+        return _AS_IS
+
+    def _blocks(self, spec: ShardSpec) -> tuple[Extents, ...]:
+        return self._encoding_of(spec.name).blocks(spec)
+
+
+_AS_IS = Cast(dtype="")
+
+
+def encode(
+    shards: Iterable[Shard], encodings: Sequence[Encoding], *, group: AmaxGroup | None = None
+) -> EncodedShards:
+    """Publish shards in less than all their bits.
+
+    Args:
+        shards: What this rank holds, from `shards_of`.
+        encodings: The first whose names match a tensor applies to it; one that no encoding
+            matches is sent as it is in memory.
+        group: The ranks whose shards together make whole blocks, where a shard cuts one. The
+            bytes of every block are then those that a rank with the whole tensor would send.
+
+    Raises:
+        EncodingError: a tensor has no blocks, or a shard cuts one and no group is given.
+
+    Example:
+        >>> encoded = encode(
+        ...     shards_of(model), [BlockFp8(names=("*_proj.weight",)), Cast(dtype="bfloat16")]
+        ... )
+        >>> sender = WeightSender(encoded, rank=rank, num_ranks=num_ranks)
+    """
+    return EncodedShards([s for s in shards if not s.spec.box.is_empty], encodings, group)
+
+
+def _maxima_of(shard: Shard, block: Extents) -> Tensor:
+    return block_maxima(shard.tensor, shard.spec.box, block)
+
+
+def _check_names(entries: Sequence[_Entry], specs: Sequence[ShardSpec]) -> None:
+    """No scale may take the name of another tensor of the model."""
+    owners: dict[str, str] = {}
+    for entry in entries:
+        source = entry.shard.spec.name
+        for spec in specs[entry.first : entry.first + entry.num_tensors]:
+            owner = owners.setdefault(spec.name, source)
+            if owner != source:
+                raise EncodingError(f"{spec.name}: both {owner} and {source} publish this name")

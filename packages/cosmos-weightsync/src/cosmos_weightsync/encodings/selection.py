@@ -1,0 +1,115 @@
+"""Which tensors of a module to publish: all that train, or those of one LoRA adapter.
+
+Each function gives (name, tensor) pairs or shards for `shards_of` and `encode`.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from cosmos_weightsync.boxes import Box
+from cosmos_weightsync.errors import LayoutError
+from cosmos_weightsync.layout import ShardSpec
+from cosmos_weightsync.shards import Shard, clean_name, shards_of
+
+__all__ = ["ADAPTER_CONFIG", "adapter_files", "adapter_shards", "frozen_names", "trainable"]
+
+ADAPTER_CONFIG = "adapter_config.json"
+"""The file peft keeps beside an adapter's tensors; travels as a tensor of bytes of this name."""
+
+_LORA_PARTS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_bias")
+
+
+class AdapterConfig(Protocol):
+    """What peft's configurations can do."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field."""
+        ...
+
+
+def trainable(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The parameters that train, for `shards_of`; receivers must have the rest already.
+
+    Example:
+        >>> sender = WeightSender(shards_of(trainable(model)))
+    """
+    return ((name, p) for name, p in module.named_parameters() if p.requires_grad)
+
+
+def frozen_names(module: nn.Module) -> tuple[str, ...]:
+    """Checkpoint names of the parameters that do not train, for `encode`'s ``constant``."""
+    pairs = module.named_parameters(remove_duplicate=False)
+    return tuple(clean_name(name) for name, p in pairs if not p.requires_grad)
+
+
+def adapter_shards(module: nn.Module, adapter: str = "default") -> tuple[Shard, ...]:
+    """The tensors of one LoRA adapter in the names of peft's files, and its configuration.
+
+    Works on a module that peft has put an adapter into; peft itself is not needed.
+
+    Args:
+        module: A ``PeftModel``.
+        adapter: The adapter's name.
+
+    Raises:
+        LayoutError: the module has no such adapter, or none that is plain LoRA.
+    """
+    configs: Mapping[str, AdapterConfig] = getattr(module, "peft_config", {})
+    if adapter not in configs:
+        raise LayoutError(f"no adapter {adapter!r}; the module has {sorted(configs)}")
+    config = configs[adapter].to_dict()
+    for option in ("use_dora", "trainable_token_indices", "modules_to_save"):
+        if config.get(option):
+            raise LayoutError(f"adapter {adapter!r}: {option} is not plain LoRA; publish the model")
+    parameters = module.named_parameters(remove_duplicate=False)
+    pairs = [
+        (saved, p)
+        for name, p in parameters
+        if (saved := _saved_name(clean_name(name), adapter)) is not None
+    ]
+    if not pairs:
+        raise LayoutError(f"adapter {adapter!r} has no LoRA tensors")
+    content = json.dumps({**config, "inference_mode": True}, default=_plain, sort_keys=True)
+    file = torch.frombuffer(bytearray(content.encode()), dtype=torch.uint8)
+    shape = (file.numel(),)
+    about = Shard(ShardSpec(ADAPTER_CONFIG, shape, Box.full(shape), "uint8"), file)
+    return (*shards_of(pairs, tied="each"), about)
+
+
+def adapter_files(staged: Iterable[Shard]) -> tuple[dict[str, Tensor], str]:
+    """An adapter as peft saves it, from the shards a receiver has staged.
+
+    Returns:
+        The tensors of ``adapter_model.safetensors``, and the text of ``adapter_config.json``.
+
+    Raises:
+        LayoutError: the configuration is not there, or a tensor is not whole.
+    """
+    tensors = {shard.spec.name: shard for shard in staged}
+    if ADAPTER_CONFIG not in tensors:
+        raise LayoutError(f"{ADAPTER_CONFIG} is not among the {len(tensors)} staged tensors")
+    for name, shard in tensors.items():
+        if shard.spec.box != Box.full(shard.spec.global_shape):
+            raise LayoutError(f"{name}: {shard.spec.box} of {shard.spec.global_shape} is staged")
+    text = bytes(tensors.pop(ADAPTER_CONFIG).tensor.tolist()).decode()
+    return {name: shard.tensor.contiguous() for name, shard in tensors.items()}, text
+
+
+def _saved_name(name: str, adapter: str) -> str | None:
+    """``….lora_A.default.weight`` is saved as ``….lora_A.weight``."""
+    parts = name.split(".")
+    for index, (kind, owner) in enumerate(zip(parts, parts[1:], strict=False)):
+        if kind in _LORA_PARTS and owner == adapter:
+            return ".".join((*parts[: index + 1], *parts[index + 2 :]))
+    return None
+
+
+def _plain(value: object) -> object:
+    """Sets and enums of the configuration as JSON."""
+    if isinstance(value, set | frozenset):
+        return sorted(str(item) for item in value)
+    return getattr(value, "value", str(value))
