@@ -5,6 +5,7 @@ Run by `test_weightsync_quantised_fsdp` as ``python quantising_process.py '{"ran
 
 import json
 import sys
+from contextlib import ExitStack
 
 import torch
 import torch.distributed as dist
@@ -41,26 +42,37 @@ def reply(**answer: object) -> None:
     sys.stdout.flush()
 
 
+def publish(sender: WeightSender, version: int) -> str:
+    """Why not, if it cannot be published."""
+    try:
+        sender.publish(version)
+    except EncodingError as refused:
+        return str(refused)
+    return ""
+
+
 def main() -> None:
     setup = json.loads(sys.argv[1])
     rank, num_ranks = setup["rank"], setup["num_ranks"]
     dist.init_process_group("gloo", f"file://{setup['store']}", rank=rank, world_size=num_ranks)
-    model = weights(setup["height"])
     mesh = init_device_mesh("cpu", (num_ranks,))
-    fully_shard(model, mesh=mesh)
-    shards = shards_of(model)
-    encoded = encode(shards, ENCODINGS, group=AmaxGroup.of_process_group(shards))
-    with WeightSender(encoded, rank=rank, num_ranks=num_ranks) as sender:
-        sender.publish(1)
-        if rank == num_ranks - 1:
-            with torch.no_grad():
-                model.block.to_local()[-1] = float("nan")
-        error = ""
-        try:
-            sender.publish(2)
-        except EncodingError as refused:
-            error = str(refused)
-        reply(endpoint=sender.endpoint, error=error, newest=sender.newest_version)
+    endpoints: list[str] = []
+    errors: list[str] = []
+    with ExitStack() as stack:
+        for height in setup["heights"]:
+            model = weights(height)
+            fully_shard(model, mesh=mesh)
+            shards = shards_of(model)
+            encoded = encode(shards, ENCODINGS, group=AmaxGroup.of_process_group(shards))
+            sender = WeightSender(encoded, rank=rank, num_ranks=num_ranks)
+            stack.enter_context(sender)
+            publish(sender, 1)
+            if rank == num_ranks - 1:
+                with torch.no_grad():
+                    model.block.to_local()[-1] = float("nan")
+            errors.append(publish(sender, 2))
+            endpoints.append(sender.endpoint)
+        reply(endpoints=endpoints, errors=errors)
         sys.stdin.read()
     dist.destroy_process_group()
 

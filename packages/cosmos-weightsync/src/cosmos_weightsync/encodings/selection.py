@@ -5,6 +5,7 @@ Each function gives (name, tensor) pairs or shards for `shards_of` and `encode`.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -102,7 +103,7 @@ def adapter_files(staged: Iterable[Shard]) -> tuple[dict[str, Tensor], str]:
 def _saved_name(name: str, adapter: str) -> str | None:
     """``….lora_A.default.weight`` is saved as ``….lora_A.weight``."""
     parts = name.split(".")
-    for index, (kind, owner) in enumerate(zip(parts, parts[1:], strict=False)):
+    for index, (kind, owner) in enumerate(pairwise(parts)):
         if kind in _LORA_PARTS and owner == adapter:
             return ".".join((*parts[: index + 1], *parts[index + 2 :]))
     return None
