@@ -159,6 +159,17 @@ async def test_a_bad_reward_costs_its_sample_only(pool, response, error, message
 
 
 @pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("response", ["hang", "die"])
+async def test_a_worker_lost_over_a_batch_costs_the_culprit_only(pool, response):
+    for _ in range(40):  # quick ones, so that many are handed over at once
+        await pool.score(sample("a", "a"))
+    texts = ["a"] * 5 + [response] + ["b"] * 5
+    outcomes = await asyncio.gather(*(pool.score(sample(text, "a")) for text in texts))
+    assert [isinstance(outcome, Failure) for outcome in outcomes] == [t == response for t in texts]
+    assert [o.rewards["exact"] for o in outcomes if isinstance(o, Scored)] == [1.0] * 5 + [0.0] * 5
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_reward_nobody_waits_for_any_more_is_given_up(pool):
     task = asyncio.create_task(pool.score(sample("hang", "x")))
     await asyncio.sleep(0.1)

@@ -10,9 +10,13 @@ from dataclasses import dataclass
 from pebble import ProcessExpired, ProcessPool
 
 from cosmos_rollout.errors import RewardError
+from cosmos_rollout.rewards.batching import Batcher
 from cosmos_rollout.rewards.builtin import BoxedMathReward, ExactReward, RewardConfig
 from cosmos_rollout.rewards.scoring import Failure, Outcome, RewardInput, Scored
-from cosmos_rollout.rewards.worker import prepare, score, start_worker
+from cosmos_rollout.rewards.worker import prepare, score, score_all, start_worker
+
+_Values = Sequence[float | Failure]
+"""One sample's rewards, in the order of the configuration."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +54,9 @@ class RewardPool:
 
     Processes come from a fork server, which is a fresh interpreter: they share neither threads nor
     devices with this process, and they end when it ends, however it ends.
+
+    Quick rewards are computed for several samples in one hand-over. If a worker hangs or dies over
+    such a batch, its samples are scored again one by one, so that only the culprit fails.
     """
 
     def __init__(self, config: RewardPoolConfig) -> None:
@@ -62,6 +69,7 @@ class RewardPool:
             initargs=(os.getpid(), config.memory_mib << 20),
             context=context,
         )
+        self._batcher = Batcher(self._score_batch, num_lanes=config.num_workers)
         self._failures: Counter[str] = Counter()
         self._num_scored = 0
 
@@ -96,9 +104,7 @@ class RewardPool:
 
     async def score(self, sample: RewardInput) -> Outcome:
         """Compute every reward of one sample; the first failure, in order, is the outcome."""
-        values = await asyncio.gather(
-            *(self._score_one(config, sample) for config in self._config.rewards)
-        )
+        values = await self._batcher.call(sample)
         rewards: dict[str, float] = {}
         total = 0.0
         for config, value in zip(self._config.rewards, values, strict=True):
@@ -112,7 +118,24 @@ class RewardPool:
 
     async def aclose(self) -> None:
         """Drop what is pending and end the workers. Idempotent."""
+        await self._batcher.aclose()
         await asyncio.to_thread(self._close)
+
+    async def _score_batch(self, samples: Sequence[RewardInput]) -> Sequence[_Values]:
+        """Compute every reward of every sample in one hand-over."""
+        rewards = self._config.rewards
+        if len(samples) > 1:
+            future = self._pool.schedule(
+                score_all, args=(rewards, tuple(samples)), timeout=self._config.timeout_s
+            )
+            try:
+                return await asyncio.wrap_future(future)
+            except (TimeoutError, ProcessExpired):
+                pass  # one of them hangs or kills; found out below
+        return [
+            await asyncio.gather(*(self._score_one(config, sample) for config in rewards))
+            for sample in samples
+        ]
 
     async def _score_one(self, config: RewardConfig, sample: RewardInput) -> float | Failure:
         timeout_s = self._config.timeout_s

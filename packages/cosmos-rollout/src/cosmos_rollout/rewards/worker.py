@@ -6,6 +6,7 @@ It imports nothing heavy, so that a worker that had to be killed is replaced in 
 import inspect
 import math
 import resource
+from collections.abc import Sequence
 from functools import lru_cache
 
 from cosmos_rollout.errors import RewardError
@@ -56,3 +57,10 @@ def score(config: RewardConfig, sample: RewardInput) -> float | Failure:
     if not math.isfinite(value):
         return Failure(reward=config.name, error="ValueError", message=f"the reward is {value}")
     return value
+
+
+def score_all(
+    configs: Sequence[RewardConfig], samples: Sequence[RewardInput]
+) -> list[list[float | Failure]]:
+    """Run every reward on every sample; one list a sample."""
+    return [[score(config, sample) for config in configs] for sample in samples]
