@@ -1,6 +1,7 @@
 """The whole system on the reference engine: same numbers as a loop, resumed or not."""
 
 import json
+import os
 import signal
 from pathlib import Path
 
@@ -38,6 +39,25 @@ def test_a_run_stopped_by_ctrl_c_and_resumed_gives_the_weights_of_one_that_was_n
     again = runner.complete(*SMALL, *ON_POLICY, "trainer.steps=8", name="parts", flags=["--resume"])
     assert [r["step"] for r in again.metrics("controller")] == list(range(8))
     assert difference(exported(whole), exported(again)) == 0.0
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_policy_killed_in_a_run_costs_no_step_and_changes_no_weight(
+    runner: Runner, replicas: int
+) -> None:
+    """It comes back from its last checkpoint; what it had trained since is trained again."""
+    settings = (*SMALL, *ON_POLICY, "trainer.steps=8", f"policy.replicas={replicas}")
+    checkpoints = ("trainer.checkpoint_every=2", "bus.lease_s=15")
+    whole = runner.complete(*settings, *checkpoints, name="whole")
+    run = runner.start(*settings, *checkpoints, name="killed")
+    run.wait_for(lambda: run.steps_done() >= 3)
+    os.kill(run.child(f"policy-{replicas - 1}"), signal.SIGKILL)
+    assert run.finish() == 0, run.logs()
+    assert sorted({r["step"] for r in run.metrics("controller")}) == list(range(8))
+    assert_balanced(run.report["books"])
+    deaths = {(i["name"], i["outcome"]) for i in run.report["incidents"]}
+    assert (f"policy-{replicas - 1}", "restarted") in deaths
+    assert difference(exported(whole), exported(run)) == 0.0
 
 
 def test_two_policy_ranks_and_two_policy_replicas_give_the_weights_of_one(runner: Runner) -> None:

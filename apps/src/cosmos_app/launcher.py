@@ -218,8 +218,18 @@ class Launch:
             f"[yellow]{incident.name} (pid {incident.pid}) died: {incident.how}; "
             f"{incident.outcome}[/]"
         )
-        if self._bus is not None and incident.name != "controller":
-            await self._bus.send_event(ReplicaLeft(replica=incident.name, reason=incident.how))
+        if self._bus is None or incident.name == "controller":
+            return
+        await self._bus.send_event(ReplicaLeft(replica=incident.name, reason=incident.how))
+        if incident.name in policy_names(self._recipe):
+            await self._recycle_policies(self._bus, incident.name)
+
+    async def _recycle_policies(self, bus: Bus, dead: str) -> None:
+        """Policy replicas sum gradients with one another: all go back to the last checkpoint."""
+        for name in policy_names(self._recipe):
+            if name != dead and self._supervisor.recycle(name):
+                self._console.print(f"{name} starts again from the last checkpoint with {dead}")
+                await bus.send_event(ReplicaLeft(replica=name, reason=f"{dead} died"))
 
     @contextlib.contextmanager
     def _interruptible(self) -> Generator[None]:

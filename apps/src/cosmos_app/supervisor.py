@@ -91,6 +91,7 @@ class Supervisor:
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._dismissed: set[str] = set()
+        self._recycled: set[str] = set()
         self._stopping = False
 
     def start(self, spec: ChildSpec) -> None:
@@ -130,6 +131,19 @@ class Supervisor:
             self._dismissed.add(name)
             _signal_session(pid, signal.SIGTERM)
 
+    def recycle(self, name: str) -> bool:
+        """Kill a child that has to begin anew with one that died; no incident of its own.
+
+        Returns:
+            Whether it was running.
+        """
+        pid = self.pid(name)
+        if pid is None:
+            return False
+        self._recycled.add(name)
+        _signal_session(pid, signal.SIGKILL)
+        return True
+
     async def stop(self, grace_s: float) -> None:
         """End every child: SIGTERM, then SIGKILL to its whole session after ``grace_s``."""
         self._stopping = True
@@ -149,30 +163,38 @@ class Supervisor:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _keep(self, spec: ChildSpec) -> None:
-        backoff_s = _FIRST_BACKOFF_S
-        for restarts_left in range(spec.restarts, -1, -1):
+        backoff_s, restarts_left = _FIRST_BACKOFF_S, spec.restarts
+        while True:
             process = await self._spawn(spec)
             returncode = await process.wait()
             _signal_session(process.pid, signal.SIGKILL)  # what it may have left behind
             if returncode == 0 or self._stopping or spec.name in self._dismissed:
                 return
-            outcome: Outcome = "restarted" if restarts_left else "gave up"
-            incident = Incident(
-                time_s=time.time(),
-                name=spec.name,
-                pid=process.pid,
-                how=describe_exit(returncode),
-                outcome=outcome,
-            )
-            self.incidents.append(incident)
-            await self._on_incident(incident)
-            if not restarts_left:
-                raise ChildFailedError(
-                    f"{spec.name} died ({incident.how}) and has no restarts left; "
-                    f"the end of {spec.log}:\n{log_tail(spec.log)}"
-                )
+            if spec.name in self._recycled:
+                self._recycled.remove(spec.name)
+                continue
+            await self._note_death(spec, process.pid, returncode, restarts_left)
+            restarts_left -= 1
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+
+    async def _note_death(
+        self, spec: ChildSpec, pid: int, returncode: int, restarts_left: int
+    ) -> None:
+        incident = Incident(
+            time_s=time.time(),
+            name=spec.name,
+            pid=pid,
+            how=describe_exit(returncode),
+            outcome="restarted" if restarts_left else "gave up",
+        )
+        self.incidents.append(incident)
+        await self._on_incident(incident)
+        if not restarts_left:
+            raise ChildFailedError(
+                f"{spec.name} died ({incident.how}) and has no restarts left; "
+                f"the end of {spec.log}:\n{log_tail(spec.log)}"
+            )
 
     async def _spawn(self, spec: ChildSpec) -> asyncio.subprocess.Process:
         spec.log.parent.mkdir(parents=True, exist_ok=True)

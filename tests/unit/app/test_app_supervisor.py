@@ -102,3 +102,18 @@ async def test_stop_takes_grandchildren_down_that_ignore_sigterm(tmp_path: Path)
 def test_how_a_process_ended_is_said_in_words() -> None:
     assert describe_exit(-9) == "signal 9 (SIGKILL)"
     assert describe_exit(3) == "exit code 3"
+
+
+async def test_a_recycled_child_begins_anew_and_that_is_no_incident(tmp_path: Path) -> None:
+    flag = tmp_path / "second-time"
+    code = (
+        f"import pathlib, time; f = pathlib.Path({str(flag)!r})\n"
+        "if not f.exists():\n    f.touch(); time.sleep(60)"
+    )
+    supervisor = Supervisor(_ignore)
+    supervisor.start(_spec(tmp_path, code, restarts=0))
+    await _until(flag.exists)
+    assert supervisor.recycle("child")
+    await supervisor.wait(["child"])
+    assert supervisor.incidents == []
+    assert not supervisor.recycle("child"), "it has ended"
