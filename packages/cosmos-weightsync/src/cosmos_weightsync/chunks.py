@@ -1,18 +1,25 @@
 """How the pieces of one edge travel: cut and packed into messages, the same on both sides.
 
-A piece of at least `DIRECT_BYTES` travels in messages of its own, straight from and into place
-where the memory is contiguous; smaller ones share a bucket. Both sides derive the messages from
-the plan, so nothing but the bytes is sent.
+A piece of a certain size on travels in messages of its own, straight from and into place where the
+memory is contiguous; smaller ones share a bucket. Which size is the transport's policy. Both sides
+derive the messages from the plan, so nothing but the bytes is sent.
 """
 
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from cosmos_weightsync.arenas import Arena
 from cosmos_weightsync.boxes import Box
+from cosmos_weightsync.checksums import (
+    RunningChecksum,
+    VersionChecksums,
+    combined_digest,
+    flat_bytes,
+    tensor_checksum,
+)
 from cosmos_weightsync.errors import LayoutError
 from cosmos_weightsync.planning import Piece
 
@@ -31,7 +38,7 @@ __all__ = [
 ]
 
 DIRECT_BYTES = 256 << 10
-_ALIGNMENT = 16
+_ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +60,20 @@ class Message:
     num_bytes: int
 
 
-def schedule(pieces: Sequence[Piece], bucket_bytes: int) -> Iterator[Message]:
-    """Cut and pack the pieces of one edge, in order, into messages of at most ``bucket_bytes``."""
+def schedule(
+    pieces: Sequence[Piece], bucket_bytes: int, direct_bytes: int = DIRECT_BYTES
+) -> Iterator[Message]:
+    """Cut and pack the pieces of one edge, in order, into messages of at most ``bucket_bytes``.
+
+    Parts of at least ``direct_bytes`` travel alone.
+    """
     waiting: list[Chunk] = []
     filled = 0
     for index, piece in enumerate(pieces):
         item_bytes = piece.num_bytes // piece.box.numel
         for box in piece.box.split(max(1, bucket_bytes // item_bytes)):
             num_bytes = box.numel * item_bytes
-            if num_bytes >= min(DIRECT_BYTES, bucket_bytes):
+            if num_bytes >= min(direct_bytes, bucket_bytes):
                 if waiting and waiting[-1].piece == index:  # A piece travels in order.
                     yield Message(tuple(waiting), filled)
                     waiting, filled = [], 0
@@ -78,9 +90,23 @@ def schedule(pieces: Sequence[Piece], bucket_bytes: int) -> Iterator[Message]:
 
 
 class HeldBoxes:
-    """Tensors by name and box, from which any box inside one of them can be viewed."""
+    """Tensors by name and box, from which any box inside one of them can be viewed.
 
-    def __init__(self, held: Iterable[tuple[str, Box, Tensor]]) -> None:
+    Args:
+        held: (name, box, tensor) of each.
+        arena: Where all of them lie, if in one.
+        checksums: Of the version they hold, if somebody keeps them.
+    """
+
+    def __init__(
+        self,
+        held: Iterable[tuple[str, Box, Tensor]],
+        *,
+        arena: Arena | None = None,
+        checksums: VersionChecksums | None = None,
+    ) -> None:
+        self.arena = arena
+        self.checksums = checksums
         self._held: dict[str, list[tuple[Box, Tensor]]] = {}
         for name, box, tensor in held:
             self._held.setdefault(name, []).append((box, tensor))
@@ -95,11 +121,6 @@ class HeldBoxes:
             if origin.contains(box):
                 return tensor[box.relative_to(origin)]
         raise LayoutError(f"{name}: {box} is not held here")
-
-
-def flat_bytes(tensor: Tensor) -> Tensor:
-    """The bytes of a contiguous tensor as a 1-dimensional uint8 view of the same memory."""
-    return tensor.view(-1).view(torch.uint8)
 
 
 def message_view(message: Message, held: HeldBoxes, device: torch.device) -> Tensor | None:
@@ -130,23 +151,15 @@ def _parts(message: Message, bucket: Tensor) -> Iterator[tuple[Chunk, Tensor]]:
         yield chunk, bucket[chunk.offset : chunk.offset + chunk.num_bytes]
 
 
-def add_checksums(message: Message, content: Tensor, sums: dict[int, int]) -> None:
+def add_checksums(message: Message, content: Tensor, sums: dict[int, RunningChecksum]) -> None:
     """Carry on the running checksum of every piece that has a chunk in this message."""
     for chunk, part in _parts(message, content):
-        sums[chunk.piece] = _checksum(part, sums.get(chunk.piece, 0))
-
-
-def _checksum(content: Tensor, start: int = 0) -> int:
-    """CRC-32 of a 1-dimensional uint8 tensor, carrying on from ``start``."""
-    return zlib.crc32(content.cpu().numpy().data, start)
+        sums.setdefault(chunk.piece, RunningChecksum()).add(part)
 
 
 def piece_checksum(held: HeldBoxes, piece: Piece) -> int:
-    """CRC-32 of a piece as it lies in memory now, in row-major order."""
-    return _checksum(flat_bytes(held.view(piece.name, piece.box).contiguous()))
+    """The checksum of a piece as it lies in memory now, in row-major order."""
+    return tensor_checksum(held.view(piece.name, piece.box))
 
 
-def version_digest(sums: Mapping[tuple[int, int], int]) -> str:
-    """One digest over the checksums of all pieces, by (sender, piece)."""
-    text = ";".join(f"{sender},{piece},{value}" for (sender, piece), value in sorted(sums.items()))
-    return f"{zlib.crc32(text.encode()):08x}"
+version_digest = combined_digest

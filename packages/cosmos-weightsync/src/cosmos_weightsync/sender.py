@@ -17,6 +17,7 @@ from cosmos_weightsync.sender_session import SenderIdentity, SenderSession
 from cosmos_weightsync.shards import Shard, torch_dtype
 from cosmos_weightsync.snapshots import SnapshotStore
 from cosmos_weightsync.transports import (
+    CrossMemoryTransport,
     ProcessGroupTransport,
     SharedMemoryTransport,
     TcpTransport,
@@ -72,7 +73,12 @@ def is_loopback(host: str) -> bool:
 
 def standard_transports() -> tuple[Transport, ...]:
     """The transports that need no set-up by the user."""
-    return TcpTransport(), SharedMemoryTransport(), ProcessGroupTransport()
+    return (
+        SharedMemoryTransport(),
+        CrossMemoryTransport(),
+        TcpTransport(),
+        ProcessGroupTransport(),
+    )
 
 
 class WeightSender:

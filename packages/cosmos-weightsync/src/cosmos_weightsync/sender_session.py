@@ -155,8 +155,12 @@ class SenderSession:
         if snapshot is None or channel is None:
             raise ProtocolError("'pull' comes after 'open' and 'pin'")
         held = HeldBoxes(
-            (spec.name, spec.box, tensor)
-            for spec, tensor in zip(self._identity.specs, snapshot.tensors, strict=True)
+            (
+                (spec.name, spec.box, tensor)
+                for spec, tensor in zip(self._identity.specs, snapshot.tensors, strict=True)
+            ),
+            arena=snapshot.arena,
+            checksums=snapshot.checksums,
         )
         sums = serve_edge(
             channel,

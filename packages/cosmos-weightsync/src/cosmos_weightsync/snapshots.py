@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-import torch
 from torch import Tensor
 
+from cosmos_weightsync.arenas import Arena
+from cosmos_weightsync.checksums import ChecksumCache, VersionChecksums
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import DeadlineError, PeerLostError, VersionError
 from cosmos_weightsync.layout import ShardSpec
@@ -49,11 +50,24 @@ class Published(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Snapshot:
-    """One buffer. Its fields change under the store's lock only; read ``tensors`` while pinned."""
+    """One buffer. Its fields change under the store's lock only; read it while pinned.
 
-    tensors: tuple[Tensor, ...]
+    Attributes:
+        arena: Its memory.
+        checksums: Of the version it holds.
+        version: Which, or `NOT_WRITTEN`.
+        num_pins: How many read it.
+    """
+
+    arena: Arena
+    checksums: VersionChecksums
     version: int = NOT_WRITTEN
     num_pins: int = 0
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The copies, in the order of the shards."""
+        return self.arena.tensors
 
 
 class SnapshotStore:
@@ -67,6 +81,7 @@ class SnapshotStore:
     def __init__(self, source: Published, *, max_snapshots: int) -> None:
         self._source = source
         self._max_snapshots = max_snapshots
+        self._checksums = ChecksumCache()
         self._buffers: list[Snapshot] = []
         self._newest = NOT_WRITTEN
         self._changed = threading.Condition()
@@ -95,7 +110,10 @@ class SnapshotStore:
                 raise VersionError(f"version {version} comes after version {self._newest}")
             buffer = self._free_buffer(version, deadline)
             buffer.version = NOT_WRITTEN
+        buffer.checksums = self._checksums.start()
         self._source.write(buffer.tensors)
+        for spec, tensor in zip(self._source.specs, buffer.tensors, strict=True):
+            buffer.checksums.compute_expected(spec.name, spec.box, tensor)
         with self._changed:
             buffer.version = self._newest = version
             self._changed.notify_all()
@@ -147,7 +165,7 @@ class SnapshotStore:
             if stale:
                 return stale[0]
             if len(self._buffers) < self._max_snapshots:
-                self._buffers.append(Snapshot(self._allocate()))
+                self._buffers.append(Snapshot(self._allocate(), self._checksums.start()))
                 return self._buffers[-1]
             if free:
                 return free[0]
@@ -162,10 +180,10 @@ class SnapshotStore:
                 ) from error
             self._changed.wait(timeout=left)
 
-    def _allocate(self) -> tuple[Tensor, ...]:
-        return tuple(
-            torch.empty(
-                spec.box.shape, dtype=torch_dtype(spec.dtype), pin_memory=self._source.is_cuda
-            )
-            for spec in self._source.specs
+    def _allocate(self) -> Arena:
+        specs = self._source.specs
+        return Arena(
+            [spec.box.shape for spec in specs],
+            [torch_dtype(spec.dtype) for spec in specs],
+            pin_memory=self._source.is_cuda,
         )

@@ -1,18 +1,31 @@
-"""Ways to move bytes from one process to another, all behind one two-sided contract."""
+"""Ways to move bytes from one process to another, all behind one contract."""
 
-from cosmos_weightsync.transports.contract import Channel, PendingChannel, Side, Transport
+from cosmos_weightsync.transports.contract import (
+    Capabilities,
+    Channel,
+    OneSidedChannel,
+    PendingChannel,
+    Side,
+    Transport,
+    Window,
+)
+from cosmos_weightsync.transports.cross_memory import CrossMemoryTransport
 from cosmos_weightsync.transports.local import LocalTransport
 from cosmos_weightsync.transports.process_group import ProcessGroupTransport
 from cosmos_weightsync.transports.shared_memory import SharedMemoryTransport
 from cosmos_weightsync.transports.tcp import TcpTransport
 
 __all__ = [
+    "Capabilities",
     "Channel",
+    "CrossMemoryTransport",
     "LocalTransport",
+    "OneSidedChannel",
     "PendingChannel",
     "ProcessGroupTransport",
     "SharedMemoryTransport",
     "Side",
     "TcpTransport",
     "Transport",
+    "Window",
 ]

@@ -5,6 +5,9 @@ receiver: prepare("receiver") ─► description ─┐ exchanged over the contr
 sender:   prepare("sender")   ─► description ─┘ connection, then both at once:
 both:     pending.connect(description of the peer, deadline) ─► Channel
 then:     sender.send(view) … receiver.recv_into(view) …   same sizes, same order
+   or, where the receiver can read the sender's memory (OneSidedChannel):
+          sender.expose(views) ─► receiver.windows() ─► window.read(...) … finish()
+          sender.await_finish() returns
 at last:  close() on either side, in any order, any number of times
 ```
 A channel has one direction, and each end belongs to one thread at a time; `close` alone may come
@@ -12,21 +15,62 @@ from another thread. It wakes a peer that waits, and ends a wait at its own end:
 the library below cannot be interrupted (gloo), with the next message or the deadline.
 """
 
-from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from cosmos_weightsync.arenas import Arena
 from cosmos_weightsync.deadlines import Deadline
 
-__all__ = ["Channel", "PendingChannel", "Side", "Transport"]
+__all__ = [
+    "Capabilities",
+    "Channel",
+    "OneSidedChannel",
+    "PendingChannel",
+    "Side",
+    "Transport",
+    "Window",
+]
 
 Side = Literal["sender", "receiver"]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capabilities:
+    """What a transport can do and how it likes to be used; the same at both ends.
+
+    Attributes:
+        one_sided: The receiver reads the sender's memory; nothing is packed, save where the
+            transport itself says so.
+        same_host: Both ends must be on one host.
+        devices: Kinds of memory that it moves: ``cpu``, ``cuda``.
+        direct_bytes: Contiguous pieces of at least this size travel unpacked, from and into
+            place; smaller and strided ones share a bucket.
+        message_bytes: The largest message that is of use; buckets larger than this are cut.
+        groups: How many messages it takes before the first must be done; 1 is one by one.
+        registers: Memory is registered before its first use, so the same memory should be used
+            again and again.
+    """
+
+    one_sided: bool = False
+    same_host: bool = False
+    devices: frozenset[str] = frozenset({"cpu"})
+    direct_bytes: int = 256 << 10
+    message_bytes: int = 16 << 20
+    groups: int = 1
+    registers: bool = False
+
+
 class Channel(Protocol):
     """One end of a one-way stream of messages."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the transport."""
+        ...
 
     @property
     def device(self) -> torch.device:
@@ -64,6 +108,69 @@ class Channel(Protocol):
         ...
 
 
+class Window(Protocol):
+    """One exposed view, seen from the receiver."""
+
+    def read(self, part: tuple[slice, ...], into: Tensor) -> None:
+        """Copy a part of the view.
+
+        Args:
+            part: Which; one slice per dim, without steps.
+            into: Contiguous, of the part's shape and the view's dtype, on the channel's device.
+
+        Raises:
+            PeerLostError: the sender is gone.
+        """
+        ...
+
+
+@runtime_checkable
+class OneSidedChannel(Channel, Protocol):
+    """A channel whose receiver can read what the sender has in memory."""
+
+    def expose(self, views: Sequence[Tensor], arena: Arena | None, deadline: Deadline) -> bool:
+        """As the sender: let the receiver read these views.
+
+        They must not change until `await_finish` has returned.
+
+        Args:
+            views: Of any strides, on any device that the transport moves from.
+            arena: Where they lie, if in one.
+            deadline: When to give up.
+
+        Returns:
+            Whether they can be read. Otherwise the receiver has been told, and messages follow.
+        """
+        ...
+
+    def await_finish(self, deadline: Deadline) -> None:
+        """As the sender: wait until the receiver has read what it wants.
+
+        Raises:
+            PeerLostError: it closed its end or died.
+            DeadlineError: it takes too long.
+        """
+        ...
+
+    def windows(
+        self, shapes: Sequence[tuple[Sequence[int], torch.dtype]], deadline: Deadline
+    ) -> Sequence[Window] | None:
+        """As the receiver: what the sender exposes.
+
+        Args:
+            shapes: Shape and dtype of each view, known from the plan.
+            deadline: When to give up.
+
+        Returns:
+            The views in the sender's order; ``None`` when they are sent as messages instead.
+        """
+        ...
+
+    def finish(self, deadline: Deadline) -> None:
+        """As the receiver: nothing more will be read."""
+        ...
+
+
 class PendingChannel(Protocol):
     """One end before the two have met."""
 
@@ -94,6 +201,11 @@ class Transport(Protocol):
     @property
     def name(self) -> str:
         """The name under which both sides choose it."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do."""
         ...
 
     def prepare(self, side: Side, host: str) -> PendingChannel:

@@ -2,12 +2,13 @@
 
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from cosmos_weightsync.arenas import Arena
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import (
     DeadlineError,
@@ -15,9 +16,12 @@ from cosmos_weightsync.errors import (
     ProtocolError,
     TransportUnavailableError,
 )
-from cosmos_weightsync.transports.contract import PendingChannel, Side
+from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, Side, Window
+from cosmos_weightsync.transports.windows import MappedWindow
 
 __all__ = ["LocalTransport"]
+
+_CAPABILITIES = Capabilities(one_sided=True, same_host=True)
 
 
 class _Exchange:
@@ -25,7 +29,7 @@ class _Exchange:
 
     def __init__(self) -> None:
         self.condition = threading.Condition()
-        self.offered: Tensor | None = None
+        self.offered: Sequence[Tensor] | None = None
         self.is_closed = False
 
 
@@ -34,34 +38,58 @@ class _LocalChannel:
         self._exchange = exchange
 
     @property
+    def capabilities(self) -> Capabilities:
+        return _CAPABILITIES
+
+    @property
     def device(self) -> torch.device:
         return torch.device("cpu")
 
     def send(self, view: Tensor, deadline: Deadline) -> None:
+        self.expose([view], None, deadline)
+        self.await_finish(deadline)
+
+    def recv_into(self, view: Tensor, deadline: Deadline) -> None:
+        offered = self._take(deadline)
+        if [item.numel() for item in offered] != [view.numel()]:
+            raise ProtocolError(f"a message of another size than the {view.numel()} bytes due")
+        view.copy_(offered[0])
+        self.finish(deadline)
+
+    def expose(self, views: Sequence[Tensor], arena: Arena | None, deadline: Deadline) -> bool:
+        with self._exchange.condition:
+            self._exchange.offered = views
+            self._exchange.condition.notify_all()
+        return True
+
+    def await_finish(self, deadline: Deadline) -> None:
         exchange = self._exchange
         with exchange.condition:
-            exchange.offered = view
-            exchange.condition.notify_all()
             try:
                 self._wait(lambda: exchange.offered is None, "receiver", deadline)
             finally:
                 exchange.offered = None
 
-    def recv_into(self, view: Tensor, deadline: Deadline) -> None:
-        exchange = self._exchange
-        with exchange.condition:
-            self._wait(lambda: exchange.offered is not None, "sender", deadline)
-            offered = exchange.offered
-            if offered is None or offered.numel() != view.numel():
-                raise ProtocolError(f"a message of another size than the {view.numel()} bytes due")
-            view.copy_(offered)
-            exchange.offered = None
-            exchange.condition.notify_all()
+    def windows(
+        self, shapes: Sequence[tuple[Sequence[int], torch.dtype]], deadline: Deadline
+    ) -> Sequence[Window]:
+        return [MappedWindow(view) for view in self._take(deadline)]
+
+    def finish(self, deadline: Deadline) -> None:
+        with self._exchange.condition:
+            self._exchange.offered = None
+            self._exchange.condition.notify_all()
 
     def close(self) -> None:
         with self._exchange.condition:
             self._exchange.is_closed = True
             self._exchange.condition.notify_all()
+
+    def _take(self, deadline: Deadline) -> Sequence[Tensor]:
+        exchange = self._exchange
+        with exchange.condition:
+            self._wait(lambda: exchange.offered is not None, "sender", deadline)
+            return exchange.offered or ()
 
     def _wait(self, is_ready: Callable[[], bool], peer: str, deadline: Deadline) -> None:
         exchange = self._exchange
@@ -116,6 +144,11 @@ class LocalTransport:
     def name(self) -> str:
         """``local``."""
         return "local"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """One-sided, in one process."""
+        return _CAPABILITIES
 
     def prepare(self, side: Side, host: str) -> PendingChannel:
         """Open one end; ``host`` is of no use here."""

@@ -24,10 +24,19 @@ from cosmos_weightsync.errors import (
     TransferError,
     TransportUnavailableError,
 )
-from cosmos_weightsync.transports.contract import PendingChannel, Side
+from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, Side
 
 __all__ = ["ProcessGroupTransport"]
 
+_CAPABILITIES = {
+    "cpu": Capabilities(),  # Gloo: packing costs more than another message.
+    "cuda": Capabilities(  # NCCL: a call costs more than packing.
+        devices=frozenset({"cpu", "cuda"}),
+        direct_bytes=4 << 20,
+        message_bytes=64 << 20,
+        groups=16,
+    ),
+}
 _RANKS: Mapping[Side, int] = {"sender": 0, "receiver": 1}
 _NAMES: Mapping[Side, str] = {"sender": "receiver", "receiver": "sender"}
 
@@ -41,6 +50,10 @@ class _ProcessGroupChannel:
         self._peer_rank = 1 - _RANKS[side]
         self._peer_name = _NAMES[side]
         self._device = device
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return _CAPABILITIES[self._device.type]
 
     @property
     def device(self) -> torch.device:
@@ -155,6 +168,11 @@ class ProcessGroupTransport:
     def name(self) -> str:
         """``process_group``, with the backend when it is not gloo."""
         return "process_group" if self._backend == "gloo" else f"process_group:{self._backend}"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Over gloo large pieces go in place, over NCCL buckets are large and grouped."""
+        return _CAPABILITIES[self._device.type]
 
     def prepare(self, side: Side, host: str) -> PendingChannel:
         """Start the store as the sender; nothing yet as the receiver."""

@@ -18,11 +18,12 @@ from cosmos_weightsync.errors import (
     TransportUnavailableError,
 )
 from cosmos_weightsync.frames import recv_exactly
-from cosmos_weightsync.transports.contract import PendingChannel, Side
+from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, Side
 
 __all__ = ["TcpTransport"]
 
 _KEY_BYTES = 16
+_CAPABILITIES = Capabilities(direct_bytes=64 << 10, message_bytes=1 << 20)
 
 
 class _TcpChannel:
@@ -30,6 +31,10 @@ class _TcpChannel:
         self._socket = connection
         self._peer = peer
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return _CAPABILITIES
 
     @property
     def device(self) -> torch.device:
@@ -117,6 +122,11 @@ class TcpTransport:
     def name(self) -> str:
         """``tcp``."""
         return "tcp"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Large contiguous pieces go in place; messages are short enough to be hashed in cache."""
+        return _CAPABILITIES
 
     def prepare(self, side: Side, host: str) -> PendingChannel:
         """Listen on ``host`` as the sender; nothing yet as the receiver."""

@@ -1,0 +1,103 @@
+"""Tensors in one stretch of memory that another process of this host can map.
+
+The stretch is an anonymous file (`memfd_create`): it has no name, so nothing is left behind by a
+process that is killed, and it does not count against the size of ``/dev/shm``. Where there is no
+such thing, or the memory must be page-locked for a GPU, an arena is ordinary memory.
+"""
+
+import contextlib
+import mmap
+import os
+import sys
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["Arena", "map_arena"]
+
+_ALIGNMENT = 64
+"""A cache line. Copies between differently aligned addresses are several times slower."""
+
+_POPULATE_READ = 22
+"""``MADV_POPULATE_READ`` of Linux 5.14: maps what is there without writing to it."""
+
+
+class Arena:
+    """Memory for a list of tensors.
+
+    Args:
+        shapes: Of the tensors.
+        dtypes: Of the tensors.
+        pin_memory: Whether a GPU copies into it.
+
+    Attributes:
+        tensors: The tensors, contiguous, uninitialised.
+        descriptor: Of the anonymous file, ``None`` for ordinary memory. Closed with the arena;
+            mappings of it live on.
+        key: Tells this arena from others of this process; 0 for ordinary memory.
+        num_bytes: The size of the file.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[Sequence[int]],
+        dtypes: Sequence[torch.dtype],
+        *,
+        pin_memory: bool = False,
+    ) -> None:
+        offsets, size = _offsets(shapes, dtypes)
+        self.num_bytes = max(size, mmap.PAGESIZE)
+        self.descriptor: int | None = None
+        self.key = 0
+        if sys.platform == "linux" and not pin_memory:
+            self.descriptor = os.memfd_create("cosmos-weightsync", os.MFD_CLOEXEC)
+            weakref.finalize(self, os.close, self.descriptor)
+            os.ftruncate(self.descriptor, self.num_bytes)
+            self.key = os.fstat(self.descriptor).st_ino
+            mapping = mmap.mmap(self.descriptor, self.num_bytes)
+            memory = torch.frombuffer(mapping, dtype=torch.uint8)
+        else:
+            memory = torch.empty(self.num_bytes, dtype=torch.uint8, pin_memory=pin_memory)
+        self._start = memory.data_ptr()
+        self.tensors = tuple(
+            memory[offset : offset + _num_bytes(shape, dtype)].view(dtype).view(tuple(shape))
+            for offset, shape, dtype in zip(offsets, shapes, dtypes, strict=True)
+        )
+
+    def offset_of(self, tensor: Tensor) -> int | None:
+        """Where in the file a view of one of the tensors begins; ``None`` if it is elsewhere."""
+        offset = tensor.data_ptr() - self._start
+        return offset if self.descriptor is not None and 0 <= offset < self.num_bytes else None
+
+
+def _num_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
+    return torch.Size(shape).numel() * dtype.itemsize
+
+
+def _offsets(
+    shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype]
+) -> tuple[list[int], int]:
+    offsets: list[int] = []
+    end = 0
+    for shape, dtype in zip(shapes, dtypes, strict=True):
+        offsets.append(-(-end // _ALIGNMENT) * _ALIGNMENT)
+        end = offsets[-1] + _num_bytes(shape, dtype)
+    return offsets, end
+
+
+def map_arena(descriptor: int, num_bytes: int) -> Tensor:
+    """Map another process's arena for reading, as bytes.
+
+    The mapping is private: what is written to it by mistake never reaches the other process.
+
+    Raises:
+        OSError: the descriptor is no file of this size.
+    """
+    if os.fstat(descriptor).st_size < num_bytes:  # Reading past the end would be fatal.
+        raise OSError(f"the memory has less than the {num_bytes} bytes announced")
+    mapping = mmap.mmap(descriptor, num_bytes, access=mmap.ACCESS_COPY)
+    with contextlib.suppress(OSError):  # An older kernel maps page by page, on first use.
+        mapping.madvise(_POPULATE_READ)
+    return torch.frombuffer(mapping, dtype=torch.uint8)

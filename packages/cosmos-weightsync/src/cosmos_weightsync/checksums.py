@@ -1,0 +1,145 @@
+"""xxh3_64 of boxes of tensors, in row-major order, whatever the strides.
+
+A checksum does not depend on how a box is cut on its way, so the two sides may read and write it in
+different parts. Parts are small enough to be hashed while the processor's cache still holds them.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+import xxhash
+from torch import Tensor
+
+from cosmos_weightsync.boxes import Box
+from cosmos_weightsync.planning import Piece
+
+__all__ = [
+    "ChecksumCache",
+    "RunningChecksum",
+    "VersionChecksums",
+    "box_blocks",
+    "combined_digest",
+    "flat_bytes",
+    "tensor_checksum",
+]
+
+BLOCK_BYTES = 1 << 20
+"""Copying and hashing alternate in blocks of this size: about a core's second-level cache."""
+
+
+class RunningChecksum:
+    """A checksum that is carried on over the parts of a box."""
+
+    def __init__(self) -> None:
+        self._state = xxhash.xxh3_64()
+
+    def add(self, content: Tensor) -> None:
+        """Carry on over a contiguous tensor."""
+        self._state.update(flat_bytes(content).cpu().numpy().data)
+
+    @property
+    def value(self) -> int:
+        """The checksum of everything so far."""
+        return self._state.intdigest()
+
+
+def flat_bytes(tensor: Tensor) -> Tensor:
+    """The bytes of a contiguous tensor as a 1-dimensional uint8 view of the same memory."""
+    return tensor.view(-1).view(torch.uint8)
+
+
+def box_blocks(
+    shape: Sequence[int], item_bytes: int, most_bytes: int = BLOCK_BYTES
+) -> list[tuple[slice, ...]]:
+    """Slices that cut a tensor of this shape into blocks, in row-major order.
+
+    Args:
+        shape: Of the tensor.
+        item_bytes: Of an element.
+        most_bytes: A limit below the usual size of a block.
+    """
+    whole = Box.full(shape)
+    size = max(1, min(most_bytes, BLOCK_BYTES) // item_bytes)
+    return [part.relative_to(whole) for part in whole.split(size)]
+
+
+def tensor_checksum(tensor: Tensor) -> int:
+    """The checksum of a tensor's elements in row-major order; strides are free."""
+    if tensor.is_contiguous():
+        return xxhash.xxh3_64_intdigest(flat_bytes(tensor).cpu().numpy().data)
+    running = RunningChecksum()
+    for block in box_blocks(tensor.shape, tensor.element_size()):
+        running.add(tensor[block].contiguous())
+    return running.value
+
+
+def combined_digest(sums: Mapping[tuple[int, int], int]) -> str:
+    """One digest over the checksums of all pieces, by (source, number of the piece)."""
+    text = ";".join(f"{source},{piece},{value}" for (source, piece), value in sorted(sums.items()))
+    return xxhash.xxh3_64_hexdigest(text.encode())
+
+
+class ChecksumCache:
+    """Checksums of the boxes that somebody asks for, of versions that follow one another.
+
+    What was asked for in one version is likely asked for in the next: `refresh` computes it when
+    the version is written, while the bytes are in the cache and before anybody waits. A box that
+    nobody asked for in two versions is forgotten. May be used from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._unused_for: dict[tuple[str, Box], int] = {}
+
+    def start(self) -> "VersionChecksums":
+        """The checksums of a version about to be written; nothing is known of it yet."""
+        with self._lock:
+            for key in list(self._unused_for):
+                self._unused_for[key] += 1
+                if self._unused_for[key] > _FORGOTTEN_AFTER:
+                    del self._unused_for[key]
+            expected = list(self._unused_for)
+        return VersionChecksums(self._asked, expected)
+
+    def _asked(self, keys: Iterable[tuple[str, Box]]) -> None:
+        with self._lock:
+            for key in keys:
+                self._unused_for[key] = 0
+
+
+_FORGOTTEN_AFTER = 2
+
+
+class VersionChecksums:
+    """The checksums of one version. May be used from any thread once the version is written.
+
+    Attributes:
+        expected: The boxes by tensor name that are likely to be asked for.
+    """
+
+    def __init__(
+        self,
+        asked: Callable[[Iterable[tuple[str, Box]]], None],
+        expected: Sequence[tuple[str, Box]],
+    ) -> None:
+        self._asked = asked
+        self._known: dict[tuple[str, Box], int] = {}
+        self.expected: dict[str, list[Box]] = {}
+        for name, box in expected:
+            self.expected.setdefault(name, []).append(box)
+
+    def compute_expected(self, name: str, origin: Box, tensor: Tensor) -> None:
+        """Compute what is likely to be asked for of a tensor that holds ``origin``."""
+        for box in self.expected.get(name, ()):
+            if origin.contains(box):
+                self._known[name, box] = tensor_checksum(tensor[box.relative_to(origin)])
+
+    def of_pieces(self, pieces: Sequence[Piece], view: Callable[[str, Box], Tensor]) -> list[int]:
+        """The checksums of these pieces; computes those that nobody asked for before."""
+        keys = [(piece.name, piece.box) for piece in pieces]
+        for key in keys:
+            if key not in self._known:
+                self._known[key] = tensor_checksum(view(*key))
+        self._asked(keys)
+        return [self._known[key] for key in keys]
