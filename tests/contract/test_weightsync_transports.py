@@ -14,10 +14,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosmos_weightsync import DeadlineError, PeerLostError, WeightSyncError
+from cosmos_weightsync import Box, DeadlineError, PeerLostError, Piece, WeightSyncError
+from cosmos_weightsync.arenas import Arena
+from cosmos_weightsync.checksums import tensor_checksum
+from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.edges import BucketPool, pull_edge, serve_edge
 from cosmos_weightsync.transports import (
     Channel,
+    CrossMemoryTransport,
     LocalTransport,
     ProcessGroupTransport,
     SharedMemoryTransport,
@@ -27,6 +32,7 @@ from cosmos_weightsync.transports import (
 
 HOST = "127.0.0.1"
 TRANSPORTS: dict[str, Callable[[], Transport]] = {
+    "cross_memory": CrossMemoryTransport,
     "local": LocalTransport,
     "tcp": TcpTransport,
     "process_group": ProcessGroupTransport,
@@ -185,12 +191,115 @@ def test_many_channels_work_side_by_side(transport, pool):
     assert all(pool.map(one, range(6)))
 
 
+# What travels on one edge: (full shape, box, dtype). Every tensor is held whole on both sides.
+EDGES: dict[str, list[tuple[tuple[int, ...], Box, torch.dtype]]] = {
+    "contiguous": [
+        ((700, 512), Box((100, 0), (700, 512)), torch.float32),  # More than one block.
+        ((9, 5), Box.full((9, 5)), torch.bfloat16),
+    ],
+    "strided": [
+        ((1030, 600), Box((3, 77), (1030, 333)), torch.bfloat16),  # More rows than IOV_MAX.
+        ((6, 7, 8), Box((1, 2, 3), (5, 6, 7)), torch.float64),
+        ((64, 4096), Box((0, 4095), (64, 4096)), torch.float8_e4m3fn),  # One column.
+    ],
+    "tiny": [
+        ((), Box.full(()), torch.float32),
+        ((1, 1, 1), Box.full((1, 1, 1)), torch.int8),
+        ((3,), Box((1,), (2,)), torch.bool),
+    ],
+    "empty": [],
+}
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def a_holder(edge: str, fill: str) -> tuple[list[Piece], list[torch.Tensor], Arena]:
+    arena = Arena([shape for shape, _, _ in EDGES[edge]], [dtype for _, _, dtype in EDGES[edge]])
+    pieces = []
+    for index, (_, box, dtype) in enumerate(EDGES[edge]):
+        tensor = arena.tensors[index]
+        raw = as_bytes(tensor)
+        raw.copy_(content(raw.numel(), index) % 2 if fill == "random" else torch.tensor(0))
+        pieces.append(Piece(f"t{index}", box, 0, 0, box.numel * dtype.itemsize))
+    return pieces, list(arena.tensors), arena
+
+
+def held(tensors: list[torch.Tensor], arena: Arena | None = None) -> HeldBoxes:
+    boxes = [(f"t{index}", Box.full(item.shape), item) for index, item in enumerate(tensors)]
+    return HeldBoxes(boxes, arena=arena)
+
+
+@pytest.mark.parametrize("memory", ["arena", "private"])
+@pytest.mark.parametrize("bucket_bytes", [1024, 1 << 20])
+@pytest.mark.parametrize("edge", sorted(EDGES))
+def test_an_edge_moves_its_boxes_and_nothing_else(ends, pool, edge, bucket_bytes, memory):
+    pieces, source, arena = a_holder(edge, "random")
+    _, target, _ = a_holder(edge, "zeros")
+    held_there = held(source, arena if memory == "arena" else None)
+    if memory == "private":
+        held_there = held([tensor.clone() for tensor in source])
+    for _ in range(2):  # The second time over the same channel.
+        serving = pool.submit(
+            serve_edge,
+            ends[0],
+            pieces,
+            held_there,
+            BucketPool(bucket_bytes),
+            soon(),
+            bucket_bytes=bucket_bytes,
+        )
+        buckets = BucketPool(bucket_bytes)
+        arrived = pull_edge(
+            ends[1], pieces, held(target), buckets, soon(), bucket_bytes=bucket_bytes
+        )
+        assert arrived == serving.result()
+    for piece, sent, found, checksum in zip(pieces, source, target, arrived, strict=True):
+        part = piece.box.relative_to(Box.full(sent.shape))
+        assert torch.equal(as_bytes(found[part]), as_bytes(sent[part]))
+        assert checksum == tensor_checksum(sent[part])
+        found[part] = 0
+        assert not as_bytes(found).any()  # Nothing beside the box was written.
+
+
+def test_an_edge_whose_source_never_serves_runs_into_the_deadline(ends):
+    pieces, target, _ = a_holder("contiguous", "zeros")
+    with pytest.raises(DeadlineError):
+        pull_edge(ends[1], pieces, held(target), BucketPool(4096), soon(0.2), bucket_bytes=4096)
+
+
+def test_an_edge_whose_receiver_never_pulls_runs_into_the_deadline(ends):
+    pieces = [Piece("t0", Box.full((64 << 20,)), 0, 0, 64 << 20)]
+    arena = Arena([(64 << 20,)], [torch.uint8])
+    buckets = BucketPool(1 << 20)
+    with pytest.raises(DeadlineError):
+        serve_edge(
+            ends[0],
+            pieces,
+            held(list(arena.tensors), arena),
+            buckets,
+            soon(0.3),
+            bucket_bytes=1 << 20,
+        )
+
+
+@pytest.mark.parametrize("kind", [k for k in BETWEEN_PROCESSES if k != "process_group"])
+@pytest.mark.parametrize("description", [{}, {"address": "nobody", "host": HOST, "port": 1}])
+def test_a_description_that_leads_nowhere_is_refused(kind, description):
+    pending = TRANSPORTS[kind]().prepare("receiver", HOST)
+    with pytest.raises(WeightSyncError):
+        pending.connect(description, soon(2))
+    pending.close()
+
+
 # The other process: meets this one, sends or receives without end until it is killed.
 PEER = """
 import json, sys, torch
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.transports import *
-kinds = {"tcp": TcpTransport, "process_group": ProcessGroupTransport,
+kinds = {"tcp": TcpTransport, "cross_memory": CrossMemoryTransport,
+         "process_group": ProcessGroupTransport,
          "shared_memory": lambda: SharedMemoryTransport(slot_bytes=1 << 16, num_slots=2)}
 side = sys.argv[2]
 pending = kinds[sys.argv[1]]().prepare(side, "127.0.0.1")

@@ -162,7 +162,9 @@ def test_senders_cast_once_and_receivers_cast_into_what_they_have(stack):
 
 
 @pytest.mark.parametrize("bucket_bytes", [1024, 5000, 16 << 20])
-@pytest.mark.parametrize("transport", ["tcp", "shared_memory", "process_group", "local"])
+@pytest.mark.parametrize(
+    "transport", ["tcp", "shared_memory", "cross_memory", "process_group", "local"]
+)
 def test_every_transport_and_bucket_size_gives_the_same_bytes(stack, transport, bucket_bytes):
     local = LocalTransport()
     trainer = Trainer(stack, transports=[local])
@@ -305,6 +307,7 @@ class _FlippingChannel:
     def __init__(self, channel) -> None:
         self._channel = channel
         self.device = channel.device
+        self.capabilities = channel.capabilities
         self.close = channel.close
 
     def recv_into(self, view, deadline) -> None:
@@ -324,6 +327,7 @@ class _FlippingPending:
 
 class _FlippingTransport:
     name = "tcp"
+    capabilities = TcpTransport().capabilities
 
     def prepare(self, side, host) -> _FlippingPending:
         return _FlippingPending(TcpTransport().prepare(side, host))
