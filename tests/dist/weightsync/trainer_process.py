@@ -118,7 +118,7 @@ class Rank:
 
     def state(self) -> dict[str, Any]:
         return {
-            "num_sessions": len(self.sender._sessions),
+            "num_sessions": self.sender.num_sessions,
             "pins": [b.num_pins for b in self.sender._snapshots._buffers],
             "endpoint": self.sender.endpoint,
             "placements": sorted(

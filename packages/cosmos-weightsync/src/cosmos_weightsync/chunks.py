@@ -5,7 +5,7 @@ memory is contiguous; smaller ones share a bucket. Which size is the transport's
 derive the messages from the plan, so nothing but the bytes is sent.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -96,6 +96,8 @@ class HeldBoxes:
         held: (name, box, tensor) of each.
         arena: Where all of them lie, if in one.
         checksums: Of the version they hold, if somebody keeps them.
+        on_view: Called with name and box before a view is given away; it may wait or refuse.
+        on_arrival: Called with name and box once new bytes lie in place; from any thread.
     """
 
     def __init__(
@@ -104,9 +106,13 @@ class HeldBoxes:
         *,
         arena: Arena | None = None,
         checksums: VersionChecksums | None = None,
+        on_view: Callable[[str, Box], None] | None = None,
+        on_arrival: Callable[[str, Box], None] | None = None,
     ) -> None:
         self.arena = arena
         self.checksums = checksums
+        self._on_view = on_view
+        self._on_arrival = on_arrival
         self._held: dict[str, list[tuple[Box, Tensor]]] = {}
         for name, box, tensor in held:
             self._held.setdefault(name, []).append((box, tensor))
@@ -119,8 +125,15 @@ class HeldBoxes:
         """
         for origin, tensor in self._held.get(name, ()):
             if origin.contains(box):
+                if self._on_view is not None:
+                    self._on_view(name, box)
                 return tensor[box.relative_to(origin)]
         raise LayoutError(f"{name}: {box} is not held here")
+
+    def arrived(self, name: str, box: Box) -> None:
+        """New bytes lie in place; whoever puts them there says so."""
+        if self._on_arrival is not None:
+            self._on_arrival(name, box)
 
 
 def message_view(message: Message, held: HeldBoxes, device: torch.device) -> Tensor | None:

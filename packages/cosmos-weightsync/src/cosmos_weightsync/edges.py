@@ -191,9 +191,10 @@ def pull_edge(
             windows = channel.windows([(view.shape, view.dtype) for view in views], deadline)
             if windows is not None:
                 sums: list[int] = []
-                for window, view in zip(windows, views, strict=True):
+                for piece, window, view in zip(pieces, windows, views, strict=True):
                     deadline.remaining("the rest of the pieces")
                     sums.append(_read(channel, window, view, bucket))
+                    held.arrived(piece.name, piece.box)
                 channel.finish(deadline)
                 return sums
         return _receive(channel, pieces, held, bucket, bucket_bytes, deadline)
@@ -230,6 +231,8 @@ def _receive(
         add_checksums(message, view, sums)
         if not is_direct:
             unpack(message, held, view)
+        for chunk in message.chunks:
+            held.arrived(chunk.name, chunk.box)
 
     with ThreadPoolExecutor(1, "weight-unpack") as unpacker:
         before: list[Future[None]] = []

@@ -6,10 +6,12 @@ __all__ = [
     "DeadlineError",
     "DigestError",
     "EncodingError",
+    "FencedError",
     "LayoutError",
     "PeerLostError",
     "PlanError",
     "ProtocolError",
+    "QuorumError",
     "StorageError",
     "StorageFullError",
     "TransferError",
@@ -17,6 +19,7 @@ __all__ = [
     "UncoveredRegionError",
     "UnknownTensorError",
     "VersionError",
+    "VersionGoneError",
     "WeightSyncError",
 ]
 
@@ -87,3 +90,15 @@ class CorruptFileError(StorageError):
 
 class VersionError(WeightSyncError):
     """A version is used out of order: published twice, or committed without being staged."""
+
+
+class VersionGoneError(VersionError):
+    """A holder has overwritten or given up a version that somebody still wants from it."""
+
+
+class FencedError(VersionError):
+    """The weights of an in-place receiver are in between two versions and must not be used."""
+
+
+class QuorumError(VersionError):
+    """The receivers of a group will not commit a version together; each keeps what it has."""

@@ -1,127 +1,144 @@
-"""One receiver's conversation with one sender rank, on the receiver's side.
+"""One reader's conversation with one holder, on the reader's side.
 
-The frames are listed in `cosmos_weightsync.sender_session`.
+The frames are listed in `cosmos_weightsync.serving`.
 """
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.edges import BucketPool, compare_checksums, pull_edge
 from cosmos_weightsync.errors import DeadlineError, ProtocolError
 from cosmos_weightsync.frames import ControlConnection, connect_control
+from cosmos_weightsync.holding import Role
 from cosmos_weightsync.layout import Layout
-from cosmos_weightsync.planning import Piece, TransferPlan
-from cosmos_weightsync.sender_session import PROTOCOL
+from cosmos_weightsync.planning import Piece
+from cosmos_weightsync.serving import PROTOCOL, pieces_of
 from cosmos_weightsync.transports import Channel, Transport
 
 __all__ = ["ReceiverSession"]
 
 
 class ReceiverSession:
-    """Connected to one sender rank once constructed. Used by one thread at a time, save `close`.
+    """Connected to one holder once constructed. Used by one thread at a time, save `close`.
 
     Attributes:
-        endpoint: Where the sender rank listens.
-        rank: Its rank.
-        num_ranks: How many sender ranks it says there are.
+        endpoint: Where the holder listens.
+        role: What it is.
+        rank: Its rank on its side.
+        num_ranks: How many ranks its side has, as it says.
+        name: What it calls itself: ``sender rank 3``.
         layout: What it holds, as a side of one rank.
         transports: Names of the transports it offers.
+        run_id: Of the trainer whose version is pinned.
+        is_whole: Whether the pinned version was whole when it was pinned.
     """
 
     def __init__(self, endpoint: str, token: str, deadline: Deadline) -> None:
         self.endpoint = endpoint
         self._connection: ControlConnection = connect_control(endpoint, deadline)
         self._channel: Channel | None = None
+        self._wanted = Layout.from_ranks([])
         self._pieces: list[Piece] = []
         self._bucket_bytes = 0
+        self.run_id = ""
+        self.is_whole = False
         try:
             self._connection.send("hello", {"protocol": PROTOCOL, "token": token}, deadline)
             welcome = self._connection.receive(deadline, expect="welcome")
+            self.role: Role = "receiver" if welcome["role"] == "receiver" else "sender"
             self.rank = int(welcome["rank"])
             self.num_ranks = int(welcome["num_ranks"])
+            self.name = str(welcome["name"])
             self.layout = Layout.from_json(welcome["layout"])
             self.transports: Sequence[str] = [str(name) for name in welcome["transports"]]
-            self._sender_bucket_bytes = int(welcome["bucket_bytes"])
+            self._holder_bucket_bytes = int(welcome["bucket_bytes"])
         except (KeyError, TypeError, ValueError) as error:
             self.close()
             raise ProtocolError(f"sender at {endpoint} sent a malformed welcome") from error
         except BaseException:
             self.close()
             raise
+        self._connection.peer = f"{self.name} at {endpoint}"
 
     def open(
-        self,
-        plan: TransferPlan,
-        sides: tuple[Layout, Layout],
-        transport: Transport,
-        bucket_bytes: int,
-        deadline: Deadline,
+        self, wanted: Layout, transport: Transport, bucket_bytes: int, deadline: Deadline
     ) -> None:
-        """Agree on the plan and connect the channel.
+        """Agree on the pieces and connect the channel.
 
         Args:
-            plan: From the senders' layout to this receiver's, as this side computed it.
-            sides: Those two layouts.
+            wanted: The pieces, as a layout of one rank.
             transport: What to move the bytes with.
             bucket_bytes: The largest bucket this side wants.
             deadline: When to give up.
 
         Raises:
-            ProtocolError: the sender computed another plan.
+            ProtocolError: the holder knows other pieces, or does not have the transport.
+            PlanError: it does not hold them.
         """
-        self._pieces = plan.pieces(source=self.rank, receiver=0)
-        self._bucket_bytes = min(bucket_bytes, self._sender_bucket_bytes)
+        self._hang_up_channel()
+        self._bucket_bytes = min(bucket_bytes, self._holder_bucket_bytes)
         host = self.endpoint.rpartition(":")[0].strip("[]")
         pending = transport.prepare("receiver", host)
         try:
             request = {
                 "transport": transport.name,
                 "channel": dict(pending.description),
-                "senders": sides[0].to_json(),
-                "receivers": sides[1].to_json(),
-                "receiver": 0,
                 "bucket_bytes": self._bucket_bytes,
-                "seconds": deadline.remaining(self._connection.peer),
+                "seconds": self._seconds(deadline),
+                **self._request(wanted),
             }
             self._connection.send("open", request, deadline)
             answer = self._connection.receive(deadline, expect="opened")
-            if answer.get("digest") != plan.digest():
+            if answer.get("digest") != wanted.digest():
                 raise ProtocolError(
                     f"{self._connection.peer} planned {answer.get('digest')}, this side "
-                    f"{plan.digest()}: do both run the same version of this library?"
+                    f"{wanted.digest()}: do both run the same version of this library?"
                 )
             self._channel = pending.connect(answer["channel"], deadline)
         finally:
             pending.close()
+        self._wanted, self._pieces = wanted, pieces_of(wanted, self.rank)
 
-    def pin(self, at_least: int, prefer: Literal["newest", "oldest"], deadline: Deadline) -> int:
-        """Make the sender hold a version for this session; returns which.
+    def pin(
+        self,
+        at_least: int,
+        prefer: Literal["newest", "oldest"],
+        deadline: Deadline,
+        *,
+        at_most: int | None = None,
+    ) -> int:
+        """Make the holder hold a version for this session; returns which.
 
         Raises:
             DeadlineError: it has none that will do, in time.
+            VersionGoneError: it has only newer ones.
         """
         request = {
             "at_least": at_least,
+            "at_most": at_most,
             "prefer": prefer,
-            "seconds": deadline.remaining(self._connection.peer),
+            "seconds": self._seconds(deadline),
         }
         self._connection.send("pin", request, deadline)
         try:
-            return int(self._connection.receive(deadline, expect="pinned")["version"])
+            answer = self._connection.receive(deadline, expect="pinned")
         except DeadlineError as error:
             raise DeadlineError(
                 f"{self._connection.peer} published no version {at_least} or newer in time"
             ) from error
+        try:
+            self.run_id, self.is_whole = str(answer["run"]), bool(answer["whole"])
+            return int(answer["version"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"{self._connection.peer} sent a malformed 'pinned'") from error
 
-    def pull(
-        self, held: HeldBoxes, buckets: BucketPool, deadline: Deadline
-    ) -> dict[tuple[int, int], int]:
-        """Fetch this sender's pieces of the pinned version into ``held`` and check them.
+    def pull(self, held: HeldBoxes, buckets: BucketPool, deadline: Deadline) -> list[int]:
+        """Fetch the opened pieces of the pinned version into ``held`` and check them.
 
         Returns:
-            The checksum of every piece, by (sender rank, number of the piece).
+            The checksum of every piece.
 
         Raises:
             DigestError: a piece is not what was sent.
@@ -129,26 +146,62 @@ class ReceiverSession:
         channel = self._channel
         if channel is None:
             raise ProtocolError("'pull' before 'open'")
-        request = {"seconds": deadline.remaining(self._connection.peer)}
-        self._connection.send("pull", request, deadline)
+        self._connection.send("pull", {"seconds": self._seconds(deadline)}, deadline)
         arrived = pull_edge(
             channel, self._pieces, held, buckets, deadline, bucket_bytes=self._bucket_bytes
         )
-        sent = self._connection.receive(deadline, expect="sent")["checksums"]
-        compare_checksums(self._pieces, sent, arrived, f"sender rank {self.rank}")
-        return {(self.rank, index): value for index, value in enumerate(arrived)}
+        sent = self._checksums("sent", len(self._pieces), deadline)
+        compare_checksums(self._pieces, sent, arrived, self.name)
+        return arrived
+
+    def checksums(self, wanted: Layout, deadline: Deadline) -> list[int]:
+        """What the holder has in memory of the pinned version, as the checksum of every piece.
+
+        Raises:
+            PlanError: the holder does not hold these pieces.
+            VersionGoneError: it lost the version.
+        """
+        request = {"seconds": self._seconds(deadline), **self._request(wanted)}
+        self._connection.send("checksums", request, deadline)
+        return self._checksums("checksums", len(pieces_of(wanted)), deadline)
 
     def release(self, deadline: Deadline) -> None:
-        """Let the sender overwrite the pinned version."""
+        """Let the holder overwrite the pinned version."""
         self._connection.send("release", {}, deadline)
 
     @property
     def pieces(self) -> Sequence[Piece]:
-        """What this sender rank sends, in order."""
+        """What this holder sends, in order."""
         return self._pieces
 
     def close(self) -> None:
         """Hang up. May be repeated."""
         self._connection.close()
+        self._hang_up_channel()
+
+    def _hang_up_channel(self) -> None:
         if self._channel is not None:
             self._channel.close()
+
+    def _seconds(self, deadline: Deadline) -> float:
+        """How long the holder may take: as long as we would wait, all waits together."""
+        return Deadline(deadline.at).remaining(self._connection.peer)
+
+    def _request(self, wanted: Layout) -> Mapping[str, Any]:
+        return {
+            "pieces": wanted.to_json(),
+            "digest": wanted.digest(),
+            "layout": self.layout.digest(),
+        }
+
+    def _checksums(self, kind: str, count: int, deadline: Deadline) -> list[int]:
+        """The holder's answer, after any number of signs of life."""
+        while (frame := self._connection.receive(deadline))["kind"] == "settling":
+            deadline.remaining(self._connection.peer)
+        sums = frame.get("checksums")
+        if frame["kind"] != kind or not isinstance(sums, list) or len(sums) != count:
+            raise ProtocolError(
+                f"{self._connection.peer} sent {frame['kind']!r} where {kind!r} of {count} pieces "
+                "was due"
+            )
+        return [int(value) for value in sums]

@@ -1,19 +1,16 @@
 """The trainer's side: publish a version, go on training, let receivers fetch it."""
 
-import contextlib
-import ipaddress
-import socket
-import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.edges import BucketPool
 from cosmos_weightsync.encodings import Cast, EncodedShards, encode
-from cosmos_weightsync.errors import ConfigurationError, DeadlineError
-from cosmos_weightsync.frames import ControlConnection
+from cosmos_weightsync.errors import ConfigurationError
 from cosmos_weightsync.layout import Layout
-from cosmos_weightsync.sender_session import SenderIdentity, SenderSession
+from cosmos_weightsync.published import PublishedVersions
+from cosmos_weightsync.server import Server, check_exposure
+from cosmos_weightsync.serving import HolderIdentity, ServingSession
 from cosmos_weightsync.shards import Shard, torch_dtype
 from cosmos_weightsync.snapshots import SnapshotStore
 from cosmos_weightsync.transports import (
@@ -24,7 +21,7 @@ from cosmos_weightsync.transports import (
     Transport,
 )
 
-__all__ = ["SenderConfig", "WeightSender", "is_loopback", "standard_transports"]
+__all__ = ["SenderConfig", "WeightSender", "standard_transports"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +37,8 @@ class SenderConfig:
         bind_host: The address to listen on, and the one receivers are told.
         token: Receivers must show it. Must be given if ``bind_host`` is not loopback.
         publish_timeout_s: How long `WeightSender.publish` may wait for a free buffer.
+        run_id: Equal on all ranks of one run of the trainer and on no other run: versions of two
+            runs that carry the same number are then never mixed.
         idle_s: A receiver that asks for nothing for so long is hung up on; it may call again.
     """
 
@@ -49,6 +48,7 @@ class SenderConfig:
     bind_host: str = "127.0.0.1"
     token: str = ""
     publish_timeout_s: float = 300.0
+    run_id: str = ""
     idle_s: float = 3600.0
 
     def __post_init__(self) -> None:
@@ -56,19 +56,7 @@ class SenderConfig:
             torch_dtype(self.wire_dtype)
         if self.bucket_bytes < 1024 or self.max_snapshots < 2:
             raise ConfigurationError("bucket_bytes must be >= 1024 and max_snapshots >= 2")
-        if not self.token and not is_loopback(self.bind_host):
-            raise ConfigurationError(
-                f"listening on {self.bind_host} needs a token: anybody who reaches this address "
-                "could read the weights"
-            )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this host only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+        check_exposure(self.bind_host, self.token)
 
 
 def standard_transports() -> tuple[Transport, ...]:
@@ -116,46 +104,47 @@ class WeightSender:
         config = config or SenderConfig()
         if not 0 <= rank < num_ranks:
             raise ConfigurationError(f"rank {rank} is not one of {num_ranks} ranks")
-        source = _published(shards, config.wire_dtype)
         self._config = config
+        source = _published(shards, config.wire_dtype)
+        self._layout = Layout.from_ranks([source.specs])
         self._snapshots = SnapshotStore(source, max_snapshots=config.max_snapshots)
-        self._identity = SenderIdentity(
+        identity = HolderIdentity(
+            role="sender",
             rank=rank,
             num_ranks=num_ranks,
-            specs=source.specs,
-            layout=Layout.from_ranks([source.specs]),
-            snapshots=self._snapshots,
+            name=f"sender rank {rank}",
+            holder=PublishedVersions(self._snapshots, source.specs, config.run_id),
             transports={item.name: item for item in (*standard_transports(), *transports)},
             token=config.token,
             host=config.bind_host,
             buckets=BucketPool(config.bucket_bytes),
             idle_s=config.idle_s,
         )
-        try:
-            self._listener = socket.create_server((config.bind_host, 0))
-        except OSError as error:
-            raise ConfigurationError(f"cannot listen on {config.bind_host}: {error}") from error
-        self._port = int(self._listener.getsockname()[1])
-        self._lock = threading.Lock()
-        self._sessions: dict[threading.Thread, SenderSession] = {}
-        self._is_closed = False
-        self._acceptor = threading.Thread(target=self._accept, name="weight-sender", daemon=True)
-        self._acceptor.start()
+        self._server = Server(
+            (config.bind_host, 0),
+            lambda connection: ServingSession(identity, connection),
+            "weight-sender",
+        )
 
     @property
     def endpoint(self) -> str:
         """Where receivers find this rank: ``host:port``."""
-        return f"{self._config.bind_host}:{self._port}"
+        return self._server.endpoint
 
     @property
     def layout(self) -> Layout:
         """What this rank offers, in the dtype that goes over the wire."""
-        return self._identity.layout
+        return self._layout
 
     @property
     def newest_version(self) -> int | None:
         """The version published last, ``None`` before the first."""
         return self._snapshots.newest_version
+
+    @property
+    def num_sessions(self) -> int:
+        """How many receivers are connected now."""
+        return self._server.num_open
 
     @property
     def num_snapshots(self) -> int:
@@ -180,50 +169,14 @@ class WeightSender:
         Raises:
             DeadlineError: a thread did not end in time.
         """
-        deadline = Deadline.after(timeout_s)
-        with self._lock:
-            self._is_closed = True
-            sessions = dict(self._sessions)
         self._snapshots.close()
-        _hang_up(self._listener)
-        for session in sessions.values():
-            session.close()
-        for thread in (self._acceptor, *sessions):
-            thread.join(deadline.remaining(f"thread {thread.name} to end"))
-            if thread.is_alive():
-                raise DeadlineError(f"thread {thread.name} did not end in time")
+        self._server.close(Deadline.after(timeout_s))
 
     def __enter__(self) -> "WeightSender":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, address = self._listener.accept()
-            except OSError:
-                return
-            session = SenderSession(
-                self._identity, ControlConnection(connection, f"receiver at {address[0]}")
-            )
-            thread = threading.Thread(
-                target=self._serve, args=(session,), name="weight-session", daemon=True
-            )
-            with self._lock:
-                if self._is_closed:
-                    session.close()
-                    return
-                self._sessions[thread] = session
-                thread.start()
-
-    def _serve(self, session: SenderSession) -> None:
-        try:
-            session.run()
-        finally:
-            with self._lock:
-                self._sessions.pop(threading.current_thread(), None)
 
 
 def _published(shards: Iterable[Shard] | EncodedShards, wire_dtype: str) -> EncodedShards:
@@ -235,10 +188,3 @@ def _published(shards: Iterable[Shard] | EncodedShards, wire_dtype: str) -> Enco
             "encodings instead"
         )
     return shards
-
-
-def _hang_up(listener: socket.socket) -> None:
-    """Wake the thread in ``accept``: closing alone would leave it waiting."""
-    with contextlib.suppress(OSError):
-        listener.shutdown(socket.SHUT_RDWR)
-    listener.close()

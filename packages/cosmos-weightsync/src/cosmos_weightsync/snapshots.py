@@ -11,6 +11,7 @@ free ─publish─► newest ─publish─► stale ─publish─► (overwritte
 ```
 """
 
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from torch import Tensor
 from cosmos_weightsync.arenas import Arena
 from cosmos_weightsync.checksums import ChecksumCache, VersionChecksums
 from cosmos_weightsync.deadlines import Deadline
-from cosmos_weightsync.errors import DeadlineError, PeerLostError, VersionError
+from cosmos_weightsync.errors import DeadlineError, PeerLostError, VersionError, VersionGoneError
 from cosmos_weightsync.layout import ShardSpec
 from cosmos_weightsync.shards import torch_dtype
 
@@ -119,7 +120,12 @@ class SnapshotStore:
             self._changed.notify_all()
 
     def pin(
-        self, at_least: int, prefer: Literal["newest", "oldest"], deadline: Deadline
+        self,
+        at_least: int,
+        prefer: Literal["newest", "oldest"],
+        deadline: Deadline,
+        *,
+        at_most: int | None = None,
     ) -> Snapshot:
         """Take hold of a version for reading; wait until there is one.
 
@@ -127,21 +133,26 @@ class SnapshotStore:
             at_least: The oldest version that will do.
             prefer: Which of those that will do.
             deadline: When to give up.
+            at_most: The newest that will do; any when omitted.
 
         Raises:
             DeadlineError: no such version was published in time.
+            VersionGoneError: only newer ones are left.
             PeerLostError: the store was closed.
         """
         pick = max if prefer == "newest" else min
+        newest = math.inf if at_most is None else at_most
         with self._changed:
             while True:
                 if self._is_closed:
                     raise PeerLostError("the sender is closing")
-                fit = [b for b in self._buffers if b.version >= max(at_least, 0)]
+                fit = [b for b in self._buffers if max(at_least, 0) <= b.version <= newest]
                 if fit:
                     chosen = pick(fit, key=lambda buffer: buffer.version)
                     chosen.num_pins += 1
                     return chosen
+                if self._newest > newest:
+                    raise VersionGoneError(f"version {at_most} was superseded by {self._newest}")
                 left = deadline.remaining(f"version {at_least} to be published")
                 self._changed.wait(timeout=left)
 

@@ -176,6 +176,8 @@ class _Offering:
         return _made(self._make, HostConnection(accepted, "receiver"), deadline)
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):  # Closing alone would leave `accept` waiting.
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
 

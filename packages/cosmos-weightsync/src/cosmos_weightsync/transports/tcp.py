@@ -89,6 +89,8 @@ class _Listening:
         return _TcpChannel(connection, f"receiver at {address}")
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):  # Closing alone would leave `accept` waiting.
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
 

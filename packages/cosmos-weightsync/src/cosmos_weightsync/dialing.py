@@ -1,0 +1,98 @@
+"""How a receiver reaches holders: token, transport of each edge, deadlines."""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.errors import (
+    ConfigurationError,
+    DeadlineError,
+    PeerLostError,
+    TransferError,
+)
+from cosmos_weightsync.frames import parse_endpoint
+from cosmos_weightsync.layout import Layout
+from cosmos_weightsync.receiver_session import ReceiverSession
+from cosmos_weightsync.server import is_loopback
+from cosmos_weightsync.transports import Transport
+
+__all__ = ["HolderDialer"]
+
+
+class HolderDialer:
+    """Connects to holders.
+
+    Args:
+        transports: By name, those that may be used.
+        transport: Which to use; ``auto`` decides for each edge.
+        token: What holders want to be shown.
+        bucket_bytes: The largest bucket wanted.
+        connect_timeout_s: How long meeting one holder may take.
+
+    Raises:
+        ConfigurationError: the transport is not known.
+    """
+
+    def __init__(
+        self,
+        transports: Sequence[Transport],
+        transport: str,
+        *,
+        token: str,
+        bucket_bytes: int,
+        connect_timeout_s: float,
+    ) -> None:
+        self._transports: Mapping[str, Transport] = {item.name: item for item in transports}
+        if transport not in {"auto", *self._transports}:
+            raise ConfigurationError(
+                f"transport {transport!r} is none of {sorted(self._transports)}"
+            )
+        self._transport = transport
+        self._token = token
+        self._bucket_bytes = bucket_bytes
+        self._connect_timeout_s = connect_timeout_s
+
+    def meet(self, endpoint: str, deadline: Deadline) -> ReceiverSession:
+        """Connect to one holder.
+
+        Raises:
+            TransferError: it cannot be reached, or speaks another protocol.
+        """
+        soon = deadline.within(self._connect_timeout_s)
+        return ReceiverSession(endpoint, self._token, soon)
+
+    def meet_all(
+        self, endpoints: Iterable[str], deadline: Deadline
+    ) -> tuple[list[ReceiverSession], dict[str, TransferError]]:
+        """Connect to many at the same time; those that cannot be met are told apart."""
+        with ThreadPoolExecutor(8, "weight-meet") as pool:
+            futures = {e: pool.submit(self.meet, e, deadline) for e in dict.fromkeys(endpoints)}
+        met = [f.result() for f in futures.values() if f.exception() is None]
+        failed: dict[str, TransferError] = {}
+        for endpoint, future in futures.items():
+            error = future.exception()
+            if isinstance(error, PeerLostError | DeadlineError):
+                failed[endpoint] = error
+            elif error is not None:
+                for session in met:
+                    session.close()
+                raise error
+        return met, failed
+
+    def open(self, session: ReceiverSession, wanted: Layout, deadline: Deadline) -> None:
+        """Agree with a holder on pieces and a channel for them.
+
+        Raises:
+            TransportUnavailableError: the two cannot use the transport.
+            WeightSyncError: the holder refuses.
+        """
+        soon = deadline.within(self._connect_timeout_s)
+        transport = self._transports[self._name_for(session)]
+        session.open(wanted, transport, self._bucket_bytes, soon)
+
+    def _name_for(self, session: ReceiverSession) -> str:
+        if self._transport != "auto":
+            return self._transport
+        is_here = is_loopback(parse_endpoint(session.endpoint)[0]) and sys.platform == "linux"
+        return "shared_memory" if is_here and "shared_memory" in session.transports else "tcp"

@@ -1,0 +1,262 @@
+"""Versions over the network: who has them, which one all can give, and moving it.
+
+Conversations are kept from one version to the next. After anything went wrong they are all given
+up, and the next version starts with whoever can be reached then.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from cosmos_weightsync.chunks import HeldBoxes, piece_checksum, version_digest
+from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.dialing import HolderDialer
+from cosmos_weightsync.edges import BucketPool
+from cosmos_weightsync.errors import (
+    DigestError,
+    PeerLostError,
+    PlanError,
+    TransferError,
+    VersionError,
+    VersionGoneError,
+    WeightSyncError,
+)
+from cosmos_weightsync.layout import Layout
+from cosmos_weightsync.receiver_session import ReceiverSession
+from cosmos_weightsync.serving import pieces_of
+from cosmos_weightsync.shadow import Shadow
+from cosmos_weightsync.staging import Edge, Source, Staging, assign
+from cosmos_weightsync.wanted import WantedWeights
+
+__all__ = ["Fetched", "Found", "Patience", "Roster", "VersionFetcher"]
+
+ATTEMPTS = 3
+"""Holders may die or move on between being met and being read; so often it is tried anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Who can be reached.
+
+    Attributes:
+        sources: Whoever may have versions.
+        sessions: With some or all of them, by endpoint.
+        unreachable: Who should have been there, by endpoint.
+    """
+
+    sources: Sequence[Source]
+    sessions: dict[str, ReceiverSession]
+    unreachable: dict[str, TransferError]
+
+
+class Roster(Protocol):
+    """Who might have versions."""
+
+    def find(self, deadline: Deadline) -> Found:
+        """Look now.
+
+        Raises:
+            WeightSyncError: those who can be reached do not fit together.
+        """
+        ...
+
+    def sources(self) -> Sequence[Source]:
+        """Everybody known, at once, for what is left of a transfer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A version that is whole and verified in the shadow."""
+
+    version: int
+    num_bytes: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long others are waited for.
+
+    Attributes:
+        stall_s: A holder that sends nothing for so long is given up.
+        linger_s: Readers of the version before may go on for so long.
+    """
+
+    stall_s: float
+    linger_s: float
+
+
+class VersionFetcher:
+    """Fetches versions into a shadow; used from one thread at a time."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        dialer: HolderDialer,
+        wanted: WantedWeights,
+        shadow: Shadow,
+        buckets: BucketPool,
+        patience: Patience,
+    ) -> None:
+        self._roster = roster
+        self._dialer = dialer
+        self._wanted = wanted
+        self._shadow = shadow
+        self._buckets = buckets
+        self._patience = patience
+        self._edges: list[Edge] = []
+        self._pieces: list[Edge] = []
+        self._sums: dict[tuple[int, int], int] = {}
+        self._num_closings = 0
+
+    def fetch(self, at_least: int, num_threads: int, deadline: Deadline) -> Fetched:
+        """Have a version in the shadow.
+
+        Raises:
+            WeightSyncError: why there is none.
+        """
+        failure: WeightSyncError | None = None
+        num_closings = self._num_closings
+        for _ in range(ATTEMPTS):
+            try:
+                if not self._edges:
+                    self._find(deadline)
+            except TransferError as error:
+                raise failure or error from failure
+            try:
+                return self._attempt(at_least, num_threads, deadline)
+            except (PeerLostError, VersionGoneError) as error:
+                self._hang_up()
+                failure = failure or error
+                if num_closings != self._num_closings:
+                    raise
+            except BaseException:
+                self._hang_up()
+                raise
+        raise failure or PeerLostError("no source")
+
+    def check(self, held: HeldBoxes, deadline: Deadline) -> str:
+        """Hold memory against the holders' memory where they still have the version.
+
+        Where they do not, against what they said when they sent it.
+
+        Raises:
+            DigestError: it differs; names the tensor and the region.
+        """
+        for number, edge in enumerate(self._pieces):
+            theirs = self._ask(edge, deadline)
+            for index, piece in enumerate(pieces_of(edge.wanted)):
+                expected = self._sums[number, index] if theirs is None else theirs[index]
+                if piece_checksum(held, piece) != expected:
+                    raise DigestError(f"{piece.name} {piece.box}: not what {edge.source.name} sent")
+        return version_digest(self._sums)
+
+    def close(self) -> None:
+        """Hang up; a `fetch` in another thread fails, a later one connects again."""
+        self._num_closings += 1
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        edges, self._edges = self._edges, []
+        for edge in edges:
+            if edge.session is not None:
+                edge.session.close()
+
+    def _find(self, deadline: Deadline) -> None:
+        """Meet holders and plan; sessions are left in the edges, not open yet."""
+        found = self._roster.find(deadline)
+        used: list[str] = []
+        try:
+            assigned = self._plan(found)
+            self._edges = [
+                Edge(source, layout, session=found.sessions.get(source.endpoint))
+                for source, layout in assigned
+            ]
+            used = [edge.source.endpoint for edge in self._edges]
+        finally:
+            for endpoint, session in found.sessions.items():
+                if endpoint not in used:
+                    session.close()
+
+    def _plan(self, found: Found) -> list[tuple[Source, Layout]]:
+        senders = Layout.merge([source.layout for source in found.sources])
+        try:
+            if self._wanted.specs is None and found.unreachable:
+                self._know_all(senders)
+            specs = self._wanted.on_wire(senders)
+            if tuple(shard.spec for shard in self._shadow.shards) != specs:
+                self._shadow.place(self._wanted.memory(specs))
+            return assign(specs, found.sources)
+        except PlanError as error:
+            for lost in found.unreachable.values():
+                raise type(lost)(f"{lost}; without it: {error}") from error
+            raise
+
+    def _know_all(self, senders: Layout) -> None:
+        """With everything wanted, whoever is missing may have had what nobody else knows of."""
+        known = [shard.spec for shard in self._shadow.shards]
+        if not known:
+            raise PlanError("what the unreachable sender has is not known")
+        gone = [spec.name for spec in known if spec.name not in senders.tensors]
+        if gone:
+            raise PlanError(f"{gone[0]}: nobody else has it")
+
+    def _attempt(self, at_least: int, num_threads: int, deadline: Deadline) -> Fetched:
+        sessions = [self._open(edge, deadline) for edge in self._edges]
+        version = self._agree(sessions, at_least, deadline)
+        run_id = sessions[0].run_id
+        if any(session.run_id != run_id for session in sessions):
+            raise VersionError(
+                f"version {version} is of several runs of a trainer: "
+                f"{sorted({session.run_id for session in sessions})}"
+            )
+        self._shadow.begin(version, run_id, deadline.within(self._patience.linger_s))
+        staging = Staging(self._shadow, version, self._roster.sources, self._dialer, self._buckets)
+        try:
+            patient = deadline.with_patience(self._patience.stall_s)
+            staging.run(self._edges, num_threads, patient)
+        except BaseException:
+            self._shadow.give_up()
+            raise
+        self._shadow.settle()
+        self._pieces, self._sums = list(self._edges), staging.sums
+        if staging.failed:
+            self._hang_up()
+        else:
+            for session in sessions:
+                session.release(deadline)
+        num_bytes = sum(shard.spec.num_bytes for shard in self._shadow.shards)
+        return Fetched(version, num_bytes, version_digest(self._sums))
+
+    def _open(self, edge: Edge, deadline: Deadline) -> ReceiverSession:
+        session = edge.session
+        if session is None:
+            edge.session = session = self._dialer.meet(edge.source.endpoint, deadline)
+        if not session.pieces:
+            self._dialer.open(session, edge.wanted, deadline)
+        return session
+
+    def _agree(self, sessions: Sequence[ReceiverSession], at_least: int, deadline: Deadline) -> int:
+        """Have all holders pin the same version. They publish in step, so this ends soon."""
+        pinned = [session.pin(at_least, "newest", deadline) for session in sessions]
+        while min(pinned) != max(pinned):
+            newest = max(pinned)
+            for index, session in enumerate(sessions):
+                if pinned[index] != newest:
+                    pinned[index] = session.pin(newest, "oldest", deadline)
+        return pinned[0]
+
+    def _ask(self, edge: Edge, deadline: Deadline) -> list[int] | None:
+        """The holder's checksums of an edge; ``None`` if it cannot tell any more."""
+        version = self._shadow.whole_version
+        if edge.session is None or edge not in self._edges or version is None:
+            return None
+        try:
+            edge.session.pin(version, "newest", deadline, at_most=version)
+            sums = edge.session.checksums(edge.wanted, deadline)
+            edge.session.release(deadline)
+        except (PeerLostError, VersionGoneError):
+            self._hang_up()
+            return None
+        return sums

@@ -1,0 +1,136 @@
+"""A listening socket and one thread per reader: how a holder is reached."""
+
+import contextlib
+import ipaddress
+import socket
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.errors import ConfigurationError, DeadlineError
+from cosmos_weightsync.frames import ControlConnection
+
+__all__ = ["Conversation", "Server", "check_exposure", "is_loopback"]
+
+
+class Conversation(Protocol):
+    """What happens on one connection."""
+
+    def run(self) -> None:
+        """Talk until the other side leaves; in a thread of its own; raises nothing."""
+        ...
+
+    def close(self) -> None:
+        """Make `run` return soon; from any thread. May be repeated."""
+        ...
+
+
+class Server:
+    """Accepts connections until closed.
+
+    Args:
+        address: Host and port to listen on; port 0 takes a free one.
+        converse: Makes the conversation of a new connection.
+        name: Of the threads, and of the peer in errors.
+
+    Raises:
+        ConfigurationError: the address cannot be listened on.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        converse: Callable[[ControlConnection], Conversation],
+        name: str,
+    ) -> None:
+        self._host = address[0]
+        self._converse = converse
+        self._name = name
+        try:
+            self._listener = socket.create_server(address, backlog=1024)
+        except OSError as error:
+            raise ConfigurationError(f"cannot listen on {address[0]}: {error}") from error
+        self._port = int(self._listener.getsockname()[1])
+        self._lock = threading.Lock()
+        self._open: dict[threading.Thread, Conversation] = {}
+        self._is_closed = False
+        self._acceptor = threading.Thread(target=self._accept, name=name, daemon=True)
+        self._acceptor.start()
+
+    @property
+    def endpoint(self) -> str:
+        """Where it is reached: ``host:port``."""
+        return f"{self._host}:{self._port}"
+
+    @property
+    def num_open(self) -> int:
+        """How many conversations are going on."""
+        with self._lock:
+            return len(self._open)
+
+    def close(self, deadline: Deadline) -> None:
+        """Hang up on everybody and end all threads. May be repeated.
+
+        Raises:
+            DeadlineError: a thread did not end in time.
+        """
+        with self._lock:
+            self._is_closed = True
+            conversations = dict(self._open)
+        with contextlib.suppress(OSError):  # Closing alone would leave `accept` waiting.
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for conversation in conversations.values():
+            conversation.close()
+        for thread in (self._acceptor, *conversations):
+            thread.join(deadline.remaining(thread.name))
+            if thread.is_alive():
+                raise DeadlineError(f"thread {thread.name!r} did not end in time")
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, address = self._listener.accept()
+            except OSError:
+                return
+            conversation = self._converse(
+                ControlConnection(connection, f"receiver at {address[0]}")
+            )
+            thread = threading.Thread(
+                target=self._run, args=(conversation,), name=f"{self._name}-session", daemon=True
+            )
+            with self._lock:
+                if self._is_closed:
+                    conversation.close()
+                    return
+                self._open[thread] = conversation
+                thread.start()
+
+    def _run(self, conversation: Conversation) -> None:
+        try:
+            conversation.run()
+        finally:
+            with self._lock:
+                self._open.pop(threading.current_thread(), None)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this host only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_exposure(host: str, token: str) -> None:
+    """Refuse to listen where strangers can connect, unless they need a token.
+
+    Raises:
+        ConfigurationError: they would not.
+    """
+    if not token and not is_loopback(host):
+        raise ConfigurationError(
+            f"listening on {host} needs a token: anybody who reaches this address could read "
+            "the weights"
+        )

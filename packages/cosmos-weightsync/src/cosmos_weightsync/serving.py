@@ -1,0 +1,267 @@
+"""One reader's conversation with one holder, on the holder's side, in a thread of its own.
+
+A holder is a sender rank, or a receiver that passes on what it has: the same conversation.
+```
+reader                       holder
+hello(token)           ─►
+                       ◄─    welcome(role, rank, layout, transports, bucket_bytes)
+pin(range)             ─►                     waits for a version
+                       ◄─    pinned(version, run)
+open(transport, pieces)─►                     the pieces must lie in the layout both know
+                       ◄─    opened(digest, channel description)        both connect the channel
+pull()                 ─►
+                       ◄═    messages over the channel; a holder that is still receiving sends
+                       ◄─    settling() …     each region when it has it, and waits until all
+                       ◄─    sent(checksum of every piece)              is verified
+checksums(pieces)      ─►                     of what is in memory
+                       ◄─    checksums(checksum of every piece)
+release()              ─►                     the version is given back
+```
+`open` holds for all versions after it; `pin` may come before or after. A holder that loses the
+version hangs up, so ``sent`` is proof that it did not.
+"""
+
+import hmac
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cosmos_weightsync.boxes import subtract_all
+from cosmos_weightsync.chunks import piece_checksum
+from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.edges import BucketPool, serve_edge
+from cosmos_weightsync.errors import (
+    DeadlineError,
+    LayoutError,
+    ProtocolError,
+    UncoveredRegionError,
+    UnknownTensorError,
+    WeightSyncError,
+)
+from cosmos_weightsync.frames import ControlConnection
+from cosmos_weightsync.holding import Holder, PinnedVersion, Role, VersionRange
+from cosmos_weightsync.layout import Layout
+from cosmos_weightsync.planning import Piece
+from cosmos_weightsync.transports import Channel, PendingChannel, Transport
+
+__all__ = ["PROTOCOL", "HolderIdentity", "ServingSession", "pieces_of"]
+
+PROTOCOL = 2
+SETTLING_S = 5.0
+"""How often a holder that has nothing to say says so."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HolderIdentity:
+    """What all sessions of one holder share and none of them changes."""
+
+    role: Role
+    rank: int
+    num_ranks: int
+    name: str
+    holder: Holder
+    transports: Mapping[str, Transport]
+    token: str
+    host: str
+    buckets: BucketPool
+    idle_s: float
+
+
+def pieces_of(wanted: Layout, source: int = 0) -> list[Piece]:
+    """The pieces of an edge, in travel order, from the layout that describes them."""
+    return [Piece(spec.name, spec.box, source, 0, spec.num_bytes) for spec in wanted.specs_of(0)]
+
+
+class ServingSession:
+    """Serves one connection until it ends; `run` is the thread, `close` comes from any other."""
+
+    def __init__(self, identity: HolderIdentity, connection: ControlConnection) -> None:
+        self._identity = identity
+        self._connection = connection
+        self._pending: PendingChannel | None = None
+        self._channel: Channel | None = None
+        self._layout: Layout | None = None
+        self._pinned: PinnedVersion | None = None
+        self._pieces: list[Piece] = []
+        self._bucket_bytes = identity.buckets.bucket_bytes
+
+    def run(self) -> None:
+        """Talk until the reader leaves, breaks the protocol or dies; never raises for these."""
+        try:
+            self._greet()
+            while (frame := self._next_frame()) is not None:
+                self._answer(frame)
+        except WeightSyncError as error:
+            self._complain(error)
+        finally:
+            self.close()
+            self._release()
+
+    def close(self) -> None:
+        """End the conversation; `run` returns soon after. May be repeated."""
+        self._connection.close()
+        for end in (self._pending, self._channel):
+            if end is not None:
+                end.close()
+
+    def _greet(self) -> None:
+        identity = self._identity
+        deadline = Deadline.after(30.0)
+        hello = self._connection.receive(deadline, expect="hello")
+        token = str(hello.get("token", ""))
+        if not hmac.compare_digest(token.encode(), identity.token.encode()):
+            raise ProtocolError("the token is not the sender's")
+        if hello.get("protocol") != PROTOCOL:
+            raise ProtocolError(f"this sender speaks protocol {PROTOCOL}")
+        self._layout = identity.holder.layout(deadline)
+        welcome = {
+            "role": identity.role,
+            "rank": identity.rank,
+            "num_ranks": identity.num_ranks,
+            "name": identity.name,
+            "layout": self._layout.to_json(),
+            "transports": sorted(identity.transports),
+            "bucket_bytes": identity.buckets.bucket_bytes,
+        }
+        self._connection.send("welcome", welcome, deadline)
+
+    def _next_frame(self) -> Mapping[str, Any] | None:
+        """What the reader wants next; ``None`` once it has wanted nothing for too long."""
+        try:
+            return self._connection.receive(Deadline.after(self._identity.idle_s))
+        except DeadlineError:
+            return None
+
+    def _answer(self, frame: Mapping[str, Any]) -> None:
+        known: dict[str, Callable[[Mapping[str, Any], Deadline], None]] = {
+            "open": self._open,
+            "pin": self._pin,
+            "pull": self._send_version,
+            "checksums": self._send_checksums,
+            "release": self._give_back,
+        }
+        answer = known.get(frame["kind"])
+        if answer is None:
+            raise ProtocolError(f"a holder does not know {frame['kind']!r}")
+        try:
+            answer(frame, Deadline.after(float(frame.get("seconds", 0))))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"malformed {frame['kind']!r}: {error!r}") from error
+
+    def _open(self, frame: Mapping[str, Any], deadline: Deadline) -> None:
+        identity = self._identity
+        transport = identity.transports.get(str(frame["transport"]))
+        if transport is None:
+            known = sorted(identity.transports)
+            raise ProtocolError(f"transport {frame['transport']!r} is none of {known}")
+        self._pieces, digest = self._requested(frame)
+        self._bucket_bytes = min(identity.buckets.bucket_bytes, int(frame["bucket_bytes"]))
+        self._pending = pending = transport.prepare("sender", identity.host)
+        try:
+            answer = {"digest": digest, "channel": dict(pending.description)}
+            self._connection.send("opened", answer, deadline)
+            self._channel = pending.connect(frame["channel"], deadline)
+        finally:
+            pending.close()
+
+    def _requested(self, frame: Mapping[str, Any]) -> tuple[list[Piece], str]:
+        """The pieces a reader wants, which must be ours to give."""
+        layout = self._layout
+        wanted = Layout.from_json(frame["pieces"])
+        digest = wanted.digest()
+        if layout is None or frame["layout"] != layout.digest():
+            raise ProtocolError(
+                f"planned with a layout of digest {frame['layout']}, this holder has another"
+            )
+        if frame["digest"] != digest:
+            raise ProtocolError(
+                f"planned {frame['digest']}, the same pieces are {digest} here: do both run the "
+                "same version of this library?"
+            )
+        _check_held(wanted, layout)
+        return pieces_of(wanted, self._identity.rank), digest
+
+    def _pin(self, frame: Mapping[str, Any], deadline: Deadline) -> None:
+        self._release()
+        at_most = frame.get("at_most")
+        wanted = VersionRange(
+            int(frame["at_least"]),
+            None if at_most is None else int(at_most),
+            "oldest" if frame["prefer"] == "oldest" else "newest",
+        )
+        self._pinned = self._identity.holder.pin(wanted, deadline, self.close)
+        answer = {
+            "version": self._pinned.version,
+            "run": self._pinned.run_id,
+            "whole": self._pinned.is_whole,
+        }
+        self._connection.send("pinned", answer, deadline)
+
+    def _send_version(self, _: Mapping[str, Any], deadline: Deadline) -> None:
+        pinned, channel = self._pinned, self._channel
+        if pinned is None or channel is None:
+            raise ProtocolError("'pull' comes after 'open' and 'pin'")
+        sums = serve_edge(
+            channel,
+            self._pieces,
+            pinned.boxes(deadline),
+            self._identity.buckets,
+            deadline,
+            bucket_bytes=self._bucket_bytes,
+        )
+        self._settle(pinned, deadline)
+        self._connection.send("sent", {"checksums": sums}, deadline)
+
+    def _settle(self, pinned: PinnedVersion, deadline: Deadline) -> None:
+        """Wait until the version is known to be good, and keep the reader's patience alive."""
+        while True:
+            try:
+                return pinned.settle(deadline.within(SETTLING_S))
+            except DeadlineError:
+                deadline.remaining("the version to be whole")
+                self._connection.send("settling", {}, deadline)
+
+    def _send_checksums(self, frame: Mapping[str, Any], deadline: Deadline) -> None:
+        if self._pinned is None:
+            raise ProtocolError("'checksums' comes after 'pin'")
+        pieces, _ = self._requested(frame)
+        held = self._pinned.boxes(deadline)
+        sums = [piece_checksum(held, piece) for piece in pieces]
+        self._settle(self._pinned, deadline)
+        self._connection.send("checksums", {"checksums": sums}, deadline)
+
+    def _give_back(self, _: Mapping[str, Any], deadline: Deadline) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        if self._pinned is not None:
+            self._pinned.release()
+            self._pinned = None
+
+    def _complain(self, error: WeightSyncError) -> None:
+        """Tell the reader why, as far as it still listens."""
+        try:
+            reason = {"class": type(error).__name__, "message": str(error)}
+            self._connection.send("error", reason, Deadline.after(1.0))
+        except WeightSyncError:
+            return
+
+
+def _check_held(wanted: Layout, held: Layout) -> None:
+    """Refuse what cannot be read out of what is held."""
+    for spec in wanted.specs_of(0):
+        entry = held.tensors.get(spec.name)
+        if entry is None:
+            raise UnknownTensorError(f"{spec.name}: this holder has no such tensor")
+        if entry.dtype != spec.dtype or held.shape_of(spec.name) != spec.global_shape:
+            raise LayoutError(
+                f"{spec.name}: wanted as {spec.dtype} {spec.global_shape}, held as {entry.dtype} "
+                f"{held.shape_of(spec.name)}"
+            )
+        boxes = held.geometries[entry.geometry].boxes_of(0)
+        if not any(box.contains(spec.box) for box in boxes):
+            missing = subtract_all(spec.box, boxes)
+            raise UncoveredRegionError(
+                f"{spec.name} {spec.box}: not in one box here, "
+                f"{', '.join(map(str, missing)) or 'nothing'} is missing altogether"
+            )

@@ -1,0 +1,72 @@
+"""Sources by a list of endpoints that somebody wrote down."""
+
+from collections.abc import Iterable, Sequence
+
+from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.dialing import HolderDialer
+from cosmos_weightsync.errors import ConfigurationError
+from cosmos_weightsync.fetching import Found
+from cosmos_weightsync.frames import parse_endpoint
+from cosmos_weightsync.receiver_session import ReceiverSession
+from cosmos_weightsync.staging import Source
+
+__all__ = ["ListedSources"]
+
+
+class ListedSources:
+    """A `cosmos_weightsync.fetching.Roster`: these and no others.
+
+    Args:
+        endpoints: Of every sender rank, or of receivers that have what is wanted, or of both.
+        dialer: How to meet them.
+
+    Raises:
+        ConfigurationError: there is none, or one is not of the form ``host:port``.
+    """
+
+    def __init__(self, endpoints: Iterable[str], dialer: HolderDialer) -> None:
+        self._endpoints = tuple(endpoints)
+        self._dialer = dialer
+        self._known: list[Source] = []
+        if not self._endpoints:
+            raise ConfigurationError("a receiver needs the endpoint of every sender rank")
+        for endpoint in self._endpoints:
+            parse_endpoint(endpoint)
+
+    def find(self, deadline: Deadline) -> Found:
+        """Meet everybody.
+
+        Raises:
+            ConfigurationError: a sender rank is missing from the list, or in it twice.
+        """
+        met, unreachable = self._dialer.meet_all(self._endpoints, deadline)
+        try:
+            self._check(met, complete=not unreachable)
+        except BaseException:
+            for session in met:
+                session.close()
+            raise
+        sources = [_source(session) for session in met]
+        self._known = sorted(sources, key=lambda source: (source.order, source.endpoint))
+        return Found(self._known, {session.endpoint: session for session in met}, unreachable)
+
+    def sources(self) -> Sequence[Source]:
+        """Whoever was met last."""
+        return self._known
+
+    def _check(self, met: Sequence[ReceiverSession], *, complete: bool) -> None:
+        ranks = sorted(session.rank for session in met if session.role == "sender")
+        if not ranks:
+            return
+        expected = list(range(next(s.num_ranks for s in met if s.role == "sender")))
+        repeated = len(self._endpoints) > len(set(self._endpoints)) or len(ranks) > len(set(ranks))
+        is_join = any(session.role == "receiver" for session in met)
+        if repeated or (complete and not is_join and ranks != expected):
+            raise ConfigurationError(
+                f"endpoints of sender ranks {ranks} were given, the sender has ranks {expected}"
+            )
+
+
+def _source(session: ReceiverSession) -> Source:
+    order = (0, session.rank) if session.role == "sender" else (1, session.rank)
+    return Source(session.endpoint, session.name, session.layout, order)

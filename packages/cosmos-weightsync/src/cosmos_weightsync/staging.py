@@ -1,0 +1,269 @@
+"""Fetching one version over all its edges, and what is left of an edge from somebody else.
+
+```
+edges of the plan ─► pulled at the same time ─► all verified ─► done
+                            │ one fails
+                            ▼
+       what of it arrived is held against another holder's checksums,
+       what did not arrive is pulled from another holder; nothing else starts over
+```
+An edge that fails has cost what was not verified of it, and the holder it came from is not asked
+again for this version. No holder left for a region is the end of the version.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from cosmos_weightsync.chunks import piece_checksum
+from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.edges import BucketPool
+from cosmos_weightsync.errors import (
+    DigestError,
+    PeerLostError,
+    PlanError,
+    TransferError,
+    VersionError,
+    VersionGoneError,
+    WeightSyncError,
+)
+from cosmos_weightsync.layout import Layout, ShardSpec
+from cosmos_weightsync.planning import plan_transfer
+from cosmos_weightsync.receiver_session import ReceiverSession
+from cosmos_weightsync.serving import pieces_of
+from cosmos_weightsync.shadow import Shadow
+
+__all__ = ["Dialer", "Edge", "Source", "Staging", "assign"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Source:
+    """Somebody who may have the version.
+
+    Attributes:
+        endpoint: Where it is reached; identifies it.
+        name: For people: ``sender rank 3``.
+        layout: What it holds, as a side of one rank.
+        order: Sources are sorted by it: senders by rank, then receivers.
+    """
+
+    endpoint: str
+    name: str
+    layout: Layout
+    order: tuple[int, int]
+
+
+@dataclass(eq=False, slots=True)
+class Edge:
+    """The pieces that one source is to give.
+
+    Attributes:
+        source: Who.
+        wanted: The pieces to pull, as a layout of one rank.
+        arrived: Pieces that are here from another source, unverified.
+        session: Connected, pinned and open for ``wanted``; ``None`` makes one for this version.
+    """
+
+    source: Source
+    wanted: Layout
+    arrived: Layout = field(default_factory=lambda: Layout.from_ranks([]))
+    session: ReceiverSession | None = None
+
+    def specs(self) -> list[ShardSpec]:
+        """All regions that this edge answers for."""
+        return [*self.wanted.specs_of(0), *self.arrived.specs_of(0)]
+
+
+class Dialer(Protocol):
+    """How sources are met."""
+
+    def meet(self, endpoint: str, deadline: Deadline) -> ReceiverSession:
+        """Connect to a source."""
+        ...
+
+    def open(self, session: ReceiverSession, wanted: Layout, deadline: Deadline) -> None:
+        """Agree on pieces and a channel for them."""
+        ...
+
+
+def assign(wanted: Iterable[ShardSpec], sources: Sequence[Source]) -> list[tuple[Source, Layout]]:
+    """Plan the regions of one receiver over sources that all have the version.
+
+    Returns:
+        The pieces of each source that is to give any, as a layout of one rank.
+
+    Raises:
+        PlanError: they do not have all of it.
+    """
+    regions = list(wanted)
+    specs = {spec.name: spec for spec in regions}
+    if not regions:
+        return []
+    senders = Layout.merge([source.layout for source in sources])
+    plan = plan_transfer(senders, Layout.from_ranks([regions]))
+    found: list[tuple[Source, Layout]] = []
+    for number, source in enumerate(sources):
+        parts = [
+            replace(specs[piece.name], box=piece.box, dtype=senders.tensors[piece.name].dtype)
+            for piece in plan.pieces(source=number, receiver=0)
+        ]
+        if parts:
+            found.append((source, Layout.from_ranks([parts])))
+    return found
+
+
+class Staging:
+    """One attempt at one version.
+
+    Args:
+        shadow: Where it goes; it has begun the version.
+        version: Which.
+        sources: Everybody who may have it, as far as is known now.
+        dialer: How to meet one.
+        buckets: Memory for pieces that travel packed.
+
+    Attributes:
+        failed: What went wrong, by the endpoint of the source.
+        sums: Checksum of every piece of the first edges, by (number of the edge, of the piece).
+    """
+
+    def __init__(
+        self,
+        shadow: Shadow,
+        version: int,
+        sources: Callable[[], Sequence[Source]],
+        dialer: Dialer,
+        buckets: BucketPool,
+    ) -> None:
+        self._shadow = shadow
+        self._version = version
+        self._sources = sources
+        self._dialer = dialer
+        self._buckets = buckets
+        self._held = shadow.arriving()
+        self._running: dict[Future[list[int]], Edge] = {}
+        self._is_over = False
+        self.failed: dict[str, WeightSyncError] = {}
+        self.sums: dict[tuple[int, int], int] = {}
+
+    def run(self, edges: Sequence[Edge], num_threads: int, deadline: Deadline) -> None:
+        """Pull all edges; returns when all that is wanted is here and verified.
+
+        Raises:
+            WeightSyncError: the first failure that nobody else could make up for.
+        """
+        numbers = {edge: number for number, edge in enumerate(edges)}
+        with ThreadPoolExecutor(num_threads, "weight-pull") as pool:
+            try:
+                self._submit(pool, edges, deadline)
+                while self._running:
+                    done, _ = wait(self._running, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        edge = self._running.pop(future)
+                        self._submit(pool, self._outcome(edge, future), deadline)
+                        if edge in numbers and future.exception() is None:
+                            self._keep(numbers.pop(edge), future.result())
+            except BaseException:
+                self._stop()
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+        here = self._shadow.here()
+        for edge, number in numbers.items():  # Verified by others: the sums are those of memory.
+            self._keep(number, [piece_checksum(here, piece) for piece in pieces_of(edge.wanted)])
+
+    def _keep(self, number: int, sums: Sequence[int]) -> None:
+        self.sums.update({(number, index): value for index, value in enumerate(sums)})
+
+    def _submit(self, pool: ThreadPoolExecutor, edges: Iterable[Edge], deadline: Deadline) -> None:
+        for edge in edges:
+            self._running[pool.submit(self._pull, edge, deadline)] = edge
+
+    def _stop(self) -> None:
+        """Wake every thread."""
+        self._is_over = True
+        for edge in self._running.values():
+            if edge.session is not None:
+                edge.session.close()
+
+    def _outcome(self, edge: Edge, future: Future[list[int]]) -> Sequence[Edge]:
+        """The edges that take the place of one that is over: none, if it went well."""
+        error = future.exception()
+        if error is None:
+            return ()
+        if edge.session is not None:
+            edge.session.close()
+        if not isinstance(error, TransferError | VersionError | PlanError):
+            raise error
+        self.failed[edge.source.endpoint] = error
+        if isinstance(error, DigestError):
+            self._shadow.taint()
+        return self._reassign(edge, error)
+
+    def _reassign(self, edge: Edge, error: WeightSyncError) -> Sequence[Edge]:
+        arrived, missing = self._shadow.split(edge.specs())
+        others = [source for source in self._sources() if source.endpoint not in self.failed]
+        try:
+            pulls = assign(missing, others)
+            checks = assign(arrived, others)
+        except PlanError as nobody:
+            raise _lost(edge, self._version, error, [*missing, *arrived]) from nobody
+        edges = {source: Edge(source, wanted) for source, wanted in pulls}
+        for source, held in checks:
+            edges.setdefault(source, Edge(source, Layout.from_ranks([]))).arrived = held
+        return list(edges.values())
+
+    def _pull(self, edge: Edge, deadline: Deadline) -> list[int]:
+        session = edge.session
+        if session is not None:
+            return session.pull(self._held, self._buckets, deadline)
+        session = self._dialer.meet(edge.source.endpoint, deadline)
+        edge.session = session
+        try:
+            self._replace(edge, session, deadline)
+        finally:
+            session.close()
+        return []
+
+    def _replace(self, edge: Edge, session: ReceiverSession, deadline: Deadline) -> None:
+        """Check what came from a source that failed, and pull what did not come."""
+        if self._is_over:
+            raise PeerLostError("the transfer was given up")
+        session.pin(self._version, "newest", deadline, at_most=self._version)
+        if session.run_id != self._shadow.run_id:
+            raise VersionGoneError(f"version {self._version} there is of another run")
+        wrong = self._wrong(edge.arrived, session, deadline)
+        if wrong or edge.wanted.tensors:
+            edge.wanted = Layout.from_ranks([[*edge.wanted.specs_of(0), *wrong]])
+            self._dialer.open(session, edge.wanted, deadline)
+            session.pull(self._held, self._buckets, deadline)
+
+    def _wrong(
+        self, arrived: Layout, session: ReceiverSession, deadline: Deadline
+    ) -> list[ShardSpec]:
+        """Which of the regions that came from a source that failed are not what they should be."""
+        if not arrived.tensors:
+            return []
+        here = self._shadow.here()
+        expected = session.checksums(arrived, deadline)
+        wrong = [
+            spec
+            for spec, piece, value in zip(
+                arrived.specs_of(0), pieces_of(arrived), expected, strict=True
+            )
+            if piece_checksum(here, piece) != value
+        ]
+        if wrong:
+            self._shadow.taint()
+        return wrong
+
+
+def _lost(
+    edge: Edge, version: int, error: WeightSyncError, regions: Sequence[ShardSpec]
+) -> WeightSyncError:
+    first = regions[0]
+    more = f" and {len(regions) - 1} more regions" if len(regions) > 1 else ""
+    return type(error)(
+        f"{edge.source.name} at {edge.source.endpoint}: {error}; nobody else that can be reached "
+        f"has {first.name} {first.box}{more} of version {version}"
+    )

@@ -1,0 +1,86 @@
+"""What a receiver wants and the memory it lands in."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+
+from cosmos_weightsync.boxes import Box
+from cosmos_weightsync.errors import LayoutError, UnknownTensorError
+from cosmos_weightsync.layout import Layout, ShardSpec
+from cosmos_weightsync.shards import Shard, torch_dtype
+
+__all__ = ["Mode", "WantedWeights"]
+
+Mode = Literal["staged", "in_place"]
+
+
+class WantedWeights:
+    """The regions of one receiver, each wanted once.
+
+    Args:
+        items: Shards with memory, specs without; ``None`` is everything that is offered.
+        mode: ``staged`` gives every version memory of its own beside the shards' tensors;
+            ``in_place`` gives it these tensors.
+
+    Raises:
+        LayoutError: a region is wanted twice, or there is no place to put it.
+    """
+
+    def __init__(self, items: Iterable[Shard | ShardSpec] | None, mode: Mode) -> None:
+        found = None if items is None else tuple(items)
+        self._mode: Mode = mode
+        self.targets = tuple(
+            item for item in found or () if isinstance(item, Shard) and not item.spec.box.is_empty
+        )
+        specs = (item.spec if isinstance(item, Shard) else item for item in found or ())
+        self.specs = None if found is None else tuple(s for s in specs if not s.box.is_empty)
+        if mode == "in_place" and len(self.targets) != len(self.specs or (None,)):
+            raise LayoutError("an in-place receiver needs shards with tensors to receive into")
+        _check_once(self.specs or ())
+
+    def on_wire(self, senders: Layout) -> tuple[ShardSpec, ...]:
+        """The same regions in the dtypes that will arrive.
+
+        Raises:
+            LayoutError: they cannot go where they are wanted.
+            UnknownTensorError: nobody offers a tensor of this name.
+        """
+        wanted = senders.full_specs() if self.specs is None else self.specs
+        return tuple(self._arriving_as(spec, senders) for spec in wanted)
+
+    def memory(self, specs: Sequence[ShardSpec]) -> tuple[Shard, ...]:
+        """Where versions of these specs (from `on_wire`) land."""
+        if self._mode == "in_place":
+            return tuple(Shard(t.spec, t.tensor.detach()) for t in self.targets)
+        return tuple(
+            Shard(spec, torch.empty(spec.box.shape, dtype=torch_dtype(spec.dtype)))
+            for spec in specs
+        )
+
+    def _arriving_as(self, spec: ShardSpec, senders: Layout) -> ShardSpec:
+        if spec.name not in senders.tensors:
+            raise UnknownTensorError(
+                f"{spec.name}: no sender has it; they have {len(senders.tensors)} tensors"
+            )
+        dtype = senders.tensors[spec.name].dtype
+        if dtype != spec.dtype and (self._mode == "in_place" or not self.targets):
+            raise LayoutError(
+                f"{spec.name}: wanted as {spec.dtype}, senders send {dtype}; set their "
+                "SenderConfig.wire_dtype, or hand over shards to cast into"
+            )
+        return replace(spec, dtype=dtype)
+
+
+def _check_once(specs: Iterable[ShardSpec]) -> None:
+    seen: dict[str, list[Box]] = {}
+    for spec in specs:
+        boxes = seen.setdefault(spec.name, [])
+        for box in boxes:
+            shared = spec.box.intersect(box)
+            if shared is not None:
+                raise LayoutError(
+                    f"{spec.name}: {shared} is wanted twice, in {box} and in {spec.box}"
+                )
+        boxes.append(spec.box)

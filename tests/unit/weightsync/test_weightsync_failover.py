@@ -1,0 +1,346 @@
+"""What is left of a version when a holder of it goes: from another holder, and only that."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cosmos_weightsync import (
+    Box,
+    DigestError,
+    PeerLostError,
+    ReceiverConfig,
+    SenderConfig,
+    Shard,
+    ShardSpec,
+    VersionError,
+    WeightReceiver,
+    WeightSender,
+)
+from cosmos_weightsync.transports import TcpTransport
+
+SHAPES = {"embed": (64, 48), "wide": (32, 400), "norm": (16,), "scale": ()}
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as found:
+        yield found
+
+
+def weights(version: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(version)
+    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+def part(name: str, tensor: torch.Tensor, index: int, count: int) -> Shard:
+    """Part ``index`` of ``count`` along dim 0; the whole of a scalar."""
+    box = Box.full(tensor.shape)
+    if tensor.ndim:
+        edges = [tensor.shape[0] * i // count for i in (index, index + 1)]
+        box = Box((edges[0], *box.start[1:]), (edges[1], *box.stop[1:]))
+    spec = ShardSpec(name, tuple(tensor.shape), box, "float32")
+    return Shard(spec, tensor[box.relative_to(Box.full(tensor.shape))])
+
+
+class Trainer:
+    """HSDP: ``replicas`` copies of the model, each cut in two; rank = 2 * replica + shard."""
+
+    def __init__(self, stack: ExitStack, replicas: int = 2, hooks=None, **more) -> None:
+        """Rank r sends by ``hooks[r]`` where that is given."""
+        self.full = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+        count = 2 * replicas
+        self.senders = [
+            stack.enter_context(
+                WeightSender(
+                    [part(name, tensor, rank % 2, 2) for name, tensor in self.full.items()],
+                    rank=rank,
+                    num_ranks=count,
+                    transports=[hooks[rank]] if hooks and rank in hooks else (),
+                    **more,
+                )
+            )
+            for rank in range(count)
+        ]
+
+    def publish(self, version: int) -> dict[str, torch.Tensor]:
+        wanted = weights(version)
+        for name, tensor in self.full.items():
+            tensor.copy_(wanted[name])
+        for sender in self.senders:
+            sender.publish(version)
+        return wanted
+
+    @property
+    def endpoints(self) -> list[str]:
+        return [sender.endpoint for sender in self.senders]
+
+
+def staged(receiver: WeightReceiver) -> dict[str, torch.Tensor]:
+    return {shard.spec.name: shard.tensor for shard in receiver.staged_shards()}
+
+
+def assert_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name], tensor), name
+
+
+class _Hooked:
+    """TCP that calls a function before every message it sends."""
+
+    name = "tcp"
+    capabilities = TcpTransport().capabilities
+
+    def __init__(self, before_send: Callable[[int, int], None], change=lambda view: view) -> None:
+        self.before_send, self.change, self.count = before_send, change, 0
+
+    def prepare(self, side, host):
+        pending = TcpTransport().prepare(side, host)
+        return pending if side == "receiver" else _HookedPending(self, pending)
+
+
+class _HookedPending:
+    def __init__(self, hooks: _Hooked, pending) -> None:
+        self._hooks, self._pending = hooks, pending
+        self.description, self.close = pending.description, pending.close
+
+    def connect(self, peer, deadline):
+        return _HookedChannel(self._hooks, self._pending.connect(peer, deadline))
+
+
+class _HookedChannel:
+    def __init__(self, hooks: _Hooked, channel) -> None:
+        self._hooks, self._channel = hooks, channel
+        self.device, self.close = channel.device, channel.close
+        self.capabilities = channel.capabilities
+
+    def send(self, view, deadline) -> None:
+        self._hooks.count += 1
+        self._hooks.before_send(self._hooks.count, view.numel())
+        self._channel.send(self._hooks.change(view), deadline)
+
+
+SMALL = ReceiverConfig(transport="tcp", bucket_bytes=2048, num_threads=4)
+
+
+def test_a_dead_sender_is_replaced_by_its_duplicate_for_the_next_version(stack):
+    trainer = Trainer(stack)
+    receiver = stack.enter_context(WeightReceiver(trainer.endpoints))
+    trainer.publish(1)
+    receiver.stage(1)
+    trainer.senders[0].close()
+    trainer.senders[3].close()
+    wanted = weights(2)
+    for name, tensor in trainer.full.items():
+        tensor.copy_(wanted[name])
+    for rank in (1, 2):
+        trainer.senders[rank].publish(2)
+    assert receiver.stage(2).version == 2
+    assert_same(staged(receiver), wanted)
+
+
+def counting(counts: dict[int, int], rank: int) -> _Hooked:
+    def count(_: int, size: int) -> None:
+        counts[rank] = counts.get(rank, 0) + size
+
+    return _Hooked(count)
+
+
+def dying(after: int) -> _Hooked:
+    """The first connection breaks when it is to send message ``after`` + 1, and all others do."""
+
+    def die(count: int, _: int) -> None:
+        if count > after:
+            raise PeerLostError("killed by the test")
+
+    return _Hooked(die)
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_a_sender_that_dies_in_the_middle_costs_only_what_it_had_left(stack, after):
+    """Its duplicate sends what is missing; what arrived is checked and not sent again."""
+    counts: dict[int, int] = {}
+    hooks = {rank: counting(counts, rank) for rank in (1, 2, 3)}
+    trainer = Trainer(stack, hooks={0: dying(after), **hooks})
+    wanted = trainer.publish(1)
+    receiver = stack.enter_context(WeightReceiver(trainer.endpoints, config=SMALL))
+    receiver.stage(1)
+    assert_same(staged(receiver), wanted)
+    assert receiver.verify() == receiver.staged.digest
+    total = sum(tensor.nbytes for tensor in wanted.values())
+    padding = 64 * len(SHAPES)
+    assert total - after * 1024 - padding <= sum(counts.values())
+    assert sum(counts.values()) <= total - after * 512 + padding
+
+
+def test_both_holders_of_a_region_dead_is_an_error_that_names_it_and_keeps_the_old_version(stack):
+    hooks = {rank: dying(3) for rank in (0, 2)}
+    trainer = Trainer(stack, hooks=hooks)
+    model = {name: torch.full(shape, -1.0) for name, shape in SHAPES.items()}
+    items = [part(name, tensor, 0, 1) for name, tensor in model.items()]
+    receiver = stack.enter_context(WeightReceiver(trainer.endpoints, wanted=items, config=SMALL))
+    trainer.publish(1)
+    with pytest.raises(PeerLostError, match=r"sender rank [02] .* nobody else .* version 1"):
+        receiver.stage(1, timeout_s=30)
+    assert receiver.version is None
+    assert all(tensor.eq(-1).all() for tensor in model.values())
+
+
+def test_damage_on_one_edge_is_made_good_by_a_duplicate(stack):
+    def damage(view: torch.Tensor) -> torch.Tensor:
+        spoiled = view.clone()
+        spoiled[-1] ^= 1
+        return spoiled
+
+    trainer = Trainer(stack, hooks={0: _Hooked(lambda *_: None, damage)})
+    wanted = trainer.publish(1)
+    receiver = stack.enter_context(WeightReceiver(trainer.endpoints, config=SMALL))
+    receiver.stage(1)
+    assert_same(staged(receiver), wanted)
+
+
+def test_damage_without_a_duplicate_is_named(stack):
+    def damage(view: torch.Tensor) -> torch.Tensor:
+        return view ^ 1
+
+    trainer = Trainer(stack, replicas=1, hooks={1: _Hooked(lambda *_: None, damage)})
+    trainer.publish(1)
+    receiver = stack.enter_context(WeightReceiver(trainer.endpoints, config=SMALL))
+    with pytest.raises(DigestError, match=r"sender rank 1 .*sent checksum"):
+        receiver.stage(1)
+    assert receiver.staged is None
+
+
+def test_ranks_of_two_runs_are_never_mixed(stack):
+    trainer = Trainer(stack, config=SenderConfig(run_id="a"))
+    other = Trainer(stack, config=SenderConfig(run_id="b"))
+    trainer.publish(1)
+    other.publish(1)
+    mixed = [trainer.endpoints[0], other.endpoints[1]]
+    receiver = WeightReceiver([*mixed, trainer.endpoints[2], other.endpoints[3]])
+    stack.enter_context(receiver)
+    with pytest.raises(VersionError, match="version 1 is of several runs"):
+        receiver.stage(1)
+
+
+SERVING = ReceiverConfig(transport="tcp", bucket_bytes=2048, serve_host="127.0.0.1")
+
+
+def test_a_newcomer_with_another_cut_catches_up_from_committed_receivers(stack):
+    """Two receivers hold rows; the senders are gone; the newcomer wants columns."""
+    trainer = Trainer(stack)
+    wanted = trainer.publish(1)
+    holders = []
+    for index in range(2):
+        model = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+        items = [part(name, tensor, index, 2) for name, tensor in model.items()]
+        receiver = WeightReceiver(trainer.endpoints, wanted=items, config=SERVING)
+        holders.append(stack.enter_context(receiver))
+        receiver.stage(1)
+        receiver.commit()
+    for sender in trainer.senders:
+        sender.close()
+    columns = Box((10, 7), (60, 29))
+    spec = ShardSpec("embed", SHAPES["embed"], columns, "float32")
+    newcomer = WeightReceiver([holder.endpoint for holder in holders], wanted=[spec], config=SMALL)
+    stack.enter_context(newcomer)
+    assert newcomer.stage().version == 1
+    assert torch.equal(newcomer.staged_shards()[0].tensor, wanted["embed"][10:60, 7:29])
+    newcomer.verify()
+
+
+def test_a_sender_that_dies_is_replaced_by_a_receiver_that_has_the_version(stack):
+    trainer = Trainer(stack, replicas=1)
+    wanted = trainer.publish(1)
+    first = stack.enter_context(WeightReceiver(trainer.endpoints, config=SERVING))
+    first.stage(1)
+    trainer.senders[0].close()
+    endpoints = [*trainer.endpoints, first.endpoint]
+    specs = [shard.spec for shard in first.staged_shards()]
+    second = WeightReceiver(endpoints, wanted=specs, config=SMALL)
+    stack.enter_context(second)
+    second.stage(1)
+    assert_same(staged(second), wanted)
+
+
+class _Gate(_Hooked):
+    """Lets so many messages pass, then waits to be opened."""
+
+    def __init__(self, free: int) -> None:
+        self.opened, self.free, self.reached = threading.Event(), free, threading.Event()
+        super().__init__(self._wait)
+
+    def _wait(self, count: int, _: int) -> None:
+        if count > self.free:
+            self.reached.set()
+            assert self.opened.wait(30)
+
+
+def test_a_relay_forwards_what_it_has_while_the_rest_arrives(stack):
+    """The second hop has bytes in place while the first is held up half-way."""
+    gate = _Gate(10)
+    trainer = Trainer(stack, replicas=1, hooks={1: gate})
+    wanted = trainer.publish(1)
+    relay = stack.enter_context(WeightReceiver(trainer.endpoints, config=SERVING))
+    last = stack.enter_context(WeightReceiver([relay.endpoint], config=SMALL))
+    pool = stack.enter_context(ThreadPoolExecutor(2))
+    first_hop = pool.submit(relay.stage, 1)
+    assert gate.reached.wait(30)
+    second_hop = pool.submit(last.stage, 1)
+    give_up = time.monotonic() + 30
+    while last.arrived_bytes < 6000:
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+    assert not first_hop.done()
+    assert not second_hop.done()
+    gate.opened.set()
+    assert first_hop.result(30).version == second_hop.result(30).version == 1
+    assert_same(staged(last), wanted)
+
+
+def test_a_relay_that_dies_half_way_is_replaced_by_the_senders(stack):
+    gate = _Gate(10)
+    trainer = Trainer(stack, replicas=1, hooks={1: gate})
+    wanted = trainer.publish(1)
+    relay = stack.enter_context(WeightReceiver(trainer.endpoints, config=SERVING))
+    last = WeightReceiver([relay.endpoint, *trainer.endpoints], config=SMALL)
+    stack.enter_context(last)
+    pool = stack.enter_context(ThreadPoolExecutor(2))
+    first_hop = pool.submit(relay.stage, 1)
+    assert gate.reached.wait(30)
+    second_hop = pool.submit(last.stage, 1)
+    time.sleep(0.2)
+    relay.close()
+    gate.opened.set()
+    with pytest.raises(PeerLostError):
+        first_hop.result(30)
+    assert second_hop.result(30).version == 1
+    assert_same(staged(last), wanted)
+
+
+def test_a_relay_that_moves_on_hangs_up_on_a_slow_reader_who_gets_the_rest_elsewhere(stack):
+    """The reader of version 1 is cut off by version 2 and gets one of the two, whole."""
+    trainer = Trainer(stack, replicas=1)
+    gate = _Gate(10)
+    first, second = trainer.publish(1), weights(2)
+    relay = WeightReceiver(
+        trainer.endpoints, config=replace(SERVING, linger_s=0.1), transports=[gate]
+    )
+    stack.enter_context(relay)
+    relay.stage(1)
+    reader = stack.enter_context(WeightReceiver([relay.endpoint, *trainer.endpoints], config=SMALL))
+    pool = stack.enter_context(ThreadPoolExecutor(1))
+    reading = pool.submit(reader.stage, 1)
+    assert gate.reached.wait(30)
+    trainer.publish(2)
+    relay.stage(2)
+    gate.opened.set()
+    version = reading.result(30).version
+    assert_same(staged(reader), {1: first, 2: second}[version])
+    assert_same(staged(relay), second)
