@@ -95,8 +95,10 @@ class Engine:
             init_info={"transport": transport},
             timeout_s=60,
         )
-        await self.client.connect(endpoints)
-        return {}
+        try:
+            return {"reports": list(await self.client.connect(endpoints))}
+        except WeightSyncError as error:
+            return {"error": type(error).__name__, "message": str(error)}
 
     async def load(self, version: int) -> dict[str, Any]:
         """Load with nothing going on."""

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from cosmos_weightsync import errors
 from cosmos_weightsync.errors import (
     ConfigurationError,
     DeadlineError,
@@ -73,8 +74,8 @@ def engine_arguments() -> dict[str, Any]:
 class WorkerExtension:
     """Methods that vLLM mixes into its worker, so that staging runs while it generates.
 
-    vLLM's own calls return nothing to the client and belong to a paused engine; these two do not
-    touch the model and return at once.
+    vLLM's own calls return nothing to the client and belong to a paused engine; these return at
+    once, and leave the model as it was.
     """
 
     weight_transfer_engine: Any  # vLLM's worker has it; its type differs between versions.
@@ -84,8 +85,15 @@ class WorkerExtension:
         self.weight_transfer_engine.begin_stage(version, timeout_s)
 
     def cosmos_staged(self) -> dict[str, Any]:
-        """How the staging goes: ``state`` is idle, running, staged or failed."""
+        """How it goes: ``state`` is idle, running, described, staged or failed."""
         return self.weight_transfer_engine.stage_state()
+
+    def cosmos_discover(self) -> dict[str, Any]:
+        """Find out what this worker needs of what the senders have."""
+        try:
+            return {"state": "discovered", "report": self.weight_transfer_engine.discover()}
+        except WeightSyncError as error:
+            return {"state": "failed", "kind": type(error).__name__, "error": str(error)}
 
 
 class AsyncEngine(Protocol):
@@ -113,7 +121,7 @@ class LoadTimes:
         version: The version in use now; it may be newer than the one asked for.
         transfer_s: Staging, with generation going on.
         stall_s: From asking for the pause to the return of resume: no token is sampled.
-        num_bytes: What one worker received.
+        num_bytes: What the worker that needs most received.
     """
 
     version: int
@@ -146,25 +154,41 @@ class VLLMWeightClient:
         self._init_info = dict(init_info or {})
         self._timeout_s = timeout_s
         self._endpoints: tuple[str, ...] = ()
+        self._reports: tuple[str, ...] = ()
         self._lock = asyncio.Lock()
 
-    async def connect(self, endpoints: Sequence[str]) -> None:
+    async def connect(self, endpoints: Sequence[str]) -> Sequence[str]:
         """Use these senders from now on; of no effect if they are the ones in use.
 
+        The workers ask the senders what they have and find out, by their model's own loader,
+        which slices of it they need. The engine serves on meanwhile, and after a failure too.
+
+        Returns:
+            A report of each worker: which tensors could not be followed, for instance.
+
         Raises:
+            UnknownTensorError: the senders' tensors are not those of the engine's model.
+            TransferError: the senders cannot be reached.
             ConfigurationError: the engine was made without `engine_arguments`.
         """
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
         if tuple(endpoints) == self._endpoints:
-            return
+            return self._reports
         async with self._lock:
-            info = {**self._init_info, "endpoints": list(endpoints)}
+            deadline = time.monotonic() + self._timeout_s
+            await self._until_settled(deadline)  # A load that was cancelled may still be staging.
+            self._endpoints = ()
+            info = {**self._init_info, "endpoints": list(endpoints), "describe": "background"}
             await self._engine.init_weight_transfer_engine(
                 WeightTransferInitRequest(init_info=info)
             )
-            await self._stage_states()
+            _raise_failure(await self._until_settled(deadline), "asking the senders failed")
+            found = await self._engine.collective_rpc("cosmos_discover")
+            _raise_failure(found, "the senders' tensors do not fit")
+            self._reports = tuple(str(one["report"]) for one in found)
             self._endpoints = tuple(endpoints)
+            return self._reports
 
     async def load(self, version: int = 0) -> LoadTimes:
         """Stage a version while the engine generates, then pause, commit and resume.
@@ -201,14 +225,15 @@ class VLLMWeightClient:
             states = await self._until_staged(deadline)
             versions = [int(state["version"]) for state in states]
             if min(versions) == max(versions):
-                return versions[0], int(states[0]["num_bytes"])
+                return versions[0], max(int(state["num_bytes"]) for state in states)
             version = max(versions)  # Published in between; the workers behind fetch it too.
 
     async def _until_staged(self, deadline: float) -> list[dict[str, Any]]:
         states = await self._until_settled(deadline)
+        _raise_failure(states, "staging failed")
         for state in states:
             if state["state"] != "staged":
-                raise TransferError(f"staging failed: {state.get('error', state['state'])}")
+                raise TransferError(f"staging failed: a worker is {state['state']}")
         return states
 
     async def _until_settled(self, deadline: float) -> list[dict[str, Any]]:
@@ -253,3 +278,11 @@ class VLLMWeightClient:
             ) from error
         await self._engine.resume_generation()
         return time.monotonic() - started
+
+
+def _raise_failure(states: Sequence[Mapping[str, Any]], what: str) -> None:
+    """Raise the first failure that a worker reports, as the error that it was there."""
+    for state in states:
+        if state["state"] == "failed":
+            kind = getattr(errors, state["kind"], TransferError)
+            raise kind(f"{what}: {state['error']}")

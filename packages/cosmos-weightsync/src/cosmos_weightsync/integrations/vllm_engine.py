@@ -3,24 +3,40 @@
 Only `cosmos_weightsync.integrations.vllm.register` names this module, and vLLM imports it when
 the backend is used. Plain users of vLLM's interface need nothing else: ``update_weights`` with
 ``{"version": v}`` stages inside the pause if nobody staged before.
+
+```
+init ─► senders' layout ─► discover (this worker's boxes) ─► stage, again and again ─► commit
+        (network)          (model in load format)            (network, engine runs)    (paused)
+```
 """
 
 import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
+from torch import Tensor, nn
+from vllm.config import ModelConfig, set_current_vllm_config
+from vllm.distributed.parallel_state import get_world_group
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
 
-from cosmos_weightsync.errors import VersionError
-from cosmos_weightsync.integrations.vllm_reload import begin_reload, end_reload, load_tensors
-from cosmos_weightsync.receiver import ReceiverConfig, WeightReceiver
+from cosmos_weightsync.boxes import Box
+from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.errors import ConfigurationError, TransferError, VersionError
+from cosmos_weightsync.integrations.vllm_layout import Fill, Step, WorkerLayout, discover_layout
+from cosmos_weightsync.integrations.vllm_reload import Filler, Reload
+from cosmos_weightsync.layout import Layout
+from cosmos_weightsync.planning import plan_transfer
+from cosmos_weightsync.receiver import ReceiverConfig, StagedVersion, WeightReceiver
+from cosmos_weightsync.receiver_session import ReceiverSession
 
-__all__ = ["CosmosWeightTransferEngine", "InitInfo", "UpdateInfo"]
+__all__ = ["CosmosWeightTransferEngine", "InitInfo", "UpdateInfo", "load_version"]
 
 
 @dataclass
@@ -32,12 +48,17 @@ class InitInfo(WeightTransferInitInfo):
         transport: As in `ReceiverConfig`.
         token: As in `ReceiverConfig`.
         bucket_bytes: As in `ReceiverConfig`.
+        connect_timeout_s: As in `ReceiverConfig`.
+        describe: When to ask the senders what they have: ``"now"``, or ``"background"`` while the
+            engine generates, for a client that calls `CosmosWeightTransferEngine.discover` later.
     """
 
     endpoints: list[str] = field(default_factory=list)
     transport: str = "auto"
     token: str = ""
     bucket_bytes: int = 16 << 20
+    connect_timeout_s: float = 60.0
+    describe: Literal["now", "background"] = "now"
 
 
 @dataclass
@@ -54,30 +75,65 @@ class UpdateInfo(WeightTransferUpdateInfo):
 
 
 class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
-    """Receives whole tensors in checkpoint names and loads them by the model's own loader."""
+    """Receives the slices that this worker uses, and puts them where its loader would."""
 
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
+    supports_draft_weight_update = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # The arguments are vLLM's and differ between its versions.
         super().__init__(*args, **kwargs)
+        self._init_info = InitInfo()
+        self._senders: Layout | None = None
+        self._layout: WorkerLayout | None = None
         self._receiver: WeightReceiver | None = None
-        self._stager: threading.Thread | None = None
+        self._task: threading.Thread | None = None
         self._failure: Exception | None = None
-        self._required: frozenset[str] = frozenset()
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Use these senders from now on; connects when first staging."""
+        """Use these senders from now on.
+
+        Raises:
+            WeightSyncError: they cannot be reached, or do not have what the model needs.
+        """
         self.shutdown()
+        self._init_info = init_info
+        self._senders = None
+        if init_info.describe == "background":
+            self._begin(self._describe)
+            return
+        self._describe()
+        self.discover()
+
+    def discover(self) -> str:
+        """Find out what this worker needs of what the senders have; returns a report.
+
+        The model must not run meanwhile, which vLLM's calls to workers ensure. It serves on with
+        the weights it has, whatever comes out.
+
+        Raises:
+            UnknownTensorError: the engine's loader refuses a tensor, or misses one.
+            UncoveredRegionError: the senders have a part of a tensor only.
+        """
+        if self._senders is None:
+            raise VersionError("init_weight_transfer_engine with the senders' endpoints first")
+        with set_current_vllm_config(self.vllm_config):
+            layout = discover_layout(self.model, self._senders)
+        plan_transfer(self._senders, Layout.from_ranks([layout.specs]))
+        info = self._init_info
+        self._layout = layout
         self._receiver = WeightReceiver(
-            init_info.endpoints,
+            info.endpoints,
+            wanted=layout.specs,
             config=ReceiverConfig(
-                transport=init_info.transport,
-                token=init_info.token,
-                bucket_bytes=init_info.bucket_bytes,
+                transport=info.transport,
+                token=info.token,
+                bucket_bytes=info.bucket_bytes,
+                connect_timeout_s=info.connect_timeout_s,
             ),
         )
+        return layout.report()
 
     def begin_stage(self, version: int, timeout_s: float) -> None:
         """Stage in a background thread; returns at once.
@@ -85,28 +141,19 @@ class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         Raises:
             VersionError: a staging is still running, or there are no senders.
         """
-        receiver = self._connected()
-        if self._stager is not None and self._stager.is_alive():
-            raise VersionError("a staging is still running")
-        self._failure = None
-        self._stager = threading.Thread(
-            target=self._stage, args=(receiver, version, timeout_s), name="weight-stager"
-        )
-        self._stager.daemon = True
-        self._stager.start()
+        receiver, _ = self._connected()
+        self._begin(partial(receiver.stage, version, timeout_s=timeout_s))
 
     def stage_state(self) -> dict[str, Any]:
-        """How the staging goes, as plain values."""
-        if self._stager is not None and self._stager.is_alive():
+        """How the work in the background goes, as plain values."""
+        if self._task is not None and self._task.is_alive():
             return {"state": "running"}
         if self._failure is not None:
-            return {
-                "state": "failed",
-                "error": f"{type(self._failure).__name__}: {self._failure}",
-            }
+            kind, words = type(self._failure).__name__, str(self._failure)
+            return {"state": "failed", "kind": kind, "error": words}
         staged = self._receiver.staged if self._receiver is not None else None
         if staged is None:
-            return {"state": "idle"}
+            return {"state": "idle" if self._senders is None else "described"}
         return {
             "state": "staged",
             "version": staged.version,
@@ -115,9 +162,17 @@ class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             "digest": staged.digest,
         }
 
+    @property
+    def layout(self) -> WorkerLayout:
+        """What this worker fetches.
+
+        Raises:
+            VersionError: nothing was discovered yet.
+        """
+        return self._connected()[1]
+
     def start_weight_update(self) -> None:
-        """Prepare the model; vLLM has paused generation."""
-        self._required = begin_reload(self.model)
+        """Nothing to prepare: the model is touched by `receive_weights` only."""
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Commit. Overridden because vLLM's own synchronises an accelerator, which may not be."""
@@ -126,38 +181,147 @@ class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Load the staged version, staging it first if nobody did."""
-        receiver = self._connected()
-        if self._stager is not None:
-            self._stager.join(update_info.timeout_s)
-        staged = receiver.staged
-        if staged is None or staged.version < update_info.version:
-            receiver.stage(update_info.version, timeout_s=update_info.timeout_s)
-        shards = receiver.staged_shards()
-        tensors = ((shard.spec.name, shard.tensor) for shard in shards)
-        load_tensors(self.model, tensors, self._required)
+        """Put the staged version to use, staging it first if nobody did.
+
+        Every worker of the engine commits the same version, or none does.
+
+        Raises:
+            TransferError: a worker could not stage it; all go on with what they had.
+        """
+        receiver, layout = self._connected()
+        deadline = Deadline.after(update_info.timeout_s)
+        if self._task is not None:
+            self._task.join(deadline.remaining("the staging"))
+        version = update_info.version
+        while True:
+            versions = _exchange(_staged_or_reason(receiver, version, deadline))
+            reasons = [found for found in versions if isinstance(found, str)]
+            if reasons:
+                raise TransferError(reasons[0])
+            if len(set(versions)) == 1:
+                break
+            version = max(found for found in versions if isinstance(found, int))
+        tensors = {
+            (shard.spec.name, shard.spec.box): shard.tensor for shard in receiver.staged_shards()
+        }
+        load_version(self.model, self.model_config, layout, tensors)
         receiver.commit()
 
     def finish_weight_update(self) -> None:
-        """Make the model ready to run."""
-        end_reload(self.model, self.model_config)
+        """Nothing is left to do: `receive_weights` made the model ready to run."""
 
     def shutdown(self) -> None:
         """Hang up on the senders."""
         receiver, self._receiver = self._receiver, None
+        self._layout = None
         if receiver is not None:
             receiver.close()
-        if self._stager is not None:
-            self._stager.join(10.0)
-            self._stager = None
+        if self._task is not None:
+            self._task.join(10.0)
+            self._task = None
 
-    def _connected(self) -> WeightReceiver:
-        if self._receiver is None:
+    def _connected(self) -> tuple[WeightReceiver, WorkerLayout]:
+        if self._receiver is None or self._layout is None:
             raise VersionError("init_weight_transfer_engine with the senders' endpoints first")
-        return self._receiver
+        return self._receiver, self._layout
 
-    def _stage(self, receiver: WeightReceiver, version: int, timeout_s: float) -> None:
+    def _begin(self, work: Callable[[], object]) -> None:
+        if self._task is not None and self._task.is_alive():
+            raise VersionError("a staging is still running")
+        self._failure = None
+        self._task = threading.Thread(target=self._run, args=(work,), name="weight-stager")
+        self._task.daemon = True
+        self._task.start()
+
+    def _run(self, work: Callable[[], object]) -> None:
         try:
-            receiver.stage(version, timeout_s=timeout_s)
+            work()
         except Exception as error:  # noqa: BLE001 - handed over to stage_state, in another thread
             self._failure = error
+
+    def _describe(self) -> None:
+        info = self._init_info
+        deadline = Deadline.after(info.connect_timeout_s)
+        sessions: list[ReceiverSession] = []
+        try:
+            for endpoint in info.endpoints:  # Kept one by one: a failure closes those before.
+                sessions += [ReceiverSession(endpoint, info.token, deadline)]
+            sessions.sort(key=lambda session: session.rank)
+            ranks = [session.rank for session in sessions]
+            if not ranks or ranks != list(range(sessions[0].num_ranks)):
+                raise ConfigurationError(
+                    f"endpoints of sender ranks {ranks} were given, not of all"
+                )
+            self._senders = Layout.merge([session.layout for session in sessions])
+        finally:
+            for session in sessions:
+                session.close()
+
+
+def load_version(
+    model: nn.Module,
+    model_config: ModelConfig,
+    layout: WorkerLayout,
+    tensors: Mapping[tuple[str, Box], Tensor],
+) -> None:
+    """Put one version into a model that is not running.
+
+    Args:
+        model: A loaded vLLM model.
+        model_config: vLLM's.
+        layout: What `discover_layout` found for this model.
+        tensors: The version: a contiguous tensor for each of ``layout.specs``.
+    """
+
+    def filler(steps: tuple[Step | Fill, ...]) -> Filler:
+        def fill(parameter: Tensor) -> None:
+            for step in steps:
+                if isinstance(step, Step):
+                    step.apply(tensors[step.name, step.box], parameter)
+                else:
+                    step.apply(parameter)
+
+        return fill
+
+    fillers = {
+        module: {name: filler(steps) for name, steps in parameters.items()}
+        for module, parameters in layout.steps.items()
+    }
+    with torch.no_grad():
+        reload = Reload(model, model_config)
+        for module, parameters in fillers.items():
+            if module not in layout.whole_modules:
+                reload.fill(module, parameters)
+        if layout.whole:
+            touched = {module: fillers.get(module, {}) for module in layout.whole_modules}
+            reload.load_whole(_whole_tensors(layout, tensors), touched)
+        reload.finish()
+
+
+def _whole_tensors(
+    layout: WorkerLayout, tensors: Mapping[tuple[str, Box], Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    for spec in layout.specs:
+        if spec.name in layout.whole:
+            yield spec.name, tensors[spec.name, spec.box]
+
+
+def _staged_or_reason(receiver: WeightReceiver, version: int, deadline: Deadline) -> int | str:
+    """The version staged, or why there is none."""
+    staged: StagedVersion | None = receiver.staged
+    try:
+        if staged is None or staged.version < version:
+            staged = receiver.stage(version, timeout_s=deadline.remaining("the staging"))
+    except Exception as error:  # noqa: BLE001 - the other workers have to learn of it too
+        return f"{type(error).__name__}: {error}"
+    return staged.version
+
+
+def _exchange(found: int | str) -> list[int | str]:
+    """What every worker of this engine found, in rank order."""
+    group = get_world_group()
+    if group.world_size == 1:
+        return [found]
+    gathered: list[int | str] = [0] * group.world_size
+    torch.distributed.all_gather_object(gathered, found, group=group.cpu_group)
+    return gathered

@@ -1,0 +1,407 @@
+"""Weight loaders, run once over tensors that hold nothing, to learn what they do.
+
+A `TracedTensor` has the name, shape and dtype of a checkpoint tensor, and no memory. Whatever a
+loader does to find its part (narrow, view, chunk, transpose, index, cast) is done to the strides
+of an empty tensor; when it copies the outcome into one of its own tensors, `LoadTrace` notes which
+elements go where. Arithmetic on values, or a copy that depends on them, cannot be followed: the
+tensor is then listed in `LoadTrace.opaque`, with the operation that lost it.
+
+```
+traced = trace.tensor("model.norm.weight", (64,), torch.float32)
+trace.watch(key, parameter)                  # every tensor that the loader may write to
+with trace:
+    model.load_weights([(name, traced), ...])
+trace.copies                                 # Copy(name, source view, casts, key, target view)
+```
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from cosmos_weightsync.integrations.regions import Strided
+
+__all__ = ["Cast", "Constant", "Copy", "LoadTrace", "TracedTensor"]
+
+# fmt: off
+VIEWS = frozenset({
+    "H", "T", "__getitem__", "alias", "chunk", "data", "detach", "expand", "expand_as", "flatten",
+    "mH", "mT", "movedim", "narrow", "permute", "reshape", "select", "split", "split_with_sizes",
+    "squeeze", "swapaxes", "swapdims", "t", "tensor_split", "transpose", "unbind", "unflatten",
+    "unsqueeze", "view", "view_as",
+})
+"""Operations that read no value; each still has to prove that its outcome is a view."""
+
+ANSWERS = frozenset({
+    "__len__", "device", "dim", "dtype", "element_size", "get_device", "is_complex",
+    "is_contiguous", "is_cpu", "is_cuda", "is_floating_point", "is_leaf", "is_meta", "itemsize",
+    "layout", "nbytes", "ndim", "ndimension", "nelement", "numel", "requires_grad", "shape",
+    "size", "storage_offset", "stride",
+})
+"""Questions that need no value."""
+# fmt: on
+
+_Unwatched = torch._C.DisableTorchFunction  # pyright: ignore[reportPrivateUsage]
+"""A context in which operations are carried out and not followed."""
+
+WRITES = frozenset(["copy_", "fill_", "zero_", "__setitem__", "data="])
+SAME_VALUES = frozenset(["clone", "contiguous", "cpu", "cuda"])
+CASTS: Mapping[str, torch.dtype] = {
+    "float": torch.float32,
+    "double": torch.float64,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+READS: Mapping[str, Any] = {
+    "item": 0,
+    "tolist": [],
+    "__bool__": False,
+    "__float__": 0.0,
+    "__int__": 0,
+    "equal": False,
+    "allclose": False,
+    "is_nonzero": False,
+}
+"""What to answer to who asks for values; the tensor is opaque from then on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """To another dtype: by value, or (``reinterpret``) the same bits."""
+
+    dtype: torch.dtype
+    reinterpret: bool = False
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """Cast a real tensor."""
+        return tensor.view(self.dtype) if self.reinterpret else tensor.to(self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Elements of a checkpoint tensor that go into a watched tensor, cast on the way."""
+
+    name: str
+    source: Strided
+    casts: tuple[Cast, ...]
+    key: Hashable
+    target: Strided
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A value that the loader writes by itself, such as zeros into padding."""
+
+    value: Tensor | float
+    key: Hashable
+    target: Strided
+
+
+class TracedTensor(Tensor):
+    """What a loader is given instead of a checkpoint tensor. Made by `LoadTrace.tensor`."""
+
+    label: str
+    recorder: "LoadTrace"
+    view_of: Tensor
+    casts: tuple[Cast, ...]
+    lost: frozenset[str]
+
+    @staticmethod
+    def make(
+        trace: "LoadTrace",
+        name: str,
+        view_of: Tensor,
+        casts: tuple[Cast, ...] = (),
+        lost: frozenset[str] = frozenset(),
+    ) -> "TracedTensor":
+        """Wrap a view of an empty tensor of the checkpoint tensor's shape.
+
+        Args:
+            trace: Where to report.
+            name: Of the checkpoint tensor.
+            view_of: A view of an empty meta tensor, in the checkpoint's dtype.
+            casts: To apply after reading it.
+            lost: Names of the tensors that went into it beyond following; ``view_of`` then only
+                has its shape.
+        """
+        traced = torch.Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
+            TracedTensor,
+            view_of.shape,
+            strides=view_of.stride(),
+            dtype=casts[-1].dtype if casts else view_of.dtype,
+            device=trace.device,
+            requires_grad=False,
+        )
+        traced.label, traced.recorder, traced.view_of = name, trace, view_of
+        traced.casts, traced.lost = casts, lost
+        return traced
+
+    def __repr__(self, **_: Any) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Without values, which it has not."""
+        return f"TracedTensor({self.label}, {tuple(self.view_of.shape)})"
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every checkpoint tensor that is in it."""
+        return self.lost or frozenset([self.label])
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Follow one operation."""
+        kwargs = kwargs or {}
+        found = _traced_in((*args, *kwargs.values()))
+        return found[0].recorder.follow(func, found, args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Never reached by what `LoadTrace.follow` knows; values do not exist."""
+        raise NotImplementedError(f"{func} needs the values of a traced tensor")
+
+
+class LoadTrace(TorchFunctionMode):
+    """Watches a loader; active inside ``with``.
+
+    Args:
+        device: Where the checkpoint tensors seem to be.
+
+    Attributes:
+        copies: Everything copied into watched tensors, and what the loader wrote by itself, in
+            the order in which it happened.
+        opaque: Checkpoint tensors that could not be followed, with the reason.
+        opaque_targets: The watched tensors that something opaque was copied into.
+    """
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        super().__init__()
+        self.device = torch.device(device)
+        self.copies: list[Copy | Constant] = []
+        self.opaque: dict[str, str] = {}
+        self.opaque_targets: dict[Hashable, set[str]] = {}
+        self._watched: dict[int, tuple[Hashable, Tensor]] = {}
+        self._detours: set[str] = set()
+
+    def tensor(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> TracedTensor:
+        """The stand-in for one checkpoint tensor."""
+        return TracedTensor.make(self, name, torch.empty(tuple(shape), dtype=dtype, device="meta"))
+
+    def watch(self, key: Hashable, tensor: Tensor) -> None:
+        """Note what is copied into ``tensor`` or views of it, under ``key``."""
+        self._watched[_storage(tensor)] = (key, tensor)
+
+    # -- Operations on traced tensors ---------------------------------------------------------
+
+    def follow(
+        self,
+        func: Callable[..., Any],
+        found: Sequence[TracedTensor],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Carry out one operation in which traced tensors take part."""
+        name = _function_name(func)
+        first = args[0] if args else None
+        if name in WRITES and isinstance(first, Tensor) and not isinstance(first, TracedTensor):
+            source = args[-1] if isinstance(args[-1], TracedTensor) else found[0]
+            self._copy(first, args[1] if name == "__setitem__" else None, source, name)
+            return first
+        if len(found) == 1 and first is found[0]:
+            if name in READS:
+                self._mark(found[0].names, f"{name}() asks for its value")
+                return READS[name]
+            outcome = self._follow_one(func, name, found[0], args[1:], kwargs)
+            if outcome is not NotImplemented:
+                return outcome
+        return self._lose(func, name, found, args, kwargs)
+
+    def _follow_one(
+        self,
+        func: Callable[..., Any],
+        name: str,
+        traced: TracedTensor,
+        rest: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """A cast or a view of one traced tensor; ``NotImplemented`` if it is neither."""
+        if name in SAME_VALUES:
+            return traced
+        if name in CASTS or name in {"to", "type", "type_as"}:
+            dtype = CASTS.get(name) or _wanted_dtype((*rest, *kwargs.values()))
+            return traced if dtype is None else _cast(traced, Cast(dtype))
+        if name == "view" and len(rest) == 1 and isinstance(rest[0], torch.dtype):
+            is_same_size = rest[0].itemsize == traced.dtype.itemsize
+            cast = Cast(rest[0], reinterpret=True)
+            return _cast(traced, cast) if is_same_size else NotImplemented
+        with _Unwatched(), suppress(RuntimeError):
+            if name in ANSWERS:
+                return func(traced, *rest, **kwargs)
+            if name in VIEWS and not _traced_in(rest):
+                return _wrapped(traced, func(traced.view_of, *rest, **kwargs))
+        return NotImplemented
+
+    def _lose(
+        self,
+        func: Callable[..., Any],
+        name: str,
+        found: Sequence[TracedTensor],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """An operation that cannot be followed: only the shape of its outcome is right."""
+        names = frozenset[str]().union(*(traced.names for traced in found))
+        self._mark(names, f"{name} cannot be recorded")
+        with _Unwatched():
+            outcome = func(*_on_meta(args), **{key: _on_meta(v) for key, v in kwargs.items()})
+        if isinstance(outcome, Tensor):
+            return TracedTensor.make(self, min(names), outcome, lost=names)
+        if isinstance(outcome, tuple | list):
+            return type(outcome)(
+                TracedTensor.make(self, min(names), part, lost=names)
+                if isinstance(part, Tensor)
+                else part
+                for part in outcome
+            )
+        return outcome
+
+    def _mark(self, names: frozenset[str], reason: str) -> None:
+        for name in names:
+            self.opaque.setdefault(name, reason)
+
+    def _copy(self, target: Tensor, index: Any, source: TracedTensor, name: str) -> None:
+        """``target.copy_(source)`` or ``target[index] = source``."""
+        with _Unwatched():
+            region = target if index is None else target[index]
+        known = self._watched.get(_storage(target))
+        if known is None:
+            self._mark(source.names, "it is copied into a temporary tensor")
+            self._detours |= source.names
+            return
+        if _storage(region) != _storage(target) or name == "data=":
+            self._mark(source.names, "it is not copied but put in place")
+        if source.names.isdisjoint(self.opaque):
+            with _Unwatched():
+                view = source.view_of.expand(region.shape)
+            target_view = _strided(region, known[1])
+            self.copies.append(
+                Copy(source.label, _strided(view), source.casts, known[0], target_view)
+            )
+        else:
+            self._lose_target(known[0], source.names)
+
+    def _lose_target(self, key: Hashable, names: frozenset[str]) -> None:
+        self.opaque_targets.setdefault(key, set()).update(names)
+
+    # -- Operations on the loader's own tensors -----------------------------------------------
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Note constants and detours on their way into watched tensors."""
+        kwargs = kwargs or {}
+        if any(issubclass(kind, TracedTensor) for kind in types):
+            return func(*args, **kwargs)
+        name = _function_name(func)
+        target = args[0] if args and isinstance(args[0], Tensor) else None
+        known = None if target is None else self._watched.get(_storage(target))
+        if target is None or known is None or name not in WRITES:
+            return func(*args, **kwargs)
+        value = 0.0 if name == "zero_" else args[-1]
+        with _Unwatched():
+            region = target[args[1]] if name == "__setitem__" else target
+        if isinstance(value, Tensor) and (value.is_meta or self._detours):
+            names = frozenset(self._detours) | self._sources_of(known[0])
+            self._mark(names, "its destination is computed from it")
+            self._lose_target(known[0], names)
+            return target
+        copied = value.clone() if isinstance(value, Tensor) else float(value)
+        self.copies.append(Constant(copied, known[0], _strided(region, known[1])))
+        return target
+
+    def _sources_of(self, key: Hashable) -> frozenset[str]:
+        return frozenset(
+            copy.name for copy in self.copies if isinstance(copy, Copy) and copy.key == key
+        )
+
+
+def _traced_in(values: Any) -> list[TracedTensor]:
+    found: list[TracedTensor] = []
+    for value in values:
+        if isinstance(value, TracedTensor):
+            found.append(value)
+        elif isinstance(value, tuple | list):
+            found.extend(_traced_in(value))
+    return found
+
+
+def _function_name(func: Callable[..., Any]) -> str:
+    name = getattr(func, "__name__", "")
+    if name in {"__get__", "__set__"}:  # A property: torch.Tensor.T.__get__.
+        of = getattr(getattr(func, "__self__", None), "__name__", name)
+        return of if name == "__get__" else f"{of}="
+    return name
+
+
+def _wrapped(traced: TracedTensor, outcome: Any) -> Any:
+    """``outcome`` as traced tensors if all of it views what ``traced`` views."""
+    if isinstance(outcome, tuple | list):
+        parts = [_wrapped(traced, part) for part in outcome]
+        return NotImplemented if NotImplemented in parts else type(outcome)(parts)
+    if _storage(outcome) != _storage(traced.view_of):
+        return NotImplemented
+    return TracedTensor.make(traced.recorder, traced.label, outcome, traced.casts, traced.lost)
+
+
+def _cast(traced: TracedTensor, cast: Cast) -> TracedTensor:
+    if cast.dtype == traced.dtype:
+        return traced
+    casts = (*traced.casts, cast)
+    return TracedTensor.make(traced.recorder, traced.label, traced.view_of, casts, traced.lost)
+
+
+def _wanted_dtype(values: Sequence[Any]) -> torch.dtype | None:
+    for value in values:
+        if isinstance(value, torch.dtype):
+            return value
+        if isinstance(value, Tensor):
+            return value.dtype
+    return None
+
+
+def _on_meta(value: Any) -> Any:
+    if isinstance(value, TracedTensor):
+        plain = value.view_of
+        return plain if plain.dtype == value.dtype else torch.empty_like(plain, dtype=value.dtype)
+    if isinstance(value, Tensor):
+        return value.to("meta")
+    if isinstance(value, tuple | list):
+        return type(value)(_on_meta(part) for part in value)
+    return value
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
+
+
+def _strided(tensor: Tensor, within: Tensor | None = None) -> Strided:
+    origin = 0 if within is None else int(within.storage_offset())
+    return Strided(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()) - origin)

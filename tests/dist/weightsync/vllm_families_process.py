@@ -1,0 +1,212 @@
+"""One worker of vLLM without an engine around it: version B into a model that was loaded with A.
+
+For every family that it is asked for, a tiny random checkpoint A is loaded by vLLM itself, B is
+published by a sender and put into that model, and the outcome is compared bit for bit with a
+fresh load of B. Commands and answers are JSON lines, as in the other scripts of this folder.
+"""
+
+import gc
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.config.weight_transfer import WeightTransferConfig
+from vllm.distributed import init_distributed_environment, initialize_model_parallel
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.model_loader import get_model
+from vllm.v1.worker import cpu_model_runner
+
+from cosmos_weightsync import WeightSender, shards_of
+from cosmos_weightsync.integrations.vllm import register
+from cosmos_weightsync.integrations.vllm_engine import CosmosWeightTransferEngine, InitInfo
+
+torch.set_num_threads(1)
+SETUP: dict[str, Any] = json.loads(sys.argv[1])
+DENSE = {
+    "vocab_size": 250,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+EXPERTS = {"moe_intermediate_size": 32, "num_experts_per_tok": 2, "norm_topk_prob": True}
+LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": None,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "head_dim": 16,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    **EXPERTS,
+}
+VISION = {
+    "depth": 2,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "fullatt_block_indexes": [1],
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama2": ("llama", {"num_key_value_heads": 4}),
+    "llama3": ("llama", {}),
+    "llama-one-kv-head": ("llama", {"num_key_value_heads": 1}),
+    "qwen2.5": ("qwen2", {}),
+    "qwen3": ("qwen3", {}),
+    "qwen3-tied": ("qwen3", {"tie_word_embeddings": True}),
+    "qwen3-moe": ("qwen3_moe", {"num_experts": 4, "decoder_sparse_step": 1, **EXPERTS}),
+    "qwen2.5-vl": ("qwen2_5_vl", {"vision_config": VISION}),
+    "deepseek-v3": ("deepseek_v3", {**LATENT, "q_lora_rank": 32}),
+    "moonlight": ("deepseek_v3", LATENT),
+    "mistral": ("mistral", {}),
+    "gemma2": ("gemma2", {"tie_word_embeddings": True}),
+    "gemma3": ("gemma3_text", {"tie_word_embeddings": True}),
+    "phi3": ("phi3", {}),
+    "gpt-oss": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+}
+
+
+def new_checkpoint(family: str, seed: int, folder: Path) -> dict[str, torch.Tensor]:
+    """What `save_pretrained` writes, which rank 0 does for all, in checkpoint names."""
+    kind, options = FAMILIES[family]
+    if SETUP["rank"] == 0:
+        torch.manual_seed(seed)
+        if kind == "qwen2_5_vl":
+            text = {**DENSE, "rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]}}
+            config = AutoConfig.for_model(kind, **text, text_config=text, **options)
+            model = AutoModelForImageTextToText.from_config(config)
+        else:
+            config = AutoConfig.for_model(kind, **{**DENSE, **options})
+            model = AutoModelForCausalLM.from_config(config)
+        model.float().save_pretrained(folder)
+    torch.distributed.barrier()
+    return load_file(folder / "model.safetensors")
+
+
+def build(folder: Path) -> tuple[torch.nn.Module, VllmConfig]:
+    config = EngineArgs(
+        model=str(folder),
+        skip_tokenizer_init=True,
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=256,
+        kv_cache_memory_bytes=16 << 20,
+        tensor_parallel_size=SETUP["world_size"],
+        enable_expert_parallel=SETUP.get("expert_parallel", False),
+        distributed_executor_backend="external_launcher",
+        limit_mm_per_prompt={"image": 0, "video": 0} if SETUP.get("text_only") else {},
+    ).create_engine_config()
+    with set_current_vllm_config(config):
+        return get_model(vllm_config=config), config
+
+
+def differences(found: torch.nn.Module, wanted: torch.nn.Module) -> list[str]:
+    """Everything that the two models would compute with and that is not the same bits."""
+    different: list[str] = []
+    for (path, one), (_, other) in zip(
+        found.named_modules(remove_duplicate=False),
+        wanted.named_modules(remove_duplicate=False),
+        strict=True,
+    ):
+        for name, value in tensors_of(other).items():
+            mine = tensors_of(one).get(name)
+            if mine is None or not torch.equal(mine, value):
+                different.append(f"{path}.{name}")
+        if callable(getattr(other, "cpu_linear", None)):
+            width = getattr(other, "input_size_per_partition", None) or other.embedding_dim
+            x = torch.linspace(-1, 1, 3 * width).reshape(3, width)
+            outcomes = [module.cpu_linear(x, module.weight, None) for module in (one, other)]
+            if not torch.equal(*outcomes):
+                different.append(f"{path}.cpu_linear")
+    return different
+
+
+def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters, buffers, and tensors that are neither."""
+    own = {name: value for name, value in vars(module).items() if isinstance(value, torch.Tensor)}
+    own.update(module.named_parameters(recurse=False, remove_duplicate=False))
+    own.update(module.named_buffers(recurse=False, remove_duplicate=False))
+    return own
+
+
+def check(family: str) -> dict[str, Any]:
+    folder = Path(SETUP["folder"]) / family
+    new_checkpoint(family, 0, folder / "a")
+    tensors = new_checkpoint(family, 1, folder / "b")
+    model, config = build(folder / "a")
+    fresh, _ = build(folder / "b")
+    before = differences(model, fresh)
+    engine = CosmosWeightTransferEngine(
+        WeightTransferConfig(backend="cosmos"), config, torch.device("cpu"), model
+    )
+    with WeightSender(shards_of(tensors.items()), rank=0, num_ranks=1) as sender:
+        sender.publish(1)
+        engine.init_transfer_engine(InitInfo(endpoints=[sender.endpoint]))
+        with set_current_vllm_config(config):
+            engine.start_weight_update()
+            engine.update_weights({"version": 1})
+            engine.finish_weight_update()
+        layout = engine.layout
+        engine.shutdown()
+    return {
+        "family": family,
+        "num_different_before": len(before),
+        "different": differences(model, fresh),
+        "num_tensors": len(tensors),
+        "num_bytes": layout.num_bytes,
+        "all_bytes": sum(tensor.nbytes for tensor in tensors.values()),
+        "num_boxes": len(layout.specs),
+        "whole": dict(layout.whole),
+        "unused": list(layout.unused),
+    }
+
+
+def reply(answer: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    cpu_model_runner._set_torch_accelerator_to_noop()
+    register()
+    rank, world_size = SETUP["rank"], SETUP["world_size"]
+    with set_current_vllm_config(VllmConfig()):
+        init_distributed_environment(
+            world_size,
+            rank,
+            distributed_init_method=f"file://{SETUP['store']}",
+            local_rank=rank,
+            backend="gloo",
+        )
+        initialize_model_parallel(world_size, 1)
+    reply({})
+    for line in sys.stdin:
+        family = json.loads(line)["family"]
+        try:
+            reply(check(family))
+        except Exception as error:  # noqa: BLE001 - the test shows it
+            reply({"family": family, "error": f"{type(error).__name__}: {error}"})
+        gc.collect()
+
+
+if __name__ == "__main__":
+    main()
