@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from cosmos_weightsync import WeightSender, shards_of
+
 pytest.importorskip("vllm")
 pytest.importorskip("transformers")
 
@@ -40,6 +42,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense": ("qwen3", {**SIZES, "tie_word_embeddings": False}),
     "tied": ("qwen3", {**SIZES, "tie_word_embeddings": True}),
     "experts": ("qwen3_moe", {**SIZES, **EXPERTS, "tie_word_embeddings": False}),
+    "two workers": ("qwen3", {**SIZES, "tie_word_embeddings": False}),
 }
 PROMPTS = [[10 + i, 20 + i, 30, 40 + i] for i in range(3)]
 TOLERANCE = 1e-3
@@ -82,7 +85,8 @@ def setup(request, start, start_trainer, tmp_path_factory) -> Setup:
     folder = tmp_path_factory.mktemp(kind)
     new_model(kind).save_pretrained(folder / "model")
     trainer = start_trainer(2, *MODELS[kind])
-    engine = start("vllm_process.py", {"model": str(folder / "model")})
+    num_workers = 2 if kind == "two workers" else 1
+    engine = start("vllm_process.py", {"model": str(folder / "model"), "num_workers": num_workers})
     engine.answer(280)
     return Setup(trainer, engine, kind, folder)
 
@@ -124,6 +128,50 @@ def test_tokens_are_those_of_the_version_they_name(setup, transport):
         assert check(setup, sample) == [old, old + 1]
     fresh = setup.engine.ask("generate", prompt=PROMPTS[0], num_tokens=30)
     assert check(setup, fresh) == [old + 1]
+
+
+def test_a_worker_receives_only_what_it_uses(setup):
+    """All of the checkpoint in one worker; half of it in two, save norms and the single KV head."""
+    setup.publish()
+    setup.engine.ask("connect", endpoints=setup.trainer.endpoints, transport="tcp")
+    found = setup.engine.ask("load", version=setup.version)["num_bytes"]
+    state = setup.reference(setup.version).state_dict()
+    whole = sum(value.nbytes for name, value in state.items() if not is_tied(setup, name))
+    if setup.kind != "two workers":
+        assert found == whole
+        return
+    replicated = sum(
+        value.nbytes
+        for name, value in state.items()
+        if value.dim() == 1 or "k_proj" in name or "v_proj" in name
+    )
+    assert found == (whole + replicated) // 2
+
+
+def is_tied(setup: Setup, name: str) -> bool:
+    return setup.kind == "tied" and name == "lm_head.weight"
+
+
+def test_tensors_that_do_not_fit_are_refused_by_name_and_the_engine_serves_on(setup):
+    setup.publish()
+    setup.engine.ask("connect", endpoints=setup.trainer.endpoints, transport="tcp")
+    assert setup.engine.ask("load", version=setup.version)["version"] == setup.version
+    tensors = new_model(setup.kind).state_dict()
+    stray = {**tensors, "model.layers.0.mlp.stranger.weight": torch.zeros(3)}
+    for wrong, name in [
+        (stray, "stranger"),
+        (without(tensors, "layers.1.input"), "layers.1.input"),
+    ]:
+        with WeightSender(shards_of(wrong.items()), rank=0, num_ranks=1) as sender:
+            answer = setup.engine.ask("connect", endpoints=[sender.endpoint], transport="tcp")
+        assert answer["error"] == "UnknownTensorError"
+        assert name in answer["message"]
+        fresh = setup.engine.ask("generate", prompt=PROMPTS[1], num_tokens=20)
+        assert check(setup, fresh) == [setup.version]
+
+
+def without(tensors: dict[str, torch.Tensor], part: str) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in tensors.items() if part not in name}
 
 
 def test_a_failed_staging_leaves_the_engine_serving_what_it_had(setup):

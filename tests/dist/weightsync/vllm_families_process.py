@@ -8,6 +8,7 @@ fresh load of B. Commands and answers are JSON lines, as in the other scripts of
 import gc
 import json
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.distributed import init_distributed_environment, initialize_model_parallel
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader import get_model
+from vllm.model_executor.models.registry import ModelRegistry
 from vllm.v1.worker import cpu_model_runner
 
 from cosmos_weightsync import WeightSender, shards_of
@@ -56,6 +58,8 @@ LATENT = {
     "first_k_dense_replace": 1,
     "n_group": 1,
     "topk_group": 1,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
     **EXPERTS,
 }
 VISION = {
@@ -102,7 +106,16 @@ def new_checkpoint(family: str, seed: int, folder: Path) -> dict[str, torch.Tens
     return load_file(folder / "model.safetensors")
 
 
+def register_here(folder: Path) -> None:
+    """Have vLLM look at the model's class in this process rather than in one of its own."""
+    for name in json.loads((folder / "config.json").read_text())["architectures"]:
+        known = ModelRegistry.models[name]
+        if hasattr(known, "load_model_cls"):
+            ModelRegistry.register_model(name, known.load_model_cls())
+
+
 def build(folder: Path) -> tuple[torch.nn.Module, VllmConfig]:
+    register_here(folder)
     config = EngineArgs(
         model=str(folder),
         skip_tokenizer_init=True,
@@ -132,7 +145,8 @@ def differences(found: torch.nn.Module, wanted: torch.nn.Module) -> list[str]:
             if mine is None or not torch.equal(mine, value):
                 different.append(f"{path}.{name}")
         if callable(getattr(other, "cpu_linear", None)):
-            width = getattr(other, "input_size_per_partition", None) or other.embedding_dim
+            widths = ("input_size_per_partition", "input_size", "embedding_dim")
+            width = next(getattr(other, name) for name in widths if hasattr(other, name))
             x = torch.linspace(-1, 1, 3 * width).reshape(3, width)
             outcomes = [module.cpu_linear(x, module.weight, None) for module in (one, other)]
             if not torch.equal(*outcomes):
@@ -204,6 +218,7 @@ def main() -> None:
         try:
             reply(check(family))
         except Exception as error:  # noqa: BLE001 - the test shows it
+            traceback.print_exc()
             reply({"family": family, "error": f"{type(error).__name__}: {error}"})
         gc.collect()
 

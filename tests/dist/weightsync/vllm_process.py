@@ -78,6 +78,7 @@ class Engine:
                 enforce_eager=True,
                 max_model_len=2048,
                 max_num_seqs=4,
+                tensor_parallel_size=SETUP.get("num_workers", 1),
                 kv_cache_memory_bytes=32 << 20,
                 logprobs_mode="raw_logprobs",
                 **engine_arguments(),
