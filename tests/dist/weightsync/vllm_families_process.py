@@ -6,9 +6,12 @@ fresh load of B. Commands and answers are JSON lines, as in the other scripts of
 """
 
 import gc
+import importlib.machinery
+import importlib.util
 import json
 import sys
 import traceback
+import types
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +109,23 @@ def new_checkpoint(family: str, seed: int, folder: Path) -> dict[str, torch.Tens
     return load_file(folder / "model.safetensors")
 
 
+def import_without_torchvision() -> None:
+    """A model of images and text imports torchvision to cut up images; nothing here sees one."""
+    is_installed = importlib.util.find_spec("torchvision") is not None
+    for name in ("torchvision", "torchvision.transforms", "torchvision.transforms.v2"):
+        if not is_installed:
+            sys.modules[name] = module = types.ModuleType(name)
+            module.__spec__ = importlib.machinery.ModuleSpec(name, None)
+            module.__path__ = []
+    if not is_installed:
+        sys.modules["torchvision.transforms.v2"].functional = types.ModuleType("functional")
+
+
 def register_here(folder: Path) -> None:
     """Have vLLM look at the model's class in this process rather than in one of its own."""
     for name in json.loads((folder / "config.json").read_text())["architectures"]:
+        if "VL" in name:
+            import_without_torchvision()
         known = ModelRegistry.models[name]
         if hasattr(known, "load_model_cls"):
             ModelRegistry.register_model(name, known.load_model_cls())

@@ -24,62 +24,21 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from cosmos_weightsync.integrations.operations import (
+    ANSWERS,
+    CASTS,
+    READS,
+    SAME_VALUES,
+    VIEWS,
+    WRITES,
+    Cast,
+)
 from cosmos_weightsync.integrations.regions import Strided
 
-__all__ = ["Cast", "Constant", "Copy", "LoadTrace", "TracedTensor"]
-
-# fmt: off
-VIEWS = frozenset({
-    "H", "T", "__getitem__", "alias", "chunk", "data", "detach", "expand", "expand_as", "flatten",
-    "mH", "mT", "movedim", "narrow", "permute", "reshape", "select", "split", "split_with_sizes",
-    "squeeze", "swapaxes", "swapdims", "t", "tensor_split", "transpose", "unbind", "unflatten",
-    "unsqueeze", "view", "view_as",
-})
-"""Operations that read no value; each still has to prove that its outcome is a view."""
-
-ANSWERS = frozenset({
-    "__len__", "device", "dim", "dtype", "element_size", "get_device", "is_complex",
-    "is_contiguous", "is_cpu", "is_cuda", "is_floating_point", "is_leaf", "is_meta", "itemsize",
-    "layout", "nbytes", "ndim", "ndimension", "nelement", "numel", "requires_grad", "shape",
-    "size", "storage_offset", "stride",
-})
-"""Questions that need no value."""
-# fmt: on
+__all__ = ["Constant", "Copy", "LoadTrace", "TracedTensor"]
 
 _Unwatched = torch._C.DisableTorchFunction  # pyright: ignore[reportPrivateUsage]
 """A context in which operations are carried out and not followed."""
-
-WRITES = frozenset(["copy_", "fill_", "zero_", "__setitem__", "data="])
-SAME_VALUES = frozenset(["clone", "contiguous", "cpu", "cuda"])
-CASTS: Mapping[str, torch.dtype] = {
-    "float": torch.float32,
-    "double": torch.float64,
-    "half": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
-READS: Mapping[str, Any] = {
-    "item": 0,
-    "tolist": [],
-    "__bool__": False,
-    "__float__": 0.0,
-    "__int__": 0,
-    "equal": False,
-    "allclose": False,
-    "is_nonzero": False,
-}
-"""What to answer to who asks for values; the tensor is opaque from then on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cast:
-    """To another dtype: by value, or (``reinterpret``) the same bits."""
-
-    dtype: torch.dtype
-    reinterpret: bool = False
-
-    def __call__(self, tensor: Tensor) -> Tensor:
-        """Cast a real tensor."""
-        return tensor.view(self.dtype) if self.reinterpret else tensor.to(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +161,8 @@ class LoadTrace(TorchFunctionMode):
         return TracedTensor.make(self, name, torch.empty(tuple(shape), dtype=dtype, device="meta"))
 
     def watch(self, key: Hashable, tensor: Tensor) -> None:
-        """Note what is copied into ``tensor`` or views of it, under ``key``."""
-        self._watched[_storage(tensor)] = (key, tensor)
+        """Note what is copied into ``tensor`` or views of it, under the first key it is given."""
+        self._watched.setdefault(_storage(tensor), (key, tensor))
 
     # -- Operations on traced tensors ---------------------------------------------------------
 

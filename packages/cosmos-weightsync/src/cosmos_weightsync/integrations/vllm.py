@@ -52,11 +52,19 @@ def register() -> None:
     vLLM calls this by itself in each of its processes, through the entry point group
     ``vllm.general_plugins``.
     """
-    from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+    from vllm.distributed.weight_transfer import (
+        WeightTransferEngineFactory,
+        WeightTransferTrainerFactory,
+    )
 
+    package = __name__.rpartition(".")[0]
     if BACKEND not in WeightTransferEngineFactory._registry:  # pyright: ignore[reportPrivateUsage]
         WeightTransferEngineFactory.register_engine(
-            BACKEND, "cosmos_weightsync.integrations.vllm_engine", "CosmosWeightTransferEngine"
+            BACKEND, f"{package}.vllm_engine", "CosmosWeightTransferEngine"
+        )
+    if BACKEND not in WeightTransferTrainerFactory._registry:  # pyright: ignore[reportPrivateUsage]
+        WeightTransferTrainerFactory.register_engine(
+            BACKEND, f"{package}.vllm_trainer", "CosmosTrainerWeightTransferEngine"
         )
 
 

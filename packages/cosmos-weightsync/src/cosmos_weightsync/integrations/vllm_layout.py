@@ -16,13 +16,14 @@ from torch import Tensor, nn
 
 from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.errors import UnknownTensorError
+from cosmos_weightsync.integrations.operations import Cast
 from cosmos_weightsync.integrations.regions import (
     Region,
     Strided,
     boxes_of_view,
     merge_overlapping,
 )
-from cosmos_weightsync.integrations.tracing import Cast, Constant, Copy, LoadTrace
+from cosmos_weightsync.integrations.tracing import Constant, Copy, LoadTrace
 from cosmos_weightsync.integrations.vllm_reload import EngineTensor, load_format, num_loadable
 from cosmos_weightsync.layout import Layout, ShardSpec
 from cosmos_weightsync.shards import torch_dtype

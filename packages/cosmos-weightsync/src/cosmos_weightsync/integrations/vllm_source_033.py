@@ -13,7 +13,7 @@ from torch.distributed.tensor import Placement, Replicate
 from torch.distributed.tensor import Shard as ShardPlacement
 
 from cosmos_weightsync.layout import ShardSpec
-from cosmos_weightsync.shards import Shard, dtype_name, held_boxes
+from cosmos_weightsync.shards import Shard, dtype_name, held_boxes, shards_of
 
 __all__ = ["applies", "shards_of_source"]
 
@@ -34,14 +34,8 @@ def shards_of_source(source: Any, rank: int, num_ranks: int) -> tuple[Shard, ...
         if is_local and meta.placements is not None:
             found.extend(_placed(meta, tensor.detach(), rank))
         elif meta.owners is not None or index % num_ranks == rank:
-            found.extend(_whole(name, tensor.detach()))
+            found.extend(shards_of([(name, tensor.detach())]))
     return tuple(found)
-
-
-def _whole(name: str, tensor: Tensor) -> Iterator[Shard]:
-    from cosmos_weightsync.shards import shards_of
-
-    yield from shards_of([(name, tensor)])
 
 
 def _placed(meta: Any, local: Tensor, rank: int) -> Iterator[Shard]:
@@ -60,7 +54,7 @@ def _placed(meta: Any, local: Tensor, rank: int) -> Iterator[Shard]:
 
 
 def _placements(declared: Sequence[Any]) -> tuple[Placement, ...]:
-    """vLLM's own placements, which only have a ``dim`` where they shard."""
+    """The placements that vLLM declares, which only have a ``dim`` where they shard."""
     return tuple(
         ShardPlacement(one.dim) if hasattr(one, "dim") else Replicate() for one in declared
     )

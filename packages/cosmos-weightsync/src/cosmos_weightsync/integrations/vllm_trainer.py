@@ -1,9 +1,8 @@
 """The trainer's end of vLLM's backend ``"cosmos"``, for those who drive it as vLLM's own backends.
 
 ```python
-engine = WeightTransferTrainerFactory.trainer_init(
-    CosmosTrainerInitInfo(rank=rank, num_ranks=world_size), client=client, source=ModuleSource(model)
-)
+info = CosmosTrainerInitInfo(rank=rank, num_ranks=world_size)
+engine = WeightTransferTrainerFactory.trainer_init(info, client=client, source=ModuleSource(model))
 ...
 engine.send_weights()     # on every trainer rank, after every step
 ```
@@ -49,7 +48,11 @@ class CosmosTrainerWeightTransferEngine(TrainerWeightTransferEngine[CosmosTraine
     init_info_cls = CosmosTrainerInitInfo
 
     def __init__(
-        self, sender: WeightSender, shards: Sequence[Shard], info: CosmosTrainerInitInfo, **given: Any
+        self,
+        sender: WeightSender,
+        shards: Sequence[Shard],
+        info: CosmosTrainerInitInfo,
+        **given: Any,
     ) -> None:
         # What else there is to give differs between versions of vLLM.
         super().__init__(**given, is_sender=info.is_sender)
