@@ -34,13 +34,24 @@ from cosmos_weightsync.layout import Layout, ShardSpec
 from cosmos_weightsync.planning import Piece, PlanStats, TransferPlan, plan_transfer
 
 if _TYPE_CHECKING:
-    from cosmos_weightsync.files import Checkpoint, read_checkpoint
+    from cosmos_weightsync.files import (
+        Checkpoint,
+        FileReceiver,
+        FileReceiverConfig,
+        FileSender,
+        FileSenderConfig,
+        read_checkpoint,
+    )
     from cosmos_weightsync.receiver import ReceiverConfig, StagedVersion, WeightReceiver
     from cosmos_weightsync.sender import SenderConfig, WeightSender
     from cosmos_weightsync.shards import Shard, shards_of
 
 _LATER = {
     "Checkpoint": "files",
+    "FileReceiver": "files",
+    "FileReceiverConfig": "files",
+    "FileSender": "files",
+    "FileSenderConfig": "files",
     "ReceiverConfig": "receiver",
     "SenderConfig": "sender",
     "Shard": "shards",
@@ -61,6 +72,10 @@ __all__ = [
     "DigestError",
     "EncodingError",
     "FencedError",
+    "FileReceiver",
+    "FileReceiverConfig",
+    "FileSender",
+    "FileSenderConfig",
     "Layout",
     "LayoutError",
     "PeerLostError",
