@@ -22,6 +22,7 @@ from cosmos_weightsync.errors import (
     QuorumError,
     StorageError,
     StorageFullError,
+    TopologyError,
     TransferError,
     TransportUnavailableError,
     UncoveredRegionError,
@@ -32,6 +33,7 @@ from cosmos_weightsync.errors import (
 )
 from cosmos_weightsync.layout import Layout, ShardSpec
 from cosmos_weightsync.planning import Piece, PlanStats, TransferPlan, plan_transfer
+from cosmos_weightsync.topology import Link, Links, Place, Topology
 
 if _TYPE_CHECKING:
     from cosmos_weightsync.files import (
@@ -78,8 +80,11 @@ __all__ = [
     "FileSenderConfig",
     "Layout",
     "LayoutError",
+    "Link",
+    "Links",
     "PeerLostError",
     "Piece",
+    "Place",
     "PlanError",
     "PlanStats",
     "ProtocolError",
@@ -91,6 +96,8 @@ __all__ = [
     "StagedVersion",
     "StorageError",
     "StorageFullError",
+    "Topology",
+    "TopologyError",
     "TransferError",
     "TransferPlan",
     "TransportUnavailableError",

@@ -14,6 +14,7 @@ __all__ = [
     "QuorumError",
     "StorageError",
     "StorageFullError",
+    "TopologyError",
     "TransferError",
     "TransportUnavailableError",
     "UncoveredRegionError",
@@ -38,6 +39,10 @@ class LayoutError(WeightSyncError):
 
 class EncodingError(WeightSyncError):
     """A tensor cannot be encoded: its values have no scale, or shards cut a block apart."""
+
+
+class TopologyError(WeightSyncError):
+    """A description of hosts, devices, rails and links contradicts itself or the layouts."""
 
 
 class PlanError(WeightSyncError):

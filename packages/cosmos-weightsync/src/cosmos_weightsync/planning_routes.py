@@ -1,0 +1,197 @@
+"""From matched cuts to routes: which sets of holders serve which sets of receivers, and how.
+
+Sets of ranks are looked at once, however many tensors and pieces they share.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cosmos_weightsync.balancing import Work
+from cosmos_weightsync.layout import IntArray
+from cosmos_weightsync.matching import Match, RankSets
+from cosmos_weightsync.routing import Demand, Fanout, HostGroups, Shape, best_shape
+from cosmos_weightsync.topology import Sites, Topology
+
+__all__ = ["Draft", "RouteBuilder"]
+
+SPLIT_BYTES = 1 << 20
+"""A piece that can come in several ways is shared out between them in parts not smaller."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Draft:
+    """One class of tensors before it is known who sends what."""
+
+    names: tuple[str, ...]
+    item_bytes: int
+    starts: IntArray
+    stops: IntArray
+    work: Work
+
+
+class RouteBuilder:
+    """Collects the sets of ranks that occur, then makes the routes; used once.
+
+    Args:
+        topology: Where the ranks are.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._num_senders = len(topology.senders)
+        self._sites = topology.sites()
+        self._costs = topology.costs()
+        self._holders = _SetList()
+        self._groups: list[HostGroups] = []
+        self._group_index: dict[tuple[bytes, bytes], int] = {}
+        sites, count = self._sites, self._num_senders
+        self._is_disjoint = not np.isin(sites.hosts[:count], sites.hosts[count:]).any()
+
+    @property
+    def holders(self) -> RankSets:
+        """The sets of holders seen so far."""
+        return tuple(self._holders.sets)
+
+    def draft(self, names: tuple[str, ...], item_bytes: int, match: Match) -> Draft:
+        """Take in one class."""
+        holders = np.array([self._holders.index(s) for s in match.holders], dtype=np.int64)
+        pairs = match.holder * max(len(match.consumers), 1) + match.consumer
+        unique, inverse = np.unique(pairs, return_inverse=True)
+        groups = np.array(
+            [
+                self._group(match.holders[held], match.consumers[wanted])
+                for held, wanted in (divmod(p, len(match.consumers)) for p in unique.tolist())
+            ],
+            dtype=np.int64,
+        )
+        sizes = match.numel() * item_bytes
+        routes = groups[inverse.ravel()] if len(unique) else np.zeros(0, dtype=np.int64)
+        work = Work(len(names), sizes, holders[match.holder], routes)
+        return Draft(names, item_bytes, match.starts, match.stops, work)
+
+    def _group(self, held: IntArray, wanted: IntArray) -> int:
+        """The number of the receivers ``wanted``, told apart by holders on their own hosts."""
+        local = held[:0]
+        if not self._is_disjoint:
+            hosts = self._sites.hosts
+            local = held[np.isin(hosts[held], hosts[wanted + self._num_senders])]
+        key = (wanted.tobytes(), local.tobytes())
+        if key not in self._group_index:
+            self._group_index[key] = len(self._groups)
+            sites = self._sites
+            if self._topology.relays == "never":
+                sites = _apart(sites, wanted + self._num_senders, local)
+            self._groups.append(HostGroups(wanted, local, sites, self._num_senders))
+        return self._group_index[key]
+
+    def fanouts(self, drafts: Sequence[Draft]) -> tuple[Fanout, ...]:
+        """The routes, at the positions that the drafts refer to."""
+        counts = {group.num_remote for group in self._groups}
+        if self._topology.relays == "never":
+            shapes = {count: Shape(max(count, 1), 1) for count in counts}
+        else:
+            demand = self._demand(drafts)
+            shapes = {count: best_shape(count, demand) for count in counts}
+        return tuple(group.route(shapes[group.num_remote]) for group in self._groups)
+
+    def _demand(self, drafts: Sequence[Draft]) -> Demand:
+        """How long the busiest sender and the busiest host take when every byte moves once."""
+        card = int(self._costs[2])
+        sites, num_groups = self._sites, len(self._groups)
+        moved: dict[int, int] = {}
+        for draft in drafts:
+            work = draft.work
+            keys, inverse = np.unique(work.holders * num_groups + work.fanouts, return_inverse=True)
+            sums = np.zeros(len(keys), dtype=np.int64)
+            np.add.at(sums, inverse.ravel(), work.sizes * work.num_tensors)
+            for key, size in zip(keys.tolist(), sums.tolist(), strict=True):
+                moved[key] = moved.get(key, 0) + size
+        into = np.zeros(int(sites.hosts.max(initial=-1)) + 1, dtype=np.int64)
+        by_cards: dict[bytes, int] = {}
+        by_group = np.zeros(num_groups, dtype=np.int64)
+        for key, size in moved.items():
+            held, group = divmod(key, num_groups)
+            if self._groups[group].num_remote:
+                cards = np.unique(sites.cards[self._holders.sets[held]]).tobytes()
+                by_cards[cards] = by_cards.get(cards, 0) + size
+            by_group[group] += size
+        for group, size in zip(self._groups, by_group.tolist(), strict=True):
+            into[group.remote_hosts] += size
+        sets = [(np.frombuffer(key, dtype=np.int64), size) for key, size in by_cards.items()]
+        every = np.unique(np.concatenate([cards for cards, _ in sets])) if sets else np.zeros(1)
+        send = [size // len(cards) for cards, size in sets]
+        send.append(sum(size for _, size in sets) // len(every))
+        receive = int((into // np.maximum(_cards_per_host(sites), 1)).max(initial=0))
+        return Demand(
+            send=max(send) * card,
+            receive=receive * card,
+            chunk=min(self._topology.chunk_bytes, max(receive, 1)) * card,
+        )
+
+    def split(self, draft: Draft, fanouts: Sequence[Fanout]) -> Draft:
+        """Cut large pieces that can come in several ways, so that the ways share the work."""
+        held = np.array([len(ranks) for ranks in self._holders.sets], dtype=np.int64)
+        slots = np.array([fanout.num_slots for fanout in fanouts], dtype=np.int64)
+        work = draft.work
+        ways = np.maximum(held[work.holders], slots[work.fanouts])
+        parts = np.maximum(1, np.minimum(ways, work.sizes // SPLIT_BYTES))
+        if not len(parts) or int(parts.max()) == 1:
+            return draft
+        cuts = [
+            _cut(draft.starts[row], draft.stops[row], count)
+            for row, count in enumerate(parts.tolist())
+        ]
+        repeats = [len(low) for low, _ in cuts]
+        starts = np.concatenate([low for low, _ in cuts])
+        stops = np.concatenate([high for _, high in cuts])
+        sizes = np.prod(stops - starts, axis=1, dtype=np.int64) * draft.item_bytes
+        cut = Work(
+            work.num_tensors,
+            sizes,
+            np.repeat(work.holders, repeats),
+            np.repeat(work.fanouts, repeats),
+        )
+        return replace(draft, starts=starts, stops=stops, work=cut)
+
+
+class _SetList:
+    """Sets of ranks, numbered as they come."""
+
+    def __init__(self) -> None:
+        self.sets: list[IntArray] = []
+        self._index: dict[bytes, int] = {}
+
+    def index(self, ranks: IntArray) -> int:
+        key = ranks.tobytes()
+        if key not in self._index:
+            self._index[key] = len(self.sets)
+            self.sets.append(ranks)
+        return self._index[key]
+
+
+def _apart(sites: Sites, places: IntArray, local: IntArray) -> Sites:
+    """The same sites, but with a host for each of these places that shares none with a holder."""
+    hosts = sites.hosts.copy()
+    alone = places[~np.isin(sites.hosts[places], sites.hosts[local])]
+    hosts[alone] = len(hosts) + np.arange(len(alone))
+    return replace(sites, hosts=hosts)
+
+
+def _cards_per_host(sites: Sites) -> IntArray:
+    counts = np.zeros(int(sites.hosts.max(initial=-1)) + 1, dtype=np.int64)
+    _, where = np.unique(sites.cards, return_index=True)
+    np.add.at(counts, sites.hosts[where], 1)
+    return counts
+
+
+def _cut(start: IntArray, stop: IntArray, count: int) -> tuple[IntArray, IntArray]:
+    """Cut a box along its longest side into ``count`` nearly equal parts (fewer if too short)."""
+    dim = int(np.argmax(stop - start)) if len(start) else 0
+    count = min(count, int(stop[dim] - start[dim])) if len(start) else 1
+    low, high = np.tile(start, (count, 1)), np.tile(stop, (count, 1))
+    if count > 1:
+        edges = start[dim] + (stop[dim] - start[dim]) * np.arange(count + 1) // count
+        low[:, dim], high[:, dim] = edges[:-1], edges[1:]
+    return low, high

@@ -1,0 +1,282 @@
+"""Where every rank sits and how fast the links between ranks are: pure data, JSON in and out.
+
+A rank is on a host, has a device there and a rail, the network card it sends and receives through.
+Two ranks meet over the best link they share:
+
+```
+same device (a copy)  >  same host (NVLink, shared memory)  >  same rail  >  network
+```
+"""
+
+import json
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from cosmos_weightsync.errors import TopologyError
+from cosmos_weightsync.layout import IntArray
+
+__all__ = ["LINK_KINDS", "Link", "Links", "Place", "Sites", "Topology"]
+
+LINK_KINDS = ("device", "host", "rail", "network")
+"""Names of the kinds of link, best first; `Sites.kinds` gives their positions."""
+
+_COST_STEPS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One kind of link: a transfer of n bytes takes ``latency_s + n / bytes_per_s``.
+
+    Raises:
+        TopologyError: the bandwidth is not positive, or the latency negative.
+    """
+
+    bytes_per_s: float
+    latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0 < self.bytes_per_s < float("inf") and 0 <= self.latency_s < float("inf")):
+            raise TopologyError(f"a link needs bytes_per_s > 0 and latency_s >= 0, not {self}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Links:
+    """What each kind of link can do, per rank and direction; the defaults are those of H100 nodes.
+
+    Attributes:
+        device: Between two ranks on one device.
+        host: Between two devices of a host.
+        rail: Between network cards of the same rail. Ranks that share a card share its bandwidth.
+        network: Between network cards of different rails.
+        registration_s_per_gib: What a rank pays, once, to register the memory it receives into.
+    """
+
+    device: Link = Link(1.5e12, 1e-6)
+    host: Link = Link(450e9, 3e-6)
+    rail: Link = Link(50e9, 5e-6)
+    network: Link = Link(50e9, 5e-6)
+    registration_s_per_gib: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.registration_s_per_gib < float("inf"):
+            raise TopologyError("registration_s_per_gib must be finite and not negative")
+
+    def by_kind(self) -> tuple[Link, Link, Link, Link]:
+        """The links in the order of `LINK_KINDS`."""
+        return self.device, self.host, self.rail, self.network
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one rank sits.
+
+    Attributes:
+        host: Name of its host.
+        device: Number of its device on that host; two ranks with the same one share memory.
+        rail: Number of the network card of that host which it uses.
+    """
+
+    host: str
+    device: int = 0
+    rail: int = 0
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Sites:
+    """A topology as arrays over holders (sender ranks, then receiver ranks)."""
+
+    hosts: IntArray
+    devices: IntArray
+    cards: IntArray
+    rails: IntArray
+
+    def kinds(self, sources: IntArray, destinations: IntArray) -> IntArray:
+        """For each pair of holders, the position in `LINK_KINDS` of the link between them."""
+        is_host = self.hosts[sources] == self.hosts[destinations]
+        is_device = self.devices[sources] == self.devices[destinations]
+        is_rail = self.rails[sources] == self.rails[destinations]
+        return np.where(is_device, 0, np.where(is_host, 1, np.where(is_rail, 2, 3)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Topology:
+    """Places of all ranks of both sides, and the links.
+
+    Attributes:
+        senders: Where sender rank 0, 1, ... sits.
+        receivers: Where receiver rank 0, 1, ... sits.
+        links: What the links can do.
+        relays: ``auto``: a receiver passes on what it has when that is faster; ``never``: every
+            receiver fetches everything from senders.
+        chunk_bytes: A relay passes on what it has received in parts of this size.
+
+    Raises:
+        TopologyError: a field makes no sense.
+    """
+
+    senders: tuple[Place, ...]
+    receivers: tuple[Place, ...]
+    links: Links = field(default_factory=Links)
+    relays: Literal["auto", "never"] = "auto"
+    chunk_bytes: int = 16 << 20
+
+    def __post_init__(self) -> None:
+        if self.relays not in {"auto", "never"}:
+            raise TopologyError(f"relays must be 'auto' or 'never', not {self.relays!r}")
+        if self.chunk_bytes < 1:
+            raise TopologyError(f"chunk_bytes must be positive, not {self.chunk_bytes}")
+
+    @classmethod
+    def uniform(
+        cls,
+        num_senders: int,
+        num_receivers: int,
+        *,
+        gpus_per_host: int = 8,
+        cards_per_host: int = 0,
+        links: Links | None = None,
+    ) -> "Topology":
+        """Ranks side by side on equal hosts, senders and receivers on different ones.
+
+        Args:
+            num_senders: Ranks of the sending side.
+            num_receivers: Ranks of the receiving side.
+            gpus_per_host: Ranks on each host.
+            cards_per_host: Network cards on each host; by default as many as GPUs.
+            links: What the links can do.
+        """
+        cards = cards_per_host or gpus_per_host
+        if gpus_per_host < 1 or gpus_per_host % cards:
+            raise TopologyError(f"{gpus_per_host} GPUs cannot share {cards} cards evenly")
+
+        def side(name: str, count: int) -> tuple[Place, ...]:
+            ranks = (divmod(rank, gpus_per_host) for rank in range(count))
+            share = gpus_per_host // cards
+            return tuple(Place(f"{name}-{host}", gpu, gpu // share) for host, gpu in ranks)
+
+        return cls(
+            senders=side("sender", num_senders),
+            receivers=side("receiver", num_receivers),
+            links=links or Links(),
+        )
+
+    @classmethod
+    def from_hosts(
+        cls, senders: Sequence[str], receivers: Sequence[str], *, links: Links | None = None
+    ) -> "Topology":
+        """From the host name of each rank; each rank of a host has a device and card of its own."""
+        seen: dict[str, int] = {}
+
+        def place(host: str) -> Place:
+            number = seen.setdefault(host, 0)
+            seen[host] += 1
+            return Place(host, number, number)
+
+        return cls(
+            senders=tuple(place(host) for host in senders),
+            receivers=tuple(place(host) for host in receivers),
+            links=links or Links(),
+        )
+
+    @classmethod
+    def this_host(
+        cls, num_senders: int, num_receivers: int, *, links: Links | None = None
+    ) -> "Topology":
+        """All ranks on the machine this runs on, each with memory of its own."""
+        here = socket.gethostname()
+        return cls.from_hosts([here] * num_senders, [here] * num_receivers, links=links)
+
+    @classmethod
+    def separate(cls, num_senders: int, num_receivers: int) -> "Topology":
+        """What is assumed when nothing is known: a host for every rank, and no relays."""
+        return cls(
+            senders=tuple(Place(f"sender-{rank}") for rank in range(num_senders)),
+            receivers=tuple(Place(f"receiver-{rank}") for rank in range(num_receivers)),
+            relays="never",
+        )
+
+    def check_ranks(self, num_senders: int, num_receivers: int) -> None:
+        """Raise unless this places exactly so many ranks.
+
+        Raises:
+            TopologyError: it places more or fewer.
+        """
+        placed = (len(self.senders), len(self.receivers))
+        if placed != (num_senders, num_receivers):
+            raise TopologyError(
+                f"the topology places {placed[0]} sender and {placed[1]} receiver ranks, the "
+                f"layouts have {num_senders} and {num_receivers}"
+            )
+
+    def sites(self) -> Sites:
+        """The places as arrays."""
+        places = (*self.senders, *self.receivers)
+        hosts: dict[str, int] = {}
+        devices: dict[tuple[str, int], int] = {}
+        cards: dict[tuple[str, int], int] = {}
+        rows = [
+            (
+                hosts.setdefault(place.host, len(hosts)),
+                devices.setdefault((place.host, place.device), len(devices)),
+                cards.setdefault((place.host, place.rail), len(cards)),
+                place.rail,
+            )
+            for place in places
+        ]
+        table = np.array(rows, dtype=np.int64).reshape(-1, 4)
+        return Sites(table[:, 0], table[:, 1], table[:, 2], table[:, 3])
+
+    def costs(self) -> IntArray:
+        """Time per byte over each kind of link, in whole steps of 1/256 of the fastest's.
+
+        Whole numbers, so that every machine plans alike whatever its floating-point unit does.
+        """
+        speeds = [link.bytes_per_s for link in self.links.by_kind()]
+        steps = [min(round(_COST_STEPS * max(speeds) / speed), 1 << 24) for speed in speeds]
+        return np.array(steps, dtype=np.int64)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON value; `from_json` reads it back."""
+
+        def side(places: tuple[Place, ...]) -> list[list[Any]]:
+            return [[place.host, place.device, place.rail] for place in places]
+
+        return {
+            "senders": side(self.senders),
+            "receivers": side(self.receivers),
+            "links": asdict(self.links),
+            "relays": self.relays,
+            "chunk_bytes": self.chunk_bytes,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Topology":
+        """Read what `to_json` wrote.
+
+        Raises:
+            TopologyError: the value is not a topology.
+        """
+        try:
+            kinds = {kind: Link(**data["links"][kind]) for kind in LINK_KINDS}
+            registration = float(data["links"]["registration_s_per_gib"])
+            sides = [
+                tuple(Place(str(host), int(device), int(rail)) for host, device, rail in data[side])
+                for side in ("senders", "receivers")
+            ]
+            return cls(
+                senders=sides[0],
+                receivers=sides[1],
+                links=Links(**kinds, registration_s_per_gib=registration),
+                relays=data["relays"],
+                chunk_bytes=int(data["chunk_bytes"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise TopologyError(f"not a topology: {error!r}") from error
+
+    def key(self) -> bytes:
+        """Equal for equal topologies, and only for those."""
+        return json.dumps(self.to_json(), sort_keys=True).encode()
