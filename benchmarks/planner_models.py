@@ -8,7 +8,7 @@ Only shapes: names follow the Hugging Face checkpoints, sizes their published co
   whole on one rank (EP) or cut like the rest.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,28 +55,72 @@ class Tensor:
 
 
 QWEN3_30B = Model(
-    layers=48, hidden=2048, heads=32, kv_heads=4, head_dim=128, intermediate=6144, vocab=151936,
-    experts=128, expert_intermediate=768,
+    layers=48,
+    hidden=2048,
+    heads=32,
+    kv_heads=4,
+    head_dim=128,
+    intermediate=6144,
+    vocab=151936,
+    experts=128,
+    expert_intermediate=768,
 )
 QWEN3_235B = Model(
-    layers=94, hidden=4096, heads=64, kv_heads=4, head_dim=128, intermediate=12288, vocab=151936,
-    experts=128, expert_intermediate=1536,
+    layers=94,
+    hidden=4096,
+    heads=64,
+    kv_heads=4,
+    head_dim=128,
+    intermediate=12288,
+    vocab=151936,
+    experts=128,
+    expert_intermediate=1536,
 )
 DEEPSEEK_V3 = Model(
-    layers=61, hidden=7168, heads=128, kv_heads=128, head_dim=128, intermediate=18432,
-    vocab=129280, dense_layers=3, experts=256, expert_intermediate=2048, shared_experts=1,
+    layers=61,
+    hidden=7168,
+    heads=128,
+    kv_heads=128,
+    head_dim=128,
+    intermediate=18432,
+    vocab=129280,
+    dense_layers=3,
+    experts=256,
+    expert_intermediate=2048,
+    shared_experts=1,
     latent=(1536, 512, 64),
 )
 KIMI_K2 = Model(
-    layers=61, hidden=7168, heads=64, kv_heads=64, head_dim=128, intermediate=18432, vocab=163840,
-    dense_layers=1, experts=384, expert_intermediate=2048, shared_experts=1, latent=(1536, 512, 64),
+    layers=61,
+    hidden=7168,
+    heads=64,
+    kv_heads=64,
+    head_dim=128,
+    intermediate=18432,
+    vocab=163840,
+    dense_layers=1,
+    experts=384,
+    expert_intermediate=2048,
+    shared_experts=1,
+    latent=(1536, 512, 64),
 )
 DENSE_640B = Model(
-    layers=160, hidden=16384, heads=128, kv_heads=16, head_dim=128, intermediate=65536,
+    layers=160,
+    hidden=16384,
+    heads=128,
+    kv_heads=16,
+    head_dim=128,
+    intermediate=65536,
     vocab=152064,
 )
 QWEN25_72B = Model(
-    layers=80, hidden=8192, heads=64, kv_heads=8, head_dim=128, intermediate=29568, vocab=152064,
+    layers=80,
+    hidden=8192,
+    heads=64,
+    kv_heads=8,
+    head_dim=128,
+    intermediate=29568,
+    vocab=152064,
 )
 
 
@@ -196,9 +240,4 @@ def geometry(tensor: Tensor, cut: Cut, owner: int | None) -> Geometry:
         starts[:, 0] = low + np.minimum(chunk * shard, rows)
         stops[:, 0] = low + np.minimum(chunk * (shard + 1), rows)
     kept = np.all(starts < stops, axis=1)
-    if parts == 1 and owner is None and cut.tp > 1 and cut.fsdp > 1:
-        kept &= within == within  # Replicated over TP: every TP rank holds the same FSDP rows.
     return Geometry(tensor.shape, rank[kept], starts[kept], stops[kept])
-
-
-Build = Callable[[], tuple[Layout, Layout]]

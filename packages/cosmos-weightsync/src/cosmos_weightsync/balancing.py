@@ -115,10 +115,12 @@ class Balancer:
         """
         num_slots = np.array([fanout.num_slots for fanout in self._fanouts], dtype=np.int64)
         is_open = [num_slots[work.fanouts] > 1 for work in self._works]
+        settled = np.zeros(len(self._fanouts), dtype=np.int64)
         for work, undecided in zip(self._works, is_open, strict=True):
-            for piece in np.flatnonzero(~undecided).tolist():
-                time = int(work.sizes[piece]) * work.num_tensors * int(self._costs[_RAIL])
-                self._add_entries(int(work.fanouts[piece]), np.array([time]))
+            time = work.sizes * work.num_tensors * int(self._costs[_RAIL])
+            np.add.at(settled, work.fanouts[~undecided], time[~undecided])
+        for fanout in np.flatnonzero(settled).tolist():
+            self._add_entries(fanout, settled[fanout : fanout + 1])
         slots = _empty_choices(self._works, is_open)
         for index, pieces in _batches(self._works, is_open, by_holder=False):
             work, fanout = self._works[index], int(self._works[index].fanouts[pieces[0]])

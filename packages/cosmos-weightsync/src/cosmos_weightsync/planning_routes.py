@@ -109,26 +109,36 @@ class RouteBuilder:
             for key, size in zip(keys.tolist(), sums.tolist(), strict=True):
                 moved[key] = moved.get(key, 0) + size
         into = np.zeros(int(sites.hosts.max(initial=-1)) + 1, dtype=np.int64)
-        by_cards: dict[bytes, int] = {}
+        by_holder = np.zeros(len(self._holders.sets), dtype=np.int64)
         by_group = np.zeros(num_groups, dtype=np.int64)
         for key, size in moved.items():
             held, group = divmod(key, num_groups)
             if self._groups[group].num_remote:
-                cards = np.unique(sites.cards[self._holders.sets[held]]).tobytes()
-                by_cards[cards] = by_cards.get(cards, 0) + size
+                by_holder[held] += size
             by_group[group] += size
         for group, size in zip(self._groups, by_group.tolist(), strict=True):
             into[group.remote_hosts] += size
-        sets = [(np.frombuffer(key, dtype=np.int64), size) for key, size in by_cards.items()]
-        every = np.unique(np.concatenate([cards for cards, _ in sets])) if sets else np.zeros(1)
-        send = [size // len(cards) for cards, size in sets]
-        send.append(sum(size for _, size in sets) // len(every))
+        send = self._least_send_time(by_holder)
         receive = int((into // np.maximum(_cards_per_host(sites), 1)).max(initial=0))
         return Demand(
-            send=max(send) * card,
+            send=send * card,
             receive=receive * card,
             chunk=min(self._topology.chunk_bytes, max(receive, 1)) * card,
         )
+
+    def _least_send_time(self, by_holder: IntArray) -> int:
+        """Bytes over the busiest card if every set of holders shares its own out evenly."""
+        by_cards: dict[bytes, int] = {}
+        cards_of = self._sites.cards
+        for held in np.flatnonzero(by_holder).tolist():
+            key = np.unique(cards_of[self._holders.sets[held]]).tobytes()
+            by_cards[key] = by_cards.get(key, 0) + int(by_holder[held])
+        sets = [(np.frombuffer(key, dtype=np.int64), size) for key, size in by_cards.items()]
+        if not sets:
+            return 0
+        every = np.unique(np.concatenate([cards for cards, _ in sets]))
+        even = sum(size for _, size in sets) // len(every)
+        return max(even, *(size // len(cards) for cards, size in sets))
 
     def split(self, draft: Draft, fanouts: Sequence[Fanout]) -> Draft:
         """Cut large pieces that can come in several ways, so that the ways share the work."""

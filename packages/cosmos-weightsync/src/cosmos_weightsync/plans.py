@@ -105,7 +105,7 @@ class TransferPlan:
     def _deliveries(
         self, receiver: int, source: int | None
     ) -> Iterator[tuple[tuple[int, int, int, int], Piece]]:
-        for routed in self._routed(receiver):
+        for routed in self._routed(receiver, source):
             group, num_bytes = routed.group, routed.group.piece_bytes()
             is_wanted = (
                 np.ones(routed.sources.shape, dtype=bool)
@@ -125,26 +125,42 @@ class TransferPlan:
                 origin = int(routed.sources[0 if repeated else tensor, column])
                 yield place, Piece(name, boxes[piece], origin, receiver, int(num_bytes[piece]))
 
-    def _routed(self, receiver: int) -> Iterator["_Routed"]:
-        """For each class, the pieces that one receiver gets and where it takes them from."""
-        position = np.full(len(self.fanouts), -1, dtype=np.int64)
-        for index, fanout in enumerate(self.fanouts):
-            at = int(np.searchsorted(fanout.receivers, receiver))
-            if at < len(fanout.receivers) and fanout.receivers[at] == receiver:
-                position[index] = at
+    def _routed(self, receiver: int, source: int | None = None) -> Iterator["_Routed"]:
+        """For each class, the pieces that one receiver gets and where it takes them from.
+
+        With a source, some pieces that cannot come from it are left out.
+        """
+        routes = self._routes_to(receiver)
+        is_held = np.array([source is None or source in held for held in self.holders], dtype=bool)
+        is_relay = np.array([index in routes for index in range(len(self.fanouts))], dtype=bool)
+        is_fed = is_relay.copy()
+        for index, parents in routes.items():
+            is_fed[index] = bool((parents < 0).any())
+            is_relay[index] = source is None or bool((parents == source).any())
         for number, group in enumerate(self.classes):
-            pieces = np.flatnonzero(position[group.fanouts] >= 0)
+            is_candidate = is_relay[group.fanouts] | (
+                is_fed[group.fanouts] & is_held[group.holders]
+            )
+            pieces = np.flatnonzero(is_candidate)
             if not len(pieces):
                 continue
             slots = group.slots[:, pieces]
             codes = np.empty(slots.shape, dtype=np.int64)
             for fanout in np.unique(group.fanouts[pieces]).tolist():
                 columns = np.flatnonzero(group.fanouts[pieces] == fanout)
-                parents = self.fanouts[fanout].parents[:, position[fanout]]
-                codes[:, columns] = parents[slots[:, columns]]
+                codes[:, columns] = routes[fanout][slots[:, columns]]
             firsts = group.firsts[:, pieces]
             sources = self.resolve(codes, firsts, group.holders[pieces])
             yield _Routed(number, group, pieces, sources)
+
+    def _routes_to(self, receiver: int) -> dict[int, IntArray]:
+        """By position of the routes that lead to a receiver: its parent for each slot."""
+        found: dict[int, IntArray] = {}
+        for index, fanout in enumerate(self.fanouts):
+            at = int(np.searchsorted(fanout.receivers, receiver))
+            if at < len(fanout.receivers) and fanout.receivers[at] == receiver:
+                found[index] = fanout.parents[:, at]
+        return found
 
     def resolve(self, codes: IntArray, firsts: IntArray, holders: IntArray) -> IntArray:
         """Turn the codes of `Fanout.parents` into holders' numbers.

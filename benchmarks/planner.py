@@ -1,0 +1,195 @@
+"""The planner: how long it takes, and how near its plans come to what the network allows.
+
+    python benchmarks/planner.py [--quick] [--json]
+
+Two tables. *Planning*: wall time of `plan_transfer` with all it needs already in memory, best
+of three, and the peak memory of a fresh process that plans once. *Plans*: published transfers of
+large models (400 Gbit/s network card for each GPU, 8 GPUs and NVLink in each host), with the bound,
+the time of the busiest link and their ratio, and what the simulator says about the whole transfer,
+store-and-forward by chunk included.
+"""
+
+import json
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from planner_models import (
+    DEEPSEEK_V3,
+    DENSE_640B,
+    KIMI_K2,
+    QWEN3_30B,
+    QWEN3_235B,
+    QWEN25_72B,
+    Cut,
+    Model,
+    layout,
+)
+
+from cosmos_weightsync import Place, Topology, plan_transfer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One transfer."""
+
+    title: str
+    model: Model
+    senders: Cut
+    receivers: Cut
+    dtype: str = "bfloat16"
+    place: Callable[[int, int], Topology] = Topology.uniform
+    target_s: float | None = None
+
+    def build(self):
+        topology = self.place(self.senders.ranks, self.receivers.ranks)
+        sides = (
+            layout(self.model, self.senders, self.dtype),
+            layout(self.model, self.receivers, self.dtype),
+        )
+        return *sides, topology
+
+
+def two_and_thirty(num_senders: int, num_receivers: int) -> Topology:
+    """Four hosts of eight; the first two GPUs train."""
+    places = [Place(f"host-{gpu // 8}", gpu % 8, gpu % 8) for gpu in range(32)]
+    return Topology(senders=tuple(places[:num_senders]), receivers=tuple(places[num_senders:]))
+
+
+PLANNING = (
+    Case(
+        title="Qwen3-30B-A3B, 256 FSDP x EP8 to 16 (2 x TP8)",
+        model=QWEN3_30B,
+        senders=Cut(fsdp=256, ep=8),
+        receivers=Cut(replicas=2, tp=8),
+        target_s=0.5,
+    ),
+    Case(
+        title="Qwen3-30B-A3B, 256 FSDP to 16 (2 x TP8, EP8)",
+        model=QWEN3_30B,
+        senders=Cut(fsdp=256),
+        receivers=Cut(replicas=2, tp=8, ep=8),
+        target_s=0.5,
+    ),
+    Case(
+        title="Qwen3-30B-A3B, 256 HSDP 2 x 128 to 16 (16 x TP1)",
+        model=QWEN3_30B,
+        senders=Cut(replicas=2, fsdp=128),
+        receivers=Cut(replicas=16),
+        target_s=0.5,
+    ),
+    Case(
+        title="20,046 tensors, 2048 FSDP x EP8 to 2048 (256 x TP8)",
+        model=replace(QWEN3_30B, layers=51),
+        senders=Cut(fsdp=2048, ep=8),
+        receivers=Cut(replicas=256, tp=8),
+        target_s=5.0,
+    ),
+    Case(
+        title="20,046 tensors, 2048 HSDP 8 x 256 to 2048 (64 x TP32, EP32)",
+        model=replace(QWEN3_30B, layers=51),
+        senders=Cut(replicas=8, fsdp=256, ep=8),
+        receivers=Cut(replicas=64, tp=32, ep=32),
+        target_s=5.0,
+    ),
+)
+
+PLANS = (
+    Case(
+        title="K2 fp8, 256 to 128, EP128, attention everywhere",
+        model=KIMI_K2,
+        senders=Cut(fsdp=256, ep=8),
+        receivers=Cut(tp=128, ep=128, attention_replicas=True),
+        dtype="float8_e4m3fn",
+    ),
+    Case(
+        title="K2 fp8, 256 to TP32 EP32",
+        model=KIMI_K2,
+        senders=Cut(fsdp=256, ep=8),
+        receivers=Cut(tp=32, ep=32),
+        dtype="float8_e4m3fn",
+    ),
+    Case(
+        title="K2 fp8, 256 to 128 whole copies",
+        model=KIMI_K2,
+        senders=Cut(fsdp=256, ep=8),
+        receivers=Cut(replicas=128),
+        dtype="float8_e4m3fn",
+    ),
+    Case(
+        title="DeepSeek-V3 bf16, 256 to 8 x TP32",
+        model=DEEPSEEK_V3,
+        senders=Cut(fsdp=256, ep=16),
+        receivers=Cut(replicas=8, tp=32, ep=32),
+    ),
+    Case(
+        title="Qwen3-235B bf16, 8 to TP8",
+        model=QWEN3_235B,
+        senders=Cut(fsdp=8, ep=8),
+        receivers=Cut(tp=8),
+    ),
+    Case(
+        title="640B dense bf16, 128 to TP16",
+        model=DENSE_640B,
+        senders=Cut(fsdp=32, tp=4),
+        receivers=Cut(tp=16),
+    ),
+    Case(
+        title="Qwen3-30B bf16, 2 to 30 whole copies",
+        model=QWEN3_30B,
+        senders=Cut(fsdp=2),
+        receivers=Cut(replicas=30),
+        place=two_and_thirty,
+    ),
+    Case(
+        title="Qwen2.5-72B bf16, 8 to 16 x TP8, passed on",
+        model=QWEN25_72B,
+        senders=Cut(fsdp=8),
+        receivers=Cut(replicas=16, tp=8),
+    ),
+)
+
+
+def planning_row(case: Case, rounds: int) -> dict:
+    arguments = case.build()
+    seconds = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        plan = plan_transfer(*arguments)
+        seconds.append(time.perf_counter() - started)
+    started = time.perf_counter()
+    edge = plan.sources_of(0)[0]
+    num_pieces = len(plan.pieces(source=edge, receiver=0))
+    return {
+        "case": case.title,
+        "tensors": len(arguments[1].tensors),
+        "classes": len(plan.classes),
+        "plan_s": min(seconds),
+        "target_s": case.target_s,
+        "edge_s": time.perf_counter() - started,
+        "edge_pieces": num_pieces,
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def plan_row(case: Case) -> dict:
+    plan = plan_transfer(*case.build())
+    stats = plan.stats()
+    return {
+        "case": case.title,
+        "gigabytes": stats.total_bytes / 1e9,
+        "relayed": stats.relayed_bytes / stats.total_bytes,
+        "busiest_s": stats.busiest_s,
+        "bound_s": stats.bound_s,
+        "bound_without_relays_s": plan.lower_bound(relays="never"),
+        "ratio": stats.ratio,
+        "busiest_link": stats.busiest_link,
+    }
+
+
+if __name__ == "__main__":
+    for case in PLANNING:
+        print(json.dumps(planning_row(case, 1)), flush=True)
+    for case in PLANS:
+        print(json.dumps(plan_row(case)), flush=True)
