@@ -10,17 +10,15 @@ from dataclasses import dataclass
 import torch
 
 from cosmos_algos import (
-    AggregationConfig,
+    Algorithm,
     SampleWeights,
+    StepRewards,
     TokenBatch,
     collate,
     empty_batch,
-    group_advantages,
-    sample_weights,
     split_batches,
     split_ranks,
 )
-from cosmos_algos.advantages import AdvantageName
 from cosmos_core.messages import SampleRef, Train
 from cosmos_core.trajectory import Trajectory
 
@@ -40,14 +38,7 @@ class StepShare:
     weights: SampleWeights
 
 
-def share_of_step(
-    train: Train,
-    advantage: AdvantageName,
-    aggregation: AggregationConfig,
-    *,
-    index: int,
-    num_shares: int,
-) -> StepShare:
+def share_of_step(train: Train, algorithm: Algorithm, *, index: int, num_shares: int) -> StepShare:
     """Return share ``index`` of ``num_shares`` of a step; shares have about as many tokens each."""
     refs: list[SampleRef] = []
     groups: list[int] = []
@@ -55,13 +46,15 @@ def share_of_step(
         completed = [ref for ref in group if ref.status == "completed"]
         refs.extend(completed)
         groups.extend([number] * len(completed))
-    advantages = group_advantages(advantage, [ref.reward for ref in refs], groups)
-    weights = sample_weights([ref.num_tokens for ref in refs], groups, aggregation)
-    mine = split_ranks([ref.num_tokens for ref in refs], num_shares)[index]
+    lengths = [ref.num_tokens for ref in refs]
+    advantages, weights = algorithm.step_targets(
+        StepRewards(rewards=[ref.reward for ref in refs], groups=groups, num_tokens=lengths)
+    )
+    mine = split_ranks(lengths, num_shares)[index]
     return StepShare(
         refs=tuple(refs[i] for i in mine),
         advantages=advantages[mine],
-        weights=SampleWeights(weights.token[mine], weights.denominator[mine]),
+        weights=weights.select(mine),
     )
 
 
@@ -75,7 +68,7 @@ def batches_of_share(
         collate(
             [trajectories[i] for i in rows],
             share.advantages[rows],
-            SampleWeights(share.weights.token[rows], share.weights.denominator[rows]),
+            share.weights.select(rows),
             policy_version=policy_version,
         )
         for rows in split_batches([t.token_ids.size for t in trajectories], max_tokens)

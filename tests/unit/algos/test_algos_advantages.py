@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from cosmos_algos import AlgorithmConfigError, group_advantages, group_ids
+from cosmos_algos import RewardError, group_advantages, group_ids
 
 NAN = math.nan
 
@@ -69,7 +69,7 @@ def test_an_empty_step_has_no_advantages():
 
 
 def test_one_group_entry_per_reward():
-    with pytest.raises(AlgorithmConfigError, match="2 rewards for 1 group entries"):
+    with pytest.raises(RewardError, match="2 rewards for 1 group entries"):
         group_advantages("grpo", [1.0, 2.0], ["a"])
 
 

@@ -35,7 +35,7 @@ def test_each_kind_is_its_paper_and_corrects_by_default(kind, advantage, mode, c
 
     assert algorithm.advantage == advantage
     assert algorithm.aggregation.mode == mode
-    assert algorithm.objective.clip == clip
+    assert algorithm.objective.surrogate == clip
     assert algorithm.objective.correction == TisConfig(cap=2.0)
 
 
@@ -43,12 +43,12 @@ def test_every_part_can_be_set_from_a_recipe_and_survives_json():
     recipe = load_config(
         Recipe,
         {"algorithm": {"kind": "dapo", "objective": {"correction": {"kind": "icepop"}}}},
-        ["algorithm.aggregation.mode=prompt_mean", "algorithm.objective.clip.dual=3.0"],
+        ["algorithm.aggregation.mode=prompt_mean", "algorithm.objective.surrogate.dual=3.0"],
     )
 
     assert isinstance(recipe.algorithm, DapoConfig)
     assert recipe.algorithm.objective.correction == IcePopConfig()
-    assert recipe.algorithm.objective.clip.dual == 3.0
+    assert recipe.algorithm.objective.surrogate.dual == 3.0
     assert config_from_json(Recipe, config_to_json(recipe)) == recipe
 
 

@@ -11,6 +11,7 @@ from cosmos_algos import (
     ClipConfig,
     IcePopConfig,
     KlConfig,
+    MissingScoresError,
     NoCorrection,
     ObjectiveConfig,
     TisConfig,
@@ -153,7 +154,7 @@ def test_a_masked_token_keeps_its_place_in_the_denominator():
 
 def test_the_kl_penalty_needs_a_reference_and_adds_its_share():
     objective = ObjectiveConfig(kl=KlConfig(coefficient=0.1))
-    with pytest.raises(AlgorithmConfigError, match="reference_logprobs"):
+    with pytest.raises(MissingScoresError, match=r"kl\.coefficient over 0 needs the batch's ref"):
         policy_objective(scored(-1.0), one_token(), objective)
 
     batch = one_token(reference_logprobs=torch.tensor(-1.5))

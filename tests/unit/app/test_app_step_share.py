@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cosmos_algos import AggregationConfig
+from cosmos_algos import AggregationConfig, DrGrpoConfig
 from cosmos_app.step_share import batches_of_share, share_of_step, step_statistics
 from cosmos_core.messages import SampleRef, Train
 
@@ -20,6 +20,7 @@ def ref(key: str, reward: float, num_tokens: int, version: int = 0) -> SampleRef
     )
 
 
+ALGORITHM = DrGrpoConfig(aggregation=AggregationConfig()).build()
 FAILED = SampleRef(sibling=2, status="failed", failure="reward exact: TimeoutError")
 TRAIN = Train(
     step=3,
@@ -31,8 +32,7 @@ TRAIN = Train(
 @pytest.mark.parametrize("num_shares", [1, 2, 3, 5])
 def test_shares_partition_the_completed_samples(num_shares: int) -> None:
     shares = [
-        share_of_step(TRAIN, "dr_grpo", AggregationConfig(), index=i, num_shares=num_shares)
-        for i in range(num_shares)
+        share_of_step(TRAIN, ALGORITHM, index=i, num_shares=num_shares) for i in range(num_shares)
     ]
     keys = sorted(sample.key for share in shares for sample in share.refs)
     assert keys == ["a", "b", "c"]
@@ -40,13 +40,13 @@ def test_shares_partition_the_completed_samples(num_shares: int) -> None:
 
 
 def test_advantages_are_relative_to_the_group_and_a_group_of_one_has_none() -> None:
-    share = share_of_step(TRAIN, "dr_grpo", AggregationConfig(), index=0, num_shares=1)
+    share = share_of_step(TRAIN, ALGORITHM, index=0, num_shares=1)
     advantages = dict(zip([s.key for s in share.refs], share.advantages.tolist(), strict=True))
     assert advantages == {"a": 0.5, "b": -0.5, "c": 0.0}
 
 
 def test_a_share_without_samples_is_one_batch_of_weight_zero() -> None:
-    share = share_of_step(TRAIN, "dr_grpo", AggregationConfig(), index=4, num_shares=5)
+    share = share_of_step(TRAIN, ALGORITHM, index=4, num_shares=5)
     (batch,) = batches_of_share(share, [], max_tokens=64, policy_version=3)
     assert torch.count_nonzero(batch.trainable) == 0
     assert float(batch.denominators.sum()) == 0.0

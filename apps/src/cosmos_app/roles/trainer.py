@@ -107,11 +107,9 @@ class Trainer:
 
     def share(self, train: Train) -> StepShare:
         """Return the share of a step that this rank trains on."""
-        algorithm = self._recipe.algorithm
         return share_of_step(
             train,
-            algorithm.advantage,
-            algorithm.aggregation,
+            self._recipe.algorithm.build(),
             index=self._seat.index,
             num_shares=self._seat.num_shares,
         )

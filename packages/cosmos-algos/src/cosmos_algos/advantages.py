@@ -1,20 +1,69 @@
 """Advantages of the samples of a step from their rewards, relative to their group.
 
-One number per sample, in float64. Three rules hold for each of them: a group whose rewards are
-all equal has advantage 0, a group of one has advantage 0 (its baseline is itself), and a failed
-sample (reward NaN) takes no part in any statistic and has advantage 0.
+One number per sample, in float64. Three rules hold for every formula with a group baseline: a
+group whose rewards are all equal has advantage 0, a group of one has advantage 0 (its baseline is
+itself), and a failed sample (reward NaN) takes no part in any statistic and has advantage 0.
 """
 
-from collections.abc import Hashable, Sequence
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from cosmos_algos.errors import AlgorithmConfigError
+from cosmos_algos.errors import AlgorithmConfigError, RewardError
+from cosmos_algos.group_statistics import GroupStatistics
 
-AdvantageName = Literal["grpo", "dr_grpo", "rloo", "batch_std"]
+AdvantageName = Literal[
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "batch_std",
+    "max_rl",
+    "opo",
+    "pass_at_k",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "reward",
+    "none",
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRewards:
+    """What advantages are worked out from: the samples of a whole step, in any order.
+
+    Attributes:
+        rewards: one per sample; NaN for a failed one.
+        groups: the group each sample belongs to.
+        num_tokens: trained tokens of each sample.
+
+    Raises:
+        RewardError: if the lengths differ, or a reward is infinite.
+    """
+
+    rewards: Sequence[float]
+    groups: Sequence[Hashable]
+    num_tokens: Sequence[int]
+
+    def __post_init__(self) -> None:
+        """Refuse columns of different lengths and rewards that no statistic survives."""
+        lengths = (len(self.rewards), len(self.groups), len(self.num_tokens))
+        if len(set(lengths)) != 1:
+            raise RewardError(
+                f"advantages: {lengths[0]} rewards for {lengths[1]} group entries and "
+                f"{lengths[2]} token counts"
+            )
+        for index, reward in enumerate(self.rewards):
+            if math.isinf(reward):
+                raise RewardError(
+                    f"sample {index} of the step (group {self.groups[index]}): reward {reward}; "
+                    "a reward is finite, or NaN for a sample that failed"
+                )
 
 
 def group_ids(groups: Sequence[Hashable]) -> Int64[Tensor, " N"]:
@@ -28,7 +77,7 @@ def grpo_advantages(
     rewards: Float[Tensor, " N"], groups: Int64[Tensor, " N"], eps: float = 1e-6
 ) -> Float64[Tensor, " N"]:
     """Return A = (R - mean_g) / (std_g + eps), std with ddof 1 (GRPO, arXiv 2402.03300, eq. 3)."""
-    stats = _GroupStatistics(rewards, groups)
+    stats = GroupStatistics(rewards, groups)
     variance = stats.sum(stats.centred**2) / (stats.count - 1).clamp(min=1)
     return stats.informative(stats.centred / (variance.sqrt() + eps))
 
@@ -37,7 +86,7 @@ def dr_grpo_advantages(
     rewards: Float[Tensor, " N"], groups: Int64[Tensor, " N"]
 ) -> Float64[Tensor, " N"]:
     """Return A = R - mean_g, without the division that favours easy groups (arXiv 2503.20783)."""
-    stats = _GroupStatistics(rewards, groups)
+    stats = GroupStatistics(rewards, groups)
     return stats.informative(stats.centred)
 
 
@@ -45,7 +94,7 @@ def rloo_advantages(
     rewards: Float[Tensor, " N"], groups: Int64[Tensor, " N"]
 ) -> Float64[Tensor, " N"]:
     """Return A = R - mean of the others = G/(G-1) (R - mean_g) (RLOO, arXiv 2402.14740)."""
-    stats = _GroupStatistics(rewards, groups)
+    stats = GroupStatistics(rewards, groups)
     return stats.informative(stats.centred * stats.count / (stats.count - 1).clamp(min=1))
 
 
@@ -53,65 +102,174 @@ def batch_std_advantages(
     rewards: Float[Tensor, " N"], groups: Int64[Tensor, " N"], eps: float = 1e-6
 ) -> Float64[Tensor, " N"]:
     """Return A = (R - mean_g) / (std + eps), std (ddof 1) over all rewards of the step."""
-    stats = _GroupStatistics(rewards, groups)
+    stats = GroupStatistics(rewards, groups)
     present = stats.rewards[stats.present]
     std = present.std() if present.numel() > 1 else present.new_zeros(())
     return stats.informative(stats.centred / (std + eps))
 
 
-def group_advantages(
-    name: AdvantageName, rewards: Sequence[float], groups: Sequence[Hashable]
+def max_rl_advantages(
+    rewards: Float[Tensor, " N"], groups: Int64[Tensor, " N"]
 ) -> Float64[Tensor, " N"]:
+    """Return A = (R - mean_g) / mean_g (MaxRL, arXiv 2602.02710).
+
+    The weight 1/mean of a group is what makes the gradient that of the log of its success rate.
+
+    Raises:
+        RewardError: if a reward is negative: no success rate is.
+    """
+    stats = GroupStatistics(rewards, groups)
+    _refuse("max_rl", stats.rewards, stats.rewards < 0.0, "at least 0")
+    return stats.informative(stats.centred / stats.mean.clamp(min=1e-12))
+
+
+def opo_advantages(
+    rewards: Float[Tensor, " N"], groups: Int64[Tensor, " N"], num_tokens: Int64[Tensor, " N"]
+) -> Float64[Tensor, " N"]:
+    """Return A = R - Σ_j T_j R_j / Σ_j T_j over the group (OPO, arXiv 2505.23585).
+
+    The length-weighted mean is the baseline of least variance if a sample's squared gradient
+    grows with its length.
+    """
+    stats = GroupStatistics(rewards, groups)
+    lengths = num_tokens.double() * stats.present
+    baseline = stats.sum(lengths * stats.rewards) / stats.sum(lengths).clamp(min=1)
+    return stats.informative(stats.rewards - baseline)
+
+
+def pass_at_k_advantages(
+    rewards: Float[Tensor, " N"], groups: Int64[Tensor, " N"], k: int
+) -> Float64[Tensor, " N"]:
+    """Return the advantage of being in a random k of the group, of which the best counts.
+
+    With N samples, N⁻ of them wrong, p = 1 - C(N⁻,k)/C(N,k) and σ² = p(1 - p): a right sample has
+    (1 - p)/σ, a wrong one (1 - C(N⁻-1,k-1)/C(N-1,k-1) - p)/σ (Pass@k training,
+    arXiv 2508.10751). k = 1 is GRPO's with ddof 0. A group that has lost samples and is smaller
+    than k counts as one of k; where every choice of k succeeds, the advantage is 0.
+
+    Raises:
+        RewardError: if a reward is neither 0 nor 1.
+    """
+    stats = GroupStatistics(rewards, groups)
+    other = (stats.rewards != 0.0) & (stats.rewards != 1.0)
+    _refuse("pass_at_k", stats.rewards, other, "0 or 1")
+    wrong = stats.count - stats.sum(stats.rewards)
+    drawn = stats.count.clamp(max=k)
+    success = 1.0 - _share_of_choices(wrong, stats.count, drawn)
+    given_wrong = 1.0 - _share_of_choices(wrong - 1, stats.count - 1, drawn - 1)
+    deviation = (success * (1.0 - success)).sqrt()
+    advantages = torch.where(stats.rewards == 1.0, 1.0, given_wrong) - success
+    certain = (success == 0.0) | (success == 1.0)
+    return stats.informative(advantages / deviation.masked_fill(certain, 1.0) * ~certain)
+
+
+def reinforce_pp_advantages(
+    rewards: Float[Tensor, " N"], num_tokens: Int64[Tensor, " N"], eps: float = 1e-8
+) -> Float64[Tensor, " N"]:
+    """Return A = (R - mean) / sqrt(var + eps) over all tokens of the step, ddof 1.
+
+    REINFORCE++ (arXiv 2501.03262) for a reward at the last token and no discount: every
+    token of a sample has the return R. There is no group: equal rewards in a group are a signal.
+    For a KL penalty in the reward see ``KlConfig.place``, which acts after the whitening.
+    """
+    present = ~rewards.isnan()
+    return _token_whitened(rewards.double(), num_tokens * present, eps).where(present, 0.0)
+
+
+def reinforce_pp_baseline_advantages(
+    rewards: Float[Tensor, " N"],
+    groups: Int64[Tensor, " N"],
+    num_tokens: Int64[Tensor, " N"],
+    eps: float = 1e-8,
+) -> Float64[Tensor, " N"]:
+    """Return R - mean_g, whitened over all tokens of the step (arXiv 2501.03262).
+
+    Groups without two different rewards take part in mean and variance and keep 0.
+    """
+    stats = GroupStatistics(rewards, groups)
+    return stats.informative(_token_whitened(stats.centred, num_tokens * stats.present, eps))
+
+
+def step_advantages(name: AdvantageName, step: StepRewards, *, k: int = 1) -> Float64[Tensor, " N"]:
     """Return the advantages of a step by the name of their formula.
 
     Args:
-        name: ``grpo``, ``dr_grpo``, ``rloo`` or ``batch_std``.
-        rewards: one per sample; NaN for a failed one.
-        groups: the group each sample belongs to, in any order.
+        name: of the formula; ``reward`` is R itself, for algorithms whose baseline is a critic, and
+            ``none`` is 0, for those that learn from a teacher alone.
+        step: all samples of the step.
+        k: of ``pass_at_k``.
 
     Raises:
-        AlgorithmConfigError: if the lengths differ.
+        RewardError: if the formula has no meaning for a reward; names the sample.
     """
-    formulas = {
-        "grpo": grpo_advantages,
-        "dr_grpo": dr_grpo_advantages,
-        "rloo": rloo_advantages,
-        "batch_std": batch_std_advantages,
+    rewards = torch.tensor(list(step.rewards), dtype=torch.float64)
+    groups = group_ids(step.groups)
+    tokens = torch.tensor(list(step.num_tokens), dtype=torch.int64)
+    formulas: dict[AdvantageName, Callable[[], Float64[Tensor, " N"]]] = {
+        **{plain: partial(formula, rewards, groups) for plain, formula in _OF_GROUPS.items()},
+        "opo": lambda: opo_advantages(rewards, groups, tokens),
+        "pass_at_k": lambda: pass_at_k_advantages(rewards, groups, k),
+        "reinforce_pp": lambda: reinforce_pp_advantages(rewards, tokens),
+        "reinforce_pp_baseline": lambda: reinforce_pp_baseline_advantages(rewards, groups, tokens),
+        "reward": lambda: rewards.nan_to_num(nan=0.0),
+        "none": lambda: torch.zeros_like(rewards),
     }
-    if len(rewards) != len(groups):
+    return formulas[name]()
+
+
+def group_advantages(
+    name: AdvantageName, rewards: Sequence[float], groups: Sequence[Hashable]
+) -> Float64[Tensor, " N"]:
+    """Return the advantages of samples by a formula that needs rewards and groups only.
+
+    Raises:
+        AlgorithmConfigError: if the formula needs more; ``step_advantages`` has it.
+        RewardError: if the lengths differ, or the formula has no meaning for a reward.
+    """
+    if name not in _OF_GROUPS:
         raise AlgorithmConfigError(
-            f"advantage {name}: {len(rewards)} rewards for {len(groups)} group entries"
+            f"advantage {name!r} needs more than rewards and groups: use step_advantages; "
+            f"without it there are {', '.join(_OF_GROUPS)}"
         )
-    return formulas[name](torch.tensor(rewards, dtype=torch.float64), group_ids(groups))
+    step = StepRewards(rewards=rewards, groups=groups, num_tokens=[1] * len(rewards))
+    return step_advantages(name, step)
 
 
-class _GroupStatistics:
-    """Sums over the present samples of each group, each given back at every sample of it."""
+_OF_GROUPS: dict[AdvantageName, Callable[[Tensor, Tensor], Float64[Tensor, " N"]]] = {
+    "grpo": grpo_advantages,
+    "dr_grpo": dr_grpo_advantages,
+    "rloo": rloo_advantages,
+    "batch_std": batch_std_advantages,
+    "max_rl": max_rl_advantages,
+}
 
-    def __init__(self, rewards: Float[Tensor, " N"], groups: Int64[Tensor, " N"]) -> None:
-        self.present: Bool[Tensor, " N"] = ~rewards.isnan()
-        self.rewards = torch.where(self.present, rewards.double(), 0.0)
-        self._groups = groups
-        self._num_groups = int(groups.max()) + 1 if groups.numel() else 0
-        self.count = self.sum(self.present.double())
-        mean = self.sum(self.rewards) / self.count.clamp(min=1)
-        self.centred = torch.where(self.present, self.rewards - mean, 0.0)
 
-    def sum(self, values: Float64[Tensor, " N"]) -> Float64[Tensor, " N"]:
-        """Add ``values`` over each group."""
-        sums = values.new_zeros(self._num_groups).index_add(0, self._groups, values)
-        return sums[self._groups]
+def _token_whitened(
+    values: Float64[Tensor, " N"], num_tokens: Int64[Tensor, " N"], eps: float
+) -> Float64[Tensor, " N"]:
+    """Whiten as if each value stood ``num_tokens`` times in a row."""
+    kept = values.where(num_tokens > 0, 0.0)
+    count = num_tokens.sum()
+    mean = (kept * num_tokens).sum() / count.clamp(min=1)
+    variance = ((kept - mean) ** 2 * num_tokens).sum() / (count - 1).clamp(min=1)
+    return (values - mean) / (variance + eps).sqrt()
 
-    def informative(self, advantages: Float64[Tensor, " N"]) -> Float64[Tensor, " N"]:
-        """Set to 0 what failed and what is in a group without two different rewards.
 
-        Equality is asked of the rewards themselves: a mean of equal numbers rounds, and a
-        standard deviation of 1e-17 over a small eps is not 0.
-        """
-        low = self.rewards.masked_fill(~self.present, torch.inf)
-        high = self.rewards.masked_fill(~self.present, -torch.inf)
-        size = self._num_groups
-        lowest = low.new_full((size,), torch.inf).scatter_reduce(0, self._groups, low, "amin")
-        highest = high.new_full((size,), -torch.inf).scatter_reduce(0, self._groups, high, "amax")
-        differs = (highest > lowest)[self._groups]
-        return torch.where(differs & self.present, advantages, 0.0)
+def _share_of_choices(
+    bad: Float64[Tensor, " N"], total: Float64[Tensor, " N"], drawn: Float64[Tensor, " N"]
+) -> Float64[Tensor, " N"]:
+    """Return C(bad, drawn) / C(total, drawn) of each sample; 0 where there are too few bad."""
+    shares = [
+        math.comb(int(b), int(d)) / math.comb(int(n), int(d)) if 0 <= d <= b else 0.0
+        for b, n, d in zip(bad.tolist(), total.tolist(), drawn.tolist(), strict=True)
+    ]
+    return torch.tensor(shares, dtype=torch.float64)
+
+
+def _refuse(name: str, rewards: Float64[Tensor, " N"], broken: Tensor, expected: str) -> None:
+    if broken.any():
+        index = int(broken.nonzero()[0])
+        raise RewardError(
+            f"advantage {name}: sample {index} of the step has reward {rewards[index].item():g}; "
+            f"rewards have to be {expected}"
+        )

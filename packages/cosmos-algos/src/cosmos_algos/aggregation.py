@@ -49,10 +49,23 @@ class AggregationConfig:
 
 
 class SampleWeights(NamedTuple):
-    """For each sample of a step: the weight of its tokens, and its share of the denominator."""
+    """For each sample of a step what its tokens weigh.
+
+    Attributes:
+        token: weight of the loss of each of its tokens.
+        denominator: its share of the denominator.
+        imitation: weight of the negative log-likelihood of each of its tokens, if there is one.
+    """
 
     token: Float64[Tensor, " N"]
     denominator: Float64[Tensor, " N"]
+    imitation: Float64[Tensor, " N"] | None = None
+
+    def select(self, rows: Sequence[int] | Tensor) -> "SampleWeights":
+        """Return the entries of some samples."""
+        picked = torch.as_tensor(rows, dtype=torch.int64)
+        imitation = None if self.imitation is None else self.imitation[picked]
+        return SampleWeights(self.token[picked], self.denominator[picked], imitation)
 
 
 def sample_weights(
@@ -62,7 +75,7 @@ def sample_weights(
 
     Example:
         >>> sample_weights([1, 3], ["a", "a"], AggregationConfig(mode="sequence_mean"))
-        SampleWeights(token=tensor([1.0000, 0.3333], ...), denominator=tensor([1., 1.], ...))
+        SampleWeights(token=tensor([1.0000, 0.3333], ...), denominator=tensor([1., 1.], ...), ...)
 
     Args:
         num_tokens: trained tokens of each sample, of the whole step and not of a share of it.
@@ -84,3 +97,30 @@ def sample_weights(
             ids = group_ids(groups)
             sums = tokens.new_zeros(len(num_tokens)).index_add(0, ids, tokens)[ids]
             return SampleWeights(trained / sums.clamp(min=1), tokens / sums.clamp(min=1))
+
+
+def imitation_weights(
+    num_tokens: Sequence[int],
+    rewards: Sequence[float],
+    weights: SampleWeights,
+    coefficient: float,
+    threshold: float = 0.0,
+) -> SampleWeights:
+    """Add the negative log-likelihood of positive samples to the weights of a step.
+
+    L + μ Σ_{i: R_i > threshold} Σ_t -log π / Σ_{i: R_i > threshold} T_i (VAPO, arXiv 2504.05118,
+    section 4.3): the second mean has a count of its own, which is the *whole step's*; as the sum
+    of a step is divided by Σ_i d_i, each token weighs μ Σ_i d_i / Σ_positive T_i.
+
+    Args:
+        num_tokens: trained tokens of each sample.
+        rewards: of each sample; NaN for a failed one.
+        weights: of the loss itself.
+        coefficient: μ.
+        threshold: a reward above it makes a sample positive.
+    """
+    tokens = torch.tensor(num_tokens, dtype=torch.float64)
+    positive = (torch.tensor(rewards, dtype=torch.float64) > threshold) & (tokens > 0)
+    count = (tokens * positive).sum().clamp(min=1.0)
+    scale = coefficient * weights.denominator.sum() / count
+    return weights._replace(imitation=scale * positive)

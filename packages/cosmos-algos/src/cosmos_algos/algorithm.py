@@ -2,18 +2,27 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 import torch
-from torch import nn
+from jaxtyping import Float64
+from torch import Tensor, nn
 
-from cosmos_algos.advantages import AdvantageName, group_advantages
-from cosmos_algos.aggregation import AggregationConfig, SampleWeights, sample_weights
+from cosmos_algos.advantages import AdvantageName, StepRewards, step_advantages
+from cosmos_algos.aggregation import (
+    AggregationConfig,
+    SampleWeights,
+    imitation_weights,
+    sample_weights,
+)
 from cosmos_algos.batch import TokenBatch, collate
+from cosmos_algos.errors import AlgorithmConfigError, EmptyStepError
 from cosmos_algos.logprobs import TokenScores
 from cosmos_algos.loss_sum import LossSum
+from cosmos_algos.objective import ObjectiveConfig, policy_objective
 from cosmos_algos.scoring import model_scores
 from cosmos_algos.splitting import split_batches, split_ranks
-from cosmos_algos.surrogate import ObjectiveConfig, policy_objective
+from cosmos_algos.surrogate import GspoClip
 from cosmos_core.trajectory import Trajectory
 
 
@@ -26,23 +35,94 @@ class Share:
         rank: position among the ranks that share the step.
         num_ranks: how many they are, over all replicas.
         pad_id: token id of the padding.
+        vocab_size: token ids have to be below it; 0 where it is not known.
     """
 
     max_tokens: int
     rank: int = 0
     num_ranks: int = 1
     pad_id: int = 0
+    vocab_size: int = 0
+
+
+@runtime_checkable
+class PolicyRecipe(Protocol):
+    """What the recipes of policy-gradient algorithms have in common; see ``GrpoConfig``."""
+
+    @property
+    def advantage(self) -> AdvantageName:
+        """Formula of the advantages."""
+        ...
+
+    @property
+    def objective(self) -> ObjectiveConfig:
+        """What a token's loss is made of."""
+        ...
+
+    @property
+    def aggregation(self) -> AggregationConfig:
+        """Which mean over tokens."""
+        ...
+
+    @property
+    def temperature(self) -> float:
+        """That of the sampler."""
+        ...
+
+    @property
+    def logprob_chunk(self) -> int:
+        """Targets projected onto the vocabulary at a time."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Algorithm:
-    """What the configs build; see ``GrpoConfig`` for the fields."""
+    """What the configs build; see ``GrpoConfig`` for the fields.
+
+    Attributes:
+        advantage: formula of the advantages.
+        objective: what a token's loss is made of.
+        aggregation: which mean over tokens.
+        temperature: that of the sampler.
+        logprob_chunk: targets projected onto the vocabulary at a time.
+        k: of advantage ``pass_at_k``.
+        imitation_coefficient: weight of the negative log-likelihood of samples with a positive
+            reward; 0 for none.
+    """
 
     advantage: AdvantageName
     objective: ObjectiveConfig
     aggregation: AggregationConfig
     temperature: float
     logprob_chunk: int
+    k: int = 1
+    imitation_coefficient: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse a mean that weighs GSPO's samples by their length."""
+        sequence_loss = isinstance(self.objective.surrogate, GspoClip)
+        if sequence_loss and self.aggregation.mode != "sequence_mean":
+            raise AlgorithmConfigError(
+                f"gspo: aggregation {self.aggregation.mode!r} weighs samples by their length; "
+                "a loss of whole samples needs 'sequence_mean'"
+            )
+
+    def step_targets(self, step: StepRewards) -> tuple[Float64[Tensor, " N"], SampleWeights]:
+        """Return the advantage and the weights of every sample of a step.
+
+        Args:
+            step: *all* samples of the step, on every rank.
+
+        Raises:
+            RewardError: if a reward has no meaning for the advantage; names the sample.
+        """
+        advantages = step_advantages(self.advantage, step, k=self.k)
+        weights = sample_weights(step.num_tokens, step.groups, self.aggregation)
+        if self.imitation_coefficient:
+            weights = imitation_weights(
+                step.num_tokens, step.rewards, weights, self.imitation_coefficient
+            )
+        return advantages, weights
 
     def batches(
         self, trajectories: Sequence[Trajectory], share: Share, *, policy_version: int
@@ -59,23 +139,32 @@ class Algorithm:
 
         Raises:
             TrajectoryError: if a sample cannot be trained on.
+            EmptyStepError: on every rank, if there are samples and none has a trained token.
         """
-        groups = [trajectory.group for trajectory in trajectories]
-        advantages = group_advantages(self.advantage, [t.reward for t in trajectories], groups)
-        trained = [trajectory.num_trainable for trajectory in trajectories]
-        weights = sample_weights(trained, groups, self.aggregation)
+        step = StepRewards(
+            rewards=[trajectory.reward for trajectory in trajectories],
+            groups=[trajectory.group for trajectory in trajectories],
+            num_tokens=[trajectory.num_trainable for trajectory in trajectories],
+        )
+        if trajectories and not any(step.num_tokens):
+            raise EmptyStepError(
+                f"the step has {len(trajectories)} samples, the first of group "
+                f"{trajectories[0].group}, and none of them has a trained token"
+            )
+        advantages, weights = self.step_targets(step)
         lengths = [trajectory.num_tokens for trajectory in trajectories]
         mine = split_ranks(lengths, share.num_ranks)[share.rank]
         batches: list[TokenBatch] = []
         for rows in split_batches([lengths[index] for index in mine], share.max_tokens):
-            chosen = torch.tensor([mine[row] for row in rows])
+            chosen = [mine[row] for row in rows]
             batches.append(
                 collate(
-                    [trajectories[index] for index in chosen.tolist()],
+                    [trajectories[index] for index in chosen],
                     advantages[chosen],
-                    SampleWeights(weights.token[chosen], weights.denominator[chosen]),
+                    weights.select(chosen),
                     pad_id=share.pad_id,
                     policy_version=policy_version,
+                    vocab_size=share.vocab_size,
                 )
             )
         return batches
@@ -90,6 +179,11 @@ class Algorithm:
         return replace(batch, reference_logprobs=self.scores(reference, batch).logprobs)
 
     @torch.no_grad()
+    def with_teacher(self, teacher: nn.Module, batch: TokenBatch) -> TokenBatch:
+        """Return the batch with a teacher's log-probabilities."""
+        return replace(batch, teacher_logprobs=self.scores(teacher, batch).logprobs)
+
+    @torch.no_grad()
     def with_old(self, model: nn.Module, batch: TokenBatch) -> TokenBatch:
         """Return the batch with the log-probabilities of the policy as it is now.
 
@@ -101,3 +195,18 @@ class Algorithm:
     def loss(self, model: nn.Module, batch: TokenBatch) -> LossSum:
         """Run the model once over a batch and return the batch's part of the step's loss."""
         return policy_objective(self.scores(model, batch), batch, self.objective)
+
+
+def policy_algorithm(
+    recipe: PolicyRecipe, *, k: int = 1, imitation_coefficient: float = 0.0
+) -> Algorithm:
+    """Make the algorithm of a recipe."""
+    return Algorithm(
+        advantage=recipe.advantage,
+        objective=recipe.objective,
+        aggregation=recipe.aggregation,
+        temperature=recipe.temperature,
+        logprob_chunk=recipe.logprob_chunk,
+        k=k,
+        imitation_coefficient=imitation_coefficient,
+    )

@@ -11,6 +11,7 @@ last column predicts nothing.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +20,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cosmos_algos.aggregation import SampleWeights
-from cosmos_algos.errors import TrajectoryError
+from cosmos_algos.errors import MissingScoresError, TokenIdError, TrajectoryError
+from cosmos_algos.samples import Samples
 from cosmos_core.trajectory import Trajectory
+
+ScoreField = Literal["old_logprobs", "reference_logprobs", "teacher_logprobs", "values"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -39,6 +43,11 @@ class TokenBatch:
         lags: how many versions behind the trainer the target was sampled; 0 where not trainable.
         old_logprobs: log π_old of the target, if the caller computed it.
         reference_logprobs: log π_ref of the target, if the caller computed it.
+        teacher_logprobs: log-probability of the target under a teacher, likewise.
+        values: what a critic expected before the target was drawn, likewise.
+        imitation_weights: weight of the target's negative log-likelihood in the step's sum.
+        segments: number of the sample that each column belongs to, for rows that hold several.
+        names: group and sibling of each sample, for messages.
     """
 
     token_ids: Int[Tensor, "B T"]
@@ -52,14 +61,42 @@ class TokenBatch:
     lags: Int[Tensor, "B T"]
     old_logprobs: Float[Tensor, "B T"] | None = None
     reference_logprobs: Float[Tensor, "B T"] | None = None
+    teacher_logprobs: Float[Tensor, "B T"] | None = None
+    values: Float[Tensor, "B T"] | None = None
+    imitation_weights: Float[Tensor, "B T"] | None = None
+    segments: Int[Tensor, "B T"] | None = None
+    names: tuple[str, ...] = ()
 
     def to(self, device: torch.device | str) -> "TokenBatch":
         """Return the batch with every tensor on ``device``."""
-        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
+        entries = {field.name: getattr(self, field.name) for field in fields(self)}
         moved = {
-            name: t.to(device, non_blocking=True) for name, t in tensors.items() if t is not None
+            name: entry.to(device, non_blocking=True)
+            for name, entry in entries.items()
+            if isinstance(entry, Tensor)
         }
         return replace(self, **moved)
+
+    @property
+    def samples(self) -> Samples:
+        """Which trainable tokens belong to one sample."""
+        return Samples(self.trainable, self.segments)
+
+    def scores_of(self, field: ScoreField, because: str) -> Float[Tensor, "B T"]:
+        """Return one of the optional fields.
+
+        Args:
+            field: its name.
+            because: what needs it, for the message.
+
+        Raises:
+            MissingScoresError: if the batch has none.
+        """
+        scores: Tensor | None = getattr(self, field)
+        if scores is None:
+            first = f" (first sample: {self.names[0]})" if self.names else ""
+            raise MissingScoresError(f"{because} needs the batch's {field}; it has none{first}")
+        return scores
 
 
 def collate(
@@ -69,6 +106,7 @@ def collate(
     *,
     pad_id: int = 0,
     policy_version: int = 0,
+    vocab_size: int = 0,
 ) -> TokenBatch:
     """Lay samples out as one batch.
 
@@ -78,19 +116,17 @@ def collate(
         weights: the entries of these samples in the weights of the whole step.
         pad_id: token id of the padding; any id of the vocabulary will do.
         policy_version: version the trainer holds now, from which lags are counted.
+        vocab_size: token ids have to be below it; 0 where it is not known.
 
     Returns:
         A batch on the CPU, float32 but for the denominators, as wide as the longest sample.
 
     Raises:
         TrajectoryError: if the first token of a sample is trainable: no token predicts it.
+        TokenIdError: if a token id is negative or beyond the vocabulary.
     """
     for trajectory in trajectories:
-        if trajectory.num_tokens and trajectory.trainable[0]:
-            raise TrajectoryError(
-                f"group {trajectory.group} sibling {trajectory.sibling}: token 0 is trainable, "
-                "but no token predicts it"
-            )
+        _check_tokens(trajectory, vocab_size)
     width = max((trajectory.num_tokens for trajectory in trajectories), default=1)
     token_ids = _rows([t.token_ids for t in trajectories], width, pad_id)
     valid = _rows([np.ones(t.num_tokens, np.bool_) for t in trajectories], width, False)
@@ -108,15 +144,19 @@ def collate(
         token_weights=weights.token.float()[:, None] * kept,
         denominators=weights.denominator.double(),
         lags=(policy_version - versions.long()) * trainable,
+        imitation_weights=(
+            None if weights.imitation is None else weights.imitation.float()[:, None] * kept
+        ),
+        names=tuple(_name(trajectory) for trajectory in trajectories),
     )
 
 
-def empty_batch(num_tokens: int = 2, pad_id: int = 0) -> TokenBatch:
-    """Return one row of padding with weight 0, for a rank that has nothing left to train on.
+def empty_batch(num_tokens: int = 2, pad_id: int = 0, num_rows: int = 1) -> TokenBatch:
+    """Return rows of padding with weight 0, for a rank that has nothing left to train on.
 
     Its forward and backward pass do all the collectives of a real one and add exact zeros.
     """
-    shape = (1, num_tokens)
+    shape = (num_rows, num_tokens)
     return TokenBatch(
         token_ids=torch.full(shape, pad_id),
         valid=torch.zeros(shape, dtype=torch.bool),
@@ -125,9 +165,30 @@ def empty_batch(num_tokens: int = 2, pad_id: int = 0) -> TokenBatch:
         behaviour_logprobs=torch.zeros(shape),
         advantages=torch.zeros(shape),
         token_weights=torch.zeros(shape),
-        denominators=torch.zeros(1, dtype=torch.float64),
+        denominators=torch.zeros(num_rows, dtype=torch.float64),
         lags=torch.zeros(shape, dtype=torch.long),
     )
+
+
+def _check_tokens(trajectory: Trajectory, vocab_size: int) -> None:
+    if not trajectory.num_tokens:
+        return
+    if trajectory.trainable[0]:
+        raise TrajectoryError(
+            f"{_name(trajectory)}: token 0 is trainable, but no token predicts it"
+        )
+    ids = trajectory.token_ids
+    wrong = (ids < 0) | (ids >= vocab_size) if vocab_size else ids < 0
+    if wrong.any():
+        place = int(wrong.argmax())
+        bound = f"0 to {vocab_size - 1}" if vocab_size else "0 or more"
+        raise TokenIdError(
+            f"{_name(trajectory)}: token {place} is {ids[place]}; token ids are {bound}"
+        )
+
+
+def _name(trajectory: Trajectory) -> str:
+    return f"group {trajectory.group} sibling {trajectory.sibling}"
 
 
 def _rows(

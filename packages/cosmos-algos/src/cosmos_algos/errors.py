@@ -13,5 +13,25 @@ class TrajectoryError(AlgosError, ValueError):
     """A trajectory that cannot be trained on: raised by ``collate``, names the sample."""
 
 
+class TokenIdError(TrajectoryError):
+    """A token that the vocabulary does not have: raised by ``collate``, names sample and place."""
+
+
+class RewardError(AlgosError, ValueError):
+    """A reward for which an advantage has no meaning: raised on the step, names the sample."""
+
+
+class EmptyStepError(AlgosError, ValueError):
+    """A step of samples none of which has a trained token: raised before the first batch."""
+
+
+class MissingScoresError(AlgosError, ValueError):
+    """Log-probabilities or values that an algorithm needs and a batch lacks: names the field."""
+
+
+class PairingError(AlgosError, ValueError):
+    """Rows that do not form pairs of a chosen and a rejected sample: names the rows."""
+
+
 class ModelHeadError(AlgosError, TypeError):
     """A model whose output head is not where log-probabilities need it: raised on first use."""

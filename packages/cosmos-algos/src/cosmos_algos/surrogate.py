@@ -1,34 +1,24 @@
-"""The clipped policy-gradient objective that GRPO and its descendants share.
+"""Policy losses: what a token's probability ratio and advantage become.
 
-A recipe is a choice of four things that are independent of each other: the ratio's anchor, the
-clip range, the correction, and the penalties. Here they meet, once.
+With r = π/anchor: the anchor is the policy at the start of the step or the one that sampled, which
+the objective decides. Each loss returns its per-token values, and where it held the ratio back.
 """
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from cosmos_algos.batch import TokenBatch
-from cosmos_algos.corrections import (
-    LOG_RATIO_LIMIT,
-    CorrectionConfig,
-    NoCorrection,
-    TisConfig,
-    correction_weights,
-)
-from cosmos_algos.divergence import KlConfig, kl_loss
+from cosmos_algos.corrections import LOG_RATIO_LIMIT
 from cosmos_algos.errors import AlgorithmConfigError
-from cosmos_algos.logprobs import TokenScores
-from cosmos_algos.loss_sum import LossSum
-from cosmos_algos.mismatch import mismatch_sums
+from cosmos_algos.samples import Samples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipConfig:
-    """Where the ratio r = π/anchor stops to matter.
+    """PPO: -min(rA, clip(r)A); where the ratio r = π/anchor stops to matter.
 
     Attributes:
         low: r is clipped below at 1 - low.
@@ -37,53 +27,150 @@ class ClipConfig:
             0 leaves it unbounded.
     """
 
+    kind: Literal["clip"] = "clip"
     low: float = 0.2
     high: float = 0.2
     dual: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse ranges that do not contain 1."""
-        if not 0.0 <= self.low <= 1.0 or self.high < 0.0:
-            raise AlgorithmConfigError(
-                f"clip: low {self.low} must be in [0, 1] and high {self.high} at least 0"
-            )
+        _check_clip("clip", self.low, self.high)
         if self.dual and self.dual <= 1.0:
             raise AlgorithmConfigError(f"clip: dual {self.dual} must be over 1, or 0 for none")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ObjectiveConfig:
-    """What a token's loss is made of.
+class GspoClip:
+    """GSPO: the clip acts on a sample's geometric mean ratio s = (Π_t r_t)^(1/T).
 
     Attributes:
-        clip: the clip range.
-        anchor: what the ratio is over. ``old``: the policy at the start of the step (the batch's
-            ``old_logprobs``, else the current ones, so r = 1 with a gradient), with ``correction``
-            answering for π_old/μ. ``behaviour``: μ itself; then r holds the whole importance
-            weight, and a correction on top would count it twice, so none is allowed.
-        correction: for samples of a policy other than the anchor.
-        kl: penalty towards a reference.
-        entropy_coefficient: bonus on the entropy of each distribution; 0 for none.
+        low: s is clipped below at 1 - low.
+        high: and above at 1 + high.
+        level: ``sequence`` differentiates s; ``token`` is sg(s) r/sg(r), which has the same
+            gradient where the advantage is one number and allows one per token.
     """
 
-    clip: ClipConfig = field(default_factory=ClipConfig)
-    anchor: Literal["old", "behaviour"] = "old"
-    correction: CorrectionConfig = field(default_factory=TisConfig)
-    kl: KlConfig = field(default_factory=KlConfig)
-    entropy_coefficient: float = 0.0
+    kind: Literal["gspo"] = "gspo"
+    low: float = 3e-4
+    high: float = 4e-4
+    level: Literal["sequence", "token"] = "sequence"
 
     def __post_init__(self) -> None:
-        """Refuse to count an importance weight twice."""
-        if self.anchor == "behaviour" and not isinstance(self.correction, NoCorrection):
+        """Refuse ranges that do not contain 1."""
+        _check_clip("gspo", self.low, self.high)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CispoClip:
+    """CISPO: -sg(clip(r, floor, cap)) A log π; a clipped token keeps its gradient.
+
+    Attributes:
+        cap: largest weight itself, not its distance to 1 (1 + ε_high in the paper).
+        floor: smallest weight (1 - ε_low); 0, as published, never binds.
+    """
+
+    kind: Literal["cispo"] = "cispo"
+    cap: float = 5.0
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse a cap that would shrink every gradient, as an ε in its place does."""
+        if not 0.0 <= self.floor <= 1.0 <= self.cap:
             raise AlgorithmConfigError(
-                f"objective: anchor 'behaviour' already weighs by π/μ; correction "
-                f"{self.correction.kind!r} would count it twice: use correction.kind = 'none'"
+                f"cispo: weights in [{self.floor}, {self.cap}] must contain 1; cap is the largest "
+                "weight, 1 + ε_high"
             )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AipoClip:
+    """AIPO (LlamaRL): -sg(min(π/μ, ρ)) A log π; every token keeps a gradient.
+
+    Attributes:
+        rho: largest weight, 2 to 10 in the paper.
+        gradient: ``everywhere`` as published; ``below_rho`` differentiates min(π/μ, ρ) itself, so
+            that tokens above ρ have none: a form that is in use under the same name.
+    """
+
+    kind: Literal["aipo"] = "aipo"
+    rho: float = 5.0
+    gradient: Literal["everywhere", "below_rho"] = "everywhere"
+
+    def __post_init__(self) -> None:
+        """Refuse a bound that would shrink on-policy gradients."""
+        if self.rho < 1.0:
+            raise AlgorithmConfigError(f"aipo: rho {self.rho} must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SapoGate:
+    """SAPO: -(4/τ) σ(τ (r - 1)) A; a smooth gate in place of a clip, slope 1 at r = 1.
+
+    Attributes:
+        positive: τ where the advantage is above 0.
+        negative: τ elsewhere; larger, as pushing down is what destabilises.
+    """
+
+    kind: Literal["sapo"] = "sapo"
+    positive: float = 1.0
+    negative: float = 1.05
+
+    def __post_init__(self) -> None:
+        """Refuse temperatures that have no gate."""
+        if min(self.positive, self.negative) <= 0.0:
+            raise AlgorithmConfigError(
+                f"sapo: temperatures {self.positive} and {self.negative} must be above 0"
+            )
+
+
+SurrogateConfig = ClipConfig | GspoClip | CispoClip | AipoClip | SapoGate
+
+
+class Surrogate(NamedTuple):
+    """Per-token losses, and where the ratio was held back (clipped, capped or without gradient)."""
+
+    losses: Float[Tensor, "B T"]
+    clipped: Bool[Tensor, "B T"]
+
+
+def policy_surrogate(
+    logprobs: Float[Tensor, "B T"],
+    anchor: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    samples: Samples,
+    config: SurrogateConfig,
+) -> Surrogate:
+    """Return the per-token policy loss of a batch.
+
+    Args:
+        logprobs: log π, with gradient.
+        anchor: log-probabilities that the ratio is over, without.
+        advantages: of each token.
+        samples: which tokens belong together.
+        config: which loss.
+    """
+    log_ratios = (logprobs - anchor).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    match config:
+        case ClipConfig():
+            return clipped_surrogate(log_ratios.exp(), advantages, config)
+        case GspoClip():
+            return gspo_surrogate(log_ratios, advantages, samples, config)
+        case CispoClip():
+            weights = log_ratios.detach().exp()
+            return capped_surrogate(logprobs, weights, advantages, (config.floor, config.cap))
+        case AipoClip(gradient="everywhere"):
+            weights = log_ratios.detach().exp()
+            return capped_surrogate(logprobs, weights, advantages, (0.0, config.rho))
+        case AipoClip():
+            ratios = log_ratios.exp()
+            return Surrogate(-ratios.clamp(max=config.rho) * advantages, ratios > config.rho)
+        case SapoGate():
+            return sapo_surrogate(log_ratios.exp(), advantages, config)
 
 
 def clipped_surrogate(
     ratios: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], clip: ClipConfig
-) -> tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:
+) -> Surrogate:
     """Return per-token losses -min(rA, clip(r)A) and where clipping took the gradient away.
 
     PPO (arXiv 1707.06347, eq. 7), clip-higher (DAPO, arXiv 2503.14476, eq. 10), dual clip
@@ -98,63 +185,53 @@ def clipped_surrogate(
         dual = (advantages < 0.0) & (losses > ceiling)
         losses = torch.where(dual, ceiling, losses)
         clipped = clipped | dual
-    return losses, clipped
+    return Surrogate(losses, clipped)
 
 
-def policy_objective(scores: TokenScores, batch: TokenBatch, objective: ObjectiveConfig) -> LossSum:
-    """Return the loss of a batch, as a sum over its tokens weighed by the batch's own weights.
+def gspo_surrogate(
+    log_ratios: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    samples: Samples,
+    config: GspoClip,
+) -> Surrogate:
+    """Return -min(sA, clip(s)A) at every token of a sample, s = exp(mean_t log r_t).
 
-    Args:
-        scores: log π (with gradient) and entropies of the batch's targets.
-        batch: what was sampled, by whom, and what it earned.
-        objective: the four choices.
-
-    Raises:
-        AlgorithmConfigError: if a KL penalty is asked for and the batch has no reference.
+    GSPO (arXiv 2507.18071, eq. 5 and 7), and its token variant sg(s) r/sg(r) (eq. 13 and 14).
+    Averaged over the tokens of a sample, which ``sequence_mean`` does, this is the sample's loss.
     """
-    logprobs = scores.logprobs
-    old = batch.behaviour_logprobs
-    if objective.anchor == "old":
-        old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
-    ratios = (logprobs - old).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-    weights = correction_weights(old - batch.behaviour_logprobs, objective.correction)
-    surrogate, clipped = clipped_surrogate(ratios, batch.advantages, objective.clip)
-    losses = weights * surrogate
-    divergence = torch.zeros_like(losses)
-    if objective.kl.coefficient:
-        if batch.reference_logprobs is None:
-            raise AlgorithmConfigError(
-                "kl: a coefficient over 0 needs the batch's reference_logprobs"
-            )
-        divergence = kl_loss(logprobs, batch.reference_logprobs, weights * ratios, objective.kl)
-        losses = losses + objective.kl.coefficient * divergence
-    if objective.entropy_coefficient:
-        losses = losses - objective.entropy_coefficient * scores.entropies
-    return LossSum(
-        total=(losses * batch.token_weights).sum(),
-        weight=batch.denominators.sum(),
-        metrics=_metrics(scores, batch, clipped, weights, divergence),
-    )
+    means = samples.means(log_ratios)
+    if config.level == "token":
+        means = means.detach() + log_ratios - log_ratios.detach()
+    clip = ClipConfig(low=config.low, high=config.high)
+    return clipped_surrogate(means.exp(), advantages, clip)
 
 
-def _metrics(
-    scores: TokenScores,
-    batch: TokenBatch,
-    clipped: Bool[Tensor, "B T"],
+def capped_surrogate(
+    logprobs: Float[Tensor, "B T"],
     weights: Float[Tensor, "B T"],
-    divergence: Float[Tensor, "B T"],
-) -> dict[str, Float[Tensor, ""]]:
-    """Return sums over trainable tokens; the keys never depend on the data."""
-    kept = batch.trainable
-    log_ratios = scores.logprobs.detach() - batch.behaviour_logprobs
-    sums = {
-        "tokens": kept,
-        "entropy": scores.entropies.detach(),
-        "clipped": clipped,
-        "correction": weights,
-        "kl": divergence.detach(),
-        "advantage_abs": batch.advantages.abs(),
-    }
-    dtype = scores.logprobs.dtype
-    totals = {name: (values * kept).sum().to(dtype) for name, values in sums.items()}
-    return totals | mismatch_sums(log_ratios, kept, batch.lags)
+    advantages: Float[Tensor, "B T"],
+    bounds: tuple[float, float],
+) -> Surrogate:
+    """Return -sg(clip(w, low, high)) A log π: REINFORCE with a bounded importance weight.
+
+    CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5); with w = π/μ and no lower bound AIPO
+    (LlamaRL, arXiv 2505.24034: Σ_t min(π/μ, ρ) A ∇log π). No token loses its gradient.
+    """
+    held = weights.detach().clamp(*bounds)
+    return Surrogate(-held * advantages * logprobs, held != weights)
+
+
+def sapo_surrogate(
+    ratios: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], gate: SapoGate
+) -> Surrogate:
+    """Return -(4/τ) σ(τ (r - 1)) A, τ by the sign of A (SAPO, arXiv 2511.20347)."""
+    temperature = torch.where(advantages > 0.0, gate.positive, gate.negative)
+    losses = -(4.0 / temperature) * torch.sigmoid(temperature * (ratios - 1.0)) * advantages
+    return Surrogate(losses, torch.zeros_like(advantages, dtype=torch.bool))
+
+
+def _check_clip(subject: str, low: float, high: float) -> None:
+    if not 0.0 <= low <= 1.0 or high < 0.0:
+        raise AlgorithmConfigError(
+            f"{subject}: low {low} must be in [0, 1] and high {high} at least 0"
+        )

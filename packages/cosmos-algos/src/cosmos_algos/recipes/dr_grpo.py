@@ -1,6 +1,6 @@
-"""GRPO: group-relative advantages, a symmetric clip, the mean over sequences of token means.
+"""Dr.GRPO: no division by the group's deviation, and a constant in place of each length.
 
-Shao et al., DeepSeekMath, arXiv 2402.03300, eq. 3.
+Liu et al., Understanding R1-Zero-Like Training, arXiv 2503.20783, section 3.
 """
 
 from dataclasses import dataclass, field
@@ -8,38 +8,32 @@ from typing import Literal
 
 from cosmos_algos.advantages import AdvantageName
 from cosmos_algos.aggregation import AggregationConfig
-from cosmos_algos.algorithm import Algorithm
+from cosmos_algos.algorithm import Algorithm, policy_algorithm
 from cosmos_algos.logprobs import DEFAULT_CHUNK
-from cosmos_algos.surrogate import ObjectiveConfig
+from cosmos_algos.objective import ObjectiveConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GrpoConfig:
-    """GRPO as published, corrected for stale and mismatched samples.
+class DrGrpoConfig:
+    """Dr.GRPO; the constant of its aggregation is usually the longest response allowed.
 
     Attributes:
         advantage: formula of the advantages.
-        objective: clip, anchor, correction and penalties.
+        objective: policy loss, anchor, correction and penalties.
         aggregation: which mean over tokens.
         temperature: that of the sampler; logits are divided by it.
         logprob_chunk: targets projected onto the vocabulary at a time; 0 for whole logits.
     """
 
-    kind: Literal["grpo"] = "grpo"
-    advantage: AdvantageName = "grpo"
+    kind: Literal["dr_grpo"] = "dr_grpo"
+    advantage: AdvantageName = "dr_grpo"
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     aggregation: AggregationConfig = field(
-        default_factory=lambda: AggregationConfig(mode="sequence_mean")
+        default_factory=lambda: AggregationConfig(mode="constant", constant=1024)
     )
     temperature: float = 1.0
     logprob_chunk: int = DEFAULT_CHUNK
 
     def build(self) -> Algorithm:
         """Make the algorithm."""
-        return Algorithm(
-            advantage=self.advantage,
-            objective=self.objective,
-            aggregation=self.aggregation,
-            temperature=self.temperature,
-            logprob_chunk=self.logprob_chunk,
-        )
+        return policy_algorithm(self)

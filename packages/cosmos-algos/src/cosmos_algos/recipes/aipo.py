@@ -1,7 +1,6 @@
-"""DAPO: clip-higher and the token mean over the whole step.
+"""AIPO: REINFORCE weighed by min(π/μ, ρ), for samples of older weights.
 
-Yu et al., arXiv 2503.14476, eq. 8. Its dynamic sampling (groups without signal are replaced) is
-the controller's business, its overlong penalty a reward.
+Wu et al., LlamaRL, arXiv 2505.24034.
 """
 
 from dataclasses import dataclass, field
@@ -9,27 +8,31 @@ from typing import Literal
 
 from cosmos_algos.advantages import AdvantageName
 from cosmos_algos.aggregation import AggregationConfig
-from cosmos_algos.algorithm import Algorithm
+from cosmos_algos.algorithm import Algorithm, policy_algorithm
+from cosmos_algos.corrections import NoCorrection
 from cosmos_algos.logprobs import DEFAULT_CHUNK
-from cosmos_algos.surrogate import ClipConfig, ObjectiveConfig
+from cosmos_algos.objective import ObjectiveConfig
+from cosmos_algos.surrogate import AipoClip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DapoConfig:
-    """DAPO's loss, corrected for stale and mismatched samples.
+class AipoConfig:
+    """AIPO; no forward pass for π_old is needed.
 
     Attributes:
         advantage: formula of the advantages.
-        objective: clip, anchor, correction and penalties.
+        objective: policy loss, anchor, correction and penalties.
         aggregation: which mean over tokens.
         temperature: that of the sampler; logits are divided by it.
         logprob_chunk: targets projected onto the vocabulary at a time; 0 for whole logits.
     """
 
-    kind: Literal["dapo"] = "dapo"
+    kind: Literal["aipo"] = "aipo"
     advantage: AdvantageName = "grpo"
     objective: ObjectiveConfig = field(
-        default_factory=lambda: ObjectiveConfig(clip=ClipConfig(low=0.2, high=0.28))
+        default_factory=lambda: ObjectiveConfig(
+            surrogate=AipoClip(), anchor="behaviour", correction=NoCorrection()
+        )
     )
     aggregation: AggregationConfig = field(default_factory=AggregationConfig)
     temperature: float = 1.0
@@ -37,10 +40,4 @@ class DapoConfig:
 
     def build(self) -> Algorithm:
         """Make the algorithm."""
-        return Algorithm(
-            advantage=self.advantage,
-            objective=self.objective,
-            aggregation=self.aggregation,
-            temperature=self.temperature,
-            logprob_chunk=self.logprob_chunk,
-        )
+        return policy_algorithm(self)

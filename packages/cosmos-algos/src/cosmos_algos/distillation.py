@@ -1,0 +1,113 @@
+"""Learning from a teacher's distributions: generalised Jensen-Shannon divergence, whole or top-k.
+
+On-policy distillation by reverse KL needs no distribution, only the teacher's log-probability of
+what was sampled; it is ``ObjectiveConfig.teacher_coefficient``.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from cosmos_algos.errors import AlgorithmConfigError
+
+
+class TopK(NamedTuple):
+    """The K likeliest tokens of a distribution, most likely first."""
+
+    logprobs: Float[Tensor, "*S K"]
+    token_ids: Int[Tensor, "*S K"]
+
+
+def top_k(logits: Float[Tensor, "*S V"], k: int, *, temperature: float = 1.0) -> TopK:
+    """Return the K likeliest tokens of softmax(logits / temperature) with their log-probs."""
+    logprobs = torch.log_softmax(logits / temperature, dim=-1)
+    return TopK(*logprobs.topk(k, dim=-1))
+
+
+def with_tail(logprobs: Float[Tensor, "*S K"]) -> Float[Tensor, "*S K1"]:
+    """Append the log-probability of all other tokens together: log(1 - Σ exp).
+
+    Without it K numbers are no distribution, and their divergence may be negative.
+    """
+    mass = logprobs.logsumexp(-1, keepdim=True)
+    limit = math.log1p(-torch.finfo(logprobs.dtype).eps)
+    tail = torch.log(-torch.expm1(mass.clamp(max=limit)))
+    return torch.cat([logprobs, tail], dim=-1)
+
+
+def generalised_jsd(
+    teacher: Float[Tensor, "*S K"], student: Float[Tensor, "*S K"], beta: float
+) -> Float[Tensor, "*S"]:
+    """Return β KL(P‖M) + (1 - β) KL(Q‖M), M = βP + (1 - β)Q; P the teacher, Q the student.
+
+    GKD (arXiv 2306.13649, eq. 1). The ends, where that is 0, are what it tends to when divided by
+    β and by 1 - β: β = 0 is KL(P‖Q), forward, and β = 1 is KL(Q‖P), reverse.
+
+    Args:
+        teacher: log P, summing to 1 over the last dimension.
+        student: log Q, with gradient.
+        beta: where between the two.
+
+    Raises:
+        AlgorithmConfigError: if β is not in [0, 1].
+    """
+    if not 0.0 <= beta <= 1.0:
+        raise AlgorithmConfigError(f"jsd: beta {beta} must be in [0, 1]")
+    if beta == 0.0:
+        return _kl(teacher, student)
+    if beta == 1.0:
+        return _kl(student, teacher)
+    mixed = torch.logaddexp(teacher + math.log(beta), student + math.log1p(-beta))
+    return beta * _kl(teacher, mixed) + (1.0 - beta) * _kl(student, mixed)
+
+
+def top_k_jsd(
+    teacher: Float[Tensor, "*S K"], student: Float[Tensor, "*S K"], beta: float
+) -> Float[Tensor, "*S"]:
+    """Return ``generalised_jsd`` of the teacher's K likeliest tokens and one tail of all others.
+
+    Never more than the divergence of the whole distributions, and equal to it for K = V - 1.
+
+    Args:
+        teacher: log-probabilities of those tokens under the teacher.
+        student: log-probabilities of the *same* tokens under the student.
+        beta: where between forward (0) and reverse (1).
+    """
+    return generalised_jsd(with_tail(teacher), with_tail(student), beta)
+
+
+def candidate_logprobs(
+    hidden: Float[Tensor, "N H"],
+    weight: Float[Tensor, "V H"],
+    token_ids: Int[Tensor, "N K"],
+    *,
+    bias: Float[Tensor, " V"] | None = None,
+    temperature: float = 1.0,
+    chunk: int = 256,
+) -> Float[Tensor, "N K"]:
+    """Return log-probabilities of K tokens for each hidden state, chunk by chunk.
+
+    As ``chunked_logprobs``, memory is ``chunk * V``: each chunk's logits are made again in
+    backward.
+    """
+
+    def score(rows: Tensor, wanted: Tensor) -> Tensor:
+        logits = torch.nn.functional.linear(rows, weight, bias)
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        return torch.log_softmax(logits / temperature, dim=-1).gather(-1, wanted)
+
+    parts = [
+        checkpoint(score, hidden[i : i + chunk], token_ids[i : i + chunk], use_reentrant=False)
+        for i in range(0, max(hidden.shape[0], 1), chunk)
+    ]
+    return torch.cat([part for part in parts if isinstance(part, Tensor)])
+
+
+def _kl(one: Float[Tensor, "*S K"], other: Float[Tensor, "*S K"]) -> Float[Tensor, "*S"]:
+    """Return Σ p (log p - log q); 0 log 0 is 0."""
+    terms = one.exp() * (one - other)
+    return terms.where(one > -torch.inf, 0.0).sum(-1)

@@ -1,0 +1,67 @@
+"""Samples that begin alike: train what they share once, or compute it once.
+
+Branches of one conversation repeat its history. ``shared_prefix_masks`` keeps each distinct prefix
+trainable in one branch; ``prefix_tree_mask`` is the attention of a prompt followed by several
+responses in one row, each of which sees the prompt and itself.
+"""
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+
+def shared_prefix_masks(
+    token_ids: Sequence[npt.NDArray[np.int32]], groups: Sequence[Hashable]
+) -> list[npt.NDArray[np.bool_]]:
+    """Return, for each sample, where its tokens end a prefix that no earlier one of its group has.
+
+    And it with ``trainable``: every distinct prefix is then trained once, in the first sample that
+    has it. For samples [1 2 3] and [1 2 4] of one group these are [T T T] and [F F T].
+
+    Args:
+        token_ids: the samples.
+        groups: the group of each.
+    """
+    earlier: dict[Hashable, list[npt.NDArray[np.int32]]] = {}
+    masks: list[npt.NDArray[np.bool_]] = []
+    for tokens, group in zip(token_ids, groups, strict=True):
+        others = earlier.setdefault(group, [])
+        shared = max((_common_length(tokens, other) for other in others), default=0)
+        masks.append(np.arange(len(tokens)) >= shared)
+        others.append(tokens)
+    return masks
+
+
+def prefix_tree_mask(segments: Int[Tensor, " T"]) -> Bool[Tensor, "T T"]:
+    """Return which columns each token sees, for a shared prefix and its continuations in a row.
+
+    Args:
+        segments: 0 for the prefix, 1, 2, … for the continuations, -1 for padding.
+
+    Returns:
+        True at [i, j] where j <= i, and j is in the prefix or in the continuation of i.
+    """
+    causal = torch.ones(len(segments), len(segments), dtype=torch.bool).tril().to(segments.device)
+    same = segments[:, None] == segments[None, :]
+    return causal & (same | (segments == 0)[None, :]) & (segments >= 0)[:, None]
+
+
+def prefix_tree_positions(segments: Int[Tensor, " T"]) -> Int[Tensor, " T"]:
+    """Return the position of each token in its own sample: continuations all start at |prefix|."""
+    prefix = int((segments == 0).sum())
+    positions = torch.zeros_like(segments)
+    for number in segments.unique().tolist():
+        here = segments == number
+        start = prefix if number > 0 else 0
+        positions[here] = torch.arange(int(here.sum()), device=segments.device) + start
+    return positions
+
+
+def _common_length(one: npt.NDArray[np.int32], other: npt.NDArray[np.int32]) -> int:
+    length = min(len(one), len(other))
+    differs = one[:length] != other[:length]
+    return int(differs.argmax()) if differs.any() else length

@@ -1,0 +1,1 @@
+"""One file per algorithm: what it is called, what it is made of, and where it was published."""

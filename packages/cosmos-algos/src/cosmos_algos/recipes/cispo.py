@@ -1,0 +1,43 @@
+"""CISPO: a capped importance weight on REINFORCE, which no token loses its gradient to.
+
+MiniMax-M1, arXiv 2506.13585, eq. 4 and 5.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cosmos_algos.advantages import AdvantageName
+from cosmos_algos.aggregation import AggregationConfig
+from cosmos_algos.algorithm import Algorithm, policy_algorithm
+from cosmos_algos.corrections import NoCorrection
+from cosmos_algos.logprobs import DEFAULT_CHUNK
+from cosmos_algos.objective import ObjectiveConfig
+from cosmos_algos.surrogate import CispoClip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CispoConfig:
+    """CISPO over the policy that sampled, so that its weight is the whole correction.
+
+    Attributes:
+        advantage: formula of the advantages.
+        objective: policy loss, anchor, correction and penalties.
+        aggregation: which mean over tokens.
+        temperature: that of the sampler; logits are divided by it.
+        logprob_chunk: targets projected onto the vocabulary at a time; 0 for whole logits.
+    """
+
+    kind: Literal["cispo"] = "cispo"
+    advantage: AdvantageName = "grpo"
+    objective: ObjectiveConfig = field(
+        default_factory=lambda: ObjectiveConfig(
+            surrogate=CispoClip(), anchor="behaviour", correction=NoCorrection()
+        )
+    )
+    aggregation: AggregationConfig = field(default_factory=AggregationConfig)
+    temperature: float = 1.0
+    logprob_chunk: int = DEFAULT_CHUNK
+
+    def build(self) -> Algorithm:
+        """Make the algorithm."""
+        return policy_algorithm(self)

@@ -1,0 +1,39 @@
+"""MaxRL: advantages divided by the group's success rate, so that its logarithm is maximised.
+
+Tajwar et al., Maximum Likelihood Reinforcement Learning, arXiv 2602.02710.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cosmos_algos.advantages import AdvantageName
+from cosmos_algos.aggregation import AggregationConfig
+from cosmos_algos.algorithm import Algorithm, policy_algorithm
+from cosmos_algos.logprobs import DEFAULT_CHUNK
+from cosmos_algos.objective import ObjectiveConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaxRlConfig:
+    """MaxRL; rewards are at least 0.
+
+    Attributes:
+        advantage: formula of the advantages.
+        objective: policy loss, anchor, correction and penalties.
+        aggregation: which mean over tokens.
+        temperature: that of the sampler; logits are divided by it.
+        logprob_chunk: targets projected onto the vocabulary at a time; 0 for whole logits.
+    """
+
+    kind: Literal["max_rl"] = "max_rl"
+    advantage: AdvantageName = "max_rl"
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    aggregation: AggregationConfig = field(
+        default_factory=lambda: AggregationConfig(mode="sequence_mean")
+    )
+    temperature: float = 1.0
+    logprob_chunk: int = DEFAULT_CHUNK
+
+    def build(self) -> Algorithm:
+        """Make the algorithm."""
+        return policy_algorithm(self)

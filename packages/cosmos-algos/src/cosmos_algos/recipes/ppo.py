@@ -1,0 +1,43 @@
+"""PPO with a critic: GAE, clipped ratio, clipped value loss.
+
+Schulman et al., arXiv 1707.06347, eq. 7 and 9. The loss of positive samples is VAPO's
+(arXiv 2504.05118).
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cosmos_algos.advantages import AdvantageName
+from cosmos_algos.aggregation import AggregationConfig
+from cosmos_algos.algorithm import Algorithm, policy_algorithm
+from cosmos_algos.logprobs import DEFAULT_CHUNK
+from cosmos_algos.objective import ObjectiveConfig
+from cosmos_algos.values import CriticConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PpoConfig:
+    """PPO; batches need ``values`` and pass through ``with_gae`` before the loss.
+
+    Attributes:
+        advantage: formula of the advantages.
+        objective: policy loss, anchor, correction and penalties.
+        aggregation: which mean over tokens.
+        temperature: that of the sampler; logits are divided by it.
+        logprob_chunk: targets projected onto the vocabulary at a time; 0 for whole logits.
+        critic: how values become advantages, and how they are trained.
+        imitation_coefficient: weight of the likelihood of samples with a positive reward.
+    """
+
+    kind: Literal["ppo"] = "ppo"
+    advantage: AdvantageName = "reward"
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    aggregation: AggregationConfig = field(default_factory=AggregationConfig)
+    temperature: float = 1.0
+    logprob_chunk: int = DEFAULT_CHUNK
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    imitation_coefficient: float = 0.0
+
+    def build(self) -> Algorithm:
+        """Make the algorithm."""
+        return policy_algorithm(self, imitation_coefficient=self.imitation_coefficient)
