@@ -57,6 +57,7 @@ from cosmos_algos.errors import (
     TokenIdError,
     TrajectoryError,
 )
+from cosmos_algos.labelled import LabelledTokens, collate_labelled, collate_pairs, paired
 from cosmos_algos.logprobs import TokenScores, chunked_logprobs, scores_from_logits
 from cosmos_algos.loss_sum import LossSum
 from cosmos_algos.mismatch import mismatch_sums, summarise_metrics
@@ -69,22 +70,26 @@ from cosmos_algos.preferences import (
     kto_losses,
 )
 from cosmos_algos.prefixes import prefix_tree_mask, prefix_tree_positions, shared_prefix_masks
-from cosmos_algos.recipe import AlgorithmConfig, policy_loss
+from cosmos_algos.recipe import AlgorithmConfig, GivenDataConfig, policy_loss
 from cosmos_algos.recipes.aipo import AipoConfig
 from cosmos_algos.recipes.cispo import CispoConfig
 from cosmos_algos.recipes.dapo import DapoConfig
 from cosmos_algos.recipes.decoupled_ppo import DecoupledPpoConfig
+from cosmos_algos.recipes.dpo import DpoConfig
 from cosmos_algos.recipes.dr_grpo import DrGrpoConfig
 from cosmos_algos.recipes.grpo import GrpoConfig
 from cosmos_algos.recipes.gspo import GspoConfig
+from cosmos_algos.recipes.kto import KtoBatch, KtoConfig
 from cosmos_algos.recipes.max_rl import MaxRlConfig
 from cosmos_algos.recipes.on_policy_distillation import OnPolicyDistillationConfig
 from cosmos_algos.recipes.opo import OpoConfig
 from cosmos_algos.recipes.pass_at_k import PassAtKConfig
 from cosmos_algos.recipes.ppo import PpoConfig
 from cosmos_algos.recipes.reinforce_pp import ReinforcePlusPlusConfig
+from cosmos_algos.recipes.reward_model import RewardModelConfig
 from cosmos_algos.recipes.rloo import RlooConfig
 from cosmos_algos.recipes.sapo import SapoConfig
+from cosmos_algos.recipes.sft import SftConfig
 from cosmos_algos.rejection import (
     Distances,
     OffPolicyMask,
@@ -153,15 +158,20 @@ __all__ = [
     "DapoConfig",
     "DecoupledPpoConfig",
     "Distances",
+    "DpoConfig",
     "DrGrpoConfig",
     "EmptyStepError",
     "GaeConfig",
+    "GivenDataConfig",
     "GrpoConfig",
     "GspoClip",
     "GspoConfig",
     "IcePopConfig",
     "ImportanceConfig",
     "KlConfig",
+    "KtoBatch",
+    "KtoConfig",
+    "LabelledTokens",
     "LossSum",
     "MaxRlConfig",
     "MisConfig",
@@ -182,11 +192,13 @@ __all__ = [
     "ReinforcePlusPlusConfig",
     "RejectionConfig",
     "RewardError",
+    "RewardModelConfig",
     "RlooConfig",
     "SampleWeights",
     "Samples",
     "SapoConfig",
     "SapoGate",
+    "SftConfig",
     "Share",
     "StalenessMask",
     "StepRewards",
@@ -208,6 +220,8 @@ __all__ = [
     "chunked_logprobs",
     "clipped_surrogate",
     "collate",
+    "collate_labelled",
+    "collate_pairs",
     "correction_weights",
     "critic_objective",
     "critic_values",
@@ -235,6 +249,7 @@ __all__ = [
     "model_scores",
     "opo_advantages",
     "overlong_penalties",
+    "paired",
     "pass_at_k_advantages",
     "pathwise_kl",
     "policy_algorithm",

@@ -128,16 +128,18 @@ def collate(
     for trajectory in trajectories:
         _check_tokens(trajectory, vocab_size)
     width = max((trajectory.num_tokens for trajectory in trajectories), default=1)
-    token_ids = _rows([t.token_ids for t in trajectories], width, pad_id)
-    valid = _rows([np.ones(t.num_tokens, np.bool_) for t in trajectories], width, False)
-    trainable = _next(_rows([t.trainable for t in trajectories], width, False))
-    logprobs = _next(_rows([t.logprobs for t in trajectories], width, 0.0))
-    versions = _next(_rows([t.version_of_each_step() for t in trajectories], width, policy_version))
+    token_ids = lay_out([t.token_ids for t in trajectories], width, pad_id)
+    valid = lay_out([np.ones(t.num_tokens, np.bool_) for t in trajectories], width, False)
+    trainable = next_column(lay_out([t.trainable for t in trajectories], width, False))
+    logprobs = next_column(lay_out([t.logprobs for t in trajectories], width, 0.0))
+    versions = next_column(
+        lay_out([t.version_of_each_step() for t in trajectories], width, policy_version)
+    )
     kept = trainable.float()
     return TokenBatch(
         token_ids=token_ids.long(),
         valid=valid,
-        targets=_next(token_ids).long(),
+        targets=next_column(token_ids).long(),
         trainable=trainable,
         behaviour_logprobs=logprobs.float().where(trainable, 0.0),
         advantages=advantages.float()[:, None] * kept,
@@ -177,30 +179,37 @@ def _check_tokens(trajectory: Trajectory, vocab_size: int) -> None:
         raise TrajectoryError(
             f"{_name(trajectory)}: token 0 is trainable, but no token predicts it"
         )
-    ids = trajectory.token_ids
-    wrong = (ids < 0) | (ids >= vocab_size) if vocab_size else ids < 0
+    check_token_ids(trajectory.token_ids, vocab_size, _name(trajectory))
+
+
+def check_token_ids(token_ids: npt.NDArray[np.int32], vocab_size: int, name: str) -> None:
+    """Refuse tokens that the vocabulary does not have.
+
+    Raises:
+        TokenIdError: names the sample, the place and the token.
+    """
+    wrong = (token_ids < 0) | (token_ids >= vocab_size) if vocab_size else token_ids < 0
     if wrong.any():
         place = int(wrong.argmax())
         bound = f"0 to {vocab_size - 1}" if vocab_size else "0 or more"
-        raise TokenIdError(
-            f"{_name(trajectory)}: token {place} is {ids[place]}; token ids are {bound}"
-        )
+        raise TokenIdError(f"{name}: token {place} is {token_ids[place]}; token ids are {bound}")
 
 
 def _name(trajectory: Trajectory) -> str:
     return f"group {trajectory.group} sibling {trajectory.sibling}"
 
 
-def _rows(
+def lay_out(
     arrays: Sequence[npt.NDArray[np.generic]], width: int, fill: int | float | bool
 ) -> Tensor:
+    """Put arrays into rows of one width, right-padded with ``fill``."""
     rows = np.full((len(arrays), width), fill, dtype=arrays[0].dtype if arrays else np.float32)
     for row, array in zip(rows, arrays, strict=True):
         row[: array.size] = array
     return torch.from_numpy(rows)
 
 
-def _next(tokens: Tensor) -> Tensor:
+def next_column(tokens: Tensor) -> Tensor:
     """Move column t+1 to column t; the last column, which predicts nothing, becomes 0."""
     moved = torch.zeros_like(tokens)
     moved[:, :-1] = tokens[:, 1:]

@@ -13,17 +13,21 @@ from cosmos_algos.recipes.aipo import AipoConfig
 from cosmos_algos.recipes.cispo import CispoConfig
 from cosmos_algos.recipes.dapo import DapoConfig
 from cosmos_algos.recipes.decoupled_ppo import DecoupledPpoConfig
+from cosmos_algos.recipes.dpo import DpoConfig
 from cosmos_algos.recipes.dr_grpo import DrGrpoConfig
 from cosmos_algos.recipes.grpo import GrpoConfig
 from cosmos_algos.recipes.gspo import GspoConfig
+from cosmos_algos.recipes.kto import KtoConfig
 from cosmos_algos.recipes.max_rl import MaxRlConfig
 from cosmos_algos.recipes.on_policy_distillation import OnPolicyDistillationConfig
 from cosmos_algos.recipes.opo import OpoConfig
 from cosmos_algos.recipes.pass_at_k import PassAtKConfig
 from cosmos_algos.recipes.ppo import PpoConfig
 from cosmos_algos.recipes.reinforce_pp import ReinforcePlusPlusConfig
+from cosmos_algos.recipes.reward_model import RewardModelConfig
 from cosmos_algos.recipes.rloo import RlooConfig
 from cosmos_algos.recipes.sapo import SapoConfig
+from cosmos_algos.recipes.sft import SftConfig
 
 # Trained on samples of the policy itself, with rewards.
 AlgorithmConfig = (
@@ -43,6 +47,9 @@ AlgorithmConfig = (
     | PpoConfig
     | OnPolicyDistillationConfig
 )
+
+# Trained on samples that are given, with labels; their ``loss`` is called like that of the others.
+GivenDataConfig = SftConfig | DpoConfig | KtoConfig | RewardModelConfig
 
 
 def policy_loss(config: AlgorithmConfig) -> Callable[[nn.Module, TokenBatch], LossSum]:

@@ -225,7 +225,8 @@ def sapo_surrogate(
     ratios: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], gate: SapoGate
 ) -> Surrogate:
     """Return -(4/τ) σ(τ (r - 1)) A, τ by the sign of A (SAPO, arXiv 2511.20347)."""
-    temperature = torch.where(advantages > 0.0, gate.positive, gate.negative)
+    negative = torch.full_like(advantages, gate.negative)
+    temperature = negative.masked_fill(advantages > 0.0, gate.positive)
     losses = -(4.0 / temperature) * torch.sigmoid(temperature * (ratios - 1.0)) * advantages
     return Surrogate(losses, torch.zeros_like(advantages, dtype=torch.bool))
 

@@ -1,0 +1,61 @@
+"""A reward model from preferences, by the Bradley-Terry likelihood.
+
+Ouyang et al., InstructGPT, arXiv 2203.02155, eq. 1.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from cosmos_algos.batch import TokenBatch
+from cosmos_algos.labelled import paired
+from cosmos_algos.loss_sum import LossSum
+from cosmos_algos.preferences import bradley_terry_losses
+from cosmos_algos.values import critic_values
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardModelConfig:
+    """Bradley-Terry on pairs (``collate_pairs``); the reward is the output at the last token.
+
+    Attributes:
+        centering: weight of (r_c + r_r)², which keeps rewards around 0.
+    """
+
+    kind: Literal["reward_model"] = "reward_model"
+    centering: float = 0.0
+
+    def rewards(self, model: nn.Module, batch: TokenBatch) -> Float[Tensor, " B"]:
+        """Return the model's reward of each sample.
+
+        Args:
+            model: a Hugging Face model with one output per token.
+            batch: the samples.
+
+        Raises:
+            ModelHeadError: if there is not exactly one output per token.
+        """
+        last = (batch.valid.sum(-1) - 1).clamp(min=0)
+        return critic_values(model, batch).gather(-1, last[:, None])[:, 0]
+
+    def loss(self, model: nn.Module, batch: TokenBatch) -> LossSum:
+        """Run the model once over a batch and return the batch's part of the step's loss.
+
+        Raises:
+            PairingError: if the batch's rows are no pairs.
+        """
+        chosen, rejected = paired(self.rewards(model, batch))
+        losses = bradley_terry_losses(chosen, rejected, centering=self.centering)
+        counts = batch.denominators[0::2].to(losses.dtype)
+        gap = (chosen - rejected).detach()
+        return LossSum(
+            total=(losses * counts).sum(),
+            weight=batch.denominators.sum(),
+            metrics={
+                "pairs": counts.sum(),
+                "accuracy": ((gap > 0.0) * counts).sum(),
+                "margin": (gap * counts).sum(),
+            },
+        )

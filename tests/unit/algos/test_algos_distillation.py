@@ -1,0 +1,114 @@
+"""Divergences to a teacher: whole, of the K likeliest tokens, and from hidden states in chunks."""
+
+import math
+
+import pytest
+import torch
+
+from cosmos_algos import (
+    AlgorithmConfigError,
+    candidate_logprobs,
+    generalised_jsd,
+    top_k,
+    top_k_jsd,
+    with_tail,
+)
+
+
+def distributions(seed=0, rows=4, vocabulary=6):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(2, rows, vocabulary, generator=generator, dtype=torch.float64)
+    return logits.log_softmax(-1)
+
+
+def loop_jsd(p, q, beta):
+    kl = lambda a, b: sum(x * math.log(x / y) for x, y in zip(a, b, strict=True))  # noqa: E731
+    if beta == 0.0:
+        return kl(p, q)
+    if beta == 1.0:
+        return kl(q, p)
+    m = [beta * x + (1 - beta) * y for x, y in zip(p, q, strict=True)]
+    return beta * kl(p, m) + (1 - beta) * kl(q, m)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1, 0.5, 0.9, 1.0])
+def test_the_divergence_equals_its_formula(beta):
+    teacher, student = distributions()
+
+    found = generalised_jsd(teacher, student, beta)
+
+    rows = zip(teacher.exp().tolist(), student.exp().tolist(), strict=True)
+    assert found.tolist() == pytest.approx([loop_jsd(p, q, beta) for p, q in rows], rel=1e-10)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+def test_gradients_equal_finite_differences(beta):
+    teacher, student = distributions(seed=1)
+
+    assert torch.autograd.gradcheck(
+        lambda z: top_k_jsd(teacher[..., :3], z.log_softmax(-1)[..., :3], beta),
+        student.clone().requires_grad_(),
+    )
+
+
+def test_towards_the_ends_the_divergence_per_beta_is_forward_or_reverse():
+    teacher, student = distributions(seed=2)
+
+    near = generalised_jsd(teacher, student, 1e-6) / 1e-6
+    torch.testing.assert_close(near, generalised_jsd(teacher, student, 0.0), rtol=1e-4, atol=0)
+
+    near = generalised_jsd(teacher, student, 1 - 1e-6) / 1e-6
+    torch.testing.assert_close(near, generalised_jsd(teacher, student, 1.0), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+def test_the_likeliest_tokens_and_their_tail_bound_the_whole_from_below(beta):
+    teacher, student = distributions(seed=3)
+    whole = generalised_jsd(teacher, student, beta)
+
+    for k in (1, 3, 5):
+        logprobs, ids = top_k(teacher, k)
+        part = top_k_jsd(logprobs, student.gather(-1, ids), beta)
+        assert (part <= whole + 1e-12).all()
+        assert (part >= 0.0).all()
+    # With all tokens but one, the tail is that one.
+    torch.testing.assert_close(part, whole, rtol=1e-9, atol=1e-12)
+
+
+def test_the_tail_is_what_is_left():
+    tail = with_tail(torch.tensor([[0.5, 0.25]], dtype=torch.float64).log()).exp()
+
+    assert tail.tolist() == [[pytest.approx(0.5), pytest.approx(0.25), pytest.approx(0.25)]]
+
+
+def test_a_teacher_that_is_certain_leaves_a_finite_tail():
+    certain = torch.zeros(1, 1)
+
+    assert with_tail(certain).isfinite().all()
+    assert top_k_jsd(certain, certain - 1.0, 0.5).isfinite().all()
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 64])
+def test_candidates_in_chunks_equal_those_of_whole_logits(chunk):
+    generator = torch.Generator().manual_seed(4)
+    hidden = torch.randn(5, 3, generator=generator, dtype=torch.float64).requires_grad_()
+    weight = torch.randn(7, 3, generator=generator, dtype=torch.float64).requires_grad_()
+    ids = torch.randint(7, (5, 2), generator=generator)
+
+    chunked = candidate_logprobs(hidden, weight, ids, temperature=0.7, chunk=chunk)
+    whole = (hidden @ weight.T / 0.7).log_softmax(-1).gather(-1, ids)
+
+    torch.testing.assert_close(chunked, whole)
+    factors = torch.randn(5, 2, generator=generator, dtype=torch.float64)
+    for one, other in zip(
+        torch.autograd.grad((chunked * factors).sum(), [hidden, weight]),
+        torch.autograd.grad((whole * factors).sum(), [hidden, weight]),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_beta_outside_0_to_1_is_refused():
+    teacher, student = distributions()
+    with pytest.raises(AlgorithmConfigError, match=r"beta 1\.5"):
+        generalised_jsd(teacher, student, 1.5)

@@ -1,0 +1,94 @@
+"""Length shaping, dynamic sampling and shared prefixes on tables worked out by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from cosmos_algos import (
+    AlgorithmConfigError,
+    OverlongConfig,
+    budget_rewards,
+    capped_budget_rewards,
+    groups_with_signal,
+    length_rewards,
+    overlong_penalties,
+    prefix_tree_mask,
+    prefix_tree_positions,
+    shared_prefix_masks,
+    without_truncated,
+)
+
+
+def test_the_overlong_penalty_grows_over_the_buffer():
+    config = OverlongConfig(max_tokens=100, buffer=20)
+
+    penalties = overlong_penalties([10, 80, 85, 90, 100, 150], config)
+
+    assert penalties == [0.0, 0.0, -0.25, -0.5, -1.0, -1.0]
+
+
+def test_a_buffer_outside_the_response_is_refused():
+    with pytest.raises(AlgorithmConfigError, match="buffer 30 must be in 1 to max_tokens 20"):
+        OverlongConfig(max_tokens=20, buffer=30)
+
+
+def test_truncated_samples_have_no_trained_tokens():
+    assert without_truncated([3, 9, 4], ["stop", "length", "abort"]) == [3, 0, 4]
+
+
+def test_length_rewards_are_relative_to_the_group_and_never_praise_a_wrong_answer():
+    rewards = length_rewards(
+        [10, 20, 30, 10, 7], [True, True, True, False, True], ["a", "a", "a", "a", "b"]
+    )
+
+    # λ = 0.5, 0, -0.5; the short wrong one min(0, 0.5); a group of one length has 0.
+    assert rewards == [0.5, 0.0, -0.5, 0.0, 0.0]
+
+
+def test_budgets():
+    assert budget_rewards([1.0, 1.0], [90, 120], [100, 100], rate=0.01) == pytest.approx([0.9, 0.8])
+    # 0.01 · 10 + 0.5, clipped at 1 and 0; a wrong answer stays 0.
+    assert capped_budget_rewards(
+        [1.0, 1.0, 1.0, 0.0], [90, 0, 160, 90], [100] * 4, rate=0.01
+    ) == pytest.approx([0.6, 1.0, 0.0, 0.0])
+
+
+def test_a_group_has_signal_when_two_rewards_differ():
+    rewards = [1.0, 0.1, 0.0, 0.1, math.nan, 1.0, 2.0, 3.0, 3.0]
+    groups = ["a", "b", "a", "b", "c", "c", "d", "d", "e"]
+
+    assert groups_with_signal(rewards, groups) == ["a", "d"]
+    assert groups_with_signal(rewards, groups, most=1) == ["a"]
+
+
+def test_each_prefix_is_trained_in_the_first_sample_that_has_it():
+    samples = [[1, 2, 3], [1, 2, 4], [1, 2, 4, 5], [1, 2, 3], [9]]
+    arrays = [np.array(sample, np.int32) for sample in samples]
+
+    masks = shared_prefix_masks(arrays, ["a", "a", "a", "b", "a"])
+
+    assert [mask.astype(int).tolist() for mask in masks] == [
+        [1, 1, 1],
+        [0, 0, 1],
+        [0, 0, 0, 1],
+        [1, 1, 1],  # another group
+        [1],
+    ]
+
+
+def test_continuations_see_the_prefix_and_themselves():
+    segments = torch.tensor([0, 0, 1, 1, 2, -1])
+
+    mask = prefix_tree_mask(segments)
+
+    assert mask.int().tolist() == [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0],
+        [1, 1, 0, 0, 1, 0],
+        [0, 0, 0, 0, 0, 0],
+    ]
+    assert prefix_tree_positions(segments)[:5].tolist() == [0, 1, 2, 3, 2]
