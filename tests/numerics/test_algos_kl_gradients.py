@@ -20,7 +20,7 @@ def gradient(value, theta):
     return torch.autograd.grad(value, theta)[0]
 
 
-@pytest.mark.parametrize("estimator", ["k2", "k3"])
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 @pytest.mark.parametrize("on_policy", [True, False], ids=["from_pi", "from_mu"])
 def test_the_expected_gradient_is_that_of_the_reverse_divergence(estimator, on_policy):
     theta, reference, behaviour = distributions()
