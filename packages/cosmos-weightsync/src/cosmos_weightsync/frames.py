@@ -88,6 +88,30 @@ class ControlConnection:
             raise ProtocolError(f"{self.peer} sent {kind!r} where {expect!r} was due")
         return frame
 
+    def send_bytes(self, content: memoryview, deadline: Deadline) -> None:
+        """Send bytes that a frame has announced.
+
+        Raises:
+            PeerLostError: the peer is gone.
+            DeadlineError: it does not take them in time.
+        """
+        try:
+            self._socket.settimeout(deadline.remaining(self.peer))
+            self._socket.sendall(content)
+        except TimeoutError as error:
+            raise DeadlineError(f"{self.peer} did not take {len(content)} bytes in time") from error
+        except OSError as error:
+            raise PeerLostError(f"{self.peer} is gone: {error}") from error
+
+    def receive_into(self, view: memoryview, deadline: Deadline) -> None:
+        """Take bytes that a frame has announced.
+
+        Raises:
+            PeerLostError: the peer closed the connection.
+            DeadlineError: they did not come in time.
+        """
+        recv_exactly(self._socket, view, deadline, self.peer)
+
     def close(self) -> None:
         """Close; a thread that waits on this end wakes with `PeerLostError`. May be repeated."""
         with contextlib.suppress(OSError):  # Not connected any more is what is asked for.

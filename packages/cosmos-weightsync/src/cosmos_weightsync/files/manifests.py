@@ -11,8 +11,8 @@ import msgspec
 import xxhash
 
 from cosmos_weightsync.boxes import Box
-from cosmos_weightsync.errors import CorruptFileError, LayoutError, StorageError
-from cosmos_weightsync.files.checkpoints import Checkpoint, StoredTensor, read_whole
+from cosmos_weightsync.errors import CorruptFileError, DigestError, LayoutError, StorageError
+from cosmos_weightsync.files.checkpoints import StoredTensor, read_whole
 from cosmos_weightsync.files.storage import Storage
 from cosmos_weightsync.layout import Layout, ShardSpec
 
@@ -22,6 +22,7 @@ __all__ = [
     "Manifest",
     "StoredBox",
     "committed_versions",
+    "read_checked",
     "read_manifest",
     "version_name",
 ]
@@ -126,12 +127,6 @@ class Manifest:
             raise CorruptFileError(f"{where}: not a manifest: {error!r}") from error
         return found
 
-    @classmethod
-    def of_checkpoint(cls, checkpoint: Checkpoint) -> "Manifest":
-        """A directory that has no manifest, whose bytes have nothing to be checked against."""
-        boxes = [StoredBox(stored, ()) for stored in checkpoint.tensors.values()]
-        return cls.of(0, checkpoint.files, boxes)
-
 
 def _sum_of(body: Any) -> str:
     return f"{xxhash.xxh3_64(msgspec.json.encode(body)).intdigest():016x}"
@@ -171,3 +166,33 @@ def read_manifest(storage: Storage, directory: str = "") -> Manifest:
                 + ("is missing" if found is None else f"{found} bytes, not {size}")
             )
     return manifest
+
+
+def read_checked(
+    storage: Storage, directory: str, source: StoredBox, low: int, view: memoryview
+) -> None:
+    """Read whole chunks of a stored box and compare them with their checksums.
+
+    Args:
+        storage: Where the files are.
+        directory: In which directory.
+        source: The box.
+        low: The first byte of it to read, a multiple of `CHUNK_BYTES`.
+        view: Filled with the bytes from there on, up to the end of a chunk or of the box.
+
+    Raises:
+        DigestError: a chunk is not what was written.
+        StorageError: the file cannot be read.
+    """
+    stored = source.stored
+    path = f"{directory}/{stored.file}".lstrip("/")
+    storage.read_into(path, stored.offset + low, view)
+    for start in range(0, len(view), CHUNK_BYTES):
+        chunk = view[start : start + CHUNK_BYTES]
+        found, written = xxhash.xxh3_64_intdigest(chunk), source.sums[(low + start) // CHUNK_BYTES]
+        if found != written:
+            raise DigestError(
+                f"{storage.url}/{path}: {stored.spec.name} {stored.spec.box}, bytes "
+                f"{low + start}:{low + start + len(chunk)} of it, are damaged: checksum "
+                f"{found:016x}, written was {written:016x}"
+            )

@@ -3,13 +3,11 @@
 from collections.abc import Iterator
 
 import torch
-import xxhash
 from torch import Tensor
 
 from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.chunks import flat_bytes
-from cosmos_weightsync.errors import DigestError
-from cosmos_weightsync.files.manifests import CHUNK_BYTES, StoredBox
+from cosmos_weightsync.files.manifests import CHUNK_BYTES, StoredBox, read_checked
 from cosmos_weightsync.files.storage import Storage
 from cosmos_weightsync.layout import ITEM_BYTES
 from cosmos_weightsync.shards import torch_dtype
@@ -86,7 +84,7 @@ class BoxReader:
             if buffer.numel() < high - low:
                 buffer = torch.empty(high - low, dtype=torch.uint8)
             view = buffer[: high - low]
-            self._read_chunks(source, low, view)
+            read_checked(self._storage, self._directory, source, low, _bytes_of(view))
             total += high - low
             count = view.numel() // item_bytes * item_bytes
             typed = view[:count].view(torch_dtype(spec.dtype))
@@ -96,19 +94,6 @@ class BoxReader:
             target[part.relative_to(box)].copy_(window)
         return total
 
-    def _read_chunks(self, source: StoredBox, low: int, view: Tensor) -> None:
-        stored = source.stored
-        path = f"{self._directory}/{stored.file}".lstrip("/")
-        content = flat_bytes(view).numpy().data.cast("B")
-        self._storage.read_into(path, stored.offset + low, content)
-        if not source.sums:
-            return
-        for start in range(0, len(content), CHUNK_BYTES):
-            number = (low + start) // CHUNK_BYTES
-            found = xxhash.xxh3_64_intdigest(content[start : start + CHUNK_BYTES])
-            if found != source.sums[number]:
-                raise DigestError(
-                    f"{self._storage.url}/{path}: {stored.spec.name} {stored.spec.box}, bytes "
-                    f"{low + start}:{low + min(start + CHUNK_BYTES, len(content))} of it, are "
-                    f"damaged: checksum {found:016x}, written was {source.sums[number]:016x}"
-                )
+
+def _bytes_of(view: Tensor) -> memoryview:
+    return flat_bytes(view).numpy().data.cast("B")

@@ -1,0 +1,143 @@
+"""``bench``: how fast each transport moves weights between two processes of this machine."""
+
+import multiprocessing
+import statistics
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+import click
+
+from cosmos_weightsync.command_line.output import (
+    examples,
+    human_bytes,
+    report,
+    show_errors,
+    show_progress,
+)
+from cosmos_weightsync.errors import TransportUnavailableError
+
+__all__ = ["bench", "serve"]
+
+_TRANSPORTS = ("shared_memory", "cross_memory", "tcp", "process_group")
+
+
+def serve(pipe: Connection, num_mib: int) -> None:
+    """The sending process: publishes a version whenever it is told to."""
+    from cosmos_weightsync.sender import WeightSender
+
+    with WeightSender(_shards(num_mib)) as sender:
+        pipe.send(sender.endpoint)
+        while (version := pipe.recv()) is not None:
+            sender.publish(version)
+            pipe.send(version)
+
+
+def _shards(num_mib: int) -> Any:
+    import torch
+
+    from cosmos_weightsync.shards import shards_of
+
+    torch.set_num_threads(1)
+    count = max(1, num_mib // 16)
+    rows = num_mib * (1 << 20) // count // 2 // 1024
+    return shards_of(
+        [(f"layers.{i}.weight", torch.ones(rows, 1024).bfloat16()) for i in range(count)]
+    )
+
+
+@click.command(
+    epilog=examples(
+        "cosmos-weightsync bench --size 1024",
+        "cosmos-weightsync bench --transport tcp --json",
+    )
+)
+@click.option("--size", "num_mib", default=256, show_default=True, help="MiB of weights.")
+@click.option("--repeats", default=5, show_default=True, help="Transfers per transport.")
+@click.option(
+    "--transport", "names", multiple=True, type=click.Choice(_TRANSPORTS), help="Only these."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def bench(num_mib: int, repeats: int, names: tuple[str, ...], as_json: bool) -> None:
+    """Move a made-up model between two processes over each transport, checksums included.
+
+    The bound is one copy of as many bytes in this process. One transfer warms up and is not
+    counted.
+    """
+    chosen = names or _TRANSPORTS
+    with show_errors():
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=serve, args=(theirs, num_mib), daemon=True)
+        process.start()
+        try:
+            steps = repeats * len(chosen)
+            with show_progress("moving", steps * (num_mib << 20), as_json=as_json) as advance:
+                facts: dict[str, Any] = {
+                    "copy_bound": _speed(_copy_times(num_mib, repeats), num_mib)
+                }
+                endpoint = ours.recv()
+                for number, name in enumerate(chosen):
+                    times = _times(ours, (endpoint, name), 1000 * number, repeats)
+                    advance(repeats * (num_mib << 20))
+                    facts[name] = _speed(times, num_mib) if times else "not to be had here"
+            ours.send(None)
+            process.join(10)
+        finally:
+            process.kill()
+        bound = facts["copy_bound"]
+        for name in chosen:
+            if isinstance(facts[name], dict):
+                facts[name]["times_the_copy"] = (
+                    bound["median_gb_per_s"] / (facts[name]["median_gb_per_s"])
+                )
+        if not as_json:
+            facts = {name: _line(value) for name, value in facts.items()}
+        report({"moved": human_bytes(num_mib << 20), **facts}, as_json=as_json)
+
+
+def _line(value: Any) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    return ", ".join(f"{key.replace('_', ' ')} {number:.2f}" for key, number in value.items())
+
+
+def _copy_times(num_mib: int, repeats: int) -> list[float]:
+    import torch
+
+    source = torch.ones(num_mib << 20, dtype=torch.uint8)
+    target = torch.zeros_like(source)
+    times: list[float] = []
+    for _ in range(repeats):
+        started = time.monotonic()
+        target.copy_(source)
+        times.append(time.monotonic() - started)
+    return times
+
+
+def _times(pipe: Connection, edge: tuple[str, str], first: int, repeats: int) -> list[float]:
+    from cosmos_weightsync.receiver import ReceiverConfig, WeightReceiver
+
+    endpoint, transport = edge
+    receiver = WeightReceiver([endpoint], config=ReceiverConfig(transport=transport))
+    times: list[float] = []
+    try:
+        for version in range(first, first + repeats + 1):
+            pipe.send(version)
+            pipe.recv()
+            started = time.monotonic()
+            receiver.stage(version, timeout_s=120.0)
+            times.append(time.monotonic() - started)
+    except TransportUnavailableError:
+        return []
+    finally:
+        receiver.close()
+    return times[1:]
+
+
+def _speed(times: list[float], num_mib: int) -> dict[str, float]:
+    giga = (num_mib << 20) / 1e9
+    return {
+        "best_gb_per_s": giga / min(times),
+        "median_gb_per_s": giga / statistics.median(times),
+    }

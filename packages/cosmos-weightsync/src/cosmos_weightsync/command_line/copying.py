@@ -1,0 +1,176 @@
+"""``push``, ``pull`` and ``verify``: checkpoints between machines, whole and bit for bit."""
+
+import secrets
+import time
+from pathlib import Path
+
+import click
+
+from cosmos_weightsync.command_line.output import (
+    examples,
+    fail,
+    human_bytes,
+    report,
+    show_errors,
+    show_progress,
+)
+from cosmos_weightsync.errors import ConfigurationError
+from cosmos_weightsync.files.checkpoints import read_checkpoint
+from cosmos_weightsync.files.manifests import MANIFEST_NAME
+from cosmos_weightsync.files.pulling import PushedDirectory, files_of, pull_directory
+from cosmos_weightsync.files.pushing import DirectoryServer
+from cosmos_weightsync.files.storage import Storage, open_storage
+from cosmos_weightsync.files.verifying import compare_checkpoints, verify_against_manifest
+
+__all__ = ["pull", "push", "verify"]
+
+_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object a line on stdout.")
+
+
+@click.command(
+    epilog=examples(
+        "cosmos-weightsync push ./model --host 10.0.0.5",
+        "cosmos-weightsync push ./model --once --json",
+    )
+)
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=0, help="Port; a free one when not given.")
+@click.option("--token", default="", help="What pullers must show; made up when not given.")
+@click.option("--once", is_flag=True, help="End when one puller has everything.")
+@_JSON
+def push(directory: Path, host: str, port: int, token: str, once: bool, as_json: bool) -> None:
+    """Serve a checkpoint DIRECTORY until Ctrl-C; prints the command that fetches it.
+
+    Only this host can connect unless --host names another address. Whoever pulls needs the token.
+    """
+    with show_errors():
+        found = read_checkpoint(directory)
+        server = DirectoryServer(
+            directory, host=host, port=port, token=token or secrets.token_urlsafe(16)
+        )
+        total = sum(server.files.values())
+        facts = {
+            "endpoint": server.endpoint,
+            "token": server.token,
+            "files": len(server.files),
+            "tensors": len(found.tensors),
+            "total_bytes": total,
+            "pull": f"cosmos-weightsync pull {server.endpoint} DIR --token {server.token}",
+        }
+        try:
+            report(facts, as_json=as_json)
+            _serve(server, total, once=once, as_json=as_json)
+        except KeyboardInterrupt:
+            if not as_json:
+                click.echo(f"Ended after {human_bytes(server.bytes_sent)}.", err=True)
+        finally:
+            server.close()
+
+
+def _serve(server: DirectoryServer, total: int, *, once: bool, as_json: bool) -> None:
+    sent = 0
+    with show_progress("sent", total, as_json=as_json) as advance:
+        while not (once and server.num_finished and not server.num_open):
+            time.sleep(0.1)
+            advance(server.bytes_sent - sent)
+            sent = server.bytes_sent
+
+
+@click.command(
+    epilog=examples(
+        "cosmos-weightsync pull 10.0.0.5:4321 ./model --token-file token",
+        "cosmos-weightsync pull s3://bucket/run/v00000007 ./model",
+    )
+)
+@click.argument("source")
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--token", default="", help="As 'push' printed it.")
+@click.option(
+    "--token-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A file that holds the token, which other users of this machine then do not see.",
+)
+@click.option("--timeout", "timeout_s", default=60.0, help="Seconds to wait for any one answer.")
+@_JSON
+def pull(
+    source: str,
+    directory: Path,
+    token: str,
+    token_file: Path | None,
+    timeout_s: float,
+    as_json: bool,
+) -> None:
+    """Fetch a checkpoint from SOURCE into DIRECTORY; run it again to go on after an interruption.
+
+    SOURCE is the endpoint that 'push' printed, a directory, or a URL such as s3://bucket/v00000007.
+    Every chunk is checked. What is there already and is the same is not fetched again.
+    """
+    with show_errors():
+        if token_file is not None:
+            token = token_file.read_text(encoding="utf-8").strip()
+        started = time.monotonic()
+        storage = _opened(source, token, timeout_s)
+        try:
+            total = sum(size for _, size in files_of(storage))
+            with show_progress("pulling", total, as_json=as_json) as advance:
+                pulled = pull_directory(storage, directory, advance)
+        finally:
+            if isinstance(storage, PushedDirectory):
+                storage.close()
+        seconds = time.monotonic() - started
+        kept = sum(item.num_kept for item in pulled)
+        facts = {
+            "directory": str(directory),
+            "files": len(pulled),
+            "total_bytes": total,
+            "kept_bytes": kept,
+            "fetched_bytes": total - kept,
+            "seconds": seconds,
+        }
+        report(facts, as_json=as_json)
+
+
+def _opened(source: str, token: str, timeout_s: float) -> Storage:
+    host, _, port = source.rpartition(":")
+    if "://" in source or Path(source).is_dir():
+        return open_storage(source)
+    if host and port.isdecimal():
+        return PushedDirectory(source, token=token, timeout_s=timeout_s)
+    raise ConfigurationError(
+        f"{source}: neither host:port, nor a directory that exists, nor a URL such as s3://..."
+    )
+
+
+@click.command(
+    epilog=examples(
+        "cosmos-weightsync verify checkpoints/v00000007",
+        "cosmos-weightsync verify ./model ./copy --json",
+    )
+)
+@click.argument("directory")
+@click.argument("other", required=False)
+@_JSON
+def verify(directory: str, other: str | None, as_json: bool) -> None:
+    """Check DIRECTORY against its manifest, or compare its tensors with those of OTHER.
+
+    Both may be local directories or URLs. Files may be cut differently; names, shapes, dtypes and
+    every bit of the tensors count. Ends with status 1 where there is a difference.
+    """
+    with show_errors():
+        storage = open_storage(directory)
+        total = sum(size for path, size in files_of(storage) if path.endswith(".safetensors"))
+        with show_progress("verifying", total, as_json=as_json) as advance:
+            if other is not None:
+                found = compare_checkpoints(storage, open_storage(other), advance)
+            elif storage.size(MANIFEST_NAME) is None:
+                raise ConfigurationError(
+                    f"{directory} has no {MANIFEST_NAME}: name a second checkpoint to compare with"
+                )
+            else:
+                _, found = verify_against_manifest(storage, advance)
+        differences = [f"{item.name}: {item.reason}" for item in found]
+        facts = {"same": not found, "checked_bytes": total, "differences": differences}
+        report(facts, as_json=as_json)
+    if found:
+        fail(f"{len(found)} differences")

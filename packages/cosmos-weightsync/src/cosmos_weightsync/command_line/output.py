@@ -1,0 +1,100 @@
+"""What the commands say: tables and bars for people on stderr and stdout, JSON for scripts."""
+
+import contextlib
+import json
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, NoReturn
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Table
+
+from cosmos_weightsync.errors import WeightSyncError
+
+__all__ = ["examples", "fail", "human_bytes", "report", "show_errors", "show_progress"]
+
+_HINTS: Mapping[str, str] = {
+    "PeerLostError": "Is the other side still running, and reachable from here? Run this again to "
+    "go on where it stopped.",
+    "DeadlineError": "Run this again to go on where it stopped.",
+    "StorageFullError": "Make room, then run this again: what was fetched is kept.",
+    "DigestError": "Run this again: what is damaged is fetched anew. If it happens again, "
+    "suspect the disk or the memory of the other side.",
+    "CorruptFileError": "Fetch or publish it again.",
+    "UnknownTensorError": "Do both sides use the same names? Compare them with "
+    "'cosmos-weightsync plan A A' on either.",
+    "ProtocolError": "Give the endpoint and token exactly as 'push' printed them.",
+}
+
+
+def examples(*commands: str) -> str:
+    """The end of a help page; the mark in front keeps click from joining the lines."""
+    return "\b\nExamples:\n" + "\n".join(f"  {command}" for command in commands)
+
+
+def human_bytes(count: float) -> str:
+    """1536 is 1.5 KB."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def report(content: Mapping[str, Any], *, as_json: bool) -> None:
+    """Results: one JSON object on one line, or a table."""
+    if as_json:
+        click.echo(json.dumps(content))
+        return
+    table = Table(show_header=False, box=None)
+    for key, value in content.items():
+        is_bytes = key.endswith("bytes") and isinstance(value, int)
+        table.add_row(key.replace("_", " "), human_bytes(value) if is_bytes else _text(value))
+    Console().print(table)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+@contextlib.contextmanager
+def show_progress(what: str, total: int, *, as_json: bool) -> Generator[Callable[[int], None]]:
+    """A bar on stderr that counts bytes; the function moves it on."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), disable=as_json) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda count: progress.update(task, advance=count)
+
+
+def fail(message: str, status: int = 1) -> NoReturn:
+    """Say why on stderr and end with this status."""
+    click.echo(message, err=True)
+    raise SystemExit(status)
+
+
+@contextlib.contextmanager
+def show_errors() -> Generator[None]:
+    """End with one line and what to do about it, never with a traceback."""
+    try:
+        yield
+    except WeightSyncError as error:
+        hint = _HINTS.get(type(error).__name__, "")
+        fail(f"Error: {error}" + (f"\n{hint}" if hint else ""))
+    except KeyboardInterrupt:
+        fail("\nInterrupted. Run the same command again to go on where it stopped.", 130)

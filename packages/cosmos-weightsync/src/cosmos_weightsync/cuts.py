@@ -1,0 +1,81 @@
+"""A layout cut as a person would say it: ``fsdp=8`` or ``tp=2,replicas=4``. For planning ahead.
+
+Real layouts come from real ranks; this is for asking what a transfer would cost before there are
+any. Needs no torch.
+"""
+
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+
+from cosmos_weightsync.boxes import Box
+from cosmos_weightsync.errors import ConfigurationError
+from cosmos_weightsync.layout import Layout, ShardSpec
+
+__all__ = ["cut_layout", "parse_cut"]
+
+AXES = ("replicas", "fsdp", "tp")
+COLUMN_CUT = ("*o_proj*", "*down_proj*", "*.wo.*", "*.w2.*")
+"""Matrices whose input dim tensor parallelism cuts; of all others it cuts the output dim."""
+
+
+def parse_cut(text: str) -> dict[str, int]:
+    """``tp=2,replicas=4`` as numbers; axes that are not named are 1.
+
+    Raises:
+        ConfigurationError: it is not of that form.
+    """
+    sizes: dict[str, int] = dict.fromkeys(AXES, 1)
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        axis, separator, size = item.partition("=")
+        if axis not in sizes or not separator or not size.isdecimal() or int(size) < 1:
+            raise ConfigurationError(
+                f"{item!r}: write {' or '.join(f'{name}=N' for name in AXES)}, with commas between"
+            )
+        sizes[axis] = int(size)
+    return sizes
+
+
+def cut_layout(whole: Layout, sizes: Mapping[str, int]) -> Layout:
+    """Every tensor of a layout, cut anew over ``replicas * fsdp * tp`` ranks.
+
+    Tensor parallelism cuts matrices by rows (by columns where the name says output or down
+    projection) and leaves vectors whole; FSDP then cuts what is left by rows. Uneven cuts are
+    those of `torch.chunk`.
+    """
+    one_replica = [
+        [
+            ShardSpec(name, whole.shape_of(name), box, entry.dtype)
+            for name, entry in whole.tensors.items()
+            for box in _held(name, whole.shape_of(name), (fsdp, tp), sizes)
+        ]
+        for fsdp in range(sizes["fsdp"])
+        for tp in range(sizes["tp"])
+    ]
+    return Layout.from_ranks(one_replica * sizes["replicas"])
+
+
+def _held(
+    name: str, shape: tuple[int, ...], index: tuple[int, int], sizes: Mapping[str, int]
+) -> Iterator[Box]:
+    box = Box.full(shape)
+    if len(shape) >= 2:
+        columns = any(fnmatchcase(name, pattern) for pattern in COLUMN_CUT)
+        dim = len(shape) - 1 if columns else len(shape) - 2
+        box = _chunk(box, dim, index[1], sizes["tp"])
+    if shape:
+        box = _chunk(box, 0, index[0], sizes["fsdp"])
+    elif index[0]:
+        return
+    if not box.is_empty:
+        yield box
+
+
+def _chunk(box: Box, dim: int, index: int, count: int) -> Box:
+    extent = box.stop[dim] - box.start[dim]
+    step = -(-extent // count)
+    low = box.start[dim] + min(index * step, extent)
+    high = box.start[dim] + min((index + 1) * step, extent)
+    return Box(
+        (*box.start[:dim], low, *box.start[dim + 1 :]),
+        (*box.stop[:dim], high, *box.stop[dim + 1 :]),
+    )

@@ -1,0 +1,102 @@
+"""Are the bytes those that were written, and do two checkpoints hold the same tensors."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from cosmos_weightsync.errors import DigestError
+from cosmos_weightsync.files.checkpoints import StoredTensor, read_checkpoint
+from cosmos_weightsync.files.manifests import (
+    CHUNK_BYTES,
+    Manifest,
+    StoredBox,
+    read_checked,
+    read_manifest,
+)
+from cosmos_weightsync.files.storage import Storage
+
+__all__ = ["Difference", "compare_checkpoints", "verify_against_manifest"]
+
+_BLOCK_BYTES = 8 * CHUNK_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing in which two checkpoints, or a directory and its manifest, differ."""
+
+    name: str
+    reason: str
+
+
+def verify_against_manifest(
+    storage: Storage, advance: Callable[[int], None]
+) -> tuple[Manifest, list[Difference]]:
+    """Read every byte of a version directory and compare it with its manifest.
+
+    Args:
+        storage: The directory of the version itself.
+        advance: Told how many bytes have been looked at.
+
+    Raises:
+        StorageError: there is no manifest, or it is damaged, or a file is not there.
+    """
+    manifest = read_manifest(storage)
+    buffer = memoryview(bytearray(_BLOCK_BYTES))
+    found: list[Difference] = []
+    for box in manifest.boxes:
+        spec = box.stored.spec
+        try:
+            _check(storage, box, buffer)
+        except DigestError as error:
+            found.append(Difference(f"{spec.name} {spec.box}", str(error)))
+        advance(spec.num_bytes)
+    return manifest, found
+
+
+def _check(storage: Storage, box: StoredBox, buffer: memoryview) -> None:
+    num_bytes = box.stored.spec.num_bytes
+    for low in range(0, num_bytes, _BLOCK_BYTES):
+        read_checked(storage, "", box, low, buffer[: min(_BLOCK_BYTES, num_bytes - low)])
+
+
+def compare_checkpoints(
+    left: Storage, right: Storage, advance: Callable[[int], None]
+) -> list[Difference]:
+    """Which tensors of two safetensors directories are not the same, bit for bit."""
+    one, other = read_checkpoint(left), read_checkpoint(right)
+    found = [
+        Difference(name, f"only in {one.url}") for name in one.tensors if name not in other.tensors
+    ]
+    found += [
+        Difference(name, f"only in {other.url}")
+        for name in other.tensors
+        if name not in one.tensors
+    ]
+    for name, stored in one.tensors.items():
+        twin = other.tensors.get(name)
+        if twin is not None:
+            found.extend(_compare((left, stored), (right, twin)))
+        advance(stored.spec.num_bytes)
+    return found
+
+
+def _compare(
+    left: tuple[Storage, StoredTensor], right: tuple[Storage, StoredTensor]
+) -> Iterator[Difference]:
+    one, other = left[1].spec, right[1].spec
+    if (one.global_shape, one.dtype) != (other.global_shape, other.dtype):
+        yield Difference(
+            one.name,
+            f"{one.dtype} {one.global_shape} and {other.dtype} {other.global_shape}",
+        )
+        return
+    buffers = [np.empty(min(_BLOCK_BYTES, one.num_bytes), dtype=np.uint8) for _ in "ab"]
+    for low in range(0, one.num_bytes, _BLOCK_BYTES):
+        count = min(_BLOCK_BYTES, one.num_bytes - low)
+        for (storage, stored), buffer in zip((left, right), buffers, strict=True):
+            storage.read_into(stored.file, stored.offset + low, buffer[:count].data)
+        differing = np.flatnonzero(buffers[0][:count] != buffers[1][:count])
+        if len(differing):
+            yield Difference(one.name, f"differs from byte {low + int(differing[0])} on")
+            return

@@ -1,0 +1,237 @@
+"""The command line in real processes: pushed, killed, pulled again, and the same bit for bit."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import cosmos_weightsync
+from cosmos_weightsync import FileSender, FileSenderConfig, Layout, shards_of
+
+_SOURCE = Path(cosmos_weightsync.__file__).parents[1]
+_ENVIRONMENT = {**os.environ, "PYTHONPATH": str(_SOURCE), "OMP_NUM_THREADS": "1"}
+
+
+def start(*arguments: object, limit_bytes: int = 0) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "cosmos_weightsync", *map(str, arguments)]
+    if limit_bytes:  # As a disk that is full, without a disk.
+        limit = f"import resource, signal, runpy, sys; sys.argv = {command[2:]!r}\n"
+        limit += "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        limit += f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit_bytes}, {limit_bytes}))\n"
+        limit += "runpy.run_module('cosmos_weightsync', run_name='__main__')"
+        command = [sys.executable, "-c", limit]
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=_ENVIRONMENT,
+        start_new_session=True,
+    )
+
+
+def run(*arguments: object, status: int = 0, limit_bytes: int = 0) -> tuple[str, str]:
+    process = start(*arguments, limit_bytes=limit_bytes)
+    try:
+        out, err = process.communicate(timeout=120)
+    finally:
+        end(process)
+    assert process.returncode == status, err
+    return out, err
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(10)
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """96 MB in several files, with the small files that others keep beside them."""
+    root = tmp_path_factory.mktemp("model")
+    generator = torch.Generator().manual_seed(7)
+    layers = {
+        f"model.layers.{i}.mlp.{name}_proj.weight": torch.randn(1024, 1024, generator=generator)
+        for i in range(8)
+        for name in ("gate", "up", "down")
+    }
+    config = FileSenderConfig(file_bytes=24 << 20)
+    FileSender(shards_of(layers.items()), root, config=config).publish(1)
+    directory = root / "v00000001"
+    (directory / "config.json").write_text('{"hidden_size": 1024}')
+    (directory / "tokenizer").mkdir()
+    (directory / "tokenizer" / "vocab.txt").write_text("a b c")
+    (directory / ".hidden").write_text("stays")
+    return directory
+
+
+class Pushed:
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        said = json.loads(process.stdout.readline())
+        self.endpoint, self.token = said["endpoint"], said["token"]
+        self.process = process
+
+
+@pytest.fixture(scope="module")
+def pushed(checkpoint: Path) -> Iterator[Pushed]:
+    process = start("push", checkpoint, "--json")
+    yield Pushed(process)
+    end(process)
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and not path.name.startswith(".")
+    }
+
+
+def test_a_pulled_checkpoint_is_the_pushed_one_bit_for_bit(checkpoint, pushed, tmp_path):
+    target = tmp_path / "copy"
+    out, _ = run("pull", pushed.endpoint, target, "--token", pushed.token, "--json")
+    said = json.loads(out)
+    assert said["kept_bytes"] == 0
+    assert contents(target) == contents(checkpoint)
+    assert not (target / ".hidden").exists()
+    assert not (target / ".pull").exists()
+    out, _ = run("verify", checkpoint, target, "--json")
+    assert json.loads(out)["same"] is True
+    out, _ = run("verify", target, "--json")  # Its manifest came with it.
+    assert json.loads(out)["differences"] == []
+
+
+def size_below(root: Path) -> int:
+    """What a process that is at work has written so far."""
+    total = 0
+    for path in root.rglob("*.safetensors"):
+        with contextlib.suppress(FileNotFoundError):  # Renamed just now.
+            total += path.stat().st_size
+    return total
+
+
+def test_a_killed_pull_goes_on_where_it_ended(checkpoint, pushed, tmp_path):
+    whole = sum(map(len, contents(checkpoint).values()))
+    target = tmp_path / "copy"
+    for share in (0.2, 0.5, 0.8):
+        process = start("pull", pushed.endpoint, target, "--token", pushed.token, "--json")
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and process.poll() is None:
+            if size_below(target) > share * whole:
+                break
+        end(process)
+    kept = {path.name: path.stat().st_mtime_ns for path in target.glob("*.safetensors")}
+    out, _ = run("pull", pushed.endpoint, target, "--token", pushed.token, "--json")
+    assert json.loads(out)["kept_bytes"] > 0.4 * whole
+    assert contents(target) == contents(checkpoint)
+    for name, changed in kept.items():
+        assert (target / name).stat().st_mtime_ns == changed
+
+
+def test_what_was_damaged_on_the_disk_is_fetched_anew_and_no_more(checkpoint, pushed, tmp_path):
+    target = tmp_path / "copy"
+    run("pull", pushed.endpoint, target, "--token", pushed.token)
+    file = next(iter(sorted(target.glob("*.safetensors"))))
+    with file.open("r+b") as handle:
+        handle.seek(file.stat().st_size - 5)
+        handle.write(b"!")
+    _, err = run("verify", target, status=1)
+    assert "1 differences" in err
+    out, _ = run("pull", pushed.endpoint, target, "--token", pushed.token, "--json")
+    assert 0 < json.loads(out)["fetched_bytes"] <= file.stat().st_size
+    assert contents(target) == contents(checkpoint)
+
+
+def test_a_full_disk_is_said_and_keeps_what_came(pushed, checkpoint, tmp_path):
+    target = tmp_path / "copy"
+    arguments = ("pull", pushed.endpoint, target, "--token", pushed.token)
+    _, err = run(*arguments, status=1, limit_bytes=10 << 20)
+    assert "no room left" in err
+    assert "Make room, then run this again" in err
+    assert "Traceback" not in err
+    out, _ = run(*arguments, "--json")
+    assert json.loads(out)["kept_bytes"] >= 8 << 20
+    assert contents(target) == contents(checkpoint)
+
+
+def test_a_pull_that_is_interrupted_says_how_to_go_on(pushed, tmp_path):
+    process = start("pull", pushed.endpoint, tmp_path / "copy", "--token", pushed.token)
+    while not (tmp_path / "copy").exists() and process.poll() is None:
+        time.sleep(0.001)
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert "Traceback" not in err
+    if process.returncode:  # Else it was faster.
+        assert process.returncode == 130
+        assert "Run the same command again" in err
+
+
+def test_a_push_for_one_ends_by_itself(checkpoint, tmp_path):
+    pusher = start("push", checkpoint, "--json", "--once")
+    pushed = Pushed(pusher)
+    run("pull", pushed.endpoint, tmp_path / "copy", "--token", pushed.token)
+    _, err = pusher.communicate(timeout=60)
+    assert (pusher.returncode, err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("pull", "{endpoint}", "{tmp}/copy", "--token", "wrong"), "token is not the one"),
+        (("pull", "127.0.0.1:9", "{tmp}/copy"), "cannot be reached"),
+        (("pull", "{tmp}/nowhere", "{tmp}/copy"), "neither host:port, nor a directory"),
+        (("push", "{tmp}"), "no .safetensors file"),
+        (("plan", "{tmp}/nowhere"), "no such file or directory"),
+        (("plan", "{model}", "--senders", "dp=3"), "write replicas=N or fsdp=N or tp=N"),
+        (("verify", "{tmp}"), "has no manifest.json: name a second checkpoint"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_what_cannot_work_ends_with_a_reason(arguments, complaint, pushed, checkpoint, tmp_path):
+    words = {"endpoint": pushed.endpoint, "tmp": tmp_path, "model": checkpoint}
+    _, err = run(*(item.format(**words) for item in arguments), status=1)
+    assert complaint in err
+    assert "Traceback" not in err
+
+
+def test_a_plan_is_the_same_from_a_directory_and_from_its_layout(checkpoint, tmp_path):
+    from cosmos_weightsync import read_checkpoint
+
+    layout = read_checkpoint(checkpoint).layout()
+    (tmp_path / "model.msgpack").write_bytes(layout.to_msgpack())
+    (tmp_path / "model.json").write_text(json.dumps(layout.to_json()))
+    cut = ("--senders", "fsdp=4", "--receivers", "tp=2,replicas=3", "--json")
+    said = [
+        json.loads(run("plan", where, *cut)[0])
+        for where in (checkpoint, tmp_path / "model.msgpack", tmp_path / "model.json")
+    ]
+    assert said[0] == said[1] == said[2]
+    assert said[0]["total_bytes"] == 3 * 8 * 3 * 4 << 20
+    assert (said[0]["sender_ranks"], said[0]["receiver_ranks"]) == (4, 6)
+    assert Layout.from_msgpack(layout.to_msgpack()).digest() == layout.digest()
+
+
+def test_the_transports_are_measured(tmp_path):
+    names = ("--transport", "tcp", "--transport", "shared_memory")
+    said = json.loads(run("bench", "--size", 16, "--repeats", 2, *names, "--json")[0])
+    assert set(said) == {"moved", "copy_bound", "tcp", "shared_memory"}
+    assert said["tcp"]["best_gb_per_s"] >= said["tcp"]["median_gb_per_s"] > 0
+
+
+@pytest.mark.parametrize("command", ["plan", "push", "pull", "verify", "bench"])
+def test_every_command_shows_examples(command):
+    out, _ = run(command, "--help")
+    assert f"  cosmos-weightsync {command} " in out.partition("Examples:")[2]
