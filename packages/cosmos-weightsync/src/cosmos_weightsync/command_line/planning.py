@@ -71,11 +71,9 @@ def plan(
 
 def _facts(offered: Layout, wanted: Layout) -> dict[str, Any]:
     planned = plan_transfer(offered, wanted)
-    facts = dict(msgspec.to_builtins(planned.stats()))
-    facts = {
+    return {
         "sender_ranks": offered.num_ranks,
         "receiver_ranks": wanted.num_ranks,
-        **facts,
+        **msgspec.to_builtins(planned.stats()),
         "digest": planned.digest(),
     }
-    return facts
