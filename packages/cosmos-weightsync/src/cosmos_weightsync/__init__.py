@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.errors import (
+    BaseVersionError,
     ConfigurationError,
     CorruptFileError,
     DeadlineError,
@@ -66,6 +67,7 @@ _LATER = {
 """Imported when first used, since they import torch: layouts and plans are read without it."""
 
 __all__ = [
+    "BaseVersionError",
     "Box",
     "Checkpoint",
     "ConfigurationError",

@@ -39,7 +39,7 @@ from cosmos_weightsync.errors import DigestError
 from cosmos_weightsync.planning import Piece
 from cosmos_weightsync.transports import Channel, OneSidedChannel, Window
 
-__all__ = ["BucketPool", "compare_checksums", "pull_edge", "serve_edge"]
+__all__ = ["BucketPool", "compare_checksums", "pull_edge", "serve_edge", "source_checksums"]
 
 
 class BucketPool:
@@ -127,7 +127,7 @@ def serve_edge(
     if isinstance(channel, OneSidedChannel):
         views = [held.view(piece.name, piece.box) for piece in pieces]
         if channel.expose(views, held.arena, deadline):
-            sums = _source_checksums(pieces, held)
+            sums = source_checksums(pieces, held)
             channel.await_finish(deadline)
             return sums
     messages = _messages(channel, pieces, bucket_bytes)
@@ -146,7 +146,7 @@ def serve_edge(
             content = _result(coming)
             coming = packer.submit(ready, turn + 1) if turn + 1 < len(messages) else None
             channel.send(content, deadline)
-        return _source_checksums(pieces, held)
+        return source_checksums(pieces, held)
 
 
 def _result(future: "Future[Tensor] | None") -> Tensor:
@@ -154,7 +154,7 @@ def _result(future: "Future[Tensor] | None") -> Tensor:
     return future.result()
 
 
-def _source_checksums(pieces: Sequence[Piece], held: HeldBoxes) -> list[int]:
+def source_checksums(pieces: Sequence[Piece], held: HeldBoxes) -> list[int]:
     """What is known of the version already, or computed now."""
     if held.checksums is not None:
         return held.checksums.of_pieces(pieces, held.view)

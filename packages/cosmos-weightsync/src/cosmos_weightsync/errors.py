@@ -1,6 +1,7 @@
 """The errors of weight synchronisation: one tree, each class saying when it is raised."""
 
 __all__ = [
+    "BaseVersionError",
     "ConfigurationError",
     "CorruptFileError",
     "DeadlineError",
@@ -107,3 +108,7 @@ class FencedError(VersionError):
 
 class QuorumError(VersionError):
     """The receivers of a group will not commit a version together; each keeps what it has."""
+
+
+class BaseVersionError(VersionError):
+    """Changes were asked for since bytes that are not those of the version they are called."""

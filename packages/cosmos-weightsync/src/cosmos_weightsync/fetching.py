@@ -13,6 +13,7 @@ from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.dialing import HolderDialer
 from cosmos_weightsync.edges import BucketPool
 from cosmos_weightsync.errors import (
+    BaseVersionError,
     DigestError,
     PeerLostError,
     PlanError,
@@ -23,6 +24,7 @@ from cosmos_weightsync.errors import (
 )
 from cosmos_weightsync.layout import Layout
 from cosmos_weightsync.receiver_session import ReceiverSession
+from cosmos_weightsync.reuse import Offer, ReusePolicy
 from cosmos_weightsync.serving import pieces_of
 from cosmos_weightsync.shadow import Shadow
 from cosmos_weightsync.staging import Edge, Source, Staging, assign
@@ -71,6 +73,7 @@ class Fetched:
 
     version: int
     num_bytes: int
+    wire_bytes: int
     digest: str
 
 
@@ -109,9 +112,18 @@ class VersionFetcher:
         self._pieces: list[Edge] = []
         self._sums: dict[tuple[int, int], int] = {}
         self._num_closings = 0
+        self._num_built_on = 0
 
-    def fetch(self, at_least: int, num_threads: int, deadline: Deadline) -> Fetched:
+    def fetch(
+        self, at_least: int, num_threads: int, deadline: Deadline, reuse: ReusePolicy
+    ) -> Fetched:
         """Have a version in the shadow.
+
+        Args:
+            at_least: The oldest that will do.
+            num_threads: How many holders are read from at the same time.
+            deadline: When to give up.
+            reuse: What to make of the version that is there.
 
         Raises:
             WeightSyncError: why there is none.
@@ -125,8 +137,8 @@ class VersionFetcher:
             except TransferError as error:
                 raise failure or error from failure
             try:
-                return self._attempt(at_least, num_threads, deadline)
-            except (PeerLostError, VersionGoneError) as error:
+                return self._attempt(at_least, num_threads, deadline, reuse)
+            except (PeerLostError, VersionGoneError, BaseVersionError) as error:
                 self._hang_up()
                 failure = failure or error
                 if num_closings != self._num_closings:
@@ -202,7 +214,9 @@ class VersionFetcher:
         if gone:
             raise PlanError(f"{gone[0]}: nobody else has it")
 
-    def _attempt(self, at_least: int, num_threads: int, deadline: Deadline) -> Fetched:
+    def _attempt(
+        self, at_least: int, num_threads: int, deadline: Deadline, reuse: ReusePolicy
+    ) -> Fetched:
         sessions = [self._open(edge, deadline) for edge in self._edges]
         version = self._agree(sessions, at_least, deadline)
         run_id = sessions[0].run_id
@@ -211,8 +225,12 @@ class VersionFetcher:
                 f"version {version} is of several runs of a trainer: "
                 f"{sorted({session.run_id for session in sessions})}"
             )
+        offer = self._offer(version, reuse)
+        self._num_built_on = 0 if offer is None else self._num_built_on + 1
         self._shadow.begin(version, run_id, deadline.within(self._patience.linger_s))
-        staging = Staging(self._shadow, version, self._roster.sources, self._dialer, self._buckets)
+        staging = Staging(
+            self._shadow, version, self._roster.sources, self._dialer, self._buckets, offer
+        )
         try:
             patient = deadline.with_patience(self._patience.stall_s)
             staging.run(self._edges, num_threads, patient)
@@ -227,7 +245,15 @@ class VersionFetcher:
             for session in sessions:
                 session.release(deadline)
         num_bytes = sum(shard.spec.num_bytes for shard in self._shadow.shards)
-        return Fetched(version, num_bytes, version_digest(self._sums))
+        return Fetched(version, num_bytes, staging.wire_bytes, version_digest(self._sums))
+
+    def _offer(self, version: int, reuse: ReusePolicy) -> Offer | None:
+        """What is in the shadow, unless it is no version or time for a whole one."""
+        base = self._shadow.whole_version
+        is_anchor = self._num_built_on >= reuse.anchor_every
+        if base is None or base == version or reuse.reused == "nothing" or is_anchor:
+            return None
+        return Offer(base, self._shadow.run_id, reuse.reused)
 
     def _open(self, edge: Edge, deadline: Deadline) -> ReceiverSession:
         session = edge.session

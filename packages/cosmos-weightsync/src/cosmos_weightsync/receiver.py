@@ -13,6 +13,7 @@ from cosmos_weightsync.edges import BucketPool
 from cosmos_weightsync.errors import ConfigurationError, FencedError, VersionError
 from cosmos_weightsync.fetching import Patience, VersionFetcher
 from cosmos_weightsync.layout import ShardSpec
+from cosmos_weightsync.reuse import Reused, ReusePolicy
 from cosmos_weightsync.sender import standard_transports
 from cosmos_weightsync.server import Server, check_exposure
 from cosmos_weightsync.serving import HolderIdentity, ServingSession
@@ -44,6 +45,12 @@ class ReceiverConfig:
         stall_s: A holder that is silent for so long while it should send counts as lost.
         linger_s: Others that still read the version before from this receiver when it stages the
             next may go on for so long; then they must get the rest elsewhere.
+        reuse: ``nothing`` fetches every version whole. ``pieces`` leaves out what did not change
+            at all, such as frozen parameters. ``changes`` fetches of the rest only the elements
+            that changed, from senders that still have the version before (for this, see
+            `SenderConfig.num_bases`), over transports that send messages; worth it where the
+            network is slower than 2 GB/s or so.
+        anchor_every: After so many versions in a row that reuse another, one is fetched whole.
     """
 
     transport: str = "auto"
@@ -55,12 +62,15 @@ class ReceiverConfig:
     serve_host: str = ""
     stall_s: float = 60.0
     linger_s: float = 5.0
+    reuse: Reused = "nothing"
+    anchor_every: int = 64
 
     def __post_init__(self) -> None:
         if self.bucket_bytes < 1024 or self.num_threads < 1:
             raise ConfigurationError("bucket_bytes must be >= 1024 and num_threads >= 1")
         if self.serve_host:
             check_exposure(self.serve_host, self.token)
+        ReusePolicy(self.reuse, self.anchor_every)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +79,15 @@ class StagedVersion:
 
     Attributes:
         version: Which; it may be newer than the one asked for.
-        num_bytes: How many bytes were moved.
+        num_bytes: How many bytes it has.
+        wire_bytes: How many crossed the transports; less where something was reused.
         seconds: How long that took, waiting for the version to be published included.
         digest: Equal for equal bytes from the same senders.
     """
 
     version: int
     num_bytes: int
+    wire_bytes: int
     seconds: float
     digest: str
 
@@ -192,9 +204,16 @@ class WeightReceiver:
         """
         started = time.monotonic()
         self._staged = None
-        fetched = self._fetcher.fetch(version, self._config.num_threads, Deadline.after(timeout_s))
+        config = self._config
+        reuse = ReusePolicy(config.reuse, config.anchor_every)
+        deadline = Deadline.after(timeout_s)
+        fetched = self._fetcher.fetch(version, config.num_threads, deadline, reuse)
         self._staged = StagedVersion(
-            fetched.version, fetched.num_bytes, time.monotonic() - started, fetched.digest
+            version=fetched.version,
+            num_bytes=fetched.num_bytes,
+            wire_bytes=fetched.wire_bytes,
+            seconds=time.monotonic() - started,
+            digest=fetched.digest,
         )
         return self._staged
 

@@ -4,9 +4,10 @@ The frames are listed in `cosmos_weightsync.serving`.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
-from cosmos_weightsync.chunks import HeldBoxes
+from cosmos_weightsync.chunks import HeldBoxes, piece_checksum
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.edges import BucketPool, compare_checksums, pull_edge
 from cosmos_weightsync.errors import DeadlineError, ProtocolError
@@ -14,6 +15,7 @@ from cosmos_weightsync.frames import ControlConnection, connect_control
 from cosmos_weightsync.holding import Role
 from cosmos_weightsync.layout import Layout
 from cosmos_weightsync.planning import Piece
+from cosmos_weightsync.reuse import EdgeEnd, Move, Offer, pull_move
 from cosmos_weightsync.serving import PROTOCOL, pieces_of
 from cosmos_weightsync.transports import Channel, Transport
 
@@ -33,6 +35,7 @@ class ReceiverSession:
         transports: Names of the transports it offers.
         run_id: Of the trainer whose version is pinned.
         is_whole: Whether the pinned version was whole when it was pinned.
+        wire_bytes: What the last `pull` took off the channel.
     """
 
     def __init__(self, endpoint: str, token: str, deadline: Deadline) -> None:
@@ -44,6 +47,7 @@ class ReceiverSession:
         self._bucket_bytes = 0
         self.run_id = ""
         self.is_whole = False
+        self.wire_bytes = 0
         try:
             self._connection.send("hello", {"protocol": PROTOCOL, "token": token}, deadline)
             welcome = self._connection.receive(deadline, expect="welcome")
@@ -134,22 +138,47 @@ class ReceiverSession:
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"{self._connection.peer} sent a malformed 'pinned'") from error
 
-    def pull(self, held: HeldBoxes, buckets: BucketPool, deadline: Deadline) -> list[int]:
+    def pull(
+        self,
+        held: HeldBoxes,
+        buckets: BucketPool,
+        deadline: Deadline,
+        *,
+        offer: Offer | None = None,
+    ) -> list[int]:
         """Fetch the opened pieces of the pinned version into ``held`` and check them.
+
+        Args:
+            held: Where they go.
+            buckets: Memory for pieces that travel packed.
+            deadline: When to give up.
+            offer: The version that is in ``held`` now, for the holder to build on.
 
         Returns:
             The checksum of every piece.
 
         Raises:
             DigestError: a piece is not what was sent.
+            BaseVersionError: what is in ``held`` is not the version it is offered as.
         """
         channel = self._channel
         if channel is None:
             raise ProtocolError("'pull' before 'open'")
-        self._connection.send("pull", {"seconds": self._seconds(deadline)}, deadline)
-        arrived = pull_edge(
-            channel, self._pieces, held, buckets, deadline, bucket_bytes=self._bucket_bytes
-        )
+        request = {"seconds": self._seconds(deadline)}
+        if offer is None:
+            self._connection.send("pull", request, deadline)
+            self.wire_bytes = sum(piece.num_bytes for piece in self._pieces)
+            arrived = pull_edge(
+                channel, self._pieces, held, buckets, deadline, bucket_bytes=self._bucket_bytes
+            )
+        else:
+            sums = tuple(piece_checksum(held, piece) for piece in self._pieces)
+            offer = replace(offer, checksums=sums)
+            self._connection.send("pull", {**request, "base": offer.to_json()}, deadline)
+            answer = self._connection.receive(deadline, expect="moving")
+            end = EdgeEnd(channel, self._pieces, buckets, self._bucket_bytes)
+            move = Move.from_json(answer, len(self._pieces))
+            arrived, self.wire_bytes = pull_move(end, held, move, offer, deadline)
         sent = self._checksums("sent", len(self._pieces), deadline)
         compare_checksums(self._pieces, sent, arrived, self.name)
         return arrived

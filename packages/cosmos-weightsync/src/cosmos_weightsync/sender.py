@@ -34,6 +34,10 @@ class SenderConfig:
         bucket_bytes: Small pieces are packed into buckets of this size; one per session.
         max_snapshots: Copies of this rank's shards that may exist, at least 2. A third is
             allocated only when receivers read two versions at the same time.
+        num_bases: Versions that receivers have fetched and that are kept for these to ask for
+            changes only (`ReceiverConfig.reuse`); each is one more copy of this rank's shards.
+            With 0, only what happens to be there still is built on: enough for receivers that
+            fetch every version before the next is published.
         bind_host: The address to listen on, and the one receivers are told.
         token: Receivers must show it. Must be given if ``bind_host`` is not loopback.
         publish_timeout_s: How long `WeightSender.publish` may wait for a free buffer.
@@ -45,6 +49,7 @@ class SenderConfig:
     wire_dtype: str = ""
     bucket_bytes: int = 16 << 20
     max_snapshots: int = 3
+    num_bases: int = 0
     bind_host: str = "127.0.0.1"
     token: str = ""
     publish_timeout_s: float = 300.0
@@ -54,8 +59,10 @@ class SenderConfig:
     def __post_init__(self) -> None:
         if self.wire_dtype:
             torch_dtype(self.wire_dtype)
-        if self.bucket_bytes < 1024 or self.max_snapshots < 2:
-            raise ConfigurationError("bucket_bytes must be >= 1024 and max_snapshots >= 2")
+        if self.bucket_bytes < 1024 or self.max_snapshots < 2 or self.num_bases < 0:
+            raise ConfigurationError(
+                "bucket_bytes must be >= 1024, max_snapshots >= 2 and num_bases >= 0"
+            )
         check_exposure(self.bind_host, self.token)
 
 
@@ -107,7 +114,9 @@ class WeightSender:
         self._config = config
         source = _published(shards, config.wire_dtype)
         self._layout = Layout.from_ranks([source.specs])
-        self._snapshots = SnapshotStore(source, max_snapshots=config.max_snapshots)
+        self._snapshots = SnapshotStore(
+            source, max_snapshots=config.max_snapshots, num_bases=config.num_bases
+        )
         identity = HolderIdentity(
             role="sender",
             rank=rank,

@@ -9,7 +9,7 @@ pin(range)             ─►                     waits for a version
                        ◄─    pinned(version, run)
 open(transport, pieces)─►                     the pieces must lie in the layout both know
                        ◄─    opened(digest, channel description)        both connect the channel
-pull()                 ─►
+pull()                 ─►                     or pull(base): see `cosmos_weightsync.reuse`
                        ◄═    messages over the channel; a holder that is still receiving sends
                        ◄─    settling() …     each region when it has it, and waits until all
                        ◄─    sent(checksum of every piece)              is verified
@@ -42,6 +42,7 @@ from cosmos_weightsync.frames import ControlConnection
 from cosmos_weightsync.holding import Holder, PinnedVersion, Role, VersionRange
 from cosmos_weightsync.layout import Layout
 from cosmos_weightsync.planning import Piece
+from cosmos_weightsync.reuse import EdgeEnd, Move, Offer, serve_offer
 from cosmos_weightsync.transports import Channel, PendingChannel, Transport
 
 __all__ = ["PROTOCOL", "HolderIdentity", "ServingSession", "pieces_of"]
@@ -197,18 +198,24 @@ class ServingSession:
         }
         self._connection.send("pinned", answer, deadline)
 
-    def _send_version(self, _: Mapping[str, Any], deadline: Deadline) -> None:
+    def _send_version(self, frame: Mapping[str, Any], deadline: Deadline) -> None:
         pinned, channel = self._pinned, self._channel
         if pinned is None or channel is None:
             raise ProtocolError("'pull' comes after 'open' and 'pin'")
-        sums = serve_edge(
-            channel,
-            self._pieces,
-            pinned.boxes(deadline),
-            self._identity.buckets,
-            deadline,
-            bucket_bytes=self._bucket_bytes,
-        )
+        buckets, offered = self._identity.buckets, frame.get("base")
+
+        def announce(move: Move) -> None:
+            self._connection.send("moving", move.to_json(), deadline)
+
+        if offered is not None and pinned.is_whole:
+            end = EdgeEnd(channel, self._pieces, buckets, self._bucket_bytes)
+            offer = Offer.from_json(offered)
+            sums = serve_offer(end, pinned, self._identity.holder, offer, announce, deadline)
+        else:
+            if offered is not None:
+                announce(Move(tuple(range(len(self._pieces))), "pieces"))
+            held, size = pinned.boxes(deadline), self._bucket_bytes
+            sums = serve_edge(channel, self._pieces, held, buckets, deadline, bucket_bytes=size)
         self._settle(pinned, deadline)
         self._connection.send("sent", {"checksums": sums}, deadline)
 

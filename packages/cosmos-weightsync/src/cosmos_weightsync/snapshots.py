@@ -58,12 +58,14 @@ class Snapshot:
         checksums: Of the version it holds.
         version: Which, or `NOT_WRITTEN`.
         num_pins: How many read it.
+        was_read: Whether somebody has read this version, and so may still have it.
     """
 
     arena: Arena
     checksums: VersionChecksums
     version: int = NOT_WRITTEN
     num_pins: int = 0
+    was_read: bool = False
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -77,11 +79,14 @@ class SnapshotStore:
     Args:
         source: What to copy.
         max_snapshots: How many buffers may be allocated, at least 2.
+        num_bases: How many versions that were read are kept beyond these, as long as they are not
+            older than the last so many: receivers that have one need only what changed since.
     """
 
-    def __init__(self, source: Published, *, max_snapshots: int) -> None:
+    def __init__(self, source: Published, *, max_snapshots: int, num_bases: int = 0) -> None:
         self._source = source
-        self._max_snapshots = max_snapshots
+        self._max_snapshots = max_snapshots + num_bases
+        self._num_bases = num_bases
         self._checksums = ChecksumCache()
         self._buffers: list[Snapshot] = []
         self._newest = NOT_WRITTEN
@@ -111,6 +116,7 @@ class SnapshotStore:
                 raise VersionError(f"version {version} comes after version {self._newest}")
             buffer = self._free_buffer(version, deadline)
             buffer.version = NOT_WRITTEN
+            buffer.was_read = False
         buffer.checksums = self._checksums.start()
         self._source.write(buffer.tensors)
         for spec, tensor in zip(self._source.specs, buffer.tensors, strict=True):
@@ -160,6 +166,7 @@ class SnapshotStore:
         """Give a pinned version back."""
         with self._changed:
             snapshot.num_pins -= 1
+            snapshot.was_read = True
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -173,13 +180,14 @@ class SnapshotStore:
         while True:
             free = [b for b in self._buffers if b.num_pins == 0]
             stale = [b for b in free if b.version < self._newest or self._newest == NOT_WRITTEN]
-            if stale:
-                return stale[0]
+            spare = self._without_bases(stale)
+            if spare:
+                return min(spare, key=lambda buffer: buffer.version)
             if len(self._buffers) < self._max_snapshots:
                 self._buffers.append(Snapshot(self._allocate(), self._checksums.start()))
                 return self._buffers[-1]
             if free:
-                return free[0]
+                return min(free, key=lambda buffer: buffer.version)
             if self._is_closed:
                 raise PeerLostError("the sender is closing")
             try:
@@ -190,6 +198,13 @@ class SnapshotStore:
                     f"version {version} has no buffer: receivers still read versions {held}"
                 ) from error
             self._changed.wait(timeout=left)
+
+    def _without_bases(self, stale: Sequence[Snapshot]) -> list[Snapshot]:
+        """All but the newest versions that a reader may want to build on."""
+        read = [buffer for buffer in stale if buffer.was_read]
+        read.sort(key=lambda buffer: buffer.version)
+        bases = read[-self._num_bases :] if self._num_bases else []
+        return [buffer for buffer in stale if buffer not in bases]
 
     def _allocate(self) -> Arena:
         specs = self._source.specs

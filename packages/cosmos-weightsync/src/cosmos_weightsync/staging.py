@@ -31,6 +31,7 @@ from cosmos_weightsync.errors import (
 from cosmos_weightsync.layout import Layout, ShardSpec
 from cosmos_weightsync.planning import plan_transfer
 from cosmos_weightsync.receiver_session import ReceiverSession
+from cosmos_weightsync.reuse import Offer
 from cosmos_weightsync.serving import pieces_of
 from cosmos_weightsync.shadow import Shadow
 
@@ -122,8 +123,10 @@ class Staging:
         sources: Everybody who may have it, as far as is known now.
         dialer: How to meet one.
         buckets: Memory for pieces that travel packed.
+        offer: The version that was in the shadow before, for the holders to build on.
 
     Attributes:
+        wire_bytes: What crossed the channels.
         failed: What went wrong, by the endpoint of the source.
         sums: Checksum of every piece of the first edges, by (number of the edge, of the piece).
     """
@@ -135,7 +138,10 @@ class Staging:
         sources: Callable[[], Sequence[Source]],
         dialer: Dialer,
         buckets: BucketPool,
+        offer: Offer | None = None,
     ) -> None:
+        self._offer = offer
+        self.wire_bytes = 0
         self._shadow = shadow
         self._version = version
         self._sources = sources
@@ -190,6 +196,7 @@ class Staging:
         """The edges that take the place of one that is over: none, if it went well."""
         error = future.exception()
         if error is None:
+            self.wire_bytes += edge.session.wire_bytes if edge.session is not None else 0
             return ()
         if edge.session is not None:
             edge.session.close()
@@ -216,7 +223,7 @@ class Staging:
     def _pull(self, edge: Edge, deadline: Deadline) -> list[int]:
         session = edge.session
         if session is not None:
-            return session.pull(self._held, self._buckets, deadline)
+            return session.pull(self._held, self._buckets, deadline, offer=self._offer)
         session = self._dialer.meet(edge.source.endpoint, deadline)
         edge.session = session
         try:

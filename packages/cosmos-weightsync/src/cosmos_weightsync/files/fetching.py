@@ -132,7 +132,13 @@ class FileReceiver:
         num_bytes = sum(piece.num_bytes for piece in pieces)
         seconds = time.monotonic() - started
         self._sums = tuple(_sums_of(shard) for shard in self._shadow)
-        self._staged = StagedVersion(manifest.version, num_bytes, seconds, manifest.digest)
+        self._staged = StagedVersion(
+            version=manifest.version,
+            num_bytes=num_bytes,
+            wire_bytes=num_bytes,
+            seconds=seconds,
+            digest=manifest.digest,
+        )
         return self._staged
 
     def staged_shards(self) -> tuple[Shard, ...]:

@@ -1,0 +1,133 @@
+"""Edges that move changes: over a channel in one process, whole and damaged."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_weightsync import Box, DigestError, ProtocolError
+from cosmos_weightsync.chunks import HeldBoxes
+from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.encodings.changed_edges import MovedEdge, pull_changes, serve_changes
+from cosmos_weightsync.planning import Piece
+from cosmos_weightsync.transports import Channel, TcpTransport
+
+BUCKET = 64 << 10
+
+
+def connected() -> tuple[Channel, Channel]:
+    ends = [TcpTransport().prepare(side, "127.0.0.1") for side in ("sender", "receiver")]
+    found: list[Channel] = []
+    soon = Deadline.after(30)
+    thread = threading.Thread(
+        target=lambda: found.append(ends[0].connect(ends[1].description, soon))
+    )
+    thread.start()
+    receiver = ends[1].connect(ends[0].description, soon)
+    thread.join()
+    return found[0], receiver
+
+
+class Damaging:
+    """A channel that damages one of the messages it sends."""
+
+    def __init__(self, channel: Channel, number: int, damage: Callable[[Tensor], None]) -> None:
+        self._channel = channel
+        self._left = number
+        self._damage = damage
+        self.capabilities = channel.capabilities
+        self.device = channel.device
+
+    def send(self, view: Tensor, deadline: Deadline) -> None:
+        view = view.clone()
+        if self._left == 0:
+            self._damage(view)
+        self._left -= 1
+        self._channel.send(view, deadline)
+
+    def recv_into(self, view: Tensor, deadline: Deadline) -> None:
+        self._channel.recv_into(view, deadline)
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+PIECES = [  # All rows of some columns; one row; nothing but a number.
+    Piece("w", Box((0, 100), (300, 400)), 0, 0, 300 * 300 * 2),
+    Piece("b", Box((3, 0), (4, 50)), 0, 0, 50 * 4),
+    Piece("s", Box((), ()), 0, 0, 8),
+]
+
+
+def version(seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "w": torch.randn(300, 500, generator=generator).bfloat16(),
+        "b": torch.randn(8, 50, generator=generator),
+        "s": torch.tensor(seed),
+    }
+
+
+def boxes(tensors: dict[str, Tensor]) -> HeldBoxes:
+    return HeldBoxes((name, Box.full(t.shape), t) for name, t in tensors.items())
+
+
+def moved(
+    base: dict[str, Tensor],
+    new: dict[str, Tensor],
+    number: int = -1,
+    damage: Callable[[Tensor], None] = lambda _: None,
+) -> tuple[dict[str, Tensor], MovedEdge, MovedEdge]:
+    """What the receiver has afterwards, and what both ends say."""
+    source, sink = connected()
+    mine = {name: tensor.clone() for name, tensor in base.items()}
+    soon, served = Deadline.after(30), list[MovedEdge]()
+
+    def serve() -> None:
+        channel = Damaging(source, number, damage)
+        served.append(
+            serve_changes(channel, PIECES, boxes(new), boxes(base), soon, bucket_bytes=BUCKET)
+        )
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        pulled = pull_changes(sink, PIECES, boxes(mine), soon, bucket_bytes=BUCKET)
+    finally:
+        thread.join()
+        source.close()
+        sink.close()
+    return mine, served[0], pulled
+
+
+def test_the_pieces_change_and_nothing_else_does():
+    base, new = version(1), version(2)
+    mine, served, pulled = moved(base, new)
+    assert served == pulled
+    assert torch.equal(mine["w"][:, 100:400], new["w"][:, 100:400])
+    assert torch.equal(mine["w"][:, :100], base["w"][:, :100])
+    assert torch.equal(mine["w"][:, 400:], base["w"][:, 400:])
+    assert torch.equal(mine["b"][3], new["b"][3])
+    assert torch.equal(mine["b"][:3], base["b"][:3])
+    assert mine["s"] == 2
+
+
+def test_an_edge_without_changes_is_a_few_bytes():
+    _, served, _ = moved(version(1), version(1))
+    assert served.num_bytes < 200
+
+
+def flip(view: Tensor) -> None:
+    view[len(view) // 2] ^= 16
+
+
+def test_a_damaged_frame_is_a_digest_error_that_says_where():
+    with pytest.raises(DigestError, match=r"w \[0:\d+, 100:400\]: a frame of changes"):
+        moved(version(1), version(2), 1, flip)
+
+
+def test_a_damaged_head_is_a_protocol_error():
+    with pytest.raises(ProtocolError, match="a frame of changes was due"):
+        moved(version(1), version(1), 0, lambda view: view[0:4].zero_())
