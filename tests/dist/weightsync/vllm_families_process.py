@@ -98,7 +98,7 @@ def new_checkpoint(family: str, seed: int, folder: Path) -> dict[str, torch.Tens
     if SETUP["rank"] == 0:
         torch.manual_seed(seed)
         if kind == "qwen2_5_vl":
-            text = {**DENSE, "rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]}}
+            text = {**DENSE, "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
             config = AutoConfig.for_model(kind, **text, text_config=text, **options)
             model = AutoModelForImageTextToText.from_config(config)
         else:
@@ -131,7 +131,7 @@ def register_here(folder: Path) -> None:
             ModelRegistry.register_model(name, known.load_model_cls())
 
 
-def build(folder: Path) -> tuple[torch.nn.Module, VllmConfig]:
+def build(folder: Path, *, expert_parallel: bool) -> tuple[torch.nn.Module, VllmConfig]:
     register_here(folder)
     config = EngineArgs(
         model=str(folder),
@@ -141,9 +141,8 @@ def build(folder: Path) -> tuple[torch.nn.Module, VllmConfig]:
         max_model_len=256,
         kv_cache_memory_bytes=16 << 20,
         tensor_parallel_size=SETUP["world_size"],
-        enable_expert_parallel=SETUP.get("expert_parallel", False),
+        enable_expert_parallel=expert_parallel,
         distributed_executor_backend="external_launcher",
-        limit_mm_per_prompt={"image": 0, "video": 0} if SETUP.get("text_only") else {},
     ).create_engine_config()
     with set_current_vllm_config(config):
         return get_model(vllm_config=config), config
@@ -179,12 +178,12 @@ def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return own
 
 
-def check(family: str) -> dict[str, Any]:
+def check(family: str, *, expert_parallel: bool) -> dict[str, Any]:
     folder = Path(SETUP["folder"]) / family
     new_checkpoint(family, 0, folder / "a")
     tensors = new_checkpoint(family, 1, folder / "b")
-    model, config = build(folder / "a")
-    fresh, _ = build(folder / "b")
+    model, config = build(folder / "a", expert_parallel=expert_parallel)
+    fresh, _ = build(folder / "b", expert_parallel=expert_parallel)
     before = differences(model, fresh)
     engine = CosmosWeightTransferEngine(
         WeightTransferConfig(backend="cosmos"), config, torch.device("cpu"), model
@@ -231,9 +230,10 @@ def main() -> None:
         initialize_model_parallel(world_size, 1)
     reply({})
     for line in sys.stdin:
-        family = json.loads(line)["family"]
+        command = json.loads(line)
+        family = command["family"]
         try:
-            reply(check(family))
+            reply(check(family, expert_parallel=command.get("expert_parallel", False)))
         except Exception as error:  # noqa: BLE001 - the test shows it
             traceback.print_exc()
             reply({"family": family, "error": f"{type(error).__name__}: {error}"})

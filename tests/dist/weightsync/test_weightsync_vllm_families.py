@@ -1,0 +1,94 @@
+"""No table of models: every family by the same code, bit for bit what vLLM itself would load.
+
+One or two workers of tensor parallelism, without an engine around them; see
+``vllm_families_process.py``.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+pytest.importorskip("transformers")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # Importing vLLM is in it.
+
+ONE_WORKER = [
+    *("llama2", "llama3", "qwen2.5", "qwen3", "qwen3-tied", "qwen3-moe", "qwen2.5-vl"),
+    *("deepseek-v3", "moonlight", "mistral", "gemma2", "gemma3", "phi3", "gpt-oss"),
+]
+# Split heads, one key/value head for two workers, fused checkpoints, latent attention, experts.
+TWO_WORKERS = ["llama3", "llama-one-kv-head", "phi3", "qwen3-moe", "deepseek-v3", "gpt-oss"]
+WHOLE_EXPERTS = ["qwen3-moe"]
+
+
+@dataclass
+class Workers:
+    """The processes of one tensor-parallel group."""
+
+    ranks: list[Any]
+
+    def check(self, family: str, **options: Any) -> list[dict[str, Any]]:
+        for rank in self.ranks:
+            rank.tell("check", family=family, **options)
+        return [rank.answer() for rank in self.ranks]
+
+
+def start_workers(start, folder: Path, world_size: int) -> Workers:
+    setup = {"world_size": world_size, "folder": str(folder), "store": str(folder / "store")}
+    ranks = [
+        start("vllm_families_process.py", {**setup, "rank": rank}) for rank in range(world_size)
+    ]
+    for rank in ranks:
+        rank.answer(280)
+    return Workers(ranks)
+
+
+@pytest.fixture(scope="module")
+def one_worker(start, tmp_path_factory) -> Workers:
+    return start_workers(start, tmp_path_factory.mktemp("one"), 1)
+
+
+@pytest.fixture(scope="module")
+def two_workers(start, tmp_path_factory) -> Workers:
+    return start_workers(start, tmp_path_factory.mktemp("two"), 2)
+
+
+def check_exact(answer: dict[str, Any]) -> None:
+    assert "error" not in answer, json.dumps(answer)
+    assert answer["num_different_before"] > 0  # A and B do differ.
+    assert answer["different"] == []
+    assert answer["whole"] == {}  # Every tensor was followed.
+    assert answer["unused"] == []
+
+
+@pytest.mark.parametrize("family", ONE_WORKER)
+def test_one_worker_holds_what_a_fresh_load_holds(one_worker, family):
+    (answer,) = one_worker.check(family)
+    check_exact(answer)
+    assert answer["num_bytes"] == answer["all_bytes"]
+
+
+@pytest.mark.parametrize("family", TWO_WORKERS)
+def test_two_workers_hold_their_halves(two_workers, family):
+    answers = two_workers.check(family)
+    for answer in answers:
+        check_exact(answer)
+        # Norms, routers, latent down-projections and a lone key/value head are in both.
+        assert answer["num_bytes"] < 0.65 * answer["all_bytes"]
+    assert sum(answer["num_bytes"] for answer in answers) >= answers[0]["all_bytes"]
+
+
+@pytest.mark.parametrize("family", WHOLE_EXPERTS)
+def test_expert_parallel_workers_fetch_their_experts_only(two_workers, family):
+    answers = two_workers.check(family, expert_parallel=True)
+    for answer in answers:
+        assert "error" not in answer, json.dumps(answer)
+        assert answer["different"] == []
+        assert answer["num_bytes"] < 0.65 * answer["all_bytes"]
+        assert all(".experts." in name for name in answer["unused"])
+    # Four experts of three matrices in two layers; each worker leaves the other's two alone.
+    assert [len(answer["unused"]) for answer in answers] == [12, 12]
