@@ -92,3 +92,24 @@ def test_expert_parallel_workers_fetch_their_experts_only(two_workers, family):
         assert all(".experts." in name for name in answer["unused"])
     # Four experts of three matrices in two layers; each worker leaves the other's two alone.
     assert [len(answer["unused"]) for answer in answers] == [12, 12]
+
+
+def test_what_cannot_be_followed_goes_through_the_engines_loader(one_worker):
+    """BLOOM keeps q, k and v of a head together, and its loader reshapes them by a copy."""
+    (answer,) = one_worker.check("bloom")
+    assert "error" not in answer, json.dumps(answer)
+    assert answer["different"] == []
+    assert set(answer["whole"]) == {
+        f"transformer.h.{layer}.self_attention.query_key_value.{kind}"
+        for layer in range(2)
+        for kind in ("weight", "bias")
+    }
+    assert set(answer["whole"].values()) == {"reshape cannot be recorded"}
+
+
+def test_modules_to_which_nothing_is_sent_can_be_kept(one_worker):
+    (answer,) = one_worker.check("qwen3", part="layers.1.")
+    assert "error" not in answer, json.dumps(answer)
+    assert answer["num_different_before"] > 0
+    assert answer["different"] == []
+    assert answer["num_tensors"] == 11

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.config.weight_transfer import WeightTransferConfig
@@ -88,7 +88,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("gemma2", {"tie_word_embeddings": True}),
     "gemma3": ("gemma3_text", {"tie_word_embeddings": True}),
     "phi3": ("phi3", {}),
-    "gpt-oss": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "bloom": ("bloom", {"n_head": 4, "n_layer": 2, "tie_word_embeddings": True}),
+    "gpt-oss": ("gpt_oss", {"intermediate_size": 128, "num_local_experts": 4}),
 }
 
 
@@ -178,10 +179,14 @@ def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return own
 
 
-def check(family: str, *, expert_parallel: bool) -> dict[str, Any]:
-    folder = Path(SETUP["folder"]) / family
-    new_checkpoint(family, 0, folder / "a")
+def check(family: str, *, expert_parallel: bool = False, part: str = "") -> dict[str, Any]:
+    """Load A, send B (or only those tensors of B that have ``part`` in their names)."""
+    folder = Path(SETUP["folder"]) / f"{family}{part}"
+    old = new_checkpoint(family, 0, folder / "a")
     tensors = new_checkpoint(family, 1, folder / "b")
+    if part:
+        tensors = {name: tensor for name, tensor in tensors.items() if part in name}
+        save_file({**old, **tensors}, folder / "b" / "model.safetensors", {"format": "pt"})
     model, config = build(folder / "a", expert_parallel=expert_parallel)
     fresh, _ = build(folder / "b", expert_parallel=expert_parallel)
     before = differences(model, fresh)
@@ -190,7 +195,8 @@ def check(family: str, *, expert_parallel: bool) -> dict[str, Any]:
     )
     with WeightSender(shards_of(tensors.items()), rank=0, num_ranks=1) as sender:
         sender.publish(1)
-        engine.init_transfer_engine(InitInfo(endpoints=[sender.endpoint]))
+        missing = "keep" if part else "refuse"
+        engine.init_transfer_engine(InitInfo(endpoints=[sender.endpoint], missing=missing))
         with set_current_vllm_config(config):
             engine.start_weight_update()
             engine.update_weights({"version": 1})
@@ -231,9 +237,9 @@ def main() -> None:
     reply({})
     for line in sys.stdin:
         command = json.loads(line)
-        family = command["family"]
+        family, _ = command.pop("family"), command.pop("do")
         try:
-            reply(check(family, expert_parallel=command.get("expert_parallel", False)))
+            reply(check(family, **command))
         except Exception as error:  # noqa: BLE001 - the test shows it
             traceback.print_exc()
             reply({"family": family, "error": f"{type(error).__name__}: {error}"})

@@ -49,6 +49,7 @@ class InitInfo(WeightTransferInitInfo):
         token: As in `ReceiverConfig`.
         bucket_bytes: As in `ReceiverConfig`.
         connect_timeout_s: As in `ReceiverConfig`.
+        missing: As in `discover_layout`.
         describe: When to ask the senders what they have: ``"now"``, or ``"background"`` while the
             engine generates, for a client that calls `CosmosWeightTransferEngine.discover` later.
     """
@@ -58,6 +59,7 @@ class InitInfo(WeightTransferInitInfo):
     token: str = ""
     bucket_bytes: int = 16 << 20
     connect_timeout_s: float = 60.0
+    missing: Literal["refuse", "keep"] = "refuse"
     describe: Literal["now", "background"] = "now"
 
 
@@ -118,10 +120,10 @@ class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """
         if self._senders is None:
             raise VersionError("init_weight_transfer_engine with the senders' endpoints first")
-        with set_current_vllm_config(self.vllm_config):
-            layout = discover_layout(self.model, self._senders)
-        plan_transfer(self._senders, Layout.from_ranks([layout.specs]))
         info = self._init_info
+        with set_current_vllm_config(self.vllm_config):
+            layout = discover_layout(self.model, self._senders, missing=info.missing)
+        plan_transfer(self._senders, Layout.from_ranks([layout.specs]))
         self._layout = layout
         self._receiver = WeightReceiver(
             info.endpoints,

@@ -9,7 +9,7 @@ no table of models exists.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -101,7 +101,9 @@ class WorkerLayout:
         return "\n".join(lines)
 
 
-def discover_layout(model: nn.Module, senders: Layout) -> WorkerLayout:
+def discover_layout(
+    model: nn.Module, senders: Layout, *, missing: Literal["refuse", "keep"] = "refuse"
+) -> WorkerLayout:
     """Run the model's loader over tensors that hold nothing.
 
     Takes the model's parameters away while it runs, so the model must not run meanwhile; they are
@@ -110,6 +112,8 @@ def discover_layout(model: nn.Module, senders: Layout) -> WorkerLayout:
     Args:
         model: A loaded vLLM model.
         senders: What is sent, in checkpoint names.
+        missing: What becomes of modules to which nothing is sent: ``"keep"`` them as they are, for
+            senders of trained tensors only, or ``"refuse"`` the senders.
 
     Raises:
         UnknownTensorError: the loader refuses a tensor, or a parameter would get nothing.
@@ -121,6 +125,9 @@ def discover_layout(model: nn.Module, senders: Layout) -> WorkerLayout:
         _run_loader(model, senders, trace)
         whole_keys = _spread_opaque(trace)
         copies = [c for c in trace.copies if isinstance(c, Constant) or c.name not in trace.opaque]
+        if missing == "keep":
+            sent = {copy.key[0] for copy in copies if isinstance(copy, Copy)}
+            tensors = [tensor for tensor in tensors if tensor.module in sent]
         _check_all_filled(tensors, copies, whole_keys)
     regions = [_regions_of(copy, senders) for copy in copies]
     boxes = _needed_boxes(copies, regions)
