@@ -5,8 +5,11 @@ vLLM's own factory. Commands and answers are JSON lines, as in the other scripts
 """
 
 import json
+import os
 import sys
 from typing import Any
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # The engine in this process; workers are not.
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -52,6 +55,7 @@ class Script:
             max_num_seqs=4,
             kv_cache_memory_bytes=16 << 20,
             tensor_parallel_size=SETUP["num_workers"],
+            distributed_executor_backend="uni" if SETUP["num_workers"] == 1 else "mp",
             weight_transfer_config=WeightTransferConfig(backend="cosmos"),
         )
 

@@ -79,6 +79,7 @@ class Engine:
                 max_model_len=2048,
                 max_num_seqs=4,
                 tensor_parallel_size=SETUP.get("num_workers", 1),
+                distributed_executor_backend="mp" if SETUP.get("num_workers", 1) > 1 else "uni",
                 kv_cache_memory_bytes=32 << 20,
                 logprobs_mode="raw_logprobs",
                 **engine_arguments(),
