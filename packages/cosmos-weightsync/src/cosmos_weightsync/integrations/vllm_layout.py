@@ -126,7 +126,7 @@ def discover_layout(
         whole_keys = _spread_opaque(trace)
         copies = [c for c in trace.copies if isinstance(c, Constant) or c.name not in trace.opaque]
         if missing == "keep":
-            sent = {copy.key[0] for copy in copies if isinstance(copy, Copy)}
+            sent = _modules_sent_to(copies)
             tensors = [tensor for tensor in tensors if tensor.module in sent]
         _check_all_filled(tensors, copies, whole_keys)
     regions = [_regions_of(copy, senders) for copy in copies]
@@ -165,6 +165,10 @@ def _spread_opaque(trace: LoadTrace) -> set[tuple[str, str]]:
     keys = set(trace.opaque_targets)
     keys |= {c.key for c in trace.copies if isinstance(c, Copy) and c.name in trace.opaque}
     return cast("set[tuple[str, str]]", keys)
+
+
+def _modules_sent_to(copies: Iterable[Copy | Constant]) -> set[str]:
+    return {cast("tuple[str, str]", copy.key)[0] for copy in copies if isinstance(copy, Copy)}
 
 
 def _check_all_filled(
