@@ -37,6 +37,7 @@ from cosmos_weightsync.planning import Piece, PlanStats, TransferPlan, plan_tran
 from cosmos_weightsync.topology import Link, Links, Place, Topology
 
 if _TYPE_CHECKING:
+    from cosmos_weightsync.conversion import converted_shards
     from cosmos_weightsync.files import (
         Checkpoint,
         FileReceiver,
@@ -45,6 +46,7 @@ if _TYPE_CHECKING:
         FileSenderConfig,
         read_checkpoint,
     )
+    from cosmos_weightsync.placing import block_scale_box, placed_shard
     from cosmos_weightsync.receiver import ReceiverConfig, StagedVersion, WeightReceiver
     from cosmos_weightsync.sender import SenderConfig, WeightSender
     from cosmos_weightsync.shards import Shard, shards_of
@@ -61,6 +63,9 @@ _LATER = {
     "StagedVersion": "receiver",
     "WeightReceiver": "receiver",
     "WeightSender": "sender",
+    "block_scale_box": "placing",
+    "converted_shards": "conversion",
+    "placed_shard": "placing",
     "read_checkpoint": "files",
     "shards_of": "shards",
 }
@@ -110,6 +115,9 @@ __all__ = [
     "WeightReceiver",
     "WeightSender",
     "WeightSyncError",
+    "block_scale_box",
+    "converted_shards",
+    "placed_shard",
     "plan_transfer",
     "read_checkpoint",
     "shards_of",

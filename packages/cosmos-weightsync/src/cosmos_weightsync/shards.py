@@ -1,6 +1,6 @@
 """From tensors in memory to shards: plain tensors, modules, and DTensors of any placement."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Literal
@@ -15,7 +15,16 @@ from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.errors import LayoutError
 from cosmos_weightsync.layout import ITEM_BYTES, IntArray, ShardSpec
 
-__all__ = ["Shard", "clean_name", "dtype_name", "held_boxes", "shards_of", "torch_dtype"]
+__all__ = [
+    "Shard",
+    "Source",
+    "clean_name",
+    "dtype_name",
+    "held_boxes",
+    "named_tensors",
+    "shards_of",
+    "torch_dtype",
+]
 
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 """Name parts that wrappers put in (torch.compile, activation checkpointing, FSDP1)."""
@@ -66,33 +75,47 @@ def clean_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
-def shards_of(
-    source: nn.Module | Iterable[tuple[str, Tensor]], *, tied: Literal["once", "each"] = "once"
-) -> tuple[Shard, ...]:
-    """What this rank holds of a module's parameters, or of (name, tensor) pairs.
+Source = nn.Module | Sequence[nn.Module] | Iterable[tuple[str, Tensor]]
+"""A module; the modules of the pipeline stages on this rank; or (name, tensor) pairs."""
+
+
+def named_tensors(
+    source: Source, *, tied: Literal["once", "each"] = "once"
+) -> Iterator[tuple[str, Tensor]]:
+    """The parameters of a source by their clean names, detached."""
+    modules = [source] if isinstance(source, nn.Module) else source
+    seen: set[int] = set()
+    for item in modules:
+        pairs = (
+            item.named_parameters(remove_duplicate=False) if isinstance(item, nn.Module) else [item]
+        )
+        for name, tensor in pairs:
+            if tied == "each" or id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield clean_name(name), tensor.detach()
+
+
+def shards_of(source: Source, *, tied: Literal["once", "each"] = "once") -> tuple[Shard, ...]:
+    """What this rank holds of the parameters of modules, or of (name, tensor) pairs.
 
     The shards are views: they follow the parameters as these are trained. A DTensor gives the
     part on this rank, as several shards where it is interleaved; a plain tensor is taken as
     whole. Buffers are not included; pass pairs to send them.
 
     Args:
-        source: The module or pairs, in checkpoint names.
+        source: A module, all modules of this rank's pipeline stages, or pairs; in checkpoint
+            names, or see `converted_shards`.
         tied: A parameter under two names is sent ``"once"``, under its first name, as a
             checkpoint would store it; ``"each"`` sends it under every name.
 
     Raises:
         LayoutError: a tensor has a dtype that cannot be moved, or a DTensor holds partial sums.
     """
-    if isinstance(source, nn.Module):
-        source = source.named_parameters(remove_duplicate=tied == "once")
-    seen: set[int] = set()
-    shards: list[Shard] = []
-    for name, tensor in source:
-        if tied == "once" and id(tensor) in seen:
-            continue
-        seen.add(id(tensor))
-        shards.extend(_shards_of_tensor(clean_name(name), tensor.detach()))
-    return tuple(shards)
+    return tuple(
+        shard
+        for name, tensor in named_tensors(source, tied=tied)
+        for shard in _shards_of_tensor(name, tensor)
+    )
 
 
 def _shards_of_tensor(name: str, tensor: Tensor) -> Iterator[Shard]:
