@@ -29,6 +29,11 @@ ENVIRONMENT = {
 }
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Known where the tests of this folder are named on the command line."""
+    parser.addoption("--weightsync-kills", type=int, help="processes to kill, 16 if omitted")
+
+
 class Process:
     """A script of this folder; `ask` sends a command and waits for its answer."""
 

@@ -38,6 +38,7 @@ from cosmos_weightsync.topology import Link, Links, Place, Topology
 
 if _TYPE_CHECKING:
     from cosmos_weightsync.conversion import converted_shards
+    from cosmos_weightsync.directory import WeightDirectory
     from cosmos_weightsync.files import (
         Checkpoint,
         FileReceiver,
@@ -46,6 +47,7 @@ if _TYPE_CHECKING:
         FileSenderConfig,
         read_checkpoint,
     )
+    from cosmos_weightsync.membership import Quorum
     from cosmos_weightsync.placing import block_scale_box, placed_shard
     from cosmos_weightsync.receiver import ReceiverConfig, StagedVersion, WeightReceiver
     from cosmos_weightsync.sender import SenderConfig, WeightSender
@@ -57,10 +59,12 @@ _LATER = {
     "FileReceiverConfig": "files",
     "FileSender": "files",
     "FileSenderConfig": "files",
+    "Quorum": "membership",
     "ReceiverConfig": "receiver",
     "SenderConfig": "sender",
     "Shard": "shards",
     "StagedVersion": "receiver",
+    "WeightDirectory": "directory",
     "WeightReceiver": "receiver",
     "WeightSender": "sender",
     "block_scale_box": "placing",
@@ -95,6 +99,7 @@ __all__ = [
     "PlanError",
     "PlanStats",
     "ProtocolError",
+    "Quorum",
     "QuorumError",
     "ReceiverConfig",
     "SenderConfig",
@@ -112,6 +117,7 @@ __all__ = [
     "UnknownTensorError",
     "VersionError",
     "VersionGoneError",
+    "WeightDirectory",
     "WeightReceiver",
     "WeightSender",
     "WeightSyncError",

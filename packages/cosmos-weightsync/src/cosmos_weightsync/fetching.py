@@ -14,6 +14,7 @@ from cosmos_weightsync.dialing import HolderDialer
 from cosmos_weightsync.edges import BucketPool
 from cosmos_weightsync.errors import (
     BaseVersionError,
+    DeadlineError,
     DigestError,
     PeerLostError,
     PlanError,
@@ -22,6 +23,7 @@ from cosmos_weightsync.errors import (
     VersionGoneError,
     WeightSyncError,
 )
+from cosmos_weightsync.holding import VersionRange
 from cosmos_weightsync.layout import Layout
 from cosmos_weightsync.receiver_session import ReceiverSession
 from cosmos_weightsync.reuse import Offer, ReusePolicy
@@ -32,7 +34,7 @@ from cosmos_weightsync.wanted import WantedWeights
 
 __all__ = ["Fetched", "Found", "Patience", "Roster", "VersionFetcher"]
 
-ATTEMPTS = 3
+ATTEMPTS = 5
 """Holders may die or move on between being met and being read; so often it is tried anew."""
 
 
@@ -64,6 +66,10 @@ class Roster(Protocol):
 
     def sources(self) -> Sequence[Source]:
         """Everybody known, at once, for what is left of a transfer."""
+        ...
+
+    def suspect(self, endpoint: str, error: TransferError) -> None:
+        """This one was found dead or silent."""
         ...
 
 
@@ -218,7 +224,7 @@ class VersionFetcher:
         self, at_least: int, num_threads: int, deadline: Deadline, reuse: ReusePolicy
     ) -> Fetched:
         sessions = [self._open(edge, deadline) for edge in self._edges]
-        version = self._agree(sessions, at_least, deadline)
+        version = self._agree(self._edges, at_least, deadline)
         run_id = sessions[0].run_id
         if any(session.run_id != run_id for session in sessions):
             raise VersionError(
@@ -236,10 +242,12 @@ class VersionFetcher:
             staging.run(self._edges, num_threads, patient)
         except BaseException:
             self._shadow.give_up()
+            self._suspect(staging)
             raise
         self._shadow.settle()
         self._pieces, self._sums = list(self._edges), staging.sums
         if staging.failed:
+            self._suspect(staging)
             self._hang_up()
         else:
             for session in sessions:
@@ -255,23 +263,41 @@ class VersionFetcher:
             return None
         return Offer(base, self._shadow.run_id, reuse.reused)
 
+    def _suspect(self, staging: Staging) -> None:
+        for endpoint, error in staging.failed.items():
+            if isinstance(error, PeerLostError | DeadlineError):
+                self._roster.suspect(endpoint, error)
+
     def _open(self, edge: Edge, deadline: Deadline) -> ReceiverSession:
         session = edge.session
-        if session is None:
-            edge.session = session = self._dialer.meet(edge.source.endpoint, deadline)
-        if not session.pieces:
-            self._dialer.open(session, edge.wanted, deadline)
+        try:
+            if session is None:
+                edge.session = session = self._dialer.meet(edge.source.endpoint, deadline)
+            if not session.pieces:
+                self._dialer.open(session, edge.wanted, deadline)
+        except PeerLostError as error:
+            self._roster.suspect(edge.source.endpoint, error)
+            raise
         return session
 
-    def _agree(self, sessions: Sequence[ReceiverSession], at_least: int, deadline: Deadline) -> int:
+    def _agree(self, edges: Sequence[Edge], at_least: int, deadline: Deadline) -> int:
         """Have all holders pin the same version. They publish in step, so this ends soon."""
-        pinned = [session.pin(at_least, "newest", deadline) for session in sessions]
+        pinned = [self._pin(edge, VersionRange(at_least), deadline) for edge in edges]
         while min(pinned) != max(pinned):
-            newest = max(pinned)
-            for index, session in enumerate(sessions):
-                if pinned[index] != newest:
-                    pinned[index] = session.pin(newest, "oldest", deadline)
+            newest = VersionRange(max(pinned), prefer="oldest")
+            for index, edge in enumerate(edges):
+                if pinned[index] != newest.at_least:
+                    pinned[index] = self._pin(edge, newest, deadline)
         return pinned[0]
+
+    def _pin(self, edge: Edge, wanted: VersionRange, deadline: Deadline) -> int:
+        session = edge.session
+        assert session is not None
+        try:
+            return session.pin(wanted.at_least, wanted.prefer, deadline)
+        except PeerLostError as error:
+            self._roster.suspect(edge.source.endpoint, error)
+            raise
 
     def _ask(self, edge: Edge, deadline: Deadline) -> list[int] | None:
         """The holder's checksums of an edge; ``None`` if it cannot tell any more."""

@@ -1,76 +1,36 @@
 """The side that wants the weights: stage a version beside the one in use, then commit it."""
 
+import secrets
+import socket
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from cosmos_weightsync.attendance import Attendance
 from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.dialing import HolderDialer
 from cosmos_weightsync.edges import BucketPool
 from cosmos_weightsync.errors import ConfigurationError, FencedError, VersionError
 from cosmos_weightsync.fetching import Patience, VersionFetcher
-from cosmos_weightsync.layout import ShardSpec
-from cosmos_weightsync.reuse import Reused, ReusePolicy
+from cosmos_weightsync.gathering import DirectorySources
+from cosmos_weightsync.group_commit import commit_together
+from cosmos_weightsync.layout import Layout, ShardSpec
+from cosmos_weightsync.membership import Member, Quorum
+from cosmos_weightsync.receiver_config import ReceiverConfig
+from cosmos_weightsync.reuse import ReusePolicy
 from cosmos_weightsync.sender import standard_transports
-from cosmos_weightsync.server import Server, check_exposure
+from cosmos_weightsync.server import Server
 from cosmos_weightsync.serving import HolderIdentity, ServingSession
 from cosmos_weightsync.shadow import Shadow
 from cosmos_weightsync.shards import Shard
 from cosmos_weightsync.sources import ListedSources
 from cosmos_weightsync.transports import Transport
-from cosmos_weightsync.wanted import Mode, WantedWeights
+from cosmos_weightsync.wanted import WantedWeights
 
 __all__ = ["ReceiverConfig", "StagedVersion", "WeightReceiver"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReceiverConfig:
-    """How a receiver fetches, and whether it passes on what it has.
-
-    Attributes:
-        transport: ``shared_memory``, ``tcp``, ``process_group``, or the name of one handed to the
-            receiver. ``auto`` is shared memory from senders on a loopback address, else TCP.
-        bucket_bytes: Small pieces arrive in buckets of this size; one per thread.
-        num_threads: How many senders are read from at the same time.
-        token: What the senders want to be shown, and what this receiver wants to be shown.
-        connect_timeout_s: How long meeting a sender may take.
-        mode: ``staged`` receives beside the weights in use. ``in_place`` receives into them,
-            without a second copy: from the beginning of `WeightReceiver.stage` until
-            `WeightReceiver.commit` the receiver has no version.
-        serve_host: The address at which other receivers can fetch from this one, by the endpoint
-            `WeightReceiver.endpoint`. Empty serves nobody.
-        stall_s: A holder that is silent for so long while it should send counts as lost.
-        linger_s: Others that still read the version before from this receiver when it stages the
-            next may go on for so long; then they must get the rest elsewhere.
-        reuse: ``nothing`` fetches every version whole. ``pieces`` leaves out what did not change
-            at all, such as frozen parameters. ``changes`` fetches of the rest only the elements
-            that changed, from senders that still have the version before (for this, see
-            `SenderConfig.num_bases`), over transports that send messages; worth it where the
-            network is slower than 2 GB/s or so.
-        anchor_every: After so many versions in a row that reuse another, one is fetched whole.
-    """
-
-    transport: str = "auto"
-    bucket_bytes: int = 16 << 20
-    num_threads: int = 4
-    token: str = ""
-    connect_timeout_s: float = 60.0
-    mode: Mode = "staged"
-    serve_host: str = ""
-    stall_s: float = 60.0
-    linger_s: float = 5.0
-    reuse: Reused = "nothing"
-    anchor_every: int = 64
-
-    def __post_init__(self) -> None:
-        if self.bucket_bytes < 1024 or self.num_threads < 1:
-            raise ConfigurationError("bucket_bytes must be >= 1024 and num_threads >= 1")
-        if self.serve_host:
-            check_exposure(self.serve_host, self.token)
-        ReusePolicy(self.reuse, self.anchor_every)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +63,8 @@ class WeightReceiver:
     A sender that dies is replaced, in the middle of a version, by whoever else has its regions.
 
     Args:
-        endpoints: Of all sender ranks, in any order; or of receivers that serve.
+        endpoints: Of all sender ranks, in any order; or of receivers that serve. None with a
+            directory.
         wanted: What to fetch, every region once. Shards: `commit` copies into their tensors,
             casting where the dtype differs. Specs: only `staged_shards` gives access. ``None``:
             every tensor of the senders, whole.
@@ -124,7 +85,7 @@ class WeightReceiver:
 
     def __init__(
         self,
-        endpoints: Iterable[str],
+        endpoints: Iterable[str] = (),
         *,
         wanted: Iterable[Shard | ShardSpec] | None = None,
         config: ReceiverConfig | None = None,
@@ -142,17 +103,22 @@ class WeightReceiver:
         self._wanted = WantedWeights(wanted, config.mode)
         self._shadow = Shadow()
         self._buckets = BucketPool(config.bucket_bytes)
+        self._staged: StagedVersion | None = None
+        self._version: int | None = None
+        self._server = self._serve(known) if config.serve_host else None
+        self._attendance = self._attend(tuple(endpoints)) if config.directory else None
         self._fetcher = VersionFetcher(
-            ListedSources(endpoints, dialer),
+            ListedSources(endpoints, dialer)
+            if self._attendance is None
+            else DirectorySources(
+                self._attendance, config.prefer, find_timeout_s=config.connect_timeout_s
+            ),
             dialer,
             self._wanted,
             self._shadow,
             self._buckets,
             Patience(config.stall_s, config.linger_s),
         )
-        self._staged: StagedVersion | None = None
-        self._version: int | None = None
-        self._server = self._serve(known) if config.serve_host else None
 
     @property
     def version(self) -> int | None:
@@ -207,7 +173,10 @@ class WeightReceiver:
         config = self._config
         reuse = ReusePolicy(config.reuse, config.anchor_every)
         deadline = Deadline.after(timeout_s)
-        fetched = self._fetcher.fetch(version, config.num_threads, deadline, reuse)
+        try:
+            fetched = self._fetcher.fetch(version, config.num_threads, deadline, reuse)
+        finally:
+            self._announce()
         self._staged = StagedVersion(
             version=fetched.version,
             num_bytes=fetched.num_bytes,
@@ -247,6 +216,49 @@ class WeightReceiver:
         self._version = self._staged.version if self._staged else None
         return self._staged.version if self._staged else -1
 
+    def commit_together(self, quorum: Quorum | None = None, *, timeout_s: float = 60.0) -> int:
+        """Commit the staged version as soon as enough receivers of the group have it too.
+
+        Args:
+            quorum: Equal for all receivers of the group; all that are registered if omitted.
+            timeout_s: How long to wait for the others.
+
+        Returns:
+            The version in use from now on.
+
+        Raises:
+            QuorumError: the group does not commit it; the version in use stays.
+            DeadlineError: the group did not decide in time; the version in use stays.
+            VersionError: nothing is staged.
+            ConfigurationError: there is no directory, or others want another quorum.
+        """
+        if self._attendance is None:
+            raise ConfigurationError("set ReceiverConfig.directory to commit with others")
+        self.staged_shards()
+        version = self._staged.version if self._staged else -1
+        return commit_together(
+            self._attendance,
+            version,
+            quorum or Quorum(),
+            self.commit,
+            Deadline.after(timeout_s),
+        )
+
+    def decline(self, version: int, quorum: Quorum | None = None) -> None:
+        """Tell the group that this receiver will not have a version, so that it need not wait.
+
+        Args:
+            version: Which.
+            quorum: As in `commit_together`.
+
+        Raises:
+            ConfigurationError: there is no directory, or others want another quorum.
+            DeadlineError: the directory does not answer.
+        """
+        if self._attendance is None:
+            raise ConfigurationError("set ReceiverConfig.directory to commit with others")
+        self._attendance.vote(version, "failed", quorum or Quorum(), Deadline.after(30.0))
+
     def verify(self, *, timeout_s: float = 600.0) -> str:
         """Read back what is in memory and compare it with what the senders have.
 
@@ -280,11 +292,14 @@ class WeightReceiver:
         Raises:
             DeadlineError: a thread did not end in time.
         """
+        deadline = Deadline.after(timeout_s)
         self._fetcher.close()
         server, self._server = self._server, None
         if server is not None:
             self._shadow.close()
-            server.close(Deadline.after(timeout_s))
+            server.close(deadline)
+        if self._attendance is not None:
+            self._attendance.close(deadline)
 
     def __enter__(self) -> "WeightReceiver":
         return self
@@ -292,13 +307,36 @@ class WeightReceiver:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _announce(self) -> None:
+        """Tell the directory what can be had here."""
+        if self._attendance is None:
+            return
+        version = self._shadow.whole_version
+        if self._shadow.shards:
+            specs = [shard.spec for shard in self._shadow.shards]
+            self._attendance.describe(Layout.from_ranks([specs]))
+        self._attendance.hold(-1 if version is None else version, self._shadow.run_id)
+
+    def _attend(self, endpoints: Sequence[str]) -> Attendance:
+        if endpoints:
+            raise ConfigurationError("endpoints beside a directory, which tells them")
+        member = Member(
+            id=secrets.token_hex(8),
+            role="receiver",
+            name=self._config.name or "receiver",
+            group=self._config.group,
+            endpoint=self._server.endpoint if self._server is not None else "",
+            host=socket.gethostname(),
+        )
+        return Attendance(self._config.directory, member, self._config.token)
+
     def _serve(self, transports: Sequence[Transport]) -> Server:
         host = self._config.serve_host
         identity = HolderIdentity(
             role="receiver",
             rank=0,
             num_ranks=1,
-            name="receiver",
+            name=self._config.name or "receiver",
             holder=self._shadow,
             transports={item.name: item for item in transports},
             token=self._config.token,

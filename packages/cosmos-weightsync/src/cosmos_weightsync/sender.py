@@ -1,13 +1,17 @@
 """The trainer's side: publish a version, go on training, let receivers fetch it."""
 
+import secrets
+import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from cosmos_weightsync.attendance import Attendance
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.edges import BucketPool
 from cosmos_weightsync.encodings import Cast, EncodedShards, encode
 from cosmos_weightsync.errors import ConfigurationError
 from cosmos_weightsync.layout import Layout
+from cosmos_weightsync.membership import Member
 from cosmos_weightsync.published import PublishedVersions
 from cosmos_weightsync.server import Server, check_exposure
 from cosmos_weightsync.serving import HolderIdentity, ServingSession
@@ -43,6 +47,8 @@ class SenderConfig:
         publish_timeout_s: How long `WeightSender.publish` may wait for a free buffer.
         run_id: Equal on all ranks of one run of the trainer and on no other run: versions of two
             runs that carry the same number are then never mixed.
+        directory: The endpoint of a `WeightDirectory` to register with, and its token is
+            ``token``. Empty registers nowhere: receivers are told `WeightSender.endpoint`.
         idle_s: A receiver that asks for nothing for so long is hung up on; it may call again.
     """
 
@@ -54,6 +60,7 @@ class SenderConfig:
     token: str = ""
     publish_timeout_s: float = 300.0
     run_id: str = ""
+    directory: str = ""
     idle_s: float = 3600.0
 
     def __post_init__(self) -> None:
@@ -134,6 +141,7 @@ class WeightSender:
             lambda connection: ServingSession(identity, connection),
             "weight-sender",
         )
+        self._attendance = self._attend(rank, num_ranks) if config.directory else None
 
     @property
     def endpoint(self) -> str:
@@ -171,6 +179,8 @@ class WeightSender:
             DeadlineError: receivers hold all buffers and none was freed in time.
         """
         self._snapshots.publish(version, Deadline.after(self._config.publish_timeout_s))
+        if self._attendance is not None:
+            self._attendance.hold(version, self._config.run_id)
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Hang up on every receiver and end all threads. May be repeated.
@@ -178,14 +188,33 @@ class WeightSender:
         Raises:
             DeadlineError: a thread did not end in time.
         """
+        deadline = Deadline.after(timeout_s)
+        if self._attendance is not None:
+            self._attendance.close(deadline)
         self._snapshots.close()
-        self._server.close(Deadline.after(timeout_s))
+        self._server.close(deadline)
 
     def __enter__(self) -> "WeightSender":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _attend(self, rank: int, num_ranks: int) -> Attendance:
+        member = Member(
+            id=secrets.token_hex(8),
+            role="sender",
+            rank=rank,
+            num_ranks=num_ranks,
+            name=f"sender rank {rank}",
+            endpoint=self.endpoint,
+            host=socket.gethostname(),
+            run_id=self._config.run_id,
+        )
+        attendance = Attendance(self._config.directory, member, self._config.token)
+        attendance.describe(self._layout)
+        attendance.hold(-1, self._config.run_id)
+        return attendance
 
 
 def _published(shards: Iterable[Shard] | EncodedShards, wire_dtype: str) -> EncodedShards:

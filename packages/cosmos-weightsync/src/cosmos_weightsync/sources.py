@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.dialing import HolderDialer
-from cosmos_weightsync.errors import ConfigurationError
+from cosmos_weightsync.errors import ConfigurationError, TransferError
 from cosmos_weightsync.fetching import Found
 from cosmos_weightsync.frames import parse_endpoint
 from cosmos_weightsync.receiver_session import ReceiverSession
@@ -53,6 +53,9 @@ class ListedSources:
     def sources(self) -> Sequence[Source]:
         """Whoever was met last."""
         return self._known
+
+    def suspect(self, endpoint: str, error: TransferError) -> None:
+        """Of no consequence: everybody in the list is met anew each time."""
 
     def _check(self, met: Sequence[ReceiverSession], *, complete: bool) -> None:
         ranks = sorted(session.rank for session in met if session.role == "sender")

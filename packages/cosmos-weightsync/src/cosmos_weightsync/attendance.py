@@ -1,0 +1,213 @@
+"""A member's side of the directory: registered as long as it lives, with a view that may be old.
+
+One thread keeps the lease and takes every change; whatever else is to be said goes over a
+connection of its own. All of it goes on when the directory dies, and registers again when there
+is one.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.errors import DeadlineError, ProtocolError, TransferError, VersionError
+from cosmos_weightsync.frames import ControlConnection, connect_control
+from cosmos_weightsync.layout import Layout
+from cosmos_weightsync.membership import Decision, Member, Quorum, View, Vote
+
+__all__ = ["Attendance"]
+
+WAIT_S = 2.0
+"""A change is told at once; this is how often a lease is renewed without any."""
+RETRY_S = 0.2
+
+
+class Attendance:
+    """Registers a member and keeps it registered until closed.
+
+    Args:
+        directory: Its endpoint.
+        member: What to register.
+        token: What the directory wants to be shown.
+    """
+
+    def __init__(self, directory: str, member: Member, token: str) -> None:
+        self._directory = directory
+        self._token = token
+        self._member = member
+        self._layout: Layout | None = None
+        self._layouts: dict[str, Layout] = {}
+        self._view = View(0, -1, ())
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._connection: ControlConnection | None = None
+        self._thread = threading.Thread(target=self._run, name="weight-attendance", daemon=True)
+        self._thread.start()
+
+    @property
+    def id(self) -> str:
+        """This member's."""
+        return self._member.id
+
+    @property
+    def view(self) -> View:
+        """Everybody, as far as is known."""
+        return self._view
+
+    def describe(self, layout: Layout) -> None:
+        """Say what this member holds of every version; told with the next `hold`."""
+        with self._changed:
+            self._layout = layout
+            self._member = replace(self._member, layout=layout.digest())
+
+    def hold(self, version: int, run_id: str) -> None:
+        """Say which version this member has whole, -1 for none.
+
+        Told as soon as the directory is there.
+        """
+        with self._changed:
+            self._member = replace(self._member, version=version, run_id=run_id)
+        self._nudge()
+
+    def wait_for(self, is_ready: Callable[[View], bool], deadline: Deadline) -> View:
+        """Wait until the view is as it should be.
+
+        Raises:
+            DeadlineError: it is not, in time.
+        """
+        with self._changed:
+            while not is_ready(self._view):
+                self._changed.wait(deadline.remaining(f"the directory at {self._directory}"))
+            return self._view
+
+    def layout_of(self, member: Member, deadline: Deadline) -> Layout:
+        """What a member holds.
+
+        Raises:
+            TransferError: the directory cannot be asked.
+            VersionError: it does not know.
+        """
+        if member.layout not in self._layouts:
+            answer = self._ask("layout", {"digest": member.layout}, "layout", deadline)
+            self._layouts[member.layout] = Layout.from_json(answer["layout"])
+        return self._layouts[member.layout]
+
+    def vote(self, version: int, vote: Vote, quorum: Quorum, deadline: Deadline) -> Decision:
+        """Say how it is with a version; returns what is decided, waiting a little for it.
+
+        Raises:
+            ConfigurationError: others of the group want another quorum.
+            DeadlineError: the directory did not answer in time.
+        """
+        while True:
+            request = {
+                "id": self._member.id,
+                "version": version,
+                "vote": vote,
+                "quorum": {"kind": quorum.kind, "count": quorum.count},
+                "wait": min(WAIT_S, deadline.remaining(f"the directory at {self._directory}")),
+            }
+            try:
+                decision = self._ask("vote", request, "voted", deadline)["decision"]
+            except (TransferError, VersionError):  # It restarts, or does not know us yet.
+                with self._changed:
+                    self._changed.wait(min(RETRY_S, deadline.remaining("the directory")))
+                continue
+            return "commit" if decision == "commit" else "abort" if decision == "abort" else "open"
+
+    def close(self, deadline: Deadline) -> None:
+        """Leave. May be repeated.
+
+        Raises:
+            DeadlineError: a thread did not end in time.
+        """
+        with self._changed:
+            was_closed, self._is_closed = self._is_closed, True
+            self._changed.notify_all()
+        if self._connection is not None:
+            self._connection.close()
+        self._thread.join(deadline.remaining("the attendance thread"))
+        if self._thread.is_alive():
+            raise DeadlineError("the attendance thread did not end in time")
+        if not was_closed:
+            try:
+                self._ask("leave", {"id": self._member.id}, "view", deadline.within(1.0))
+            except (TransferError, VersionError):
+                return  # The lease ends by itself.
+
+    def _nudge(self) -> None:
+        """Make the change known now rather than at the next renewal."""
+        with self._changed:
+            member, layout = self._member, self._layout
+        try:
+            self._join_over(self._ask, member, layout, Deadline.after(1.0))
+        except (TransferError, VersionError):
+            return  # The thread tries on.
+
+    def _join_over(
+        self,
+        ask: Callable[[str, Mapping[str, Any], str, Deadline], Mapping[str, Any]],
+        member: Member,
+        layout: Layout | None,
+        deadline: Deadline,
+    ) -> None:
+        content = {
+            "member": member.to_json(),
+            "layout": None if layout is None else layout.to_json(),
+        }
+        self._see(ask("join", content, "view", deadline))
+
+    def _ask(
+        self, kind: str, content: Mapping[str, Any], expect: str, deadline: Deadline
+    ) -> Mapping[str, Any]:
+        connection = connect_control(self._directory, deadline)
+        connection.peer = f"directory at {self._directory}"
+        try:
+            connection.send("hello", {"token": self._token}, deadline)
+            connection.send(kind, content, deadline)
+            return connection.receive(deadline, expect=expect)
+        finally:
+            connection.close()
+
+    def _see(self, frame: Mapping[str, Any]) -> None:
+        try:
+            members = tuple(Member.from_json(item) for item in frame["members"])
+            view = View(int(frame["epoch"]), int(frame["revision"]), members)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError("the directory sent a malformed view") from error
+        with self._changed:
+            self._view = view
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while not self._is_closed:
+            try:
+                self._attend()
+            except (TransferError, VersionError):
+                with self._changed:
+                    if not self._is_closed:
+                        self._changed.wait(RETRY_S)
+
+    def _attend(self) -> None:
+        """Register and follow the view, until anything goes wrong."""
+        deadline = Deadline.after(10.0)
+        self._connection = connection = connect_control(self._directory, deadline)
+        connection.peer = f"directory at {self._directory}"
+
+        def ask(
+            kind: str, content: Mapping[str, Any], expect: str, deadline: Deadline
+        ) -> Mapping[str, Any]:
+            connection.send(kind, content, deadline)
+            return connection.receive(deadline, expect=expect)
+
+        try:
+            connection.send("hello", {"token": self._token}, deadline)
+            with self._changed:
+                member, layout = self._member, self._layout
+            self._join_over(ask, member, layout, deadline)
+            while not self._is_closed:
+                content = {"id": member.id, "revision": self._view.revision, "wait": WAIT_S}
+                self._see(ask("sync", content, "view", Deadline.after(WAIT_S + 30.0)))
+        finally:
+            connection.close()

@@ -1,0 +1,122 @@
+"""Sources that the directory knows: senders, and receivers that already have what is wanted."""
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from cosmos_weightsync.attendance import Attendance
+from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.errors import PeerLostError, TransferError, VersionError
+from cosmos_weightsync.fetching import Found
+from cosmos_weightsync.membership import Member, View
+from cosmos_weightsync.staging import Source
+
+__all__ = ["DirectorySources", "Preference"]
+
+Preference = Literal["senders", "receivers"]
+SUSPECT_S = 30.0
+"""A member found dead is not asked again for so long: by then its lease is over, or it lives."""
+
+
+class DirectorySources:
+    """A `cosmos_weightsync.fetching.Roster` that follows the directory.
+
+    Args:
+        attendance: This member's.
+        prefer: Whom to plan with if both will do; the others stand in for them.
+        find_timeout_s: How long to wait for anybody to be there.
+    """
+
+    def __init__(
+        self, attendance: Attendance, prefer: Preference, *, find_timeout_s: float
+    ) -> None:
+        self._attendance = attendance
+        self._prefer: Preference = prefer
+        self._find_timeout_s = find_timeout_s
+        self._suspects: dict[str, tuple[float, TransferError]] = {}
+        self._was_complete = False
+
+    def find(self, deadline: Deadline) -> Found:
+        """Those of one run, all senders or all that have a version; waits until somebody is.
+
+        Raises:
+            DeadlineError: nobody is there.
+        """
+        soon = deadline.within(self._find_timeout_s)
+        view = self._attendance.wait_for(self._is_enough, soon)
+        self._was_complete = True
+        chosen = self._chosen(view)
+        trusted = [member for member in chosen if member.endpoint not in self._suspects]
+        unreachable = {
+            member.endpoint: self._suspects[member.endpoint][1]
+            for member in chosen
+            if member.endpoint in self._suspects
+        }
+        unreachable |= _missing(chosen)
+        sources = self._sources_of(trusted, soon)
+        if len(sources) < len(trusted):
+            unreachable["layouts"] = PeerLostError("the directory no longer knows all layouts")
+        return Found(sources, {}, unreachable)
+
+    def sources(self) -> Sequence[Source]:
+        """Everybody who might stand in: all senders, and receivers that have or get a version."""
+        members = [
+            member
+            for member in self._attendance.view.members
+            if self._is_of_use(member) and member.endpoint not in self._suspects
+        ]
+        return self._sources_of(members, Deadline.after(self._find_timeout_s))
+
+    def suspect(self, endpoint: str, error: TransferError) -> None:
+        """Do without this one for a while."""
+        self._suspects[endpoint] = (time.monotonic() + SUSPECT_S, error)
+
+    def _is_enough(self, view: View) -> bool:
+        """The first time everybody must have come; later on those who are here will do."""
+        chosen = self._chosen(view)
+        return bool(chosen) and (self._was_complete or not _missing(chosen))
+
+    def _chosen(self, view: View) -> list[Member]:
+        """The members to plan with; none if those who are here cannot be enough."""
+        now = time.monotonic()
+        self._suspects = {key: value for key, value in self._suspects.items() if value[0] > now}
+        of_use = [member for member in view.members if self._is_of_use(member)]
+        senders = _newest_run([member for member in of_use if member.role == "sender"])
+        have = [m for m in of_use if m.role == "receiver" and m.version >= 0]
+        newest = max((member.version for member in have), default=-1)
+        have = [member for member in have if member.version == newest]
+        first, second = (senders, have) if self._prefer == "senders" else (have, senders)
+        alive = [member for member in first if member.endpoint not in self._suspects]
+        return first if alive else second
+
+    def _is_of_use(self, member: Member) -> bool:
+        return bool(member.endpoint and member.layout) and member.id != self._attendance.id
+
+    def _sources_of(self, members: Iterable[Member], deadline: Deadline) -> list[Source]:
+        found: list[Source] = []
+        for member in members:
+            try:
+                layout = self._attendance.layout_of(member, deadline)
+            except (VersionError, TransferError):  # Gone since, or the directory is.
+                continue
+            order = (0 if member.role == "sender" else 1, member.rank)
+            found.append(Source(member.endpoint, member.name, layout, order))
+        return sorted(found, key=lambda source: (source.order, source.endpoint))
+
+
+def _newest_run(senders: list[Member]) -> list[Member]:
+    """Of several runs of a trainer, the one whose member came last."""
+    return [member for member in senders if member.run_id == senders[-1].run_id]
+
+
+def _missing(chosen: Sequence[Member]) -> dict[str, TransferError]:
+    """Sender ranks that have not come yet, or are gone."""
+    ranks = {member.rank for member in chosen if member.role == "sender"}
+    if not ranks:
+        return {}
+    expected = range(next(m.num_ranks for m in chosen if m.role == "sender"))
+    return {
+        f"rank {rank}": PeerLostError(f"sender rank {rank} is not in the directory")
+        for rank in expected
+        if rank not in ranks
+    }

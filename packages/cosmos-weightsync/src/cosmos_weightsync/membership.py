@@ -1,0 +1,237 @@
+"""Who takes part, what they have, and whether a group may commit: state and rules, no sockets.
+
+Time is passed in. A member that is not renewed within its lease is forgotten, and so is a sender
+when another one registers for its rank. The epoch counts comings and goings, the revision every
+change.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+from cosmos_weightsync.errors import ConfigurationError, ProtocolError, VersionError
+from cosmos_weightsync.holding import Role
+
+__all__ = ["Decision", "Member", "MembershipTable", "Quorum", "View", "Vote"]
+
+Vote = Literal["ready", "failed", "withdrawn"]
+Decision = Literal["commit", "abort", "open"]
+
+
+_TEXT = ("name", "group", "endpoint", "host", "run_id", "layout")
+_NUMBERS = ("rank", "num_ranks", "version")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Member:
+    """One sender or receiver rank.
+
+    Attributes:
+        id: Its own choice; another process has another one.
+        role: What it is.
+        rank: Its number on its side.
+        num_ranks: How many its side has.
+        name: For people.
+        group: Receivers of one group commit together.
+        endpoint: Where it can be read from; empty for a receiver that serves nobody.
+        host: The host it runs on, for whoever plans with the topology.
+        run_id: Of the trainer whose version it has.
+        version: The newest whole version it has, -1 for none.
+        layout: The digest of what it holds; empty as long as it does not know.
+    """
+
+    id: str
+    role: Role
+    rank: int = 0
+    num_ranks: int = 1
+    name: str = ""
+    group: str = ""
+    endpoint: str = ""
+    host: str = ""
+    run_id: str = ""
+    version: int = -1
+    layout: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Member":
+        """The inverse of `to_json`.
+
+        Raises:
+            ProtocolError: the value is no member.
+        """
+        try:
+            text = {key: str(data[key]) for key in _TEXT}
+            numbers = {key: int(data[key]) for key in _NUMBERS}
+            role: Role = "receiver" if data["role"] == "receiver" else "sender"
+            return replace(cls(id=str(data["id"]), role=role), **text, **numbers)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"not a member: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """When a group of receivers commits a version.
+
+    Attributes:
+        kind: ``all`` that are registered; ``at_least`` so many; ``each`` for itself.
+        count: For ``at_least``.
+    """
+
+    kind: Literal["all", "at_least", "each"] = "all"
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.kind == "at_least") != (self.count > 0):
+            raise ConfigurationError("a count above 0 goes with 'at_least' and with nothing else")
+
+    def decide(self, live: Iterable[str], ready: set[str], failed: set[str]) -> Decision:
+        """Commit, abort, or wait on.
+
+        A quorum of ``all`` is broken by one failure, one of ``at_least`` by so many that too few
+        are left. The dead do not count.
+        """
+        here = set(live)
+        left = here - failed
+        if self.kind == "each":
+            return "commit"
+        needed = len(here) if self.kind == "all" else self.count
+        if len(ready & here) >= needed:
+            return "commit"
+        return "abort" if failed & here and len(left) < needed else "open"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What everybody is told."""
+
+    epoch: int
+    revision: int
+    members: tuple[Member, ...]
+
+
+@dataclass(slots=True)
+class _Ballot:
+    quorum: Quorum
+    ready: set[str] = field(default_factory=set[str])
+    failed: set[str] = field(default_factory=set[str])
+    decision: Decision = "open"
+
+
+class MembershipTable:
+    """The state of a directory. Not locked: whoever owns it does that."""
+
+    def __init__(self, lease_s: float) -> None:
+        self._lease_s = lease_s
+        self._members: dict[str, Member] = {}
+        self._seen: dict[str, float] = {}
+        self._layouts: dict[str, Any] = {}
+        self._ballots: dict[tuple[str, int], _Ballot] = {}
+        self._epoch = 0
+        self._revision = 0
+
+    def view(self) -> View:
+        """Everybody who is here."""
+        return View(self._epoch, self._revision, tuple(self._members.values()))
+
+    def layout(self, digest: str) -> Any:
+        """A layout that a member came with; a JSON value.
+
+        Raises:
+            VersionError: nobody has it any more.
+        """
+        if digest not in self._layouts:
+            raise VersionError(f"no member has a layout of digest {digest}")
+        return self._layouts[digest]
+
+    def join(self, member: Member, layout: Any, now: float) -> None:
+        """A member comes, comes back, or has more to say about itself."""
+        for other in list(self._members.values()):
+            is_sender = member.role == other.role == "sender"
+            if other.id != member.id and is_sender and member.rank == other.rank:
+                self.leave(other.id)
+        if member.layout:
+            self._layouts[member.layout] = layout
+        self._epoch += member.id not in self._members
+        if self._members.get(member.id) != member:
+            self._members[member.id] = member
+            self._revision += 1
+        self._seen[member.id] = now
+        self._decide()
+
+    def renew(self, member_id: str, now: float) -> bool:
+        """A member is alive; ``False`` if it is not known (any more) and must join again."""
+        if member_id in self._members:
+            self._seen[member_id] = now
+        return member_id in self._members
+
+    def leave(self, member_id: str) -> None:
+        """A member goes. May be repeated."""
+        if self._members.pop(member_id, None) is not None:
+            self._epoch += 1
+            self._revision += 1
+            used = {member.layout for member in self._members.values()}
+            self._layouts = {key: value for key, value in self._layouts.items() if key in used}
+            self._decide()
+
+    def expire(self, now: float) -> None:
+        """Forget those whose lease is over."""
+        for member_id in list(self._members):
+            if now - self._seen[member_id] > self._lease_s:
+                self.leave(member_id)
+
+    def hold(self, member_id: str, version: int, run_id: str) -> None:
+        """A member has a whole version now; -1 for none."""
+        member = self._known(member_id)
+        self._members[member_id] = replace(member, version=version, run_id=run_id)
+        self._revision += 1
+
+    def vote(self, member_id: str, version: int, vote: Vote, quorum: Quorum) -> Decision:
+        """A receiver says how it is with a version; returns what its group does.
+
+        Raises:
+            ConfigurationError: others of its group want another quorum.
+            VersionError: the member is not known.
+        """
+        group = self._known(member_id).group
+        ballot = self._ballots.setdefault((group, version), _Ballot(quorum))
+        if ballot.quorum != quorum:
+            raise ConfigurationError(
+                f"group {group!r}, version {version}: one wants {quorum}, others {ballot.quorum}"
+            )
+        ballot.ready.discard(member_id)
+        ballot.failed.discard(member_id)
+        if vote == "ready":
+            ballot.ready.add(member_id)
+        elif vote == "failed":
+            ballot.failed.add(member_id)
+        self._decide()
+        for old in [key for key in self._ballots if key[0] == group and key[1] < version - 100]:
+            del self._ballots[old]
+        return ballot.decision
+
+    def decision(self, member_id: str, version: int) -> Decision:
+        """What the group of a member does with a version."""
+        member = self._members.get(member_id)
+        ballot = self._ballots.get((member.group, version)) if member is not None else None
+        return "open" if ballot is None else ballot.decision
+
+    def _known(self, member_id: str) -> Member:
+        if member_id not in self._members:
+            raise VersionError(f"member {member_id} is not known here (any more)")
+        return self._members[member_id]
+
+    def _decide(self) -> None:
+        """Look at every open ballot again. What is decided stays decided."""
+        for (group, version), ballot in self._ballots.items():
+            live = {
+                m.id for m in self._members.values() if m.role == "receiver" and m.group == group
+            }
+            done = {m.id for m in self._members.values() if m.id in live and m.version >= version}
+            if ballot.decision == "open":
+                ready = ballot.ready | (done - ballot.failed)
+                ballot.decision = ballot.quorum.decide(live, ready, ballot.failed)
+                self._revision += ballot.decision != "open"

@@ -1,0 +1,67 @@
+"""How a receiver fetches, what it reuses, whom it serves and meets."""
+
+from dataclasses import dataclass
+
+from cosmos_weightsync.errors import ConfigurationError
+from cosmos_weightsync.gathering import Preference
+from cosmos_weightsync.reuse import Reused, ReusePolicy
+from cosmos_weightsync.server import check_exposure
+from cosmos_weightsync.wanted import Mode
+
+__all__ = ["ReceiverConfig"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReceiverConfig:
+    """How a receiver fetches, and whether it passes on what it has.
+
+    Attributes:
+        transport: ``shared_memory``, ``tcp``, ``process_group``, or the name of one handed to the
+            receiver. ``auto`` is shared memory from senders on a loopback address, else TCP.
+        bucket_bytes: Small pieces arrive in buckets of this size; one per thread.
+        num_threads: How many senders are read from at the same time.
+        token: What the senders want to be shown, and what this receiver wants to be shown.
+        connect_timeout_s: How long meeting a sender may take.
+        mode: ``staged`` receives beside the weights in use. ``in_place`` receives into them,
+            without a second copy: from the beginning of `WeightReceiver.stage` until
+            `WeightReceiver.commit` the receiver has no version.
+        serve_host: The address at which other receivers can fetch from this one, by the endpoint
+            `WeightReceiver.endpoint`. Empty serves nobody.
+        stall_s: A holder that is silent for so long while it should send counts as lost.
+        directory: The endpoint of a `WeightDirectory` that shows the senders, and receivers that
+            have versions already; in the place of endpoints.
+        group: Receivers of one group commit together, by `WeightReceiver.commit_together`.
+        name: What the directory, and others in their errors, call this receiver.
+        prefer: With a directory: whom to fetch from where both will do.
+        linger_s: Others that still read the version before from this receiver when it stages the
+            next may go on for so long; then they must get the rest elsewhere.
+        reuse: ``nothing`` fetches every version whole. ``pieces`` leaves out what did not change
+            at all, such as frozen parameters. ``changes`` fetches of the rest only the elements
+            that changed, from senders that still have the version before (for this, see
+            `SenderConfig.num_bases`), over transports that send messages; worth it where the
+            network is slower than 2 GB/s or so.
+        anchor_every: After so many versions in a row that reuse another, one is fetched whole.
+    """
+
+    transport: str = "auto"
+    bucket_bytes: int = 16 << 20
+    num_threads: int = 4
+    token: str = ""
+    connect_timeout_s: float = 60.0
+    mode: Mode = "staged"
+    serve_host: str = ""
+    directory: str = ""
+    group: str = ""
+    name: str = ""
+    prefer: Preference = "senders"
+    stall_s: float = 60.0
+    linger_s: float = 5.0
+    reuse: Reused = "nothing"
+    anchor_every: int = 64
+
+    def __post_init__(self) -> None:
+        if self.bucket_bytes < 1024 or self.num_threads < 1:
+            raise ConfigurationError("bucket_bytes must be >= 1024 and num_threads >= 1")
+        if self.serve_host:
+            check_exposure(self.serve_host, self.token)
+        ReusePolicy(self.reuse, self.anchor_every)

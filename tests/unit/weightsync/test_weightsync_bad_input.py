@@ -1,0 +1,289 @@
+"""What must be refused is refused by name, and the receiver keeps what it had."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+import torch
+
+from cosmos_weightsync import (
+    Box,
+    DeadlineError,
+    DigestError,
+    Layout,
+    LayoutError,
+    PeerLostError,
+    ProtocolError,
+    ReceiverConfig,
+    Shard,
+    ShardSpec,
+    UncoveredRegionError,
+    UnknownTensorError,
+    VersionGoneError,
+    WeightReceiver,
+    WeightSender,
+    shards_of,
+)
+from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.frames import ControlConnection, connect_control
+from cosmos_weightsync.receiver_session import ReceiverSession
+from cosmos_weightsync.serving import PROTOCOL
+from cosmos_weightsync.transports import TcpTransport
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as found:
+        yield found
+
+
+@pytest.fixture
+def sender(stack: ExitStack) -> WeightSender:
+    tensor = torch.arange(600.0).view(30, 20)
+    found = stack.enter_context(WeightSender(shards_of([("w", tensor), ("b", torch.ones(5))])))
+    found.publish(1)
+    return found
+
+
+def rows(start: int, stop: int, dtype: str = "float32", shape=(30, 20)) -> ShardSpec:
+    return ShardSpec("w", shape, Box((start, 0), (stop, shape[1])), dtype)
+
+
+def soon() -> Deadline:
+    return Deadline.after(20)
+
+
+class Flipper:
+    """A proxy between a receiver and the channel of a sender; it damages what goes through.
+
+    It stands in for a bad network: what it changes are bytes in a real TCP stream.
+    """
+
+    def __init__(self, address: tuple[str, int], damage: Callable[[bytes], bytes]) -> None:
+        self._address, self._damage = address, damage
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        reader, _ = self._listener.accept()
+        with reader, socket.create_connection(self._address) as source, self._listener:
+            source.sendall(reader.recv(32))  # The key.
+            while content := source.recv(4096):
+                damaged = self._damage(content)
+                reader.sendall(damaged)
+                if len(damaged) < len(content):
+                    return
+
+
+class ProxiedTransport(TcpTransport):
+    """TCP whose receivers connect to a proxy in front of the sender."""
+
+    def __init__(self, damage: Callable[[bytes], bytes]) -> None:
+        super().__init__()
+        self._damage = damage
+
+    def prepare(self, side, host):
+        pending = super().prepare(side, host)
+        return pending if side == "sender" else _Proxied(pending, self._damage)
+
+
+class _Proxied:
+    def __init__(self, pending, damage) -> None:
+        self._pending, self._damage = pending, damage
+        self.description, self.close = pending.description, pending.close
+
+    def connect(self, peer, deadline):
+        proxy = Flipper((peer["host"], peer["port"]), self._damage)
+        return self._pending.connect({**peer, "port": proxy.port}, deadline)
+
+
+def flip(content: bytes) -> bytes:
+    return content[:-1] + bytes([content[-1] ^ 4])
+
+
+def cut(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "message"),
+    [
+        (flip, DigestError, r"w \[\d+:\d+, 0:20\]: sender rank 0 sent checksum"),
+        (cut, PeerLostError, r"sender rank 0 .* nobody else .* has w .* of version 1"),
+    ],
+)
+def test_damage_on_the_wire_is_an_error_that_names_the_region(
+    stack, sender, damage, error, message
+):
+    served = {"w": torch.full((30, 20), -1.0)}
+    receiver = WeightReceiver(
+        [sender.endpoint],
+        wanted=shards_of(served.items()),
+        config=ReceiverConfig(transport="tcp"),
+        transports=[ProxiedTransport(damage)],
+    )
+    stack.enter_context(receiver)
+    with pytest.raises(error, match=message):
+        receiver.stage(1, timeout_s=20)
+    assert (receiver.version, receiver.staged) == (None, None)
+    assert served["w"].eq(-1).all()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "error", "message"),
+    [
+        ([ShardSpec("x", (2,), Box.full((2,)), "float32")], UnknownTensorError, "x: no sender"),
+        ([rows(0, 30, shape=(30, 21))], UnknownTensorError, r"w: receivers want shape \(30, 21\)"),
+        ([rows(0, 4, dtype="bfloat16")], LayoutError, "w: wanted as bfloat16, senders send float"),
+    ],
+)
+def test_layouts_that_do_not_fit_are_refused_and_the_version_in_use_stays(
+    stack, sender, wanted, error, message
+):
+    receiver = stack.enter_context(WeightReceiver([sender.endpoint], wanted=wanted))
+    with pytest.raises(error, match=message):
+        receiver.stage(1)
+    assert receiver.version is None
+
+
+def test_a_region_that_nobody_offers_is_named_with_the_rank_that_wants_it(stack):
+    half = Shard(rows(0, 15), torch.zeros(15, 20))
+    sender = stack.enter_context(WeightSender([half]))
+    sender.publish(1)
+    receiver = stack.enter_context(WeightReceiver([sender.endpoint], wanted=[rows(10, 30)]))
+    with pytest.raises(UncoveredRegionError, match=r"receiver 0 needs \[10:30, 0:20\].*\[15:30"):
+        receiver.stage(1)
+
+
+@pytest.mark.parametrize("other", [rows(5, 9), rows(0, 30), rows(9, 12)])
+def test_a_region_wanted_twice_is_named(other):
+    with pytest.raises(LayoutError, match=r"w: \[\d+:\d+, 0:20\] is wanted twice"):
+        WeightReceiver(["127.0.0.1:1"], wanted=[rows(0, 10), other])
+
+
+def test_pieces_next_to_one_another_are_not_wanted_twice(stack, sender):
+    wanted = [rows(0, 10), rows(10, 30)]
+    receiver = stack.enter_context(WeightReceiver([sender.endpoint], wanted=wanted))
+    assert receiver.stage(1).num_bytes == 30 * 20 * 4
+
+
+def raw(stack: ExitStack, sender: WeightSender) -> ControlConnection:
+    connection = connect_control(sender.endpoint, soon())
+    stack.callback(connection.close)
+    connection.send("hello", {"protocol": PROTOCOL, "token": ""}, soon())
+    connection.receive(soon(), expect="welcome")
+    return connection
+
+
+def opening(sender: WeightSender, wanted: list[ShardSpec], **changed: object) -> dict[str, object]:
+    layout = Layout.from_ranks([wanted])
+    return {
+        "transport": "tcp",
+        "channel": {},
+        "bucket_bytes": 4096,
+        "seconds": 10.0,
+        "pieces": layout.to_json(),
+        "digest": layout.digest(),
+        "layout": sender.layout.digest(),
+        **changed,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"transport": "pigeon"}, ProtocolError, "'pigeon' is none of"),
+        ({"digest": "0" * 32}, ProtocolError, "planned 000.* are .* here"),
+        ({"layout": "0" * 32}, ProtocolError, "this holder has another"),
+        ({"pieces": {"num_ranks": 1}}, LayoutError, "not a layout"),
+        ({"bucket_bytes": "many"}, ProtocolError, "malformed 'open'"),
+    ],
+)
+def test_a_reader_with_another_plan_is_refused(stack, sender, changed, error, message):
+    connection = raw(stack, sender)
+    connection.send("open", opening(sender, [rows(0, 4)], **changed), soon())
+    with pytest.raises(error, match=message):
+        connection.receive(soon(), expect="opened")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "error", "message"),
+    [
+        (rows(0, 4, dtype="float16"), LayoutError, "w: wanted as float16"),
+        (rows(0, 4, shape=(30, 10)), LayoutError, r"wanted as float32 \(30, 10\), held as"),
+        (ShardSpec("x", (2,), Box.full((2,)), "float32"), UnknownTensorError, "x: this holder"),
+    ],
+)
+def test_a_holder_gives_only_what_it_holds(stack, sender, wanted, error, message):
+    connection = raw(stack, sender)
+    connection.send("open", opening(sender, [wanted]), soon())
+    with pytest.raises(error, match=message):
+        connection.receive(soon(), expect="opened")
+
+
+def test_a_region_outside_of_what_a_holder_holds_is_refused(stack):
+    sender = stack.enter_context(WeightSender([Shard(rows(0, 15), torch.zeros(15, 20))]))
+    connection = raw(stack, sender)
+    connection.send("open", opening(sender, [rows(10, 20)]), soon())
+    with pytest.raises(
+        UncoveredRegionError, match=r"w \[10:20, 0:20\].*\[15:20, 0:20\] is missing"
+    ):
+        connection.receive(soon(), expect="opened")
+
+
+@pytest.mark.parametrize("kind", ["pull", "checksums", "nonsense"])
+def test_frames_out_of_order_are_refused(stack, sender, kind):
+    connection = raw(stack, sender)
+    connection.send(kind, {"seconds": 5.0}, soon())
+    with pytest.raises(ProtocolError, match=r"comes after|does not know"):
+        connection.receive(soon(), expect="sent")
+
+
+def test_another_protocol_is_refused(stack, sender):
+    connection = connect_control(sender.endpoint, soon())
+    stack.callback(connection.close)
+    connection.send("hello", {"protocol": PROTOCOL + 1, "token": ""}, soon())
+    with pytest.raises(ProtocolError, match=f"speaks protocol {PROTOCOL}"):
+        connection.receive(soon(), expect="welcome")
+
+
+def test_a_version_that_was_superseded_is_gone_and_is_not_waited_for(stack, sender):
+    for version in (2, 3, 4):
+        sender.publish(version)
+    session = ReceiverSession(sender.endpoint, "", soon())
+    stack.callback(session.close)
+    with pytest.raises(VersionGoneError, match="version 1 was superseded by 4"):
+        session.pin(1, "newest", soon(), at_most=1)
+
+
+def test_a_sender_that_is_silent_in_the_middle_runs_into_the_patience_of_its_reader(stack, sender):
+    """Alive, connected, and sending nothing: a process that is stopped, or a lost route."""
+    stop = threading.Event()
+    stack.callback(stop.set)
+
+    def hold(content: bytes) -> bytes:
+        stop.wait(60)
+        return content
+
+    receiver = WeightReceiver(
+        [sender.endpoint],
+        config=ReceiverConfig(transport="tcp", stall_s=0.5),
+        transports=[ProxiedTransport(hold)],
+    )
+    stack.enter_context(receiver)
+    with pytest.raises(DeadlineError, match=r"sender rank 0 .* nobody else"):
+        receiver.stage(1, timeout_s=60)
+
+
+def test_verify_asks_the_sender_what_it_has(stack, sender):
+    """A receiver whose memory agrees with what once arrived, and not with the sender."""
+    receiver = stack.enter_context(WeightReceiver([sender.endpoint], wanted=[rows(0, 30)]))
+    receiver.stage(1)
+    receiver.verify()
+    receiver.staged_shards()[0].tensor[3, 3] += 1
+    with pytest.raises(DigestError, match=r"w .*: not what sender rank 0 sent"):
+        receiver.verify()

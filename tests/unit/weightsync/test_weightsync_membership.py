@@ -1,0 +1,142 @@
+"""The rules of the directory, without sockets: time is a number."""
+
+import pytest
+
+from cosmos_weightsync import ConfigurationError, ProtocolError, Quorum, VersionError
+from cosmos_weightsync.membership import Member, MembershipTable
+
+
+def sender(rank: int, member_id: str = "") -> Member:
+    return Member(id=member_id or f"s{rank}", role="sender", rank=rank, num_ranks=2)
+
+
+def receiver(name: str, group: str = "g") -> Member:
+    return Member(id=name, role="receiver", group=group)
+
+
+@pytest.fixture
+def table() -> MembershipTable:
+    return MembershipTable(lease_s=10.0)
+
+
+def ids(table: MembershipTable) -> list[str]:
+    return [member.id for member in table.view().members]
+
+
+def test_the_epoch_counts_comings_and_goings_and_the_revision_everything(table):
+    table.join(sender(0), None, 0.0)
+    table.join(receiver("r"), None, 0.0)
+    assert (table.view().epoch, ids(table)) == (2, ["s0", "r"])
+    before = table.view().revision
+    table.hold("r", 7, "run")
+    assert (table.view().epoch, table.view().revision) == (2, before + 1)
+    table.join(sender(0), None, 1.0)  # Nothing new.
+    assert (table.view().epoch, table.view().revision) == (2, before + 1)
+    table.leave("r")
+    table.leave("r")
+    assert (table.view().epoch, ids(table)) == (3, ["s0"])
+
+
+def test_a_lease_that_is_not_renewed_ends(table):
+    table.join(sender(0), None, 0.0)
+    table.join(sender(1), None, 0.0)
+    assert table.renew("s1", 9.0)
+    table.expire(10.5)
+    assert ids(table) == ["s1"]
+    assert not table.renew("s0", 11.0)
+
+
+def test_a_sender_that_registers_for_a_rank_takes_the_place_of_the_one_before(table):
+    table.join(sender(0), None, 0.0)
+    table.join(sender(1), None, 0.0)
+    table.join(sender(0, "again"), None, 1.0)
+    assert ids(table) == ["s1", "again"]
+
+
+def test_a_layout_is_kept_as_long_as_a_member_has_it(table):
+    member = Member(id="a", role="receiver", layout="digest")
+    table.join(member, {"tensors": []}, 0.0)
+    assert table.layout("digest") == {"tensors": []}
+    table.leave("a")
+    with pytest.raises(VersionError, match="no member has a layout of digest digest"):
+        table.layout("digest")
+
+
+def test_all_waits_for_the_last_one_and_never_changes_its_mind(table):
+    for name in "abc":
+        table.join(receiver(name), None, 0.0)
+    table.join(receiver("other", "another group"), None, 0.0)
+    assert table.vote("a", 1, "ready", Quorum()) == "open"
+    assert table.vote("b", 1, "ready", Quorum()) == "open"
+    assert table.vote("c", 1, "ready", Quorum()) == "commit"
+    assert table.vote("a", 1, "failed", Quorum()) == "commit"
+
+
+def test_all_is_broken_by_one_failure_but_not_by_a_death(table):
+    for name in "abc":
+        table.join(receiver(name), None, 0.0)
+    table.vote("a", 1, "ready", Quorum())
+    assert table.vote("b", 1, "failed", Quorum()) == "abort"
+    table.vote("a", 2, "ready", Quorum())
+    table.vote("b", 2, "ready", Quorum())
+    assert table.decision("a", 2) == "open"
+    table.leave("c")
+    assert table.decision("a", 2) == "commit"
+
+
+def test_at_least_k_is_broken_when_too_few_are_left(table):
+    quorum = Quorum("at_least", 2)
+    for name in "abc":
+        table.join(receiver(name), None, 0.0)
+    assert table.vote("a", 1, "failed", quorum) == "open"
+    assert table.vote("b", 1, "ready", quorum) == "open"
+    assert table.vote("c", 1, "ready", quorum) == "commit"
+    table.vote("a", 2, "failed", quorum)
+    assert table.vote("b", 2, "failed", quorum) == "abort"
+
+
+def test_a_vote_can_be_taken_back_while_nothing_is_decided(table):
+    for name in "ab":
+        table.join(receiver(name), None, 0.0)
+    table.vote("a", 1, "ready", Quorum())
+    assert table.vote("a", 1, "withdrawn", Quorum()) == "open"
+    assert table.vote("b", 1, "ready", Quorum()) == "open"
+
+
+def test_each_commits_for_itself(table):
+    table.join(receiver("a"), None, 0.0)
+    table.join(receiver("b"), None, 0.0)
+    assert table.vote("a", 1, "ready", Quorum("each")) == "commit"
+
+
+def test_whoever_has_the_version_already_counts_as_ready_for_a_new_directory(table):
+    table.join(receiver("a"), None, 0.0)
+    table.join(receiver("b"), None, 0.0)
+    table.hold("b", 5, "run")
+    assert table.vote("a", 5, "ready", Quorum()) == "commit"
+
+
+def test_a_group_has_one_quorum(table):
+    table.join(receiver("a"), None, 0.0)
+    table.join(receiver("b"), None, 0.0)
+    table.vote("a", 1, "ready", Quorum())
+    with pytest.raises(ConfigurationError, match="group 'g', version 1"):
+        table.vote("b", 1, "ready", Quorum("each"))
+
+
+def test_strangers_have_no_vote(table):
+    with pytest.raises(VersionError, match="not known"):
+        table.vote("nobody", 1, "ready", Quorum())
+
+
+@pytest.mark.parametrize("arguments", [("at_least", 0), ("all", 2), ("each", 1)])
+def test_a_count_goes_with_at_least_only(arguments):
+    with pytest.raises(ConfigurationError):
+        Quorum(*arguments)
+
+
+def test_members_cross_the_wire_and_junk_does_not():
+    member = Member(id="x", role="receiver", rank=3, name="n", version=4, layout="l")
+    assert Member.from_json(member.to_json()) == member
+    with pytest.raises(ProtocolError, match="not a member"):
+        Member.from_json({"id": "x"})
