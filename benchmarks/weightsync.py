@@ -1,222 +1,297 @@
-"""Weight sync against per-parameter gather and broadcast, between processes of one host.
+"""Weight sync against its bound and its peers, between processes of one host.
 
-    python benchmarks/weightsync.py --mib 256 --receivers 1 --rounds 7
+    python benchmarks/weightsync.py [--mib 1970] [--rounds 5] [--arms memcpy,shared_memory,...]
 
-Two FSDP2 ranks hold a model in float32; receivers want all of it in bfloat16. In the same run, in
-turns, the first turn not counted:
+Four FSDP2 ranks hold a model in bfloat16 (183 tensors at 1970 MiB); two receivers want what the two
+workers of a tensor-parallel engine hold. In each round every arm has its turn, in another order
+every time: once to warm up, with its bytes checked, then ``--repeats`` times on the clock. Arms:
 
-* each transport: `publish` on both ranks (cast and copy), then every receiver stages the version,
+* one for each transport of this library: `publish` at all senders, then `stage` at all receivers,
   checksums included;
-* gather + broadcast: for each parameter `full_tensor()` on the trainer ranks, cast, gloo broadcast
-  from rank 0 to the receivers, which is what most trainers do;
-* memcpy: a receiver copies that many bytes from memory to memory: the one-copy bound.
+* memcpy: each receiver copies as many bytes as it wants from memory to memory. This is the bound
+  that the others are held against, in the same round;
+* per-parameter `full_tensor()` and broadcast over gloo, which is what most trainers do;
+* torch.distributed.checkpoint through a RAM disk;
+* with ``--peers``: NIXL and Mooncake (over TCP), called directly, in an environment of their own
+  that is made at the first call. Mooncake needs Debian's libibverbs1, libnl-3-200 and
+  libnl-route-3-200.
 
-A time is that of the slowest process. Extra memory is the peak resident size of a receiver after
-its first transfer over its size before; it includes its copy of the model.
+A time is that of the slowest process. CPU seconds are of all processes, per GB of model. Extra
+memory is what the resident set of the hungriest sender and receiver grew by while they worked on a
+later version; what is kept between versions (snapshots, staged weights) is not in it.
 """
 
 import argparse
 import json
+import os
 import queue
-import resource
+import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch import nn
+import xxhash
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from weightsync_arms import Arm, Place, own_arms
+from weightsync_model import NUM_RECEIVERS, NUM_SENDERS, Trained, shapes, wanted_specs
 
-from cosmos_weightsync import ReceiverConfig, SenderConfig, WeightReceiver, WeightSender, shards_of
+from cosmos_weightsync import WeightSender, shards_of
 
-NUM_SENDERS = 2
-TRANSPORTS = ("shared_memory", "tcp", "process_group")
-BASELINE = "gather + broadcast"
-WIDTH = 1024
-LAYER = ((3 * WIDTH, WIDTH), (WIDTH, WIDTH), (4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (WIDTH,))
-
-
-class Stack(nn.Module):
-    """Layers of transformer-like shapes, 24 MiB each in bfloat16."""
-
-    def __init__(self, mib: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            nn.ParameterList(torch.randn(shape) for shape in LAYER)
-            for _ in range(max(1, mib // 24))
-        )
+TRANSPORTS = ("shared_memory", "cross_memory", "tcp", "process_group")
+WARM_TURNS = 2  # A sender writes into two snapshots in turn: both are to have been read.
+WORLD = NUM_SENDERS + NUM_RECEIVERS
 
 
-class Turn:
-    """Runs a piece of work on all processes at once and takes the time of the slowest."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """One arm's turn on the clock.
 
-    def __init__(self, results: Any, rank: int) -> None:
-        self._results = results
-        self._reports = rank == 0
+    Attributes:
+        arm: its name.
+        round: the round.
+        seconds: of the slowest process, by step.
+        cpu_s: of all processes.
+        sender_mib: growth of the hungriest sender's resident set.
+        receiver_mib: of the hungriest receiver's.
+    """
 
-    def __call__(self, name: str, work: Callable[[], object]) -> None:
+    arm: str
+    round: int
+    seconds: dict[str, float]
+    cpu_s: float
+    sender_mib: float
+    receiver_mib: float
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.seconds.values())
+
+
+def status_mib(field: str) -> float:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) / 1024
+    raise KeyError(field)
+
+
+def forget_peak() -> float:
+    """Start a new high-water mark of the resident set; return the set's size now, in MiB."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return status_mib("VmRSS")
+
+
+def take_turn(arm: Arm, turn: int, round_number: int) -> Measured:
+    """Run the arm's steps in all processes at once."""
+    seconds: dict[str, float] = {}
+    cpu = 0.0
+    dist.barrier()
+    before = forget_peak()
+    for label, work in arm.steps(turn).items():
         dist.barrier()
         started, cpu_started = time.monotonic(), time.process_time()
         work()
         slowest = torch.tensor(time.monotonic() - started, dtype=torch.float64)
-        cpu = torch.tensor(time.process_time() - cpu_started, dtype=torch.float64)
+        dist.barrier()
+        spent = torch.tensor(time.process_time() - cpu_started, dtype=torch.float64)
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        dist.all_reduce(cpu)
-        if self._reports:
-            self._results.put((name, slowest.item(), cpu.item()))
+        dist.all_reduce(spent)
+        seconds[label] = slowest.item()
+        cpu += spent.item()
+    grown = status_mib("VmHWM") - before
+    is_sender = dist.get_rank() < NUM_SENDERS
+    peaks = torch.tensor([grown if is_sender else 0.0, 0.0 if is_sender else grown])
+    dist.all_reduce(peaks, dist.ReduceOp.MAX)
+    sender_mib, receiver_mib = peaks.tolist()
+    return Measured(
+        arm=arm.name,
+        round=round_number,
+        seconds=seconds,
+        cpu_s=cpu,
+        sender_mib=sender_mib,
+        receiver_mib=receiver_mib,
+    )
 
 
-def peak_mib() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def checksums(tensors: dict[str, Tensor]) -> dict[str, int]:
+    return {
+        name: xxhash.xxh3_64_intdigest(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+        for name, tensor in tensors.items()
+    }
 
 
-def current_mib() -> float:
-    resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return resident_pages * resource.getpagesize() / (1 << 20)
+def check_bytes(arm: Arm, expected: dict[str, int]) -> None:
+    """Hold what an arm brought against what the first one did."""
+    found = arm.arrived()
+    if found is None:
+        return
+    sums = checksums(found)
+    expected = expected or sums
+    wrong = sorted(name for name, value in sums.items() if expected[name] != value)
+    if wrong:
+        raise RuntimeError(f"{arm.name} brought other bytes for {wrong[:3]}")
 
 
 def process(rank: int, options: argparse.Namespace, store: str, results: Any) -> None:
     torch.set_num_threads(1)
-    world = NUM_SENDERS + options.receivers
-    dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=world)
-    mesh = DeviceMesh("cpu", list(range(NUM_SENDERS)), mesh_dim_names=("dp",))
-    group = dist.new_group([0, *range(NUM_SENDERS, world)])
-    turn = Turn(results, rank)
-    if rank < NUM_SENDERS:
-        send(turn, options, mesh, group)
-    else:
-        receive(turn, options, group, results)
+    dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=WORLD)
+    place = make_place(options, rank)
+    arms = [arm for arm in all_arms(place, options) if wants(options, arm.name)]
+    expected: dict[str, int] = {}
+    generator = random.Random(0)
+    for round_number in range(options.rounds):
+        generator.shuffle(arms)
+        for arm in arms:
+            arm.prepare()
+            for _ in range(WARM_TURNS):
+                take_turn(arm, 0, round_number)
+            found = arm.arrived()
+            if found is not None and not expected:
+                expected = checksums(found)
+            check_bytes(arm, expected)
+            for turn in range(1, options.repeats + 1):
+                measured = take_turn(arm, turn, round_number)
+                if rank == 0:
+                    results.put(measured)
+            arm.finish()
+            dist.barrier()
+    if place.sender is not None:
+        place.sender.close()
     dist.barrier()
     dist.destroy_process_group()
 
 
-def send(turn: Turn, options: argparse.Namespace, mesh: DeviceMesh, group: Any) -> None:
-    model = Stack(options.mib)
-    for layer in model.layers:
-        fully_shard(layer, mesh=mesh)
-    rank = dist.get_rank()
-    config = SenderConfig(wire_dtype="bfloat16")
-    sender = WeightSender(shards_of(model), rank=rank, num_ranks=NUM_SENDERS, config=config)
-    endpoints: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(endpoints, sender.endpoint)
-
-    def gather_and_broadcast() -> None:
-        for parameter in model.parameters():
-            full = parameter.full_tensor().detach().bfloat16()
-            if rank == 0:
-                dist.broadcast(full, 0, group=group)
-
-    version = 0
-    for _ in range(options.rounds + 1):
-        for name in TRANSPORTS:
-            version += 1
-            turn(name, lambda v=version: sender.publish(v))
-        turn(BASELINE, gather_and_broadcast)
-        turn("memcpy", lambda: None)
-    sender.close()
+def wants(options: argparse.Namespace, name: str) -> bool:
+    return not options.arms or name == "memcpy" or name in options.arms.split(",")
 
 
-def receive(turn: Turn, options: argparse.Namespace, group: Any, results: Any) -> None:
-    endpoints: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(endpoints, None)
-    receivers = {
-        name: WeightReceiver(endpoints[:NUM_SENDERS], config=ReceiverConfig(transport=name))
-        for name in TRANSPORTS
-    }
-    with torch.device("meta"):
-        shapes = [parameter.shape for parameter in Stack(options.mib).parameters()]
-    targets = [torch.zeros(shape, dtype=torch.bfloat16) for shape in shapes]
+def all_arms(place: Place, options: argparse.Namespace) -> list[Arm]:
+    arms = own_arms(place, TRANSPORTS)
+    if options.peers:
+        from weightsync_peers import peer_arms
 
-    def take_broadcasts() -> None:
-        for target in targets:
-            dist.broadcast(target, 0, group=group)
-
-    def copy() -> None:
-        for target, shard in zip(targets, receivers["tcp"].staged_shards(), strict=True):
-            target.copy_(shard.tensor)
-
-    version = 0
-    for round_number in range(options.rounds + 1):
-        for name, receiver in receivers.items():
-            version += 1
-            before = current_mib()
-            turn(name, lambda r=receiver, v=version: r.stage(v))
-            if round_number == 0 and dist.get_rank() == NUM_SENDERS:
-                results.put(("memory " + name, peak_mib() - before, 0.0))
-        turn(BASELINE, take_broadcasts)
-        turn("memcpy", copy)
-    for receiver in receivers.values():
-        receiver.close()
+        arms += peer_arms(place)
+    return arms
 
 
-def measure(options: argparse.Namespace) -> list[tuple[str, float, float]]:
+def make_place(options: argparse.Namespace, rank: int) -> Place:
+    senders = list(range(NUM_SENDERS))
+    receivers = list(range(NUM_SENDERS, WORLD))
+    meshes = [DeviceMesh("cpu", ranks, mesh_dim_names=("ranks",)) for ranks in (senders, receivers)]
+    broadcast = dist.new_group([0, *receivers])
+    is_sender = rank < NUM_SENDERS
+    model = Trained(options.mib, meshes[0]) if is_sender else None
+    sender = (
+        WeightSender(shards_of(model.named_tensors()), rank=rank, num_ranks=NUM_SENDERS)
+        if model is not None
+        else None
+    )
+    endpoints: list[Any] = [None] * WORLD
+    dist.all_gather_object(endpoints, sender.endpoint if sender is not None else None)
+    flat = None
+    if not is_sender:
+        specs = wanted_specs(options.mib, rank - NUM_SENDERS)
+        flat = torch.zeros(sum(spec.box.numel for spec in specs), dtype=torch.bfloat16)
+    return Place(
+        mib=options.mib,
+        rank=rank,
+        senders=meshes[0].get_group() if is_sender else meshes[1].get_group(),
+        receivers=meshes[0].get_group() if is_sender else meshes[1].get_group(),
+        mesh=meshes[0] if is_sender else meshes[1],
+        broadcast=broadcast,
+        model=model,
+        sender=sender,
+        endpoints=endpoints[:NUM_SENDERS],
+        flat=flat,
+    )
+
+
+def measure(options: argparse.Namespace) -> list[Measured]:
     context = mp.get_context("spawn")
     results = context.Queue()
-    world = NUM_SENDERS + options.receivers
-    found: list[tuple[str, float, float]] = []
+    found: list[Measured] = []
     with tempfile.TemporaryDirectory() as folder:
         arguments = (options, f"{folder}/store", results)
-        running = mp.spawn(process, arguments, nprocs=world, join=False)
+        running = mp.spawn(process, arguments, nprocs=WORLD, join=False)
         while not running.join(timeout=0.2):
             drain(results, found)
         drain(results, found)
     return found
 
 
-def drain(results: Any, found: list[tuple[str, float, float]]) -> None:
+def drain(results: Any, found: list[Measured]) -> None:
     while True:
         try:
             found.append(results.get(timeout=0.2))
         except queue.Empty:
             return
+        last = found[-1]
+        print(f"round {last.round}: {last.arm} {last.total_s:.3f} s", file=sys.stderr)
 
 
-def summarise(options: argparse.Namespace, found: list[tuple[str, float, float]]) -> list[dict]:
-    with torch.device("meta"):
-        numel = sum(parameter.numel() for parameter in Stack(options.mib).parameters())
-    gigabytes = 2 * numel * options.receivers / 1e9
-    memory = {name.removeprefix("memory "): mib for name, mib, _ in found if "memory" in name}
+def summarise(options: argparse.Namespace, found: list[Measured]) -> list[dict[str, Any]]:
+    gigabytes = 2 * sum(torch.Size(shape).numel() for shape in shapes(options.mib).values()) / 1e9
+    bound = {
+        number: statistics.median(
+            m.total_s for m in found if (m.arm, m.round) == ("memcpy", number)
+        )
+        for number in range(options.rounds)
+    }
+    best_bound = min(m.total_s for m in found if m.arm == "memcpy")
     rows = []
-    for name in ("memcpy", *TRANSPORTS, BASELINE):
-        runs = [(seconds, cpu) for method, seconds, cpu in found if method == name][1:]
-        seconds = [run[0] for run in runs]
+    for name in dict.fromkeys(m.arm for m in found):
+        runs = [m for m in found if m.arm == name]
+        pulls = [m.seconds["pull"] for m in runs]
         rows.append(
             {
-                "method": name,
-                "median_s": statistics.median(seconds),
-                "best_s": min(seconds),
-                "gb_per_s": gigabytes / statistics.median(seconds),
-                "cpu_s_per_gb": statistics.median(run[1] for run in runs) / gigabytes,
-                "receiver_mib": memory.get(name),
+                "arm": name,
+                "median_s": statistics.median(m.total_s for m in runs),
+                "best_s": min(m.total_s for m in runs),
+                "pull_median_s": statistics.median(pulls),
+                "pull_best_s": min(pulls),
+                "pull_bounds": statistics.median(m.seconds["pull"] / bound[m.round] for m in runs),
+                "bounds": statistics.median(m.total_s / bound[m.round] for m in runs),
+                "pull_best_bounds": min(pulls) / best_bound,
+                "best_bounds": min(m.total_s for m in runs) / best_bound,
+                "cpu_s_per_gb": statistics.median(m.cpu_s for m in runs) / gigabytes,
+                "sender_mib": statistics.median(m.sender_mib for m in runs),
+                "receiver_mib": statistics.median(m.receiver_mib for m in runs),
             }
         )
-    baseline = rows[-1]
-    for row in rows:
-        row["times_faster"] = baseline["median_s"] / row["median_s"]
-    return rows
+    return sorted(rows, key=lambda row: row["best_s"])
 
 
-def table(options: argparse.Namespace, rows: list[dict]) -> str:
+def table_row(row: dict[str, Any]) -> str:
+    return (
+        f"| {row['arm']} | {row['median_s']:.3f} / {row['best_s']:.3f} "
+        f"| {row['bounds']:.1f} / {row['best_bounds']:.1f} "
+        f"| {row['pull_median_s']:.3f} / {row['pull_best_s']:.3f} "
+        f"| {row['pull_bounds']:.1f} / {row['pull_best_bounds']:.1f} "
+        f"| {row['cpu_s_per_gb']:.2f} | {row['sender_mib']:.0f} | {row['receiver_mib']:.0f} |"
+    )
+
+
+def table(options: argparse.Namespace, rows: list[dict[str, Any]]) -> str:
+    names = shapes(options.mib)
+    gigabytes = 2 * sum(torch.Size(shape).numel() for shape in names.values()) / 1e9
     lines = [
-        f"{options.mib} MiB in bfloat16, {NUM_SENDERS} FSDP2 ranks to {options.receivers} "
-        f"receiver(s), {options.rounds} rounds",
+        f"{gigabytes:.2f} GB in bfloat16, {len(names)} tensors, {NUM_SENDERS} FSDP2 ranks to "
+        f"{NUM_RECEIVERS} tensor-parallel ranks, {options.rounds} rounds of {options.repeats}. "
+        "Seconds and times memcpy are median / best.",
         "",
-        "| method | median s | best s | GB/s | CPU s per GB | extra MiB, receiver | x faster |",
-        "|---|---|---|---|---|---|---|",
+        "| arm | publish + pull s | x memcpy | pull s | x memcpy | CPU s per GB | extra MiB, "
+        "sender | receiver |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    for row in rows:
-        memory = "" if row["receiver_mib"] is None else f"{row['receiver_mib']:.0f}"
-        lines.append(
-            f"| {row['method']} | {row['median_s']:.3f} | {row['best_s']:.3f} | "
-            f"{row['gb_per_s']:.2f} | {row['cpu_s_per_gb']:.2f} | {memory} | "
-            f"{row['times_faster']:.1f} |"
-        )
+    lines += [table_row(row) for row in rows]
     return "\n".join(lines)
 
 
@@ -224,11 +299,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--mib", type=int, default=240, help="model size in bfloat16")
-    parser.add_argument("--receivers", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--mib", type=int, default=1970, help="model size in bfloat16")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=2, help="timed turns of an arm in a round")
+    parser.add_argument("--arms", default="", help="only these, separated by commas, and memcpy")
+    parser.add_argument("--peers", action="store_true", help="NIXL and Mooncake as well")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     options = parser.parse_args()
+    if options.peers and "COSMOS_WEIGHTSYNC_PEERS" not in os.environ:
+        from weightsync_environment import peers_python
+
+        command = [str(peers_python()), *sys.argv]
+        environment = {**os.environ, "COSMOS_WEIGHTSYNC_PEERS": "1"}
+        sys.exit(subprocess.run(command, env=environment).returncode)
     rows = summarise(options, measure(options))
     print(json.dumps(rows, indent=2) if options.json else table(options, rows))
 

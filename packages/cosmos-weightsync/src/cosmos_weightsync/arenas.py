@@ -20,8 +20,8 @@ __all__ = ["Arena", "map_arena"]
 _ALIGNMENT = 64
 """A cache line. Copies between differently aligned addresses are several times slower."""
 
-_POPULATE_READ = 22
-"""``MADV_POPULATE_READ`` of Linux 5.14: maps what is there without writing to it."""
+_POPULATE_READ, _POPULATE_WRITE = 22, 23
+"""``MADV_POPULATE_...`` of Linux 5.14: take all pages at once rather than each on first use."""
 
 
 class Arena:
@@ -57,6 +57,7 @@ class Arena:
             os.ftruncate(self.descriptor, self.num_bytes)
             self.key = os.fstat(self.descriptor).st_ino
             mapping = mmap.mmap(self.descriptor, self.num_bytes)
+            _advise(mapping, _POPULATE_WRITE)
             memory = torch.frombuffer(mapping, dtype=torch.uint8)
         else:
             memory = torch.empty(self.num_bytes, dtype=torch.uint8, pin_memory=pin_memory)
@@ -98,6 +99,10 @@ def map_arena(descriptor: int, num_bytes: int) -> Tensor:
     if os.fstat(descriptor).st_size < num_bytes:  # Reading past the end would be fatal.
         raise OSError(f"the memory has less than the {num_bytes} bytes announced")
     mapping = mmap.mmap(descriptor, num_bytes, access=mmap.ACCESS_COPY)
-    with contextlib.suppress(OSError):  # An older kernel maps page by page, on first use.
-        mapping.madvise(_POPULATE_READ)
+    _advise(mapping, _POPULATE_READ)
     return torch.frombuffer(mapping, dtype=torch.uint8)
+
+
+def _advise(mapping: mmap.mmap, advice: int) -> None:
+    with contextlib.suppress(OSError):  # An older kernel takes page by page.
+        mapping.madvise(advice)

@@ -7,14 +7,17 @@ different parts. Parts are small enough to be hashed while the processor's cache
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import numpy as np
 import torch
 import xxhash
 from torch import Tensor
 
 from cosmos_weightsync.boxes import Box
+from cosmos_weightsync.layout import ShardSpec
 from cosmos_weightsync.planning import Piece
 
 __all__ = [
+    "BLOCK_BYTES",
     "ChecksumCache",
     "RunningChecksum",
     "VersionChecksums",
@@ -24,8 +27,8 @@ __all__ = [
     "tensor_checksum",
 ]
 
-BLOCK_BYTES = 1 << 20
-"""Copying and hashing alternate in blocks of this size: about a core's second-level cache."""
+BLOCK_BYTES = 1 << 19
+"""Copying and hashing alternate in blocks of this size: half a core's second-level cache."""
 
 
 class RunningChecksum:
@@ -37,6 +40,10 @@ class RunningChecksum:
     def add(self, content: Tensor) -> None:
         """Carry on over a contiguous tensor."""
         self._state.update(flat_bytes(content).cpu().numpy().data)
+
+    def add_bytes(self, content: np.ndarray) -> None:
+        """Carry on over bytes."""
+        self._state.update(content.data)
 
     @property
     def value(self) -> int:
@@ -129,11 +136,11 @@ class VersionChecksums:
         for name, box in expected:
             self.expected.setdefault(name, []).append(box)
 
-    def compute_expected(self, name: str, origin: Box, tensor: Tensor) -> None:
-        """Compute what is likely to be asked for of a tensor that holds ``origin``."""
-        for box in self.expected.get(name, ()):
-            if origin.contains(box):
-                self._known[name, box] = tensor_checksum(tensor[box.relative_to(origin)])
+    def compute_expected(self, spec: ShardSpec, tensor: Tensor) -> None:
+        """Compute what is likely to be asked for of a tensor that was just written."""
+        for box in self.expected.get(spec.name, ()):
+            if spec.box.contains(box):
+                self._known[spec.name, box] = tensor_checksum(tensor[box.relative_to(spec.box)])
 
     def of_pieces(self, pieces: Sequence[Piece], view: Callable[[str, Box], Tensor]) -> list[int]:
         """The checksums of these pieces; computes those that nobody asked for before."""

@@ -130,6 +130,11 @@ class HeldBoxes:
                 return tensor[box.relative_to(origin)]
         raise LayoutError(f"{name}: {box} is not held here")
 
+    @property
+    def is_arriving(self) -> bool:
+        """Whether a view may have to be waited for."""
+        return self._on_view is not None
+
     def arrived(self, name: str, box: Box) -> None:
         """New bytes lie in place; whoever puts them there says so."""
         if self._on_arrival is not None:

@@ -6,8 +6,9 @@ every piece, and equal checksums are what makes a transfer good. Nothing but byt
 channel.
 
 Over a one-sided channel the receiver copies out of the source's memory. Over the others the pieces
-travel as messages, two at a time in the bucket: while one is on its way, the source packs the next,
-and the receiver hashes and unpacks the one before.
+travel as messages, two packed ones in the bucket at a time: while one is on its way, the source
+packs the next, and the receiver hashes and unpacks the one before. How many messages may be under
+way is the transport's policy; a stream socket has its own window.
 
 ```
 source    pack 0 │ pack 1 │ pack 2 │          halves of its bucket in turn
@@ -17,14 +18,21 @@ receiver                  │ done 0 │ done 1 │ done 2
 """
 
 import threading
-from collections.abc import Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from cosmos_weightsync.checksums import RunningChecksum, box_blocks, tensor_checksum
+from cosmos_weightsync.checksums import (
+    BLOCK_BYTES,
+    RunningChecksum,
+    box_blocks,
+    flat_bytes,
+    tensor_checksum,
+)
 from cosmos_weightsync.chunks import (
     HeldBoxes,
     Message,
@@ -37,7 +45,7 @@ from cosmos_weightsync.chunks import (
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import DigestError
 from cosmos_weightsync.planning import Piece
-from cosmos_weightsync.transports import Channel, OneSidedChannel, Window
+from cosmos_weightsync.transports import BatchedChannel, Channel, OneSidedChannel, Window
 
 __all__ = ["BucketPool", "compare_checksums", "pull_edge", "serve_edge", "source_checksums"]
 
@@ -125,33 +133,67 @@ def serve_edge(
         TransferError: the receiver is gone or too slow; the channel is of no use afterwards.
     """
     if isinstance(channel, OneSidedChannel):
-        views = [held.view(piece.name, piece.box) for piece in pieces]
-        if channel.expose(views, held.arena, deadline):
+        if held.is_arriving:  # Pass on what is there, rather than wait for the last piece.
+            channel.decline(deadline)
+        elif channel.expose(_views(pieces, held), held.arena, deadline):
             sums = source_checksums(pieces, held)
             channel.await_finish(deadline)
             return sums
-    messages = _messages(channel, pieces, bucket_bytes)
-    with buckets.borrow() as bucket, ThreadPoolExecutor(1, "weight-pack") as packer:
+    with buckets.borrow() as bucket:
+        _send(channel, pieces, held, bucket, bucket_bytes, deadline)
+    return source_checksums(pieces, held)
 
-        def ready(turn: int) -> Tensor:
-            message = messages[turn]
-            content = message_view(message, held, channel.device)
-            if content is None:
-                half = bucket.half(turn, message.num_bytes, channel.device)
-                content = pack(message, held, half)
-            return content
 
-        coming = packer.submit(ready, 0) if messages else None
-        for turn in range(len(messages)):
-            content = _result(coming)
-            coming = packer.submit(ready, turn + 1) if turn + 1 < len(messages) else None
+def _views(pieces: Sequence[Piece], held: HeldBoxes) -> list[Tensor]:
+    return [held.view(piece.name, piece.box) for piece in pieces]
+
+
+class _UnderWay:
+    """Messages that were begun and are not done: a few, and one at most in each half."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._waiting: deque[tuple[Callable[[], None], int | None]] = deque()
+
+    def make_room(self, half: int | None) -> None:
+        """End the oldest ones until there is room for another, in this half of the bucket."""
+        while len(self._waiting) >= self._most or (
+            half is not None and any(half == used for _, used in self._waiting)
+        ):
+            self._waiting.popleft()[0]()
+
+    def add(self, end: Callable[[], None], half: int | None) -> None:
+        """Another; ``end`` waits for it."""
+        self._waiting.append((end, half))
+
+    def drain(self) -> None:
+        """End all."""
+        while self._waiting:
+            self._waiting.popleft()[0]()
+
+
+def _send(
+    channel: Channel,
+    pieces: Sequence[Piece],
+    held: HeldBoxes,
+    bucket: _Borrowed,
+    bucket_bytes: int,
+    deadline: Deadline,
+) -> None:
+    under_way = _UnderWay(channel.capabilities.groups)
+    turn = 0
+    for message in _messages(channel, pieces, bucket_bytes):
+        content = message_view(message, held, channel.device)
+        half = None if content is not None else turn % 2
+        under_way.make_room(half)
+        if content is None:
+            content = pack(message, held, bucket.half(turn, message.num_bytes, channel.device))
+            turn += 1
+        if isinstance(channel, BatchedChannel):
+            under_way.add(channel.begin_send(content, deadline), half)
+        else:
             channel.send(content, deadline)
-        return source_checksums(pieces, held)
-
-
-def _result(future: "Future[Tensor] | None") -> Tensor:
-    assert future is not None
-    return future.result()
+    under_way.drain()
 
 
 def source_checksums(pieces: Sequence[Piece], held: HeldBoxes) -> list[int]:
@@ -187,7 +229,7 @@ def pull_edge(
     """
     with buckets.borrow() as bucket:
         if isinstance(channel, OneSidedChannel):
-            views = [held.view(piece.name, piece.box) for piece in pieces]
+            views = _views(pieces, held)
             windows = channel.windows([(view.shape, view.dtype) for view in views], deadline)
             if windows is not None:
                 sums: list[int] = []
@@ -203,6 +245,13 @@ def pull_edge(
 def _read(channel: Channel, window: Window, view: Tensor, bucket: _Borrowed) -> int:
     """Copy a piece block by block, hashing each while it is in the processor's cache."""
     running = RunningChecksum()
+    if window.is_contiguous and view.is_contiguous() and view.device.type == "cpu":
+        raw = flat_bytes(view).numpy()
+        for start in range(0, len(raw), BLOCK_BYTES):
+            part = raw[start : start + BLOCK_BYTES]
+            window.read_bytes(start, part)
+            running.add_bytes(part)
+        return running.value
     for block in box_blocks(view.shape, view.element_size(), bucket.half_bytes):
         target = view[block]
         if target.is_contiguous() and target.device == channel.device:
@@ -217,6 +266,22 @@ def _read(channel: Channel, window: Window, view: Tensor, bucket: _Borrowed) -> 
     return running.value
 
 
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """A message that was begun, and what is to be done once it is there."""
+
+    message: Message
+    view: Tensor
+    is_direct: bool
+
+    def end(self, held: HeldBoxes, sums: dict[int, RunningChecksum]) -> None:
+        add_checksums(self.message, self.view, sums)
+        if not self.is_direct:
+            unpack(self.message, held, self.view)
+        for chunk in self.message.chunks:
+            held.arrived(chunk.name, chunk.box)
+
+
 def _receive(
     channel: Channel,
     pieces: Sequence[Piece],
@@ -226,28 +291,33 @@ def _receive(
     deadline: Deadline,
 ) -> list[int]:
     sums: dict[int, RunningChecksum] = {}
-
-    def finish(message: Message, view: Tensor, is_direct: bool) -> None:
-        add_checksums(message, view, sums)
-        if not is_direct:
-            unpack(message, held, view)
-        for chunk in message.chunks:
-            held.arrived(chunk.name, chunk.box)
-
-    with ThreadPoolExecutor(1, "weight-unpack") as unpacker:
-        before: list[Future[None]] = []
-        for turn, message in enumerate(_messages(channel, pieces, bucket_bytes)):
-            if len(before) > 1:  # The one that used this half.
-                before.pop(0).result()
-            direct = message_view(message, held, channel.device)
-            view = (
-                bucket.half(turn, message.num_bytes, channel.device) if direct is None else direct
-            )
+    under_way = _UnderWay(channel.capabilities.groups)
+    turn = 0
+    for message in _messages(channel, pieces, bucket_bytes):
+        view = message_view(message, held, channel.device)
+        half = None if view is not None else turn % 2
+        under_way.make_room(half)
+        is_direct = view is not None
+        if view is None:
+            view = bucket.half(turn, message.num_bytes, channel.device)
+            turn += 1
+        arrival = _Arrival(message, view, is_direct)
+        if isinstance(channel, BatchedChannel):
+            wait = channel.begin_recv(view, deadline)
+            under_way.add(_after(wait, lambda a=arrival: a.end(held, sums)), half)
+        else:
             channel.recv_into(view, deadline)
-            before.append(unpacker.submit(finish, message, view, direct is not None))
-        for future in before:
-            future.result()
+            arrival.end(held, sums)
+    under_way.drain()
     return [sums[index].value for index in range(len(pieces))]
+
+
+def _after(wait: Callable[[], None], end: Callable[[], None]) -> Callable[[], None]:
+    def both() -> None:
+        wait()
+        end()
+
+    return both
 
 
 def compare_checksums(

@@ -13,8 +13,9 @@ free ─publish─► newest ─publish─► stale ─publish─► (overwritte
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, Protocol
 
 from torch import Tensor
@@ -44,8 +45,15 @@ class Published(Protocol):
         """Whether the live values lie on a CUDA device."""
         ...
 
-    def write(self, tensors: Sequence[Tensor]) -> None:
-        """Fill one contiguous tensor for each of `specs`; it is complete on return."""
+    def write(
+        self, tensors: Sequence[Tensor], written: Callable[[int], None] | None = None
+    ) -> None:
+        """Fill one contiguous tensor for each of `specs`; all are complete on return.
+
+        Args:
+            tensors: What to fill.
+            written: Called with the number of a tensor as soon as it is complete.
+        """
         ...
 
 
@@ -118,9 +126,7 @@ class SnapshotStore:
             buffer.version = NOT_WRITTEN
             buffer.was_read = False
         buffer.checksums = self._checksums.start()
-        self._source.write(buffer.tensors)
-        for spec, tensor in zip(self._source.specs, buffer.tensors, strict=True):
-            buffer.checksums.compute_expected(spec.name, spec.box, tensor)
+        self._source.write(buffer.tensors, partial(self._hash, buffer))
         with self._changed:
             buffer.version = self._newest = version
             self._changed.notify_all()
@@ -205,6 +211,9 @@ class SnapshotStore:
         read.sort(key=lambda buffer: buffer.version)
         bases = read[-self._num_bases :] if self._num_bases else []
         return [buffer for buffer in stale if buffer not in bases]
+
+    def _hash(self, buffer: Snapshot, index: int) -> None:
+        buffer.checksums.compute_expected(self._source.specs[index], buffer.tensors[index])
 
     def _allocate(self) -> Arena:
         specs = self._source.specs

@@ -1,6 +1,6 @@
 """Shards as they are published: each under the first encoding whose names match it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -52,13 +52,16 @@ class EncodedShards:
         self._cut_blocks = CutBlocks(self._blocks, [shard.spec for shard in shards], group)
         _check_names(self._entries, self.specs)
 
-    def write(self, tensors: Sequence[Tensor]) -> None:
+    def write(
+        self, tensors: Sequence[Tensor], written: Callable[[int], None] | None = None
+    ) -> None:
         """Encode the shards as they are now.
 
         With an `AmaxGroup`, all its ranks call this together.
 
         Args:
             tensors: One contiguous tensor for each of `specs`.
+            written: Called with the number of a tensor as soon as it is complete.
 
         Raises:
             EncodingError: values cannot be encoded; the tensors hold nothing of use.
@@ -75,9 +78,15 @@ class EncodedShards:
             for entry, items in zip(self._entries, maxima, strict=True):
                 into = tensors[entry.first : entry.first + entry.num_tensors]
                 entry.encoding.write(entry.shard, [item.grid for item in items], into)
+                if written is not None and not self.is_cuda:
+                    for index in range(entry.first, entry.first + entry.num_tensors):
+                        written(index)
         devices = {e.shard.tensor.device for e in self._entries if e.shard.tensor.is_cuda}
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
+        if written is not None and self.is_cuda:
+            for index in range(len(self.specs)):
+                written(index)
 
     def _encoding_of(self, name: str) -> Encoding:
         for encoding in self._encodings:

@@ -1,6 +1,7 @@
 """Ways to move bytes from one process to another, all behind one contract."""
 
 from cosmos_weightsync.transports.contract import (
+    BatchedChannel,
     Capabilities,
     Channel,
     OneSidedChannel,
@@ -16,6 +17,7 @@ from cosmos_weightsync.transports.shared_memory import SharedMemoryTransport
 from cosmos_weightsync.transports.tcp import TcpTransport
 
 __all__ = [
+    "BatchedChannel",
     "Capabilities",
     "Channel",
     "CrossMemoryTransport",

@@ -15,10 +15,11 @@ from another thread. It wakes a peer that waits, and ends a wait at its own end:
 the library below cannot be interrupted (gloo), with the next message or the deadline.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,6 +27,7 @@ from cosmos_weightsync.arenas import Arena
 from cosmos_weightsync.deadlines import Deadline
 
 __all__ = [
+    "BatchedChannel",
     "Capabilities",
     "Channel",
     "OneSidedChannel",
@@ -111,6 +113,23 @@ class Channel(Protocol):
 class Window(Protocol):
     """One exposed view, seen from the receiver."""
 
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether `read_bytes` can be used."""
+        ...
+
+    def read_bytes(self, start: int, into: np.ndarray) -> None:
+        """Copy bytes of a contiguous view in host memory.
+
+        Args:
+            start: The first byte.
+            into: Of dtype uint8.
+
+        Raises:
+            PeerLostError: the sender is gone.
+        """
+        ...
+
     def read(self, part: tuple[slice, ...], into: Tensor) -> None:
         """Copy a part of the view.
 
@@ -120,6 +139,25 @@ class Window(Protocol):
 
         Raises:
             PeerLostError: the sender is gone.
+        """
+        ...
+
+
+@runtime_checkable
+class BatchedChannel(Channel, Protocol):
+    """A channel that takes a message before the one before it is done."""
+
+    def begin_send(self, view: Tensor, deadline: Deadline) -> Callable[[], None]:
+        """Start to send; the view may be changed once what this returns has been called.
+
+        Calling it waits for the message, and raises as `send`.
+        """
+        ...
+
+    def begin_recv(self, view: Tensor, deadline: Deadline) -> Callable[[], None]:
+        """Start to receive; the view is full once what this returns has been called.
+
+        Calling it waits for the message, and raises as `recv_into`.
         """
         ...
 
@@ -141,6 +179,10 @@ class OneSidedChannel(Channel, Protocol):
         Returns:
             Whether they can be read. Otherwise the receiver has been told, and messages follow.
         """
+        ...
+
+    def decline(self, deadline: Deadline) -> None:
+        """As the sender, instead of `expose`: messages follow."""
         ...
 
     def await_finish(self, deadline: Deadline) -> None:

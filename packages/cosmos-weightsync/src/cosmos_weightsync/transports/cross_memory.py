@@ -115,8 +115,20 @@ class _RemoteWindow:
         self._process = process
         self._address = address
         self._strides = [stride * item for stride in strides]
-        self._shape = shape
         self._item = item
+        run = item
+        self._is_contiguous = True
+        for stride, size in zip(reversed(self._strides), reversed(shape), strict=True):
+            self._is_contiguous &= size == 1 or stride == run
+            run *= size
+
+    @property
+    def is_contiguous(self) -> bool:
+        return self._is_contiguous
+
+    def read_bytes(self, start: int, into: np.ndarray) -> None:
+        remote = np.array([[self._address + start, len(into)]], dtype=np.uint64)
+        _read_all(self._process, remote, into.ctypes.data)
 
     def read(self, part: tuple[slice, ...], into: Tensor) -> None:
         address, run, outer = self._address, self._item, len(part)
@@ -161,6 +173,9 @@ class _CrossMemoryChannel:
         places = [(view.data_ptr(), view.stride()) for view in views] if is_host_memory else None
         self._connection.send_json(places, deadline)
         return is_host_memory
+
+    def decline(self, deadline: Deadline) -> None:
+        self._connection.send_json(None, deadline)
 
     def await_finish(self, deadline: Deadline) -> None:
         self._connection.receive(1, deadline)

@@ -30,6 +30,7 @@ class _Exchange:
     def __init__(self) -> None:
         self.condition = threading.Condition()
         self.offered: Sequence[Tensor] | None = None
+        self.is_declined = False
         self.is_closed = False
 
 
@@ -62,6 +63,12 @@ class _LocalChannel:
             self._exchange.condition.notify_all()
         return True
 
+    def decline(self, deadline: Deadline) -> None:
+        exchange = self._exchange
+        with exchange.condition:
+            exchange.is_declined = True
+            exchange.condition.notify_all()
+
     def await_finish(self, deadline: Deadline) -> None:
         exchange = self._exchange
         with exchange.condition:
@@ -72,8 +79,16 @@ class _LocalChannel:
 
     def windows(
         self, shapes: Sequence[tuple[Sequence[int], torch.dtype]], deadline: Deadline
-    ) -> Sequence[Window]:
-        return [MappedWindow(view) for view in self._take(deadline)]
+    ) -> Sequence[Window] | None:
+        exchange = self._exchange
+        with exchange.condition:
+            self._wait(
+                lambda: exchange.is_declined or exchange.offered is not None, "sender", deadline
+            )
+            if exchange.is_declined:
+                exchange.is_declined = False
+                return None
+            return [MappedWindow(view) for view in exchange.offered or ()]
 
     def finish(self, deadline: Deadline) -> None:
         with self._exchange.condition:

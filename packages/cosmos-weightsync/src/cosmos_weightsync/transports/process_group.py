@@ -29,7 +29,7 @@ from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, 
 __all__ = ["ProcessGroupTransport"]
 
 _CAPABILITIES = {
-    "cpu": Capabilities(),  # Gloo: packing costs more than another message.
+    "cpu": Capabilities(message_bytes=1 << 20, groups=4),  # Gloo: packing costs more than a call.
     "cuda": Capabilities(  # NCCL: a call costs more than packing.
         devices=frozenset({"cpu", "cuda"}),
         direct_bytes=4 << 20,
@@ -60,28 +60,42 @@ class _ProcessGroupChannel:
         return self._device
 
     def send(self, view: Tensor, deadline: Deadline) -> None:
-        self._finish(lambda group: group.send([view], self._peer_rank, 0), deadline)
+        self.begin_send(view, deadline)()
 
     def recv_into(self, view: Tensor, deadline: Deadline) -> None:
-        self._finish(lambda group: group.recv([view], self._peer_rank, 0), deadline)
+        self.begin_recv(view, deadline)()
+
+    def begin_send(self, view: Tensor, deadline: Deadline) -> Callable[[], None]:
+        return self._begin(lambda group: group.send([view], self._peer_rank, 0), deadline)
+
+    def begin_recv(self, view: Tensor, deadline: Deadline) -> Callable[[], None]:
+        return self._begin(lambda group: group.recv([view], self._peer_rank, 0), deadline)
 
     def close(self) -> None:
         group, self._group, self._store = self._group, None, None
         if group is not None and self._device.type == "cuda":
             group.abort()
 
-    def _finish(self, start: Callable[[Any], Any], deadline: Deadline) -> None:
+    def _begin(self, start: Callable[[Any], Any], deadline: Deadline) -> Callable[[], None]:
         group = self._group
         if group is None:
             raise PeerLostError("this end of the channel is closed")
-        timeout = timedelta(seconds=deadline.remaining(f"the {self._peer_name}"))
         try:
-            start(group).wait(timeout)
+            work = start(group)
         except RuntimeError as error:
             raise _translated(error, self._peer_name) from error
-        if self._device.type == "cuda":
-            # A finished NCCL wait has only ordered the stream; the contract says done.
-            torch.cuda.current_stream(self._device).synchronize()
+
+        def wait() -> None:
+            timeout = timedelta(seconds=deadline.remaining(f"the {self._peer_name}"))
+            try:
+                work.wait(timeout)
+            except RuntimeError as error:
+                raise _translated(error, self._peer_name) from error
+            if self._device.type == "cuda":
+                # A finished NCCL wait has only ordered the stream; the contract says done.
+                torch.cuda.current_stream(self._device).synchronize()
+
+        return wait
 
 
 def _translated(error: RuntimeError, peer: str) -> TransferError:

@@ -98,6 +98,10 @@ class _SharedMemoryChannel:
         )
         return True
 
+    def decline(self, deadline: Deadline) -> None:
+        self._take_back_slots(deadline)
+        self._connection.send_json(None, deadline)
+
     def await_finish(self, deadline: Deadline) -> None:
         self._connection.receive(1, deadline)
 
