@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from cosmos_weightsync import LayoutError, ReceiverConfig, WeightReceiver, WeightSender, shards_of
-from cosmos_weightsync.encodings import adapter_shards, frozen_names, trainable
+from cosmos_weightsync.encodings import adapter_shards, trainable
 
 
 @pytest.fixture
@@ -16,7 +16,6 @@ def model() -> nn.Module:
 
 
 def test_only_what_trains_travels(model):
-    assert frozen_names(model) == ("0.weight", "0.bias")
     with WeightSender(shards_of(trainable(model))) as sender:
         sender.publish(1)
         config = ReceiverConfig(transport="tcp")

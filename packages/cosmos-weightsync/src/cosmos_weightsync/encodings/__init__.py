@@ -8,7 +8,6 @@ from cosmos_weightsync.encodings.quantised import BlockFp8, MxFp8, NvFp4, Rowwis
 from cosmos_weightsync.encodings.selection import (
     adapter_files,
     adapter_shards,
-    frozen_names,
     trainable,
 )
 
@@ -24,6 +23,5 @@ __all__ = [
     "adapter_files",
     "adapter_shards",
     "encode",
-    "frozen_names",
     "trainable",
 ]

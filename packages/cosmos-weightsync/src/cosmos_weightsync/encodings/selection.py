@@ -16,7 +16,7 @@ from cosmos_weightsync.errors import LayoutError
 from cosmos_weightsync.layout import ShardSpec
 from cosmos_weightsync.shards import Shard, clean_name, shards_of
 
-__all__ = ["ADAPTER_CONFIG", "adapter_files", "adapter_shards", "frozen_names", "trainable"]
+__all__ = ["ADAPTER_CONFIG", "adapter_files", "adapter_shards", "trainable"]
 
 ADAPTER_CONFIG = "adapter_config.json"
 """The file peft keeps beside an adapter's tensors; travels as a tensor of bytes of this name."""
@@ -35,16 +35,13 @@ class AdapterConfig(Protocol):
 def trainable(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The parameters that train, for `shards_of`; receivers must have the rest already.
 
+    To give newcomers the rest too, publish the whole module, and have receivers set
+    ``ReceiverConfig(reuse="pieces")``: what does not train is then fetched once.
+
     Example:
         >>> sender = WeightSender(shards_of(trainable(model)))
     """
     return ((name, p) for name, p in module.named_parameters() if p.requires_grad)
-
-
-def frozen_names(module: nn.Module) -> tuple[str, ...]:
-    """Checkpoint names of the parameters that do not train, for `encode`'s ``constant``."""
-    pairs = module.named_parameters(remove_duplicate=False)
-    return tuple(clean_name(name) for name, p in pairs if not p.requires_grad)
 
 
 def adapter_shards(module: nn.Module, adapter: str = "default") -> tuple[Shard, ...]:
