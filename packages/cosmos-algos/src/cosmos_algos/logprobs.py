@@ -73,9 +73,9 @@ def _accurate(values: Tensor) -> Tensor:
 
 
 class _ChunkedScores(torch.autograd.Function):
-    """Forward keeps two numbers per row; backward makes each chunk's softmax again.
+    """Forward keeps three numbers per row; backward makes each chunk's logits again.
 
-    With z the scaled logits, p = softmax(z) and entropy H:
+    With z the scaled logits, p = softmax(z) and entropy H = -Σ p log p:
     ∂ log p_y / ∂z = 1_y - p and ∂H / ∂z = -p (log p + H).
     """
 
@@ -89,48 +89,80 @@ class _ChunkedScores(torch.autograd.Function):
         settings: tuple[float, int],
     ) -> tuple[Tensor, Tensor]:
         """Return log-probs and entropies of every row."""
-        ctx.save_for_backward(hidden, weight, bias, targets)
         ctx.settings = settings
+        ctx.set_materialize_grads(False)
         logprobs = _accurate(hidden.new_empty(hidden.shape[0]))
-        entropies = torch.empty_like(logprobs)
+        entropies, normalisers = torch.empty_like(logprobs), torch.empty_like(logprobs)
         for start in range(0, hidden.shape[0], settings[1]):
             rows = slice(start, start + settings[1])
-            logp = _chunk_log_softmax(hidden[rows], weight, bias, settings[0])
-            logprobs[rows] = logp.gather(-1, targets[rows, None]).squeeze(-1)
-            entropies[rows] = -(logp.exp() * logp).sum(-1)
+            scaled = _scaled_logits(hidden[rows], weight, bias, settings[0])
+            normalisers[rows] = scaled.logsumexp(-1)
+            logp = scaled.sub_(normalisers[rows, None])
+            logprobs[rows] = logp.gather(-1, targets[rows, None])[:, 0]
+            entropies[rows] = -logp.exp().mul_(logp).sum(-1)
+        ctx.save_for_backward(hidden, weight, bias, targets, normalisers, entropies)
         return logprobs, entropies
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
-        """Return gradients of hidden, weight and bias."""
-        hidden, weight, bias, targets = ctx.saved_tensors
+        """Return gradients of hidden, weight and bias, as far as they are asked for."""
+        hidden, weight, bias, targets, normalisers, entropies = ctx.saved_tensors
         temperature, chunk = ctx.settings
-        grad_logprobs, grad_entropies = grad_outputs
-        sums = _accurate(torch.zeros_like(weight))
-        bias_sums = _accurate(weight.new_zeros(weight.shape[0]))
         grad_hidden = torch.empty_like(hidden)
+        sums = _accurate(torch.zeros_like(weight)) if ctx.needs_input_grad[1] else None
+        bias_sums = None if bias is None else _accurate(torch.zeros_like(bias))
         for start in range(0, hidden.shape[0], chunk):
             rows = slice(start, start + chunk)
-            logp = _chunk_log_softmax(hidden[rows], weight, bias, temperature)
-            p = logp.exp()
-            entropy = -(p * logp).sum(-1, keepdim=True)
-            grad = -p * (grad_logprobs[rows, None] + grad_entropies[rows, None] * (logp + entropy))
-            grad.scatter_add_(-1, targets[rows, None], grad_logprobs[rows, None])
-            grad /= temperature
-            grad_hidden[rows] = (grad.to(weight.dtype) @ weight).to(hidden.dtype)
-            if ctx.needs_input_grad[1]:
-                sums += grad.to(hidden.dtype).T @ hidden[rows]
-            bias_sums += grad.sum(0)
-        grad_weight = sums.to(weight.dtype) if ctx.needs_input_grad[1] else None
-        grad_bias = None if bias is None else bias_sums.to(bias.dtype)
+            scaled = _scaled_logits(hidden[rows], weight, bias, temperature)
+            scores = TokenScores(normalisers[rows], entropies[rows])
+            slopes = tuple(None if grad is None else grad[rows] for grad in grad_outputs)
+            grad = _logit_gradient(scaled, scores, targets[rows], slopes)
+            if temperature != 1.0:
+                grad.div_(temperature)
+            narrow = grad.to(weight.dtype)
+            grad_hidden[rows] = (narrow @ weight).to(hidden.dtype)
+            if sums is not None and sums.dtype == hidden.dtype:
+                sums.addmm_(grad.T, hidden[rows])
+            elif sums is not None:
+                sums += narrow.to(hidden.dtype).T @ hidden[rows]
+            if bias_sums is not None:
+                bias_sums += grad.sum(0)
+        grad_weight = None if sums is None else sums.to(weight.dtype)
+        grad_bias = None if bias_sums is None else bias_sums.to(bias.dtype)
         return grad_hidden, grad_weight, grad_bias, None, None
 
 
-def _chunk_log_softmax(
+def _scaled_logits(
     hidden: Float[Tensor, "C H"],
     weight: Float[Tensor, "V H"],
     bias: Float[Tensor, " V"] | None,
     temperature: float,
 ) -> Float[Tensor, "C V"]:
     logits = _accurate(torch.nn.functional.linear(hidden, weight, bias))
-    return torch.log_softmax(logits / temperature, dim=-1)
+    return logits if temperature == 1.0 else logits.div_(temperature)
+
+
+def _logit_gradient(
+    scaled: Float[Tensor, "C V"],
+    saved: TokenScores,
+    targets: Int[Tensor, " C"],
+    slopes: tuple[Tensor | None, ...],
+) -> Float[Tensor, "C V"]:
+    """Return the gradient of scaled logits, in their own memory.
+
+    Args:
+        scaled: z; overwritten.
+        saved: log Σ e^z and H of each row, from forward.
+        targets: y.
+        slopes: gradients of log-probabilities and entropies; ``None`` for not asked for.
+    """
+    logp = scaled.sub_(saved.logprobs[:, None])
+    of_logprobs, of_entropies = slopes
+    if of_logprobs is None:
+        of_logprobs = torch.zeros_like(saved.logprobs)
+    if of_entropies is None:
+        grad = logp.exp_().mul_(-of_logprobs[:, None])
+    else:
+        factors = (logp + saved.entropies[:, None]).mul_(of_entropies[:, None])
+        grad = factors.add_(of_logprobs[:, None]).mul_(logp.exp_()).neg_()
+    return grad.scatter_add_(-1, targets[:, None], of_logprobs[:, None])
