@@ -27,11 +27,14 @@ class ModelConfig:
     Attributes:
         path: a local Hugging Face model directory; a tiny model is built when there is none.
         tiny: sizes of the model that is built.
+        teacher: a local Hugging Face model directory, for algorithms that learn from a teacher; it
+            has the tokens of the model that is trained.
         training: how weights are held and computed with while training.
     """
 
     path: Path | None = None
     tiny: TinyModelConfig = field(default_factory=TinyModelConfig)
+    teacher: Path | None = None
     training: HeldModelConfig = field(default_factory=HeldModelConfig)
 
 
@@ -259,6 +262,28 @@ class Recipe:
                 "log-probabilities are only comparable at one temperature"
             )
         self.policy.parallel.resolve(self.policy.ranks)
+        _check_algorithm(self)
+
+
+def _check_algorithm(recipe: Recipe) -> None:
+    """Refuse an algorithm that needs what no rank of this run has.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    kind, algorithm = recipe.algorithm.kind, recipe.algorithm.build()
+    if "values" in algorithm.needs:
+        raise ValueError(
+            f"algorithm.kind is {kind!r}, which needs a critic; this command trains none"
+        )
+    if "teacher_logprobs" in algorithm.needs and recipe.model.teacher is None:
+        raise ValueError(
+            f"algorithm.kind is {kind!r}, which needs a teacher: set model.teacher to its directory"
+        )
+    if algorithm.objective.kl.reset_every:
+        raise ValueError(
+            "algorithm.objective.kl.reset_every: this command keeps the first policy as reference"
+        )
 
 
 def controller_config(recipe: Recipe, num_held_out: int) -> ControllerConfig:

@@ -59,9 +59,18 @@ def share_of_step(train: Train, algorithm: Algorithm, *, index: int, num_shares:
 
 
 def batches_of_share(
-    share: StepShare, trajectories: Sequence[Trajectory], *, max_tokens: int, policy_version: int
+    share: StepShare,
+    trajectories: Sequence[Trajectory],
+    *,
+    max_tokens: int,
+    policy_version: int,
+    vocab_size: int = 0,
 ) -> list[TokenBatch]:
-    """Cut a share into micro-batches; a share without samples is one empty batch."""
+    """Cut a share into micro-batches; a share without samples is one empty batch.
+
+    Raises:
+        TokenIdError: if a sample has a token beyond ``vocab_size``, where that is known.
+    """
     if not trajectories:
         return [empty_batch()]
     return [
@@ -70,6 +79,7 @@ def batches_of_share(
             share.advantages[rows],
             share.weights.select(rows),
             policy_version=policy_version,
+            vocab_size=vocab_size,
         )
         for rows in split_batches([t.token_ids.size for t in trajectories], max_tokens)
     ]

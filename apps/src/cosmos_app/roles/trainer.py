@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import nn
 
-from cosmos_algos import TokenBatch, policy_loss, summarise_metrics
+from cosmos_algos import ScoreField, TokenBatch, policy_loss, summarise_metrics
 from cosmos_app.recipe import Recipe
 from cosmos_app.step_share import StepShare, batches_of_share, share_of_step, step_statistics
 from cosmos_core.messages import Train
@@ -83,7 +83,10 @@ class Trainer:
         )
         if checkpoints.latest() is not None:
             self.version = checkpoints.load(self._learner).step + 1
+        self._algorithm = recipe.algorithm.build()
         self._loss = policy_loss(recipe.algorithm)
+        self._reference = self._frozen("reference_logprobs", model_dir)
+        self._teacher = self._frozen("teacher_logprobs", recipe.model.teacher)
         sync = recipe.weight_sync
         self._sender = WeightSender(
             shards_of(self._model),
@@ -109,7 +112,7 @@ class Trainer:
         """Return the share of a step that this rank trains on."""
         return share_of_step(
             train,
-            self._recipe.algorithm.build(),
+            self._algorithm,
             index=self._seat.index,
             num_shares=self._seat.num_shares,
         )
@@ -123,6 +126,7 @@ class Trainer:
             trajectories,
             max_tokens=self._recipe.trainer.tokens_per_batch,
             policy_version=train.step,
+            vocab_size=_vocab_size(self._model),
         )
         device = self._seat.mesh.process.device
         report = self._learner.step([batch.to(device) for batch in batches], self._counted_loss)
@@ -158,8 +162,31 @@ class Trainer:
         self._sender.close()
 
     def _counted_loss(self, model: nn.Module, batch: TokenBatch) -> LossResult:
+        """Score a batch by the models that its loss needs, in each pass: ranks pass equally often.
+
+        Scoring ahead of the step would leave ranks with different numbers of batches waiting for
+        each other inside the sharded model.
+        """
         self.num_passes += 1
+        if self._reference is not None:
+            batch = self._algorithm.with_reference(self._reference, batch)
+        if self._teacher is not None:
+            batch = self._algorithm.with_teacher(self._teacher, batch)
         return self._loss(model, batch)
+
+    def _frozen(self, needed_for: ScoreField, model_dir: Path | None) -> nn.Module | None:
+        """Load a model that only scores, if the algorithm needs one; every rank calls."""
+        if needed_for not in self._algorithm.needs or model_dir is None:
+            return None
+        model = load_causal_lm(model_dir, self._seat.mesh, self._recipe.model.training)
+        return model.requires_grad_(False)
+
+
+def _vocab_size(model: nn.Module) -> int:
+    """Return how many tokens the model knows; 0 if it does not say."""
+    getter = getattr(model, "get_input_embeddings", None)
+    embedding = getter() if getter is not None else None
+    return embedding.weight.shape[0] if isinstance(embedding, nn.Embedding) else 0
 
 
 def _flat(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -27,7 +27,7 @@ from cosmos_algos.aggregation import (
     sample_weights,
 )
 from cosmos_algos.algorithm import Algorithm, PolicyRecipe, Share, policy_algorithm
-from cosmos_algos.batch import TokenBatch, collate, empty_batch
+from cosmos_algos.batch import ScoreField, TokenBatch, collate, empty_batch
 from cosmos_algos.corrections import (
     CorrectionConfig,
     IcePopConfig,
@@ -198,6 +198,7 @@ __all__ = [
     "Samples",
     "SapoConfig",
     "SapoGate",
+    "ScoreField",
     "SftConfig",
     "Share",
     "StalenessMask",

@@ -15,7 +15,7 @@ from cosmos_algos.aggregation import (
     imitation_weights,
     sample_weights,
 )
-from cosmos_algos.batch import TokenBatch, collate
+from cosmos_algos.batch import ScoreField, TokenBatch, collate
 from cosmos_algos.errors import AlgorithmConfigError, EmptyStepError
 from cosmos_algos.logprobs import TokenScores
 from cosmos_algos.loss_sum import LossSum
@@ -106,6 +106,16 @@ class Algorithm:
                 f"gspo: aggregation {self.aggregation.mode!r} weighs samples by their length; "
                 "a loss of whole samples needs 'sequence_mean'"
             )
+
+    @property
+    def needs(self) -> frozenset[ScoreField]:
+        """What the loss reads of a batch beyond what a rollout records."""
+        wanted: dict[ScoreField, bool] = {
+            "reference_logprobs": self.objective.kl.coefficient > 0.0,
+            "teacher_logprobs": self.objective.teacher_coefficient != 0.0,
+            "values": self.advantage == "reward",
+        }
+        return frozenset(field for field, needed in wanted.items() if needed)
 
     def step_targets(self, step: StepRewards) -> tuple[Float64[Tensor, " N"], SampleWeights]:
         """Return the advantage and the weights of every sample of a step.

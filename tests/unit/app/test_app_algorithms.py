@@ -1,0 +1,47 @@
+"""Which algorithms a run can take, and that stale samples are corrected unless told otherwise."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from cosmos_algos import AlgorithmConfig, OnPolicyDistillationConfig, PpoConfig
+from cosmos_app.recipe import ModelConfig, Recipe, load_recipe
+
+
+def test_the_default_run_is_stale_and_corrected() -> None:
+    recipe = Recipe()
+    assert recipe.staleness.bound > 0
+    assert recipe.algorithm.build().objective.corrects
+
+
+@pytest.mark.parametrize("config", [c for c in get_args(AlgorithmConfig) if c is not PpoConfig])
+def test_every_algorithm_without_a_critic_runs_and_corrects_by_default(config: type) -> None:
+    recipe = replace(Recipe(), algorithm=config(), model=ModelConfig(teacher=Path("teacher")))
+    assert recipe.algorithm.build().objective.corrects
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["algorithm.kind=ppo"], "'ppo', which needs a critic"),
+        (["algorithm.kind=on_policy_distillation"], "needs a teacher: set model.teacher"),
+        (["algorithm.objective.kl.reset_every=5"], "keeps the first policy as reference"),
+    ],
+)
+def test_what_no_rank_has_is_refused_before_anything_starts(
+    tmp_path: Path, overrides: list[str], message: str
+) -> None:
+    (tmp_path / "recipe.toml").write_text("seed = 1\n")
+    with pytest.raises(ValueError, match=message):
+        load_recipe(tmp_path / "recipe.toml", overrides)
+
+
+def test_a_teacher_makes_distillation_a_run() -> None:
+    recipe = replace(
+        Recipe(),
+        algorithm=OnPolicyDistillationConfig(),
+        model=ModelConfig(teacher=Path("teacher")),
+    )
+    assert recipe.algorithm.build().needs == {"teacher_logprobs"}
