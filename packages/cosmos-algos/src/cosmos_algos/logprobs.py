@@ -128,8 +128,7 @@ class _ChunkedScores(torch.autograd.Function):
             if bias_sums is not None:
                 bias_sums += grad.sum(0)
         grad_weight = None if sums is None else sums.to(weight.dtype)
-        known = bias is not None and bias_sums is not None
-        grad_bias = bias_sums.to(bias.dtype) if known else None
+        grad_bias = None if bias_sums is None else bias_sums.to(weight.dtype)
         return grad_hidden, grad_weight, grad_bias, None, None
 
 
