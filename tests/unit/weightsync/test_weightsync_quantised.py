@@ -287,3 +287,18 @@ def test_a_scale_may_not_take_a_tensors_name():
     pairs = [("w", torch.ones(2, 2)), ("w_scale", torch.ones(2, 1))]
     with pytest.raises(EncodingError, match="w_scale: both w and w_scale"):
         encode(shards_of(pairs), [RowwiseFp8(names=("w",))])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "encoding",
+    [RowwiseFp8(names=NAMES), BlockFp8(names=NAMES), MxFp8(names=NAMES), NvFp4(names=NAMES)],
+    ids=lambda encoding: encoding.kind,
+)
+def test_a_gpu_writes_the_bytes_of_a_cpu(encoding):
+    w = weights(1500, 1000)
+    here, there = published(w, encoding), published(w.cuda(), encoding)
+    for name, tensor in here.items():
+        assert torch.equal(
+            tensor.view(-1).view(torch.uint8), there[name].view(-1).view(torch.uint8)
+        )
