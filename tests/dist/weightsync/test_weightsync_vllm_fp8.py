@@ -1,0 +1,82 @@
+"""A real vLLM serves FP8 weights that were quantised on the sender.
+
+Rowwise only: on CPU, vLLM's kernels for blocks need AMX, and it has none for MXFP8 or NVFP4.
+"""
+
+import json
+
+import pytest
+import torch
+
+from cosmos_weightsync import ReceiverConfig, WeightReceiver, WeightSender, shards_of
+from cosmos_weightsync.encodings import Cast, RowwiseFp8, encode
+
+pytest.importorskip("vllm")
+transformers = pytest.importorskip("transformers")
+safetensors_torch = pytest.importorskip("safetensors.torch")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore"),  # torchao warns of its own extensions.
+]
+
+SIZES = {
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 128,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.12,
+}
+FP8 = {"num_bits": 8, "type": "float", "symmetric": True}
+QUANTISATION = {
+    "quant_method": "compressed-tensors",
+    "format": "float-quantized",
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "all": {
+            "targets": ["Linear"],
+            "weights": {**FP8, "strategy": "channel", "dynamic": False},
+            "input_activations": {**FP8, "strategy": "token", "dynamic": True},
+        }
+    },
+}
+PROMPT = [1, 2, 3, 4]
+
+
+def test_vllm_says_what_the_dequantised_model_says(start, tmp_path):
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model("llama", **SIZES)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    rules = [RowwiseFp8(names=("*_proj.weight",)), Cast(dtype="bfloat16")]
+    with WeightSender(encode(shards_of(model), rules)) as sender:
+        sender.publish(1)
+        with WeightReceiver([sender.endpoint], config=ReceiverConfig(transport="tcp")) as receiver:
+            receiver.stage(1)
+            received = {s.spec.name: s.tensor.clone() for s in receiver.staged_shards()}
+    safetensors_torch.save_file(received, tmp_path / "model.safetensors", {"format": "pt"})
+    described = {
+        **config.to_dict(),
+        "architectures": ["LlamaForCausalLM"],
+        "dtype": "bfloat16",
+        "quantization_config": QUANTISATION,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    setup = {"model": str(tmp_path), "prompt": PROMPT, "num_tokens": 8}
+    engine = start("vllm_tokens_process.py", setup)
+
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            scales = received.get(f"{name}_scale")
+            values = received[name].float()
+            parameter.copy_((values if scales is None else values * scales).bfloat16())
+        model = model.bfloat16().eval()
+        tokens = torch.tensor([PROMPT])
+        for _ in range(8):
+            following = model(tokens).logits[:, -1:].argmax(-1)
+            tokens = torch.cat([tokens, following], dim=1)
+    assert engine.answer(400)["tokens"] == tokens[0, len(PROMPT) :].tolist()
