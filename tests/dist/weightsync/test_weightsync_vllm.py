@@ -17,7 +17,7 @@ from cosmos_weightsync import WeightSender, shards_of
 pytest.importorskip("vllm")
 pytest.importorskip("transformers")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # The engine's start is in it.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # The engine's start is in it.
 
 SIZES = {
     "vocab_size": 256,
@@ -87,7 +87,7 @@ def setup(request, start, start_trainer, tmp_path_factory) -> Setup:
     trainer = start_trainer(2, *MODELS[kind])
     num_workers = 2 if kind == "two workers" else 1
     engine = start("vllm_process.py", {"model": str(folder / "model"), "num_workers": num_workers})
-    engine.answer(280)
+    engine.answer(560)
     return Setup(trainer, engine, kind, folder)
 
 

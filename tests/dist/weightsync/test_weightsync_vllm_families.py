@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("vllm")
 pytest.importorskip("transformers")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # Importing vLLM is in it.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # Importing vLLM is in it.
 
 ONE_WORKER = [
     *("llama2", "llama3", "qwen2.5", "qwen3", "qwen3-tied", "qwen3-moe", "qwen2.5-vl"),
@@ -43,7 +43,7 @@ def start_workers(start, folder: Path, world_size: int) -> Workers:
         start("vllm_families_process.py", {**setup, "rank": rank}) for rank in range(world_size)
     ]
     for rank in ranks:
-        rank.answer(280)
+        rank.answer(560)
     return Workers(ranks)
 
 

@@ -119,6 +119,9 @@ class TracedTensor(Tensor):
     ) -> Any:
         """Follow one operation."""
         kwargs = kwargs or {}
+        if _function_name(func) in ANSWERS:
+            with _Unwatched():
+                return func(*args, **kwargs)
         found = _traced_in((*args, *kwargs.values()))
         return found[0].recorder.follow(func, found, args, kwargs)
 
@@ -208,8 +211,6 @@ class LoadTrace(TorchFunctionMode):
             cast = Cast(rest[0], reinterpret=True)
             return _cast(traced, cast) if is_same_size else NotImplemented
         with _Unwatched(), suppress(RuntimeError):
-            if name in ANSWERS:
-                return func(traced, *rest, **kwargs)
             if name in VIEWS and not _traced_in(rest):
                 return _wrapped(traced, func(traced.view_of, *rest, **kwargs))
         return NotImplemented
@@ -277,12 +278,12 @@ class LoadTrace(TorchFunctionMode):
     ) -> Any:
         """Note constants and detours on their way into watched tensors."""
         kwargs = kwargs or {}
-        if any(issubclass(kind, TracedTensor) for kind in types):
-            return func(*args, **kwargs)
         name = _function_name(func)
+        if name not in WRITES or TracedTensor in types:
+            return func(*args, **kwargs)
         target = args[0] if args and isinstance(args[0], Tensor) else None
         known = None if target is None else self._watched.get(_storage(target))
-        if target is None or known is None or name not in WRITES:
+        if target is None or known is None:
             return func(*args, **kwargs)
         value = 0.0 if name == "zero_" else args[-1]
         with _Unwatched():

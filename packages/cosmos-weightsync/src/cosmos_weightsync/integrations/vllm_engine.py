@@ -89,6 +89,7 @@ class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._init_info = InitInfo()
         self._senders: Layout | None = None
         self._layout: WorkerLayout | None = None
+        self._known: tuple[object, WorkerLayout] | None = None
         self._receiver: WeightReceiver | None = None
         self._task: threading.Thread | None = None
         self._failure: Exception | None = None
@@ -98,8 +99,14 @@ class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
         Raises:
             WeightSyncError: they cannot be reached, or do not have what the model needs.
+            ConfigurationError: this engine moves experts between its workers as it runs.
         """
         self.shutdown()
+        if self.parallel_config.enable_eplb:
+            raise ConfigurationError(
+                "enable_eplb moves experts between workers, whose slices would then be others'; "
+                "make the engine without it"
+            )
         self._init_info = init_info
         self._senders = None
         if init_info.describe == "background":
@@ -111,8 +118,9 @@ class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def discover(self) -> str:
         """Find out what this worker needs of what the senders have; returns a report.
 
-        The model must not run meanwhile, which vLLM's calls to workers ensure. It serves on with
-        the weights it has, whatever comes out.
+        Senders with the same tensors as before, cut in whatever way, need no second look. The
+        model must not run meanwhile, which vLLM's calls to workers ensure. It serves on with the
+        weights it has, whatever comes out.
 
         Raises:
             UnknownTensorError: the engine's loader refuses a tensor, or misses one.
@@ -121,8 +129,12 @@ class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         if self._senders is None:
             raise VersionError("init_weight_transfer_engine with the senders' endpoints first")
         info = self._init_info
-        with set_current_vllm_config(self.vllm_config):
-            layout = discover_layout(self.model, self._senders, missing=info.missing)
+        offered = (info.missing, _signature(self._senders))
+        if self._known is None or self._known[0] != offered:
+            with set_current_vllm_config(self.vllm_config):
+                found = discover_layout(self.model, self._senders, missing=info.missing)
+            self._known = (offered, found)
+        layout = self._known[1]
         plan_transfer(self._senders, Layout.from_ranks([layout.specs]))
         self._layout = layout
         self._receiver = WeightReceiver(
@@ -289,15 +301,24 @@ def load_version(
         module: {name: filler(steps) for name, steps in parameters.items()}
         for module, parameters in layout.steps.items()
     }
+    for module, name in layout.whole_targets:
+        fillers.setdefault(module, {}).setdefault(name, filler(()))  # The loader fills it.
+    whole_modules = {module for module, _ in layout.whole_targets}
     with torch.no_grad():
         reload = Reload(model, model_config)
-        for module, parameters in fillers.items():
-            if module not in layout.whole_modules:
-                reload.fill(module, parameters)
+        for module in fillers.keys() - whole_modules:
+            reload.fill(module, fillers[module])
         if layout.whole:
-            touched = {module: fillers.get(module, {}) for module in layout.whole_modules}
+            touched = {module: fillers[module] for module in whole_modules}
             reload.load_whole(_whole_tensors(layout, tensors), touched)
         reload.finish()
+
+
+def _signature(senders: Layout) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+    """What the engine's loader sees of the senders."""
+    return tuple(
+        (name, entry.dtype, senders.shape_of(name)) for name, entry in senders.tensors.items()
+    )
 
 
 def _whole_tensors(

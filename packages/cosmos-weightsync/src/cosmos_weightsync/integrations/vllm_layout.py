@@ -24,7 +24,12 @@ from cosmos_weightsync.integrations.regions import (
     merge_overlapping,
 )
 from cosmos_weightsync.integrations.tracing import Constant, Copy, LoadTrace
-from cosmos_weightsync.integrations.vllm_reload import EngineTensor, load_format, num_loadable
+from cosmos_weightsync.integrations.vllm_reload import (
+    EngineTensor,
+    PlainTensors,
+    load_format,
+    num_loadable,
+)
 from cosmos_weightsync.layout import Layout, ShardSpec
 from cosmos_weightsync.shards import torch_dtype
 
@@ -75,14 +80,14 @@ class WorkerLayout:
         steps: How every parameter is filled, by module and name; in the loader's order.
         whole: Tensors that are fetched whole and given to the engine's loader, each with the
             operation that could not be recorded.
-        whole_modules: The modules that the loader writes them to.
+        whole_targets: The parameters that the loader writes them to, as (module, name).
         unused: Names that this worker does not read.
     """
 
     specs: tuple[ShardSpec, ...]
     steps: Mapping[str, Mapping[str, tuple[Step | Fill, ...]]]
     whole: Mapping[str, str]
-    whole_modules: frozenset[str]
+    whole_targets: frozenset[tuple[str, str]]
     unused: tuple[str, ...]
 
     @property
@@ -119,10 +124,16 @@ def discover_layout(
         UnknownTensorError: the loader refuses a tensor, or a parameter would get nothing.
     """
     trace = LoadTrace()
+    kept = PlainTensors(model)
     with load_format(model) as tensors:
         for tensor in tensors:
             trace.watch((tensor.module, tensor.name), tensor.tensor)
-        _run_loader(model, senders, trace)
+        try:
+            _run_loader(model, senders, trace)
+        finally:
+            derived = kept.restore()
+        for name in senders.tensors if derived else ():
+            trace.opaque.setdefault(name, f"the loader computes {derived[0]} after loading")
         whole_keys = _spread_opaque(trace)
         copies = [c for c in trace.copies if isinstance(c, Constant) or c.name not in trace.opaque]
         if missing == "keep":
@@ -137,7 +148,7 @@ def discover_layout(
         specs=tuple(_specs(senders, boxes, whole)),
         steps=_steps(copies, regions, boxes, senders),
         whole=whole,
-        whole_modules=frozenset(module for module, _ in whole_keys),
+        whole_targets=frozenset(whole_keys),
         unused=tuple(name for name in senders.tensors if name not in used),
     )
 

@@ -30,7 +30,7 @@ from vllm.model_executor.model_loader.reload.meta import (
 )
 from vllm.platforms import current_platform
 
-__all__ = ["EngineTensor", "Reload", "load_format", "num_loadable"]
+__all__ = ["EngineTensor", "PlainTensors", "Reload", "load_format", "num_loadable"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -75,6 +75,33 @@ class _Kernel:
 
     def all(self) -> dict[str, Tensor]:
         return {**self.parameters, **self.buffers}
+
+
+class PlainTensors:
+    """The tensors of a model that are neither parameters nor buffers, to be put back later."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = dict(model.named_modules())
+        self._values = self._now()
+
+    def restore(self) -> list[str]:
+        """Undo every change since; returns what had changed."""
+        now = self._now()
+        changed = [at for at, value in now.items() if self._values.get(at) is not value]
+        for path, name in changed:
+            if (path, name) in self._values:
+                vars(self._modules[path])[name] = self._values[path, name]
+            else:
+                del vars(self._modules[path])[name]
+        return [f"{path}.{name}".lstrip(".") for path, name in changed]
+
+    def _now(self) -> dict[tuple[str, str], Tensor]:
+        return {
+            (path, name): value
+            for path, module in self._modules.items()
+            for name, value in vars(module).items()
+            if isinstance(value, Tensor)
+        }
 
 
 @contextmanager
@@ -140,16 +167,16 @@ class Reload:
 
         Args:
             tensors: Whole, by checkpoint name.
-            fillers: Every module that they go to, with what else is to be filled there.
+            fillers: Every module that they go to, and all of its parameters that are written.
         """
         kernels = {path: _Kernel.of(self._modules[path]) for path in fillers}
         try:
             for path, kernel in kernels.items():
-                _make_load_format(self._modules[path], kernel, fillers[path], is_whole=True)
+                _make_load_format(self._modules[path], kernel, fillers[path])
             self._model.load_weights(tensors)  # pyright: ignore[reportCallIssue]
             for path, kernel in kernels.items():
                 _process(self._modules[path])
-                _copy_to_kernel(self._modules[path], kernel, None)
+                _copy_to_kernel(self._modules[path], kernel, fillers[path])
         finally:
             for path, kernel in kernels.items():
                 kernel.put_back(self._modules[path])
@@ -166,9 +193,7 @@ class Reload:
                     module.quant_method.process_weights_after_loading(module)
 
 
-def _make_load_format(
-    module: nn.Module, kernel: _Kernel, fillers: Mapping[str, Filler], *, is_whole: bool = False
-) -> None:
+def _make_load_format(module: nn.Module, kernel: _Kernel, fillers: Mapping[str, Filler]) -> None:
     """New tensors in load format where something is written, filled; the rest as it is."""
     info = get_layerwise_info(module)
     restore_layer_on_meta(module, info)
@@ -177,7 +202,7 @@ def _make_load_format(
         if tensor.is_meta:
             old = live.get(name)
             is_same = old is not None and (old.shape, old.dtype) == (tensor.shape, tensor.dtype)
-            if name not in fillers and is_same and not is_whole:
+            if name not in fillers and is_same:
                 setattr(module, name, old)
                 continue
             with info.restore_device:
@@ -202,14 +227,12 @@ def _process(module: nn.Module) -> None:
         module.update_param_tp_status()  # pyright: ignore[reportCallIssue]
 
 
-def _copy_to_kernel(
-    module: nn.Module, kernel: _Kernel, fillers: Mapping[str, Filler] | None
-) -> None:
+def _copy_to_kernel(module: nn.Module, kernel: _Kernel, fillers: Mapping[str, Filler]) -> None:
     """Move the outcome to the addresses that the running model reads."""
     made = _Kernel.of(module).all()
     for name, old in kernel.all().items():
         new = made.get(name)
-        is_derived = name in kernel.non_persistent and fillers is not None and name not in fillers
+        is_derived = name in kernel.non_persistent and name not in fillers
         if new is None or new is old or is_derived:
             continue
         old.data.copy_(new)
