@@ -34,6 +34,7 @@ from cosmos_weightsync.errors import (
 )
 from cosmos_weightsync.layout import Layout, ShardSpec
 from cosmos_weightsync.planning import Piece, PlanStats, TransferPlan, plan_transfer
+from cosmos_weightsync.replanning import plan_join, replan_without
 from cosmos_weightsync.topology import Link, Links, Place, Topology
 
 if _TYPE_CHECKING:
@@ -124,8 +125,10 @@ __all__ = [
     "block_scale_box",
     "converted_shards",
     "placed_shard",
+    "plan_join",
     "plan_transfer",
     "read_checkpoint",
+    "replan_without",
     "shards_of",
 ]
 
