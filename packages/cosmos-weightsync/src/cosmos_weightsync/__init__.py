@@ -35,6 +35,7 @@ from cosmos_weightsync.errors import (
 from cosmos_weightsync.layout import Layout, ShardSpec
 from cosmos_weightsync.planning import Piece, PlanStats, TransferPlan, plan_transfer
 from cosmos_weightsync.replanning import plan_join, replan_without
+from cosmos_weightsync.simulation import Failure, Simulation, Span, simulate
 from cosmos_weightsync.topology import Link, Links, Place, Topology
 
 if _TYPE_CHECKING:
@@ -90,6 +91,7 @@ __all__ = [
     "FileReceiverConfig",
     "FileSender",
     "FileSenderConfig",
+    "Failure",
     "Layout",
     "LayoutError",
     "Link",
@@ -106,6 +108,8 @@ __all__ = [
     "SenderConfig",
     "Shard",
     "ShardSpec",
+    "Simulation",
+    "Span",
     "StagedVersion",
     "StorageError",
     "StorageFullError",
@@ -130,6 +134,7 @@ __all__ = [
     "read_checkpoint",
     "replan_without",
     "shards_of",
+    "simulate",
 ]
 
 

@@ -18,6 +18,7 @@ class Stream:
     """All bytes that take the same way from receiver to receiver.
 
     Attributes:
+        route: A number of its own, the same after `replan_without`.
         receivers: The ranks that get them.
         parents: From where each gets them: a holder, or ``-1 - k`` for holders as in `Fanout`.
         num_bytes: How many there are.
@@ -25,6 +26,7 @@ class Stream:
         source_bytes: ``[n]``, how many bytes each of these sets has.
     """
 
+    route: int
     receivers: IntArray
     parents: IntArray
     num_bytes: int
@@ -75,6 +77,7 @@ def streams_of(
         fanout, slot = divmod(route, max_slots)
         found.append(
             Stream(
+                route=route,
                 receivers=fanouts[fanout].receivers,
                 parents=fanouts[fanout].parents[slot],
                 num_bytes=int(sums[rows].sum()),

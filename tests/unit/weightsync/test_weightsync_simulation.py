@@ -1,0 +1,165 @@
+"""Simulated times are those worked out by hand, and no byte is lost or made up."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cosmos_weightsync import (
+    Box,
+    Failure,
+    Layout,
+    Link,
+    Links,
+    Place,
+    ShardSpec,
+    Topology,
+    TopologyError,
+    plan_transfer,
+    simulate,
+)
+
+# Every link moves 100 bytes a second, at once: 10,000 bytes take 100 s.
+LINKS = Links(device=Link(100.0), host=Link(100.0), rail=Link(100.0), network=Link(100.0))
+SIZE = 10_000
+
+
+def whole(ranks: int) -> Layout:
+    return Layout.from_ranks([[ShardSpec("w", (SIZE,), Box.full((SIZE,)), "int8")]] * ranks)
+
+
+def hosts(num_senders: int, num_receivers: int, **changes: object) -> Topology:
+    topology = Topology.uniform(num_senders, num_receivers, gpus_per_host=1, links=LINKS)
+    return replace(topology, **{"chunk_bytes": 100, **changes})
+
+
+def run(topology: Topology, **arguments):
+    plan = plan_transfer(whole(len(topology.senders)), whole(len(topology.receivers)), topology)
+    return simulate(plan, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("topology", "seconds"),
+    [
+        (hosts(1, 1), 100.0),
+        (hosts(4, 1), 100.0),  # The receiver's card is the limit.
+        (hosts(1, 8, relays="never"), 800.0),  # A star: 8 copies over one card.
+        (hosts(1, 8), 107.0),  # A chain of 8, K = 100 chunks: (K + 8 - 1) / K of 100 s.
+        (hosts(1, 8, chunk_bytes=10), 100.7),  # K = 1000.
+        (hosts(2, 4, relays="never"), 200.0),  # Two cards share four copies.
+        # One chunk, 2 hosts: a chain of two whole transfers, or both at half speed.
+        (hosts(1, 2, chunk_bytes=SIZE), 200.0),
+        # One chunk, 6 hosts. Binary tree, 1 + 2 + 3: each step halves the rate of the feeder.
+        (hosts(1, 6, chunk_bytes=SIZE), 400.0),
+    ],
+)
+def test_the_time_is_that_of_the_formula(topology, seconds):
+    assert run(topology).seconds == pytest.approx(seconds, rel=2e-3)
+
+
+def test_latency_is_paid_at_every_hop_and_registration_once():
+    slow = replace(LINKS, rail=Link(100.0, 3.0), network=Link(100.0, 3.0))
+    slow = replace(slow, registration_s_per_gib=5.0 * (1 << 30) / SIZE)
+    # Register 5 s, ask 3 s, 100 s of bytes; each further hop is one chunk (1 s) and 3 s later.
+    assert run(hosts(1, 3, links=slow)).finish_s == pytest.approx([108.0, 112.0, 116.0])
+
+
+def test_a_relay_fed_slowly_passes_on_slowly():
+    # Receiver 0 shares its host with the sender's link at 50 bytes/s; the rail does 100.
+    links = replace(LINKS, rail=Link(100.0), network=Link(50.0))
+    topology = Topology(
+        senders=(Place("s", 0, 0),),
+        receivers=(Place("a", 0, 1), Place("b", 0, 1)),
+        links=links,
+        chunk_bytes=100,
+    )
+    # 200 s at 50 bytes/s; the second is one chunk behind, at 100 bytes/s.
+    assert run(topology).finish_s == pytest.approx([200.0, 201.0])
+
+
+def test_a_dead_relay_costs_the_detection_and_nothing_more():
+    topology = hosts(1, 4)
+    found = run(topology, failures=[Failure(holder=2, at_s=50.0)], detect_s=1.0)
+    # Receiver 1 dies. Receiver 2 had bytes up to chunk 48 and takes the other 52 from receiver 0
+    # from 51 s on; receiver 3 is one chunk behind it.
+    assert found.recovered
+    assert found.dead == (2,)
+    assert found.finish_s[[0, 2, 3]] == pytest.approx([100.0, 103.0, 104.0])
+
+
+def test_nobody_recovers_from_the_death_of_the_only_holder():
+    found = run(hosts(1, 3), failures=[Failure(holder=0, at_s=50.0)])
+    assert not found.recovered
+    assert found.seconds == float("inf")
+    assert np.isinf(found.finish_s).all()
+
+
+def test_a_second_holder_sends_what_the_dead_one_owed():
+    # 2 senders, 1 receiver, 50 bytes/s each. After 40 s one dies owing 3000 bytes; from 41 s on
+    # the other sends them as well: 100 bytes/s for the remaining 2950 + 3000.
+    links = replace(LINKS, rail=Link(100.0))
+    rows = Layout.from_ranks(
+        [[ShardSpec(f"t{i}", (1000,), Box.full((1000,)), "int8") for i in range(10)]] * 2
+    )
+    wanted = Layout.from_ranks([rows.specs_of(0)])
+    plan = plan_transfer(rows, wanted, Topology.uniform(2, 1, gpus_per_host=1, links=links))
+    found = simulate(plan, failures=[Failure(holder=1, at_s=40.0)], detect_s=1.0)
+    # Alone on the receiver's card, the other is at 100 bytes/s from 40 s on: 3000 + 3000 in 60 s.
+    assert found.recovered
+    assert found.seconds == pytest.approx(100.0, abs=1.5)
+
+
+def test_a_dead_receiver_that_feeds_nobody_costs_nothing():
+    found = run(hosts(1, 3), failures=[Failure(holder=3, at_s=50.0)])
+    assert found.recovered
+    assert found.finish_s[:2] == pytest.approx([100.0, 101.0])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_bytes_are_conserved_and_no_plan_beats_the_bound(seed):
+    rng = np.random.default_rng(seed)
+    num_senders, num_receivers = int(rng.integers(1, 5)), int(rng.integers(1, 13))
+    topology = Topology.uniform(
+        num_senders, num_receivers, gpus_per_host=int(rng.choice([1, 2, 4])), links=LINKS
+    )
+    topology = replace(topology, chunk_bytes=int(rng.choice([50, 500, 5000])))
+    plan = plan_transfer(whole(num_senders), whole(num_receivers), topology)
+    found = simulate(plan)
+    moved = np.zeros(num_receivers)
+    for span in found.spans:
+        moved[span.receiver] += span.num_bytes
+    assert moved == pytest.approx(plan.edge_bytes().sum(axis=0))
+    assert found.seconds >= plan.stats().busiest_s * 0.999 >= plan.lower_bound() * 0.998
+    assert all(share <= 1 + 1e-9 for _, share in found.busy)
+
+
+@pytest.mark.parametrize("num_receivers", [3, 10, 30])
+@pytest.mark.parametrize("chunk_bytes", [100, 2000, SIZE])
+def test_the_shape_that_was_chosen_is_the_fastest_one_simulated(num_receivers, chunk_bytes):
+    chosen = run(hosts(2, num_receivers, chunk_bytes=chunk_bytes)).seconds
+    direct = run(hosts(2, num_receivers, chunk_bytes=chunk_bytes, relays="never")).seconds
+    assert chosen <= direct * 1.001
+
+
+def test_two_thousand_receivers_in_a_few_steps():
+    topology = Topology.uniform(8, 2048, gpus_per_host=8)
+    names = [f"t{i}" for i in range(64)]
+    specs = [ShardSpec(name, (1 << 28,), Box.full((1 << 28,)), "int8") for name in names]
+    plan = plan_transfer(Layout.from_ranks([specs] * 8), Layout.from_ranks([specs] * 2048), topology)
+    found = simulate(plan)
+    # 16 GiB into each of 256 hosts over 8 cards of 50 GB/s, and a pipeline of up to 256 hops.
+    assert found.recovered
+    assert found.seconds == pytest.approx(plan.lower_bound(), rel=1.0)
+
+
+def test_the_picture_has_a_line_for_each_receiver():
+    found = run(hosts(1, 3), failures=[Failure(holder=2, at_s=50.0)])
+    lines = found.picture(width=40).splitlines()
+    assert len(lines) == 4
+    assert lines[2].endswith(" x")
+    assert lines[1].count("#") > 30
+
+
+def test_only_who_is_in_the_plan_can_die():
+    with pytest.raises(TopologyError, match="no holder 9: the plan has 2"):
+        run(hosts(1, 1), failures=[Failure(holder=9, at_s=1.0)])
