@@ -147,9 +147,7 @@ class _Run:
         flows = flows_of(streams, plan.topology, self._relayed)
         self._flows = flows
         self._num_nodes = int(flows.nodes.max(initial=-1)) + 1
-        self._wanted = np.bincount(
-            flows.nodes, weights=flows.sizes, minlength=self._num_nodes + 1
-        )
+        self._wanted = np.bincount(flows.nodes, weights=flows.sizes, minlength=self._num_nodes + 1)
         self._done = np.zeros(len(flows.nodes))
         self._lost = np.zeros(len(flows.nodes), dtype=bool)
         self._ends = np.full(len(flows.nodes), np.inf)
