@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.errors import LayoutError
 from cosmos_weightsync.layout import IntArray, ShardSpec
-from cosmos_weightsync.shards import Shard, Source, named_tensors, shards_of
+from cosmos_weightsync.shards import Shard, Source, clean_name, named_tensors, shards_of
 
 __all__ = ["Converter", "Origin", "converted_shards", "trace"]
 
@@ -76,7 +76,8 @@ def converted_shards(
 
     Args:
         source: A module, the modules of this rank's pipeline stages, or (name, tensor) pairs.
-        convert: Called once, with a meta tensor of the full shape for every name.
+        convert: Called once, with a meta tensor of the full shape for every name; with modules,
+            after their state-dict hooks.
         tied: As in `shards_of`.
 
     Raises:
@@ -89,6 +90,10 @@ def converted_shards(
         >>> fused = lambda held: {"q": held["qkv"][:64], "k": held["qkv"][64:80]}
         >>> shards = converted_shards([("qkv", weight)], fused)
     """
+    if isinstance(source, nn.Module):
+        source = [source]
+    source = list(source)  # Gone through twice.
+    modules = [item for item in source if isinstance(item, nn.Module)]
     tensors = dict(named_tensors(source, tied=tied))
     held: dict[str, list[Shard]] = {name: [] for name in tensors}
     for shard in shards_of(tensors.items(), tied="each"):
@@ -96,10 +101,25 @@ def converted_shards(
     kinds = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
     return tuple(
         view
-        for origin in trace(kinds, convert)
+        for origin in trace(kinds, lambda held: convert(_saved(modules, held)))
         for shard in held[origin.root]
         for view in origin.views_of(shard)
     )
+
+
+def _saved(modules: Sequence[nn.Module], held: dict[str, Any]) -> dict[str, Any]:
+    """What the modules' own hooks make of a state dict before a converter sees it.
+
+    torchtitan's fused QKV takes itself apart in such a hook. Only public ones are run: those of
+    wrappers gather.
+    """
+    for module in modules:
+        for name, child in module.named_modules():
+            prefix = f"{clean_name(name)}." if name else ""
+            for hook in vars(child)["_state_dict_hooks"].values():
+                if getattr(hook, "_from_public_api", False):
+                    hook(child, held, prefix, {})
+    return held
 
 
 def trace(

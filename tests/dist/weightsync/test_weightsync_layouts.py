@@ -1,0 +1,92 @@
+"""What real ranks of real trainers say that they hold, against the whole model, over gloo.
+
+Every rank compares its shards with the model before it was cut; here the layouts of all ranks are
+put together and must cover every tensor of the checkpoint.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cosmos_weightsync
+from cosmos_weightsync import Layout, plan_transfer
+
+_SCRIPT = Path(__file__).with_name("layout_process.py")
+_SOURCE = Path(cosmos_weightsync.__file__).parents[1]
+
+
+def describe(case: str, num_ranks: int) -> tuple[Layout, dict[str, tuple[int, ...]]]:
+    environment = {**os.environ, "PYTHONPATH": str(_SOURCE), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, str(_SCRIPT), case, str(num_ranks)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**environment, "HF_HUB_OFFLINE": "1"},
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=240)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    assert process.returncode == 0, err[-3000:]
+    said = sorted((json.loads(line) for line in out.splitlines() if line[:1] == "{"), key=_rank)
+    assert [item["rank"] for item in said] == list(range(num_ranks))
+    assert [item["wrong"] for item in said] == [[]] * num_ranks
+    assert all(item["checked"] for item in said)
+    whole = {name: tuple(shape) for name, shape in said[0]["whole"].items()}
+    return Layout.merge([Layout.from_json(item["layout"]) for item in said]), whole
+
+
+def _rank(said: dict) -> int:
+    return said["rank"]
+
+
+def check_whole(layout: Layout, whole: dict[str, tuple[int, ...]]) -> None:
+    """Every tensor of the checkpoint is there in its shape, and no element is missing."""
+    assert {name: layout.shape_of(name) for name in layout.tensors} == whole
+    plan_transfer(layout, Layout.from_ranks([layout.full_specs()]))
+
+
+def test_hsdp_with_uneven_rows():
+    layout, whole = describe("hsdp", 4)
+    check_whole(layout, whole)
+    rows = [[spec.box.shape[0] for spec in layout.specs_of(rank)] for rank in range(4)]
+    assert rows == [[4, 4, 2, 2, 2, 2], [3, 3, 1, 1, 1, 1]] * 2
+
+
+def test_fsdp_over_tensor_parallel_rows():
+    layout, whole = describe("fsdp_tp", 4)
+    check_whole(layout, whole)
+    starts = [layout.specs_of(rank)[0].box.start[0] for rank in range(4)]
+    assert starts == [0, 4, 2, 6]  # TP is the outer cut of the rows, FSDP the inner.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama3", "qwen3"])
+def test_torchtitan_stages_are_described_in_checkpoint_names(family):
+    pytest.importorskip("torchtitan")
+    layout, whole = describe(f"titan:{family}", 4)
+    check_whole(layout, whole)
+    first = {spec.name for rank in (0, 1) for spec in layout.specs_of(rank)}
+    assert "model.embed_tokens.weight" in first
+    assert "model.layers.0.self_attn.k_proj.weight" in first  # Fused with q and v in memory.
+    assert not any(name.startswith("model.layers.1.") for name in first)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
+def test_a_tensor_parallel_hugging_face_model(kind):
+    pytest.importorskip("transformers")
+    layout, whole = describe(f"hugging_face:{kind}", 2)
+    check_whole(layout, whole)
+    boxes = [{spec.name: spec.box.shape for spec in layout.specs_of(rank)} for rank in range(2)]
+    query, output = (f"model.layers.0.self_attn.{name}_proj.weight" for name in "qo")
+    assert [(rank[query], rank[output]) for rank in boxes] == [((8, 16), (16, 8))] * 2

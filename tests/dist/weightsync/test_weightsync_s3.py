@@ -1,0 +1,127 @@
+"""Versions in a real S3-compatible server, in a process of its own."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from cosmos_weightsync import (
+    Box,
+    DigestError,
+    FileReceiver,
+    FileReceiverConfig,
+    FileSender,
+    FileSenderConfig,
+    ShardSpec,
+    StorageError,
+    read_checkpoint,
+    shards_of,
+)
+
+pytest.importorskip("moto", reason="waits for moto[server], an S3 server")
+s3fs = pytest.importorskip("s3fs", reason="waits for s3fs")
+
+
+@pytest.fixture(scope="module")
+def options() -> Iterator[dict[str, object]]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            break
+        except OSError:
+            time.sleep(0.1)
+    found = {"key": "k", "secret": "s", "endpoint_url": f"http://127.0.0.1:{port}"}
+    s3fs.S3FileSystem(**found).mkdir("weights")
+    yield found
+    os.killpg(server.pid, signal.SIGKILL)
+    server.wait(10)
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "big": torch.randn(9, 1 << 20, generator=generator),  # 36 MiB: several parts
+        "small": torch.randn(5, generator=generator),
+    }
+
+
+def publish(options, prefix: str, versions: tuple[int, ...], keep: int = 2) -> str:
+    where = f"s3://weights/{prefix}"
+    config = FileSenderConfig(options=options, keep=keep)
+    sender = FileSender(shards_of(tensors().items()), where, config=config)
+    for version in versions:
+        sender.publish(version)
+    return where
+
+
+def test_a_version_goes_through_s3_bit_for_bit(options):
+    where = publish(options, "whole", (1,))
+    target = {name: torch.zeros_like(tensor) for name, tensor in tensors().items()}
+    config = FileReceiverConfig(options=options)
+    receiver = FileReceiver(where, wanted=shards_of(target.items()), config=config)
+    receiver.stage()
+    assert receiver.commit() == 1
+    assert all(torch.equal(target[name], tensor) for name, tensor in tensors().items())
+    assert receiver.verify()
+
+
+def test_only_the_ranges_of_what_is_wanted_are_fetched(options):
+    where = publish(options, "ranges", (1,))
+    box = Box((4, 0), (5, 1 << 20))
+    receiver = FileReceiver(
+        where,
+        wanted=[ShardSpec("big", (9, 1 << 20), box, "float32")],
+        config=FileReceiverConfig(options=options),
+    )
+    receiver.stage()
+    assert torch.equal(receiver.staged_shards()[0].tensor[0], tensors()["big"][4])
+    assert receiver.bytes_read == 4 << 20
+
+
+def test_the_manifest_is_the_commit_and_old_versions_go(options):
+    where = publish(options, "kept", (1, 2, 3), keep=1)
+    receiver = FileReceiver(where, config=FileReceiverConfig(options=options))
+    assert receiver.versions() == [3]
+    system = s3fs.S3FileSystem(**options, use_listings_cache=False)
+    assert system.ls("weights/kept", detail=False) == ["weights/kept/v00000003"]
+    system.rm("weights/kept/v00000003/manifest.json")
+    assert receiver.versions() == []
+
+
+def test_an_object_that_was_damaged_is_found(options):
+    where = publish(options, "damaged", (1,))
+    system = s3fs.S3FileSystem(**options, use_listings_cache=False)
+    path = "weights/damaged/v00000001/model.safetensors"
+    content = bytearray(system.cat_file(path))
+    content[-1] ^= 1
+    system.pipe_file(path, bytes(content))
+    with pytest.raises(DigestError, match=r"model\.safetensors: small .*are damaged"):
+        FileReceiver(where, config=FileReceiverConfig(options=options)).stage()
+
+
+def test_a_checkpoint_in_s3_is_a_layout(options):
+    where = publish(options, "layout", (1,))
+    found = read_checkpoint(f"{where}/v00000001", options)
+    assert found.layout().shape_of("big") == (9, 1 << 20)
+
+
+def test_a_bucket_that_is_not_there_is_a_storage_error(options):
+    config = FileSenderConfig(options=options)
+    sender = FileSender(shards_of(tensors().items()), "s3://nowhere/x", config=config)
+    with pytest.raises(StorageError, match="s3://nowhere/x"):
+        sender.publish(1)
