@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosmos_weightsync import Box, CorruptFileError, LayoutError, ShardSpec, read_checkpoint
+from cosmos_weightsync import (
+    Box,
+    CorruptFileError,
+    LayoutError,
+    ShardSpec,
+    checkpoint_shards,
+    read_checkpoint,
+)
 from cosmos_weightsync.files.headers import encode_header
 
 A = ("a", "float32", (2, 3))
@@ -155,3 +162,15 @@ def test_every_dtype_is_found_as_the_safetensors_library_wrote_it(tmp_path, dtyp
     assert read_checkpoint(tmp_path).tensors["w"].spec == ShardSpec(
         "w", (2, 4), Box.full((2, 4)), dtype
     )
+
+
+@pytest.mark.parametrize("pad", [0, 1])
+def test_a_checkpoint_is_mapped_and_sent_as_it_is(tmp_path, pad):
+    text = b'{"a":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]}}' + b" " * pad
+    values = struct.pack("<4f", 1, 2, 3, 4)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(struct.pack("<Q", len(text)) + text + values)
+    (shard,) = checkpoint_shards(tmp_path)
+    assert shard.tensor.tolist() == [[1, 2], [3, 4]]
+    shard.tensor.fill_(0)
+    assert file.read_bytes().endswith(values)

@@ -47,6 +47,7 @@ if _TYPE_CHECKING:
         FileReceiverConfig,
         FileSender,
         FileSenderConfig,
+        checkpoint_shards,
         read_checkpoint,
     )
     from cosmos_weightsync.membership import Quorum
@@ -70,6 +71,7 @@ _LATER = {
     "WeightReceiver": "receiver",
     "WeightSender": "sender",
     "block_scale_box": "placing",
+    "checkpoint_shards": "files",
     "converted_shards": "conversion",
     "placed_shard": "placing",
     "read_checkpoint": "files",
@@ -127,6 +129,7 @@ __all__ = [
     "WeightSender",
     "WeightSyncError",
     "block_scale_box",
+    "checkpoint_shards",
     "converted_shards",
     "placed_shard",
     "plan_join",

@@ -8,6 +8,7 @@ from cosmos_weightsync.files.storage import Storage, open_storage
 
 if _TYPE_CHECKING:
     from cosmos_weightsync.files.fetching import FileReceiver, FileReceiverConfig
+    from cosmos_weightsync.files.mapping import checkpoint_shards
     from cosmos_weightsync.files.publishing import FileSender, FileSenderConfig
 
 _LATER = {
@@ -15,6 +16,7 @@ _LATER = {
     "FileReceiverConfig": "fetching",
     "FileSender": "publishing",
     "FileSenderConfig": "publishing",
+    "checkpoint_shards": "mapping",
 }
 """Imported when first used, since they import torch."""
 
@@ -26,6 +28,7 @@ __all__ = [
     "FileSenderConfig",
     "Storage",
     "StoredTensor",
+    "checkpoint_shards",
     "open_storage",
     "read_checkpoint",
 ]
