@@ -90,11 +90,10 @@ def converted_shards(
         >>> fused = lambda held: {"q": held["qkv"][:64], "k": held["qkv"][64:80]}
         >>> shards = converted_shards([("qkv", weight)], fused)
     """
-    if isinstance(source, nn.Module):
-        source = [source]
-    source = list(source)  # Gone through twice.
-    modules = [item for item in source if isinstance(item, nn.Module)]
-    tensors = dict(named_tensors(source, tied=tied))
+    items = [source] if isinstance(source, nn.Module) else list(source)
+    modules = [item for item in items if isinstance(item, nn.Module)]
+    pairs = [item for item in items if not isinstance(item, nn.Module)]
+    tensors = dict(named_tensors(modules, tied=tied)) | dict(named_tensors(pairs, tied=tied))
     held: dict[str, list[Shard]] = {name: [] for name in tensors}
     for shard in shards_of(tensors.items(), tied="each"):
         held[shard.spec.name].append(shard)
