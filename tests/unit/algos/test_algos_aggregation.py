@@ -7,10 +7,16 @@ from torch import nn
 
 from cosmos_algos import (
     AggregationConfig,
+    AipoConfig,
     AlgorithmConfigError,
     DapoConfig,
+    GspoConfig,
+    KlConfig,
     LossSum,
     ObjectiveConfig,
+    PpoConfig,
+    RatioMask,
+    ReinforcePlusPlusConfig,
     Share,
     empty_batch,
     sample_weights,
@@ -60,6 +66,40 @@ def test_any_split_gives_the_gradient_of_the_whole(mode, num_ranks):
     torch.testing.assert_close(split, whole, rtol=1e-12, atol=1e-14)
 
 
+WHOLE_OBJECTIVES = {
+    "penalties": PpoConfig(
+        advantage="opo",
+        imitation_coefficient=0.3,
+        objective=ObjectiveConfig(
+            kl=KlConfig(coefficient=0.1, estimator="k3"),
+            entropy_coefficient=0.05,
+            teacher_coefficient=0.2,
+            rejections=(RatioMask(level="sequence", low=0.1, high=10.0),),
+        ),
+    ),
+    "kl_in_reward": ReinforcePlusPlusConfig(
+        objective=ObjectiveConfig(kl=KlConfig(coefficient=0.1, estimator="k1", place="reward"))
+    ),
+    "gspo": GspoConfig(),
+    "aipo": AipoConfig(),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE_OBJECTIVES)
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_every_part_of_an_objective_is_independent_of_the_split(name, num_ranks):
+    samples = random_samples(seed=5)
+    algorithm = WHOLE_OBJECTIVES[name].build()
+    model, other = TinyModel().double(), TinyModel(seed=1).double()
+    whole = gradient(model, algorithm, samples, [Share(max_tokens=10_000)], other)
+
+    shares = [Share(max_tokens=20, rank=rank, num_ranks=num_ranks) for rank in range(num_ranks)]
+    split = gradient(model, algorithm, samples, shares, other)
+
+    torch.testing.assert_close(split, whole, rtol=1e-12, atol=1e-14)
+    assert whole.abs().sum() > 0.0
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_gradient_equals_a_loop_written_from_the_formula(mode):
     samples = random_samples(seed=4)
@@ -101,9 +141,9 @@ class TinyModel(nn.Module):
 
     config = None
 
-    def __init__(self):
+    def __init__(self, seed=0):
         super().__init__()
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(seed)
         self.embed = nn.Embedding(11, 6)
         self.head = nn.Linear(6, 11, bias=True)
         for parameter in self.parameters():
@@ -146,11 +186,13 @@ def random_samples(seed):
     return samples
 
 
-def gradient(model, algorithm, samples, shares):
+def gradient(model, algorithm, samples, shares, other=None):
     model.zero_grad()
     weight = torch.zeros((), dtype=torch.float64)
     for share in shares:
         for batch in [*algorithm.batches(samples, share, policy_version=0), empty_batch()]:
+            if other is not None:
+                batch = algorithm.with_teacher(other, algorithm.with_reference(other, batch))
             part = algorithm.loss(model, batch)
             part.total.backward()
             weight += part.weight
