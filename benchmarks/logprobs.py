@@ -1,6 +1,6 @@
 """Log-probabilities from hidden states in chunks against whole logits: memory, time, difference.
 
-    python benchmarks/logprobs.py [--tokens 1024] [--hidden 512] [--vocabulary 32768]
+    python benchmarks/logprobs.py [--tokens 512] [--hidden 512] [--vocabulary 32768]
 
 Each arm is a process of its own, forward and backward over the same tensors. "extra MiB" is how
 far its resident memory rose above what inputs and their gradients take; seconds are processor
@@ -141,10 +141,10 @@ def _row(arm: str, result: Result, base: Result) -> str:
 def main() -> None:
     """Run every arm in a process of its own and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--vocabulary", type=int, default=32768)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--arm", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -8,7 +8,9 @@ import torch
 
 from cosmos_algos import (
     AlgorithmConfigError,
+    ClipConfig,
     Distances,
+    GspoClip,
     IcePopConfig,
     ImportanceConfig,
     MisConfig,
@@ -168,16 +170,19 @@ def test_the_decoupled_objective_clips_around_the_proximal_policy_and_weighs_by_
     assert logprobs.grad.tolist() == [[pytest.approx(-first), 0.0]]
 
 
-def test_a_correction_does_not_move_the_anchor_of_a_sequence_ratio():
-    # With a correction on, the ratio is still over π_old: r = 1, and only w = π_old/μ differs.
+@pytest.mark.parametrize("surrogate", [ClipConfig(), GspoClip()])
+def test_a_correction_does_not_move_the_anchor_of_the_ratio(surrogate):
+    # With a correction on, the ratio is still over π_old: r = s = 1, and only w = π_old/μ differs.
+    # Over μ in its place, s = e would be clipped and the token have no gradient.
     batch = one_row(behaviour=[-2.0], old=[-1.0], advantage=1.0)
-    logprobs = torch.tensor([[-1.0]])
+    logprobs = torch.tensor([[-1.0]], requires_grad=True)
+    objective = ObjectiveConfig(surrogate=surrogate, correction=TisConfig())
 
-    part = policy_objective(
-        TokenScores(logprobs, torch.zeros(1, 1)), batch, ObjectiveConfig(correction=TisConfig())
-    )
+    part = policy_objective(TokenScores(logprobs, torch.zeros(1, 1)), batch, objective)
+    part.total.backward()
 
     assert part.total.item() == pytest.approx(-2.0)  # min(e, 2) · 1
+    assert logprobs.grad.item() == pytest.approx(-2.0)
 
 
 def test_what_is_rejected_is_counted_and_leaves_the_denominator():
