@@ -221,6 +221,9 @@ def test_a_plan_is_the_same_from_a_directory_and_from_its_layout(checkpoint, tmp
     assert said[0] == said[1] == said[2]
     assert said[0]["total_bytes"] == 3 * 8 * 3 * 4 << 20
     assert (said[0]["sender_ranks"], said[0]["receiver_ranks"]) == (4, 6)
+    by_host = json.loads(run("plan", checkpoint, *cut, "--ranks-per-host", 8)[0])
+    assert by_host["cross_host_bytes"] == 8 * 3 * 4 << 20  # Once, for all three replicas.
+    assert by_host["times_the_bound"] >= 1
     assert Layout.from_msgpack(layout.to_msgpack()).digest() == layout.digest()
 
 
