@@ -11,10 +11,7 @@ every time: once to warm up, with its bytes checked, then ``--repeats`` times on
 * memcpy: each receiver copies as many bytes as it wants from memory to memory. This is the bound
   that the others are held against, in the same round;
 * per-parameter `full_tensor()` and broadcast over gloo, which is what most trainers do;
-* torch.distributed.checkpoint through a RAM disk;
-* with ``--peers``: NIXL and Mooncake (over TCP), called directly, in an environment of their own
-  that is made at the first call. Mooncake needs Debian's libibverbs1, libnl-3-200 and
-  libnl-route-3-200.
+* torch.distributed.checkpoint through a RAM disk.
 
 A time is that of the slowest process. CPU seconds are of all processes, per GB of model. Extra
 memory is what the resident set of the hungriest sender and receiver grew by while they worked on a
@@ -23,11 +20,9 @@ later version; what is kept between versions (snapshots, staged weights) is not 
 
 import argparse
 import json
-import os
 import queue
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -45,8 +40,11 @@ from weightsync_arms import Arm, Place, own_arms
 from weightsync_model import NUM_RECEIVERS, NUM_SENDERS, Trained, shapes, wanted_specs
 
 from cosmos_weightsync import WeightSender, shards_of
+from cosmos_weightsync.transports import NixlTransport
 
-TRANSPORTS = ("shared_memory", "cross_memory", "tcp", "process_group")
+TRANSPORTS = ("shared_memory", "cross_memory", "tcp", "process_group") + (
+    ("nixl",) if NixlTransport.is_installed() else ()
+)
 WARM_TURNS = 2  # A sender writes into two snapshots in turn: both are to have been read.
 WORLD = NUM_SENDERS + NUM_RECEIVERS
 
@@ -144,7 +142,7 @@ def process(rank: int, options: argparse.Namespace, store: str, results: Any) ->
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=WORLD)
     place = make_place(options, rank)
-    arms = [arm for arm in all_arms(place, options) if wants(options, arm.name)]
+    arms = [arm for arm in own_arms(place, TRANSPORTS) if wants(options, arm.name)]
     expected: dict[str, int] = {}
     generator = random.Random(0)
     for round_number in range(options.rounds):
@@ -171,15 +169,6 @@ def process(rank: int, options: argparse.Namespace, store: str, results: Any) ->
 
 def wants(options: argparse.Namespace, name: str) -> bool:
     return not options.arms or name == "memcpy" or name in options.arms.split(",")
-
-
-def all_arms(place: Place, options: argparse.Namespace) -> list[Arm]:
-    arms = own_arms(place, TRANSPORTS)
-    if options.peers:
-        from weightsync_peers import peer_arms
-
-        arms += peer_arms(place)
-    return arms
 
 
 def make_place(options: argparse.Namespace, rank: int) -> Place:
@@ -303,15 +292,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=2, help="timed turns of an arm in a round")
     parser.add_argument("--arms", default="", help="only these, separated by commas, and memcpy")
-    parser.add_argument("--peers", action="store_true", help="NIXL and Mooncake as well")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     options = parser.parse_args()
-    if options.peers and "COSMOS_WEIGHTSYNC_PEERS" not in os.environ:
-        from weightsync_environment import peers_python
-
-        command = [str(peers_python()), *sys.argv]
-        environment = {**os.environ, "COSMOS_WEIGHTSYNC_PEERS": "1"}
-        sys.exit(subprocess.run(command, env=environment).returncode)
     rows = summarise(options, measure(options))
     print(json.dumps(rows, indent=2) if options.json else table(options, rows))
 

@@ -210,7 +210,8 @@ class Checkpoint:
     def _save(self) -> None:
         assert self._place.model is not None
         state = {name: value.detach() for name, value in self._place.model.named_tensors()}
-        dcp.save(state, checkpoint_id=self._folder, process_group=self._place.senders)
+        writer = dcp.FileSystemWriter(self._folder, overwrite=True)
+        dcp.save(state, storage_writer=writer, process_group=self._place.senders)
 
     def _load(self) -> None:
         targets, whole = self._place.targets, shapes(self._place.mib)

@@ -1,5 +1,6 @@
 """One contract, every transport: two threads, and two processes of which one is killed."""
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from cosmos_weightsync.transports import (
     Channel,
     CrossMemoryTransport,
     LocalTransport,
+    NixlTransport,
     ProcessGroupTransport,
     SharedMemoryTransport,
     TcpTransport,
@@ -39,6 +41,8 @@ TRANSPORTS: dict[str, Callable[[], Transport]] = {
     # Small slots: messages of several slots, and a ring that fills up.
     "shared_memory": lambda: SharedMemoryTransport(slot_bytes=1000, num_slots=2),
 }
+if importlib.util.find_spec("nixl_cu12") is not None:
+    TRANSPORTS["nixl"] = NixlTransport
 BETWEEN_PROCESSES = sorted(set(TRANSPORTS) - {"local"})
 
 
@@ -232,7 +236,7 @@ def held(tensors: list[torch.Tensor], arena: Arena | None = None) -> HeldBoxes:
 
 
 @pytest.mark.parametrize("memory", ["arena", "private"])
-@pytest.mark.parametrize("bucket_bytes", [1024, 1 << 20])
+@pytest.mark.parametrize("bucket_bytes", [16 << 10, 1 << 20])
 @pytest.mark.parametrize("edge", sorted(EDGES))
 def test_an_edge_moves_its_boxes_and_nothing_else(ends, pool, edge, bucket_bytes, memory):
     pieces, source, arena = a_holder(edge, "random")
@@ -299,7 +303,7 @@ import json, sys, torch
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.transports import *
 kinds = {"tcp": TcpTransport, "cross_memory": CrossMemoryTransport,
-         "process_group": ProcessGroupTransport,
+         "process_group": ProcessGroupTransport, "nixl": NixlTransport,
          "shared_memory": lambda: SharedMemoryTransport(slot_bytes=1 << 16, num_slots=2)}
 side = sys.argv[2]
 pending = kinds[sys.argv[1]]().prepare(side, "127.0.0.1")

@@ -19,6 +19,7 @@ from cosmos_weightsync.shards import Shard, torch_dtype
 from cosmos_weightsync.snapshots import SnapshotStore
 from cosmos_weightsync.transports import (
     CrossMemoryTransport,
+    NixlTransport,
     ProcessGroupTransport,
     SharedMemoryTransport,
     TcpTransport,
@@ -74,13 +75,14 @@ class SenderConfig:
 
 
 def standard_transports() -> tuple[Transport, ...]:
-    """The transports that need no set-up by the user."""
-    return (
+    """The transports that need no set-up by the user, NIXL where it is installed."""
+    own = (
         SharedMemoryTransport(),
         CrossMemoryTransport(),
         TcpTransport(),
         ProcessGroupTransport(),
     )
+    return (*own, NixlTransport()) if NixlTransport.is_installed() else own
 
 
 class WeightSender:

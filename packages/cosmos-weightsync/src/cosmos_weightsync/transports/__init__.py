@@ -12,6 +12,7 @@ from cosmos_weightsync.transports.contract import (
 )
 from cosmos_weightsync.transports.cross_memory import CrossMemoryTransport
 from cosmos_weightsync.transports.local import LocalTransport
+from cosmos_weightsync.transports.nixl import NixlTransport
 from cosmos_weightsync.transports.process_group import ProcessGroupTransport
 from cosmos_weightsync.transports.shared_memory import SharedMemoryTransport
 from cosmos_weightsync.transports.tcp import TcpTransport
@@ -22,6 +23,7 @@ __all__ = [
     "Channel",
     "CrossMemoryTransport",
     "LocalTransport",
+    "NixlTransport",
     "OneSidedChannel",
     "PendingChannel",
     "ProcessGroupTransport",

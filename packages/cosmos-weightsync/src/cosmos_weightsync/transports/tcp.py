@@ -20,7 +20,7 @@ from cosmos_weightsync.errors import (
 from cosmos_weightsync.frames import recv_exactly
 from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, Side
 
-__all__ = ["TcpTransport"]
+__all__ = ["TcpTransport", "prepare_tcp"]
 
 _KEY_BYTES = 16
 _CAPABILITIES = Capabilities(direct_bytes=64 << 10, message_bytes=1 << 20)
@@ -72,6 +72,9 @@ class _Listening:
         return {"host": self._address[0], "port": self._address[1], "key": self._key}
 
     def connect(self, peer: Mapping[str, Any], deadline: Deadline) -> _TcpChannel:
+        return _TcpChannel(*self.meet(peer, deadline))
+
+    def meet(self, peer: Mapping[str, Any], deadline: Deadline) -> tuple[socket.socket, str]:
         with self._listener:
             left = deadline.remaining("the receiver to connect")
             try:
@@ -86,7 +89,7 @@ class _Listening:
         if not hmac.compare_digest(bytes(shown), self._key.encode()):
             connection.close()
             raise ProtocolError(f"somebody else connected from {address}")
-        return _TcpChannel(connection, f"receiver at {address}")
+        return connection, f"receiver at {address}"
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # Closing alone would leave `accept` waiting.
@@ -102,6 +105,9 @@ class _Connecting:
         return {}
 
     def connect(self, peer: Mapping[str, Any], deadline: Deadline) -> _TcpChannel:
+        return _TcpChannel(*self.meet(peer, deadline))
+
+    def meet(self, peer: Mapping[str, Any], deadline: Deadline) -> tuple[socket.socket, str]:
         address = (str(peer.get("host")), int(peer.get("port", 0)))
         name = f"sender at {address}"
         try:
@@ -111,10 +117,24 @@ class _Connecting:
             raise DeadlineError(f"{name} does not answer") from error
         except OSError as error:
             raise PeerLostError(f"{name} cannot be reached: {error}") from error
-        return _TcpChannel(connection, name)
+        return connection, name
 
     def close(self) -> None:
         """Nothing is open yet."""
+
+
+def prepare_tcp(side: Side, host: str) -> _Listening | _Connecting:
+    """One end of a TCP connection that only the other end can join: `meet` gives the socket.
+
+    Raises:
+        TransportUnavailableError: the address cannot be listened on.
+    """
+    if side == "receiver":
+        return _Connecting()
+    try:
+        return _Listening(host)
+    except OSError as error:
+        raise TransportUnavailableError(f"cannot listen on {host}: {error}") from error
 
 
 class TcpTransport:
@@ -132,9 +152,4 @@ class TcpTransport:
 
     def prepare(self, side: Side, host: str) -> PendingChannel:
         """Listen on ``host`` as the sender; nothing yet as the receiver."""
-        if side == "receiver":
-            return _Connecting()
-        try:
-            return _Listening(host)
-        except OSError as error:
-            raise TransportUnavailableError(f"cannot listen on {host}: {error}") from error
+        return prepare_tcp(side, host)
