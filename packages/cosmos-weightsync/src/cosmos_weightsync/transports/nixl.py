@@ -228,7 +228,8 @@ class _PendingNixl:
 class NixlTransport:
     """Reads the sender's memory through NIXL and UCX: RDMA, TCP or shared memory, as there is.
 
-    Host memory only; `is_installed` says whether it can be used here. Needs ``pip install 'cosmos-weightsync[nixl]'`` on both sides.
+    Host memory only; `is_installed` says whether it can be used here. Needs
+    ``pip install 'cosmos-weightsync[nixl]'`` on both sides.
     """
 
     @staticmethod

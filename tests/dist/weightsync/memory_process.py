@@ -1,0 +1,81 @@
+"""A sender or a receiver of half contiguous, half strided pieces that watches its own memory."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cosmos_weightsync import (
+    Box,
+    ReceiverConfig,
+    SenderConfig,
+    Shard,
+    ShardSpec,
+    WeightReceiver,
+    WeightSender,
+)
+
+WIDTH = 1024
+
+
+def status_mib(field: str) -> float:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) / 1024
+    raise KeyError(field)
+
+
+def say(answer: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+def specs(mib: int, box: Box) -> list[ShardSpec]:
+    """Tensors of 4 MiB in bfloat16."""
+    shape = (2048, WIDTH)
+    return [ShardSpec(f"t{index}", shape, box, "bfloat16") for index in range(mib // 4)]
+
+
+def main() -> None:
+    setup = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    end: Any
+    if "endpoint" in setup:
+        wanted = [
+            item
+            for index, item in enumerate(specs(setup["mib"], Box.full((2048, WIDTH))))
+            if index % 2
+        ]
+        halves = specs(setup["mib"], Box((0, WIDTH // 2), (2048, WIDTH)))
+        wanted += [item for index, item in enumerate(halves) if index % 2 == 0]
+        config = ReceiverConfig(
+            transport=setup["transport"], bucket_bytes=setup["bucket_bytes"], num_threads=1
+        )
+        end = WeightReceiver([setup["endpoint"]], wanted=wanted, config=config)
+        say({})
+    else:
+        full = specs(setup["mib"], Box.full((2048, WIDTH)))
+        shards = [Shard(spec, torch.ones(spec.box.shape, dtype=torch.bfloat16)) for spec in full]
+        end = WeightSender(shards, config=SenderConfig(bucket_bytes=setup["bucket_bytes"]))
+        say({"endpoint": end.endpoint})
+    before = 0.0
+    for line in sys.stdin:
+        command = json.loads(line)
+        answer: dict[str, Any] = {}
+        match command["do"]:
+            case "forget_peak":
+                Path("/proc/self/clear_refs").write_text("5")
+                before = status_mib("VmRSS")
+            case "publish":
+                end.publish(command["version"])
+            case "stage":
+                end.stage(command["version"])
+            case "grown":
+                answer = {"mib": status_mib("VmHWM") - before}
+        say(answer)
+
+
+if __name__ == "__main__":
+    main()
