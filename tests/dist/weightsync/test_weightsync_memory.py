@@ -5,15 +5,14 @@ from typing import Any
 
 import pytest
 
-from cosmos_weightsync.sender import standard_transports
-
 MODEL_MIB = 48
 BUCKET_MIB = 4
 SLACK_MIB = 5
 """Frames, thread stacks, what libraries allocate on the way: far below a tenth of the model."""
 
 
-@pytest.mark.parametrize("transport", [item.name for item in standard_transports()])
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shared_memory", "cross_memory"])
 def test_a_transfer_takes_no_more_memory_than_its_bucket(
     start: Callable[[str, dict[str, Any]], Any], transport: str
 ) -> None:
