@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from cosmos_weightsync.sender import standard_transports
+
 MODEL_MIB = 48
 BUCKET_MIB = 4
 SLACK_MIB = 5
@@ -12,7 +14,7 @@ SLACK_MIB = 5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["shared_memory", "cross_memory"])
+@pytest.mark.parametrize("transport", [item.name for item in standard_transports()])
 def test_a_transfer_takes_no_more_memory_than_its_bucket(
     start: Callable[[str, dict[str, Any]], Any], transport: str
 ) -> None:
