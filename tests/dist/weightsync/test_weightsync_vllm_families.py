@@ -61,7 +61,6 @@ def check_exact(answer: dict[str, Any]) -> None:
     assert "error" not in answer, json.dumps(answer)
     assert answer["num_different_before"] > 0  # A and B do differ.
     assert answer["different"] == []
-    assert answer["whole"] == {}  # Every tensor was followed.
     assert answer["unused"] == []
 
 
@@ -69,6 +68,7 @@ def check_exact(answer: dict[str, Any]) -> None:
 def test_one_worker_holds_what_a_fresh_load_holds(one_worker, family):
     (answer,) = one_worker.check(family)
     check_exact(answer)
+    assert answer["whole"] == {}  # Every tensor was followed.
     assert answer["num_bytes"] == answer["all_bytes"]
 
 
@@ -80,6 +80,10 @@ def test_two_workers_hold_their_halves(two_workers, family):
         # Norms, routers, latent down-projections and a lone key/value head are in both.
         assert answer["num_bytes"] < 0.65 * answer["all_bytes"]
     assert sum(answer["num_bytes"] for answer in answers) >= answers[0]["all_bytes"]
+    # GPT-OSS adds the bias of a down-projection on one worker; its loader zeroes it on the other.
+    zeroed = [f"model.layers.{layer}.mlp.experts.down_proj_bias" for layer in range(2)]
+    expected = [[], zeroed if family == "gpt-oss" else []]
+    assert [sorted(answer["whole"]) for answer in answers] == expected
 
 
 @pytest.mark.parametrize("family", WHOLE_EXPERTS)
