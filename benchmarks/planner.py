@@ -2,15 +2,17 @@
 
     python benchmarks/planner.py [--quick] [--json]
 
-Two tables. *Planning*: wall time of `plan_transfer` with all it needs already in memory, best
-of three, and the peak memory of a fresh process that plans once. *Plans*: published transfers of
-large models (400 Gbit/s network card for each GPU, 8 GPUs and NVLink in each host), with the bound,
-the time of the busiest link and their ratio, and what the simulator says about the whole transfer,
-store-and-forward by chunk included.
+Two tables. *Planning*: `plan_transfer` with its arguments in memory, in a fresh process for each
+case: best wall and CPU seconds of some rounds and the peak memory of that process, torch not
+imported. *Plans*: published transfers of large models (a 400 Gbit/s network card for each GPU, 8
+GPUs and NVLink in each host) with the bound, the busiest link and their ratio.
 """
 
+import argparse
 import json
 import resource
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -153,22 +155,21 @@ PLANS = (
 
 def planning_row(case: Case, rounds: int) -> dict:
     arguments = case.build()
-    seconds = []
+    wall, cpu = [], []
     for _ in range(rounds):
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), time.process_time()
         plan = plan_transfer(*arguments)
-        seconds.append(time.perf_counter() - started)
-    started = time.perf_counter()
-    edge = plan.sources_of(0)[0]
-    num_pieces = len(plan.pieces(source=edge, receiver=0))
+        wall.append(time.perf_counter() - started)
+        cpu.append(time.process_time() - cpu_started)
+    started = time.process_time()
+    plan.pieces(source=plan.sources_of(0)[0], receiver=0)
     return {
         "case": case.title,
         "tensors": len(arguments[1].tensors),
-        "classes": len(plan.classes),
-        "plan_s": min(seconds),
+        "plan_s": min(wall),
+        "plan_cpu_s": min(cpu),
         "target_s": case.target_s,
-        "edge_s": time.perf_counter() - started,
-        "edge_pieces": num_pieces,
+        "edge_cpu_s": time.process_time() - started,
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
 
@@ -180,16 +181,67 @@ def plan_row(case: Case) -> dict:
         "case": case.title,
         "gigabytes": stats.total_bytes / 1e9,
         "relayed": stats.relayed_bytes / stats.total_bytes,
-        "busiest_s": stats.busiest_s,
         "bound_s": stats.bound_s,
         "bound_without_relays_s": plan.lower_bound(relays="never"),
+        "busiest_s": stats.busiest_s,
         "ratio": stats.ratio,
-        "busiest_link": stats.busiest_link,
     }
 
 
+def in_a_fresh_process(kind: str, index: int, options: argparse.Namespace) -> dict:
+    command = [sys.executable, __file__, "--row", kind, str(index), "--rounds", str(options.rounds)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def tables(planning: list[dict], plans: list[dict]) -> str:
+    lines = [
+        "| planning | tensors | wall s | CPU s | target s | one edge, CPU s | peak MiB |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['case']} | {row['tensors']} | {row['plan_s']:.3f} | {row['plan_cpu_s']:.3f} | "
+        f"{row['target_s']} | {row['edge_cpu_s']:.3f} | {row['peak_mib']:.0f} |"
+        for row in planning
+    ]
+    lines += [
+        "",
+        "| plan | GB delivered | relayed | bound s | bound s, no relays | busiest link s | ratio |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['case']} | {row['gigabytes']:.0f} | {row['relayed']:.0%} | {row['bound_s']:.3f} | "
+        f"{row['bound_without_relays_s']:.3f} | {row['busiest_s']:.3f} | {row['ratio']:.3f} |"
+        for row in plans
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
+    parser.add_argument("--quick", action="store_true", help="the first case of each table only")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--row", nargs=2, metavar=("TABLE", "NUMBER"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.row:
+        kind, index = options.row[0], int(options.row[1])
+        row = (
+            planning_row(PLANNING[index], options.rounds)
+            if kind == "planning"
+            else plan_row(PLANS[index])
+        )
+        print(json.dumps(row))
+        return
+    rows: dict[str, list[dict]] = {"planning": [], "plans": []}
+    for kind, cases in (("planning", PLANNING), ("plans", PLANS)):
+        for index in range(1 if options.quick else len(cases)):
+            print(f"{kind}: {cases[index].title}", file=sys.stderr, flush=True)
+            rows[kind].append(in_a_fresh_process(kind, index, options))
+    print(json.dumps(rows, indent=2) if options.json else tables(rows["planning"], rows["plans"]))
+
+
 if __name__ == "__main__":
-    for case in PLANNING:
-        print(json.dumps(planning_row(case, 1)), flush=True)
-    for case in PLANS:
-        print(json.dumps(plan_row(case)), flush=True)
+    main()
