@@ -287,3 +287,22 @@ def test_verify_asks_the_sender_what_it_has(stack, sender):
     receiver.staged_shards()[0].tensor[3, 3] += 1
     with pytest.raises(DigestError, match=r"w .*: not what sender rank 0 sent"):
         receiver.verify()
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * 4096
+
+
+def test_idle_readers_hold_no_bucket(stack):
+    """60 readers of a sender with buckets of 16 MiB, 1 GiB if each had one, take their turns."""
+    tensor = torch.ones(100, 100)
+    sender = stack.enter_context(WeightSender(shards_of([("w", tensor)])))
+    sender.publish(1)
+    config = ReceiverConfig(transport="tcp", num_threads=1)
+    before = resident_bytes()
+    for _ in range(60):
+        receiver = stack.enter_context(WeightReceiver([sender.endpoint], config=config))
+        receiver.stage(1)
+    assert sender.num_sessions == 60
+    assert resident_bytes() - before < 256 << 20

@@ -22,6 +22,7 @@ from cosmos_weightsync import (
     WeightSender,
     shards_of,
 )
+from cosmos_weightsync.transports import TcpTransport
 
 SHAPES = {"embed": (40, 16), "norm": (7,)}
 
@@ -42,13 +43,14 @@ def model(value: float) -> dict[str, torch.Tensor]:
 
 
 class Sender:
-    def __init__(self, stack: ExitStack, directory: str, rank: int = 0, num_ranks: int = 1) -> None:
+    def __init__(self, stack: ExitStack, directory: str, rank=0, num_ranks=1, **more) -> None:
         self.model = model(0.0)
         self.sender = WeightSender(
             shards_of(self.model.items()),
             rank=rank,
             num_ranks=num_ranks,
             config=SenderConfig(directory=directory, run_id="run"),
+            **more,
         )
         stack.enter_context(self.sender)
 
@@ -236,3 +238,54 @@ def test_closing_ends_every_thread(stack):
         Sender(inner, directory.endpoint).publish(1)
         Receiver(inner, directory.endpoint).update(1)
     assert not [t for t in threading.enumerate() if t.name.startswith("weight-")]
+
+
+class Counting(TcpTransport):
+    """TCP that counts the bytes sent."""
+
+    num_bytes = 0
+
+    def prepare(self, side, host):
+        return _CountingPending(self, super().prepare(side, host))
+
+
+class _CountingPending:
+    def __init__(self, counting, pending) -> None:
+        self._counting, self._pending = counting, pending
+        self.description, self.close = pending.description, pending.close
+
+    def connect(self, peer, deadline):
+        return _CountingChannel(self._counting, self._pending.connect(peer, deadline))
+
+
+class _CountingChannel:
+    def __init__(self, counting, channel) -> None:
+        self._counting, self._channel = counting, channel
+        self.device, self.capabilities = channel.device, channel.capabilities
+        self.close = channel.close
+
+    def send(self, view, deadline) -> None:
+        self._counting.num_bytes += view.numel()
+        self._channel.send(view, deadline)
+
+
+def test_a_planned_group_takes_each_byte_across_once_and_passes_it_on(stack, directory):
+    """Three receivers of one host far from the sender: it sends the model once, not thrice."""
+    counting = Counting()
+    sender = Sender(stack, directory.endpoint, transports=[counting])
+    config = {"prefer": "planned", "host": "far away", "group": "g"}
+    group = [Receiver(stack, directory.endpoint, name=f"r{i}", **config) for i in range(3)]
+    pool = stack.enter_context(ThreadPoolExecutor(3))
+    sender.publish(1)
+    for member in group:  # Who has never fetched is not known yet, and fetches alone.
+        member.update(1)
+    wait_until(lambda: [m.version for m in directory.view.members].count(1) == 4)
+    time.sleep(1.0)  # Everybody has heard of everybody.
+    sender.publish(2)
+    counting.num_bytes = 0
+    for update in [pool.submit(member.update, 2) for member in group]:
+        update.result(60)
+    for member in group:
+        member.assert_holds(2)
+    total = sum(tensor.nbytes for tensor in sender.model.values())
+    assert total <= counting.num_bytes < 1.2 * total

@@ -24,12 +24,12 @@ from cosmos_weightsync.errors import (
     WeightSyncError,
 )
 from cosmos_weightsync.holding import VersionRange
-from cosmos_weightsync.layout import Layout
+from cosmos_weightsync.layout import Layout, ShardSpec
 from cosmos_weightsync.receiver_session import ReceiverSession
 from cosmos_weightsync.reuse import Offer, ReusePolicy
 from cosmos_weightsync.serving import pieces_of
 from cosmos_weightsync.shadow import Shadow
-from cosmos_weightsync.staging import Edge, Source, Staging, assign
+from cosmos_weightsync.staging import Edge, Source, Staging
 from cosmos_weightsync.wanted import WantedWeights
 
 __all__ = ["Fetched", "Found", "Patience", "Roster", "VersionFetcher"]
@@ -64,8 +64,20 @@ class Roster(Protocol):
         """
         ...
 
+    def assign(self, wanted: Sequence[ShardSpec], found: Found) -> list[tuple[Source, Layout]]:
+        """Plan who of those found is to give what.
+
+        Raises:
+            PlanError: together they do not have all of it.
+        """
+        ...
+
     def sources(self) -> Sequence[Source]:
         """Everybody known, at once, for what is left of a transfer."""
+        ...
+
+    def is_stale(self) -> bool:
+        """Whether a plan made before is no longer the best, though it would still work."""
         ...
 
     def suspect(self, endpoint: str, error: TransferError) -> None:
@@ -138,6 +150,8 @@ class VersionFetcher:
         num_closings = self._num_closings
         for _ in range(ATTEMPTS):
             try:
+                if self._edges and self._roster.is_stale():
+                    self._hang_up()
                 if not self._edges:
                     self._find(deadline)
             except TransferError as error:
@@ -191,7 +205,12 @@ class VersionFetcher:
                 Edge(source, layout, session=found.sessions.get(source.endpoint))
                 for source, layout in assigned
             ]
-            used = [edge.source.endpoint for edge in self._edges]
+            with_senders = any(edge.source.role == "sender" for edge in self._edges)
+            for edge in self._edges:  # They decide the version; others get it from them.
+                edge.is_relay = with_senders and edge.source.role == "receiver"
+                if edge.is_relay:
+                    edge.session = None  # Met anew for each version, when it begins.
+            used = [e.source.endpoint for e in self._edges if not e.is_relay]
         finally:
             for endpoint, session in found.sessions.items():
                 if endpoint not in used:
@@ -205,7 +224,7 @@ class VersionFetcher:
             specs = self._wanted.on_wire(senders)
             if tuple(shard.spec for shard in self._shadow.shards) != specs:
                 self._shadow.place(self._wanted.memory(specs))
-            return assign(specs, found.sources)
+            return self._roster.assign(specs, found)
         except PlanError as error:
             for lost in found.unreachable.values():
                 raise type(lost)(f"{lost}; without it: {error}") from error
@@ -223,8 +242,9 @@ class VersionFetcher:
     def _attempt(
         self, at_least: int, num_threads: int, deadline: Deadline, reuse: ReusePolicy
     ) -> Fetched:
-        sessions = [self._open(edge, deadline) for edge in self._edges]
-        version = self._agree(self._edges, at_least, deadline)
+        first = [edge for edge in self._edges if not edge.is_relay]
+        sessions = [self._open(edge, deadline) for edge in first]
+        version = self._agree(first, at_least, deadline)
         run_id = sessions[0].run_id
         if any(session.run_id != run_id for session in sessions):
             raise VersionError(
@@ -302,7 +322,7 @@ class VersionFetcher:
     def _ask(self, edge: Edge, deadline: Deadline) -> list[int] | None:
         """The holder's checksums of an edge; ``None`` if it cannot tell any more."""
         version = self._shadow.whole_version
-        if edge.session is None or edge not in self._edges or version is None:
+        if edge.is_relay or edge.session is None or edge not in self._edges or version is None:
             return None
         try:
             edge.session.pin(version, "newest", deadline, at_most=version)

@@ -8,12 +8,13 @@ from cosmos_weightsync.attendance import Attendance
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import PeerLostError, TransferError, VersionError
 from cosmos_weightsync.fetching import Found
+from cosmos_weightsync.layout import Layout, ShardSpec
 from cosmos_weightsync.membership import Member, View
-from cosmos_weightsync.staging import Source
+from cosmos_weightsync.staging import Source, assign, assign_group, in_order
 
 __all__ = ["DirectorySources", "Preference"]
 
-Preference = Literal["senders", "receivers"]
+Preference = Literal["senders", "receivers", "planned"]
 SUSPECT_S = 30.0
 """A member found dead is not asked again for so long: by then its lease is over, or it lives."""
 
@@ -35,6 +36,7 @@ class DirectorySources:
         self._find_timeout_s = find_timeout_s
         self._suspects: dict[str, tuple[float, TransferError]] = {}
         self._was_complete = False
+        self._planned_for: frozenset[tuple[str, str]] = frozenset()
 
     def find(self, deadline: Deadline) -> Found:
         """Those of one run, all senders or all that have a version; waits until somebody is.
@@ -67,6 +69,48 @@ class DirectorySources:
         ]
         return self._sources_of(members, Deadline.after(self._find_timeout_s))
 
+    def assign(self, wanted: Sequence[ShardSpec], found: Found) -> list[tuple[Source, Layout]]:
+        """Plan for this receiver alone, or for its whole group with relays.
+
+        Raises:
+            PlanError: those who were found do not have all of it.
+        """
+        self._planned_for = self._group_key()
+        group = self._group() if self._prefer == "planned" else []
+        mine = Layout.from_ranks([wanted])
+        place = next((i for i, (_, is_me) in enumerate(group) if is_me), None)
+        if place is None or group[place][0].layout.digest() != mine.digest():
+            return assign(wanted, found.sources)
+        return assign_group(found.sources, [source for source, _ in group], place)
+
+    def is_stale(self) -> bool:
+        """Whether the group of a joint plan is another one now."""
+        return self._prefer == "planned" and self._planned_for != self._group_key()
+
+    def _group_key(self) -> frozenset[tuple[str, str]]:
+        return frozenset((member.id, member.layout) for member in self._peers())
+
+    def _group(self) -> list[tuple[Source, bool]]:
+        """The receivers that fetch together, in an order that all of them know."""
+        sources = self._sources_of(self._peers(), Deadline.after(self._find_timeout_s))
+        mine = next((m.endpoint for m in self._peers() if m.id == self._attendance.id), "")
+        return [(source, source.endpoint == mine) for source in sources]
+
+    def _peers(self) -> list[Member]:
+        members = self._attendance.view.members
+        me = next((m for m in members if m.id == self._attendance.id), None)
+        if me is None:
+            return []
+        return [
+            member
+            for member in members
+            if member.role == "receiver"
+            and member.group == me.group
+            and member.endpoint
+            and member.layout
+            and member.endpoint not in self._suspects
+        ]
+
     def suspect(self, endpoint: str, error: TransferError) -> None:
         """Do without this one for a while."""
         self._suspects[endpoint] = (time.monotonic() + SUSPECT_S, error)
@@ -85,7 +129,7 @@ class DirectorySources:
         have = [m for m in of_use if m.role == "receiver" and m.version >= 0]
         newest = max((member.version for member in have), default=-1)
         have = [member for member in have if member.version == newest]
-        first, second = (senders, have) if self._prefer == "senders" else (have, senders)
+        first, second = (have, senders) if self._prefer == "receivers" else (senders, have)
         alive = [member for member in first if member.endpoint not in self._suspects]
         return first if alive else second
 
@@ -99,9 +143,9 @@ class DirectorySources:
                 layout = self._attendance.layout_of(member, deadline)
             except (VersionError, TransferError):  # Gone since, or the directory is.
                 continue
-            order = (0 if member.role == "sender" else 1, member.rank)
-            found.append(Source(member.endpoint, member.name, layout, order))
-        return sorted(found, key=lambda source: (source.order, source.endpoint))
+            place = (member.role, member.rank, member.host)
+            found.append(Source(member.endpoint, member.name, layout, *place))
+        return in_order(found)
 
 
 def _newest_run(senders: list[Member]) -> list[Member]:

@@ -326,7 +326,7 @@ class WeightReceiver:
             name=self._config.name or "receiver",
             group=self._config.group,
             endpoint=self._server.endpoint if self._server is not None else "",
-            host=socket.gethostname(),
+            host=self._config.host or socket.gethostname(),
         )
         return Attendance(self._config.directory, member, self._config.token)
 

@@ -32,7 +32,10 @@ class ReceiverConfig:
             have versions already; in the place of endpoints.
         group: Receivers of one group commit together, by `WeightReceiver.commit_together`.
         name: What the directory, and others in their errors, call this receiver.
-        prefer: With a directory: whom to fetch from where both will do.
+        prefer: With a directory: whom to fetch from, ``senders`` or ``receivers``, where both will
+            do. ``planned`` is for groups whose receivers serve and stage every version at the same
+            time: a plan of the whole group by `host`, in which receivers pass on what they get.
+        host: The name of the host for ``planned``; found out if empty.
         linger_s: Others that still read the version before from this receiver when it stages the
             next may go on for so long; then they must get the rest elsewhere.
         reuse: ``nothing`` fetches every version whole. ``pieces`` leaves out what did not change
@@ -54,6 +57,7 @@ class ReceiverConfig:
     group: str = ""
     name: str = ""
     prefer: Preference = "senders"
+    host: str = ""
     stall_s: float = 60.0
     linger_s: float = 5.0
     reuse: Reused = "nothing"

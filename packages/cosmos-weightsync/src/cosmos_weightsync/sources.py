@@ -7,8 +7,9 @@ from cosmos_weightsync.dialing import HolderDialer
 from cosmos_weightsync.errors import ConfigurationError, TransferError
 from cosmos_weightsync.fetching import Found
 from cosmos_weightsync.frames import parse_endpoint
+from cosmos_weightsync.layout import Layout, ShardSpec
 from cosmos_weightsync.receiver_session import ReceiverSession
-from cosmos_weightsync.staging import Source
+from cosmos_weightsync.staging import Source, assign, in_order
 
 __all__ = ["ListedSources"]
 
@@ -46,13 +47,24 @@ class ListedSources:
             for session in met:
                 session.close()
             raise
-        sources = [_source(session) for session in met]
-        self._known = sorted(sources, key=lambda source: (source.order, source.endpoint))
+        self._known = in_order(_source(session) for session in met)
         return Found(self._known, {session.endpoint: session for session in met}, unreachable)
 
     def sources(self) -> Sequence[Source]:
         """Whoever was met last."""
         return self._known
+
+    def assign(self, wanted: Sequence[ShardSpec], found: Found) -> list[tuple[Source, Layout]]:
+        """Plan for this receiver alone.
+
+        Raises:
+            PlanError: those who were found do not have all of it.
+        """
+        return assign(wanted, found.sources)
+
+    def is_stale(self) -> bool:
+        """Never: nobody else ever comes."""
+        return False
 
     def suspect(self, endpoint: str, error: TransferError) -> None:
         """Of no consequence: everybody in the list is met anew each time."""
@@ -71,5 +83,4 @@ class ListedSources:
 
 
 def _source(session: ReceiverSession) -> Source:
-    order = (0, session.rank) if session.role == "sender" else (1, session.rank)
-    return Source(session.endpoint, session.name, session.layout, order)
+    return Source(session.endpoint, session.name, session.layout, session.role, session.rank)

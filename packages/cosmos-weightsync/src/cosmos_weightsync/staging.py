@@ -28,14 +28,16 @@ from cosmos_weightsync.errors import (
     VersionGoneError,
     WeightSyncError,
 )
+from cosmos_weightsync.holding import Role
 from cosmos_weightsync.layout import Layout, ShardSpec
 from cosmos_weightsync.planning import plan_transfer
 from cosmos_weightsync.receiver_session import ReceiverSession
 from cosmos_weightsync.reuse import Offer
 from cosmos_weightsync.serving import pieces_of
 from cosmos_weightsync.shadow import Shadow
+from cosmos_weightsync.topology import Place, Topology
 
-__all__ = ["Dialer", "Edge", "Source", "Staging", "assign"]
+__all__ = ["Dialer", "Edge", "Source", "Staging", "assign", "in_order"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -46,13 +48,17 @@ class Source:
         endpoint: Where it is reached; identifies it.
         name: For people: ``sender rank 3``.
         layout: What it holds, as a side of one rank.
-        order: Sources are sorted by it: senders by rank, then receivers.
+        role: What it is.
+        rank: Its number on its side.
+        host: Where it runs, as far as is known.
     """
 
     endpoint: str
     name: str
     layout: Layout
-    order: tuple[int, int]
+    role: Role
+    rank: int
+    host: str = ""
 
 
 @dataclass(eq=False, slots=True)
@@ -64,12 +70,14 @@ class Edge:
         wanted: The pieces to pull, as a layout of one rank.
         arrived: Pieces that are here from another source, unverified.
         session: Connected, pinned and open for ``wanted``; ``None`` makes one for this version.
+        is_relay: The source is a receiver that gets the version at the same time.
     """
 
     source: Source
     wanted: Layout
     arrived: Layout = field(default_factory=lambda: Layout.from_ranks([]))
     session: ReceiverSession | None = None
+    is_relay: bool = False
 
     def specs(self) -> list[ShardSpec]:
         """All regions that this edge answers for."""
@@ -86,6 +94,11 @@ class Dialer(Protocol):
     def open(self, session: ReceiverSession, wanted: Layout, deadline: Deadline) -> None:
         """Agree on pieces and a channel for them."""
         ...
+
+
+def in_order(sources: Iterable[Source]) -> list[Source]:
+    """Senders by rank, then receivers."""
+    return sorted(sources, key=lambda s: (s.role == "receiver", s.rank, s.name, s.endpoint))
 
 
 def assign(wanted: Iterable[ShardSpec], sources: Sequence[Source]) -> list[tuple[Source, Layout]]:
@@ -111,6 +124,40 @@ def assign(wanted: Iterable[ShardSpec], sources: Sequence[Source]) -> list[tuple
         ]
         if parts:
             found.append((source, Layout.from_ranks([parts])))
+    return found
+
+
+def assign_group(
+    senders: Sequence[Source], receivers: Sequence[Source], receiver: int
+) -> list[tuple[Source, Layout]]:
+    """Plan a whole group by where everybody is; what one receiver gets, from whom.
+
+    All receivers of the group come to the same plan. One that knows of others than the rest does
+    comes to another; what it then asks of a relay in vain it gets elsewhere.
+
+    Args:
+        senders: All of them, by rank.
+        receivers: All of the group, in an order that all know.
+        receiver: Whose part to return.
+
+    Raises:
+        PlanError: the senders do not have what is wanted.
+    """
+    offered = Layout.merge([source.layout for source in senders])
+    wanted = Layout.merge([source.layout for source in receivers])
+    topology = Topology(
+        senders=tuple(Place(source.host) for source in senders),
+        receivers=tuple(Place(source.host) for source in receivers),
+    )
+    plan = plan_transfer(offered, wanted, topology)
+    found: list[tuple[Source, Layout]] = []
+    for number in plan.sources_of(receiver):
+        source = [*senders, *receivers][number]
+        parts = [
+            ShardSpec(p.name, offered.shape_of(p.name), p.box, offered.tensors[p.name].dtype)
+            for p in plan.pieces(source=number, receiver=receiver)
+        ]
+        found.append((source, Layout.from_ranks([parts])))
     return found
 
 
@@ -222,17 +269,16 @@ class Staging:
 
     def _pull(self, edge: Edge, deadline: Deadline) -> list[int]:
         session = edge.session
-        if session is not None:
+        if session is not None and not edge.is_relay:
             return session.pull(self._held, self._buckets, deadline, offer=self._offer)
         session = self._dialer.meet(edge.source.endpoint, deadline)
         edge.session = session
         try:
-            self._replace(edge, session, deadline)
+            return self._replace(edge, session, deadline)
         finally:
             session.close()
-        return []
 
-    def _replace(self, edge: Edge, session: ReceiverSession, deadline: Deadline) -> None:
+    def _replace(self, edge: Edge, session: ReceiverSession, deadline: Deadline) -> list[int]:
         """Check what came from a source that failed, and pull what did not come."""
         if self._is_over:
             raise PeerLostError("the transfer was given up")
@@ -240,10 +286,12 @@ class Staging:
         if session.run_id != self._shadow.run_id:
             raise VersionGoneError(f"version {self._version} there is of another run")
         wrong = self._wrong(edge.arrived, session, deadline)
-        if wrong or edge.wanted.tensors:
+        if wrong:
             edge.wanted = Layout.from_ranks([[*edge.wanted.specs_of(0), *wrong]])
-            self._dialer.open(session, edge.wanted, deadline)
-            session.pull(self._held, self._buckets, deadline)
+        if not edge.wanted.tensors:
+            return []
+        self._dialer.open(session, edge.wanted, deadline)
+        return session.pull(self._held, self._buckets, deadline)
 
     def _wrong(
         self, arrived: Layout, session: ReceiverSession, deadline: Deadline
