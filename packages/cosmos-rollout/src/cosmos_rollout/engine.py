@@ -213,7 +213,7 @@ class LoadTimes(Protocol):
 class WeightClient(Protocol):
     """Moves weights into the worker processes of an engine such as vLLM, and swaps them there."""
 
-    async def connect(self, endpoints: Sequence[str]) -> None:
+    async def connect(self, endpoints: Sequence[str]) -> object:
         """Use these endpoints from now on; called when they change."""
         ...
 
