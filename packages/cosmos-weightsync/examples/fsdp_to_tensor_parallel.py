@@ -9,13 +9,15 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from cosmos_weightsync import WeightReceiver, WeightSender, shards_of
 
 dist.init_process_group("gloo")
-rank, model, endpoints = dist.get_rank(), nn.Linear(64, 96), [""] * 4
+rank, model = dist.get_rank(), nn.Linear(64, 96)
+endpoint, endpoints = "", [""] * 4
 trainers, servers = DeviceMesh("cpu", [0, 1]), DeviceMesh("cpu", [2, 3])
 if rank < 2:
     fully_shard(model, mesh=trainers)
     sender = WeightSender(shards_of(model), rank=rank, num_ranks=2)
     sender.publish(1)
-dist.all_gather_object(endpoints, sender.endpoint if rank < 2 else "")
+    endpoint = sender.endpoint
+dist.all_gather_object(endpoints, endpoint)
 if rank >= 2:
     parallelize_module(model, servers, ColwiseParallel())
     receiver = WeightReceiver(endpoints[:2], wanted=shards_of(model))
