@@ -77,7 +77,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("llama", {"num_key_value_heads": 4}),
     "llama3": ("llama", {}),
     "llama-one-kv-head": ("llama", {"num_key_value_heads": 1}),
-    "qwen2.5": ("qwen2", {}),
+    "qwen2.5": ("qwen2", {"num_attention_heads": 2, "num_key_value_heads": 1}),  # 64 // 2 is 32.
     "qwen3": ("qwen3", {}),
     "qwen3-tied": ("qwen3", {"tie_word_embeddings": True}),
     "qwen3-moe": ("qwen3_moe", {"num_experts": 4, "decoder_sparse_step": 1, **EXPERTS}),
