@@ -15,9 +15,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["Arena", "map_arena"]
+__all__ = ["ALIGNMENT", "Arena", "map_arena"]
 
-_ALIGNMENT = 64
+ALIGNMENT = 64
 """A cache line. Copies between differently aligned addresses are several times slower."""
 
 _POPULATE_READ, _POPULATE_WRITE = 22, 23
@@ -83,7 +83,7 @@ def _offsets(
     offsets: list[int] = []
     end = 0
     for shape, dtype in zip(shapes, dtypes, strict=True):
-        offsets.append(-(-end // _ALIGNMENT) * _ALIGNMENT)
+        offsets.append(-(-end // ALIGNMENT) * ALIGNMENT)
         end = offsets[-1] + _num_bytes(shape, dtype)
     return offsets, end
 

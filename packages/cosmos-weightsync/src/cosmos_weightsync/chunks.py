@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cosmos_weightsync.arenas import Arena
+from cosmos_weightsync.arenas import ALIGNMENT, Arena
 from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.checksums import (
     RunningChecksum,
@@ -38,7 +38,6 @@ __all__ = [
 ]
 
 DIRECT_BYTES = 256 << 10
-_ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ def schedule(
                     waiting, filled = [], 0
                 yield Message((Chunk(index, piece.name, box, 0, num_bytes),), num_bytes)
                 continue
-            start = -(-filled // _ALIGNMENT) * _ALIGNMENT
+            start = -(-filled // ALIGNMENT) * ALIGNMENT
             if start + num_bytes > bucket_bytes and waiting:
                 yield Message(tuple(waiting), filled)
                 waiting, start = [], 0

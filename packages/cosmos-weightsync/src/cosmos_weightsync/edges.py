@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cosmos_weightsync.arenas import ALIGNMENT
 from cosmos_weightsync.checksums import (
     BLOCK_BYTES,
     RunningChecksum,
@@ -101,10 +102,7 @@ class _Borrowed:
 
 def half_of(bucket_bytes: int) -> int:
     """The size of half a bucket, aligned for any dtype."""
-    return bucket_bytes // (2 * _ALIGNMENT) * _ALIGNMENT
-
-
-_ALIGNMENT = 64
+    return bucket_bytes // (2 * ALIGNMENT) * ALIGNMENT
 
 
 def serve_edge(

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from cosmos_weightsync.boxes import Box
+from cosmos_weightsync.encodings.blocks import grid_box
 from cosmos_weightsync.errors import LayoutError
 from cosmos_weightsync.layout import ShardSpec
 from cosmos_weightsync.shards import Shard, dtype_name
@@ -50,7 +51,5 @@ def block_scale_box(weight: Box, block: tuple[int, ...]) -> Box:
     """
     if len(weight.start) != len(block) or min(block) < 1:
         raise LayoutError(f"blocks of {block} in a weight of {len(weight.start)} dims")
-    low = tuple(at // size for at, size in zip(weight.start, block, strict=True))
-    if weight.is_empty:
-        return Box(low, low)
-    return Box(low, tuple(-(-at // size) for at, size in zip(weight.stop, block, strict=True)))
+    cells = grid_box(weight, block)
+    return Box(cells.start, cells.start) if weight.is_empty else cells
