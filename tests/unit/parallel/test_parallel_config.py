@@ -71,7 +71,7 @@ def test_the_optimizer_is_told_by_its_kind():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("parallel.tp=2", "parallel.*tp is 2; this version"),
+        ("parallel.tp=0", "parallel.*tp is 0; it must be 1 or more"),
         ("learner.max_grad_norm=0", "learner.*max_grad_norm is 0.0; it must be above 0"),
         ("sft.bucket=0", "sft.*bucket is 0"),
         ("learner.optimizer.schedule.shape=cosine", "schedule.*needs num_steps above"),

@@ -8,6 +8,7 @@ from cosmos_parallel import (
     ParallelConfig,
     ParallelError,
     ProcessContext,
+    TrainingMesh,
     build_mesh,
     init_distributed,
     open_store,
@@ -22,6 +23,11 @@ from cosmos_parallel import (
         (ParallelConfig(dp_replicate=2), 6, (2, 3)),
         (ParallelConfig(dp_replicate=2, dp_shard=2), 4, (2, 2)),
         (ParallelConfig(dp_replicate=4), 4, (4, 1)),
+        (ParallelConfig(tp=2), 6, (1, 3)),
+        (ParallelConfig(tp=2, cp=2, pp=2, dp_replicate=2), 16, (2, 1)),
+        # experts take ranks that the other axes have already
+        (ParallelConfig(tp=2, ep=4), 8, (1, 4)),
+        (ParallelConfig(cp=2, tp=2, dp_shard=1, ep=4), 4, (1, 1)),
     ],
 )
 def test_shard_takes_the_ranks_that_are_left(config, world_size, degrees):
@@ -35,6 +41,15 @@ def test_shard_takes_the_ranks_that_are_left(config, world_size, degrees):
         (ParallelConfig(dp_replicate=4), 6, r"6 ranks .* must be one of \[1, 2, 3, 6\]"),
         (ParallelConfig(dp_shard=4), 6, "makes 4 ranks, but the replica has 6"),
         (ParallelConfig(dp_replicate=2, dp_shard=2), 2, "makes 4 ranks, but the replica has 2"),
+        (ParallelConfig(tp=2, cp=4), 12, r"12 ranks cannot be divided by cp 4 x tp 2; each"),
+        (ParallelConfig(dp_shard=2, pp=3), 8, "pp 3 x dp_shard 2 makes 6 ranks"),
+        (ParallelConfig(dp_replicate=2, ep=4), 4, r"ep 4 does not divide dp_shard 2 x .* \[1, 2\]"),
+        # stages hold different layers, so they cannot lend ranks to the experts of one layer
+        (
+            ParallelConfig(pp=4, ep=2),
+            4,
+            r"= 1, the ranks it is taken from; it must be one of \[1\]",
+        ),
     ],
 )
 def test_degrees_that_do_not_multiply_to_the_ranks_are_refused(config, world_size, message):
@@ -45,7 +60,7 @@ def test_degrees_that_do_not_multiply_to_the_ranks_are_refused(config, world_siz
 @pytest.mark.parametrize(
     ("degrees", "message"),
     [
-        ({"tp": 2}, "tp is 2; this version"),
+        ({"tp": -1}, "tp is -1; it must be 1 or more"),
         ({"ep": 0}, "ep is 0; it must be 1 or more"),
         ({"dp_shard": -2}, "dp_shard is -2; it must be 1 or more, or -1"),
         ({"dp_replicate": 0}, "dp_replicate is 0"),
@@ -88,3 +103,40 @@ def test_an_absent_store_is_named():
     del store
     with pytest.raises(ParallelError, match=f"cannot reach the store at 127.0.0.1:{port}"):
         open_store("127.0.0.1", port, hosting=False, timeout_s=1)
+
+
+@pytest.mark.parametrize(
+    ("config", "world_size", "data_ranks"),
+    [
+        (ParallelConfig(), 4, [0, 1, 2, 3]),
+        (ParallelConfig(tp=2), 4, [0, 0, 1, 1]),
+        (ParallelConfig(cp=2, dp_replicate=2), 4, [0, 0, 1, 1]),
+        (ParallelConfig(cp=2, tp=2), 8, [0, 0, 0, 0, 1, 1, 1, 1]),
+        # stages are outermost
+        (ParallelConfig(pp=2), 4, [0, 1, 0, 1]),
+        (ParallelConfig(pp=2, tp=2), 8, [0, 0, 1, 1, 0, 0, 1, 1]),
+        (ParallelConfig(pp=4), 4, [0, 0, 0, 0]),
+        (ParallelConfig(ep=2), 4, [0, 1, 2, 3]),
+    ],
+)
+def test_ranks_of_one_copy_of_the_model_have_the_same_samples(config, world_size, data_ranks):
+    resolved = config.resolve(world_size)
+    meshes = [
+        TrainingMesh(resolved, ProcessContext(rank=rank, world_size=world_size), None)
+        for rank in range(world_size)
+    ]
+    assert [mesh.data_rank for mesh in meshes] == data_ranks
+    assert {mesh.data_size for mesh in meshes} == {max(data_ranks) + 1}
+
+
+@pytest.mark.parametrize(
+    ("config", "num_stages"),
+    [
+        (ParallelConfig(), 1),
+        (ParallelConfig(pp=2), 2),
+        (ParallelConfig(pp=2, pp_schedule="Interleaved1F1B"), 4),
+        (ParallelConfig(pp_schedule="ZBVZeroBubble"), 1),
+    ],
+)
+def test_schedules_other_than_1f1b_give_a_rank_two_stages(config, num_stages):
+    assert config.num_stages == num_stages

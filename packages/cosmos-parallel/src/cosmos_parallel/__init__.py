@@ -19,8 +19,6 @@ from cosmos_parallel.learner import (
     Evaluation,
     Learner,
     LearnerConfig,
-    LossFunction,
-    LossResult,
     Outcome,
     StepReport,
 )
@@ -32,6 +30,7 @@ from cosmos_parallel.models import (
     load_causal_lm,
 )
 from cosmos_parallel.optimizer import AdamWConfig, OptimizerConfig, ScheduleConfig, SgdConfig
+from cosmos_parallel.passes import LossFunction, LossResult, Pass, TakesAllPasses, run_passes
 from cosmos_parallel.process import (
     ProcessContext,
     init_distributed,
@@ -72,6 +71,7 @@ __all__ = [
     "Outcome",
     "ParallelConfig",
     "ParallelError",
+    "Pass",
     "ProcessContext",
     "ReplicaGroup",
     "ReplicaLostError",
@@ -86,6 +86,7 @@ __all__ = [
     "SgdConfig",
     "StepReport",
     "StoreReplicaGroup",
+    "TakesAllPasses",
     "TrainingMesh",
     "build_mesh",
     "check_model_directory",
@@ -100,6 +101,7 @@ __all__ = [
     "load_sft_data",
     "model_tensors",
     "open_store",
+    "run_passes",
     "sft_loss",
     "shard_module",
     "shutdown_distributed",

@@ -18,15 +18,22 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def num_copies(tensor: Tensor) -> int:
-    """Return how many ranks of its mesh hold the same part of a tensor."""
+def num_copies(tensor: Tensor, num_ranks: int = 1) -> int:
+    """Return how many of ``num_ranks`` ranks hold the same part of a tensor.
+
+    Args:
+        tensor: one of this rank's; its mesh is some of those ranks, and the others hold copies.
+        num_ranks: the ranks that have this tensor at all; at least those of its mesh.
+    """
     if not isinstance(tensor, DTensor):
-        return 1
-    return math.prod(
-        tensor.device_mesh.size(axis)
+        return num_ranks
+    mesh = tensor.device_mesh
+    inside = math.prod(
+        mesh.size(axis)
         for axis, placement in enumerate(tensor.placements)
         if placement.is_replicate()
     )
+    return inside * max(num_ranks // mesh.size(), 1)
 
 
 def gradient_norm(parameters: Sequence[nn.Parameter], mesh: TrainingMesh) -> float:
@@ -41,7 +48,7 @@ def gradient_norm(parameters: Sequence[nn.Parameter], mesh: TrainingMesh) -> flo
         if parameter.grad is not None:
             part = local_part(parameter.grad)
             norm = torch.linalg.vector_norm(part, dtype=torch.float32).double()
-            squares += norm.square() / num_copies(parameter.grad)
+            squares += norm.square() / num_copies(parameter.grad, mesh.ranks_per_stage)
     return math.sqrt(mesh.sum_(squares).item())
 
 

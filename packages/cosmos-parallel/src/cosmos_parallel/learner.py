@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,36 +22,11 @@ from cosmos_parallel.errors import LossContractError, NoBatchError, NonFiniteSte
 from cosmos_parallel.gradients import finish_gradients, gradient_norm, sum_over_replicas
 from cosmos_parallel.mesh import ParallelConfig, TrainingMesh, build_mesh
 from cosmos_parallel.optimizer import AdamWConfig, OptimizerConfig
+from cosmos_parallel.passes import LossFunction, LossResult, Pass, run_passes
 from cosmos_parallel.replicas import ReplicaGroup
 
 Batch = TypeVar("Batch")
 Outcome = Literal["updated", "no_weight", "non_finite"]
-
-
-class LossResult(Protocol):
-    """What the learner needs of a loss: sums over the batch, nothing divided.
-
-    The gradient must reach every trained parameter, also when no token of the batch is trainable
-    (a masked sum does; a constant does not). ``metrics`` has the same keys on every call.
-    """
-
-    @property
-    def total(self) -> Tensor:
-        """Scalar with gradient: the sum of the loss."""
-        ...
-
-    @property
-    def weight(self) -> Tensor:
-        """Scalar: what ``total`` is a sum of, such as the number of trained tokens."""
-        ...
-
-    @property
-    def metrics(self) -> Mapping[str, Tensor]:
-        """Scalar sums, added up over micro-batches, ranks and replicas."""
-        ...
-
-
-LossFunction = Callable[[nn.Module, Batch], LossResult]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -255,7 +230,7 @@ class Learner:
         num_passes = self._agree_on_passes(len(batches), has_spare=spare is not None)
         with torch.no_grad():
             sums = self._accumulate(batches, spare, num_passes, loss)
-        total, weight, metrics = _unpack(sums, self.mesh.sum_(sums.pack()))
+        total, weight, metrics = _unpack(sums, self.mesh.sum_over_data(sums.pack()))
         return Evaluation(loss=total / weight if weight else 0.0, weight=weight, metrics=metrics)
 
     def _agree_on_passes(self, num_batches: int, *, has_spare: bool) -> int:
@@ -279,23 +254,23 @@ class Learner:
     ) -> _Sums:
         zero = torch.zeros((), dtype=torch.float64, device=self.mesh.process.device)
         sums = _Sums(zero, zero.clone(), {})
-        for index in range(num_passes):
-            counts = index < len(batches)
-            batch = batches[index] if counts else spare
-            assert batch is not None
-            result = loss(self.model, batch)
+        passes = [Pass(batch) for batch in batches]
+        if spare is not None:
+            passes += [Pass(spare, counts=False)] * (num_passes - len(passes))
+
+        def take(each: Pass[Batch], result: LossResult) -> None:
             _check_result(result, training=torch.is_grad_enabled())
-            if counts:
+            if each.counts:
                 sums.add(result)
             else:
                 for name in result.metrics:
                     sums.touch(name)
-            if torch.is_grad_enabled():
-                (result.total if counts else result.total * 0.0).backward()
+
+        run_passes(self.model, passes, loss, take, gradient_scale=self.mesh.gradient_scale)
         return sums
 
     def _reduce(self, sums: _Sums) -> tuple[float, float, dict[str, float]]:
-        packed = self.mesh.sum_(sums.pack())
+        packed = self.mesh.sum_over_data(sums.pack())
         if self.replica_group is not None:
             self.replica_group.sum_([packed])
         return _unpack(sums, packed)

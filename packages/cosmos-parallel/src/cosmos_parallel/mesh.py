@@ -5,8 +5,8 @@
 """
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.distributed as dist
@@ -20,71 +20,83 @@ if TYPE_CHECKING:
     from torchtitan.distributed import ParallelDims
 
 FILL = -1
-_LATER_AXES = ("tp", "cp", "pp", "ep")
+PipelineSchedule = Literal["1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"]
+_AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelConfig:
     """Degree of each parallel axis inside one policy replica.
 
+    The product ``dp_replicate x dp_shard x cp x tp x pp`` is the number of ranks; ``ep`` takes its
+    ranks from ``dp_shard x cp x tp``.
+
     Attributes:
-        dp_replicate: copies of the sharded model (HSDP); gradients are summed over them.
+        dp_replicate: copies of the sharded model (DDP, HSDP); gradients are summed over them.
         dp_shard: ranks that share one copy of the parameters (FSDP2); -1 takes the ranks that the
             other axes leave.
-        tp: tensor parallel ranks; only 1 is supported.
-        cp: context parallel ranks; only 1 is supported.
-        pp: pipeline stages; only 1 is supported.
-        ep: expert parallel ranks; only 1 is supported.
+        cp: ranks that share every sequence; parameters are sharded over them as well.
+        tp: ranks that share every matrix; between matrices they share the sequence.
+        pp: ranks that have consecutive layers each.
+        ep: ranks among which the experts of a mixture are divided.
+        pp_schedule: in which order stages work on micro-batches. ``1F1B`` gives each rank one
+            stage, the others two.
     """
 
     dp_replicate: int = 1
     dp_shard: int = FILL
-    tp: int = 1
     cp: int = 1
+    tp: int = 1
     pp: int = 1
     ep: int = 1
+    pp_schedule: PipelineSchedule = "1F1B"
 
     def __post_init__(self) -> None:
         """Refuse degrees that no number of ranks can have.
 
         Raises:
-            MeshError: if a degree is below 1 (``dp_shard`` may be -1) or not supported.
+            MeshError: if a degree is below 1 (``dp_shard`` may be -1).
         """
-        for axis in ("dp_replicate", "dp_shard", *_LATER_AXES):
+        for axis in _AXES:
             degree = getattr(self, axis)
             if degree < 1 and not (axis == "dp_shard" and degree == FILL):
                 allowed = "1 or more, or -1 for the rest" if axis == "dp_shard" else "1 or more"
                 raise MeshError(f"{axis} is {degree}; it must be {allowed}")
-        for axis in _LATER_AXES:
-            if getattr(self, axis) != 1:
-                raise MeshError(
-                    f"{axis} is {getattr(self, axis)}; this version trains with data parallelism "
-                    f"only (dp_replicate x dp_shard), so {axis} must be 1"
-                )
+
+    @property
+    def num_stages(self) -> int:
+        """Pipeline stages over all ranks."""
+        return self.pp * (1 if self.pp_schedule == "1F1B" or self.pp == 1 else 2)
 
     def resolve(self, world_size: int) -> "ParallelConfig":
         """Return the same config with ``dp_shard`` filled in for ``world_size`` ranks.
 
         Raises:
-            MeshError: if the degrees do not multiply to ``world_size``.
+            MeshError: if the degrees do not multiply to ``world_size``, or ``ep`` does not divide
+                the ranks that it is taken from.
         """
-        others = self.dp_replicate * self.tp * self.cp * self.pp
-        if self.dp_shard == FILL:
-            if world_size % others:
-                raise MeshError(
-                    f"{world_size} ranks cannot be divided by dp_replicate {self.dp_replicate}; "
-                    f"dp_replicate must be one of {_divisors(world_size)}"
-                )
-            shard = world_size // others
-        else:
-            shard = self.dp_shard
-        if shard * others != world_size:
+        others = {axis: getattr(self, axis) for axis in ("dp_replicate", "cp", "tp", "pp")}
+        product = math.prod(others.values())
+        named = " x ".join(f"{axis} {n}" for axis, n in others.items() if n > 1) or "dp_replicate 1"
+        if self.dp_shard == FILL and world_size % product:
             raise MeshError(
-                f"dp_replicate {self.dp_replicate} x dp_shard {shard} makes {shard * others} "
-                f"ranks, but the replica has {world_size}; their product must be {world_size}: "
-                f"dp_shard = -1 takes what dp_replicate (one of {_divisors(world_size)}) leaves"
+                f"{world_size} ranks cannot be divided by {named}; "
+                f"each of these must be one of {_divisors(world_size)}, and so must their product"
             )
-        return ParallelConfig(dp_replicate=self.dp_replicate, dp_shard=shard)
+        shard = world_size // product if self.dp_shard == FILL else self.dp_shard
+        if shard * product != world_size:
+            raise MeshError(
+                f"{named} x dp_shard {shard} makes {shard * product} "
+                f"ranks, but the replica has {world_size}; their product must be {world_size}: "
+                f"dp_shard = -1 takes what the others (each one of {_divisors(world_size)}) leave"
+            )
+        lending = shard * self.cp * self.tp
+        if lending % self.ep:
+            raise MeshError(
+                f"ep {self.ep} does not divide dp_shard {shard} x cp {self.cp} x tp {self.tp} = "
+                f"{lending}, the ranks it is taken from; it must be one of {_divisors(lending)}"
+            )
+        return replace(self, dp_shard=shard)
 
 
 class TrainingMesh:
@@ -117,13 +129,30 @@ class TrainingMesh:
 
     @property
     def data_rank(self) -> int:
-        """This rank's position along the data: which share of the samples is its own."""
-        return self.process.rank
+        """This rank's position along the data: which share of the samples is its own.
+
+        Ranks that hold parts of one copy of the model (tp, cp, pp) have the same.
+        """
+        return self.process.rank // (self.config.tp * self.config.cp) % self.data_size
 
     @property
     def data_size(self) -> int:
         """Among how many ranks the samples are divided."""
-        return self.process.world_size
+        return self.config.dp_replicate * self.config.dp_shard
+
+    @property
+    def ranks_per_stage(self) -> int:
+        """Ranks that hold a part or a copy of the same layers."""
+        return self.process.world_size // self.config.pp
+
+    @property
+    def gradient_scale(self) -> float:
+        """Factor on a total before its backward pass.
+
+        Ranks that share a sequence (cp) compute the same total, and the gradients that reach
+        parameters on each are added up.
+        """
+        return 1.0 / self.config.cp
 
     @property
     def fsdp_mesh(self) -> "DeviceMesh":
@@ -141,6 +170,13 @@ class TrainingMesh:
         if self.is_distributed:
             dist.all_reduce(tensor, op=dist.ReduceOp.SUM)
         return tensor
+
+    def sum_over_data(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum over the data what ranks of one copy of the model (tp, cp, pp) have alike, in place.
+
+        Every rank calls.
+        """
+        return self.sum_(tensor).div_(self.process.world_size // self.data_size)
 
     def max_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Take the maximum over all ranks of the replica, in place; every rank calls."""
