@@ -1,6 +1,8 @@
 # The entrances of the project. `make` alone lists them.
 VENV := .venv
 BIN := $(VENV)/bin
+# Two share the suite out as tests/conftest.py says; 0 runs it in one process.
+TEST_WORKERS ?= 2
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check bench test-gpu standalone clean
 
@@ -13,8 +15,9 @@ setup: ## create .venv with everything in it (a second call returns at once)
 demo: setup ## train a tiny model with asynchronous RL; DEMO_ARGS="--rollouts 1 seed=2"
 	@$(BIN)/cosmos-app run configs/quickstart.toml $(DEMO_ARGS)
 
-test: setup ## all tests that need no GPU; PYTEST_ARGS="tests/unit -x"
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: setup ## all tests that need no GPU; PYTEST_ARGS="tests/unit -x" TEST_WORKERS=0
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup \
+		--no-loadscope-reorder $(PYTEST_ARGS)
 
 check: setup ## format, lint, layers, types, spelling, unit tests: before every commit
 	@scripts/check.sh

@@ -7,6 +7,7 @@ import math
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -225,6 +226,9 @@ def test_wandb_keeps_the_run_offline_in_the_run_directory(context: SinkContext):
     sink.close()
     sink.close()
     (file,) = (context.run.path / "wandb").glob("offline-run-*/*.wandb")
+    deadline = time.monotonic() + 60  # wandb's own process may write on when `close` has returned
+    while len(wandb_history(file)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
     ours = [
         {name: value for name, value in row.items() if not name.startswith("_")}
         for row in wandb_history(file)
