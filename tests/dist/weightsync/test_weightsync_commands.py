@@ -221,7 +221,7 @@ def test_a_plan_is_the_same_from_a_directory_and_from_its_layout(checkpoint, tmp
     assert said[0] == said[1] == said[2]
     assert said[0]["total_bytes"] == 3 * 8 * 3 * 4 << 20
     assert (said[0]["sender_ranks"], said[0]["receiver_ranks"]) == (4, 6)
-    by_host = json.loads(run("plan", checkpoint, *cut, "--ranks-per-host", 8)[0])
+    by_host = json.loads(run("plan", checkpoint, *cut, "--gpus-per-host", 8)[0])
     assert by_host["cross_host_bytes"] == 8 * 3 * 4 << 20  # Once, for all three replicas.
     assert by_host["times_the_bound"] >= 1
     assert Layout.from_msgpack(layout.to_msgpack()).digest() == layout.digest()
@@ -234,7 +234,7 @@ def test_the_transports_are_measured(tmp_path):
     assert said["tcp"]["best_gb_per_s"] >= said["tcp"]["median_gb_per_s"] > 0
 
 
-@pytest.mark.parametrize("command", ["plan", "push", "pull", "verify", "bench"])
+@pytest.mark.parametrize("command", ["plan", "simulate", "push", "pull", "verify", "bench"])
 def test_every_command_shows_examples(command):
     out, _ = run(command, "--help")
     assert f"  cosmos-weightsync {command} " in out.partition("Examples:")[2]

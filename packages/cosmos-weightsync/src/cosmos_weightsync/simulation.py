@@ -38,7 +38,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One flow in time: bytes that ``receiver`` took from ``source``."""
+    """One flow in time: what ``receiver`` took from ``source``, until done or until a death."""
 
     source: int
     receiver: int
@@ -70,7 +70,7 @@ class Simulation:
     @property
     def seconds(self) -> float:
         """When the last receiver that lives had everything; infinity if one never had."""
-        lives = [s for rank, s in enumerate(self.finish_s) if self._lives(rank)]
+        lives = [s for rank, s in enumerate(self.finish_s) if self.lives(rank)]
         return float(max(lives, default=0.0))
 
     @property
@@ -78,20 +78,31 @@ class Simulation:
         """Whether every receiver that lives got everything."""
         return self.seconds < float("inf")
 
-    def _lives(self, rank: int) -> bool:
+    @property
+    def end_s(self) -> float:
+        """When the last byte moved."""
+        ends = [span.end_s for span in self.spans if span.end_s < float("inf")]
+        return max(ends, default=0.0)
+
+    def lives(self, rank: int) -> bool:
+        """Whether a receiver rank did not die."""
         return self.num_senders + rank not in self.dead
+
+    def sample(self, count: int) -> list[int]:
+        """So many receiver ranks, evenly picked, the first and the last among them."""
+        last = len(self.finish_s) - 1
+        return (
+            sorted({round(i * last / max(count - 1, 1)) for i in range(count)}) if last >= 0 else []
+        )
 
     def picture(self, width: int = 72, rows: int = 24) -> str:
         """A timeline as text: a line for each receiver (evenly picked), ``#`` while it takes in.
 
         A receiver that died shows ``x`` from there on, one that waits shows ``.``.
         """
-        ends = [span.end_s for span in self.spans if span.end_s < float("inf")]
-        total = max(ends, default=0.0) or 1.0
-        count = len(self.finish_s)
-        picked = sorted({round(i * (count - 1) / max(rows - 1, 1)) for i in range(rows)})
+        total = self.end_s or 1.0
         lines = [f"{'receiver':>9} 0 s{'':{max(width - 14, 1)}}{total:.4g} s"]
-        for rank in picked:
+        for rank in self.sample(rows):
             mine = [span for span in self.spans if span.receiver == rank]
             cells = ["."] * width
             for span in mine:
@@ -100,7 +111,7 @@ class Simulation:
                     max(int(low) + 1, round(high)) - int(low)
                 )
             end = self.finish_s[rank]
-            text = "x" if not self._lives(rank) else ("never" if end == np.inf else f"{end:.4g} s")
+            text = "x" if not self.lives(rank) else ("never" if end == np.inf else f"{end:.4g} s")
             lines.append(f"{rank:>9} {''.join(cells[:width])} {text}")
         return "\n".join(lines)
 
@@ -223,6 +234,7 @@ class _Run:
         is_open = ~self._lost & (flows.sizes - self._done > 0.5)
         hurt = is_open & ((flows.sources == holder) | (flows.receivers + num_senders == holder))
         self._lost |= hurt
+        self._ends[hurt] = self._now
         unfinished = set(flows.receivers[is_open].tolist())
         finished = set(flows.receivers.tolist()) - unfinished
         committed = {rank for rank in finished if rank + num_senders not in self._dead}

@@ -1,73 +1,23 @@
-"""Where every rank sits and how fast the links between ranks are: pure data, JSON in and out.
+"""Where every rank sits: pure data, JSON in and out.
 
 A rank is on a host, has a device there and a rail, the network card it sends and receives through.
-Two ranks meet over the best link they share:
-
-```
-same device (a copy)  >  same host (NVLink, shared memory)  >  same rail  >  network
-```
 """
 
 import json
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 import numpy as np
 
 from cosmos_weightsync.errors import TopologyError
 from cosmos_weightsync.layout import IntArray
+from cosmos_weightsync.links import LINK_KINDS, Link, Links, check_names
 
 __all__ = ["LINK_KINDS", "Link", "Links", "Place", "Sites", "Topology"]
 
-LINK_KINDS = ("device", "host", "rail", "network")
-"""Names of the kinds of link, best first; `Sites.kinds` gives their positions."""
-
 _COST_STEPS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """One kind of link: a transfer of n bytes takes ``latency_s + n / bytes_per_s``.
-
-    Raises:
-        TopologyError: the bandwidth is not positive, or the latency negative.
-    """
-
-    bytes_per_s: float
-    latency_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not (0 < self.bytes_per_s < float("inf") and 0 <= self.latency_s < float("inf")):
-            raise TopologyError(f"a link needs bytes_per_s > 0 and latency_s >= 0, not {self}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Links:
-    """What each kind of link can do, per rank and direction; the defaults are those of H100 nodes.
-
-    Attributes:
-        device: Between two ranks on one device.
-        host: Between two devices of a host.
-        rail: Between network cards of the same rail. Ranks that share a card share its bandwidth.
-        network: Between network cards of different rails.
-        registration_s_per_gib: What a rank pays, once, to register the memory it receives into.
-    """
-
-    device: Link = Link(1.5e12, 1e-6)
-    host: Link = Link(450e9, 3e-6)
-    rail: Link = Link(50e9, 5e-6)
-    network: Link = Link(50e9, 5e-6)
-    registration_s_per_gib: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.registration_s_per_gib < float("inf"):
-            raise TopologyError("registration_s_per_gib must be finite and not negative")
-
-    def by_kind(self) -> tuple[Link, Link, Link, Link]:
-        """The links in the order of `LINK_KINDS`."""
-        return self.device, self.host, self.rail, self.network
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,24 +205,20 @@ class Topology:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Topology":
-        """Read what `to_json` wrote.
+        """Read what `to_json` wrote; only the places must be there.
 
         Raises:
             TopologyError: the value is not a topology.
         """
+        check_names("topology", data, (item.name for item in fields(cls)))
+        given = {name: data[name] for name in ("relays", "chunk_bytes") if name in data}
         try:
-            kinds = {kind: Link(**data["links"][kind]) for kind in LINK_KINDS}
-            registration = float(data["links"]["registration_s_per_gib"])
-            sides = [
-                tuple(Place(str(host), int(device), int(rail)) for host, device, rail in data[side])
-                for side in ("senders", "receivers")
-            ]
+            senders, receivers = (_places(data[side]) for side in ("senders", "receivers"))
             return cls(
-                senders=sides[0],
-                receivers=sides[1],
-                links=Links(**kinds, registration_s_per_gib=registration),
-                relays=data["relays"],
-                chunk_bytes=int(data["chunk_bytes"]),
+                senders=senders,
+                receivers=receivers,
+                links=Links.from_json(data.get("links", {})),
+                **given,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise TopologyError(f"not a topology: {error!r}") from error
@@ -280,3 +226,7 @@ class Topology:
     def key(self) -> bytes:
         """Equal for equal topologies, and only for those."""
         return json.dumps(self.to_json(), sort_keys=True).encode()
+
+
+def _places(rows: Iterable[Sequence[Any]]) -> tuple[Place, ...]:
+    return tuple(Place(str(host), int(device), int(rail)) for host, device, rail in rows)

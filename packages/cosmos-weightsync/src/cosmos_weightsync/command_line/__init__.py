@@ -1,4 +1,4 @@
-"""``cosmos-weightsync``: plan, verify, push, pull and bench, for people and for scripts."""
+"""``cosmos-weightsync``: plan, simulate, bench, verify, push and pull, for people and scripts."""
 
 from cosmos_weightsync.command_line.entry import main
 

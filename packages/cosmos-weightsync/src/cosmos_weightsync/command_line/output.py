@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import click
@@ -19,7 +19,15 @@ from rich.table import Table
 
 from cosmos_weightsync.errors import WeightSyncError
 
-__all__ = ["examples", "fail", "human_bytes", "report", "show_errors", "show_progress"]
+__all__ = [
+    "echo_table",
+    "examples",
+    "fail",
+    "human_bytes",
+    "report",
+    "show_errors",
+    "show_progress",
+]
 
 _HINTS: Mapping[str, str] = {
     "PeerLostError": "Is the other side still running, and reachable from here? Run this again to "
@@ -58,6 +66,16 @@ def report(content: Mapping[str, Any], *, as_json: bool) -> None:
     for key, value in content.items():
         is_bytes = key.endswith("bytes") and isinstance(value, int)
         table.add_row(key.replace("_", " "), human_bytes(value) if is_bytes else _text(value))
+    Console().print(table)
+
+
+def echo_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A table with a line of titles; all columns but the first are numbers."""
+    table = Table(box=None)
+    for number, title in enumerate(titles):
+        table.add_column(title, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
     Console().print(table)
 
 
