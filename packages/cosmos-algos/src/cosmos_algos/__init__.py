@@ -99,6 +99,7 @@ from cosmos_algos.rejection import (
     WorstTokenMask,
     kept_tokens,
 )
+from cosmos_algos.rows import in_one_row, position_ids
 from cosmos_algos.samples import Samples
 from cosmos_algos.scoring import model_scores
 from cosmos_algos.shaping import (
@@ -236,6 +237,7 @@ __all__ = [
     "groups_with_signal",
     "grpo_advantages",
     "imitation_weights",
+    "in_one_row",
     "ipo_losses",
     "k3",
     "kept_tokens",
@@ -257,6 +259,7 @@ __all__ = [
     "policy_loss",
     "policy_objective",
     "policy_surrogate",
+    "position_ids",
     "prefix_tree_mask",
     "prefix_tree_positions",
     "proximal_logprobs",

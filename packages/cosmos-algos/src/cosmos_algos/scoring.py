@@ -21,6 +21,7 @@ from cosmos_algos.logprobs import (
     chunked_logprobs,
     scores_from_logits,
 )
+from cosmos_algos.rows import position_ids
 
 # Settings by which a model changes logits after its head (Gemma, Cohere, Granite, Falcon-H1).
 _LOGIT_SETTINGS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
@@ -32,7 +33,7 @@ def model_scores(
     """Run the model once over a batch and score its trainable targets.
 
     Rows are right-padded and the model is causal, so no attention mask is passed: no real token
-    sees padding.
+    sees padding. Rows of several samples are told apart by position ids that start again.
 
     Args:
         model: a Hugging Face causal language model, sharded by FSDP2 or whole.
@@ -48,7 +49,7 @@ def model_scores(
     """
     head = _find_head(model)
     if chunk == 0 or _changes_logits(model) or not isinstance(head, nn.Linear):
-        logits = model(input_ids=batch.token_ids, use_cache=False).logits
+        logits = model(**_inputs(batch)).logits
         return _masked(scores_from_logits(logits, batch.targets, temperature=temperature), batch)
     asked = _ScoringHead(batch, temperature, chunk)
     hooks = (
@@ -56,7 +57,7 @@ def model_scores(
         head.register_forward_hook(asked.replace_output, prepend=True),
     )
     try:
-        returned = model(input_ids=batch.token_ids, use_cache=False).logits
+        returned = model(**_inputs(batch)).logits
     finally:
         for hook in hooks:
             hook.remove()
@@ -109,6 +110,13 @@ class _ScoringHead:
         pair = torch.stack(chosen, dim=-1)
         self.answer = pair.new_zeros(*rows.shape, 2).index_put((rows,), pair)
         return self.answer
+
+
+def _inputs(batch: TokenBatch) -> dict[str, Tensor | bool]:
+    inputs: dict[str, Tensor | bool] = {"input_ids": batch.token_ids, "use_cache": False}
+    if batch.segments is not None:
+        inputs["position_ids"] = position_ids(batch.segments)
+    return inputs
 
 
 def _masked(scores: TokenScores, batch: TokenBatch) -> TokenScores:

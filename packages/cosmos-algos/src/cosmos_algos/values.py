@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from cosmos_algos.batch import TokenBatch
 from cosmos_algos.errors import AlgorithmConfigError, ModelHeadError
 from cosmos_algos.loss_sum import LossSum
+from cosmos_algos.rows import position_ids
 from cosmos_algos.token_advantages import (
     GaeConfig,
     Moments,
@@ -72,7 +73,8 @@ def critic_values(critic: nn.Module, batch: TokenBatch) -> Float[Tensor, "B T"]:
     Raises:
         ModelHeadError: if there is not exactly one output per token.
     """
-    outputs = critic(input_ids=batch.token_ids).logits
+    rows = {} if batch.segments is None else {"position_ids": position_ids(batch.segments)}
+    outputs = critic(input_ids=batch.token_ids, **rows).logits
     if outputs.shape != (*batch.token_ids.shape, 1):
         raise ModelHeadError(
             f"{type(critic).__name__} returned {tuple(outputs.shape)} for "

@@ -10,6 +10,7 @@ from cosmos_parallel.errors import (
     ModelNotFoundError,
     NoBatchError,
     NonFiniteStepError,
+    PackingError,
     ParallelError,
     ReplicaLostError,
     SftDataError,
@@ -30,6 +31,8 @@ from cosmos_parallel.models import (
     load_causal_lm,
 )
 from cosmos_parallel.optimizer import AdamWConfig, OptimizerConfig, ScheduleConfig, SgdConfig
+from cosmos_parallel.packed_attention import check_packable, packed_sdpa, use_packed_attention
+from cosmos_parallel.packing import balanced_parts, plan_micro_batches
 from cosmos_parallel.passes import LossFunction, LossResult, Pass, TakesAllPasses, run_passes
 from cosmos_parallel.process import (
     ProcessContext,
@@ -69,6 +72,7 @@ __all__ = [
     "NonFiniteStepError",
     "OptimizerConfig",
     "Outcome",
+    "PackingError",
     "ParallelConfig",
     "ParallelError",
     "Pass",
@@ -88,8 +92,10 @@ __all__ = [
     "StoreReplicaGroup",
     "TakesAllPasses",
     "TrainingMesh",
+    "balanced_parts",
     "build_mesh",
     "check_model_directory",
+    "check_packable",
     "decoder_layers",
     "empty_batch",
     "encode_example",
@@ -101,10 +107,13 @@ __all__ = [
     "load_sft_data",
     "model_tensors",
     "open_store",
+    "packed_sdpa",
+    "plan_micro_batches",
     "run_passes",
     "sft_loss",
     "shard_module",
     "shutdown_distributed",
     "step_batches",
+    "use_packed_attention",
     "validate",
 ]

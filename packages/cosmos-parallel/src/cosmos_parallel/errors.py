@@ -25,6 +25,10 @@ class NoBatchError(ParallelError):
     """Raised in a step, on every rank: some rank has no batch and no filler to stand in."""
 
 
+class PackingError(ParallelError, ValueError):
+    """Raised when samples cannot share a row: the model or the lengths do not allow it."""
+
+
 class NonFiniteStepError(ParallelError):
     """Raised when too many steps in a row had a loss or a gradient that is not finite."""
 

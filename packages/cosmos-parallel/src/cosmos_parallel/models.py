@@ -11,6 +11,7 @@ from torch import nn
 
 from cosmos_parallel.errors import ModelMismatchError, ModelNotFoundError
 from cosmos_parallel.mesh import TrainingMesh
+from cosmos_parallel.packed_attention import use_packed_attention
 from cosmos_parallel.sharding import shard_module
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ class ModelConfig:
         dtype: type of the parameters, of their gradients' sum and of the optimizer's state.
         compute_dtype: type of forward and backward; needs a process group when it differs.
         activation_checkpointing: ``full`` recomputes each decoder layer in the backward pass.
-        attention: attention implementation of transformers.
+        attention: attention implementation of transformers; with ``sdpa``, rows of several
+            samples are attended to sample by sample.
     """
 
     dtype: DtypeName = "float32"
@@ -84,6 +86,7 @@ def load_causal_lm(
     config = config or ModelConfig()
     check_model_directory(path)
     model = _read_model(path, config)
+    use_packed_attention(model)
     model.train()
     if config.activation_checkpointing == "full":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -1,0 +1,273 @@
+"""Attention over rows that hold several samples, without a mask of the row's square.
+
+Several samples in one row, told apart by position ids that start again, are transformers' own form
+of padding-free training. Its fused kernels for GPUs run them as they are; scaled dot-product
+attention would multiply out a block-diagonal mask. ``packed_sdpa`` is that attention without it:
+
+    row        a a a a b b c c c        10 scores per sample of 4, 3 of 2, 6 of 3
+    blocks     a a a a   b b -          samples of like length side by side, causal in each;
+                         c c c          padding lives in the attention alone
+    row        a a a a b b c c c        back in place
+
+Everything else of the model sees the row and no padding.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from cosmos_parallel.errors import PackingError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+PACKED_SDPA = "packed_sdpa"
+ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+_LEAST_BLOCK = 16
+MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleBlock:
+    """S samples of like length, side by side.
+
+    Attributes:
+        places: int64[S, L], where in the flattened rows each column comes from; a sample's last
+            token again where the sample is over.
+        mask: bool[S, 1, L, L], what each may attend to; ``None`` for everything before it.
+    """
+
+    places: Tensor
+    mask: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedRows:
+    """What ``packed_sdpa`` is handed in place of a mask: how rows fall apart into samples.
+
+    Attributes:
+        blocks: every sample once.
+        places: int64[C], ``places`` of all blocks, one after the other.
+        home: int64[B * T], for each place of the flattened rows its index among the C columns.
+        own: bool[C, 1], which columns are a token of their own, and no repeated last one.
+    """
+
+    blocks: tuple[SampleBlock, ...]
+    places: Tensor
+    home: Tensor
+    own: Tensor
+
+
+def use_packed_attention(model: "PreTrainedModel") -> bool:
+    """Have a model that uses scaled dot-product attention run packed rows sample by sample.
+
+    Rows of one sample, padding masks and caches take the ordinary way. The model's own config is
+    not written to.
+
+    Returns:
+        Whether the model can: false where it does not look its attention up by name, or runs
+        another one already.
+    """
+    if (
+        model.config._attn_implementation != "sdpa"
+        or not type(model)._can_set_attn_implementation()
+    ):
+        return False
+    _register()
+    names = dict.fromkeys(model.config.sub_configs, "sdpa")
+    for part in ("", "text_config"):
+        if part == "" or part in names:
+            names[part] = PACKED_SDPA
+    model.set_attn_implementation(names)
+    return True
+
+
+def check_packable(config: "PretrainedConfig") -> None:
+    """Refuse to pack samples for a model that carries a state from token to token.
+
+    Raises:
+        PackingError: naming the layers that would leak from one sample into the next.
+    """
+    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
+    if others := sorted(kinds - ATTENTION_LAYERS):
+        raise PackingError(
+            f"{config.model_type} has {', '.join(others)} layers, whose state would go on from one "
+            "sample of a row into the next; use the padded layout"
+        )
+
+
+def packed_rows(starts: Tensor, mask_function: MaskFunction | None = None) -> PackedRows:
+    """Sort the samples of rows into blocks of like length.
+
+    Args:
+        starts: bool[B, T], true at the first token of every sample; a row's first token starts
+            one anyway.
+        mask_function: transformers' ``(row, head, query, key) -> may attend``, where that is
+            narrower than causal within a sample (sliding windows).
+    """
+    flat = starts.clone()
+    flat[:, 0] = True
+    begins = flat.flatten().nonzero().flatten().tolist()
+    ends = [*begins[1:], starts.numel()]
+    order = sorted(range(len(begins)), key=lambda index: begins[index] - ends[index])
+    groups: list[list[tuple[int, int]]] = []
+    width = 0
+    for index in order:
+        length = ends[index] - begins[index]
+        if not groups or width - length > max(_LEAST_BLOCK, width // 4):
+            groups.append([])
+            width = length
+        groups[-1].append((begins[index], ends[index]))
+    blocks = tuple(_block(group, starts.shape[1], mask_function, starts.device) for group in groups)
+    places = torch.cat([block.places.flatten() for block in blocks])
+    own = torch.cat([_own_columns(block.places).flatten() for block in blocks])
+    home = torch.empty(starts.numel(), dtype=torch.int64, device=starts.device)
+    home[places[own]] = own.nonzero().flatten()
+    return PackedRows(blocks, places, home, own[:, None])
+
+
+def packed_sdpa(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: PackedRows | Tensor | None,
+    **kwargs: Any,  # what transformers hands to every attention function
+) -> tuple[Tensor, None]:
+    """Attend within each sample; rows that are not packed take the ordinary way.
+
+    Args:
+        module: the attention layer.
+        query: [B, heads, T, D].
+        key: [B, key heads, T, D].
+        value: [B, key heads, T, E].
+        attention_mask: how the rows fall apart, or an ordinary mask.
+        **kwargs: as for every attention function of transformers.
+
+    Returns:
+        [B, T, heads, E], and no attention weights.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if not isinstance(attention_mask, PackedRows):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    columns = [_to_columns(part, attention_mask) for part in (query, key, value)]
+    outputs: list[Tensor] = []
+    start = 0
+    for block in attention_mask.blocks:
+        end = start + block.places.numel()
+        parts = [
+            part[start:end].unflatten(0, block.places.shape).transpose(1, 2) for part in columns
+        ]
+        output, _ = sdpa_attention_forward(module, *parts, block.mask, **kwargs)
+        outputs.append(output.flatten(0, 1))
+        start = end
+    joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    rows = _ToRows.apply(joined, attention_mask)
+    return rows.unflatten(0, (query.shape[0], query.shape[2])), None
+
+
+def _to_columns(part: Tensor, packed: PackedRows) -> Tensor:
+    """Return [C, heads, D] of [B, heads, T, D]."""
+    flat = part.transpose(1, 2).reshape(-1, part.shape[1] * part.shape[3])
+    return _ToColumns.apply(flat, packed).unflatten(1, (part.shape[1], part.shape[3]))
+
+
+class _ToColumns(torch.autograd.Function):
+    """Tokens from their rows to their columns; backward reads instead of adding up.
+
+    A repeated token gets no gradient: its query's output is dropped, and no real query sees its
+    key or value.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, packed: PackedRows) -> Tensor:  # torch's own context
+        """Return [C, ...] of [N, ...]."""
+        ctx.packed = packed
+        return tokens.index_select(0, packed.places)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, None]:
+        """Return the gradient of the tokens."""
+        return grad_outputs[0].index_select(0, ctx.packed.home), None
+
+
+class _ToRows(torch.autograd.Function):
+    """Tokens from their columns back to their rows."""
+
+    @staticmethod
+    def forward(ctx: Any, columns: Tensor, packed: PackedRows) -> Tensor:  # torch's own context
+        """Return [N, heads, E] of [C, heads, E]."""
+        ctx.packed = packed
+        return columns.flatten(1).index_select(0, packed.home).unflatten(1, columns.shape[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, None]:
+        """Return the gradient of the columns; that of repeated ones is 0."""
+        grad = grad_outputs[0]
+        columns = grad.flatten(1).index_select(0, ctx.packed.places)
+        return columns.mul_(ctx.packed.own).unflatten(1, grad.shape[1:]), None
+
+
+def _own_columns(places: Tensor) -> Tensor:
+    """Return which columns of [S, L] are a token of their own, and no repeated last one."""
+    own = torch.ones_like(places, dtype=torch.bool)
+    own[:, 1:] = places[:, 1:] != places[:, :-1]
+    return own
+
+
+def _block(
+    samples: list[tuple[int, int]],
+    width: int,
+    mask_function: MaskFunction | None,
+    device: torch.device,
+) -> SampleBlock:
+    first = torch.tensor([begin for begin, _ in samples], device=device)
+    last = torch.tensor([end - 1 for _, end in samples], device=device)
+    columns = torch.arange(int((last - first).max()) + 1, device=device)
+    places = torch.minimum(first[:, None] + columns, last[:, None])
+    row, head = first // width, torch.zeros_like(first)
+    if mask_function is None or bool(mask_function(row, head, last % width, first % width).all()):
+        return SampleBlock(places, None)  # the last token sees the first: plainly causal
+    inside = places % width
+    seen = mask_function(
+        row[:, None, None], head[:, None, None], inside[:, :, None], inside[:, None, :]
+    )
+    causal = columns[:, None] >= columns[None, :]
+    # a repeated token sees at least itself, or its softmax would be over nothing
+    seen = (seen & causal) | torch.eye(len(columns), dtype=torch.bool, device=device)
+    return SampleBlock(places, seen[:, None])
+
+
+def _register() -> None:
+    """Make the attention known to transformers by name; may be called twice."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(PACKED_SDPA, packed_sdpa)
+    AttentionMaskInterface.register(PACKED_SDPA, _packed_mask)
+
+
+def _packed_mask(
+    *, mask_function: MaskFunction, attention_mask: Tensor | None = None, **kwargs: Any
+) -> PackedRows | Tensor | None:
+    """Find the samples of rows by asking the mask whether neighbours see each other.
+
+    Called once in a forward pass, with what transformers hands to every mask function.
+    """
+    from transformers.masking_utils import sdpa_mask
+
+    length = kwargs["q_length"]
+    whole = attention_mask is None and length == kwargs["kv_length"] > 1
+    plain = kwargs.get("allow_is_causal_skip", True) or kwargs.get("use_vmap", False)
+    if plain or not whole:
+        return sdpa_mask(mask_function=mask_function, attention_mask=attention_mask, **kwargs)
+    device = kwargs["device"]
+    rows = torch.arange(kwargs["batch_size"], device=device)[:, None]
+    later = torch.arange(1, length, device=device)[None, :]
+    joined = mask_function(rows, torch.zeros_like(rows), later, later - 1)
+    starts = torch.ones(len(rows), length, dtype=torch.bool, device=device)
+    starts[:, 1:] = ~joined
+    return packed_rows(starts, mask_function)
