@@ -9,6 +9,7 @@ from cosmos_algos import (
     GrpoConfig,
     ModelHeadError,
     empty_batch,
+    in_one_row,
     model_scores,
     policy_loss,
     scores_from_logits,
@@ -69,6 +70,16 @@ MODELS = [
     ("Cohere", {"logit_scale": 0.5}),
     ("Granite", {"logits_scaling": 4.0}),
 ]
+
+
+@pytest.mark.parametrize(("family", "settings"), MODELS, ids=lambda value: str(value))
+def test_samples_in_one_row_score_as_each_by_itself(family, settings):
+    model = build(family, **settings)
+    batch = ragged_batch()
+    padded = model_scores(model, batch, chunk=4)
+    row = model_scores(model, in_one_row(batch), chunk=4)
+    torch.testing.assert_close(row.logprobs[0], padded.logprobs[batch.valid], rtol=0, atol=1e-10)
+    torch.testing.assert_close(row.entropies[0], padded.entropies[batch.valid], rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(("family", "settings"), MODELS, ids=lambda value: str(value))

@@ -81,7 +81,10 @@ class TrainerConfig:
         steps: optimizer steps in all.
         groups_per_step: prompts in a step.
         samples_per_group: samples of each prompt.
-        tokens_per_batch: most padded tokens in a micro-batch.
+        tokens_per_batch: most tokens in a micro-batch, padding included.
+        layout: ``packed`` puts the samples of a micro-batch into one row without padding,
+            ``padded`` gives each a row; ``auto`` packs where the model's attention keeps samples
+            apart by itself.
         checkpoint_every: steps between checkpoints; the last step always has one; 0 for only that.
         keep_checkpoints: how many are kept.
         drop_zero_signal: replace groups whose rewards are all equal (DAPO dynamic sampling).
@@ -91,6 +94,7 @@ class TrainerConfig:
     groups_per_step: int = 64
     samples_per_group: int = 8
     tokens_per_batch: int = 16384
+    layout: Literal["auto", "packed", "padded"] = "auto"
     checkpoint_every: int = 50
     keep_checkpoints: int = 2
     drop_zero_signal: bool = False

@@ -6,6 +6,7 @@ works them out for the whole step and fetches only the trajectories of its own s
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -16,11 +17,14 @@ from cosmos_algos import (
     TokenBatch,
     collate,
     empty_batch,
+    in_one_row,
     split_batches,
-    split_ranks,
 )
 from cosmos_core.messages import SampleRef, Train
 from cosmos_core.trajectory import Trajectory
+from cosmos_parallel import balanced_parts, plan_micro_batches
+
+Layout = Literal["packed", "padded"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +54,7 @@ def share_of_step(train: Train, algorithm: Algorithm, *, index: int, num_shares:
     advantages, weights = algorithm.step_targets(
         StepRewards(rewards=[ref.reward for ref in refs], groups=groups, num_tokens=lengths)
     )
-    mine = split_ranks(lengths, num_shares)[index]
+    mine = balanced_parts(lengths, num_shares)[index]
     return StepShare(
         refs=tuple(refs[i] for i in mine),
         advantages=advantages[mine],
@@ -58,31 +62,64 @@ def share_of_step(train: Train, algorithm: Algorithm, *, index: int, num_shares:
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchPlan:
+    """How the samples of a share become micro-batches.
+
+    Attributes:
+        layout: ``packed`` puts samples into one row without padding, ``padded`` gives each a row.
+        max_tokens: tokens in a micro-batch, padding included.
+        vocab_size: token ids have to be below it; 0 where it is not known.
+    """
+
+    layout: Layout
+    max_tokens: int
+    vocab_size: int = 0
+
+
 def batches_of_share(
-    share: StepShare,
-    trajectories: Sequence[Trajectory],
-    *,
-    max_tokens: int,
-    policy_version: int,
-    vocab_size: int = 0,
+    share: StepShare, trajectories: Sequence[Trajectory], plan: BatchPlan, *, policy_version: int
 ) -> list[TokenBatch]:
     """Cut a share into micro-batches; a share without samples is one empty batch.
 
     Raises:
-        TokenIdError: if a sample has a token beyond ``vocab_size``, where that is known.
+        TokenIdError: if a sample has a token beyond the vocabulary, where that is known.
     """
     if not trajectories:
         return [empty_batch()]
-    return [
+    lengths = [t.num_tokens for t in trajectories]
+    if plan.layout == "packed":
+        (parts,) = plan_micro_batches(lengths, max_tokens=plan.max_tokens)
+    else:
+        parts = split_batches(lengths, plan.max_tokens)
+    batches = [
         collate(
             [trajectories[i] for i in rows],
             share.advantages[rows],
             share.weights.select(rows),
             policy_version=policy_version,
-            vocab_size=vocab_size,
+            vocab_size=plan.vocab_size,
         )
-        for rows in split_batches([t.token_ids.size for t in trajectories], max_tokens)
+        for rows in parts
     ]
+    return [in_one_row(batch) for batch in batches] if plan.layout == "packed" else batches
+
+
+def batch_sizes(batch: TokenBatch) -> dict[str, torch.Tensor]:
+    """Return sums that tell how fast and how full passes were, beside a loss's own metrics.
+
+    ``batch/tokens`` of the samples, ``batch/places`` that a pass works on, padding included, and
+    ``batch/pairs``, the squares of the samples' lengths.
+    """
+    if batch.segments is None:
+        lengths = batch.valid.sum(-1)
+    else:
+        lengths = torch.bincount(batch.segments[batch.valid])
+    return {
+        "batch/tokens": lengths.sum(),
+        "batch/places": torch.tensor(batch.token_ids.numel(), device=lengths.device),
+        "batch/pairs": lengths.square().sum(),
+    }
 
 
 def step_statistics(train: Train) -> dict[str, float]:

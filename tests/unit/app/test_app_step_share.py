@@ -1,11 +1,19 @@
 """Shares of a step: together the whole step, each weighed by all of it."""
 
+import numpy as np
 import pytest
 import torch
 
 from cosmos_algos import AggregationConfig, DrGrpoConfig
-from cosmos_app.step_share import batches_of_share, share_of_step, step_statistics
+from cosmos_app.step_share import (
+    BatchPlan,
+    batch_sizes,
+    batches_of_share,
+    share_of_step,
+    step_statistics,
+)
 from cosmos_core.messages import SampleRef, Train
+from cosmos_core.trajectory import Trajectory, VersionSpan
 
 
 def ref(key: str, reward: float, num_tokens: int, version: int = 0) -> SampleRef:
@@ -17,6 +25,22 @@ def ref(key: str, reward: float, num_tokens: int, version: int = 0) -> SampleRef
         reward=reward,
         oldest_version=version,
         newest_version=version + 1,
+    )
+
+
+def trajectory(length: int) -> Trajectory:
+    return Trajectory(
+        prompt_id="p",
+        group="0",
+        sibling=0,
+        attempt=0,
+        token_ids=np.arange(length, dtype=np.int32),
+        logprobs=np.zeros(length, dtype=np.float32),
+        trainable=np.arange(length) > 0,
+        versions=(VersionSpan(0, length),),
+        rewards={},
+        reward=0.0,
+        finish_reason="stop",
     )
 
 
@@ -47,9 +71,30 @@ def test_advantages_are_relative_to_the_group_and_a_group_of_one_has_none() -> N
 
 def test_a_share_without_samples_is_one_batch_of_weight_zero() -> None:
     share = share_of_step(TRAIN, ALGORITHM, index=4, num_shares=5)
-    (batch,) = batches_of_share(share, [], max_tokens=64, policy_version=3)
+    (batch,) = batches_of_share(
+        share, [], BatchPlan(layout="packed", max_tokens=64), policy_version=3
+    )
     assert torch.count_nonzero(batch.trainable) == 0
     assert float(batch.denominators.sum()) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("layout", "places"),
+    [
+        ("packed", [[5], [4]]),  # 3 + 2 and 4 tokens in rows of their own length
+        ("padded", [[4], [6]]),  # 4, then 3 and 2 in two rows of 3
+    ],
+)
+def test_a_share_is_cut_to_the_budget_with_or_without_padding(layout, places) -> None:
+    share = share_of_step(TRAIN, ALGORITHM, index=0, num_shares=1)
+    trajectories = [trajectory(length) for length in (2, 4, 3)]
+    plan = BatchPlan(layout=layout, max_tokens=6)
+    batches = batches_of_share(share, trajectories, plan, policy_version=3)
+    sizes = [batch_sizes(batch) for batch in batches]
+    assert sorted(s["batch/places"].item() for s in sizes) == sorted(p for (p,) in places)
+    assert sum(s["batch/tokens"].item() for s in sizes) == 9
+    assert sum(s["batch/pairs"].item() for s in sizes) == 4 + 16 + 9
+    assert sum(float(batch.denominators.sum()) for batch in batches) == 9.0
 
 
 def test_statistics_count_staleness_from_the_oldest_token_of_a_group() -> None:

@@ -5,14 +5,21 @@ thread that owns the replica's communicators.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import nn
 
 from cosmos_algos import ScoreField, TokenBatch, policy_loss, summarise_metrics
 from cosmos_app.recipe import Recipe
-from cosmos_app.step_share import StepShare, batches_of_share, share_of_step, step_statistics
+from cosmos_app.step_share import (
+    BatchPlan,
+    StepShare,
+    batch_sizes,
+    batches_of_share,
+    share_of_step,
+    step_statistics,
+)
 from cosmos_core.messages import Train
 from cosmos_core.trajectory import Trajectory
 from cosmos_parallel import (
@@ -20,9 +27,15 @@ from cosmos_parallel import (
     Learner,
     LossResult,
     ReplicaGroup,
+    StepReport,
     TrainingMesh,
+    check_packable,
+    device_peak_flops,
     export_hf,
     load_causal_lm,
+    model_cost,
+    runs_packed_rows,
+    throughput,
 )
 from cosmos_weightsync import SenderConfig, WeightSender, shards_of
 
@@ -83,6 +96,8 @@ class Trainer:
         )
         if checkpoints.latest() is not None:
             self.version = checkpoints.load(self._learner).step + 1
+        self._plan = _batch_plan(self._model, recipe)
+        self._cost = model_cost(self._model)
         self._algorithm = recipe.algorithm.build()
         self._loss = policy_loss(recipe.algorithm)
         self._reference = self._frozen("reference_logprobs", model_dir)
@@ -121,13 +136,7 @@ class Trainer:
         self, train: Train, share: StepShare, trajectories: Sequence[Trajectory]
     ) -> dict[str, float]:
         """Take one step and publish it if asked; return its metrics, the same on every rank."""
-        batches = batches_of_share(
-            share,
-            trajectories,
-            max_tokens=self._recipe.trainer.tokens_per_batch,
-            policy_version=train.step,
-            vocab_size=_vocab_size(self._model),
-        )
+        batches = batches_of_share(share, trajectories, self._plan, policy_version=train.step)
         device = self._seat.mesh.process.device
         report = self._learner.step([batch.to(device) for batch in batches], self._counted_loss)
         self.version = train.step + 1
@@ -135,7 +144,8 @@ class Trainer:
             self._sender.publish(self.version)
         return {
             **step_statistics(train),
-            **_flat(summarise_metrics(report.metrics)),
+            **_flat(summarise_metrics(_without_sizes(report.metrics))),
+            **self._speed(report),
             "loss": report.loss,
             "grad_norm": report.grad_norm,
             "lr": report.lr,
@@ -172,7 +182,24 @@ class Trainer:
             batch = self._algorithm.with_reference(self._reference, batch)
         if self._teacher is not None:
             batch = self._algorithm.with_teacher(self._teacher, batch)
-        return self._loss(model, batch)
+        result = self._loss(model, batch)
+        return replace(result, metrics={**result.metrics, **batch_sizes(batch)})
+
+    def _speed(self, report: StepReport) -> dict[str, float]:
+        """Return tokens per second and rank, their share of what was worked on, and MFU."""
+        tokens, places = report.metrics["batch/tokens"], report.metrics["batch/places"]
+        speed = throughput(
+            self._cost,
+            num_tokens=tokens,
+            num_pairs=report.metrics["batch/pairs"],
+            rank_seconds=report.seconds * self._seat.num_shares,
+            peak_flops=device_peak_flops(self._seat.mesh.process.device),
+        )
+        return {
+            "tokens_per_s_per_rank": speed.tokens_per_s,
+            "useful_tokens": tokens / places if places else 0.0,
+            "mfu": speed.mfu,
+        }
 
     def _frozen(self, needed_for: ScoreField, model_dir: Path | None) -> nn.Module | None:
         """Load a model that only scores, if the algorithm needs one; every rank calls."""
@@ -180,6 +207,23 @@ class Trainer:
             return None
         model = load_causal_lm(model_dir, self._seat.mesh, self._recipe.model.training)
         return model.requires_grad_(False)
+
+
+def _batch_plan(model: nn.Module, recipe: Recipe) -> BatchPlan:
+    layout = recipe.trainer.layout
+    if layout == "auto":
+        layout = "packed" if runs_packed_rows(model) else "padded"
+    elif layout == "packed":
+        check_packable(model)
+    return BatchPlan(
+        layout=layout,
+        max_tokens=recipe.trainer.tokens_per_batch,
+        vocab_size=_vocab_size(model),
+    )
+
+
+def _without_sizes(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if not name.startswith("batch/")}
 
 
 def _vocab_size(model: nn.Module) -> int:

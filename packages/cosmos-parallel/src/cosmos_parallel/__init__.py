@@ -1,6 +1,8 @@
 """Meshes, model loading, the learner and checkpoints: everything a policy replica trains with."""
 
 from cosmos_parallel.checkpoint import Checkpoint, CheckpointStore
+from cosmos_parallel.determinism import deterministic, seed_everything
+from cosmos_parallel.ema import Ema, EmaConfig
 from cosmos_parallel.errors import (
     CheckpointError,
     ExportError,
@@ -10,19 +12,15 @@ from cosmos_parallel.errors import (
     ModelNotFoundError,
     NoBatchError,
     NonFiniteStepError,
+    OptimizerError,
     PackingError,
     ParallelError,
     ReplicaLostError,
     SftDataError,
+    TokenIdError,
 )
 from cosmos_parallel.export import export_hf
-from cosmos_parallel.learner import (
-    Evaluation,
-    Learner,
-    LearnerConfig,
-    Outcome,
-    StepReport,
-)
+from cosmos_parallel.learner import Learner, LearnerConfig
 from cosmos_parallel.mesh import ParallelConfig, TrainingMesh, build_mesh
 from cosmos_parallel.models import (
     ModelConfig,
@@ -30,8 +28,20 @@ from cosmos_parallel.models import (
     decoder_layers,
     load_causal_lm,
 )
-from cosmos_parallel.optimizer import AdamWConfig, OptimizerConfig, ScheduleConfig, SgdConfig
-from cosmos_parallel.packed_attention import check_packable, packed_sdpa, use_packed_attention
+from cosmos_parallel.optimizer import (
+    AdamW8bitConfig,
+    AdamWConfig,
+    MuonConfig,
+    OptimizerConfig,
+    SgdConfig,
+    TorchOptimizerConfig,
+)
+from cosmos_parallel.packed_attention import (
+    check_packable,
+    packed_sdpa,
+    runs_packed_rows,
+    use_packed_attention,
+)
 from cosmos_parallel.packing import balanced_parts, plan_micro_batches
 from cosmos_parallel.passes import LossFunction, LossResult, Pass, TakesAllPasses, run_passes
 from cosmos_parallel.process import (
@@ -41,6 +51,7 @@ from cosmos_parallel.process import (
     shutdown_distributed,
 )
 from cosmos_parallel.replicas import ReplicaGroup, ReplicaMembership, StoreReplicaGroup
+from cosmos_parallel.schedule import ScheduleConfig
 from cosmos_parallel.sft import SftLoss, fit, sft_loss, validate
 from cosmos_parallel.sft_batches import (
     SftBatch,
@@ -51,12 +62,23 @@ from cosmos_parallel.sft_batches import (
 )
 from cosmos_parallel.sft_data import SftData, SftExample, encode_example, load_sft_data
 from cosmos_parallel.sharding import model_tensors, shard_module
+from cosmos_parallel.step_report import Evaluation, Outcome, StepReport
+from cosmos_parallel.throughput import (
+    ModelCost,
+    Throughput,
+    device_peak_flops,
+    model_cost,
+    throughput,
+)
 
 __all__ = [
+    "AdamW8bitConfig",
     "AdamWConfig",
     "Checkpoint",
     "CheckpointError",
     "CheckpointStore",
+    "Ema",
+    "EmaConfig",
     "Evaluation",
     "ExportError",
     "Learner",
@@ -66,11 +88,14 @@ __all__ = [
     "LossResult",
     "MeshError",
     "ModelConfig",
+    "ModelCost",
     "ModelMismatchError",
     "ModelNotFoundError",
+    "MuonConfig",
     "NoBatchError",
     "NonFiniteStepError",
     "OptimizerConfig",
+    "OptimizerError",
     "Outcome",
     "PackingError",
     "ParallelConfig",
@@ -91,12 +116,17 @@ __all__ = [
     "StepReport",
     "StoreReplicaGroup",
     "TakesAllPasses",
+    "Throughput",
+    "TokenIdError",
+    "TorchOptimizerConfig",
     "TrainingMesh",
     "balanced_parts",
     "build_mesh",
     "check_model_directory",
     "check_packable",
     "decoder_layers",
+    "deterministic",
+    "device_peak_flops",
     "empty_batch",
     "encode_example",
     "export_hf",
@@ -105,15 +135,19 @@ __all__ = [
     "lay_out",
     "load_causal_lm",
     "load_sft_data",
+    "model_cost",
     "model_tensors",
     "open_store",
     "packed_sdpa",
     "plan_micro_batches",
     "run_passes",
+    "runs_packed_rows",
+    "seed_everything",
     "sft_loss",
     "shard_module",
     "shutdown_distributed",
     "step_batches",
+    "throughput",
     "use_packed_attention",
     "validate",
 ]

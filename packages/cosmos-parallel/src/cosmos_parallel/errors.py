@@ -29,6 +29,14 @@ class PackingError(ParallelError, ValueError):
     """Raised when samples cannot share a row: the model or the lengths do not allow it."""
 
 
+class OptimizerError(ParallelError, ValueError):
+    """Raised before training: no such optimizer or option, or its library is not installed."""
+
+
+class TokenIdError(ParallelError, ValueError):
+    """Raised in a forward pass: a token that the embedding does not have; names its place."""
+
+
 class NonFiniteStepError(ParallelError):
     """Raised when too many steps in a row had a loss or a gradient that is not finite."""
 

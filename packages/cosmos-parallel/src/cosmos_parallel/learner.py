@@ -11,22 +11,26 @@ and divided once by the global weight, so every layout takes the step that one p
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from cosmos_parallel.ema import Ema, EmaConfig
 from cosmos_parallel.errors import LossContractError, NoBatchError, NonFiniteStepError
 from cosmos_parallel.gradients import finish_gradients, gradient_norm, sum_over_replicas
 from cosmos_parallel.mesh import ParallelConfig, TrainingMesh, build_mesh
-from cosmos_parallel.optimizer import AdamWConfig, OptimizerConfig
+from cosmos_parallel.non_finite import dump, find_culprits
+from cosmos_parallel.optimizer import AdamWConfig, OptimizerConfig, set_learning_rate
 from cosmos_parallel.passes import LossFunction, LossResult, Pass, run_passes
 from cosmos_parallel.replicas import ReplicaGroup
+from cosmos_parallel.step_report import Evaluation, Outcome, StepReport
 
 Batch = TypeVar("Batch")
-Outcome = Literal["updated", "no_weight", "non_finite"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,11 +42,18 @@ class LearnerConfig:
         max_grad_norm: global norm to which gradients are clipped; infinity never clips.
         max_non_finite_steps: steps in a row that may be skipped because a loss or gradient was
             not finite; one more is an error.
+        dump_directory: where the batches of such steps are written, to be looked at; ``None``
+            writes none.
+        ema: an average of the weights that is kept beside them; ``None`` keeps none.
+        offload_activations: keep what backward needs in host memory.
     """
 
     optimizer: OptimizerConfig = field(default_factory=AdamWConfig)
     max_grad_norm: float = 1.0
     max_non_finite_steps: int = 3
+    dump_directory: Path | None = None
+    ema: EmaConfig | None = None
+    offload_activations: bool = False
 
     def __post_init__(self) -> None:
         """Check the ranges.
@@ -58,63 +69,15 @@ class LearnerConfig:
             )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepReport:
-    """One step, the same on every rank of every replica except ``seconds``.
-
-    Attributes:
-        outcome: ``updated``; ``no_weight`` when nothing was trainable anywhere, or
-            ``non_finite``: in both the weights, optimizer and schedule are untouched.
-        loss: global ``total / weight``; 0 without weight.
-        weight: global weight.
-        grad_norm: global norm of the normalised gradient before clipping; 0 without weight.
-        lr: learning rate of this step.
-        metrics: global sums, as the loss returned them.
-        num_passes: forward and backward passes that each rank made.
-        seconds: wall clock of the step on this rank.
-    """
-
-    outcome: Outcome
-    loss: float
-    weight: float
-    grad_norm: float
-    lr: float
-    metrics: Mapping[str, float]
-    num_passes: int
-    seconds: float
-
-    def mean(self, name: str, *, over: str | None = None) -> float:
-        """Return metric ``name`` divided by metric ``over`` (the weight when ``None``), or 0."""
-        divisor = self.weight if over is None else self.metrics[over]
-        return self.metrics[name] / divisor if divisor else 0.0
-
-    def per_second(self, name: str) -> float:
-        """Return metric ``name``, such as a number of tokens, per second of this step."""
-        return self.metrics[name] / self.seconds
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluation:
-    """A loss over some batches, without training.
-
-    Attributes:
-        loss: global ``total / weight``; 0 without weight.
-        weight: global weight.
-        metrics: global sums, as the loss returned them.
-    """
-
-    loss: float
-    weight: float
-    metrics: Mapping[str, float]
-
-
 @dataclass(slots=True)
 class _Sums:
     total: Tensor
     weight: Tensor
     metrics: dict[str, Tensor]
+    totals: list[Tensor] = field(default_factory=list[Tensor])
 
     def add(self, result: LossResult) -> None:
+        self.totals.append(result.total.detach())
         self.total += result.total.detach().double()
         self.weight += result.weight.detach().double()
         for name, value in result.metrics.items():
@@ -138,6 +101,8 @@ class Learner:
         replica_group: the policy replicas; may be exchanged between steps.
         optimizer: the torch optimizer over its trainable parameters.
         num_updates: updates made so far; the position in the learning-rate schedule.
+        num_skipped: steps so far whose loss or gradient was not finite.
+        ema: the average of the weights, if one is kept.
     """
 
     def __init__(
@@ -160,13 +125,16 @@ class Learner:
         """
         self.model = model
         self.num_updates = 0
+        self.num_skipped = 0
         self.replica_group = replica_group
         self._config = config
         self.mesh = mesh or build_mesh(ParallelConfig())
         self._clock = clock
         self._num_non_finite = 0
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self.optimizer = config.optimizer.build(self._parameters)
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._parameters = list(trained.values())
+        self.optimizer = config.optimizer.build(trained)
+        self.ema = Ema(model, config.ema) if config.ema else None
 
     def step(
         self,
@@ -200,6 +168,9 @@ class Learner:
         total, weight, metrics = self._reduce(sums)
         lr = self._config.optimizer.lr * self._config.optimizer.schedule.factor(self.num_updates)
         outcome, grad_norm = self._update(total, weight, lr)
+        problem = (
+            self._account_for(batches, sums, total, grad_norm) if outcome == "non_finite" else ""
+        )
         self.optimizer.zero_grad(set_to_none=True)
         return StepReport(
             outcome=outcome,
@@ -210,6 +181,8 @@ class Learner:
             metrics=metrics,
             num_passes=num_passes,
             seconds=self._clock() - started,
+            num_skipped=self.num_skipped,
+            problem=problem,
         )
 
     def evaluate(
@@ -266,8 +239,15 @@ class Learner:
                 for name in result.metrics:
                     sums.touch(name)
 
-        run_passes(self.model, passes, loss, take, gradient_scale=self.mesh.gradient_scale)
+        with self._saved_activations():
+            run_passes(self.model, passes, loss, take, gradient_scale=self.mesh.gradient_scale)
         return sums
+
+    def _saved_activations(self) -> AbstractContextManager[object]:
+        if not self._config.offload_activations:
+            return nullcontext()
+        on_gpu = self.mesh.process.device_type == "cuda"
+        return torch.autograd.graph.save_on_cpu(pin_memory=on_gpu)
 
     def _reduce(self, sums: _Sums) -> tuple[float, float, dict[str, float]]:
         packed = self.mesh.sum_over_data(sums.pack())
@@ -282,21 +262,37 @@ class Learner:
             sum_over_replicas(self._parameters, self.replica_group)
         norm = gradient_norm(self._parameters, self.mesh) / abs(weight)
         if not (math.isfinite(norm) and math.isfinite(total)):
-            self._num_non_finite += 1
-            if self._num_non_finite > self._config.max_non_finite_steps:
-                raise NonFiniteStepError(
-                    f"{self._num_non_finite} steps in a row were not finite (now: loss sum "
-                    f"{total}, gradient norm {norm}); look at the batches, or lower the rate"
-                )
             return "non_finite", norm
         self._num_non_finite = 0
         clip = min(1.0, self._config.max_grad_norm / (norm + 1e-6))
         finish_gradients(self._parameters, factor=clip / weight)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        set_learning_rate(self.optimizer, lr)
         self.optimizer.step()
+        if self.ema is not None:
+            self.ema.update(self.num_updates)
         self.num_updates += 1
         return "updated", norm
+
+    def _account_for(self, batches: Sequence[Batch], sums: _Sums, total: float, norm: float) -> str:
+        """Count a step that was not finite, write its batches down, and say what was wrong.
+
+        Raises:
+            NonFiniteStepError: if it was one too many in a row.
+        """
+        self._num_non_finite += 1
+        self.num_skipped += 1
+        culprits = find_culprits(batches, sums.totals, self.model)
+        problem = culprits.problem
+        if self._config.dump_directory is not None:
+            name = f"skipped-{self.num_skipped:04d}-rank-{self.mesh.process.rank}"
+            path = dump(culprits, self._config.dump_directory, name)
+            problem += f"; written to {path}" if path else ""
+        if self._num_non_finite > self._config.max_non_finite_steps:
+            raise NonFiniteStepError(
+                f"{self._num_non_finite} steps in a row were not finite (now: loss sum {total}, "
+                f"gradient norm {norm}; {problem}); look at the batches, or lower the rate"
+            )
+        return problem
 
 
 def _unpack(sums: _Sums, packed: Tensor) -> tuple[float, float, dict[str, float]]:

@@ -13,6 +13,7 @@ from cosmos_parallel.errors import ModelMismatchError, ModelNotFoundError
 from cosmos_parallel.mesh import TrainingMesh
 from cosmos_parallel.packed_attention import use_packed_attention
 from cosmos_parallel.sharding import shard_module
+from cosmos_parallel.token_ids import guard_token_ids
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -87,6 +88,7 @@ def load_causal_lm(
     check_model_directory(path)
     model = _read_model(path, config)
     use_packed_attention(model)
+    guard_token_ids(model)
     model.train()
     if config.activation_checkpointing == "full":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

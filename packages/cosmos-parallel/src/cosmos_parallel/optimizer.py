@@ -1,53 +1,18 @@
-"""Optimizers and learning-rate schedules, as config."""
+"""Optimizers as config: torch's own by name, Muon, and Adam with 8-bit state from torchao."""
 
-import math
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from torch import Tensor, nn
 
+from cosmos_parallel.errors import OptimizerError
+from cosmos_parallel.schedule import ScheduleConfig
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScheduleConfig:
-    """Factor on the learning rate: linear warm-up, then a shape.
-
-    Attributes:
-        shape: ``constant``, or ``cosine`` or ``linear`` decay from 1 to ``final_factor``.
-        num_warmup_steps: updates over which the factor rises; update i of w has (i + 1) / w.
-        num_steps: update at which the decay ends; unused by ``constant``.
-        final_factor: factor from then on.
-    """
-
-    shape: Literal["constant", "cosine", "linear"] = "constant"
-    num_warmup_steps: int = 0
-    num_steps: int = 0
-    final_factor: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Check the numbers against each other.
-
-        Raises:
-            ValueError: if a decay has no steps left after the warm-up.
-        """
-        if self.num_warmup_steps < 0:
-            raise ValueError(f"num_warmup_steps is {self.num_warmup_steps}; it must be 0 or more")
-        if self.shape != "constant" and self.num_steps <= self.num_warmup_steps:
-            raise ValueError(
-                f"a {self.shape} schedule needs num_steps above num_warmup_steps "
-                f"({self.num_warmup_steps}); found {self.num_steps}"
-            )
-
-    def factor(self, update: int) -> float:
-        """Return the factor of update ``update``, counted from 0."""
-        if update < self.num_warmup_steps:
-            return (update + 1) / self.num_warmup_steps
-        if self.shape == "constant":
-            return 1.0
-        length = self.num_steps - self.num_warmup_steps
-        progress = min((update - self.num_warmup_steps) / length, 1.0)
-        kept = (1 + math.cos(math.pi * progress)) / 2 if self.shape == "cosine" else 1 - progress
-        return self.final_factor + (1 - self.final_factor) * kept
+Named = Mapping[str, nn.Parameter]
+Option = bool | int | float | str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,11 +35,11 @@ class AdamWConfig:
     weight_decay: float = 0.0
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
 
-    def build(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    def build(self, parameters: Named) -> torch.optim.Optimizer:
         """Make the optimizer."""
         # for loops: the grouped kernels do not take DTensors on CPU
         return torch.optim.AdamW(
-            parameters,
+            parameters.values(),
             lr=self.lr,
             betas=self.betas,
             eps=self.eps,
@@ -101,10 +66,10 @@ class SgdConfig:
     weight_decay: float = 0.0
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
 
-    def build(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    def build(self, parameters: Named) -> torch.optim.Optimizer:
         """Make the optimizer."""
         return torch.optim.SGD(
-            parameters,
+            parameters.values(),
             lr=self.lr,
             momentum=self.momentum,
             weight_decay=self.weight_decay,
@@ -112,4 +77,201 @@ class SgdConfig:
         )
 
 
-OptimizerConfig = AdamWConfig | SgdConfig
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TorchOptimizerConfig:
+    """Any optimizer of ``torch.optim`` that works from gradients alone.
+
+    Attributes:
+        kind: which optimizer this is.
+        name: its class, such as ``RMSprop``, ``Adagrad`` or ``NAdam``.
+        lr: peak learning rate.
+        options: its other arguments, by name.
+        schedule: factor on ``lr`` over the updates.
+    """
+
+    kind: Literal["torch"] = "torch"
+    name: str = "Adam"
+    lr: float = 1e-3
+    options: Mapping[str, Option] = field(default_factory=dict[str, Option])
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+
+    def __post_init__(self) -> None:
+        """Look the optimizer and its options up.
+
+        Raises:
+            OptimizerError: if torch has no such optimizer, or it has no such option.
+        """
+        known = _torch_optimizers()
+        if self.name not in known:
+            raise OptimizerError(
+                f"torch.optim has no {self.name!r} that takes gradients alone; it has "
+                f"{', '.join(sorted(known))}"
+            )
+        taken = set(inspect.signature(known[self.name]).parameters) - {"params", "lr"}
+        if strange := sorted(set(self.options) - taken):
+            raise OptimizerError(
+                f"{self.name} takes no {', '.join(strange)}; it takes {', '.join(sorted(taken))}"
+            )
+
+    def build(self, parameters: Named) -> torch.optim.Optimizer:
+        """Make the optimizer."""
+        make = _torch_optimizers()[self.name]
+        options = dict(self.options)
+        if "foreach" in inspect.signature(make).parameters:
+            options = {"foreach": False, **options}
+        return make(parameters.values(), lr=self.lr, **options)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdamW8bitConfig:
+    """AdamW whose moments are kept in 8 bits, by blocks (Dettmers et al., 2022; torchao).
+
+    Tensors under 4096 values, or of which a rank holds no whole number of blocks, keep theirs as
+    they are.
+
+    Attributes:
+        kind: which optimizer this is.
+        lr: peak learning rate.
+        betas: decay rates of the two moments.
+        eps: added to the root of the second moment.
+        weight_decay: decoupled decay.
+        block_size: values that share a scale.
+        stochastic_rounding: round bfloat16 parameters up or down by chance, so that small updates
+            are not lost.
+        schedule: factor on ``lr`` over the updates.
+    """
+
+    kind: Literal["adamw_8bit"] = "adamw_8bit"
+    lr: float = 1e-5
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    block_size: int = 256
+    stochastic_rounding: bool = False
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+
+    def build(self, parameters: Named) -> torch.optim.Optimizer:
+        """Make the optimizer.
+
+        Raises:
+            OptimizerError: if torchao is not installed.
+        """
+        try:
+            from cosmos_parallel.eight_bit import make_adamw_8bit
+        except ImportError as error:
+            raise OptimizerError(
+                "optimizer adamw_8bit needs torchao: pip install torchao"
+            ) from error
+        return make_adamw_8bit(
+            list(parameters.values()),
+            {
+                "lr": self.lr,
+                "betas": self.betas,
+                "eps": self.eps,
+                "weight_decay": self.weight_decay,
+                "block_size": self.block_size,
+                "bf16_stochastic_round": self.stochastic_rounding,
+            },
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MuonConfig:
+    """Muon (Jordan et al., 2024) for matrices, AdamW for all else; torch's own of both.
+
+    Updates of matrices are orthogonalised and scaled to the size of AdamW's, so that one learning
+    rate serves both (Liu et al., 2025, arXiv 2502.16982, section 2.2).
+
+    Attributes:
+        kind: which optimizer this is.
+        lr: peak learning rate, of both.
+        momentum: of Muon, with Nesterov's step.
+        weight_decay: decoupled decay, of both.
+        betas: of AdamW.
+        eps: of AdamW.
+        adamw_names: a matrix with one of these in its name is AdamW's: embeddings and heads.
+        schedule: factor on ``lr`` over the updates.
+    """
+
+    kind: Literal["muon"] = "muon"
+    lr: float = 1e-4
+    momentum: float = 0.95
+    weight_decay: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    adamw_names: tuple[str, ...] = ("embed", "lm_head", "wte", "wpe", "output.weight", "lora_")
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+
+    def build(self, parameters: Named) -> torch.optim.Optimizer:
+        """Make the optimizer."""
+        matrices = {
+            name: parameter
+            for name, parameter in parameters.items()
+            if parameter.ndim == 2 and not any(part in name for part in self.adamw_names)
+        }
+        others = [p for name, p in parameters.items() if name not in matrices]
+        parts: list[torch.optim.Optimizer] = []
+        if matrices:
+            muon = torch.optim.Muon(
+                matrices.values(),
+                lr=self.lr,
+                momentum=self.momentum,
+                weight_decay=self.weight_decay,
+                adjust_lr_fn="match_rms_adamw",
+            )
+            parts.append(muon)
+        if others:
+            adamw = torch.optim.AdamW(
+                others,
+                lr=self.lr,
+                betas=self.betas,
+                eps=self.eps,
+                weight_decay=self.weight_decay,
+                foreach=False,
+            )
+            parts.append(adamw)
+        return JoinedOptimizer(parts)
+
+
+OptimizerConfig = AdamWConfig | SgdConfig | TorchOptimizerConfig | AdamW8bitConfig | MuonConfig
+
+
+class JoinedOptimizer(torch.optim.Optimizer):
+    """Several optimizers over disjoint parameters that look like one."""
+
+    def __init__(self, parts: list[torch.optim.Optimizer]) -> None:
+        """Take over the groups and the state of ``parts``."""
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self._parts = parts
+        start = 0
+        for part in parts:
+            end = start + len(part.param_groups)
+            part.param_groups = self.param_groups[start:end]  # the same objects: one lr for both
+            part.state = self.state
+            start = end
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Let each part take its step."""
+        assert closure is None, "the learner has computed the gradients"
+        for part in self._parts:
+            part.step()
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the rate of every group; a rate kept as a tensor stays that tensor."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
+
+
+def _torch_optimizers() -> dict[str, Callable[..., torch.optim.Optimizer]]:
+    # Any: their constructors have nothing in common but parameters and lr
+    found: dict[str, Any] = {
+        name: value
+        for name, value in vars(torch.optim).items()
+        if isinstance(value, type) and issubclass(value, torch.optim.Optimizer)
+    }
+    # LBFGS calls the loss again; SparseAdam takes sparse gradients only; Muon takes matrices only
+    return {n: v for n, v in found.items() if n not in {"Optimizer", "LBFGS", "SparseAdam", "Muon"}}

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from cosmos_parallel.errors import PackingError
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
 PACKED_SDPA = "packed_sdpa"
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
@@ -71,10 +71,8 @@ def use_packed_attention(model: "PreTrainedModel") -> bool:
         Whether the model can: false where it does not look its attention up by name, or runs
         another one already.
     """
-    if (
-        model.config._attn_implementation != "sdpa"
-        or not type(model)._can_set_attn_implementation()
-    ):
+    can_change: Callable[[], bool] | None = getattr(model, "_can_set_attn_implementation", None)
+    if _attention_of(model) != "sdpa" or can_change is None or not can_change():
         return False
     _register()
     names = dict.fromkeys(model.config.sub_configs, "sdpa")
@@ -85,18 +83,36 @@ def use_packed_attention(model: "PreTrainedModel") -> bool:
     return True
 
 
-def check_packable(config: "PretrainedConfig") -> None:
+def check_packable(model: nn.Module) -> None:
     """Refuse to pack samples for a model that carries a state from token to token.
 
     Raises:
         PackingError: naming the layers that would leak from one sample into the next.
     """
+    config: Any = getattr(model, "config", None)  # any Hugging Face configuration
+    if config is None:
+        raise PackingError(f"{type(model).__name__} is not of Hugging Face; use the padded layout")
     kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
     if others := sorted(kinds - ATTENTION_LAYERS):
         raise PackingError(
             f"{config.model_type} has {', '.join(others)} layers, whose state would go on from one "
             "sample of a row into the next; use the padded layout"
         )
+
+
+def runs_packed_rows(model: nn.Module) -> bool:
+    """Whether a model attends within samples of a row at no more cost than by themselves.
+
+    True for ``packed_sdpa`` and for the fused kernels of transformers, where no layer carries a
+    state from token to token.
+    """
+    config: Any = getattr(model, "config", None)  # any Hugging Face configuration
+    if config is None:
+        return False
+    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
+    name = _attention_of(model)
+    fused = name == PACKED_SDPA or name.startswith("flash_attention")
+    return fused and kinds <= ATTENTION_LAYERS
 
 
 def packed_rows(starts: Tensor, mask_function: MaskFunction | None = None) -> PackedRows:
@@ -110,7 +126,7 @@ def packed_rows(starts: Tensor, mask_function: MaskFunction | None = None) -> Pa
     """
     flat = starts.clone()
     flat[:, 0] = True
-    begins = flat.flatten().nonzero().flatten().tolist()
+    begins: list[int] = flat.flatten().nonzero().flatten().tolist()
     ends = [*begins[1:], starts.numel()]
     order = sorted(range(len(begins)), key=lambda index: begins[index] - ends[index])
     groups: list[list[tuple[int, int]]] = []
@@ -210,6 +226,10 @@ class _ToRows(torch.autograd.Function):
         grad = grad_outputs[0]
         columns = grad.flatten(1).index_select(0, ctx.packed.places)
         return columns.mul_(ctx.packed.own).unflatten(1, grad.shape[1:]), None
+
+
+def _attention_of(model: nn.Module) -> str:
+    return str(getattr(getattr(model, "config", None), "_attn_implementation", ""))
 
 
 def _own_columns(places: Tensor) -> Tensor:

@@ -1,0 +1,102 @@
+"""Samples put into one row give the loss and the metrics of the padded batch."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cosmos_algos import (
+    AlgorithmConfig,
+    DapoConfig,
+    DecoupledPpoConfig,
+    GrpoConfig,
+    GspoConfig,
+    KlConfig,
+    ObjectiveConfig,
+    RatioMask,
+    TokenBatch,
+    TokenScores,
+    empty_batch,
+    in_one_row,
+    policy_objective,
+    position_ids,
+)
+
+LENGTHS = (4, 2, 6)
+
+
+def padded() -> TokenBatch:
+    """Three samples of 4, 2 and 6 tokens; the first token of each is a prompt."""
+    generator = torch.Generator().manual_seed(0)
+    columns = torch.arange(6)
+    lengths = torch.tensor(LENGTHS)[:, None]
+    valid = columns < lengths
+    trainable = columns < lengths - 1
+    token_ids = torch.randint(1, 9, (3, 6), generator=generator) * valid
+    return replace(
+        empty_batch(),
+        token_ids=token_ids,
+        valid=valid,
+        targets=token_ids.roll(-1, dims=1),
+        trainable=trainable,
+        behaviour_logprobs=-torch.rand(3, 6, generator=generator) * trainable,
+        advantages=torch.tensor([[1.0], [-2.0], [0.5]]) * trainable,
+        token_weights=torch.tensor([[0.3], [1.0], [0.2]]) * trainable,
+        denominators=torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64),
+        lags=torch.randint(0, 3, (3, 6), generator=generator) * trainable,
+        reference_logprobs=-torch.rand(3, 6, generator=generator) * trainable,
+        names=("group 0 sibling 0", "group 0 sibling 1", "group 1 sibling 0"),
+    )
+
+
+def test_a_row_holds_the_tokens_of_all_samples_and_nothing_else():
+    batch = padded()
+    row = in_one_row(batch)
+    own = [batch.token_ids[index, :length] for index, length in enumerate(LENGTHS)]
+    assert torch.equal(row.token_ids, torch.cat(own)[None])
+    assert row.segments is not None
+    assert row.segments.tolist() == [[0, 0, 0, 0, 1, 1, 2, 2, 2, 2, 2, 2]]
+    assert position_ids(row.segments).tolist() == [[0, 1, 2, 3, 0, 1, 0, 1, 2, 3, 4, 5]]
+    assert row.denominators.tolist() == [6.0]
+    assert row.names == batch.names
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GrpoConfig(),
+        DapoConfig(),
+        GspoConfig(),
+        DecoupledPpoConfig(),
+        GrpoConfig(
+            objective=ObjectiveConfig(
+                kl=KlConfig(coefficient=0.1), rejections=(RatioMask(),), entropy_coefficient=0.01
+            )
+        ),
+    ],
+    ids=lambda config: config.kind,
+)
+def test_the_loss_of_a_row_is_that_of_the_padded_batch(config: AlgorithmConfig):
+    batch = padded()
+    row = in_one_row(batch)
+    generator = torch.Generator().manual_seed(1)
+    logprobs = (-torch.rand(3, 6, generator=generator) * batch.trainable).requires_grad_()
+    entropies = torch.rand(3, 6, generator=generator) * batch.trainable
+    objective = config.build().objective
+    apart = policy_objective(TokenScores(logprobs, entropies), batch, objective)
+    (apart_gradient,) = torch.autograd.grad(apart.total, logprobs)
+    scores = TokenScores(logprobs[batch.valid][None], entropies[batch.valid][None])
+    together = policy_objective(scores, row, objective)
+    (gradient,) = torch.autograd.grad(together.total, logprobs)
+    assert together.total.item() == pytest.approx(apart.total.item(), rel=1e-6)
+    assert together.weight.item() == apart.weight.item() == 6.0
+    torch.testing.assert_close(gradient, apart_gradient, rtol=1e-6, atol=1e-7)
+    for name, value in apart.metrics.items():
+        torch.testing.assert_close(together.metrics[name], value, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_a_batch_without_tokens_and_a_row_already_packed_stay_as_they_are():
+    empty = empty_batch()
+    assert in_one_row(empty) is empty
+    row = in_one_row(padded())
+    assert in_one_row(row) is row

@@ -1,0 +1,249 @@
+"""Optimizers and schedules against torch's own and against steps worked out by hand."""
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import nn
+
+from cosmos_core.config import config_from_json, config_to_json
+from cosmos_parallel import (
+    AdamW8bitConfig,
+    AdamWConfig,
+    Ema,
+    EmaConfig,
+    Learner,
+    LearnerConfig,
+    MuonConfig,
+    OptimizerError,
+    ScheduleConfig,
+    SgdConfig,
+    TorchOptimizerConfig,
+    deterministic,
+    seed_everything,
+)
+
+
+@dataclass(frozen=True)
+class Sums:
+    total: torch.Tensor
+    weight: torch.Tensor
+    metrics: dict = field(default_factory=dict)
+
+
+class Tiny(nn.Module):
+    """An embedding, a matrix, a vector and a head: every kind of parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed_tokens = nn.Embedding(8, 16)
+        self.mix = nn.Linear(16, 24)
+        self.lm_head = nn.Linear(24, 8, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.lm_head(self.mix(self.embed_tokens(ids)).tanh())
+
+
+def loss(model: nn.Module, ids: torch.Tensor) -> Sums:
+    losses = nn.functional.cross_entropy(model(ids[:-1]), ids[1:], reduction="sum")
+    return Sums(losses, torch.tensor(float(len(ids) - 1)))
+
+
+def batches() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(0, 8, (9,), generator=generator) for _ in range(6)]
+
+
+def trained(config, **settings) -> tuple[Tiny, Learner]:
+    model = Tiny()
+    learner = Learner(model, LearnerConfig(optimizer=config, max_grad_norm=math.inf, **settings))
+    for batch in batches():
+        learner.step([batch], loss)
+    return model, learner
+
+
+def by_hand(optimizers) -> Tiny:
+    model = Tiny()
+    parts = optimizers(model)
+    for batch in batches():
+        sums = loss(model, batch)
+        (sums.total / sums.weight).backward()
+        for part in parts:
+            part.step()
+            part.zero_grad()
+    return model
+
+
+def assert_same(mine: nn.Module, theirs: nn.Module, tolerance: float = 1e-6) -> None:
+    for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("RMSprop", {"alpha": 0.9, "momentum": 0.5}),
+        ("NAdam", {"eps": 1e-6}),
+        ("Adagrad", {}),
+        ("Adafactor", {"weight_decay": 0.1}),
+    ],
+)
+def test_any_optimizer_of_torch_takes_its_own_steps(name, options):
+    config = TorchOptimizerConfig(name=name, lr=1e-2, options=options)
+    model, _ = trained(config)
+    make = getattr(torch.optim, name)
+    assert_same(model, by_hand(lambda m: [make(m.parameters(), lr=1e-2, **options)]))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TorchOptimizerConfig(name="Adan"), "no 'Adan'.*it has.*RMSprop"),
+        (lambda: TorchOptimizerConfig(name="LBFGS"), "takes gradients alone"),
+        (lambda: TorchOptimizerConfig(name="Adagrad", options={"rho": 1}), "takes no rho; it tak"),
+    ],
+)
+def test_optimizers_and_options_that_torch_does_not_have_are_refused(make, message):
+    with pytest.raises(OptimizerError, match=message):
+        make()
+
+
+def test_muon_takes_the_matrices_and_adamw_the_rest():
+    model, learner = trained(MuonConfig(lr=1e-2, weight_decay=0.05))
+    settings = {"lr": 1e-2, "weight_decay": 0.05}
+    expected = by_hand(
+        lambda m: [
+            torch.optim.Muon([m.mix.weight], adjust_lr_fn="match_rms_adamw", **settings),
+            torch.optim.AdamW(
+                [m.embed_tokens.weight, m.mix.bias, m.lm_head.weight], betas=(0.9, 0.95), **settings
+            ),
+        ]
+    )
+    assert_same(model, expected)
+    kinds = {name: sorted(learner.optimizer.state[p]) for name, p in model.named_parameters()}
+    assert kinds["mix.weight"] == ["momentum_buffer"]
+    assert kinds["lm_head.weight"] == ["exp_avg", "exp_avg_sq", "step"]
+
+
+def test_one_learning_rate_schedule_moves_every_part_of_a_joined_optimizer():
+    schedule = ScheduleConfig(num_warmup_steps=12)
+    _, learner = trained(MuonConfig(lr=1.0, schedule=schedule))
+    assert [group["lr"] for group in learner.optimizer.param_groups] == [0.5, 0.5]
+
+
+def test_eight_bit_adamw_stays_near_adamw_and_keeps_its_state_in_bytes():
+    pytest.importorskip("torchao")
+    torch.manual_seed(0)
+    models = [nn.Linear(64, 128, bias=False) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    learners = [
+        Learner(model, LearnerConfig(optimizer=config, max_grad_norm=math.inf))
+        for model, config in zip(
+            models, [AdamWConfig(lr=1e-3), AdamW8bitConfig(lr=1e-3)], strict=True
+        )
+    ]
+
+    def square(model: nn.Module, inputs: torch.Tensor) -> Sums:
+        return Sums((model(inputs) - 1).square().sum(), torch.tensor(float(len(inputs))))
+
+    for _ in range(20):
+        inputs = torch.randn(32, 64)
+        reports = [learner.step([inputs], square) for learner in learners]
+    moved = (models[0].weight - models[1].weight).abs().max().item()
+    assert 0 < moved < 2e-3  # of 20 updates of 1e-3
+    assert reports[1].loss == pytest.approx(reports[0].loss, rel=0.02)
+    (state,) = learners[1].optimizer.state.values()
+    assert state["exp_avg"].codes.dtype == torch.uint8
+    assert reports[1].lr == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        AdamWConfig(betas=(0.8, 0.9)),
+        SgdConfig(momentum=0.5),
+        TorchOptimizerConfig(name="RMSprop", options={"alpha": 0.5, "centered": True}),
+        AdamW8bitConfig(block_size=128),
+        MuonConfig(adamw_names=("head",)),
+    ],
+    ids=lambda config: config.kind,
+)
+def test_every_optimizer_can_be_written_in_a_recipe(config):
+    learner = LearnerConfig(optimizer=config, ema=EmaConfig(decay=0.9))
+    assert config_from_json(LearnerConfig, config_to_json(learner)) == learner
+
+
+@pytest.mark.parametrize(
+    ("update", "factor"),
+    # two of warm-up, stable until update 6, then four of decay to 0.2
+    [(0, 0.5), (1, 1.0), (2, 1.0), (6, 1.0), (7, 0.8), (8, 0.6), (9, 0.4), (10, 0.2), (99, 0.2)],
+)
+def test_warm_up_stable_decay(update, factor):
+    schedule = ScheduleConfig(
+        shape="wsd", num_warmup_steps=2, num_steps=10, num_decay_steps=4, final_factor=0.2
+    )
+    assert schedule.factor(update) == pytest.approx(factor)
+
+
+@pytest.mark.parametrize("num_decay_steps", [0, 9])
+def test_a_decay_longer_than_what_the_warm_up_leaves_is_refused(num_decay_steps):
+    with pytest.raises(ValueError, match="num_decay_steps from 1 to 8"):
+        ScheduleConfig(
+            shape="wsd", num_warmup_steps=2, num_steps=10, num_decay_steps=num_decay_steps
+        )
+
+
+def test_the_average_of_weights_is_that_of_the_formula_and_the_weights_come_back():
+    model = nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    config = LearnerConfig(
+        optimizer=SgdConfig(lr=1.0), ema=EmaConfig(decay=0.75, ramp=False), max_grad_norm=math.inf
+    )
+    learner = Learner(model, config)
+
+    def slope(module: nn.Module, batch: torch.Tensor) -> Sums:
+        return Sums(module(batch).sum(), torch.ones(()))
+
+    average = 1.0
+    for weight in (0.0, -1.0, -2.0):  # each step subtracts the gradient, 1
+        learner.step([torch.ones(1, 1)], slope)
+        average = 0.75 * average + 0.25 * weight
+    assert isinstance(learner.ema, Ema)
+    assert learner.ema.averages["weight"].item() == pytest.approx(average)
+    with learner.ema.in_place():
+        assert model.weight.item() == pytest.approx(average)
+    assert model.weight.item() == -2.0
+
+
+def test_the_ramp_forgets_the_first_weights_sooner():
+    assert [EmaConfig(decay=0.5).decay_at(update) for update in (0, 8, 100)] == [0.1, 0.5, 0.5]
+    with pytest.raises(ValueError, match="decay is 1"):
+        EmaConfig(decay=1.0)
+
+
+def test_activations_kept_in_host_memory_change_nothing():
+    plain, _ = trained(AdamWConfig(lr=1e-2))
+    offloaded, _ = trained(AdamWConfig(lr=1e-2), offload_activations=True)
+    assert_same(plain, offloaded, 0.0)
+
+
+def test_a_seeded_deterministic_run_repeats_bit_for_bit():
+    def run() -> list[torch.Tensor]:
+        seed_everything(3)
+        with deterministic():
+            assert torch.are_deterministic_algorithms_enabled()
+            model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+            learner = Learner(model, LearnerConfig())
+            for _ in range(3):
+                learner.step(
+                    [torch.randn(4, 8)],
+                    lambda m, x: Sums(m(x).square().sum(), torch.tensor(4.0)),
+                )
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    first, second = run(), run()
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert not torch.are_deterministic_algorithms_enabled()
