@@ -4,6 +4,7 @@ from cosmos_parallel.checkpoint import Checkpoint, CheckpointStore
 from cosmos_parallel.determinism import deterministic, seed_everything
 from cosmos_parallel.ema import Ema, EmaConfig
 from cosmos_parallel.errors import (
+    AdapterError,
     CheckpointError,
     ExportError,
     LossContractError,
@@ -21,6 +22,7 @@ from cosmos_parallel.errors import (
 )
 from cosmos_parallel.export import export_hf
 from cosmos_parallel.learner import Learner, LearnerConfig
+from cosmos_parallel.lora import LoraConfig, PeftView, adapter_tensors, add_lora, export_lora
 from cosmos_parallel.mesh import ParallelConfig, TrainingMesh, build_mesh
 from cosmos_parallel.models import (
     ModelConfig,
@@ -74,6 +76,7 @@ from cosmos_parallel.throughput import (
 __all__ = [
     "AdamW8bitConfig",
     "AdamWConfig",
+    "AdapterError",
     "Checkpoint",
     "CheckpointError",
     "CheckpointStore",
@@ -83,6 +86,7 @@ __all__ = [
     "ExportError",
     "Learner",
     "LearnerConfig",
+    "LoraConfig",
     "LossContractError",
     "LossFunction",
     "LossResult",
@@ -101,6 +105,7 @@ __all__ = [
     "ParallelConfig",
     "ParallelError",
     "Pass",
+    "PeftView",
     "ProcessContext",
     "ReplicaGroup",
     "ReplicaLostError",
@@ -120,6 +125,8 @@ __all__ = [
     "TokenIdError",
     "TorchOptimizerConfig",
     "TrainingMesh",
+    "adapter_tensors",
+    "add_lora",
     "balanced_parts",
     "build_mesh",
     "check_model_directory",
@@ -130,6 +137,7 @@ __all__ = [
     "empty_batch",
     "encode_example",
     "export_hf",
+    "export_lora",
     "fit",
     "init_distributed",
     "lay_out",

@@ -62,5 +62,9 @@ class ExportError(ParallelError):
     """Raised when a model cannot be written in Hugging Face form."""
 
 
+class AdapterError(ParallelError):
+    """Raised when an adapter cannot be put in, or is not there: names the layers or the package."""
+
+
 class SftDataError(ParallelError):
     """Raised on reading SFT data: names the file, the line and the field."""

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from cosmos_parallel.errors import ModelMismatchError, ModelNotFoundError
+from cosmos_parallel.lora import LoraConfig, add_lora
 from cosmos_parallel.mesh import TrainingMesh
 from cosmos_parallel.packed_attention import use_packed_attention
 from cosmos_parallel.sharding import shard_module
@@ -30,6 +31,7 @@ class ModelConfig:
         dtype: type of the parameters, of their gradients' sum and of the optimizer's state.
         compute_dtype: type of forward and backward; needs a process group when it differs.
         activation_checkpointing: ``full`` recomputes each decoder layer in the backward pass.
+        lora: train adapters in place of the weights; ``None`` trains the weights.
         attention: attention implementation of transformers; with ``sdpa``, rows of several
             samples are attended to sample by sample.
     """
@@ -37,6 +39,7 @@ class ModelConfig:
     dtype: DtypeName = "float32"
     compute_dtype: DtypeName = "float32"
     activation_checkpointing: Literal["none", "full"] = "none"
+    lora: LoraConfig | None = None
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
 
 
@@ -88,6 +91,8 @@ def load_causal_lm(
     check_model_directory(path)
     model = _read_model(path, config)
     use_packed_attention(model)
+    if config.lora is not None:
+        add_lora(model, config.lora)
     guard_token_ids(model)
     model.train()
     if config.activation_checkpointing == "full":

@@ -1,0 +1,183 @@
+"""Low-rank adapters (Hu et al., 2021) by peft: put in, trained like any parameter, written alone.
+
+    y = W x + (alpha / rank) B A x        W is frozen, A and B are trained, B starts at 0
+
+peft's own layers stand in the model, so what is written here is what peft reads. Adapters are put
+in before a model is sharded: FSDP2 then shards them with the layer they belong to.
+"""
+
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from cosmos_parallel.errors import AdapterError, ExportError
+from cosmos_parallel.mesh import TrainingMesh
+
+if TYPE_CHECKING:
+    import peft
+
+ADAPTER = "default"
+ALL_LINEAR = "all-linear"
+_PREFIX = "base_model.model."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraConfig:
+    """Which layers get an adapter, and how large.
+
+    Attributes:
+        rank: of B A.
+        alpha: the adapter's output is scaled by alpha / rank.
+        targets: names, or ends of names, of the linear layers; ``all-linear`` for all but the
+            output head.
+        rank_stabilised: scale by alpha / sqrt(rank) instead (Kalajdzievski, 2023).
+        seed: of the first A; the same on every rank.
+    """
+
+    rank: int = 16
+    alpha: float = 32.0
+    targets: tuple[str, ...] = (ALL_LINEAR,)
+    rank_stabilised: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the ranges.
+
+        Raises:
+            ValueError: if the rank is below 1 or there is no target.
+        """
+        if self.rank < 1:
+            raise ValueError(f"lora: rank is {self.rank}; it must be 1 or more")
+        if not self.targets:
+            raise ValueError("lora: no targets; name layers, or all-linear")
+
+
+def add_lora(model: nn.Module, config: LoraConfig) -> None:
+    """Put an adapter into a transformers model, in place, and freeze all else; every rank calls.
+
+    Args:
+        model: not sharded by FSDP2 yet.
+        config: which and how large.
+
+    Raises:
+        AdapterError: if peft is not installed, or no layer has such a name.
+    """
+    try:
+        import peft
+    except ImportError as error:
+        raise AdapterError("lora needs peft: pip install peft") from error
+    targets = ALL_LINEAR if ALL_LINEAR in config.targets else list(config.targets)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        try:
+            peft.inject_adapter_in_model(
+                peft.LoraConfig(
+                    r=config.rank,
+                    lora_alpha=config.alpha,  # type: ignore[arg-type]  (peft computes with floats)
+                    target_modules=targets,
+                    use_rslora=config.rank_stabilised,
+                    task_type="CAUSAL_LM",
+                ),
+                model,
+                adapter_name=ADAPTER,
+            )
+        except ValueError as error:
+            raise AdapterError(f"lora: {error}") from error
+
+
+def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the adapter's parameters in the names of peft's files; whole or DTensors.
+
+    Raises:
+        AdapterError: if the model has no adapter.
+    """
+    inner = f".{ADAPTER}"
+    found = {
+        f"{_PREFIX}{name.replace(inner, '')}": parameter.detach()
+        for name, parameter in model.named_parameters()
+        if ".lora_" in name and inner in name
+    }
+    if not found:
+        raise AdapterError(f"{type(model).__name__} has no adapter; put one in with add_lora")
+    return found
+
+
+class PeftView(nn.Module):
+    """A model with an adapter under the names that a ``PeftModel`` has; computes nothing.
+
+    What takes adapters out of a ``PeftModel`` by name, such as a weight sender, takes this.
+
+    Attributes:
+        base_model: holds the model as ``model``.
+        peft_config: as of a ``PeftModel``.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.base_model = nn.Module()
+        self.base_model.model = model
+        self.peft_config = _peft_configs(model)
+
+
+def export_lora(model: nn.Module, directory: Path, mesh: TrainingMesh, *, base: Path) -> None:
+    """Write the adapter as peft does; every rank calls, rank 0 writes.
+
+    ``PeftModel.from_pretrained(base_model, directory)`` loads it. The directory appears whole or
+    not at all, and replaces one that is there.
+
+    Args:
+        model: with an adapter.
+        directory: where to; its parent is made.
+        mesh: the ranks that hold the model.
+        base: the model that the adapter belongs to, named in its config.
+
+    Raises:
+        AdapterError: if the model has no adapter.
+        ExportError: on every rank, if the directory cannot be written.
+    """
+    whole = {
+        name: (value.full_tensor() if isinstance(value, DTensor) else value).cpu().contiguous()
+        for name, value in adapter_tensors(model).items()
+    }
+    failure: OSError | None = None
+    if mesh.process.rank == 0:
+        try:
+            _write(whole, _peft_configs(model)[ADAPTER], directory, base)
+        except OSError as error:
+            failure = error
+    failed = torch.tensor(int(failure is not None), device=mesh.process.device)
+    if mesh.max_(failed).item():
+        raise ExportError(
+            f"cannot export to {directory}: {failure or 'rank 0 says why'}"
+        ) from failure
+
+
+def _write(
+    tensors: dict[str, Tensor], config: "peft.PeftConfig", directory: Path, base: Path
+) -> None:
+    from safetensors.torch import save_file
+
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:
+        writing = Path(scratch) / "new"
+        config.save_pretrained(str(writing))
+        written = json.loads((writing / "adapter_config.json").read_text())
+        written |= {"base_model_name_or_path": str(base), "inference_mode": True}
+        (writing / "adapter_config.json").write_text(json.dumps(written, indent=2, sort_keys=True))
+        save_file(tensors, writing / "adapter_model.safetensors", metadata={"format": "pt"})
+        if directory.exists():
+            directory.rename(Path(scratch) / "old")
+        writing.rename(directory)
+
+
+def _peft_configs(model: nn.Module) -> "dict[str, Any]":  # peft's configurations
+    configs: dict[str, Any] | None = getattr(model, "peft_config", None)
+    if not configs or ADAPTER not in configs:
+        raise AdapterError(f"{type(model).__name__} has no adapter; put one in with add_lora")
+    return configs
