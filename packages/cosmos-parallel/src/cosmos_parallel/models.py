@@ -31,6 +31,7 @@ class ModelConfig:
         dtype: type of the parameters, of their gradients' sum and of the optimizer's state.
         compute_dtype: type of forward and backward; needs a process group when it differs.
         activation_checkpointing: ``full`` recomputes each decoder layer in the backward pass.
+        compile: backend with which torch compiles each decoder layer.
         lora: train adapters in place of the weights; ``None`` trains the weights.
         attention: attention implementation of transformers; with ``sdpa``, rows of several
             samples are attended to sample by sample.
@@ -39,6 +40,7 @@ class ModelConfig:
     dtype: DtypeName = "float32"
     compute_dtype: DtypeName = "float32"
     activation_checkpointing: Literal["none", "full"] = "none"
+    compile: Literal["none", "inductor", "aot_eager"] = "none"
     lora: LoraConfig | None = None
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
 
@@ -97,6 +99,9 @@ def load_causal_lm(
     model.train()
     if config.activation_checkpointing == "full":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if config.compile != "none":
+        for layer in decoder_layers(model):
+            layer.compile(backend=config.compile)  # in place: names stay as they are
     compute_dtype = getattr(torch, config.compute_dtype)
     shard_module(
         model,

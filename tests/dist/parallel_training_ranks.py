@@ -1,0 +1,158 @@
+"""Trains with each optimizer, adapter and layout of batches on one rank and on several.
+
+python parallel_training_ranks.py DIRECTORY; see ``parallel_ranks`` for how ranks are made.
+"""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import torch
+from parallel_ranks import (
+    Layout,
+    Place,
+    build_model,
+    full,
+    micro_batches,
+    next_token_loss,
+    run_ranks,
+)
+from torch import nn
+from torch.nn.utils.rnn import pad_sequence
+
+from cosmos_parallel import (
+    AdamW8bitConfig,
+    AdamWConfig,
+    EmaConfig,
+    Learner,
+    LearnerConfig,
+    LoraConfig,
+    ModelConfig,
+    MuonConfig,
+    TorchOptimizerConfig,
+    export_lora,
+    load_causal_lm,
+    plan_micro_batches,
+)
+
+LORA = ModelConfig(lora=LoraConfig(rank=4, alpha=8.0))
+CASES = {
+    "muon": (LearnerConfig(optimizer=MuonConfig(lr=1e-2)), ModelConfig()),
+    "adamw_8bit": (LearnerConfig(optimizer=AdamW8bitConfig(lr=1e-3)), ModelConfig()),
+    "rmsprop": (
+        LearnerConfig(optimizer=TorchOptimizerConfig(name="RMSprop", lr=1e-3)),
+        ModelConfig(),
+    ),
+    "ema": (
+        LearnerConfig(optimizer=AdamWConfig(lr=1e-2), ema=EmaConfig(decay=0.5)),
+        ModelConfig(),
+    ),
+    "lora": (LearnerConfig(optimizer=AdamWConfig(lr=1e-2)), LORA),
+    "compiled": (
+        LearnerConfig(optimizer=AdamWConfig(lr=1e-2)),
+        ModelConfig(compile="aot_eager"),
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Samples in one row, told apart by position ids, or one in each."""
+
+    token_ids: torch.Tensor
+    position_ids: torch.Tensor | None
+    valid: torch.Tensor
+
+
+def row_loss(model: nn.Module, batch: Rows) -> "Sums":
+    inputs = {} if batch.position_ids is None else {"position_ids": batch.position_ids}
+    logits = model(input_ids=batch.token_ids, use_cache=False, **inputs).logits[:, :-1]
+    losses = nn.functional.cross_entropy(
+        logits.transpose(1, 2), batch.token_ids[:, 1:], reduction="none"
+    )
+    mask = batch.valid[:, 1:]
+    if batch.position_ids is not None:
+        mask = mask & (batch.position_ids[:, 1:] > 0)
+    return Sums((losses * mask).sum(), mask.sum(), {})
+
+
+@dataclasses.dataclass(frozen=True)
+class Sums:
+    total: torch.Tensor
+    weight: torch.Tensor
+    metrics: dict
+
+
+def samples(step: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    lengths = [30, 3, 7, 2, 19, 5, 11]
+    return [torch.randint(0, 64, (length,), generator=generator) for length in lengths]
+
+
+def batches_of(step: int, place: Place, *, packed: bool) -> list[Rows]:
+    parts = samples(step)
+    plan = plan_micro_batches(
+        [len(part) for part in parts], max_tokens=32, num_ranks=place.data_size
+    )[place.data_rank]
+    chosen = [[parts[index] for index in batch] for batch in plan]
+    return [(one_row if packed else padded)(batch) for batch in chosen]
+
+
+def one_row(parts: list[torch.Tensor]) -> Rows:
+    positions = torch.cat([torch.arange(len(part)) for part in parts])[None]
+    return Rows(torch.cat(parts)[None], positions, torch.ones_like(positions, dtype=torch.bool))
+
+
+def padded(parts: list[torch.Tensor]) -> Rows:
+    valid = [torch.ones(len(part), dtype=torch.bool) for part in parts]
+    return Rows(pad_sequence(parts, True), None, pad_sequence(valid, True, padding_value=False))
+
+
+FILLER = Rows(torch.zeros(1, 2, dtype=torch.int64), None, torch.zeros(1, 2, dtype=torch.bool))
+
+
+def train(name: str, directory: Path, place: Place) -> None:
+    config, model_config = CASES[name]
+    mesh = place.mesh()
+    model = load_causal_lm(directory / "qwen3", mesh, model_config)
+    learner = Learner(model, config, mesh=mesh)
+    reports = []
+    for step in range(3):
+        mine = micro_batches(step)[place.data_rank :: place.data_size]
+        report = learner.step(mine, next_token_loss, filler=micro_batches(99)[2])
+        reports.append(dataclasses.asdict(report))
+    weights = {key: full(value) for key, value in model.named_parameters()}
+    kept = learner.ema.averages if learner.ema else {}
+    averages = {key: full(value) for key, value in kept.items()}
+    if model_config.lora is not None:
+        export_lora(model, directory / f"adapter-{place.layout}", mesh, base=directory / "qwen3")
+    if place.rank == 0:
+        result = {"reports": reports, "weights": weights, "averages": averages}
+        torch.save(result, directory / f"{name}-{place.layout}.pt")
+
+
+def train_rows(directory: Path, place: Place, *, packed: bool) -> None:
+    mesh = place.mesh()
+    model = load_causal_lm(directory / "qwen3", mesh)
+    learner = Learner(model, LearnerConfig(optimizer=AdamWConfig(lr=1e-2)), mesh=mesh)
+    reports = []
+    for step in range(3):
+        mine = batches_of(step, place, packed=packed)
+        reports.append(dataclasses.asdict(learner.step(mine, row_loss, filler=FILLER)))
+    if place.rank == 0:
+        name = f"rows-{'packed' if packed else 'padded'}-{place.layout}.pt"
+        torch.save({"reports": reports}, directory / name)
+
+
+def main(directory: Path) -> None:
+    build_model("qwen3", directory, tied=True)
+    for layout in (Layout(), Layout(num_ranks=2)):
+        for name in CASES:
+            run_ranks(layout, lambda place, name=name: train(name, directory, place))
+        for packed in (True, False):
+            run_ranks(layout, lambda p, packed=packed: train_rows(directory, p, packed=packed))
+    run_ranks(Layout(num_ranks=4), lambda place: train_rows(directory, place, packed=True))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,81 @@
+"""Optimizers, adapters, averages and packed rows: two ranks take the steps of one."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+RANKS = Path(__file__).with_name("parallel_training_ranks.py")
+CASES = ("muon", "adamw_8bit", "rmsprop", "ema", "lora", "compiled")
+ONE, TWO, FOUR = "1x1r1", "1x2r1", "1x4r1"
+# Newton-Schulz runs in bfloat16, and sums of shards round elsewhere there
+WEIGHTS = {"muon": 2e-3, "adamw_8bit": 2e-4}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Path:
+    """Run every case; importing torch is most of the time, so all in one process tree."""
+    directory = tmp_path_factory.mktemp("training")
+    process = subprocess.Popen(
+        [sys.executable, str(RANKS), str(directory)],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        output, _ = process.communicate(timeout=270)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, output
+    return directory
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_take_the_steps_of_one(written, name):
+    one, two = (torch.load(written / f"{name}-{layout}.pt") for layout in (ONE, TWO))
+    for mine, theirs in zip(two["reports"], one["reports"], strict=True):
+        assert mine["outcome"] == "updated"
+        assert mine["weight"] == theirs["weight"]
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+        assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
+    assert one["reports"][-1]["loss"] != one["reports"][0]["loss"]
+    tolerance = WEIGHTS.get(name, 1e-5)
+    for part in ("weights", "averages"):
+        assert set(one[part]) == set(two[part])
+        for key, value in one[part].items():
+            torch.testing.assert_close(
+                two[part][key], value, rtol=0, atol=tolerance, msg=lambda m, k=key: f"{k}: {m}"
+            )
+
+
+@pytest.mark.slow
+def test_an_adapter_trained_on_two_ranks_is_written_whole(written):
+    from safetensors.torch import load_file
+
+    one, two = (
+        load_file(written / f"adapter-{layout}" / "adapter_model.safetensors")
+        for layout in (ONE, TWO)
+    )
+    assert set(one) == set(two)
+    assert len(one) == 2 * 7 * 2
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["packed-1x1r1", "packed-1x2r1", "packed-1x4r1", "padded-1x2r1"])
+def test_packed_rows_on_any_ranks_take_the_steps_of_padded_ones(written, name):
+    expected = torch.load(written / f"rows-padded-{ONE}.pt")["reports"]
+    found = torch.load(written / f"rows-{name}.pt")["reports"]
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine["weight"] == theirs["weight"] == 77 - 7  # the first token of each is given
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+        assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
