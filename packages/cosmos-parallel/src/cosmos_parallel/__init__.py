@@ -16,6 +16,7 @@ from cosmos_parallel.errors import (
     OptimizerError,
     PackingError,
     ParallelError,
+    PrecisionError,
     ReplicaLostError,
     SftDataError,
     TokenIdError,
@@ -23,6 +24,7 @@ from cosmos_parallel.errors import (
 from cosmos_parallel.export import export_hf
 from cosmos_parallel.learner import Learner, LearnerConfig
 from cosmos_parallel.lora import LoraConfig, PeftView, adapter_tensors, add_lora, export_lora
+from cosmos_parallel.low_precision import LowPrecisionConfig, use_low_precision
 from cosmos_parallel.mesh import ParallelConfig, TrainingMesh, build_mesh
 from cosmos_parallel.models import (
     ModelConfig,
@@ -90,6 +92,7 @@ __all__ = [
     "LossContractError",
     "LossFunction",
     "LossResult",
+    "LowPrecisionConfig",
     "MeshError",
     "ModelConfig",
     "ModelCost",
@@ -106,6 +109,7 @@ __all__ = [
     "ParallelError",
     "Pass",
     "PeftView",
+    "PrecisionError",
     "ProcessContext",
     "ReplicaGroup",
     "ReplicaLostError",
@@ -156,6 +160,7 @@ __all__ = [
     "shutdown_distributed",
     "step_batches",
     "throughput",
+    "use_low_precision",
     "use_packed_attention",
     "validate",
 ]

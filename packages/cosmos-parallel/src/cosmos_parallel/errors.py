@@ -62,6 +62,10 @@ class ExportError(ParallelError):
     """Raised when a model cannot be written in Hugging Face form."""
 
 
+class PrecisionError(ParallelError, ValueError):
+    """Raised before training: the device, the layers or the installation have no 8-bit products."""
+
+
 class AdapterError(ParallelError):
     """Raised when an adapter cannot be put in, or is not there: names the layers or the package."""
 

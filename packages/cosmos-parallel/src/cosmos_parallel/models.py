@@ -11,6 +11,7 @@ from torch import nn
 
 from cosmos_parallel.errors import ModelMismatchError, ModelNotFoundError
 from cosmos_parallel.lora import LoraConfig, add_lora
+from cosmos_parallel.low_precision import LowPrecisionConfig, use_low_precision
 from cosmos_parallel.mesh import TrainingMesh
 from cosmos_parallel.packed_attention import use_packed_attention
 from cosmos_parallel.sharding import shard_module
@@ -31,6 +32,7 @@ class ModelConfig:
         dtype: type of the parameters, of their gradients' sum and of the optimizer's state.
         compute_dtype: type of forward and backward; needs a process group when it differs.
         activation_checkpointing: ``full`` recomputes each decoder layer in the backward pass.
+        low_precision: multiply in 8 bits; ``None`` multiplies in ``compute_dtype``.
         compile: backend with which torch compiles each decoder layer.
         lora: train adapters in place of the weights; ``None`` trains the weights.
         attention: attention implementation of transformers; with ``sdpa``, rows of several
@@ -40,6 +42,7 @@ class ModelConfig:
     dtype: DtypeName = "float32"
     compute_dtype: DtypeName = "float32"
     activation_checkpointing: Literal["none", "full"] = "none"
+    low_precision: LowPrecisionConfig | None = None
     compile: Literal["none", "inductor", "aot_eager"] = "none"
     lora: LoraConfig | None = None
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
@@ -93,6 +96,8 @@ def load_causal_lm(
     check_model_directory(path)
     model = _read_model(path, config)
     use_packed_attention(model)
+    if config.low_precision is not None:
+        use_low_precision(model, config.low_precision, mesh.process.device)
     if config.lora is not None:
         add_lora(model, config.lora)
     guard_token_ids(model)
