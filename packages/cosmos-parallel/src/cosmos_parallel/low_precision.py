@@ -115,7 +115,7 @@ def _convert_mx(model: nn.Module, names: list[str], *, emulate: bool) -> None:
             changed = MXFP8Linear(
                 layer.in_features,
                 layer.out_features,
-                bias=layer.bias is not None,
+                bias="bias" in dict(layer.named_parameters()),
                 kernel_preference=kernel,
             )
         changed.weight, changed.bias = layer.weight, layer.bias
