@@ -18,6 +18,7 @@ from cosmos_weightsync import (
     plan_transfer,
     simulate,
 )
+from cosmos_weightsync.fluid import Flows, fair_rates
 
 # Every link moves 100 bytes a second, at once: 10,000 bytes take 100 s.
 LINKS = Links(device=Link(100.0), host=Link(100.0), rail=Link(100.0), network=Link(100.0))
@@ -166,3 +167,79 @@ def test_the_picture_has_a_line_for_each_receiver():
 def test_only_who_is_in_the_plan_can_die():
     with pytest.raises(TopologyError, match="no holder 9: the plan has 2"):
         run(hosts(1, 1), failures=[Failure(holder=9, at_s=1.0)])
+
+
+def test_each_piece_costs_its_time_and_a_stream_has_its_limit():
+    # 10,000 bytes in 10 pieces of 2 s each beside the 100 s of bytes.
+    slow = replace(LINKS, rail=Link(100.0, piece_s=2.0))
+    names = [ShardSpec(f"t{i}", (1000,), Box.full((1000,)), "int8") for i in range(10)]
+    side = Layout.from_ranks([names])
+    plan = plan_transfer(side, side, Topology.uniform(1, 1, links=slow))
+    found = simulate(plan)
+    assert found.seconds == pytest.approx(120.0)
+    assert sum(span.num_bytes for span in found.spans) == pytest.approx(10_000)
+    # One stream moves at most 40 of the link's 100 bytes a second, two share them 40 : 40.
+    thin = replace(LINKS, rail=Link(100.0, stream_bytes_per_s=40.0))
+    assert run(hosts(1, 1, links=thin)).seconds == pytest.approx(250.0)
+    assert run(hosts(1, 2, links=thin, relays="never")).seconds == pytest.approx(250.0)
+    assert run(hosts(1, 4, links=thin, relays="never")).seconds == pytest.approx(400.0)
+
+
+def test_all_that_moves_inside_a_host_shares_what_the_host_can_do():
+    # Three receivers on the sender's host, 100 bytes/s a device but 120 altogether: 30,000 / 120.
+    links = replace(LINKS, host_total_bytes_per_s=120.0)
+    topology = Topology.this_host(1, 3, links=links)
+    plan = plan_transfer(whole(1), whole(3), replace(topology, chunk_bytes=100))
+    assert plan.lower_bound() == pytest.approx(250.0)
+    found = simulate(plan)
+    # The sender's device alone would need 300 s.
+    assert found.seconds >= 250.0
+    assert plan.stats().busiest_s == pytest.approx(300.0)
+
+
+def fair_by_hand(flows: list[tuple[int, int, float]], room: float = 1.0) -> list[float]:
+    """Max-min fairness one port at a time: (port out, port in, limit) in, rates out."""
+    rates, left = [-1.0] * len(flows), {port: room for flow in flows for port in flow[:2]}
+    while -1.0 in rates:
+        going = [i for i, rate in enumerate(rates) if rate < 0]
+        level = min(
+            [left[p] / sum(p in flows[i][:2] for i in going) for p in left if
+             any(p in flows[i][:2] for i in going)] + [flows[i][2] for i in going]
+        )  # fmt: skip
+        full = [
+            p
+            for p in left
+            if (n := sum(p in flows[i][:2] for i in going)) and left[p] / n <= level + 1e-12
+        ]
+        for i in going:
+            if flows[i][2] <= level + 1e-12 or set(flows[i][:2]) & set(full):
+                rates[i] = level
+                for port in flows[i][:2]:
+                    left[port] -= level
+    return rates
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rates_are_max_min_fair(seed):
+    rng = np.random.default_rng(seed)
+    count, num_ports = int(rng.integers(1, 40)), int(rng.integers(1, 9))
+    out, into = rng.integers(0, num_ports, count), num_ports + rng.integers(0, num_ports, count)
+    limits = np.where(rng.random(count) < 0.3, rng.random(count), np.inf)
+    none = np.full(count, 2 * num_ports)
+    zeros, ones = np.zeros(count, dtype=np.int64), np.ones(count)
+    flows = Flows(
+        nodes=np.arange(count),
+        upstream=zeros - 1,
+        sources=zeros,
+        receivers=zeros,
+        sizes=ones,
+        overheads=0 * ones,
+        ports=np.stack([out, into, none]),
+        weights=np.stack([ones, ones, 0 * ones]),
+        speeds=ones,
+        limits=limits,
+        latencies=0 * ones,
+    )
+    rates = fair_rates(flows, ones > 0, zeros, ones < 0)
+    expected = fair_by_hand(list(zip(out.tolist(), into.tolist(), limits.tolist(), strict=True)))
+    assert rates.tolist() == pytest.approx(expected)

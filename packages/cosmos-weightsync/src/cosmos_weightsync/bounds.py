@@ -4,7 +4,9 @@
 T >= max( unique bytes / cards of those who hold them,      each byte leaves its holders once
           bytes a host wants and lacks / its cards,         each byte enters a host once
           bytes a rank lacks / (card + host link),          whichever way they come
-          bytes all hosts lack / cards of everybody )       somebody sends each of them
+          bytes all hosts lack / cards of everybody,        somebody sends each of them
+          bytes that only its own host has / host link,     for each rank
+          all such bytes of a host / what a host can do )   if there is a limit
 ```
 Without relays every receiver counts as a host of its own that only holders can serve.
 """
@@ -51,6 +53,7 @@ class _Lacking:
     by_host: IntArray
     by_card: IntArray
     by_rank: IntArray
+    inside: IntArray
     by_holders: dict[bytes, int]
 
 
@@ -80,7 +83,20 @@ def lower_bound(demands: Demands, *, with_relays: bool) -> float:
         times.append(float(lacking.by_host.sum()) / (len(unique_cards) * card))
     else:
         times.append(float(lacking.by_card.max(initial=0)) / card)
+    times += _inside_times(lacking.inside, demands)
     return max(times)
+
+
+def _inside_times(inside: IntArray, demands: Demands) -> list[float]:
+    """Bytes that nobody outside a rank's host has come over the links inside it."""
+    links, sites = demands.links, demands.sites
+    hosts = sites.hosts[demands.num_senders :]
+    by_host = np.bincount(hosts, weights=inside) if len(inside) else np.zeros(1)
+    total = links.host_total_bytes_per_s or float("inf")
+    return [
+        float(inside.max(initial=0)) / links.host.bytes_per_s,
+        float(by_host.max(initial=0.0)) / total,
+    ]
 
 
 def _per_holders(lacking: _Lacking) -> list[tuple[IntArray, int]]:
@@ -92,6 +108,7 @@ def _lacking(demands: Demands, *, with_relays: bool) -> _Lacking:
     by_host = np.zeros(int(sites.hosts.max(initial=-1)) + 1, dtype=np.int64)
     by_card = np.zeros(int(sites.cards.max(initial=-1)) + 1, dtype=np.int64)
     by_rank = np.zeros(len(sites.hosts) - demands.num_senders, dtype=np.int64)
+    inside = np.zeros_like(by_rank)
     by_holders: dict[bytes, int] = {}
     rows = zip(demands.held, demands.wanted, demands.num_bytes.tolist(), strict=True)
     for held, wanted, num_bytes in rows:
@@ -102,7 +119,11 @@ def _lacking(demands: Demands, *, with_relays: bool) -> _Lacking:
         by_host[hosts] += num_bytes
         np.add.at(by_card, sites.cards[far], num_bytes)
         by_rank[off_device] += num_bytes
+        home = np.unique(sites.hosts[held])
+        if len(home) == 1:
+            here = sites.hosts[off_device + demands.num_senders] == home[0]
+            inside[off_device[here]] += num_bytes
         copies = min(len(hosts), 1) if with_relays else len(far)
         key = np.unique(sites.cards[held]).tobytes()
         by_holders[key] = by_holders.get(key, 0) + num_bytes * copies
-    return _Lacking(by_host, by_card, by_rank, by_holders)
+    return _Lacking(by_host, by_card, by_rank, inside, by_holders)

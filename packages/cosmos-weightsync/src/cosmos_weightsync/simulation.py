@@ -7,19 +7,19 @@ the processors take.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from cosmos_weightsync.errors import TopologyError, UncoveredRegionError
-from cosmos_weightsync.flows import NO_NODE, FloatArray, Flows, fair_rates, flows_of, relayed_routes
+from cosmos_weightsync.flows import flows_of, relayed_routes
+from cosmos_weightsync.fluid import FloatArray, Flows, Fluid, Mask
 from cosmos_weightsync.plans import TransferPlan
 from cosmos_weightsync.replanning import replan_without
+from cosmos_weightsync.streams import ports
 
 __all__ = ["Failure", "Simulation", "Span", "simulate"]
 
-_SLACK = 1e-9
-_MERGED = 5e-4
 _GIB = 1 << 30
 
 
@@ -145,25 +145,20 @@ def simulate(
 
 
 class _Run:
-    """The state between two events."""
+    """A plan under way."""
 
     def __init__(self, plan: TransferPlan, detect_s: float) -> None:
         self._plan = plan
         self._detect_s = detect_s
-        self._now = 0.0
         self._dead: list[int] = []
-        self._num_events = 0
         streams = plan.streams()
         self._relayed = relayed_routes(streams, plan.num_senders)
         flows = flows_of(streams, plan.topology, self._relayed)
-        self._flows = flows
-        self._num_nodes = int(flows.nodes.max(initial=-1)) + 1
-        self._wanted = np.bincount(flows.nodes, weights=flows.sizes, minlength=self._num_nodes + 1)
-        self._done = np.zeros(len(flows.nodes))
-        self._lost = np.zeros(len(flows.nodes), dtype=bool)
-        self._ends = np.full(len(flows.nodes), np.inf)
-        self._begins = np.where(flows.upstream == NO_NODE, self._first_byte(flows), np.inf)
-        self._busy = np.zeros(len(flows.port_names))
+        none = np.zeros(0, dtype=np.int64)
+        self._names = ports(none, none, plan.topology).names
+        self._fluid = Fluid(
+            flows, self._first_byte(flows), plan.topology.chunk_bytes, len(self._names) + 1
+        )
 
     def _first_byte(self, flows: Flows) -> FloatArray:
         """When a flow from a sender begins: its memory is registered, the request has arrived."""
@@ -173,68 +168,17 @@ class _Run:
 
     def until(self, end_s: float) -> None:
         """Let time pass, at most until then."""
-        while self._now < end_s and self._step(end_s):
-            self._num_events += 1
-
-    def _step(self, end_s: float) -> bool:
-        """Move to the next event; returns whether there is one."""
-        flows, now = self._flows, self._now
-        left = flows.sizes - self._done
-        fed = np.bincount(flows.nodes, weights=self._done, minlength=self._num_nodes + 1)
-        behind = flows.upstream != NO_NODE
-        have = np.where(behind, fed[flows.upstream], np.inf)
-        is_whole = ~behind | (have >= self._wanted[flows.upstream] - 0.5)
-        open_flows = ~self._lost & (left > 0.5)
-        # A relay that has its first chunk can be asked for it.
-        chunk = np.minimum(self._plan.topology.chunk_bytes, flows.sizes)
-        ready = open_flows & np.isinf(self._begins) & (is_whole | (have >= chunk * (1 - _SLACK)))
-        self._begins[ready] = now + flows.latencies[ready]
-        moving = open_flows & (self._begins <= now * (1 + _SLACK))
-        ahead = have - chunk - self._done
-        tied = moving & ~is_whole & (ahead <= chunk * 1e-6)
-        rates = fair_rates(flows, moving, tied, self._num_nodes)
-        inflow = np.bincount(flows.nodes, weights=rates, minlength=self._num_nodes + 1)
-        gain = np.where(behind, inflow[flows.upstream], 0.0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            finish = np.where(moving & (rates > 0), left / rates, np.inf)
-            start = np.where(
-                open_flows & np.isinf(self._begins) & (gain > 0), (chunk - have) / gain, np.inf
-            )
-            closing = moving & ~is_whole & ~tied & (rates > gain)
-            catch_up = np.where(closing, ahead / (rates - gain), np.inf)
-        begin = np.where(open_flows & ~moving, self._begins - now, np.inf)
-        times = np.minimum(np.minimum(finish, start), np.minimum(catch_up, begin))
-        wait = float(times.min(initial=np.inf))
-        if wait == np.inf and end_s == np.inf:
-            return False
-        self._pass(min(max(wait, 0.0), end_s - now), rates, left)
-        return True
-
-    def _pass(self, seconds: float, rates: FloatArray, left: FloatArray) -> None:
-        flows = self._flows
-        step = rates * seconds
-        # What would be done within this share of the time so far is done now: one event, not many.
-        soon = (rates > 0) & (left - step <= rates * (self._now + seconds) * _MERGED + 0.5)
-        step[soon] = left[soon]
-        self._done += step
-        self._now += seconds
-        self._ends[soon] = self._now
-        share = rates / flows.speeds * seconds
-        single = flows.out != flows.into
-        count = len(self._busy)
-        self._busy += np.bincount(flows.out, weights=share, minlength=count)
-        self._busy += np.bincount(flows.into[single], weights=share[single], minlength=count)
+        self._fluid.until(end_s)
 
     def kill(self, holder: int) -> None:
         """A rank dies; others notice later, and take what it owed them from somebody else."""
         if holder in self._dead:
             return
         self._dead.append(holder)
-        flows, num_senders = self._flows, self._plan.num_senders
-        is_open = ~self._lost & (flows.sizes - self._done > 0.5)
+        flows, num_senders = self._fluid.flows, self._plan.num_senders
+        is_open = self._fluid.unfinished()
         hurt = is_open & ((flows.sources == holder) | (flows.receivers + num_senders == holder))
-        self._lost |= hurt
-        self._ends[hurt] = self._now
+        self._fluid.lose(hurt)
         unfinished = set(flows.receivers[is_open].tolist())
         finished = set(flows.receivers.tolist()) - unfinished
         committed = {rank for rank in finished if rank + num_senders not in self._dead}
@@ -244,76 +188,47 @@ class _Run:
             return  # Whoever waits for the dead waits for ever.
         self._add(flows_of(after.streams(), self._plan.topology, self._relayed), hurt)
 
-    def _add(self, after: Flows, hurt: np.ndarray) -> None:
+    def _add(self, after: Flows, hurt: Mask) -> None:
         """Add flows for what is missing because of the dead, in the new plan's proportions."""
-        flows = self._flows
-        lost = np.bincount(flows.nodes[hurt], weights=flows.sizes[hurt], minlength=self._num_nodes)
-        left = np.bincount(
-            flows.nodes[hurt], weights=(flows.sizes - self._done)[hurt], minlength=self._num_nodes
-        )
+        fluid, flows = self._fluid, self._fluid.flows
+        num_nodes = int(max(flows.nodes.max(initial=-1), after.nodes.max(initial=-1))) + 1
+        sizes, done = flows.sizes[hurt], fluid.done[hurt]
+        lost = np.bincount(flows.nodes[hurt], weights=sizes, minlength=num_nodes)
+        left = np.bincount(flows.nodes[hurt], weights=sizes - done, minlength=num_nodes)
+        columns = (flows.sizes.tolist(), fluid.lost.tolist())
         before = {
-            key: size
-            for key, size, gone in zip(
-                flows.keys(), flows.sizes.tolist(), self._lost.tolist(), strict=True
-            )
-            if not gone
+            key: size for key, size, gone in zip(flows.keys(), *columns, strict=True) if not gone
         }
-        more = after.sizes - np.array([before.get(key, 0.0) for key in after.keys()])  # noqa: SIM118
-        known = after.nodes < self._num_nodes
-        share = np.zeros(len(more))
-        nodes = after.nodes[known]
+        known = [before.get(key, 0.0) for key in after.keys()]  # noqa: SIM118
+        more = after.sizes - np.array(known)
         with np.errstate(divide="ignore", invalid="ignore"):
-            share[known] = np.where(lost[nodes] > 0, left[nodes] / lost[nodes], 0.0)
+            share = np.where(lost[after.nodes] > 0, left[after.nodes] / lost[after.nodes], 0.0)
         rows = np.flatnonzero((more > 0.5) & (share > 0))
-        if not len(rows):
-            return
-        self._flows = _joined(flows, after, rows, more[rows] * share[rows])
-        noticed = self._now + self._detect_s + after.latencies[rows]
-        self._begins = np.concatenate([self._begins, noticed])
-        self._done = np.concatenate([self._done, np.zeros(len(rows))])
-        self._ends = np.concatenate([self._ends, np.full(len(rows), np.inf)])
-        self._lost = np.concatenate([self._lost, np.zeros(len(rows), dtype=bool)])
+        if len(rows):
+            added = replace(after.take(rows), sizes=more[rows] * share[rows])
+            fluid.add(added, fluid.now + self._detect_s + added.latencies)
 
     def result(self) -> Simulation:
         """What happened until now."""
-        flows, num_receivers = self._flows, self._plan.num_receivers
+        fluid, num_receivers = self._fluid, self._plan.num_receivers
+        flows, ends = fluid.flows, np.where(fluid.lost, 0.0, fluid.ends)
         finish = np.zeros(num_receivers)
-        np.maximum.at(finish, flows.receivers, np.where(self._lost, 0.0, self._ends))
-        missing = np.bincount(flows.receivers, weights=flows.sizes - self._done, minlength=1)
-        got = np.bincount(flows.receivers, weights=self._done, minlength=num_receivers)
+        np.maximum.at(finish, flows.receivers, ends)
+        moved = fluid.done * (1.0 - flows.overheads)
+        missing = np.bincount(flows.receivers, weights=flows.sizes - fluid.done, minlength=1)
+        got = np.bincount(flows.receivers, weights=moved, minlength=num_receivers)
         wanted = np.asarray(self._plan.edge_bytes().sum(axis=0), dtype=np.float64)
         finish[(got < wanted - 1 - 1e-6 * wanted) & (missing[:num_receivers] > 0.5)] = np.inf
-        total = max(self._now, 1e-30)
-        order = np.argsort(-self._busy, kind="stable")[:10].tolist()
-        names = flows.port_names
-        columns = (flows.sources, flows.receivers, self._begins, self._ends, self._done)
+        total = max(fluid.now, 1e-30)
+        busy = fluid.busy[:-1]
+        order = np.argsort(-busy, kind="stable")[:10].tolist()
+        columns = (flows.sources, flows.receivers, fluid.begins, fluid.ends, moved)
         rows = zip(*(column.tolist() for column in columns), strict=True)
         return Simulation(
             finish_s=finish,
             dead=tuple(self._dead),
-            busy=tuple((names[port], float(self._busy[port] / total)) for port in order),
+            busy=tuple((self._names[port], float(busy[port] / total)) for port in order),
             spans=tuple(Span(*row) for row in rows if row[4] > 0),
             num_senders=self._plan.num_senders,
-            num_events=self._num_events,
+            num_events=fluid.num_events,
         )
-
-
-def _joined(flows: Flows, after: Flows, rows: np.ndarray, sizes: FloatArray) -> Flows:
-    """The flows, and some of another plan's with other sizes."""
-
-    def both(name: str) -> np.ndarray:
-        return np.concatenate([getattr(flows, name), getattr(after, name)[rows]])
-
-    return Flows(
-        nodes=both("nodes"),
-        upstream=both("upstream"),
-        sources=both("sources"),
-        receivers=both("receivers"),
-        sizes=np.concatenate([flows.sizes, sizes]),
-        depths=both("depths"),
-        out=both("out"),
-        into=both("into"),
-        speeds=both("speeds"),
-        latencies=both("latencies"),
-        port_names=flows.port_names,
-    )

@@ -4,13 +4,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from cosmos_weightsync.layout import IntArray
+from cosmos_weightsync.links import LINK_KINDS
 from cosmos_weightsync.pieces import PieceClass
 from cosmos_weightsync.routing import Fanout
-from cosmos_weightsync.topology import LINK_KINDS, Topology
+from cosmos_weightsync.topology import Topology
 
-__all__ = ["LinkUsage", "Stream", "Streams", "edge_bytes", "link_usage", "ports", "streams_of"]
+__all__ = [
+    "LinkUsage",
+    "Ports",
+    "Stream",
+    "Streams",
+    "edge_bytes",
+    "link_usage",
+    "ports",
+    "streams_of",
+]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -24,6 +35,8 @@ class Stream:
         num_bytes: How many there are.
         sources: ``[n]`` sets of bytes: the holder each begins at, by k: ``[n, feeds]``.
         source_bytes: ``[n]``, how many bytes each of these sets has.
+        num_pieces: In how many pieces they are.
+        source_pieces: ``[n]``, the pieces of each set.
     """
 
     route: int
@@ -32,6 +45,8 @@ class Stream:
     num_bytes: int
     sources: IntArray
     source_bytes: IntArray
+    num_pieces: int
+    source_pieces: IntArray
 
 
 Streams = tuple[Stream, ...]
@@ -59,16 +74,16 @@ def streams_of(
         route = group.fanouts * max_slots + group.slots
         key = (route * len(holders) + group.holders) * max_held + group.firsts
         repeats = len(group.names) // shape[0] if shape[0] else 0
-        unique, inverse = np.unique(np.broadcast_to(key, shape), return_inverse=True)
-        sums = np.zeros(len(unique), dtype=np.int64)
         weights = np.broadcast_to(group.piece_bytes() * repeats, shape)
-        np.add.at(sums, inverse.ravel(), weights.ravel())
+        unique, sums = _summed(
+            np.broadcast_to(key, shape), np.stack([weights, np.full(shape, repeats)])
+        )
         keys.append(unique)
         totals.append(sums)
     none = np.zeros(0, dtype=np.int64)
-    unique, inverse = np.unique(np.concatenate([none, *keys]), return_inverse=True)
-    sums = np.zeros(len(unique), dtype=np.int64)
-    np.add.at(sums, inverse.ravel(), np.concatenate([none, *totals]))
+    unique, (sizes, counts) = _summed(
+        np.concatenate([none, *keys]), np.concatenate([none.reshape(2, 0), *totals], axis=1)
+    )
     rest, firsts = np.divmod(unique, max_held)
     routes, sets = np.divmod(rest, len(holders) or 1)
     found: list[Stream] = []
@@ -80,12 +95,23 @@ def streams_of(
                 route=route,
                 receivers=fanouts[fanout].receivers,
                 parents=fanouts[fanout].parents[slot],
-                num_bytes=int(sums[rows].sum()),
+                num_bytes=int(sizes[rows].sum()),
                 sources=_feeders(holders, sets[rows], firsts[rows], fanouts[fanout].num_feeds),
-                source_bytes=sums[rows],
+                source_bytes=sizes[rows],
+                num_pieces=int(counts[rows].sum()),
+                source_pieces=counts[rows],
             )
         )
     return tuple(found)
+
+
+def _summed(keys: IntArray, values: IntArray) -> tuple[IntArray, IntArray]:
+    """The distinct keys, and ``values[i, ...]`` added up over equal keys for each i."""
+    unique, inverse = np.unique(keys, return_inverse=True)
+    sums = np.zeros((len(values), len(unique)), dtype=np.int64)
+    for row, weights in zip(sums, values, strict=True):
+        np.add.at(row, inverse.ravel(), weights.ravel())
+    return unique, sums
 
 
 def _feeders(
@@ -114,44 +140,66 @@ def edge_bytes(streams: Streams, shape: tuple[int, int]) -> IntArray:
     return total
 
 
-def ports(
-    sources: IntArray, receivers: IntArray, topology: Topology
-) -> tuple[IntArray, IntArray, IntArray, tuple[str, ...]]:
-    """Which link ends the edges use.
+@dataclass(frozen=True, eq=False, slots=True)
+class Ports:
+    """Which link ends some edges use.
 
-    Returns:
-        For each edge the kind of its link, the port it leaves by and the port it arrives at; and
-        the names of all ports. Both ports of an edge are busy for bytes over the bandwidth of its
-        kind. A network card has a port out and one in, and so has a device for its host's links;
-        copies on a device use that device only.
+    Both ends of an edge are busy for bytes over the bandwidth of its kind. A network card has a
+    port out and one in, and so has a device for its host's links; copies on a device use that
+    device only. What moves inside a host uses a port of the host besides, if there is a limit.
+
+    Attributes:
+        kinds: Of each edge, a position in `LINK_KINDS`.
+        used: ``[3, n]`` ports: out, in, and that of the host; the last port of all is none.
+        weights: ``[3, n]``: how much of each port an edge at full speed occupies.
+        names: Of all ports but the last.
     """
+
+    kinds: IntArray
+    used: IntArray
+    weights: npt.NDArray[np.float64]
+    names: tuple[str, ...]
+
+
+def ports(sources: IntArray, receivers: IntArray, topology: Topology) -> Ports:
+    """Which link ends edges from holders to receivers use."""
     sites = topology.sites()
     destinations = receivers + len(topology.senders)
     kinds = sites.kinds(sources, destinations)
     num_devices = int(sites.devices.max(initial=-1)) + 1
     num_cards = int(sites.cards.max(initial=-1)) + 1
+    names = _port_names(topology, num_devices, num_cards)
     of_device = (kinds >= 1).astype(np.int64)
-    card_base = 3 * num_devices
+    cards, hosts = 3 * num_devices, 3 * num_devices + 2 * num_cards
+    is_inside, none = kinds <= 1, np.full(len(kinds), len(names))
     out = np.where(
-        kinds <= 1,
+        is_inside,
         sites.devices[sources] + of_device * num_devices,
-        card_base + sites.cards[sources],
+        cards + sites.cards[sources],
     )
     into = np.where(
-        kinds <= 1,
-        sites.devices[destinations] + 2 * of_device * num_devices,
-        card_base + num_cards + sites.cards[destinations],
+        is_inside,
+        np.where(kinds == 0, none, sites.devices[destinations] + 2 * num_devices),
+        cards + num_cards + sites.cards[destinations],
     )
-    return kinds, out, into, _port_names(topology, num_devices, num_cards)
+    speeds = np.array([link.bytes_per_s for link in topology.links.by_kind()])[kinds]
+    total = topology.links.host_total_bytes_per_s
+    shared = np.where(is_inside & (total is not None), hosts + sites.hosts[destinations], none)
+    used = np.stack([out, into, shared])
+    weights = np.where(used == len(names), 0.0, 1.0)
+    weights[2] *= speeds / (total or 1.0)
+    return Ports(kinds, used, weights, names)
 
 
 def _port_names(topology: Topology, num_devices: int, num_cards: int) -> tuple[str, ...]:
     sites = topology.sites()
     places = (*topology.senders, *topology.receivers)
     devices, cards = [""] * num_devices, [""] * num_cards
-    for place, device, card in zip(
-        places, sites.devices.tolist(), sites.cards.tolist(), strict=True
+    hosts = [""] * (int(sites.hosts.max(initial=-1)) + 1)
+    for place, host, device, card in zip(
+        places, sites.hosts.tolist(), sites.devices.tolist(), sites.cards.tolist(), strict=True
     ):
+        hosts[host] = place.host
         devices[device] = f"{place.host} device {place.device}"
         cards[card] = f"{place.host} rail {place.rail}"
     return (
@@ -160,6 +208,7 @@ def _port_names(topology: Topology, num_devices: int, num_cards: int) -> tuple[s
         *(f"{name} in" for name in devices),
         *(f"{name} out" for name in cards),
         *(f"{name} in" for name in cards),
+        *(f"{name} all inside" for name in hosts),
     )
 
 
@@ -167,12 +216,14 @@ def link_usage(edges: IntArray, topology: Topology) -> LinkUsage:
     """How long `edge_bytes` keep each link busy; a copy on a device counts once."""
     sources, receivers = np.nonzero(edges)
     num_bytes = edges[sources, receivers]
-    kinds, out, into, names = ports(sources, receivers, topology)
+    found = ports(sources, receivers, topology)
     speeds = np.array([link.bytes_per_s for link in topology.links.by_kind()])
-    seconds = num_bytes / speeds[kinds]
-    busy = np.bincount(out, weights=seconds, minlength=len(names))
-    busy += np.bincount(into, weights=np.where(kinds == 0, 0.0, seconds), minlength=len(names))
-    if not len(names):
+    seconds = found.weights * (num_bytes / speeds[found.kinds])
+    busy = np.bincount(found.used.ravel(), weights=seconds.ravel(), minlength=len(found.names) + 1)[
+        :-1
+    ]
+    if not len(found.names):
         return LinkUsage(LINK_KINDS[0], 0.0, 0)
     busiest = int(busy.argmax())
-    return LinkUsage(names[busiest], float(busy[busiest]), int(num_bytes[kinds >= 2].sum()))
+    across = int(num_bytes[found.kinds >= 2].sum())
+    return LinkUsage(found.names[busiest], float(busy[busiest]), across)
