@@ -1,11 +1,14 @@
 """The planner: how long it takes, and how near its plans come to what the network allows.
 
-    python benchmarks/planner.py [--quick] [--json]
+    python benchmarks/planner.py [--quick] [--json] [--calibrate [--out DIR]]
 
 Two tables. *Planning*: `plan_transfer` with its arguments in memory, in a fresh process for each
 case: best wall and CPU seconds of some rounds and the peak memory of that process, torch not
 imported. *Plans*: published transfers of large models (a 400 Gbit/s network card for each GPU, 8
-GPUs and NVLink in each host) with the bound, the busiest link and their ratio.
+GPUs and NVLink in each host) with the bound, the busiest link and their ratio, and the time that
+the simulator gives. ``--calibrate`` adds real transfers between processes of this machine, links
+fitted to some of them, and how far the simulator is off with these on the others;
+``cosmos-weightsync simulate --topology`` reads the links from the files in DIR.
 """
 
 import argparse
@@ -16,7 +19,9 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+import calibration
 from planner_models import (
     DEEPSEEK_V3,
     DENSE_640B,
@@ -29,7 +34,7 @@ from planner_models import (
     layout,
 )
 
-from cosmos_weightsync import Place, Topology, plan_transfer
+from cosmos_weightsync import Place, Topology, plan_transfer, simulate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,6 +182,8 @@ def planning_row(case: Case, rounds: int) -> dict:
 def plan_row(case: Case) -> dict:
     plan = plan_transfer(*case.build())
     stats = plan.stats()
+    started = time.process_time()
+    simulated = simulate(plan)
     return {
         "case": case.title,
         "gigabytes": stats.total_bytes / 1e9,
@@ -185,6 +192,9 @@ def plan_row(case: Case) -> dict:
         "bound_without_relays_s": plan.lower_bound(relays="never"),
         "busiest_s": stats.busiest_s,
         "ratio": stats.ratio,
+        "simulated_s": simulated.seconds,
+        "simulator_cpu_s": time.process_time() - started,
+        "flows": len(simulated.spans),
     }
 
 
@@ -206,12 +216,14 @@ def tables(planning: list[dict], plans: list[dict]) -> str:
     ]
     lines += [
         "",
-        "| plan | GB delivered | relayed | bound s | bound s, no relays | busiest link s | ratio |",
-        "|---|---|---|---|---|---|---|",
+        "| plan | GB delivered | relayed | bound s | bound s, no relays | busiest link s | ratio "
+        "| simulated s | flows | simulator CPU s |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [
         f"| {row['case']} | {row['gigabytes']:.0f} | {row['relayed']:.0%} | {row['bound_s']:.3f} | "
-        f"{row['bound_without_relays_s']:.3f} | {row['busiest_s']:.3f} | {row['ratio']:.3f} |"
+        f"{row['bound_without_relays_s']:.3f} | {row['busiest_s']:.3f} | {row['ratio']:.3f} | "
+        f"{row['simulated_s']:.3f} | {row['flows']:,} | {row['simulator_cpu_s']:.1f} |"
         for row in plans
     ]
     return "\n".join(lines)
@@ -224,6 +236,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--quick", action="store_true", help="the first case of each table only")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--calibrate", action="store_true", help="real transfers, links, errors")
+    parser.add_argument("--out", type=Path, help="where --calibrate writes links-TRANSPORT.json")
     parser.add_argument("--row", nargs=2, metavar=("TABLE", "NUMBER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.row:
@@ -240,7 +254,16 @@ def main() -> None:
         for index in range(1 if options.quick else len(cases)):
             print(f"{kind}: {cases[index].title}", file=sys.stderr, flush=True)
             rows[kind].append(in_a_fresh_process(kind, index, options))
-    print(json.dumps(rows, indent=2) if options.json else tables(rows["planning"], rows["plans"]))
+    if options.calibrate:
+        rounds = 2 if options.quick else 7
+        transports = calibration.TRANSPORTS[-1:] if options.quick else calibration.TRANSPORTS
+        rows["calibration"] = calibration.calibrate(options.out, rounds, transports)
+    if options.json:
+        print(json.dumps(rows, indent=2))
+        return
+    print(tables(rows["planning"], rows["plans"]))
+    if options.calibrate:
+        print("\n" + calibration.tables(rows["calibration"]))
 
 
 if __name__ == "__main__":

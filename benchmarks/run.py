@@ -50,7 +50,7 @@ PARTS = (
     Part(name="rl", arguments=("--figure", str(HERE / "rl.png"))),
     Part(name="weightsync", quick=("--mib", "16", "--rounds", "2")),
     Part(name="delta", quick=("--width", "128", "--layers", "2", "--steps", "2")),
-    Part(name="planner"),
+    Part(name="planner", arguments=("--calibrate",), quick=("--quick", "--calibrate")),
     Part(name="controller", quick=("--steps", "2")),
     Part(name="logprobs", quick=("--tokens", "256", "--vocabulary", "4096", "--rounds", "1")),
 )

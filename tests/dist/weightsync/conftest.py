@@ -5,6 +5,7 @@ import json
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -84,6 +85,77 @@ class Process:
             self._popen.stdin.close()
         self._reader.join(10)
         self._popen.stdout.close()
+
+
+class Forked:
+    """A member forked by `zygote_process.py`, and the connection to it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(120)
+        self._connection = connection
+        self._lines = connection.makefile("rw")
+        self.pid = json.loads(self._lines.readline())["pid"]
+
+    def tell(self, do: str, **arguments: Any) -> None:
+        print(json.dumps({"do": do, **arguments}), file=self._lines, flush=True)
+
+    def answer(self) -> dict[str, Any] | None:
+        """``None`` if it is dead."""
+        try:
+            line = self._lines.readline()
+        except ConnectionError:
+            return None
+        return json.loads(line) if line.endswith("\n") else None
+
+    def ask(self, do: str, **arguments: Any) -> dict[str, Any] | None:
+        self.tell(do, **arguments)
+        return self.answer()
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        self.kill()
+        self._lines.close()
+        self._connection.close()
+
+
+class Zygote:
+    """Forks senders and receivers: importing torch once is enough for all of them."""
+
+    def __init__(self, address: Path) -> None:
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(address))
+        self._listener.listen(8)
+        self._listener.settimeout(120)
+        self._popen = subprocess.Popen(
+            [sys.executable, str(HERE / "zygote_process.py"), str(address)],
+            stdin=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **ENVIRONMENT, "PYTHONPATH": str(SOURCE)},
+        )
+
+    def fork(self, **setup: Any) -> Forked:
+        """Start a member; `Member` of the script says what it is made of."""
+        print(json.dumps(setup), file=self._popen.stdin, flush=True)
+        connection, _ = self._listener.accept()
+        return Forked(connection)
+
+    def close(self) -> None:
+        assert self._popen.stdin is not None
+        self._popen.stdin.close()
+        self._popen.kill()  # It has nothing to lose.
+        self._popen.wait(30)
+        self._listener.close()
+
+
+@pytest.fixture(scope="session")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    """Starts within seconds and forks within milliseconds."""
+    found = Zygote(tmp_path_factory.mktemp("zygote") / "members")
+    yield found
+    found.close()
 
 
 class Trainer:

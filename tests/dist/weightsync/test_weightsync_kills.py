@@ -6,98 +6,46 @@ version is published, both receivers update, and one of the four processes is ki
 or at a message of its own. ``--weightsync-kills 300`` makes it a long hunt.
 """
 
-import json
-import os
 import random
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import cosmos_weightsync
 from cosmos_weightsync import WeightDirectory
 
-HERE = Path(__file__).parent
-SOURCE = Path(cosmos_weightsync.__file__).parents[1]
 ROLES = ("sender 0", "sender 1", "receiver 0", "receiver 1")
-
-
-class Process:
-    """A forked member and the connection to it."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        connection.settimeout(120)
-        self._connection = connection
-        self._lines = connection.makefile("rw")
-        self.pid = json.loads(self._lines.readline())["pid"]
-
-    def tell(self, do: str, **arguments: Any) -> None:
-        print(json.dumps({"do": do, **arguments}), file=self._lines, flush=True)
-
-    def answer(self) -> dict[str, Any] | None:
-        """``None`` if it is dead."""
-        try:
-            line = self._lines.readline()
-        except ConnectionError:
-            return None
-        return json.loads(line) if line.endswith("\n") else None
-
-    def kill(self) -> None:
-        try:
-            os.kill(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
-
-    def close(self) -> None:
-        self.kill()
-        self._connection.close()
 
 
 class Cluster:
     """Two senders, two receivers, one directory."""
 
-    def __init__(self, address: Path, mode: str) -> None:
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(address))
-        self._listener.listen(8)
-        self._listener.settimeout(120)
+    def __init__(self, zygote: Any, mode: str) -> None:
         self.directory = WeightDirectory(lease_s=5.0)
+        self._zygote = zygote
         self._mode = mode
-        self._zygote = subprocess.Popen(
-            [sys.executable, str(HERE / "zygote_process.py"), str(address)],
-            stdin=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCE)},
-        )
         self.processes = {role: self.start(role) for role in ROLES}
 
-    def start(self, name: str) -> Process:
+    def start(self, name: str) -> Any:
         role, rank = name.split()
-        setup = {"directory": self.directory.endpoint, "role": role, "rank": int(rank)}
+        more = {"num_ranks": 2}
         if role == "receiver":
-            setup["mode"] = self._mode
-        print(json.dumps(setup), file=self._zygote.stdin, flush=True)
-        connection, _ = self._listener.accept()
-        return Process(connection)
+            prefer = "receivers" if int(rank) else "senders"
+            more = {"config": {"mode": self._mode, "prefer": prefer}}
+        return self._zygote.fork(
+            directory=self.directory.endpoint, role=role, rank=int(rank), **more
+        )
 
     def close(self) -> None:
         for process in self.processes.values():
             process.close()
-        self._zygote.stdin.close()
-        self._zygote.wait(30)
-        self._listener.close()
         self.directory.close()
 
 
 @pytest.fixture(params=["staged", "in_place"])
-def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
-    found = Cluster(tmp_path / "members", request.param)
+def cluster(request: pytest.FixtureRequest, zygote: Any) -> Iterator[Cluster]:
+    found = Cluster(zygote, request.param)
     yield found
     found.close()
 

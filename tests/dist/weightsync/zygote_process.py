@@ -1,7 +1,7 @@
 """Forks senders and receivers that are killed by the hundred: importing torch once is enough.
 
-Run by `test_weightsync_kills` as ``python zygote_process.py ADDRESS``. Every line of standard input
-is the set-up of a process; it connects to ADDRESS and takes commands as JSON lines.
+Run by the tests of this folder as ``python zygote_process.py ADDRESS``. Every line of standard
+input is the set-up of a process; it connects to ADDRESS and takes commands as JSON lines.
 """
 
 import json
@@ -21,6 +21,7 @@ from cosmos_weightsync import (
     WeightSyncError,
     shards_of,
 )
+from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.transports import TcpTransport
 
 torch.set_num_threads(1)
@@ -71,55 +72,77 @@ class Channel:
 
 
 class Member:
-    def __init__(self, directory: str, role: str, rank: int, mode: str = "staged") -> None:
+    """A sender or receiver of a small model; sender ranks all hold the whole of it."""
+
+    def __init__(
+        self,
+        directory: str,
+        role: str,
+        rank: int,
+        *,
+        num_ranks: int = 1,
+        shapes: dict[str, list[int]] | None = None,
+        config: dict[str, Any] | None = None,
+    ) -> None:
         self.deadly = Deadly()
-        self.model = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+        self.model = {name: torch.zeros(shape) for name, shape in (shapes or SHAPES).items()}
         shards = shards_of(self.model.items())
-        common: Any = {"directory": directory, "bucket_bytes": 8192}
+        options: dict[str, Any] = {"directory": directory, "bucket_bytes": 8192, **(config or {})}
         if role == "sender":
             self.sender = WeightSender(
                 shards,
                 rank=rank,
-                num_ranks=2,
-                config=SenderConfig(**common, run_id="run"),
+                num_ranks=num_ranks,
+                config=SenderConfig(run_id="run", **options),
                 transports=[self.deadly],
             )
-        else:
-            self.receiver = WeightReceiver(
-                wanted=shards,
-                config=ReceiverConfig(
-                    **common,
-                    transport="tcp",
-                    serve_host="127.0.0.1",
-                    mode=mode,
-                    prefer="receivers" if rank else "senders",
-                    name=f"receiver {rank}",
-                    stall_s=20.0,
-                    linger_s=0.2,
-                    connect_timeout_s=20.0,
-                ),
-                transports=[self.deadly],
-            )
+            return
+        patience = {"stall_s": 20.0, "linger_s": 0.2, "connect_timeout_s": 20.0}
+        served = {"transport": "tcp", "serve_host": "127.0.0.1", "name": f"receiver {rank}"}
+        self.receiver = WeightReceiver(
+            wanted=shards,
+            config=ReceiverConfig(**{**served, **patience, **options}),
+            transports=[self.deadly],
+        )
 
     def die_at(self, message: int) -> dict[str, Any]:
         self.deadly.left = message
         return {}
 
-    def publish(self, version: int) -> dict[str, Any]:
+    def publish(self, version: int, rows: int = 0) -> dict[str, Any]:
+        """Fill everything with the version's number, or so many rows of each tensor."""
         for tensor in self.model.values():
-            tensor.fill_(version)
+            (tensor[:rows] if rows else tensor).fill_(version)
         self.sender.publish(version)
         return {"version": version}
 
     def update(self, version: int, timeout_s: float) -> dict[str, Any]:
-        error = ""
+        error, wire_bytes = "", -1
         try:
-            self.receiver.stage(version, timeout_s=timeout_s)
+            wire_bytes = self.receiver.stage(version, timeout_s=timeout_s).wire_bytes
             self.receiver.commit()
             self.receiver.verify()
         except WeightSyncError as failed:
             error = f"{type(failed).__name__}: {failed}"
-        return {"error": error, **self.state()}
+        return {"error": error, "wire_bytes": wire_bytes, **self.state()}
+
+    def planned(self) -> dict[str, Any]:
+        """By name, whom this receiver was to take the version from that it staged last."""
+        edges = self.receiver._fetcher._pieces
+        return {edge.source.name: sum(s.num_bytes for s in edge.specs()) for edge in edges}
+
+    def peers(self, count: int) -> dict[str, Any]:
+        """Wait until the directory shows so many receivers with a version and a layout."""
+        self.receiver._attendance.wait_for(
+            lambda view: (
+                count
+                <= sum(
+                    m.role == "receiver" and m.version >= 0 and bool(m.layout) for m in view.members
+                )
+            ),
+            Deadline.after(60.0),
+        )
+        return {}
 
     def state(self) -> dict[str, Any]:
         values = {float(value) for t in self.model.values() for value in t.unique()}

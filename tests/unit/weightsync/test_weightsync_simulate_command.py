@@ -35,6 +35,7 @@ def test_a_size_is_a_layout_of_about_so_many_bytes(text, num_bytes):
 def test_two_copies_over_one_card_take_twice_as_long():
     # 1 GB over a card of 10 GB/s is 0.1 s; without relays it leaves the sender's card twice.
     arguments = ("1GB", "--receivers", "replicas=2", "--gpus-per-host", 1, "--nic-gb-per-s", 10)
+    arguments += ("--piece-us", 0)
     direct = facts(*arguments, "--relays", "never")
     assert direct["seconds"] == pytest.approx(0.2, rel=0.01)
     assert direct["finish_s"] == pytest.approx([0.2, 0.2], rel=0.01)
@@ -78,7 +79,7 @@ def test_a_topology_file_says_as_much_as_it_likes(tmp_path: Path):
 
 def test_ranks_on_the_same_hosts_use_the_links_inside():
     # Sender and receiver are two GPUs of one host, at 450 GB/s.
-    inside = facts("45GB", "--hosts", 1, "--gpus-per-host", 2)
+    inside = facts("45GB", "--hosts", 1, "--gpus-per-host", 2, "--piece-us", 0)
     assert inside["cross_host_bytes"] == 0
     assert inside["seconds"] == pytest.approx(0.1, rel=1e-3)
 

@@ -143,7 +143,7 @@ def test_the_shape_that_was_chosen_is_the_fastest_one_simulated(num_receivers, c
 
 
 def test_two_thousand_receivers_in_a_few_steps():
-    topology = Topology.uniform(8, 2048, gpus_per_host=8)
+    topology = replace(Topology.uniform(8, 2048, gpus_per_host=8), chunk_bytes=16 << 20)
     names = [f"t{i}" for i in range(64)]
     specs = [ShardSpec(name, (1 << 28,), Box.full((1 << 28,)), "int8") for name in names]
     plan = plan_transfer(

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from cosmos_weightsync.deadlines import Deadline
-from cosmos_weightsync.errors import DeadlineError, ProtocolError, TransferError, VersionError
+from cosmos_weightsync.errors import DeadlineError, TransferError, VersionError
 from cosmos_weightsync.frames import ControlConnection, connect_control
 from cosmos_weightsync.layout import Layout
 from cosmos_weightsync.membership import Decision, Member, Quorum, View, Vote
@@ -171,11 +171,7 @@ class Attendance:
             connection.close()
 
     def _see(self, frame: Mapping[str, Any]) -> None:
-        try:
-            members = tuple(Member.from_json(item) for item in frame["members"])
-            view = View(int(frame["epoch"]), int(frame["revision"]), members)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ProtocolError("the directory sent a malformed view") from error
+        view = View.from_json(frame)
         with self._changed:
             self._view = view
             self._changed.notify_all()

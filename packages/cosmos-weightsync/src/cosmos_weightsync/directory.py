@@ -13,7 +13,6 @@ A `sync` renews the lease. A directory that dies takes nothing with it: transfer
 keep the view they had, and join the next directory at the same address, which starts empty.
 """
 
-import hmac
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -27,8 +26,9 @@ from cosmos_weightsync.errors import (
     WeightSyncError,
 )
 from cosmos_weightsync.frames import ControlConnection
+from cosmos_weightsync.links import Links
 from cosmos_weightsync.membership import Member, MembershipTable, Quorum, View, Vote
-from cosmos_weightsync.server import Server, check_exposure
+from cosmos_weightsync.server import Server, check_exposure, complain, receive_hello
 
 __all__ = ["WeightDirectory"]
 
@@ -44,6 +44,8 @@ class WeightDirectory:
         port: The port; 0 takes a free one. A directory that may be restarted needs a fixed one.
         token: Members must show it. Must be given if ``bind_host`` is not loopback.
         lease_s: A member that is silent for so long is forgotten.
+        links: How fast the links between members are, for groups that plan together
+            (``ReceiverConfig(prefer="planned")``); those of H100 nodes by default.
 
     Raises:
         ConfigurationError: the address cannot be listened on, or needs a token.
@@ -60,11 +62,12 @@ class WeightDirectory:
         port: int = 0,
         token: str = "",
         lease_s: float = 10.0,
+        links: Links | None = None,
     ) -> None:
         check_exposure(bind_host, token)
         if lease_s <= 0:
             raise ConfigurationError(f"a lease of {lease_s} s")
-        self._state = _Shared(MembershipTable(lease_s), token, lease_s)
+        self._state = _Shared(MembershipTable(lease_s, links), token, lease_s)
         self._server = Server(
             (bind_host, port), lambda c: _Conversation(self._state, c), "weight-directory"
         )
@@ -130,23 +133,13 @@ class _Conversation:
 
     def run(self) -> None:
         try:
-            hello = self._connection.receive(Deadline.after(30.0), expect="hello")
-            token = str(hello.get("token", ""))
-            if not hmac.compare_digest(token.encode(), self._shared.token.encode()):
-                raise ProtocolError("the token is not the directory's")
+            receive_hello(self._connection, self._shared.token, "directory")
             while True:
                 self._answer(self._connection.receive(Deadline.after(IDLE_S)))
         except WeightSyncError as error:
-            self._complain(error)
+            complain(self._connection, error)
         finally:
             self.close()
-
-    def _complain(self, error: WeightSyncError) -> None:
-        try:
-            reason = {"class": type(error).__name__, "message": str(error)}
-            self._connection.send("error", reason, Deadline.after(1.0))
-        except WeightSyncError:
-            return
 
     def _answer(self, frame: Mapping[str, Any]) -> None:
         known: dict[str, Callable[[Mapping[str, Any]], tuple[str, dict[str, Any]]]] = {
@@ -170,9 +163,7 @@ class _Conversation:
         self._connection.send(kind, content, Deadline.after(MOST_WAIT_S))
 
     def _view(self) -> tuple[str, dict[str, Any]]:
-        view = self._shared.table.view()
-        members = [member.to_json() for member in view.members]
-        return "view", {"epoch": view.epoch, "revision": view.revision, "members": members}
+        return "view", self._shared.table.view().to_json()
 
     def _join(self, frame: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         member = Member.from_json(frame["member"])

@@ -4,7 +4,7 @@ Conversations are kept from one version to the next. After anything went wrong t
 up, and the next version starts with whoever can be reached then.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -72,8 +72,14 @@ class Roster(Protocol):
         """
         ...
 
-    def sources(self) -> Sequence[Source]:
-        """Everybody known, at once, for what is left of a transfer."""
+    def instead(
+        self, wanted: Sequence[ShardSpec], failed: Collection[str], version: int
+    ) -> list[tuple[Source, Layout]]:
+        """Plan, at once, what is left of a transfer over others than those that failed.
+
+        Raises:
+            PlanError: they do not have all of it.
+        """
         ...
 
     def is_stale(self) -> bool:
@@ -255,7 +261,7 @@ class VersionFetcher:
         self._num_built_on = 0 if offer is None else self._num_built_on + 1
         self._shadow.begin(version, run_id, deadline.within(self._patience.linger_s))
         staging = Staging(
-            self._shadow, version, self._roster.sources, self._dialer, self._buckets, offer
+            self._shadow, version, self._roster.instead, self._dialer, self._buckets, offer
         )
         try:
             patient = deadline.with_patience(self._patience.stall_s)

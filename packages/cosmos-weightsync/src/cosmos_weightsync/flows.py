@@ -4,8 +4,8 @@ import numpy as np
 
 from cosmos_weightsync.fluid import NO_NODE, Flows
 from cosmos_weightsync.layout import IntArray
+from cosmos_weightsync.plans import TransferPlan
 from cosmos_weightsync.streams import Stream, Streams, ports
-from cosmos_weightsync.topology import Topology
 
 __all__ = ["flows_of", "relayed_routes"]
 
@@ -15,18 +15,18 @@ def relayed_routes(streams: Streams, num_senders: int) -> frozenset[int]:
     return frozenset(s.route for s in streams if bool((s.parents >= num_senders).any()))
 
 
-def flows_of(streams: Streams, topology: Topology, relayed: frozenset[int]) -> Flows:
+def flows_of(plan: TransferPlan, streams: Streams, relayed: frozenset[int]) -> Flows:
     """Every delivery of the streams, added up where that changes nothing.
 
     A node is numbered ``stream * num_receivers + receiver``. Streams that nobody relays are one
     stream, -1 of them all, whose nodes are numbered by the receiver alone.
 
     Args:
-        streams: Of a plan.
-        topology: Of that plan.
+        plan: The plan.
+        streams: Its streams.
         relayed: Routes of the streams that are told apart, those that anybody relays.
     """
-    num_senders, num_receivers = len(topology.senders), len(topology.receivers)
+    num_senders, num_receivers, topology = plan.num_senders, plan.num_receivers, plan.topology
     rows: list[IntArray] = [np.zeros((0, 6), dtype=np.int64)]
     for stream in streams:
         base = (stream.route + 1) * num_receivers if stream.route in relayed else 0
@@ -42,7 +42,9 @@ def flows_of(streams: Streams, topology: Topology, relayed: frozenset[int]) -> F
     links = topology.links.by_kind()
     speeds = np.array([link.bytes_per_s for link in links])[found.kinds]
     limits = np.array([link.stream_bytes_per_s or np.inf for link in links])[found.kinds]
-    overhead = sums[1] * np.array([link.piece_s for link in links])[found.kinds]
+    # Large pieces travel in chunks.
+    messages = np.maximum(sums[1], np.ceil(sums[0] / plan.chunk_bytes))
+    overhead = messages * np.array([link.piece_s for link in links])[found.kinds]
     overhead *= np.minimum(speeds, limits)
     sizes = sums[0] + overhead
     return Flows(

@@ -1,16 +1,17 @@
 """Sources that the directory knows: senders, and receivers that already have what is wanted."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 from cosmos_weightsync.attendance import Attendance
 from cosmos_weightsync.deadlines import Deadline
-from cosmos_weightsync.errors import PeerLostError, TransferError, VersionError
+from cosmos_weightsync.errors import PeerLostError, PlanError, TransferError, VersionError
 from cosmos_weightsync.fetching import Found
+from cosmos_weightsync.joint_plans import JointPlan
 from cosmos_weightsync.layout import Layout, ShardSpec
 from cosmos_weightsync.membership import Member, View
-from cosmos_weightsync.staging import Source, assign, assign_group, in_order
+from cosmos_weightsync.staging import Source, assign, assign_again, in_order
 
 __all__ = ["DirectorySources", "Preference"]
 
@@ -37,6 +38,7 @@ class DirectorySources:
         self._suspects: dict[str, tuple[float, TransferError]] = {}
         self._was_complete = False
         self._planned_for: frozenset[tuple[str, str]] = frozenset()
+        self._joint: JointPlan | None = None
 
     def find(self, deadline: Deadline) -> Found:
         """Those of one run, all senders or all that have a version; waits until somebody is.
@@ -60,14 +62,26 @@ class DirectorySources:
             unreachable["layouts"] = PeerLostError("the directory no longer knows all layouts")
         return Found(sources, {}, unreachable)
 
-    def sources(self) -> Sequence[Source]:
-        """Everybody who might stand in: all senders, and receivers that have or get a version."""
+    def instead(
+        self, wanted: Sequence[ShardSpec], failed: Collection[str], version: int
+    ) -> list[tuple[Source, Layout]]:
+        """Plan over others: up the forest of a joint plan, else over all who might stand in.
+
+        Raises:
+            PlanError: they do not have all of it.
+        """
+        if self._joint is not None:
+            try:
+                return self._joint.instead_of({*failed, *self._suspects}, wanted)
+            except PlanError:  # Somebody who is not in that plan may have it.
+                self._joint = None
         members = [
             member
             for member in self._attendance.view.members
-            if self._is_of_use(member) and member.endpoint not in self._suspects
+            if self._is_of_use(member) and member.endpoint not in {*failed, *self._suspects}
         ]
-        return self._sources_of(members, Deadline.after(self._find_timeout_s))
+        soon = Deadline.after(self._find_timeout_s)
+        return assign_again(wanted, self._sources_of(members, soon), version)
 
     def assign(self, wanted: Sequence[ShardSpec], found: Found) -> list[tuple[Source, Layout]]:
         """Plan for this receiver alone, or for its whole group with relays.
@@ -75,13 +89,16 @@ class DirectorySources:
         Raises:
             PlanError: those who were found do not have all of it.
         """
-        self._planned_for = self._group_key()
+        self._planned_for, self._joint = self._group_key(), None
         group = self._group() if self._prefer == "planned" else []
         mine = Layout.from_ranks([wanted])
         place = next((i for i, (_, is_me) in enumerate(group) if is_me), None)
         if place is None or group[place][0].layout.digest() != mine.digest():
             return assign(wanted, found.sources)
-        return assign_group(found.sources, [source for source, _ in group], place)
+        receivers = [source for source, _ in group]
+        links = self._attendance.view.links
+        self._joint = JointPlan(found.sources, receivers, place, links)
+        return self._joint.shares()
 
     def is_stale(self) -> bool:
         """Whether the group of a joint plan is another one now."""
@@ -143,7 +160,7 @@ class DirectorySources:
                 layout = self._attendance.layout_of(member, deadline)
             except (VersionError, TransferError):  # Gone since, or the directory is.
                 continue
-            place = (member.role, member.rank, member.host)
+            place = (member.role, member.rank, member.host, member.version)
             found.append(Source(member.endpoint, member.name, layout, *place))
         return in_order(found)
 

@@ -5,17 +5,20 @@ that must overwrite it all the same hangs up on the reader first, so that no rea
 that bytes are good which were not.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.layout import Layout
 
-__all__ = ["Holder", "PinnedVersion", "Role", "VersionRange"]
+__all__ = ["Holder", "PinnedVersion", "Region", "Role", "VersionRange"]
 
 Role = Literal["sender", "receiver"]
+Region = tuple[str, Box]
+"""The name of a tensor and a box of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +72,8 @@ class PinnedVersion(Protocol):
         """
         ...
 
-    def settle(self, deadline: Deadline) -> None:
-        """Wait until all of it is there and verified.
+    def settle(self, regions: Sequence[Region], deadline: Deadline) -> None:
+        """Wait until these regions are there and verified.
 
         Raises:
             VersionGoneError: it was overwritten or given up.

@@ -9,7 +9,7 @@ same device (a copy)  >  same host (NVLink, shared memory)  >  same rail  >  net
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from cosmos_weightsync.errors import TopologyError
@@ -63,9 +63,9 @@ class Links:
     """
 
     device: Link = Link(1.5e12, 1e-6)
-    host: Link = Link(450e9, 3e-6)
-    rail: Link = Link(50e9, 5e-6)
-    network: Link = Link(50e9, 5e-6)
+    host: Link = Link(450e9, 3e-6, 5e-6)
+    rail: Link = Link(50e9, 5e-6, 5e-6)
+    network: Link = Link(50e9, 5e-6, 5e-6)
     registration_s_per_gib: float = 0.0
     host_total_bytes_per_s: float | None = None
 
@@ -78,6 +78,10 @@ class Links:
     def by_kind(self) -> tuple[Link, Link, Link, Link]:
         """The links in the order of `LINK_KINDS`."""
         return self.device, self.host, self.rail, self.network
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object; `from_json` reads it back."""
+        return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Links":

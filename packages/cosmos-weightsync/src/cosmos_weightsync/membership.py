@@ -9,8 +9,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from cosmos_weightsync.errors import ConfigurationError, ProtocolError, VersionError
+from cosmos_weightsync.errors import (
+    ConfigurationError,
+    ProtocolError,
+    TopologyError,
+    VersionError,
+)
 from cosmos_weightsync.holding import Role
+from cosmos_weightsync.links import Links
 
 __all__ = ["Decision", "Member", "MembershipTable", "Quorum", "View", "Vote"]
 
@@ -106,11 +112,39 @@ class Quorum:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What everybody is told."""
+    """What everybody is told.
+
+    Attributes:
+        epoch: Counts comings and goings.
+        revision: Counts all changes.
+        members: Everybody who is here.
+        links: How fast the links between them are, for plans that all must make alike.
+    """
 
     epoch: int
     revision: int
     members: tuple[Member, ...]
+    links: Links = field(default_factory=Links)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        members = [member.to_json() for member in self.members]
+        numbers = {"epoch": self.epoch, "revision": self.revision}
+        return {**numbers, "members": members, "links": self.links.to_json()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "View":
+        """The inverse of `to_json`.
+
+        Raises:
+            ProtocolError: the value is no view.
+        """
+        try:
+            members = tuple(Member.from_json(item) for item in data["members"])
+            links = Links.from_json(data["links"])
+            return cls(int(data["epoch"]), int(data["revision"]), members, links)
+        except (KeyError, TypeError, ValueError, TopologyError) as error:
+            raise ProtocolError(f"not a view: {error!r}") from error
 
 
 @dataclass(slots=True)
@@ -124,8 +158,9 @@ class _Ballot:
 class MembershipTable:
     """The state of a directory. Not locked: whoever owns it does that."""
 
-    def __init__(self, lease_s: float) -> None:
+    def __init__(self, lease_s: float, links: Links | None = None) -> None:
         self._lease_s = lease_s
+        self._links = links or Links()
         self._members: dict[str, Member] = {}
         self._seen: dict[str, float] = {}
         self._layouts: dict[str, Any] = {}
@@ -135,7 +170,8 @@ class MembershipTable:
 
     def view(self) -> View:
         """Everybody who is here."""
-        return View(self._epoch, self._revision, tuple(self._members.values()))
+        members = tuple(self._members.values())
+        return View(self._epoch, self._revision, members, self._links)
 
     def layout(self, digest: str) -> Any:
         """A layout that a member came with; a JSON value.

@@ -79,6 +79,7 @@ def plan_transfer(
         fanouts=fanouts,
         order=tuple(receivers.tensors),
         topology=topology,
+        chunk_bytes=builder.chunk_bytes,
     )
 
 

@@ -11,7 +11,8 @@ import numpy as np
 from cosmos_weightsync.balancing import Work
 from cosmos_weightsync.layout import IntArray
 from cosmos_weightsync.matching import Match, RankSets
-from cosmos_weightsync.routing import Demand, Fanout, HostGroups, Shape, best_shape
+from cosmos_weightsync.routing import Fanout, HostGroups, Shape
+from cosmos_weightsync.shaping import CHUNK_BYTES, Demand, choose_shapes
 from cosmos_weightsync.topology import Sites, Topology
 
 __all__ = ["Draft", "RouteBuilder"]
@@ -42,7 +43,7 @@ class RouteBuilder:
         self._topology = topology
         self._num_senders = len(topology.senders)
         self._sites = topology.sites()
-        self._costs = topology.costs()
+        self._chunk_bytes = topology.chunk_bytes or CHUNK_BYTES[0]
         self._holders = _SetList()
         self._groups: list[HostGroups] = []
         self._group_index: dict[tuple[bytes, bytes], int] = {}
@@ -89,16 +90,21 @@ class RouteBuilder:
     def fanouts(self, drafts: Sequence[Draft]) -> tuple[Fanout, ...]:
         """The routes, at the positions that the drafts refer to."""
         counts = {group.num_remote for group in self._groups}
+        chunk_bytes = self._topology.chunk_bytes
         if self._topology.relays == "never":
             shapes = {count: Shape(max(count, 1), 1) for count in counts}
+            self._chunk_bytes = chunk_bytes or CHUNK_BYTES[0]
         else:
-            demand = self._demand(drafts)
-            shapes = {count: best_shape(count, demand) for count in counts}
+            shapes, self._chunk_bytes = choose_shapes(counts, self._demand(drafts), chunk_bytes)
         return tuple(group.route(shapes[group.num_remote]) for group in self._groups)
 
+    @property
+    def chunk_bytes(self) -> int:
+        """What a relay has before it passes on; known once there are `fanouts`."""
+        return self._chunk_bytes
+
     def _demand(self, drafts: Sequence[Draft]) -> Demand:
-        """How long the busiest sender and the busiest host take when every byte moves once."""
-        card = int(self._costs[2])
+        """What the busiest sender and the busiest host move when every byte moves once."""
         sites, num_groups = self._sites, len(self._groups)
         moved: dict[int, int] = {}
         for draft in drafts:
@@ -118,15 +124,11 @@ class RouteBuilder:
             by_group[group] += size
         for group, size in zip(self._groups, by_group.tolist(), strict=True):
             into[group.remote_hosts] += size
-        send = self._least_send_time(by_holder)
         receive = int((into // np.maximum(_cards_per_host(sites), 1)).max(initial=0))
-        return Demand(
-            send=send * card,
-            receive=receive * card,
-            chunk=min(self._topology.chunk_bytes, max(receive, 1)) * card,
-        )
+        link = self._topology.links.rail
+        return Demand(send_bytes=self._least_sent(by_holder), receive_bytes=receive, link=link)
 
-    def _least_send_time(self, by_holder: IntArray) -> int:
+    def _least_sent(self, by_holder: IntArray) -> int:
         """Bytes over the busiest card if every set of holders shares its own out evenly."""
         by_cards: dict[bytes, int] = {}
         cards_of = self._sites.cards

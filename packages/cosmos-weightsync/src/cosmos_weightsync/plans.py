@@ -75,6 +75,7 @@ class TransferPlan:
         fanouts: The routes.
         order: The receivers' tensor names in the order in which they travel.
         topology: What was planned with.
+        chunk_bytes: What a relay has before it passes on.
     """
 
     num_senders: int
@@ -84,6 +85,7 @@ class TransferPlan:
     fanouts: tuple[Fanout, ...]
     order: tuple[str, ...]
     topology: Topology
+    chunk_bytes: int
 
     @property
     def num_holders(self) -> int:

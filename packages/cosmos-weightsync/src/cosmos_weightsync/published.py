@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
-from cosmos_weightsync.holding import VersionRange
+from cosmos_weightsync.holding import Region, VersionRange
 from cosmos_weightsync.layout import Layout, ShardSpec
 from cosmos_weightsync.snapshots import Snapshot, SnapshotStore
 
@@ -72,7 +72,7 @@ class _PinnedSnapshot:
     def boxes(self, deadline: Deadline) -> HeldBoxes:
         return self._held
 
-    def settle(self, deadline: Deadline) -> None:
+    def settle(self, regions: Sequence[Region], deadline: Deadline) -> None:
         """It is whole from the start."""
 
     def release(self) -> None:

@@ -22,10 +22,9 @@ import numpy as np
 from cosmos_weightsync.layout import IntArray
 from cosmos_weightsync.topology import Sites
 
-__all__ = ["NO_ENTRY", "Demand", "Fanout", "HostGroups", "Shape", "best_shape", "tree_depth"]
+__all__ = ["NO_ENTRY", "Fanout", "HostGroups", "Shape", "tree_depth"]
 
 NO_ENTRY = -1
-MAX_ARITY = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,32 +33,6 @@ class Shape:
 
     feeds: int
     arity: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Demand:
-    """What a whole transfer asks of the network, in the time steps of `Topology.costs`.
-
-    Attributes:
-        send: Time the busiest sender needs to send everything it must once.
-        receive: Time the busiest host needs to take in everything it wants once.
-        chunk: Time of one chunk over one network card.
-    """
-
-    send: int
-    receive: int
-    chunk: int
-
-    def estimate(self, num_hosts: int, shape: Shape) -> int:
-        """Time until the last of ``num_hosts`` hosts has everything, pipelined by chunk.
-
-        For a chain this is (K + D - 1) / K of the single transfer, with K chunks and D hosts.
-        """
-        depth = tree_depth(num_hosts, shape)
-        relay = shape.arity * self.receive if depth > 1 else 0
-        busiest = max(shape.feeds * self.send, relay, self.receive)
-        hop = self.chunk * (shape.arity if depth > 1 else 1)
-        return busiest + (depth - 1) * hop
 
 
 def tree_depth(num_hosts: int, shape: Shape) -> int:
@@ -72,19 +45,6 @@ def tree_depth(num_hosts: int, shape: Shape) -> int:
         level *= shape.arity
         depth += 1
     return depth
-
-
-def best_shape(num_hosts: int, demand: Demand) -> Shape:
-    """The forest that is estimated to finish first; of equal ones, that with the fewest relays."""
-    if num_hosts <= 1:
-        return Shape(1, 1)
-    candidates = [Shape(num_hosts, 1)]
-    feeds = num_hosts
-    while feeds > 1:
-        feeds = min(feeds - 1, feeds * 15 // 16)
-        candidates += [Shape(feeds, arity) for arity in range(1, MAX_ARITY + 1)]
-    times = [demand.estimate(num_hosts, shape) for shape in candidates]
-    return candidates[times.index(min(times))]
 
 
 @dataclass(frozen=True, eq=False, slots=True)

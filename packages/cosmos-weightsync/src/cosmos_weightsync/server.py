@@ -1,17 +1,32 @@
 """A listening socket and one thread per reader: how a holder is reached."""
 
 import contextlib
+import hmac
 import ipaddress
 import socket
 import threading
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from cosmos_weightsync.deadlines import Deadline
-from cosmos_weightsync.errors import ConfigurationError, DeadlineError
+from cosmos_weightsync.errors import (
+    ConfigurationError,
+    DeadlineError,
+    ProtocolError,
+    WeightSyncError,
+)
 from cosmos_weightsync.frames import ControlConnection
 
-__all__ = ["Conversation", "Server", "check_exposure", "is_loopback"]
+__all__ = [
+    "Conversation",
+    "Server",
+    "check_exposure",
+    "complain",
+    "is_loopback",
+    "receive_hello",
+]
+
+HELLO_S = 30.0
 
 
 class Conversation(Protocol):
@@ -113,6 +128,32 @@ class Server:
         finally:
             with self._lock:
                 self._open.pop(threading.current_thread(), None)
+
+
+def receive_hello(connection: ControlConnection, token: str, owner: str) -> Mapping[str, Any]:
+    """Wait for who has connected to say so, with the token.
+
+    Args:
+        connection: To it.
+        token: What it must show.
+        owner: What this side is, for the error.
+
+    Raises:
+        ProtocolError: it shows another token.
+        TransferError: it says nothing, or something else.
+    """
+    hello = connection.receive(Deadline.after(HELLO_S), expect="hello")
+    shown = str(hello.get("token", ""))
+    if not hmac.compare_digest(shown.encode(), token.encode()):
+        raise ProtocolError(f"the token is not the {owner}'s")
+    return hello
+
+
+def complain(connection: ControlConnection, error: WeightSyncError) -> None:
+    """Tell the other side why the conversation ends, as far as it still listens."""
+    reason = {"class": type(error).__name__, "message": str(error)}
+    with contextlib.suppress(WeightSyncError):
+        connection.send("error", reason, Deadline.after(1.0))
 
 
 def is_loopback(host: str) -> bool:

@@ -12,7 +12,7 @@ open(transport, pieces)─►                     the pieces must lie in the lay
 pull()                 ─►                     or pull(base): see `cosmos_weightsync.reuse`
                        ◄═    messages over the channel; a holder that is still receiving sends
                        ◄─    settling() …     each region when it has it, and waits until all
-                       ◄─    sent(checksum of every piece)              is verified
+                       ◄─    sent(checksum of every piece)          of these are verified
 checksums(pieces)      ─►                     of what is in memory
                        ◄─    checksums(checksum of every piece)
 release()              ─►                     the version is given back
@@ -21,8 +21,7 @@ release()              ─►                     the version is given back
 version hangs up, so ``sent`` is proof that it did not.
 """
 
-import hmac
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +42,7 @@ from cosmos_weightsync.holding import Holder, PinnedVersion, Role, VersionRange
 from cosmos_weightsync.layout import Layout
 from cosmos_weightsync.planning import Piece
 from cosmos_weightsync.reuse import EdgeEnd, Move, Offer, serve_offer
+from cosmos_weightsync.server import complain, receive_hello
 from cosmos_weightsync.transports import Channel, PendingChannel, Transport
 
 __all__ = ["PROTOCOL", "HolderIdentity", "ServingSession", "pieces_of"]
@@ -93,7 +93,7 @@ class ServingSession:
             while (frame := self._next_frame()) is not None:
                 self._answer(frame)
         except WeightSyncError as error:
-            self._complain(error)
+            complain(self._connection, error)
         finally:
             self.close()
             self._release()
@@ -108,10 +108,7 @@ class ServingSession:
     def _greet(self) -> None:
         identity = self._identity
         deadline = Deadline.after(30.0)
-        hello = self._connection.receive(deadline, expect="hello")
-        token = str(hello.get("token", ""))
-        if not hmac.compare_digest(token.encode(), identity.token.encode()):
-            raise ProtocolError("the token is not the sender's")
+        hello = receive_hello(self._connection, identity.token, "sender")
         if hello.get("protocol") != PROTOCOL:
             raise ProtocolError(f"this sender speaks protocol {PROTOCOL}")
         self._layout = identity.holder.layout(deadline)
@@ -216,16 +213,17 @@ class ServingSession:
                 announce(Move(tuple(range(len(self._pieces))), "pieces"))
             held, size = pinned.boxes(deadline), self._bucket_bytes
             sums = serve_edge(channel, self._pieces, held, buckets, deadline, bucket_bytes=size)
-        self._settle(pinned, deadline)
+        self._settle(pinned, self._pieces, deadline)
         self._connection.send("sent", {"checksums": sums}, deadline)
 
-    def _settle(self, pinned: PinnedVersion, deadline: Deadline) -> None:
-        """Wait until the version is known to be good, and keep the reader's patience alive."""
+    def _settle(self, pinned: PinnedVersion, pieces: Sequence[Piece], deadline: Deadline) -> None:
+        """Wait until the pieces are known to be good, and keep the reader's patience alive."""
+        regions = [(piece.name, piece.box) for piece in pieces]
         while True:
             try:
-                return pinned.settle(deadline.within(SETTLING_S))
+                return pinned.settle(regions, deadline.within(SETTLING_S))
             except DeadlineError:
-                deadline.remaining("the version to be whole")
+                deadline.remaining("the pieces to be verified")
                 self._connection.send("settling", {}, deadline)
 
     def _send_checksums(self, frame: Mapping[str, Any], deadline: Deadline) -> None:
@@ -234,7 +232,7 @@ class ServingSession:
         pieces, _ = self._requested(frame)
         held = self._pinned.boxes(deadline)
         sums = [piece_checksum(held, piece) for piece in pieces]
-        self._settle(self._pinned, deadline)
+        self._settle(self._pinned, pieces, deadline)
         self._connection.send("checksums", {"checksums": sums}, deadline)
 
     def _give_back(self, _: Mapping[str, Any], deadline: Deadline) -> None:
@@ -244,14 +242,6 @@ class ServingSession:
         if self._pinned is not None:
             self._pinned.release()
             self._pinned = None
-
-    def _complain(self, error: WeightSyncError) -> None:
-        """Tell the reader why, as far as it still listens."""
-        try:
-            reason = {"class": type(error).__name__, "message": str(error)}
-            self._connection.send("error", reason, Deadline.after(1.0))
-        except WeightSyncError:
-            return
 
 
 def _check_held(wanted: Layout, held: Layout) -> None:

@@ -4,14 +4,14 @@
 empty ─begin(v)─► arriving ─settle─► whole ─begin(w)─► arriving ─give_up─► lost ─begin─► …
                      │  readers of v see regions as    │ readers of v are waited for a little,
                      ▼  they arrive, and learn that    ▼ then hung up on
-                        they are good when v is whole
+                        they are good when verified
 ```
 There is one memory, so a reader of v is in the way of w. Readers are the smaller evil to lose:
 whoever was hung up on gets the rest of v elsewhere.
 """
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from torch import Tensor
@@ -20,7 +20,7 @@ from cosmos_weightsync.boxes import Box, subtract_all
 from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import DeadlineError, PeerLostError, VersionGoneError
-from cosmos_weightsync.holding import VersionRange
+from cosmos_weightsync.holding import Region, VersionRange
 from cosmos_weightsync.layout import Layout, ShardSpec
 from cosmos_weightsync.shards import Shard
 
@@ -40,6 +40,7 @@ class Shadow:
         self._version = -1
         self._run_id = ""
         self._arrived: dict[str, list[Box]] = {}
+        self._verified: dict[str, list[Box]] = {}
         self._arrived_bytes = 0
         self._pins: set[_Pin] = set()
         self._changed = threading.Condition()
@@ -82,7 +83,7 @@ class Shadow:
         with self._changed:
             self._state = "arriving"
             self._version, self._run_id = version, run_id
-            self._arrived = {}
+            self._arrived, self._verified = {}, {}
             self._arrived_bytes = 0
             self._changed.notify_all()
 
@@ -104,6 +105,13 @@ class Shadow:
                 missing += [_part(spec, box) for box in away]
                 here += [_part(spec, box) for box in subtract_all(spec.box, away)]
         return here, missing
+
+    def verify(self, specs: Iterable[ShardSpec]) -> None:
+        """These regions are what their holder has: readers may be told."""
+        with self._changed:
+            for spec in specs:
+                self._verified.setdefault(spec.name, []).append(spec.box)
+            self._changed.notify_all()
 
     def taint(self) -> None:
         """Something that had arrived was wrong: hang up on all who may have read it."""
@@ -168,16 +176,19 @@ class Shadow:
         with self._changed:
             self._wait(is_there, f"{name} {box} to reach this receiver", deadline)
 
-    def await_whole(self, pin: "_Pin", deadline: Deadline) -> None:
-        """Return once the version is whole."""
+    def await_verified(self, pin: "_Pin", regions: Sequence[Region], deadline: Deadline) -> None:
+        """Return once these regions are known to be good."""
+        left = list(regions)
 
-        def is_whole() -> bool:
+        def are_good() -> bool:
             if pin not in self._pins:
                 raise VersionGoneError(f"the receiver gave version {pin.version} up")
-            return self._state == "whole"
+            while left and not subtract_all(left[-1][1], self._verified.get(left[-1][0], ())):
+                left.pop()
+            return self._state == "whole" or not left
 
         with self._changed:
-            self._wait(is_whole, f"version {pin.version} to be whole", deadline)
+            self._wait(are_good, f"version {pin.version} to be verified", deadline)
 
     def unpin(self, pin: "_Pin") -> None:
         """A reader is done. May be repeated."""
@@ -248,8 +259,8 @@ class _Pin:
     def boxes(self, deadline: Deadline) -> HeldBoxes:
         return self._shadow.boxes_for(self, deadline)
 
-    def settle(self, deadline: Deadline) -> None:
-        self._shadow.await_whole(self, deadline)
+    def settle(self, regions: Sequence[Region], deadline: Deadline) -> None:
+        self._shadow.await_verified(self, regions, deadline)
 
     def release(self) -> None:
         self._shadow.unpin(self)

@@ -153,12 +153,10 @@ class _Run:
         self._dead: list[int] = []
         streams = plan.streams()
         self._relayed = relayed_routes(streams, plan.num_senders)
-        flows = flows_of(streams, plan.topology, self._relayed)
+        flows = flows_of(plan, streams, self._relayed)
         none = np.zeros(0, dtype=np.int64)
         self._names = ports(none, none, plan.topology).names
-        self._fluid = Fluid(
-            flows, self._first_byte(flows), plan.topology.chunk_bytes, len(self._names) + 1
-        )
+        self._fluid = Fluid(flows, self._first_byte(flows), plan.chunk_bytes, len(self._names) + 1)
 
     def _first_byte(self, flows: Flows) -> FloatArray:
         """When a flow from a sender begins: its memory is registered, the request has arrived."""
@@ -186,7 +184,7 @@ class _Run:
             after = replan_without(self._plan, self._dead, committed=committed)
         except UncoveredRegionError:
             return  # Whoever waits for the dead waits for ever.
-        self._add(flows_of(after.streams(), self._plan.topology, self._relayed), hurt)
+        self._add(flows_of(after, after.streams(), self._relayed), hurt)
 
     def _add(self, after: Flows, hurt: Mask) -> None:
         """Add flows for what is missing because of the dead, in the new plan's proportions."""

@@ -1,6 +1,6 @@
 """Sources by a list of endpoints that somebody wrote down."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.dialing import HolderDialer
@@ -9,7 +9,7 @@ from cosmos_weightsync.fetching import Found
 from cosmos_weightsync.frames import parse_endpoint
 from cosmos_weightsync.layout import Layout, ShardSpec
 from cosmos_weightsync.receiver_session import ReceiverSession
-from cosmos_weightsync.staging import Source, assign, in_order
+from cosmos_weightsync.staging import Source, assign, assign_again, in_order
 
 __all__ = ["ListedSources"]
 
@@ -50,9 +50,16 @@ class ListedSources:
         self._known = in_order(_source(session) for session in met)
         return Found(self._known, {session.endpoint: session for session in met}, unreachable)
 
-    def sources(self) -> Sequence[Source]:
-        """Whoever was met last."""
-        return self._known
+    def instead(
+        self, wanted: Sequence[ShardSpec], failed: Collection[str], version: int
+    ) -> list[tuple[Source, Layout]]:
+        """Plan over whoever else was met last.
+
+        Raises:
+            PlanError: they do not have all of it.
+        """
+        others = [source for source in self._known if source.endpoint not in failed]
+        return assign_again(wanted, others, version)
 
     def assign(self, wanted: Sequence[ShardSpec], found: Found) -> list[tuple[Source, Layout]]:
         """Plan for this receiver alone.

@@ -11,7 +11,7 @@ An edge that fails has cost what was not verified of it, and the holder it came 
 again for this version. No holder left for a region is the end of the version.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -35,9 +35,8 @@ from cosmos_weightsync.receiver_session import ReceiverSession
 from cosmos_weightsync.reuse import Offer
 from cosmos_weightsync.serving import pieces_of
 from cosmos_weightsync.shadow import Shadow
-from cosmos_weightsync.topology import Place, Topology
 
-__all__ = ["Dialer", "Edge", "Source", "Staging", "assign", "in_order"]
+__all__ = ["Dialer", "Edge", "Instead", "Source", "Staging", "assign", "assign_again", "in_order"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -51,6 +50,7 @@ class Source:
         role: What it is.
         rank: Its number on its side.
         host: Where it runs, as far as is known.
+        version: The newest version it has whole, as far as is known; -1 for none.
     """
 
     endpoint: str
@@ -59,6 +59,7 @@ class Source:
     role: Role
     rank: int
     host: str = ""
+    version: int = -1
 
 
 @dataclass(eq=False, slots=True)
@@ -82,6 +83,20 @@ class Edge:
     def specs(self) -> list[ShardSpec]:
         """All regions that this edge answers for."""
         return [*self.wanted.specs_of(0), *self.arrived.specs_of(0)]
+
+
+class Instead(Protocol):
+    """Who stands in for sources that failed."""
+
+    def __call__(
+        self, wanted: Sequence[ShardSpec], failed: Collection[str], version: int
+    ) -> list[tuple[Source, Layout]]:
+        """Plan regions over others than those at the endpoints ``failed``.
+
+        Raises:
+            PlanError: they do not have all of it.
+        """
+        ...
 
 
 class Dialer(Protocol):
@@ -127,38 +142,21 @@ def assign(wanted: Iterable[ShardSpec], sources: Sequence[Source]) -> list[tuple
     return found
 
 
-def assign_group(
-    senders: Sequence[Source], receivers: Sequence[Source], receiver: int
+def assign_again(
+    wanted: Sequence[ShardSpec], sources: Sequence[Source], version: int
 ) -> list[tuple[Source, Layout]]:
-    """Plan a whole group by where everybody is; what one receiver gets, from whom.
+    """Plan regions over sources some of which may still be fetching the version themselves.
 
-    All receivers of the group come to the same plan. One that knows of others than the rest does
-    comes to another; what it then asks of a relay in vain it gets elsewhere.
-
-    Args:
-        senders: All of them, by rank.
-        receivers: All of the group, in an order that all know.
-        receiver: Whose part to return.
+    These are asked only for what nobody else has: two that ask each other would wait for ever.
 
     Raises:
-        PlanError: the senders do not have what is wanted.
+        PlanError: they do not have all of it.
     """
-    offered = Layout.merge([source.layout for source in senders])
-    wanted = Layout.merge([source.layout for source in receivers])
-    topology = Topology(
-        senders=tuple(Place(source.host) for source in senders),
-        receivers=tuple(Place(source.host) for source in receivers),
-    )
-    plan = plan_transfer(offered, wanted, topology)
-    found: list[tuple[Source, Layout]] = []
-    for number in plan.sources_of(receiver):
-        source = [*senders, *receivers][number]
-        parts = [
-            ShardSpec(p.name, offered.shape_of(p.name), p.box, offered.tensors[p.name].dtype)
-            for p in plan.pieces(source=number, receiver=receiver)
-        ]
-        found.append((source, Layout.from_ranks([parts])))
-    return found
+    have = [source for source in sources if source.role == "sender" or source.version >= version]
+    try:
+        return assign(wanted, have)
+    except PlanError:
+        return assign(wanted, sources)
 
 
 class Staging:
@@ -167,7 +165,7 @@ class Staging:
     Args:
         shadow: Where it goes; it has begun the version.
         version: Which.
-        sources: Everybody who may have it, as far as is known now.
+        instead: Who gives what a source that failed was to give.
         dialer: How to meet one.
         buckets: Memory for pieces that travel packed.
         offer: The version that was in the shadow before, for the holders to build on.
@@ -182,7 +180,7 @@ class Staging:
         self,
         shadow: Shadow,
         version: int,
-        sources: Callable[[], Sequence[Source]],
+        instead: Instead,
         dialer: Dialer,
         buckets: BucketPool,
         offer: Offer | None = None,
@@ -191,7 +189,7 @@ class Staging:
         self.wire_bytes = 0
         self._shadow = shadow
         self._version = version
-        self._sources = sources
+        self._instead = instead
         self._dialer = dialer
         self._buckets = buckets
         self._held = shadow.arriving()
@@ -243,6 +241,7 @@ class Staging:
         """The edges that take the place of one that is over: none, if it went well."""
         error = future.exception()
         if error is None:
+            self._shadow.verify(edge.specs())
             self.wire_bytes += edge.session.wire_bytes if edge.session is not None else 0
             return ()
         if edge.session is not None:
@@ -256,10 +255,9 @@ class Staging:
 
     def _reassign(self, edge: Edge, error: WeightSyncError) -> Sequence[Edge]:
         arrived, missing = self._shadow.split(edge.specs())
-        others = [source for source in self._sources() if source.endpoint not in self.failed]
         try:
-            pulls = assign(missing, others)
-            checks = assign(arrived, others)
+            pulls = self._instead(missing, self.failed, self._version)
+            checks = self._instead(arrived, self.failed, self._version)
         except PlanError as nobody:
             raise _lost(edge, self._version, error, [*missing, *arrived]) from nobody
         edges = {source: Edge(source, wanted) for source, wanted in pulls}

@@ -6,7 +6,7 @@ A rank is on a host, has a device there and a rail, the network card it sends an
 import json
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import numpy as np
@@ -62,7 +62,8 @@ class Topology:
         links: What the links can do.
         relays: ``auto``: a receiver passes on what it has when that is faster; ``never``: every
             receiver fetches everything from senders.
-        chunk_bytes: A relay passes on what it has received in parts of this size.
+        chunk_bytes: A relay passes on what it has received in parts of this size; ``None`` lets the
+            planner choose.
 
     Raises:
         TopologyError: a field makes no sense.
@@ -72,12 +73,12 @@ class Topology:
     receivers: tuple[Place, ...]
     links: Links = field(default_factory=Links)
     relays: Literal["auto", "never"] = "auto"
-    chunk_bytes: int = 16 << 20
+    chunk_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.relays not in {"auto", "never"}:
             raise TopologyError(f"relays must be 'auto' or 'never', not {self.relays!r}")
-        if self.chunk_bytes < 1:
+        if self.chunk_bytes is not None and self.chunk_bytes < 1:
             raise TopologyError(f"chunk_bytes must be positive, not {self.chunk_bytes}")
 
     @classmethod
@@ -198,7 +199,7 @@ class Topology:
         return {
             "senders": side(self.senders),
             "receivers": side(self.receivers),
-            "links": asdict(self.links),
+            "links": self.links.to_json(),
             "relays": self.relays,
             "chunk_bytes": self.chunk_bytes,
         }

@@ -30,6 +30,7 @@ class TopologyOptions:
     nic_gb_per_s: float | None
     host_gb_per_s: float | None
     latency_us: float | None
+    piece_us: float | None
     chunk_mib: float | None
     relays: Literal["auto", "never"] | None
 
@@ -91,6 +92,8 @@ class TopologyOptions:
                 link = replace(link, bytes_per_s=speed * 1e9)
             if self.latency_us is not None:
                 link = replace(link, latency_s=self.latency_us * 1e-6)
+            if self.piece_us is not None:
+                link = replace(link, piece_s=self.piece_us * 1e-6)
             changes[kind] = link
         return replace(links, **changes)
 
@@ -129,7 +132,14 @@ def topology_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--nic-gb-per-s", type=float, help="GB/s a network card, each way [50]."),
         click.option("--host-gb-per-s", type=float, help="GB/s a GPU inside its host [450]."),
         click.option("--latency-us", type=float, help="Microseconds before a first byte [5]."),
-        click.option("--chunk-mib", type=float, help="MiB that a relay has before it passes on."),
+        click.option(
+            "--piece-us",
+            type=float,
+            help="Microseconds that each message costs beside its bytes [5].",
+        ),
+        click.option(
+            "--chunk-mib", type=float, help="MiB that a relay has before it passes on [chosen]."
+        ),
         click.option(
             "--relays",
             type=click.Choice(["auto", "never"]),

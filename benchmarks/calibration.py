@@ -1,0 +1,270 @@
+"""Real transfers between processes of this machine, and links fitted to them for the simulator.
+
+One sender process and up to four receiver processes, all at once from the sender or in a chain,
+models of several sizes in few or many pieces. Some runs are fitted, the others are held out and
+show how far the simulator is off.
+"""
+
+import json
+import math
+import multiprocessing
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from cosmos_weightsync import Box, Layout, Link, Links, ShardSpec, Topology, plan_transfer, simulate
+
+TRANSPORTS = ("shared_memory", "cross_memory", "tcp")
+BUCKET_BYTES = 4 << 20
+MOST_RECEIVERS = 4
+START = {"bytes_per_s": 3e9, "stream": 3e9, "host_total": 6e9, "latency_s": 5e-3, "piece_s": 2e-5}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One kind of transfer; ``fitted`` or held out."""
+
+    mib: int
+    num_tensors: int
+    num_receivers: int
+    chained: bool
+    fitted: bool
+
+    @property
+    def title(self) -> str:
+        """Of its row."""
+        how = "in a chain" if self.chained else "direct"
+        return f"{self.mib} MiB in {self.num_tensors}, to {self.num_receivers} {how}"
+
+    def specs(self) -> list[ShardSpec]:
+        """The model: equal matrices of float32."""
+        box = Box.full(((self.mib << 20) // self.num_tensors // 4 // 256, 256))
+        return [ShardSpec(f"w{i}", box.stop, box, "float32") for i in range(self.num_tensors)]
+
+    def simulated_s(self, links: Links) -> float:
+        """What the simulator says, for all processes on one host."""
+        side = [self.specs()]
+        sides = Layout.from_ranks(side), Layout.from_ranks(side * self.num_receivers)
+        here = Topology.this_host(1, self.num_receivers, links=links)
+        here = replace(here, chunk_bytes=BUCKET_BYTES)
+        if self.chained:  # As between hosts that are far apart, then on this one.
+            far = replace(Topology.uniform(1, self.num_receivers, gpus_per_host=1), chunk_bytes=1)
+            plan = replace(plan_transfer(*sides, far), topology=here, chunk_bytes=BUCKET_BYTES)
+        else:
+            plan = plan_transfer(*sides, here)
+        return simulate(plan).seconds
+
+
+RUNS = (
+    Run(8, 4, 1, False, True),
+    Run(128, 32, 1, False, True),
+    Run(128, 32, 4, False, True),
+    Run(32, 2048, 1, False, True),
+    Run(128, 32, 3, True, True),
+    Run(32, 8, 1, False, False),
+    Run(64, 16, 2, False, False),
+    Run(128, 32, 3, False, False),
+    Run(16, 1024, 2, False, False),
+    Run(64, 16, 2, True, False),
+    Run(128, 32, 4, True, False),
+)
+ONE_SIDED = ("shared_memory", "cross_memory")
+
+
+def runs_of(transport: str) -> list[Run]:
+    """Receivers pass on over transports that read their memory or send messages: TCP for all."""
+    return [run for run in RUNS if not (run.chained and transport in ONE_SIDED)]
+
+
+def send(pipe: Connection) -> None:
+    """The sending process: publishes models as told."""
+    import torch
+
+    from cosmos_weightsync import SenderConfig, WeightSender, shards_of
+
+    torch.set_num_threads(1)
+    while (command := pipe.recv()) is not None:
+        num_tensors, rows = command
+        tensors = [(f"w{i}", torch.ones(rows, 256)) for i in range(num_tensors)]
+        config = SenderConfig(bucket_bytes=BUCKET_BYTES)
+        with WeightSender(shards_of(tensors), config=config) as sender:
+            pipe.send(sender.endpoint)
+            while (version := pipe.recv()) is not None:
+                sender.publish(version)
+                pipe.send(version)
+        pipe.send(None)
+
+
+def receive(pipe: Connection) -> None:
+    """A receiving process: stages versions as told, and says when each was there."""
+    import torch
+
+    from cosmos_weightsync import ReceiverConfig, WeightReceiver
+
+    torch.set_num_threads(1)
+    while (command := pipe.recv()) is not None:
+        endpoint, transport = command
+        config = ReceiverConfig(
+            transport=transport,
+            bucket_bytes=BUCKET_BYTES,
+            serve_host="127.0.0.1",
+            num_threads=1,
+            linger_s=30.0,
+        )
+        with WeightReceiver([endpoint], config=config) as receiver:
+            pipe.send(receiver.endpoint)
+            while (version := pipe.recv()) is not None:
+                receiver.stage(version, timeout_s=120)
+                pipe.send(time.monotonic())
+        pipe.send(None)
+
+
+class Machine:
+    """The processes."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for target in (send, *[receive] * MOST_RECEIVERS):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=target, args=(theirs,), daemon=True)
+            process.start()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def seconds(self, run: Run, transport: str, rounds: int) -> float:
+        """The best of some rounds, after one that warms up; from the request to the last end."""
+        sender, receivers = self._pipes[0], self._pipes[1 : 1 + run.num_receivers]
+        shape = run.specs()[0].global_shape
+        sender.send((run.num_tensors, shape[0]))
+        endpoint = sender.recv()
+        for pipe in receivers:
+            pipe.send((endpoint, transport))
+            mine = pipe.recv()
+            endpoint = mine if run.chained else endpoint
+        times = []
+        for version in range(1, rounds + 2):
+            sender.send(version)
+            sender.recv()
+            started = time.monotonic()
+            for pipe in receivers:
+                pipe.send(version)
+            times.append(max(pipe.recv() for pipe in receivers) - started)
+        for pipe in (*reversed(receivers), sender):
+            pipe.send(None)
+            pipe.recv()
+        return min(times[1:])
+
+    def close(self) -> None:
+        """End all of them."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+
+def links_of(values: dict[str, float]) -> Links:
+    """All kinds of link alike, since all of them are this machine."""
+    link = Link(
+        values["bytes_per_s"],
+        values["latency_s"],
+        values["piece_s"],
+        min(values["stream"], values["bytes_per_s"]),
+    )
+    total = values["host_total"]
+    return Links(device=link, host=link, rail=link, network=link, host_total_bytes_per_s=total)
+
+
+def fit(measured: Sequence[tuple[Run, float]]) -> dict[str, float]:
+    """The links that come closest, by the squares of the logarithms of the ratios.
+
+    One value after the other is moved up and down, by ever smaller steps.
+    """
+
+    def miss(values: dict[str, float]) -> float:
+        links = links_of(values)
+        return sum(math.log(run.simulated_s(links) / seconds) ** 2 for run, seconds in measured)
+
+    values, step = dict(START), 4.0
+    best = miss(values)
+    while step > 1.02:
+        improved = False
+        for name in values:
+            for factor in (step, 1 / step):
+                tried = {**values, name: values[name] * factor}
+                found = miss(tried)
+                if found < best - 1e-9:
+                    values, best, improved = tried, found, True
+        if not improved:
+            step = math.sqrt(step)
+    return values
+
+
+def calibrate(out: Path | None, rounds: int, transports: Iterable[str]) -> list[dict[str, Any]]:
+    """Measure, fit and compare; writes a topology file for each transport into ``out``."""
+    rows: list[dict[str, Any]] = []
+    machine = Machine()
+    try:
+        for transport in transports:
+            measured = [
+                (run, machine.seconds(run, transport, rounds)) for run in runs_of(transport)
+            ]
+            values = fit([item for item in measured if item[0].fitted])
+            links = links_of(values)
+            if out is not None:
+                out.mkdir(parents=True, exist_ok=True)
+                content = {"links": links.to_json(), "chunk_bytes": BUCKET_BYTES}
+                path = out / f"links-{transport}.json"
+                path.write_text(json.dumps(content, indent=2) + "\n")
+            rows += [
+                {
+                    "transport": transport,
+                    "run": run.title,
+                    "fitted": run.fitted,
+                    "measured_s": seconds,
+                    "simulated_s": run.simulated_s(links),
+                    "links": values,
+                }
+                for run, seconds in measured
+            ]
+    finally:
+        machine.close()
+    return rows
+
+
+def tables(rows: Sequence[dict[str, Any]]) -> str:
+    """The fitted links, then every run with what the simulator says of it."""
+    lines = [
+        "| transport | GB/s a process | one stream | whole host | latency ms | a piece us "
+        "| median error, held out | worst |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for transport in dict.fromkeys(row["transport"] for row in rows):
+        mine = [row for row in rows if row["transport"] == transport]
+        links = mine[0]["links"]
+        errors = sorted(error_of(row) for row in mine if not row["fitted"])
+        lines.append(
+            f"| {transport} | {links['bytes_per_s'] / 1e9:.2f} | {links['stream'] / 1e9:.2f} | "
+            f"{links['host_total'] / 1e9:.2f} | {links['latency_s'] * 1e3:.2f} | "
+            f"{links['piece_s'] * 1e6:.1f} | {errors[len(errors) // 2]:.0%} | {errors[-1]:.0%} |"
+        )
+    lines += [
+        "",
+        "| transport | run | | measured s | simulated s | error |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['transport']} | {row['run']} | {'fitted' if row['fitted'] else 'held out'} | "
+        f"{row['measured_s']:.4f} | {row['simulated_s']:.4f} | {error_of(row):.0%} |"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def error_of(row: dict[str, Any]) -> float:
+    """The factor between measured and simulated, less one."""
+    ratio = row["simulated_s"] / row["measured_s"]
+    return max(ratio, 1 / ratio) - 1
