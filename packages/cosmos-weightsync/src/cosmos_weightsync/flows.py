@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cosmos_weightsync.fluid import NO_NODE, Flows
+from cosmos_weightsync.fluid import NO_NODE, FloatArray, Flows
 from cosmos_weightsync.layout import IntArray
 from cosmos_weightsync.plans import TransferPlan
 from cosmos_weightsync.streams import Stream, Streams, ports
@@ -33,8 +33,10 @@ def flows_of(plan: TransferPlan, streams: Streams, relayed: frozenset[int]) -> F
         rows.append(_rows(stream, base, num_senders))
     table = np.concatenate(rows)
     unique, inverse = np.unique(table[:, :4], axis=0, return_inverse=True)
-    sums = [
-        np.bincount(inverse.ravel(), weights=table[:, column], minlength=len(unique))
+    sums: list[FloatArray] = [
+        np.bincount(
+            inverse.ravel(), weights=table[:, column].astype(np.float64), minlength=len(unique)
+        )
         for column in (4, 5)
     ]
     nodes, upstream, sources, receivers = unique.T.astype(np.int64)
