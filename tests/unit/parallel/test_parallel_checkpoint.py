@@ -18,6 +18,7 @@ from cosmos_parallel import (
     Learner,
     LearnerConfig,
     ParallelConfig,
+    RetentionConfig,
     ScheduleConfig,
     SftLoss,
     SgdConfig,
@@ -52,7 +53,7 @@ def mesh():
 
 @pytest.fixture
 def store(tmp_path, mesh):
-    store = CheckpointStore(tmp_path / "checkpoints", mesh, keep=2)
+    store = CheckpointStore(tmp_path / "checkpoints", mesh)
     yield store
     store.close()
 
@@ -106,8 +107,9 @@ def test_the_same_step_can_be_saved_again(store, mesh):
     store.save(1, learner, b"second")
     assert store.load(make_learner(), 1).extra == b"second"
     # killed between the two renames: the earlier save is put back
-    store.path(1).rename(store.path(1).with_name(".replaced-00000001"))
-    again = CheckpointStore(store.path(1).parent, mesh)
+    path = Path(store.path(1))
+    path.rename(path.with_name(".replaced-00000001"))
+    again = CheckpointStore(path.parent, mesh)
     assert again.load(make_learner(), 1).extra == b"second"
     again.close()
 
@@ -145,7 +147,7 @@ def damage_content(path: Path) -> None:
     ],
 )
 def test_a_damaged_checkpoint_is_refused(store, damage, message):
-    damage(store.save(1, make_learner()))
+    damage(Path(store.save(1, make_learner())))
     with pytest.raises(CheckpointError, match=message):
         store.load(make_learner())
 
@@ -174,7 +176,7 @@ def test_a_save_that_cannot_be_written_is_an_error_and_the_one_before_stays(tmp_
 
 def test_settings_are_checked(tmp_path, mesh):
     with pytest.raises(CheckpointError, match="keep is 0"):
-        CheckpointStore(tmp_path, mesh, keep=0)
+        RetentionConfig(keep=0)
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="cannot make checkpoint directory"):
         CheckpointStore(tmp_path / "file" / "below", mesh)
@@ -232,4 +234,30 @@ def test_kill_during_a_save_leaves_the_one_before_usable(tmp_path, mesh):
     assert checkpoint.extra == str(checkpoint.step).encode()
     store.save(checkpoint.step + 1, learner)
     assert not list(directory.glob(".writing-*"))
+    store.close()
+
+
+# what is saved with which score, what is kept, and what must be left after the last save
+RETENTIONS = [
+    (RetentionConfig(keep=1, keep_best=1), [3.0, 1.0, 2.0], [2, 3], 2),
+    # the newest is the best: nothing else stays
+    (RetentionConfig(keep=1, keep_best=1), [3.0, 2.0, 1.0], [3], 3),
+    (RetentionConfig(keep=1, keep_best=1, better="higher"), [3.0, 1.0, 2.0], [1, 3], 1),
+    (RetentionConfig(keep=1, keep_best=2), [3.0, 1.0, 2.0, 4.0], [2, 3, 4], 2),
+    # of equals the newest
+    (RetentionConfig(keep=1, keep_best=1), [1.0, 1.0, 2.0], [2, 3], 2),
+    # saved without a score
+    (RetentionConfig(keep=1, keep_best=1), [None, None], [2], None),
+]
+
+
+@pytest.mark.parametrize(("retention", "scores", "left", "best"), RETENTIONS)
+def test_the_best_stay_beside_the_newest(tmp_path, mesh, retention, scores, left, best):
+    store = CheckpointStore(tmp_path, mesh, retention=retention)
+    for step, score in enumerate(scores, start=1):
+        store.save(step, make_learner(), score=score)
+    assert store.steps() == left
+    assert store.best() == best
+    if best is not None:
+        assert store.load(make_learner(), best).score == scores[best - 1]
     store.close()

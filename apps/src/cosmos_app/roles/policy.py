@@ -45,6 +45,7 @@ from cosmos_core.trajectory import decode_trajectory
 from cosmos_parallel import (
     CheckpointStore,
     ProcessContext,
+    RetentionConfig,
     build_mesh,
     init_distributed,
     shutdown_distributed,
@@ -150,7 +151,7 @@ class PolicyProcess:
         path = await self._blocking(lambda: trainer.save(cut))
         self._meter.enter("waiting", time.monotonic())
         if channel is not None:
-            saved = CheckpointSaved(replica=self._replica, step=trainer.version - 1, path=str(path))
+            saved = CheckpointSaved(replica=self._replica, step=trainer.version - 1, path=path)
             await channel.send(saved)
 
     async def _report(self, step: int, values: dict[str, float]) -> None:
@@ -179,7 +180,9 @@ class PolicyProcess:
         names = policy_names(recipe)
         index = names.index(self._replica)
         store = CheckpointStore(
-            self._context.run.checkpoints, mesh, keep=recipe.trainer.keep_checkpoints
+            self._context.run.checkpoints,
+            mesh,
+            retention=RetentionConfig(keep=recipe.trainer.keep_checkpoints),
         )
         return Trainer(
             recipe,

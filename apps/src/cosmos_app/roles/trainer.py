@@ -153,7 +153,7 @@ class Trainer:
             "num_passes": float(report.num_passes),
         }
 
-    def save(self, cut: bytes) -> Path:
+    def save(self, cut: bytes) -> str:
         """Write a checkpoint of the present version with the controller's cut; wait until durable.
 
         Only the first replica writes; the others return the same path at once.

@@ -1,6 +1,6 @@
 """Meshes, model loading, the learner and checkpoints: everything a policy replica trains with."""
 
-from cosmos_parallel.checkpoint import Checkpoint, CheckpointStore
+from cosmos_parallel.checkpoint import Checkpoint, CheckpointStore, RetentionConfig
 from cosmos_parallel.determinism import deterministic, seed_everything
 from cosmos_parallel.ema import Ema, EmaConfig
 from cosmos_parallel.errors import (
@@ -114,6 +114,7 @@ __all__ = [
     "ReplicaGroup",
     "ReplicaLostError",
     "ReplicaMembership",
+    "RetentionConfig",
     "ScheduleConfig",
     "SftBatch",
     "SftBatchConfig",

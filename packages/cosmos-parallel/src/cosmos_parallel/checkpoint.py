@@ -1,29 +1,24 @@
 """Checkpoints of a learner: reshardable, written in the background, whole or not at all.
 
-step-00000010/            appears by one rename, when everything in it is on the disk
+step-00000010/            appears at one instant, when everything in it is durable
   __0_0.distcp ...        torch.distributed.checkpoint: model, optimizer, RNG of each rank
   .metadata
   extra.bin               opaque bytes of the caller, such as the controller's cut
-  manifest.json           step, ranks, and the length and CRC-32 of every other file
-.writing-00000020/        a save that is going on, or one that was killed
-.replaced-00000010/       the earlier save of a step that is saved again
+  manifest.json           step, ranks, score, and the length and CRC-32 of every other file
 """
 
 import json
-import os
-import re
-import shutil
-import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
+from cosmos_parallel.checkpoint_files import MANIFEST, FileSum, open_files, parse_manifest
 from cosmos_parallel.errors import CheckpointError
 from cosmos_parallel.learner import Learner
 from cosmos_parallel.learner_state import restore, state_of, state_to_fill
@@ -31,10 +26,7 @@ from cosmos_parallel.mesh import TrainingMesh
 from cosmos_parallel.storage import State, read_state, write_state
 
 FORMAT = 1
-_MANIFEST = "manifest.json"
 _EXTRA = "extra.bin"
-_STEP_NAME = re.compile(r"step-(\d{8})")
-_READ_BYTES = 1 << 22
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,49 +36,87 @@ class Checkpoint:
     Attributes:
         step: the step it was saved after.
         extra: the caller's bytes.
-        path: where it is.
+        path: where it is: a directory or a URL.
+        score: what it was saved with, such as a validation loss.
     """
 
     step: int
     extra: bytes
-    path: Path
+    path: str
+    score: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetentionConfig:
+    """Which checkpoints stay.
+
+    Attributes:
+        keep: how many of the newest.
+        keep_best: how many of the best besides, among those saved with a score.
+        better: whether lower or higher scores are better.
+    """
+
+    keep: int = 2
+    keep_best: int = 0
+    better: Literal["lower", "higher"] = "lower"
+
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises:
+            CheckpointError: if nothing would stay.
+        """
+        if self.keep < 1:
+            raise CheckpointError(f"keep is {self.keep}; at least 1 checkpoint must stay")
+        if self.keep_best < 0:
+            raise CheckpointError(f"keep_best is {self.keep_best}; it must be 0 or more")
+
+    def ranked(self, scores: "dict[int, float]") -> list[int]:
+        """Return steps by their scores, best first; of equals the newest first."""
+        sign = 1.0 if self.better == "lower" else -1.0
+        return sorted(scores, key=lambda step: (sign * scores[step], -step))
+
+    def doomed(self, steps: list[int], scores: "dict[int, float]") -> list[int]:
+        """Return the steps whose checkpoints go."""
+        kept = {*sorted(steps)[-self.keep :], *self.ranked(scores)[: self.keep_best]}
+        return [step for step in steps if step not in kept]
 
 
 class CheckpointStore:
-    """The checkpoints of one run, in one directory that all ranks see.
+    """The checkpoints of one run, in one directory or object store that all ranks see.
 
-    Every method but ``steps``, ``latest``, ``extra`` and ``path`` is called by all ranks, in the
-    same order.
+    Every method but ``steps``, ``latest``, ``best``, ``extra`` and ``path`` is called by all
+    ranks, in the same order.
     One save runs at a time, in a thread of its own with a process group of its own.
     """
 
-    def __init__(self, directory: Path, mesh: TrainingMesh, *, keep: int = 2) -> None:
-        """Open the directory, which is made if it is not there.
+    def __init__(
+        self,
+        place: Path | str,
+        mesh: TrainingMesh,
+        *,
+        retention: RetentionConfig | None = None,
+    ) -> None:
+        """Open the place; a directory is made if it is not there.
 
         Args:
-            directory: where checkpoints are; other files in it are left alone.
+            place: a directory, or a URL that fsspec knows, such as ``s3://bucket/run``; other
+                files in it are left alone.
             mesh: the ranks that save and load.
-            keep: how many of the newest stay; older ones are removed after each save.
+            retention: what stays after each save; the two newest when ``None``.
 
         Raises:
-            CheckpointError: if ``keep`` is below 1 or the directory cannot be made.
+            CheckpointError: if the place cannot be opened or made.
         """
-        if keep < 1:
-            raise CheckpointError(f"keep is {keep}; at least 1 checkpoint must stay")
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot make checkpoint directory {directory}: {error}"
-            ) from error
-        self._directory = directory
+        self._place = place
         self._mesh = mesh
-        self._keep = keep
+        self._retention = retention or RetentionConfig()
         self._is_writer = mesh.process.rank == 0
+        self._files = open_files(place, is_writer=self._is_writer)
         self._group = _private_group() if mesh.is_distributed else None
-        self._agree(self._put_back_replaced)
+        self._agree(lambda: None)  # nobody looks before the writer has put things right
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._saving: Future[Path] | None = None
+        self._saving: Future[str] | None = None
         self._stager = DefaultStager(
             StagingOptions(
                 use_pinned_memory=False,
@@ -96,18 +126,26 @@ class CheckpointStore:
             )
         )
 
-    def path(self, step: int) -> Path:
+    def path(self, step: int) -> str:
         """Return where the checkpoint of ``step`` is, or would be."""
-        return self._directory / f"step-{step:08d}"
+        return self._files.path(step)
 
     def steps(self) -> list[int]:
         """Return the steps of all complete checkpoints, oldest first."""
-        names = (_STEP_NAME.fullmatch(entry.name) for entry in self._directory.iterdir())
-        return sorted(int(name[1]) for name in names if name)
+        return self._files.steps()
 
     def latest(self) -> int | None:
         """Return the step of the newest complete checkpoint."""
         return max(self.steps(), default=None)
+
+    def best(self) -> int | None:
+        """Return the step with the best score; ``None`` if none was saved with one.
+
+        Raises:
+            CheckpointError: if a manifest is damaged.
+        """
+        ranked = self._retention.ranked(self._scores())
+        return ranked[0] if ranked else None
 
     def extra(self, step: int) -> bytes:
         """Return the caller's bytes of a complete checkpoint, without loading anything else.
@@ -116,27 +154,37 @@ class CheckpointStore:
             CheckpointError: if there is no such checkpoint.
         """
         try:
-            return (self.path(step) / _EXTRA).read_bytes()
+            return self._files.read(self.path(step), _EXTRA)
         except OSError as error:
             raise CheckpointError(
                 f"checkpoint {self.path(step)} cannot be read: {error}"
             ) from error
 
-    def save(self, step: int, learner: Learner, extra: bytes = b"") -> Path:
+    def save(
+        self, step: int, learner: Learner, extra: bytes = b"", *, score: float | None = None
+    ) -> str:
         """Write a checkpoint and return its path when it is durable.
 
         Raises:
             CheckpointError: if it, or a save still going on, could not be written.
         """
-        self.start_save(step, learner, extra)
+        self.start_save(step, learner, extra, score=score)
         path = self.wait()
         assert path is not None
         return path
 
-    def start_save(self, step: int, learner: Learner, extra: bytes = b"") -> None:
+    def start_save(
+        self, step: int, learner: Learner, extra: bytes = b"", *, score: float | None = None
+    ) -> None:
         """Copy the learner's state to host memory and write it in the background.
 
         Training may go on at once. A save still going on is waited for first.
+
+        Args:
+            step: the step just taken.
+            learner: what is saved.
+            extra: bytes of the caller.
+            score: how good it is, for retention and ``best``.
 
         Raises:
             CheckpointError: if the save before could not be written.
@@ -145,9 +193,9 @@ class CheckpointStore:
         # staged tensors live in buffers that the stager uses again, hence one save at a time
         staged = self._stager.stage(state_of(learner, self._mesh.process))
         assert not isinstance(staged, Future)
-        self._saving = self._thread.submit(self._write, step, staged, extra)
+        self._saving = self._thread.submit(self._write, step, staged, extra, score)
 
-    def wait(self) -> Path | None:
+    def wait(self) -> str | None:
         """Wait for the save going on and return its path, or ``None`` if there is none.
 
         Raises:
@@ -174,17 +222,21 @@ class CheckpointStore:
         self.wait()
         step = self.latest() if step is None else step
         if step is None:
-            raise CheckpointError(f"there is no checkpoint in {self._directory}")
+            raise CheckpointError(f"there is no checkpoint in {self._place}")
         path = self.path(step)
-        manifest = _read_manifest(path)
+        manifest = self._manifest(path)
         self._agree(lambda: self._verify(path, manifest))
-        state = state_to_fill(learner, self._mesh.process, path)
         try:
-            read_state(state, path, self._group)
+            saved = self._files.reader(path).read_metadata().state_dict_metadata
+        except Exception as error:
+            raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
+        state = state_to_fill(learner, self._mesh.process, saved, path)
+        try:
+            read_state(state, self._files.reader(path), self._group)
         except Exception as error:
             raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
         restore(learner, self._mesh.process, state)
-        return Checkpoint(step=step, extra=(path / _EXTRA).read_bytes(), path=path)
+        return Checkpoint(step=step, extra=self.extra(step), path=path, score=manifest.get("score"))
 
     def close(self) -> None:
         """Wait for the save going on and stop the thread; may be called twice.
@@ -197,71 +249,69 @@ class CheckpointStore:
         finally:
             self._thread.shutdown()
 
-    def _write(self, step: int, state: State, extra: bytes) -> Path:
-        writing = self._directory / f".writing-{step:08d}"
-        self._agree(lambda: self._prepare(writing))
+    def _write(self, step: int, state: State, extra: bytes, score: float | None) -> str:
+        writing = self._files.next_path(step)
+        self._agree(lambda: None)  # all have named the place before the writer changes anything
+        self._agree(lambda: self._files.prepare(writing) if self._is_writer else None)
         try:
-            write_state(state, writing, self._group)
+            write_state(state, self._files.writer(writing), self._group)
         except Exception as error:
             raise CheckpointError(f"checkpoint {self.path(step)} not written: {error}") from error
         self._agree(lambda: self._write_sums(writing))
-        self._agree(lambda: self._finish(step, writing, extra))
+        self._agree(lambda: self._finish(step, writing, extra, score))
         return self.path(step)
 
-    def _put_back_replaced(self) -> None:
-        if self._is_writer:
-            for replaced in self._directory.glob(".replaced-*"):
-                final = self.path(int(replaced.name.rpartition("-")[2]))
-                if final.exists():
-                    shutil.rmtree(replaced)
-                else:
-                    replaced.rename(final)
-
-    def _prepare(self, writing: Path) -> None:
-        if self._is_writer:
-            for stale in self._directory.glob(".writing-*"):
-                shutil.rmtree(stale)
-            writing.mkdir()
-
-    def _write_sums(self, writing: Path) -> None:
+    def _write_sums(self, writing: str) -> None:
         rank = self._mesh.process.rank
-        sums = {file.name: _sum_of(file) for file in writing.glob(f"__{rank}_*.distcp")}
-        _write_durably(writing / f"sums-{rank}.json", json.dumps(sums).encode())
+        names = [name for name in self._files.names(writing) if name.startswith(f"__{rank}_")]
+        sums = {name: self._files.sum_of(writing, name) for name in names}
+        self._files.write(writing, f"sums-{rank}.json", json.dumps(sums).encode())
 
-    def _finish(self, step: int, writing: Path, extra: bytes) -> None:
+    def _finish(self, step: int, writing: str, extra: bytes, score: float | None) -> None:
         if not self._is_writer:
             return
-        _write_durably(writing / _EXTRA, extra)
-        files: dict[str, list[int]] = {
-            name: _sum_of(writing / name) for name in (_EXTRA, ".metadata")
+        self._files.write(writing, _EXTRA, extra)
+        sums: dict[str, FileSum] = {
+            name: self._files.sum_of(writing, name) for name in (_EXTRA, ".metadata")
         }
-        for sums in writing.glob("sums-*.json"):
-            files |= json.loads(sums.read_text())
-            sums.unlink()
+        for name in self._files.names(writing):
+            if name.startswith("sums-"):
+                sums |= json.loads(self._files.read(writing, name))
+                self._files.discard(writing, name)
         manifest = {
             "format": FORMAT,
             "step": step,
+            "score": score,
             "num_ranks": self._mesh.process.world_size,
-            "files": files,
+            "files": sums,
         }
-        _write_durably(writing / _MANIFEST, json.dumps(manifest, indent=1).encode())
-        _sync_directory(writing)
-        final, replaced = self.path(step), self._directory / f".replaced-{step:08d}"
-        if final.exists():
-            final.rename(replaced)
-        writing.rename(final)
-        _sync_directory(self._directory)
-        shutil.rmtree(replaced, ignore_errors=True)
-        for old in self.steps()[: -self._keep]:
-            shutil.rmtree(self.path(old))
+        self._files.publish(writing, step, json.dumps(manifest, indent=1).encode())
+        for old in self._retention.doomed(self.steps(), self._scores()):
+            self._files.remove(old)
 
-    def _verify(self, path: Path, manifest: dict[str, Any]) -> None:
+    def _scores(self) -> dict[int, float]:
+        scores = {step: self._manifest(self.path(step)).get("score") for step in self.steps()}
+        return {step: score for step, score in scores.items() if score is not None}
+
+    def _manifest(self, path: str) -> dict[str, Any]:
+        try:
+            data = self._files.read(path, MANIFEST)
+        except FileNotFoundError as error:
+            there = bool(self._files.names(path))
+            what = f"has no {MANIFEST}" if there else "does not exist"
+            raise CheckpointError(f"checkpoint {path} {what}") from error
+        except OSError as error:
+            raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
+        return parse_manifest(data, path, FORMAT)
+
+    def _verify(self, path: str, manifest: dict[str, Any]) -> None:
         process = self._mesh.process
+        there = set(self._files.names(path))
         for name in sorted(manifest["files"])[process.rank :: process.world_size]:
             length, crc = manifest["files"][name]
-            if not (path / name).is_file():
+            if name not in there:
                 raise CheckpointError(f"checkpoint {path} is damaged: {name} is missing")
-            found_length, found_crc = _sum_of(path / name)
+            found_length, found_crc = self._files.sum_of(path, name)
             if found_length != length:
                 raise CheckpointError(
                     f"checkpoint {path} is damaged: {name} has {found_length} bytes, not {length}"
@@ -280,53 +330,14 @@ class CheckpointStore:
             failed = torch.tensor(int(failure is not None))
             dist.all_reduce(failed, op=dist.ReduceOp.MAX, group=self._group)
             if failed and failure is None:
-                raise CheckpointError(f"another rank could not use {self._directory}; see its log")
+                raise CheckpointError(f"another rank could not use {self._place}; see its log")
         if isinstance(failure, CheckpointError):
             raise failure
         if failure is not None:
-            raise CheckpointError(f"checkpoints in {self._directory}: {failure}") from failure
+            raise CheckpointError(f"checkpoints in {self._place}: {failure}") from failure
 
 
 def _private_group() -> dist.ProcessGroup:
     group = dist.new_group(backend="gloo")
     assert isinstance(group, dist.ProcessGroup)
     return group
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    try:
-        manifest = json.loads((path / _MANIFEST).read_text())
-    except FileNotFoundError as error:
-        what = f"has no {_MANIFEST}" if path.is_dir() else "does not exist"
-        raise CheckpointError(f"checkpoint {path} {what}") from error
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"checkpoint {path} is damaged: {_MANIFEST}: {error}") from error
-    if manifest.get("format") != FORMAT:
-        raise CheckpointError(
-            f"checkpoint {path} has format {manifest.get('format')}; this version reads {FORMAT}"
-        )
-    return manifest
-
-
-def _sum_of(file: Path) -> list[int]:
-    length = crc = 0
-    with file.open("rb") as stream:
-        while block := stream.read(_READ_BYTES):
-            length += len(block)
-            crc = zlib.crc32(block, crc)
-    return [length, crc]
-
-
-def _write_durably(file: Path, data: bytes) -> None:
-    with file.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -6,12 +6,10 @@ Names are those of the model's parameters, so that any layout finds its part aga
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import STORAGE_TYPES, TensorStorageMetadata
 
 from cosmos_parallel.errors import CheckpointError
 from cosmos_parallel.learner import Learner
@@ -34,7 +32,9 @@ def state_of(learner: Learner, process: ProcessContext) -> dict[str, Tensor]:
     return state | _rng_state(process)
 
 
-def state_to_fill(learner: Learner, process: ProcessContext, path: Path) -> dict[str, Tensor]:
+def state_to_fill(
+    learner: Learner, process: ProcessContext, saved: Mapping[str, STORAGE_TYPES], path: str
+) -> dict[str, Tensor]:
     """Return tensors for everything that the checkpoint at ``path`` has for this rank.
 
     Those of the model are the learner's own; those of the optimizer are new, laid out like their
@@ -43,7 +43,6 @@ def state_to_fill(learner: Learner, process: ProcessContext, path: Path) -> dict
     Raises:
         CheckpointError: if a tensor of the model is missing there or has another shape.
     """
-    saved = FileSystemReader(path).read_metadata().state_dict_metadata
     state = {f"model.{name}": value for name, value in model_tensors(learner.model).items()}
     for name, value in state.items():
         found = saved.get(name)

@@ -4,7 +4,6 @@ With a process group this is ``dcp.save`` and ``dcp.load``. A process by itself 
 same planners and files, without the warning that those give when there is no group.
 """
 
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -17,9 +16,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 State = dict[str, Any]
 
 
-def write_state(state: State, path: Path, group: dist.ProcessGroup | None) -> None:
-    """Write ``state`` to the directory and sync the files; every rank of the group calls."""
-    writer = FileSystemWriter(path, sync_files=True)
+def write_state(state: State, writer: FileSystemWriter, group: dist.ProcessGroup | None) -> None:
+    """Write ``state``; every rank of the group calls."""
     if group is not None:
         save(state, storage_writer=writer, process_group=group)
         return
@@ -34,9 +32,8 @@ def write_state(state: State, path: Path, group: dist.ProcessGroup | None) -> No
     writer.finish(metadata, [written.value()])
 
 
-def read_state(state: State, path: Path, group: dist.ProcessGroup | None) -> None:
-    """Fill the tensors of ``state`` from the directory, in place; every rank calls."""
-    reader = FileSystemReader(path)
+def read_state(state: State, reader: FileSystemReader, group: dist.ProcessGroup | None) -> None:
+    """Fill the tensors of ``state``, in place; every rank calls."""
     if group is not None:
         load(state, storage_reader=reader, process_group=group)
         return
