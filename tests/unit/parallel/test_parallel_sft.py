@@ -15,6 +15,7 @@ from cosmos_parallel import (
     SftData,
     SftDataError,
     SftExample,
+    SftFormat,
     build_mesh,
     empty_batch,
     encode_example,
@@ -106,7 +107,7 @@ def test_long_examples_are_dropped_and_counted(tmp_path, tokenizer):
     path = tmp_path / "data.jsonl"
     rows = [{"prompt": "a" * n, "response": "b"} for n in (1, 10, 3)]
     path.write_text("\n".join(map(json.dumps, rows)))
-    data = load_sft_data(path, tokenizer, max_tokens=5)
+    data = load_sft_data(path, tokenizer, SftFormat(max_tokens=5))
     assert ([len(e.token_ids) for e in data.examples], data.num_dropped) == ([3, 5], 1)
 
 

@@ -64,7 +64,8 @@ from cosmos_parallel.sft_batches import (
     lay_out,
     step_batches,
 )
-from cosmos_parallel.sft_data import SftData, SftExample, encode_example, load_sft_data
+from cosmos_parallel.sft_data import SftData, SftExample, SftFormat, encode_example, load_sft_data
+from cosmos_parallel.sft_rows import read_rows
 from cosmos_parallel.sharding import model_tensors, shard_module
 from cosmos_parallel.step_report import Evaluation, Outcome, StepReport
 from cosmos_parallel.throughput import (
@@ -121,6 +122,7 @@ __all__ = [
     "SftData",
     "SftDataError",
     "SftExample",
+    "SftFormat",
     "SftLoss",
     "SgdConfig",
     "StepReport",
@@ -153,6 +155,7 @@ __all__ = [
     "open_store",
     "packed_sdpa",
     "plan_micro_batches",
+    "read_rows",
     "run_passes",
     "runs_packed_rows",
     "seed_everything",

@@ -1,12 +1,12 @@
-"""Supervised examples: JSON lines in, token ids with a mask of what is trained on out.
+"""Supervised examples: rows in, token ids with a mask of what is trained on out.
 
-A line has ``prompt`` and ``response`` (strings), or ``messages`` in chat form; then every message
+A row has ``prompt`` and ``response`` (strings), or ``messages`` in chat form; then every message
 of the assistant is trained on, and nothing else. Token ids are made here once and travel on.
 """
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +14,41 @@ import numpy as np
 import numpy.typing as npt
 
 from cosmos_parallel.errors import SftDataError
+from cosmos_parallel.sft_rows import Row, read_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Any: a line of a user's file, before it is looked at
-Row = Mapping[str, Any]
+# a template that marks what the assistant says
+_MARKS_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SftFormat:
+    """How rows are read.
+
+    Attributes:
+        prompt: field of the prompt.
+        response: field of the response.
+        messages: field of a conversation; a row that has it needs no other.
+        split: which split of a directory.
+        max_tokens: longer examples are dropped and counted.
+    """
+
+    prompt: str = "prompt"
+    response: str = "response"
+    messages: str = "messages"
+    split: str = "train"
+    max_tokens: int = 4096
+
+    def __post_init__(self) -> None:
+        """Check the length.
+
+        Raises:
+            ValueError: if no example could have it.
+        """
+        if self.max_tokens < 2:
+            raise ValueError(f"max_tokens is {self.max_tokens}; it must be 2 or more")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -49,68 +78,76 @@ class SftData:
 
 
 def load_sft_data(
-    path: Path, tokenizer: "PreTrainedTokenizerBase", *, max_tokens: int = 4096
+    path: Path,
+    tokenizer: "PreTrainedTokenizerBase",
+    rows: SftFormat | None = None,
 ) -> SftData:
-    """Read a JSON-lines file; examples longer than ``max_tokens`` are dropped and counted.
+    """Read a data set into memory as tokens.
+
+    Args:
+        path: JSON lines, Parquet, or a directory (see ``read_rows``).
+        tokenizer: of the model.
+        rows: which fields hold what; the defaults when ``None``.
 
     Raises:
-        SftDataError: if the file is missing or empty, or a line is not an example; the message
+        SftDataError: if the data is missing or empty, or a row is not an example; the message
             names file, line and field.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise SftDataError(f"cannot read SFT data {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise SftDataError(f"SFT data {path} is not UTF-8 text: {error}") from error
+    rows = rows or SftFormat()
     examples: list[SftExample] = []
     num_dropped = 0
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            example = encode_example(
-                _parse(line, f"{path}:{number}"), tokenizer, f"{path}:{number}"
-            )
-            if len(example.token_ids) > max_tokens:
-                num_dropped += 1
-            else:
-                examples.append(example)
+    for where, row in read_rows(path, rows.split):
+        example = encode_example(row, tokenizer, where, rows=rows)
+        if len(example.token_ids) > rows.max_tokens:
+            num_dropped += 1
+        else:
+            examples.append(example)
     if not examples:
         raise SftDataError(
-            f"SFT data {path} has no example of at most {max_tokens} tokens "
+            f"SFT data {path} has no example of at most {rows.max_tokens} tokens "
             f"({num_dropped} are longer)"
         )
     return SftData(examples=tuple(examples), num_dropped=num_dropped)
 
 
 def encode_example(
-    row: Row, tokenizer: "PreTrainedTokenizerBase", where: str = "example"
+    row: Row,
+    tokenizer: "PreTrainedTokenizerBase",
+    where: str = "example",
+    *,
+    rows: SftFormat | None = None,
 ) -> SftExample:
     """Turn one row into tokens.
 
-    ``prompt`` is tokenised as a prompt is for generation (with the special tokens that the
-    tokenizer puts before a text), ``response`` by itself and ended by the end-of-sequence token:
-    the boundary between them is where generation would begin.
+    The prompt is tokenised as a prompt is for generation (with the special tokens that the
+    tokenizer puts before a text), the response by itself and ended by the end-of-sequence token:
+    the boundary between them is where generation would begin. Of a conversation the assistant's
+    messages are trained on: those parts that the chat template marks as generated, or else all
+    that follows where it would prompt for one.
 
     Args:
-        row: ``{"prompt", "response"}`` or ``{"messages"}``.
+        row: ``{"prompt", "response"}`` or ``{"messages"}``, and ``tools`` if there are any.
         tokenizer: of the model.
         where: named in errors.
+        rows: which fields hold what; the defaults when ``None``.
 
     Raises:
         SftDataError: if a field is missing or has another type, or the chat template cannot be
             used.
     """
-    if "messages" in row:
-        return _encode_chat(row["messages"], tokenizer, where)
-    for field in ("prompt", "response"):
-        if not isinstance(row.get(field), str):
-            found = f"is {type(row[field]).__name__}" if field in row else "is missing"
+    rows = rows or SftFormat()
+    if row.get(rows.messages) is not None:
+        return _encode_chat(row, tokenizer, where, rows.messages)
+    for name in (rows.prompt, rows.response):
+        if not isinstance(row.get(name), str):
+            found = f"is {type(row[name]).__name__}" if name in row else "is missing"
             raise SftDataError(
-                f"{where}: field {field!r} {found}; a row has 'prompt' and 'response' as text, "
-                f"or 'messages' (found: {', '.join(sorted(row)) or 'nothing'})"
+                f"{where}: field {name!r} {found}; a row has {rows.prompt!r} and "
+                f"{rows.response!r} as text, or {rows.messages!r} "
+                f"(found: {', '.join(sorted(row)) or 'nothing'})"
             )
-    prompt = _token_ids(tokenizer(row["prompt"]))
-    response = _token_ids(tokenizer(row["response"], add_special_tokens=False))
+    prompt = _token_ids(tokenizer(row[rows.prompt]))
+    response = _token_ids(tokenizer(row[rows.response], add_special_tokens=False))
     end = tokenizer.eos_token_id
     if isinstance(end, int):
         prompt = prompt[:-1] if prompt[-1:] == [end] else prompt
@@ -118,51 +155,88 @@ def encode_example(
     return _example([(prompt, False), (response, True)])
 
 
-def _encode_chat(messages: object, tokenizer: "PreTrainedTokenizerBase", where: str) -> SftExample:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Chat:
+    """One conversation under one template; ``where`` is named in errors."""
+
+    tokenizer: "PreTrainedTokenizerBase"
+    where: str
+    messages: list[dict[str, str]]
+    tools: list[Any] | None = field(default=None)
+
+    def encode(self, end: int, **options: bool) -> Any:
+        """Apply the template to the messages before ``end``."""
+        from jinja2 import TemplateError
+
+        try:
+            # Any: a BatchEncoding, whose stubs do not say what its values are
+            encoded: Any = self.tokenizer.apply_chat_template(
+                self.messages[:end],
+                tools=self.tools,
+                tokenize=True,
+                return_dict=True,
+                **options,
+            )
+        except (TemplateError, ValueError) as error:
+            raise SftDataError(
+                f"{self.where}: the chat template refuses the messages: {error}"
+            ) from error
+        return encoded
+
+
+def _encode_chat(
+    row: Row, tokenizer: "PreTrainedTokenizerBase", where: str, name: str
+) -> SftExample:
+    messages = row[name]
     if not isinstance(messages, list) or not all(_is_message(m) for m in messages):
         raise SftDataError(
-            f"{where}: field 'messages' must be a list of {{'role', 'content'}} with text in both"
+            f"{where}: field {name!r} must be a list of {{'role', 'content'}} with text in both"
         )
     if not any(message["role"] == "assistant" for message in messages):
-        raise SftDataError(f"{where}: field 'messages' has no message of the assistant to train on")
+        raise SftDataError(f"{where}: field {name!r} has no message of the assistant to train on")
     if tokenizer.chat_template is None:
         raise SftDataError(
-            f"{where}: has 'messages', but the tokenizer has no chat template; give rows of "
+            f"{where}: has {name!r}, but the tokenizer has no chat template; give rows of "
             "'prompt' and 'response', or a tokenizer with a chat template"
         )
+    chat = _Chat(
+        tokenizer=tokenizer, where=where, messages=messages, tools=row.get("tools") or None
+    )
+    if _MARKS_GENERATION.search(str(tokenizer.chat_template)):
+        return _marked_by_template(chat)
+    return _marked_by_prefixes(chat)
+
+
+def _marked_by_template(chat: _Chat) -> SftExample:
+    encoded = chat.encode(len(chat.messages), return_assistant_tokens_mask=True)
+    mask = np.asarray(encoded["assistant_masks"], dtype=np.bool_)
+    if not mask.any():
+        raise SftDataError(
+            f"{chat.where}: the chat template marks nothing as generated, so nothing is trained on"
+        )
+    return SftExample(
+        token_ids=np.asarray(_token_ids(encoded), dtype=np.int32),
+        trainable=mask,
+    )
+
+
+def _marked_by_prefixes(chat: _Chat) -> SftExample:
+    """Tell the assistant's tokens by what the template adds for each of its messages."""
     parts: list[tuple[list[int], bool]] = []
     done: list[int] = []
-    for index, message in enumerate(messages):
+    for index, message in enumerate(chat.messages):
         if message["role"] == "assistant":
             for end, trained in ((index, False), (index + 1, True)):
-                ids = _apply_template(tokenizer, messages[:end], where, prompting=not trained)
+                ids = _token_ids(chat.encode(end, add_generation_prompt=not trained))
                 if ids[: len(done)] != done:
                     raise SftDataError(
-                        f"{where}: message {index}: the chat template writes earlier messages "
+                        f"{chat.where}: message {index}: the chat template writes earlier messages "
                         "differently once later ones follow, so what is trained cannot be told "
                         "apart; split the conversation into one row per answer"
                     )
                 parts.append((ids[len(done) :], trained))
                 done = ids
     return _example(parts)
-
-
-def _apply_template(
-    tokenizer: "PreTrainedTokenizerBase",
-    messages: list[dict[str, str]],
-    where: str,
-    *,
-    prompting: bool,
-) -> list[int]:
-    from jinja2 import TemplateError
-
-    try:
-        encoded = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=prompting, tokenize=True, return_dict=True
-        )
-    except (TemplateError, ValueError) as error:
-        raise SftDataError(f"{where}: the chat template refuses the messages: {error}") from error
-    return _token_ids(encoded)
 
 
 def _token_ids(encoded: Any) -> list[int]:
@@ -183,13 +257,3 @@ def _example(parts: Sequence[tuple[list[int], bool]]) -> SftExample:
         token_ids=np.asarray([token for ids, _ in parts for token in ids], dtype=np.int32),
         trainable=np.asarray([trained for ids, trained in parts for _ in ids], dtype=np.bool_),
     )
-
-
-def _parse(line: str, where: str) -> Row:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise SftDataError(f"{where}: is not JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise SftDataError(f"{where}: is a JSON {type(row).__name__}; each line must be an object")
-    return row

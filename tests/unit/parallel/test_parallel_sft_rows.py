@@ -1,0 +1,121 @@
+"""Rows and chats: every form of a data set gives the same examples."""
+
+import copy
+import json
+
+import pytest
+
+from cosmos_parallel import SftDataError, SftFormat, encode_example, load_sft_data, read_rows
+
+ROWS = [{"prompt": "1+2=", "response": "3"}, {"prompt": "2+2=", "response": "4"}]
+
+
+def write_json(path, rows=ROWS):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def write_parquet(path, rows=ROWS):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+def save_to_disk(path, rows=ROWS, **splits):
+    datasets = pytest.importorskip("datasets")
+    if not splits:
+        datasets.Dataset.from_list(rows).save_to_disk(str(path))
+        return path
+    members = {name: datasets.Dataset.from_list(found) for name, found in splits.items()}
+    datasets.DatasetDict(members).save_to_disk(str(path))
+    return path
+
+
+def hub_like(path):
+    write_parquet(path / "data" / "train-00000-of-00002.parquet", ROWS[:1])
+    write_parquet(path / "data" / "train-00001-of-00002.parquet", ROWS[1:])
+    write_parquet(path / "data" / "test-00000-of-00001.parquet", ROWS[:1])
+    return path
+
+
+FORMS = {
+    "json": lambda path: write_json(path / "rows.jsonl"),
+    "parquet": lambda path: write_parquet(path / "rows.parquet"),
+    "saved": lambda path: save_to_disk(path / "saved"),
+    "saved_dict": lambda path: save_to_disk(path / "saved", train=ROWS, test=ROWS[:1]),
+    "hub": lambda path: hub_like(path / "hub"),
+    "folder": lambda path: write_json(path / "folder" / "part.jsonl").parent,
+    "folder_of_split": lambda path: write_json(path / "set" / "train" / "part.jsonl").parents[1],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_the_same_rows(tmp_path, form, capfd):
+    rows = [dict(row) for _, row in read_rows(FORMS[form](tmp_path))]
+    assert rows == ROWS
+
+
+@pytest.mark.parametrize("form", ["saved_dict", "hub"])
+def test_a_split_is_chosen_by_name(tmp_path, form):
+    path = FORMS[form](tmp_path)
+    assert [dict(row) for _, row in read_rows(path, "test")] == ROWS[:1]
+    with pytest.raises(SftDataError, match=r"no (files of )?split 'dev'"):
+        list(read_rows(path, "dev"))
+
+
+def test_what_cannot_be_read_is_named(tmp_path):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 and nothing more")
+    with pytest.raises(SftDataError, match=r"bad.parquet cannot be read as Parquet"):
+        list(read_rows(tmp_path / "bad.parquet"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SftDataError, match=r"no \.jsonl or \.parquet file at all"):
+        list(read_rows(tmp_path / "empty"))
+
+
+def test_fields_may_have_other_names(tmp_path, tokenizer):
+    rows = [{"question": "a", "output": "b", "prompt": None}]
+    path = write_parquet(tmp_path / "rows.parquet", rows)
+    data = load_sft_data(path, tokenizer, SftFormat(prompt="question", response="output"))
+    assert tokenizer.decode(data.examples[0].token_ids) == "ab</s>"
+    with pytest.raises(SftDataError, match=r"rows.parquet row 1: field 'prompt' is NoneType"):
+        load_sft_data(path, tokenizer)
+
+
+MARKED = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}<a>"
+    "{%- generation %}{{ m.content }}</s>{% endgeneration -%}"
+    "{% else %}<u>{{ m.content }}</s>{% endif %}{% endfor %}"
+)
+
+
+def test_a_template_that_marks_what_is_generated_is_taken_at_its_word(tokenizer):
+    marked = copy.deepcopy(tokenizer)
+    marked.chat_template = MARKED
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "bc"},
+        {"role": "user", "content": "d"},
+        {"role": "assistant", "content": "e"},
+    ]
+    theirs = encode_example({"messages": messages}, marked)
+    ours = encode_example({"messages": messages}, tokenizer)
+    assert theirs.token_ids.tolist() == ours.token_ids.tolist()
+    assert theirs.trainable.tolist() == ours.trainable.tolist()
+    marked.chat_template = "{{ messages[0].content }}{% generation %}{% endgeneration %}"
+    with pytest.raises(SftDataError, match="marks nothing as generated"):
+        encode_example({"messages": messages}, marked)
+
+
+def test_tools_reach_the_template(tokenizer):
+    told = copy.deepcopy(tokenizer)
+    told.chat_template = "{{ tools | length }}" + tokenizer.chat_template
+    row = {
+        "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
+    }
+    assert tokenizer.decode(encode_example(row, told).token_ids).startswith("1<u>a")
