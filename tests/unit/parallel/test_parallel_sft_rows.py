@@ -77,11 +77,15 @@ def test_what_cannot_be_read_is_named(tmp_path):
         list(read_rows(tmp_path / "empty"))
 
 
+def spell(tokenizer, example) -> str:
+    return "".join(tokenizer.convert_ids_to_tokens(example.token_ids.tolist()))
+
+
 def test_fields_may_have_other_names(tmp_path, tokenizer):
     rows = [{"question": "a", "output": "b", "prompt": None}]
     path = write_parquet(tmp_path / "rows.parquet", rows)
     data = load_sft_data(path, tokenizer, SftFormat(prompt="question", response="output"))
-    assert tokenizer.decode(data.examples[0].token_ids) == "ab</s>"
+    assert spell(tokenizer, data.examples[0]) == "ab</s>"
     with pytest.raises(SftDataError, match=r"rows.parquet row 1: field 'prompt' is NoneType"):
         load_sft_data(path, tokenizer)
 
@@ -118,4 +122,4 @@ def test_tools_reach_the_template(tokenizer):
         "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
         "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
     }
-    assert tokenizer.decode(encode_example(row, told).token_ids).startswith("1<u>a")
+    assert spell(tokenizer, encode_example(row, told)) == "1<u>a</s><a>b</s>"

@@ -2,6 +2,7 @@
 
 from cosmos_parallel.checkpoint import Checkpoint, CheckpointStore, RetentionConfig
 from cosmos_parallel.determinism import deterministic, seed_everything
+from cosmos_parallel.elastic import ElasticReplicas, Seat
 from cosmos_parallel.ema import Ema, EmaConfig
 from cosmos_parallel.errors import (
     AdapterError,
@@ -25,6 +26,15 @@ from cosmos_parallel.export import export_hf
 from cosmos_parallel.learner import Learner, LearnerConfig
 from cosmos_parallel.lora import LoraConfig, PeftView, adapter_tensors, add_lora, export_lora
 from cosmos_parallel.low_precision import LowPrecisionConfig, use_low_precision
+from cosmos_parallel.membership import (
+    Attendance,
+    Attendee,
+    ElasticConfig,
+    Meeting,
+    MeetingPlace,
+    Membership,
+    open_meeting_store,
+)
 from cosmos_parallel.mesh import ParallelConfig, TrainingMesh, build_mesh
 from cosmos_parallel.models import (
     ModelConfig,
@@ -80,9 +90,13 @@ __all__ = [
     "AdamW8bitConfig",
     "AdamWConfig",
     "AdapterError",
+    "Attendance",
+    "Attendee",
     "Checkpoint",
     "CheckpointError",
     "CheckpointStore",
+    "ElasticConfig",
+    "ElasticReplicas",
     "Ema",
     "EmaConfig",
     "Evaluation",
@@ -94,6 +108,9 @@ __all__ = [
     "LossFunction",
     "LossResult",
     "LowPrecisionConfig",
+    "Meeting",
+    "MeetingPlace",
+    "Membership",
     "MeshError",
     "ModelConfig",
     "ModelCost",
@@ -117,6 +134,7 @@ __all__ = [
     "ReplicaMembership",
     "RetentionConfig",
     "ScheduleConfig",
+    "Seat",
     "SftBatch",
     "SftBatchConfig",
     "SftData",
@@ -152,6 +170,7 @@ __all__ = [
     "load_sft_data",
     "model_cost",
     "model_tensors",
+    "open_meeting_store",
     "open_store",
     "packed_sdpa",
     "plan_micro_batches",

@@ -256,10 +256,12 @@ class Learner:
         return _unpack(sums, packed)
 
     def _update(self, total: float, weight: float, lr: float) -> tuple[Outcome, float]:
+        if self.replica_group is not None:
+            if weight:
+                sum_over_replicas(self._parameters, self.replica_group)
+            self.replica_group.commit()
         if weight == 0.0:
             return "no_weight", 0.0
-        if self.replica_group is not None:
-            sum_over_replicas(self._parameters, self.replica_group)
         norm = gradient_norm(self._parameters, self.mesh) / abs(weight)
         if not (math.isfinite(norm) and math.isfinite(total)):
             return "non_finite", norm

@@ -3,9 +3,18 @@
 Each replica is a group of ranks with its own default process group. Rank r of every replica meets
 rank r of the others in a private group, which lives for one membership epoch: when a member is
 lost the group is closed, and the survivors make another with the next epoch.
+
+A step is taken by all members or by none. Each rank says in the store that it has all sums; who
+sees that all have writes "commit", who waits too long or has lost a sum writes "void", and what
+was written first holds for everybody:
+
+    sums ok ──► ready/A ─┐  all ready ──► compare_set(decision, commit) ─┐
+    sums ok ──► ready/B ─┤                                               ├──► decision
+    lost    ──► ready/- ─┘  deadline  ──► compare_set(decision, void)   ─┘
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -31,6 +40,14 @@ class ReplicaGroup(Protocol):
         """
         ...
 
+    def commit(self) -> None:
+        """Return once every member has all sums of this step: now all of them take it.
+
+        Raises:
+            ReplicaLostError: if the step is void, for all members; nothing may be updated.
+        """
+        ...
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplicaMembership:
@@ -41,12 +58,14 @@ class ReplicaMembership:
         index: this replica's position in ``names``.
         epoch: number of the membership; a new one never meets the messages of an old one.
         rank: this process's rank inside its replica; it meets the same rank of the others.
+        num_ranks: ranks in each replica.
     """
 
     names: tuple[str, ...]
     index: int
     epoch: int = 0
     rank: int = 0
+    num_ranks: int = 1
 
 
 class StoreReplicaGroup:
@@ -58,7 +77,9 @@ class StoreReplicaGroup:
         members: ReplicaMembership,
         *,
         timeout_s: float = 120.0,
+        commit_timeout_s: float = 30.0,
         device_type: DeviceType = "cpu",
+        is_alive: Callable[[str], bool] | None = None,
     ) -> None:
         """Meet the other members; returns when all are connected.
 
@@ -66,14 +87,22 @@ class StoreReplicaGroup:
             store: reachable by all members; not owned.
             members: who takes part.
             timeout_s: how long to wait for the others, here and in each sum.
+            commit_timeout_s: how long to wait for the others to have all sums, once this one has.
             device_type: where the summed tensors are.
+            is_alive: whether a member has shown a sign of life since this was asked last; the
+                silent are given up after two ``commit_timeout_s`` instead of ``timeout_s``.
 
         Raises:
             ReplicaLostError: if some member did not come in time.
         """
         self._members = members
         self._timeout_s = timeout_s
+        self._commit_timeout = timedelta(seconds=commit_timeout_s)
         self._num_sums = 0
+        self._num_commits = 0
+        self._num_gathered = 0
+        self._is_alive = is_alive
+        self._decisions = PrefixStore(f"replicas/{members.epoch}/decisions", store)
         self._store = PrefixStore(f"replicas/{members.epoch}/{members.rank}", store)
         # Any: torch's stubs give its backends no collectives
         self._group: Any = None
@@ -88,17 +117,130 @@ class StoreReplicaGroup:
         if self._group is None:
             raise ReplicaLostError(f"the group of epoch {self._members.epoch} is closed")
         self._num_sums += 1
+        if self._is_alive is not None and self._num_gathered == self._num_commits:
+            self._gather(self._is_alive)
         try:
             self._arrive()
             for tensor in tensors:
                 self._group.allreduce([tensor]).wait()
         except (RuntimeError, ValueError) as error:
             self._group = None
-            raise self._lost("the sum broke", error) from error
+            lost = self._lost("the sum broke", error)
+            self._decide("void")
+            raise lost from error
+
+    def commit(self) -> None:
+        """Return once every member has all sums of this step; see ``ReplicaGroup``."""
+        if self._group is None:
+            raise ReplicaLostError(f"the group of epoch {self._members.epoch} is closed")
+        members, step = self._members, self._num_commits
+        ready = self._keys(f"{step}/ready")
+        late: tuple[str, ...] = ()
+        try:
+            self._decisions.set(f"{step}/ready/{members.index}.{members.rank}", "")
+            self._decisions.wait(list(ready), self._commit_timeout)
+        except (RuntimeError, ValueError):
+            late = self._late(ready)
+        decision = self._decide("void" if late else "commit")
+        self._num_commits += 1
+        if decision != "commit":
+            self._group = None
+            raise ReplicaLostError(
+                f"epoch {members.epoch}: a step of {', '.join(members.names)} is void; "
+                f"{', '.join(late) or 'a member'} did not have all of its sums in time",
+                late,
+            )
+
+    def send(self, tensors: Sequence[Tensor], index: int) -> None:
+        """Send tensors to this rank of another member, which receives as many.
+
+        Raises:
+            ReplicaLostError: if it did not take them in time.
+        """
+        self._exchange(lambda tensor: self._group.send([tensor], index, 0), tensors, index)
+
+    def receive(self, tensors: Sequence[Tensor], index: int) -> None:
+        """Fill tensors with what this rank of another member sends.
+
+        Raises:
+            ReplicaLostError: if it did not send in time.
+        """
+        self._exchange(lambda tensor: self._group.recv([tensor], index, 0), tensors, index)
 
     def close(self) -> None:
         """Drop the connections; may be called twice."""
         self._group = None
+
+    def _exchange(
+        self, move: Callable[[Tensor], Any], tensors: Sequence[Tensor], index: int
+    ) -> None:
+        name = self._members.names[index]
+        if self._group is None:
+            raise ReplicaLostError(f"the group of epoch {self._members.epoch} is closed")
+        try:
+            for tensor in tensors:
+                move(tensor).wait()
+        except (RuntimeError, ValueError) as error:
+            self._group = None
+            self._decide("void")
+            raise ReplicaLostError(
+                f"epoch {self._members.epoch}: the exchange of state with {name} broke ({error})",
+                (name,),
+            ) from error
+
+    def _gather(self, is_alive: Callable[[str], bool]) -> None:
+        """Wait for all ranks to get to this step, as long as they show signs of life."""
+        members, step = self._members, self._num_commits
+        awaited = self._keys(f"{step}/here")
+        for _ in range(max(1, math.ceil(self._timeout_s / self._commit_timeout.total_seconds()))):
+            try:
+                self._decisions.set(f"{step}/here/{members.index}.{members.rank}", "")
+                self._decisions.wait(list(awaited), self._commit_timeout)
+            except (RuntimeError, ValueError):
+                late = self._late(awaited)
+                if not self._is_decided() and all(is_alive(name) for name in late):
+                    continue
+                break
+            if self._is_decided():
+                break  # void: the others have gone on without us
+            self._num_gathered = step + 1
+            return
+        self._group = None
+        self._decide("void")
+        late = self._late(awaited)
+        raise ReplicaLostError(
+            f"epoch {members.epoch}: {', '.join(late) or 'a member'} did not get in time to a step "
+            f"of {', '.join(members.names)}",
+            late,
+        )
+
+    def _keys(self, prefix: str) -> dict[str, str]:
+        """Return a key for each rank of each member, with the member's name."""
+        return {
+            f"{prefix}/{index}.{rank}": name
+            for index, name in enumerate(self._members.names)
+            for rank in range(self._members.num_ranks)
+        }
+
+    def _decide(self, wish: str) -> str:
+        """Write a decision on the step in hand unless there is one; return the one that holds."""
+        try:
+            return self._decisions.compare_set(f"{self._num_commits}/decision", "", wish).decode()
+        except (RuntimeError, ValueError):
+            return "void"
+
+    def _is_decided(self) -> bool:
+        try:
+            return self._decisions.check([f"{self._num_commits}/decision"])
+        except (RuntimeError, ValueError):
+            return True
+
+    def _late(self, ready: Mapping[str, str]) -> tuple[str, ...]:
+        try:
+            late = {name for key, name in ready.items() if not self._decisions.check([key])}
+        except (RuntimeError, ValueError):
+            return ("the host of the store",)
+        return tuple(sorted(late))
 
     def _connect(self, device_type: DeviceType) -> Any:
         index, size = self._members.index, len(self._members.names)

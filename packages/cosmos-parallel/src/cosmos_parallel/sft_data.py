@@ -164,8 +164,14 @@ class _Chat:
     messages: list[dict[str, str]]
     tools: list[Any] | None = field(default=None)
 
-    def encode(self, end: int, **options: bool) -> Any:
-        """Apply the template to the messages before ``end``."""
+    def encode(self, end: int, *, prompting: bool = False, marking: bool = False) -> Any:
+        """Apply the template to the messages before ``end``.
+
+        Args:
+            end: how many messages.
+            prompting: add what would prompt for an answer.
+            marking: say which tokens the template marks as generated.
+        """
         from jinja2 import TemplateError
 
         try:
@@ -175,7 +181,8 @@ class _Chat:
                 tools=self.tools,
                 tokenize=True,
                 return_dict=True,
-                **options,
+                add_generation_prompt=prompting,
+                return_assistant_tokens_mask=marking,
             )
         except (TemplateError, ValueError) as error:
             raise SftDataError(
@@ -208,7 +215,7 @@ def _encode_chat(
 
 
 def _marked_by_template(chat: _Chat) -> SftExample:
-    encoded = chat.encode(len(chat.messages), return_assistant_tokens_mask=True)
+    encoded = chat.encode(len(chat.messages), marking=True)
     mask = np.asarray(encoded["assistant_masks"], dtype=np.bool_)
     if not mask.any():
         raise SftDataError(
@@ -227,7 +234,7 @@ def _marked_by_prefixes(chat: _Chat) -> SftExample:
     for index, message in enumerate(chat.messages):
         if message["role"] == "assistant":
             for end, trained in ((index, False), (index + 1, True)):
-                ids = _token_ids(chat.encode(end, add_generation_prompt=not trained))
+                ids = _token_ids(chat.encode(end, prompting=not trained))
                 if ids[: len(done)] != done:
                     raise SftDataError(
                         f"{chat.where}: message {index}: the chat template writes earlier messages "

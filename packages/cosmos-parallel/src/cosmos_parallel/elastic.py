@@ -1,0 +1,225 @@
+"""Data parallelism over replicas that come and go between steps.
+
+    while step < num_steps:
+        seat = replicas.meet(learner, step)     # who is there; who is behind gets a peer's state
+        step = seat.step
+        batches = share_of(step, seat.index, seat.size)
+        try:
+            report = learner.step(batches, loss)
+        except ReplicaLostError:
+            continue                            # void for all of them: the same step again
+        step += 1
+
+A step is taken by all members of its epoch or by none, on all the data of the step: the losses are
+those of replicas that never change, whoever dies and joins.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from cosmos_parallel.errors import ReplicaLostError
+from cosmos_parallel.learner import Learner
+from cosmos_parallel.membership import Attendance, Attendee, ElasticConfig, Membership
+from cosmos_parallel.mesh import TrainingMesh
+from cosmos_parallel.peer_state import receive_state, send_state
+from cosmos_parallel.replicas import ReplicaMembership, StoreReplicaGroup
+
+_NO_STATE = -1
+_MOST_ATTEMPTS = 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seat:
+    """This replica's place in the step to come.
+
+    Attributes:
+        step: which step that is.
+        index: position among the members.
+        names: of the members.
+        healed_by: the member whose state was taken over just now; empty if none.
+        wants_stop: whether a member was asked to end; the same on all of them.
+    """
+
+    step: int
+    index: int
+    names: tuple[str, ...]
+    healed_by: str = ""
+    wants_stop: bool = False
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.names)
+
+
+class ElasticReplicas:
+    """The other replicas of a learner, as they are before each step."""
+
+    def __init__(
+        self,
+        membership: Membership | None,
+        store: Store,
+        mesh: TrainingMesh,
+        config: ElasticConfig,
+    ) -> None:
+        """Nobody is met yet.
+
+        Args:
+            membership: on rank 0 of this replica; ``None`` on its other ranks.
+            store: of the meeting place, opened by this rank for itself.
+            mesh: the ranks of this replica; every replica has as many, in the same layout.
+            config: how long to wait for whom.
+        """
+        self._membership = membership
+        self._store = store
+        self._mesh = mesh
+        self._config = config
+        self._group: StoreReplicaGroup | None = None
+        self._epoch: int | None = None
+        self._num_lost = 0
+        self._has_state = True
+
+    def meet(self, learner: Learner, step: int, *, wants_stop: bool = False) -> Seat:
+        """Settle who takes the next step, and on which state; every rank of the replica calls.
+
+        A replica that is behind the others is given model, optimizer and schedule by one that is
+        not. The learner's replica group is exchanged if the members are others than before.
+
+        Args:
+            learner: of this replica.
+            step: the step it would take.
+            wants_stop: whether this replica was asked to end; as rank 0 says.
+
+        Raises:
+            ReplicaLostError: if there was no quorum in time, or no member has a usable state.
+        """
+        failure: ReplicaLostError | None = None
+        for _ in range(_MOST_ATTEMPTS):
+            attendance, name = self._attend(step, wants_stop=wants_stop)
+            index = attendance.names.index(name)
+            newest = max(attendee.step for attendee in attendance.attendees)
+            if newest == _NO_STATE:
+                raise ReplicaLostError(f"none of {', '.join(attendance.names)} has a usable state")
+            healed_by = ""
+            failure = None
+            try:
+                learner.replica_group = self._group_of(attendance, index)
+                healed_by = self._catch_up(learner, attendance, index, learner.replica_group)
+            except ReplicaLostError as error:
+                failure = error
+            if self._agree(ok=failure is None):
+                self._has_state = True
+                return Seat(
+                    step=newest,
+                    index=index,
+                    names=attendance.names,
+                    healed_by=healed_by,
+                    wants_stop=any(a.wants_stop for a in attendance.attendees),
+                )
+            self._drop_group()
+        raise failure or ReplicaLostError(f"{_MOST_ATTEMPTS} attempts to meet the others failed")
+
+    def lose(self) -> None:
+        """Note that a step was lost; ``meet`` then makes new connections. Every rank calls."""
+        self._drop_group()
+
+    def close(self) -> None:
+        """Leave the others; may be called twice."""
+        if self._group is not None:
+            self._group.close()
+        self._group = None
+        if self._membership is not None:
+            self._membership.close()
+
+    def _attend(self, step: int, *, wants_stop: bool) -> tuple[Attendance, str]:
+        """Ask for a quorum on rank 0, and tell the other ranks."""
+        told = b""
+        if self._membership is not None:
+            me = Attendee(
+                name=self._membership.name,
+                step=step if self._has_state else _NO_STATE,
+                num_lost=self._num_lost,
+                wants_stop=wants_stop,
+            )
+            attendance = self._membership.attend(me)
+            told = json.dumps([asdict(attendance), self._membership.name]).encode()
+        found, name = json.loads(_broadcast(told, self._mesh))
+        attendees = tuple(Attendee(**attendee) for attendee in found["attendees"])
+        return Attendance(epoch=found["epoch"], attendees=attendees), str(name)
+
+    def _group_of(self, attendance: Attendance, index: int) -> StoreReplicaGroup:
+        if self._group is not None and self._epoch == attendance.epoch:
+            return self._group
+        if self._group is not None:
+            self._group.close()
+        process = self._mesh.process
+        members = ReplicaMembership(
+            names=attendance.names,
+            index=index,
+            epoch=attendance.epoch,
+            rank=process.rank,
+            num_ranks=process.world_size,
+        )
+        self._epoch = attendance.epoch
+        self._group = StoreReplicaGroup(
+            self._store,
+            members,
+            timeout_s=self._config.timeout_s,
+            commit_timeout_s=self._config.lease_s,
+            device_type=process.device_type,
+            is_alive=self._is_alive,
+        )
+        return self._group
+
+    def _is_alive(self, name: str) -> bool:
+        # ranks but the first do not watch: they are told by its decision
+        return self._membership is None or self._membership.is_alive(name)
+
+    def _catch_up(
+        self, learner: Learner, attendance: Attendance, index: int, group: StoreReplicaGroup
+    ) -> str:
+        """Bring all members to the newest step; return who helped this one, if anybody."""
+        steps = [attendee.step for attendee in attendance.attendees]
+        newest = max(steps)
+        holders = [place for place, at in enumerate(steps) if at == newest]
+        behind = [place for place, at in enumerate(steps) if at < newest]
+        healed_by = ""
+        for turn, place in enumerate(behind):
+            holder = holders[turn % len(holders)]
+            if index == holder:
+                send_state(learner, group, place)
+            elif index == place:
+                self._has_state = False  # until all of it is here
+                receive_state(learner, group, holder)
+                healed_by = attendance.names[holder]
+        return healed_by
+
+    def _drop_group(self) -> None:
+        if self._group is not None:
+            self._group.close()
+        self._group = None
+        self._epoch = None
+        self._num_lost += 1
+
+    def _agree(self, *, ok: bool) -> bool:
+        """Whether it went well on every rank of this replica; all of them call."""
+        failed = torch.tensor(int(not ok), device=self._mesh.process.device)
+        return not self._mesh.max_(failed).item()
+
+
+def _broadcast(data: bytes, mesh: TrainingMesh) -> bytes:
+    """Return rank 0's bytes on every rank."""
+    if not mesh.is_distributed:
+        return data
+    length = torch.tensor([len(data)], device=mesh.process.device)
+    dist.broadcast(length, src=0)
+    buffer = torch.zeros(int(length), dtype=torch.uint8, device=mesh.process.device)
+    if data:
+        buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    dist.broadcast(buffer, src=0)
+    return cast(bytes, buffer.cpu().numpy().tobytes())

@@ -1,0 +1,104 @@
+"""Replicas die, are stopped, wake up and join; the losses are those of a run where nobody does."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("torchft")
+SCRIPT = Path(__file__).with_name("elastic_replicas.py")
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one_rank_each", "two_ranks_each"])
+def written(request, tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("elastic")
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPT), str(directory), str(request.param)],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(SCRIPT.parent), *sys.path]),
+            "OMP_NUM_THREADS": "1",
+            "RUST_LOG": "error",
+        },
+    )
+    try:
+        output, _ = process.communicate(timeout=280)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, output
+    return directory
+
+
+def lines(directory: Path, name: str) -> list[dict]:
+    return json.loads((directory / f"{name}.json").read_text())
+
+
+@pytest.mark.slow
+def test_the_losses_and_weights_are_those_of_fixed_members(written):
+    expected, weights = torch.load(written / "fixed.pt")
+    for name in ("policy-0", "policy-1", "policy-2"):
+        for line in lines(written, name):
+            if "loss" in line:
+                loss, lr = expected[line["step"]]
+                assert line["loss"] == pytest.approx(loss, rel=1e-4), (name, line)
+                assert line["lr"] == lr
+    first, second = (torch.load(written / f"{name}.pt") for name in ("policy-1", "policy-2"))
+    assert first[0] == second[0] == len(expected)
+    for key, value in first[1].items():
+        assert torch.equal(value, second[1][key])
+        torch.testing.assert_close(value, weights[key], rtol=0, atol=2e-4)
+
+
+@pytest.mark.slow
+def test_every_step_is_taken_once_by_those_who_were_there(written):
+    seen = {name: lines(written, name) for name in ("policy-0", "policy-1", "policy-2")}
+    for name, found in seen.items():
+        taken = [line["step"] for line in found if "loss" in line]
+        assert taken == sorted(set(taken)), name
+        for line in found:
+            for other in line["names"] if "loss" in line else ():
+                if other != "policy-0" or line["step"] != 5:  # who died may not have said so
+                    assert line["step"] in [x["step"] for x in seen[other] if "loss" in x]
+    total = {line["step"] for found in seen.values() for line in found if "loss" in line}
+    assert total == set(range(len(total)))
+
+
+@pytest.mark.slow
+def test_a_kill_in_mid_step_costs_that_step_only(written):
+    survivor = lines(written, "policy-1")
+    at_death = [line for line in survivor if line["step"] == 6]
+    assert "lost" in at_death[0]
+    assert at_death[0]["names"] == ["policy-0", "policy-1"]
+    assert at_death[-1]["names"] == ["policy-1"]
+    assert len(at_death) == 2
+    assert [line["step"] for line in survivor if "lost" in line and line["step"] < 12] == [6]
+    # the one who died was there for every step before
+    assert [line["step"] for line in lines(written, "policy-0")] == list(range(6))
+
+
+@pytest.mark.slow
+def test_a_joiner_starts_from_a_peer_and_counts_at_once(written):
+    first = lines(written, "policy-2")[0]
+    assert first["healed_by"] == "policy-1"
+    assert first["names"] == ["policy-1", "policy-2"]
+    assert first["step"] >= 9
+
+
+@pytest.mark.slow
+def test_a_replica_that_sleeps_over_its_lease_comes_back_from_a_peer(written):
+    sleeper = lines(written, "policy-1")
+    woken = [line for line in sleeper if line.get("healed_by") == "policy-2"]
+    assert len(woken) == 1
+    before = max(x["step"] for x in sleeper if x["step"] < woken[0]["step"] and "loss" in x)
+    # it slept while the other took at least three steps
+    assert woken[0]["step"] - before >= 3
