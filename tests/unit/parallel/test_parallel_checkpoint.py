@@ -15,6 +15,7 @@ from cosmos_parallel import (
     AdamWConfig,
     CheckpointError,
     CheckpointStore,
+    EmaConfig,
     Learner,
     LearnerConfig,
     ParallelConfig,
@@ -70,6 +71,27 @@ def test_a_resumed_learner_takes_the_same_steps_bitwise(store, optimizer, saved_
     checkpoint = store.load(resumed)
     assert (checkpoint.step, checkpoint.extra) == (saved_after, b"cut")
     assert train(resumed, saved_after, saved_after + 3) == expected
+
+
+def test_averages_of_the_weights_go_on_or_begin_at_the_checkpoint(store):
+    def averaging(seed: int) -> Learner:
+        model = make_learner(seed).model
+        return Learner(model, LearnerConfig(ema=EmaConfig(decay=0.5)))
+
+    learner = averaging(0)
+    train(learner, 0, 3)
+    store.save(3, learner)
+    resumed = averaging(1)
+    store.load(resumed)
+    for name, value in learner.ema.averages.items():
+        assert torch.equal(resumed.ema.averages[name], value)
+        assert not torch.equal(value, learner.model.get_parameter(name))
+    plain = make_learner()
+    train(plain, 0, 3)
+    store.save(4, plain)
+    store.load(resumed)
+    for name, value in resumed.ema.averages.items():
+        assert torch.equal(value, plain.model.get_parameter(name))
 
 
 def test_the_random_stream_goes_on(store):

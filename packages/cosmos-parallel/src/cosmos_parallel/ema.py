@@ -63,6 +63,12 @@ class Ema:
         }
 
     @torch.no_grad()
+    def restart(self) -> None:
+        """Begin anew at the weights as they are."""
+        for name, parameter in self._parameters.items():
+            local_part(self.averages[name]).copy_(local_part(parameter.detach()))
+
+    @torch.no_grad()
     def update(self, update: int) -> None:
         """Take the weights after update ``update``, counted from 0, into the average."""
         kept = self._config.decay_at(update)

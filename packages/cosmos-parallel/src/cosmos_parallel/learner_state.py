@@ -1,8 +1,9 @@
 """A learner's state as named tensors: what a checkpoint holds, and how it is put back.
 
 Names are those of the model's parameters, so that any layout finds its part again:
-``model.<parameter>``, ``optimizer.<parameter>.<quantity>``, ``rng.<device>_<rank>`` and
-``num_updates``. Optimizer quantities of parameters that were never updated are not there.
+``model.<parameter>``, ``optimizer.<parameter>.<quantity>``, ``ema.<parameter>``,
+``rng.<device>_<rank>`` and ``num_updates``. Optimizer quantities of parameters that were never
+updated are not there.
 """
 
 from collections.abc import Mapping
@@ -29,7 +30,7 @@ def state_of(learner: Learner, process: ProcessContext) -> dict[str, Tensor]:
                     f"optimizer state {quantity} of {name} is {type(value).__name__}, not a tensor"
                 )
     state["num_updates"] = torch.tensor(learner.num_updates)
-    return state | _rng_state(process)
+    return state | _averages(learner) | _rng_state(process)
 
 
 def state_to_fill(
@@ -44,6 +45,8 @@ def state_to_fill(
         CheckpointError: if a tensor of the model is missing there or has another shape.
     """
     state = {f"model.{name}": value for name, value in model_tensors(learner.model).items()}
+    # a checkpoint without averages begins them anew, at its weights
+    state |= {name: value for name, value in _averages(learner).items() if name in saved}
     for name, value in state.items():
         found = saved.get(name)
         shape = tuple(found.size) if isinstance(found, TensorStorageMetadata) else None
@@ -75,10 +78,17 @@ def restore(learner: Learner, process: ProcessContext, state: Mapping[str, Tenso
         if kind == "optimizer" and parameter_name in parameters:
             learner.optimizer.state[parameters[parameter_name]][quantity] = value
     learner.num_updates = int(state["num_updates"])
+    if learner.ema is not None and not any(name.startswith("ema.") for name in state):
+        learner.ema.restart()
     if f"rng.cpu_{process.rank}" in state:
         torch.set_rng_state(state[f"rng.cpu_{process.rank}"])
     if f"rng.cuda_{process.rank}" in state:
         torch.cuda.set_rng_state(state[f"rng.cuda_{process.rank}"])
+
+
+def _averages(learner: Learner) -> dict[str, Tensor]:
+    averages = learner.ema.averages if learner.ema is not None else {}
+    return {f"ema.{name}": value for name, value in averages.items()}
 
 
 def _rng_state(process: ProcessContext) -> dict[str, Tensor]:

@@ -65,13 +65,15 @@ def receive_state(learner: Learner, group: StoreReplicaGroup, index: int) -> Non
 
 
 def _put(learner: Learner, parts: Mapping[str, Tensor]) -> None:
-    model = {f"model.{name}": value for name, value in model_tensors(learner.model).items()}
-    for name, value in model.items():
+    whole = {f"model.{name}": value for name, value in model_tensors(learner.model).items()}
+    if learner.ema is not None:
+        whole |= {f"ema.{name}": value for name, value in learner.ema.averages.items()}
+    for name, value in whole.items():
         part, mine = parts.get(name), local_part(value)
         if part is None or part.shape != mine.shape:
             found = "nothing" if part is None else tuple(part.shape)
             raise ReplicaLostError(
-                f"the other replica has another model: {name.removeprefix('model.')} needs "
+                f"the other replica has another model: {name} needs "
                 f"{tuple(mine.shape)} on this rank, it sent {found}"
             )
         mine.copy_(part)
