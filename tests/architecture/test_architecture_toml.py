@@ -2,7 +2,7 @@
 
 import tomllib
 
-from cosmos_app.recipe import load_recipe
+from cosmos_app.recipes import load_any_recipe
 
 
 def test_every_toml_file_parses(text_files):
@@ -20,4 +20,4 @@ def test_every_recipe_loads(root):
     recipes = sorted((root / "configs").rglob("*.toml"))
     assert recipes, "configs/ holds no recipe"
     for recipe in recipes:
-        load_recipe(recipe)
+        load_any_recipe(recipe)

@@ -105,7 +105,13 @@ class Runner:
     folder: Path
     runs: list[Run] = field(default_factory=list)
 
-    def start(self, *overrides: str, name: str = "run", flags: Sequence[str] = ()) -> Run:
+    def start(
+        self,
+        *overrides: str,
+        name: str = "run",
+        flags: Sequence[str] = (),
+        recipe: Path = QUICKSTART,
+    ) -> Run:
         output = self.folder / name
         environment = {
             **os.environ,
@@ -118,7 +124,7 @@ class Runner:
                 "-m",
                 "cosmos_app",
                 "run",
-                str(QUICKSTART),
+                str(recipe),
                 f"output={output}",
                 *overrides,
                 *flags,
@@ -134,8 +140,14 @@ class Runner:
         self.runs.append(run)
         return run
 
-    def complete(self, *overrides: str, name: str = "run", flags: Sequence[str] = ()) -> Run:
-        run = self.start(*overrides, name=name, flags=flags)
+    def complete(
+        self,
+        *overrides: str,
+        name: str = "run",
+        flags: Sequence[str] = (),
+        recipe: Path = QUICKSTART,
+    ) -> Run:
+        run = self.start(*overrides, name=name, flags=flags, recipe=recipe)
         code = run.finish()
         assert code == 0, run.logs()
         return run

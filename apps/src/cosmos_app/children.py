@@ -8,7 +8,7 @@ from cosmos_app.recipe import Recipe
 from cosmos_app.supervisor import ChildSpec
 from cosmos_core.rundir import RunDirectory
 
-_QUIET = {
+QUIET = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "VLLM_NO_USAGE_STATS": "1",
@@ -17,7 +17,8 @@ _QUIET = {
 }
 
 
-def _has_gpu() -> bool:
+def has_gpu() -> bool:
+    """Whether this machine computes on a GPU."""
     import torch
 
     return torch.cuda.is_available()
@@ -31,12 +32,12 @@ def threads_per_process(recipe: Recipe, cores: int) -> int:
 
 def environment(recipe: Recipe) -> Mapping[str, str]:
     """Return what every child finds in its environment beside our own."""
-    if _has_gpu():
-        return _QUIET
+    if has_gpu():
+        return QUIET
     from cosmos_rollout import cpu_environment
 
     threads = threads_per_process(recipe, os.cpu_count() or 1)
-    return {**_QUIET, **cpu_environment(), "OMP_NUM_THREADS": str(threads)}
+    return {**QUIET, **cpu_environment(), "OMP_NUM_THREADS": str(threads)}
 
 
 def policy_names(recipe: Recipe) -> list[str]:
@@ -49,11 +50,13 @@ def rollout_names(recipe: Recipe) -> list[str]:
     return [f"rollout-{index}" for index in range(recipe.rollout.replicas)]
 
 
-def _app(*arguments: str) -> tuple[str, ...]:
+def app_command(*arguments: str) -> tuple[str, ...]:
+    """Return the command line of one process of ours."""
     return (sys.executable, "-m", "cosmos_app", *arguments)
 
 
-def _torchrun(ranks: int, *arguments: str) -> tuple[str, ...]:
+def torchrun_command(ranks: int, *arguments: str) -> tuple[str, ...]:
+    """Return the command line of several ranks, started by torchrun on this machine."""
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone")
     return (*launcher, f"--nproc-per-node={ranks}", "-m", "cosmos_app", *arguments)
 
@@ -62,13 +65,15 @@ def child_specs(recipe: Recipe, run: RunDirectory) -> list[ChildSpec]:
     """Return the controller, the policy replicas and the rollout replicas of a run."""
     shared = environment(recipe)
     where = str(run.path)
-    commands = {"controller": _app("controller", where)}
+    commands = {"controller": app_command("controller", where)}
     for name in policy_names(recipe):
         arguments = ("policy", where, "--replica", name)
         ranks = recipe.policy.ranks
-        commands[name] = _app(*arguments) if ranks == 1 else _torchrun(ranks, *arguments)
+        commands[name] = (
+            app_command(*arguments) if ranks == 1 else torchrun_command(ranks, *arguments)
+        )
     for name in rollout_names(recipe):
-        commands[name] = _app("rollout", where, "--replica", name)
+        commands[name] = app_command("rollout", where, "--replica", name)
     return [
         ChildSpec(
             name=name,
@@ -85,7 +90,7 @@ def warmup_spec(recipe: Recipe, run: RunDirectory) -> ChildSpec:
     """Return the process that fine-tunes a freshly built model."""
     return ChildSpec(
         name="warmup",
-        argv=_app("warmup", str(run.path)),
+        argv=app_command("warmup", str(run.path)),
         environment=environment(recipe),
         log=run.logs / "warmup.log",
         restarts=0,

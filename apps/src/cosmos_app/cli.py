@@ -75,6 +75,8 @@ def run(
 ) -> None:
     r"""Run a recipe to its end on this machine: Redis, controller, policy, rollouts, report.
 
+    A recipe with kind = "sft" at its top is supervised fine-tuning: it has no rollouts.
+
     Ctrl-C stops cleanly: the step in hand is finished and a checkpoint written; --resume goes on
     with the same sample stream. A second Ctrl-C kills.
 
@@ -84,13 +86,17 @@ def run(
       policy.replicas=2  rollout.engine.max_running=64  data.path=my.jsonl
     """
     from cosmos_app.launcher import run_recipe
-    from cosmos_app.recipe import load_recipe
+    from cosmos_app.recipes import load_any_recipe
+    from cosmos_app.sft.launch import run_sft_recipe
+    from cosmos_app.sft.recipe import SftRecipe
 
     shorthand = {"rollout.replicas": rollouts, "output": output}
     extra = [f"{path}={value}" for path, value in shorthand.items() if value is not None]
 
     def start() -> int:
-        parsed = load_recipe(recipe, [*overrides, *extra])
+        parsed = load_any_recipe(recipe, [*overrides, *extra])
+        if isinstance(parsed, SftRecipe):
+            return asyncio.run(run_sft_recipe(parsed, resume=resume, as_json=as_json))
         return asyncio.run(run_recipe(parsed, resume=resume, as_json=as_json))
 
     _guarded(start)
@@ -106,9 +112,17 @@ def check(recipe: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:
     optimizer, and whether the admission depth keeps the rollout slots busy.
     """
     from cosmos_app.check import check_recipe
-    from cosmos_app.recipe import load_recipe
+    from cosmos_app.recipes import load_any_recipe
+    from cosmos_app.sft.check import check_sft
+    from cosmos_app.sft.recipe import SftRecipe
 
-    _guarded(lambda: check_recipe(load_recipe(recipe, overrides), as_json=as_json))
+    def start() -> int:
+        parsed = load_any_recipe(recipe, overrides)
+        if isinstance(parsed, SftRecipe):
+            return check_sft(parsed, as_json=as_json)
+        return check_recipe(parsed, as_json=as_json)
+
+    _guarded(start)
 
 
 @main.command()
@@ -197,6 +211,29 @@ def rollout(run_dir: Path, redis_url: str | None, *, replica: str) -> None:
     from cosmos_app.roles.rollout import run_rollout
 
     _guarded(lambda: asyncio.run(run_rollout(run_dir, redis_url, replica)))
+
+
+@main.command()
+@_role_options
+@click.option("--replica", required=True, help="Name of this replica, policy-0 and so on.")
+def sft(run_dir: Path, redis_url: str | None, *, replica: str) -> None:
+    """Run one rank of a replica of a supervised run: it trains on given examples.
+
+    Started by torchrun for more than one rank. Of several replicas any may die and come back.
+    """
+    from cosmos_app.sft.role import run_sft
+
+    _guarded(lambda: asyncio.run(run_sft(run_dir, redis_url, replica)))
+
+
+@main.command()
+@click.argument("run_dir", type=click.Path(path_type=Path, exists=True))
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where replicas reach it.")
+def meeting(run_dir: Path, *, host: str) -> None:
+    """Host the place where the replicas of a supervised run meet before each step."""
+    from cosmos_app.sft.meeting import run_meeting
+
+    _guarded(lambda: asyncio.run(run_meeting(run_dir, host)))
 
 
 @main.command()

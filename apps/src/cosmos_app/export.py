@@ -6,8 +6,9 @@ from rich.console import Console
 
 from cosmos_app.errors import NothingToResumeError
 from cosmos_app.prepare import run_files
-from cosmos_app.recipe import Recipe
-from cosmos_core.config import config_from_json
+from cosmos_app.recipes import AnyRecipe, recipe_of_run
+from cosmos_app.sft.files import checkpoints_of, model_of
+from cosmos_app.sft.recipe import SftRecipe
 from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import (
     CheckpointStore,
@@ -28,16 +29,23 @@ def export_checkpoint(run_dir: Path, destination: Path, *, step: int | None) -> 
         ExportError: if the destination cannot be written.
     """
     run = RunDirectory.open(run_dir)
-    recipe = config_from_json(Recipe, run.config.read_text())
-    files = run_files(recipe, run.path)
+    recipe = recipe_of_run(run)
+    start, place = _places_of(recipe, run)
     mesh = build_mesh(ParallelConfig())
-    store = CheckpointStore(run.checkpoints, mesh)
+    store = CheckpointStore(place, mesh)
     steps = store.steps()
     if not steps or (step is not None and step not in steps):
         there = ", ".join(map(str, steps)) or "none"
         raise NothingToResumeError(f"{run.path} has no checkpoint of step {step}; it has: {there}")
-    model = load_causal_lm(files.model, mesh, recipe.model.training)
+    model = load_causal_lm(start, mesh, recipe.model.training)
     checkpoint = store.load(Learner(model, recipe.learner, mesh=mesh), step)
-    export_hf(model, destination, mesh, tokenizer_dir=files.model)
+    export_hf(model, destination, mesh, tokenizer_dir=start)
     Console().print(f"step {checkpoint.step} of {run.path} is in {destination}")
     return 0
+
+
+def _places_of(recipe: AnyRecipe, run: RunDirectory) -> tuple[Path, Path | str]:
+    """Return the model that training started from, and where its checkpoints lie."""
+    if isinstance(recipe, SftRecipe):
+        return model_of(recipe, run), checkpoints_of(recipe, run)
+    return run_files(recipe, run.path).model, run.checkpoints

@@ -13,9 +13,8 @@ import signal
 import time
 import uuid
 from collections.abc import AsyncGenerator, Generator, Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 
@@ -31,7 +30,7 @@ from cosmos_app.prepare import (
     prepare_model,
     run_files,
 )
-from cosmos_app.recipe import Recipe, controller_config
+from cosmos_app.recipe import BusConfig, Recipe, controller_config
 from cosmos_app.report import Outcome, RunReport, build_report, draw_report, print_report
 from cosmos_app.samples import last_samples
 from cosmos_app.supervisor import Incident, Supervisor
@@ -44,6 +43,22 @@ from cosmos_core.rundir import RunDirectory, write_atomic
 from cosmos_parallel import CheckpointStore, ParallelConfig, build_mesh
 
 _WARMUP_LINES = 8
+
+
+class LaunchedRecipe(Protocol):
+    """What opening a run needs of its recipe, of whatever kind."""
+
+    @property
+    def output(self) -> Path:
+        """The run directory."""
+        ...
+
+    @property
+    def bus(self) -> BusConfig:
+        """The control plane."""
+        ...
+
+
 RUN_MARKER = "run.json"
 
 
@@ -59,7 +74,7 @@ async def run_recipe(recipe: Recipe, *, resume: bool, as_json: bool) -> int:
     """
     console = Console(stderr=as_json)
     check_inputs(recipe)
-    run = _open_run(recipe, console, resume=resume)
+    run = open_run(recipe, console, resume=resume)
     with run:
         files = run_files(recipe, run.path)
         if not (resume and files.train.exists()):
@@ -68,7 +83,7 @@ async def run_recipe(recipe: Recipe, *, resume: bool, as_json: bool) -> int:
         parameters = prepare_model(recipe, files)
         if parameters:
             console.print(f"model: built with {parameters:,} parameters in {files.built_model}")
-        async with _redis(recipe, run) as url:
+        async with open_redis(recipe, run) as url:
             launch = Launch(recipe, run, files, url, console)
             report = await launch.run()
         write_atomic(run.report, json.dumps(report.to_json(), indent=2, default=str))
@@ -84,7 +99,7 @@ async def run_recipe(recipe: Recipe, *, resume: bool, as_json: bool) -> int:
     return 0
 
 
-def _open_run(recipe: Recipe, console: Console, *, resume: bool) -> RunDirectory:
+def open_run(recipe: LaunchedRecipe, console: Console, *, resume: bool) -> RunDirectory:
     """Lock the run directory: the recipe's, or the next free one beside an earlier run."""
     if resume:
         if not recipe.output.exists():
@@ -95,7 +110,8 @@ def _open_run(recipe: Recipe, console: Console, *, resume: bool) -> RunDirectory
     output = _free_output(recipe.output)
     if output != recipe.output:
         console.print(f"{recipe.output} holds an earlier run; this one goes to {output}")
-    text = config_to_json(replace(recipe, output=output))
+    tables: dict[str, Any] = json.loads(config_to_json(recipe))
+    text = json.dumps({**tables, "output": str(output)}, indent=2) + "\n"
     return RunDirectory.create(output, config_json=text, now_s=time.time())
 
 
@@ -106,7 +122,7 @@ def _free_output(output: Path) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def _redis(recipe: Recipe, run: RunDirectory) -> AsyncGenerator[str]:
+async def open_redis(recipe: LaunchedRecipe, run: RunDirectory) -> AsyncGenerator[str]:
     """Give the URL of the recipe's server, or of a bundled one that lives as long as the run."""
     if recipe.bus.url is not None:
         yield recipe.bus.url

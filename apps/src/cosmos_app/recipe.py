@@ -216,6 +216,7 @@ class Recipe:
     """One run.
 
     Attributes:
+        kind: says that this is a run of reinforcement learning.
         seed: of everything random.
         output: the run directory.
         model: what is trained.
@@ -235,6 +236,7 @@ class Recipe:
         sinks: where metrics go.
     """
 
+    kind: Literal["rl"] = "rl"
     seed: int = 0
     output: Path = Path("runs/run")
     model: ModelConfig = field(default_factory=ModelConfig)

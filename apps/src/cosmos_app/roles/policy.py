@@ -23,7 +23,7 @@ from cosmos_app.errors import RunError
 from cosmos_app.roles.meeting import meet_replicas
 from cosmos_app.roles.parent import die_with_parent
 from cosmos_app.roles.process import RunContext, TorchrunPlace, open_context, torchrun_place
-from cosmos_app.roles.ranks import broadcast_bytes, gather_texts
+from cosmos_app.roles.ranks import broadcast_bytes, gather_texts, join_ranks
 from cosmos_app.roles.trainer import Seat, Trainer
 from cosmos_core.activity import ActivityMeter
 from cosmos_core.bus import Bus, ReplicaChannel
@@ -44,15 +44,12 @@ from cosmos_core.metrics import MetricRecord
 from cosmos_core.trajectory import decode_trajectory
 from cosmos_parallel import (
     CheckpointStore,
-    ProcessContext,
     RetentionConfig,
     build_mesh,
-    init_distributed,
     shutdown_distributed,
 )
 
 _PULSE_S = 2.0
-_COLLECTIVE_S = 24 * 3600.0  # ranks wait in a broadcast for their next command
 Value = TypeVar("Value")
 
 
@@ -175,7 +172,7 @@ class PolicyProcess:
 
     def _make_trainer(self) -> Trainer:
         recipe = self._context.recipe
-        process = _join_ranks(self._place)
+        process = join_ranks(self._place)
         mesh = build_mesh(recipe.policy.parallel, process)
         names = policy_names(recipe)
         index = names.index(self._replica)
@@ -191,15 +188,6 @@ class PolicyProcess:
             store,
             meet_replicas(self._context, index, process) if len(names) > 1 else None,
         )
-
-
-def _join_ranks(place: TorchrunPlace) -> ProcessContext:
-    device = f"cuda:{place.local_rank}" if torch.cuda.is_available() else "cpu"
-    if place.world_size == 1:
-        return ProcessContext(device=torch.device(device))
-    return init_distributed(
-        place.rank, place.world_size, init_method="env://", device=device, timeout_s=_COLLECTIVE_S
-    )
 
 
 async def run_policy(run_dir: Path, redis_url: str | None, replica: str) -> int:

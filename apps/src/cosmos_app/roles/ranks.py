@@ -1,12 +1,26 @@
 """Small host messages between the ranks of one policy replica, as bytes, never pickled.
 
-Every function is called by all ranks of the default group, in the same order.
+Every function but ``join_ranks`` is called by all ranks of the default group, in the same order.
 """
 
 import torch
 import torch.distributed as dist
 
+from cosmos_app.roles.process import TorchrunPlace
+from cosmos_parallel import ProcessContext, init_distributed
+
+_COLLECTIVE_S = 24 * 3600.0  # ranks wait in a broadcast for their next command
 _LONGEST_TEXT = 1024
+
+
+def join_ranks(place: TorchrunPlace) -> ProcessContext:
+    """Join the ranks that torchrun started; a process by itself has no process group."""
+    device = f"cuda:{place.local_rank}" if torch.cuda.is_available() else "cpu"
+    if place.world_size == 1:
+        return ProcessContext(device=torch.device(device))
+    return init_distributed(
+        place.rank, place.world_size, init_method="env://", device=device, timeout_s=_COLLECTIVE_S
+    )
 
 
 def broadcast_bytes(data: bytes | None) -> bytes:

@@ -1,0 +1,39 @@
+"""Which kind of run a recipe is: ``kind = "rl"``, which need not be said, or ``kind = "sft"``."""
+
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from cosmos_app.recipe import Recipe, load_recipe
+from cosmos_app.sft.recipe import SftRecipe
+from cosmos_core.config import config_from_json, load_config
+from cosmos_core.rundir import RunDirectory
+
+AnyRecipe = Recipe | SftRecipe
+
+
+def load_any_recipe(path: Path, overrides: Sequence[str] = ()) -> AnyRecipe:
+    """Read a recipe of either kind.
+
+    Raises:
+        ConfigError: if the file or an override is not a recipe, with every problem in it.
+    """
+    try:
+        kind = tomllib.loads(path.read_text(encoding="utf-8")).get("kind")
+    except (OSError, ValueError):
+        kind = None  # what is wrong is said by the loader, with its place
+    if kind == "sft":
+        return load_config(SftRecipe, path, overrides)
+    return load_recipe(path, overrides)
+
+
+def recipe_of_run(run: RunDirectory) -> AnyRecipe:
+    """Read the recipe that a run directory holds.
+
+    Raises:
+        ConfigError: if it is not one of this version.
+    """
+    text = run.config.read_text(encoding="utf-8")
+    is_sft = json.loads(text).get("kind") == "sft"
+    return config_from_json(SftRecipe if is_sft else Recipe, text)

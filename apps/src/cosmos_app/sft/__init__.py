@@ -1,0 +1,1 @@
+"""Supervised fine-tuning as a run of its own: recipe, role and launcher."""

@@ -1,0 +1,195 @@
+"""A replica of a supervised run: meet the others, take a step, tell; until the last step.
+
+A replica that is alone has nobody to meet. Of several, the first writes checkpoints and validates;
+who is first may change from step to step.
+"""
+
+import asyncio
+import os
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import torch
+
+from cosmos_app.control_files import read_address
+from cosmos_app.errors import RunError
+from cosmos_app.recipes import recipe_of_run
+from cosmos_app.roles.parent import die_with_parent
+from cosmos_app.roles.process import TorchrunPlace, torchrun_place
+from cosmos_app.roles.ranks import join_ranks
+from cosmos_app.sft.files import is_asked_to_stop, read_meeting_place
+from cosmos_app.sft.recipe import SftRecipe
+from cosmos_app.sft.trainer import SftTrainer
+from cosmos_core.bus import Bus
+from cosmos_core.metrics import MetricRecord
+from cosmos_core.rundir import RunDirectory
+from cosmos_parallel import (
+    ElasticReplicas,
+    Learner,
+    Meeting,
+    ReplicaLostError,
+    Seat,
+    TrainingMesh,
+    build_mesh,
+    open_meeting_store,
+    shutdown_distributed,
+)
+
+_MEET_S = 120.0
+_RETRY_S = 0.2
+Value = TypeVar("Value")
+
+
+class Replicas(Protocol):
+    """What the loop needs of the other replicas; see ``ElasticReplicas``."""
+
+    def meet(self, learner: Learner, step: int, *, wants_stop: bool = False) -> Seat:
+        """Settle who takes the next step, and which."""
+        ...
+
+    def lose(self) -> None:
+        """Note that a step was lost."""
+        ...
+
+    def close(self) -> None:
+        """Leave the others."""
+        ...
+
+
+class Alone:
+    """A replica without others."""
+
+    def __init__(self, name: str, mesh: TrainingMesh) -> None:
+        """Be alone."""
+        self._name = name
+        self._mesh = mesh
+
+    def meet(self, learner: Learner, step: int, *, wants_stop: bool = False) -> Seat:
+        """Take the next step alone; all ranks stop together."""
+        asked = torch.tensor(int(wants_stop), device=learner.mesh.process.device)
+        stop = bool(self._mesh.max_(asked).item())
+        return Seat(step=step, index=0, names=(self._name,), wants_stop=stop)
+
+    def lose(self) -> None:
+        """Never happens."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class SftProcess:
+    """One rank's loop."""
+
+    def __init__(self, recipe: SftRecipe, run: RunDirectory, bus: Bus, replica: str) -> None:
+        """Nothing is loaded yet; ``run`` does."""
+        self._recipe = recipe
+        self._run = run
+        self._bus = bus
+        self._replica = replica
+        self._place: TorchrunPlace = torchrun_place()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
+
+    async def run(self) -> None:
+        """Train until the last step, or until asked to stop."""
+        mesh = await self._blocking(self._build_mesh)
+        trainer = await self._blocking(lambda: SftTrainer(self._recipe, self._run, mesh))
+        replicas = await self._blocking(lambda: self._open_replicas(mesh))
+        try:
+            await self._train(trainer, replicas)
+        finally:
+            await self._blocking(replicas.close)
+            await self._blocking(trainer.close)
+            self._thread.shutdown()
+
+    async def _train(self, trainer: SftTrainer, replicas: Replicas) -> None:
+        is_first = True
+        while trainer.step < self._recipe.trainer.steps:
+            seat = await self._blocking(
+                lambda: replicas.meet(
+                    trainer.learner, trainer.step, wants_stop=is_asked_to_stop(self._run)
+                )
+            )
+            trainer.step, is_first = seat.step, seat.index == 0
+            if seat.wants_stop or seat.step >= self._recipe.trainer.steps:
+                break
+            try:
+                figures = await self._blocking(lambda s=seat: trainer.train(s))
+            except ReplicaLostError:
+                await self._blocking(replicas.lose)
+                continue
+            if is_first:
+                await self._look_after(trainer, figures)
+        if is_first:
+            await self._finish(trainer)
+
+    async def _look_after(self, trainer: SftTrainer, figures: dict[str, float]) -> None:
+        """Validate, save and tell after a step, as the first replica."""
+        config = self._recipe.trainer
+        saves = trainer.is_due(config.checkpoint_every)
+        loss = None
+        if saves or trainer.is_due(config.validate_every):
+            loss = await self._blocking(trainer.validate)
+        if saves:
+            await self._blocking(lambda: trainer.save(loss))
+        if loss is not None:
+            figures["validation_loss"] = loss
+        if self._place.rank == 0:
+            # what is said of the whole run is said in the controller's name
+            record = MetricRecord(
+                time.time(), "controller", self._replica, trainer.step - 1, figures
+            )
+            await self._bus.send_metrics([record])
+
+    async def _finish(self, trainer: SftTrainer) -> None:
+        await self._blocking(lambda: trainer.save(None))
+        if trainer.step == self._recipe.trainer.steps:
+            await self._blocking(trainer.export)
+
+    def _build_mesh(self) -> TrainingMesh:
+        return build_mesh(self._recipe.policy.parallel, join_ranks(self._place))
+
+    def _open_replicas(self, mesh: TrainingMesh) -> Replicas:
+        if self._recipe.policy.replicas == 1:
+            return Alone(self._replica, mesh)
+        config, address = self._recipe.elastic, self._await_meeting_place()
+        # a process that comes back must not be taken for the one that died
+        name = f"{self._replica}.{uuid.uuid4().hex[:8]}"
+        meeting = Meeting(address, name, config) if self._place.rank == 0 else None
+        return ElasticReplicas(meeting, open_meeting_store(address, config), mesh, config)
+
+    def _await_meeting_place(self) -> str:
+        for _ in range(int(_MEET_S / _RETRY_S)):
+            address = read_meeting_place(self._run)
+            if address is not None:
+                return address
+            time.sleep(_RETRY_S)
+        raise RunError(f"{self._replica} waited {_MEET_S:g} s for the meeting place of its run")
+
+    async def _blocking(self, call: Callable[[], Value]) -> Value:
+        """Run a blocking call on the one thread that owns communicators."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+
+async def run_sft(run_dir: Path, redis_url: str | None, replica: str) -> int:
+    """Run one rank of a replica of a supervised run to its end; return 0.
+
+    Raises:
+        RunError: if the run is no supervised one, or was never started.
+    """
+    die_with_parent()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    run = RunDirectory.open(run_dir)
+    recipe = recipe_of_run(run)
+    if not isinstance(recipe, SftRecipe):
+        raise RunError(f"{run_dir} is a run of kind {recipe.kind!r}; this role is of kind 'sft'")
+    written_url, namespace = read_address(run)
+    try:
+        async with await Bus.connect(redis_url or written_url, namespace) as bus:
+            await SftProcess(recipe, run, bus, replica).run()
+    finally:
+        shutdown_distributed()
+    return 0

@@ -1,0 +1,99 @@
+"""Supervised runs of the real program: learning, resuming in another layout, losing a replica."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from real_runs import ROOT, Run, Runner
+from safetensors.torch import load_file
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+RECIPE = ROOT / "configs" / "sft.toml"
+ROWS = ROOT / "configs" / "data" / "sums.jsonl"
+STEPS = 60
+SETTINGS = (
+    f"trainer.steps={STEPS}",
+    "trainer.validate_every=20",
+    "trainer.checkpoint_every=20",
+    "learner.optimizer.schedule.num_steps=100",
+)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run from start to end in one process, on Parquet."""
+    folder = tmp_path_factory.mktemp("sft")
+    return Runner(folder).complete(*SETTINGS, f"data.path={parquet(folder)}", recipe=RECIPE)
+
+
+def parquet(folder: Path) -> Path:
+    import pyarrow
+    from pyarrow import parquet
+
+    rows = [json.loads(line) for line in ROWS.read_text().splitlines()]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "rows.parquet")
+    return folder / "rows.parquet"
+
+
+def weights(run: Run) -> dict[str, torch.Tensor]:
+    return load_file(run.output / "export" / "model" / "model.safetensors")
+
+
+def difference(one: Run, other: Run) -> float:
+    first, second = weights(one), weights(other)
+    assert first.keys() == second.keys()
+    return max(float((first[name] - second[name]).abs().max()) for name in first)
+
+
+def test_a_supervised_run_learns_and_exports(whole: Run) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    report = whole.report
+    losses = [report["losses"][str(step)] for step in range(STEPS)]
+    assert losses[-1] < 0.6 * losses[0]
+    validated = report["validation_losses"]
+    assert list(map(int, validated)) == [19, 39, 59]
+    assert validated["59"] < validated["19"]
+    model = AutoModelForCausalLM.from_pretrained(report["export"])
+    assert AutoTokenizer.from_pretrained(report["export"]).eos_token == "<eos>"
+    assert sum(p.numel() for p in model.parameters()) > 0
+    # two newest, of which one is the best
+    kept = sorted(path.name for path in (whole.output / "checkpoints").iterdir())
+    assert kept == ["step-00000039", "step-00000059"]
+
+
+def test_a_stopped_run_resumes_on_two_ranks_with_the_same_weights(
+    whole: Run, runner: Runner
+) -> None:
+    run = runner.start(*SETTINGS, f"data.path={ROWS}", recipe=RECIPE)
+    run.wait_for(lambda: run.steps_done() >= 5)
+    run.process.send_signal(signal.SIGINT)
+    assert run.finish() == 3, run.logs()
+    assert 5 <= run.steps_done() < STEPS
+    again = runner.complete(
+        *SETTINGS, f"data.path={ROWS}", "policy.ranks=2", flags=["--resume"], recipe=RECIPE
+    )
+    assert [r["step"] for r in again.metrics("controller")] == list(range(STEPS))
+    assert difference(whole, again) < 1e-3
+    refused = runner.start(
+        *SETTINGS, f"data.path={ROWS}", "trainer.steps=80", "trainer.batch.batch_size=16",
+        flags=["--resume"], recipe=RECIPE,
+    )  # fmt: skip
+    assert refused.finish() == 1
+    assert "was saved on another stream of examples (batch_size was 32 and is 16)" in refused.text
+
+
+def test_the_others_go_on_when_a_replica_is_killed(whole: Run, runner: Runner) -> None:
+    pytest.importorskip("torchft")
+    run = runner.start(
+        *SETTINGS, f"data.path={ROWS}", "policy.replicas=2", "elastic.lease_s=2", recipe=RECIPE
+    )
+    run.wait_for(lambda: any(r["values"]["replicas"] == 2 for r in run.metrics("controller")))
+    os.kill(run.child("policy-0"), signal.SIGKILL)
+    assert run.finish() == 0, run.logs()
+    assert sorted({r["step"] for r in run.metrics("controller")}) == list(range(STEPS))
+    assert ("policy-0", "restarted") in {(i["name"], i["outcome"]) for i in run.report["incidents"]}
+    assert difference(whole, run) < 1e-3
