@@ -199,12 +199,13 @@ def child_specs(recipe: SftRecipe, run: RunDirectory) -> list[ChildSpec]:
         command = app_command(*arguments) if ranks == 1 else torchrun_command(ranks, *arguments)
         commands[f"policy-{index}"] = command
     computing = recipe.policy.replicas * ranks
-    threads = {} if has_gpu() else {"OMP_NUM_THREADS": str(max(1, _cores() // computing))}
+    threads = str(max(1, (os.cpu_count() or 1) // computing))
+    shared = {} if has_gpu() else {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)}
     return [
         ChildSpec(
             name=name,
             argv=command,
-            environment={**QUIET, "RUST_LOG": "error", **threads},
+            environment={**QUIET, "RUST_LOG": "error", **shared},
             log=run.logs / f"{name}.log",
             restarts=recipe.launch.restarts,
         )
@@ -245,7 +246,3 @@ def _series(records: Sequence[MetricRecord], name: str) -> dict[int, float]:
 
 def _median(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 2] if values else 0.0
-
-
-def _cores() -> int:
-    return os.cpu_count() or 1

@@ -16,7 +16,6 @@ those of replicas that never change, whoever dies and joins.
 
 import json
 from dataclasses import asdict, dataclass
-from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -222,4 +221,4 @@ def _broadcast(data: bytes, mesh: TrainingMesh) -> bytes:
     if data:
         buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
     dist.broadcast(buffer, src=0)
-    return cast(bytes, buffer.cpu().numpy().tobytes())
+    return buffer.cpu().numpy().tobytes()

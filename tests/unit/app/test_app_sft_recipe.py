@@ -1,0 +1,90 @@
+"""Recipes of supervised runs: told apart by kind, checked before anything starts."""
+
+import json
+
+import pytest
+
+from cosmos_app.recipe import Recipe
+from cosmos_app.recipes import load_any_recipe, recipe_of_run
+from cosmos_app.sft.check import forecast_sft
+from cosmos_app.sft.files import load_examples, prepare_model
+from cosmos_app.sft.launch import child_specs
+from cosmos_app.sft.recipe import SftRecipe
+from cosmos_core.config import ConfigError, config_to_json
+from cosmos_core.rundir import RunDirectory
+from cosmos_parallel import SftDataError
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = [{"prompt": f"{n}+{n}=", "response": str(2 * n)} for n in range(10)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+@pytest.fixture
+def file(tmp_path, data):
+    path = tmp_path / "sft.toml"
+    path.write_text(
+        f'kind = "sft"\n[data]\npath = "{data}"\nheld_out = 2\n[trainer]\nsteps = 4\n'
+        "batch = { batch_size = 4 }\n[model.tiny]\n"
+        "hidden_size = 32\nnum_layers = 1\nnum_heads = 2\n"
+    )
+    return path
+
+
+def test_the_kind_says_which_recipe_it_is(tmp_path, file):
+    assert isinstance(load_any_recipe(file), SftRecipe)
+    other = tmp_path / "rl.toml"
+    for text in ("seed = 1\n", 'kind = "rl"\n'):
+        other.write_text(text)
+        assert isinstance(load_any_recipe(other), Recipe)
+    other.write_text('kind = "ppo"\n')
+    with pytest.raises(ConfigError, match="kind"):
+        load_any_recipe(other)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trainer.stepz=3", "did you mean trainer.steps"),
+        ("data.validation_split=test", "data.held_out keeps examples back"),
+        ("data.rows.max_tokens=1", "max_tokens is 1"),
+        ("trainer.steps=0", "steps is 0"),
+        ("policy.parallel.dp_replicate=2", "2"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_starts(file, override, message):
+    with pytest.raises((ConfigError, ValueError), match=message):
+        load_any_recipe(file, [override])
+
+
+def test_a_run_directory_gives_its_recipe_back(tmp_path, file):
+    recipe = load_any_recipe(file)
+    run = RunDirectory.create(tmp_path / "run", config_json=config_to_json(recipe), now_s=0.0)
+    assert recipe_of_run(run) == recipe
+
+
+def test_examples_are_kept_back_and_the_tiny_model_knows_their_characters(tmp_path, file, data):
+    recipe = load_any_recipe(file)
+    run = RunDirectory.create(tmp_path / "run", config_json=config_to_json(recipe), now_s=0.0)
+    assert prepare_model(recipe, run) > 0
+    assert prepare_model(recipe, run) == 0  # made once
+    train, held_out = load_examples(recipe, run.path / "model")
+    assert (len(train.examples), len(held_out.examples)) == (8, 2)
+    forecast = forecast_sft(recipe)
+    # 4 steps of 4 examples over the 8 that are trained on
+    assert (forecast.rows, forecast.epochs, forecast.processes) == (10, 2.0, 1)
+    data.unlink()
+    with pytest.raises(SftDataError, match="No such file"):
+        forecast_sft(recipe)
+
+
+def test_several_replicas_have_a_meeting_place(tmp_path, file):
+    run = RunDirectory.create(tmp_path / "run", config_json="{}", now_s=0.0)
+    alone = child_specs(load_any_recipe(file), run)
+    assert [spec.name for spec in alone] == ["policy-0"]
+    two = child_specs(load_any_recipe(file, ["policy.replicas=2", "policy.ranks=2"]), run)
+    assert [spec.name for spec in two] == ["meeting", "policy-0", "policy-1"]
+    assert "--nproc-per-node=2" in two[1].argv

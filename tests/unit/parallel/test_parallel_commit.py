@@ -1,0 +1,102 @@
+"""A step is taken by all members or by none; each member is a thread here."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from cosmos_parallel import (
+    ReplicaLostError,
+    ReplicaMembership,
+    StoreReplicaGroup,
+    open_store,
+)
+
+NAMES = ("policy-0", "policy-1", "policy-2")
+
+
+@pytest.fixture
+def port():
+    host = open_store("127.0.0.1", 0, hosting=True)
+    yield host.port
+    del host
+
+
+@pytest.fixture
+def threads():
+    with ThreadPoolExecutor(len(NAMES)) as pool:
+        yield pool
+
+
+def join(port: int, index: int, *, is_alive=None, commit_s: float = 20.0) -> StoreReplicaGroup:
+    return StoreReplicaGroup(
+        open_store("127.0.0.1", port, hosting=False, timeout_s=20),
+        ReplicaMembership(names=NAMES, index=index),
+        timeout_s=20,
+        commit_timeout_s=commit_s,
+        is_alive=is_alive,
+    )
+
+
+def test_steps_that_all_members_have_are_committed(port, threads):
+    def member(index: int) -> float:
+        group = join(port, index)
+        total = 0.0
+        for step in range(5):
+            tensor = torch.tensor([float(step)])
+            group.sum_([tensor])
+            group.commit()
+            total += tensor.item()
+        return total
+
+    # 3 x (0 + 1 + 2 + 3 + 4)
+    assert list(threads.map(member, range(3))) == [30.0] * 3
+
+
+def test_a_step_that_one_member_does_not_have_is_void_for_all(port, threads):
+    def member(index: int) -> tuple[str, ...]:
+        group = join(port, index, commit_s=2)
+        group.sum_([torch.ones(1)])
+        group.commit()
+        group.sum_([torch.ones(1)])
+        if index == 1:
+            return ()  # lost with all its sums, before it could say so
+        with pytest.raises(ReplicaLostError, match="a step of policy-0, policy-1, policy-2 is vo"):
+            group.commit()
+        with pytest.raises(ReplicaLostError, match="is closed"):
+            group.commit()
+        return ("void",)
+
+    assert list(threads.map(member, range(3))) == [("void",), (), ("void",)]
+
+
+def test_who_comes_late_to_a_void_step_does_not_take_it(port, threads):
+    import threading
+
+    voided = threading.Event()
+
+    def member(index: int) -> str:
+        group = join(port, index, commit_s=1)
+        group.sum_([torch.ones(1)])
+        if index == 2:
+            assert voided.wait(20)  # it stood still longer than the others wait
+        with pytest.raises(ReplicaLostError) as raised:
+            group.commit()
+        voided.set()
+        return str(raised.value)
+
+    errors = list(threads.map(member, range(3)))
+    assert all("is void" in error for error in errors)
+    assert "policy-2 did not have all of its sums" in errors[0]
+
+
+def test_a_silent_member_is_given_up_before_the_sums(port, threads):
+    def member(index: int) -> tuple[str, ...]:
+        group = join(port, index, is_alive=lambda name: name != "policy-1", commit_s=1)
+        if index == 1:
+            return ()
+        with pytest.raises(ReplicaLostError, match="did not get in time to a step") as raised:
+            group.sum_([torch.ones(1)])
+        return raised.value.missing
+
+    assert list(threads.map(member, range(3))) == [("policy-1",), (), ("policy-1",)]
