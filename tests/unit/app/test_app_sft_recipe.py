@@ -34,6 +34,13 @@ def file(tmp_path, data):
     return path
 
 
+@pytest.fixture
+def run(tmp_path, file):
+    text = config_to_json(load_any_recipe(file))
+    with RunDirectory.create(tmp_path / "run", config_json=text, now_s=0.0) as created:
+        yield created
+
+
 def test_the_kind_says_which_recipe_it_is(tmp_path, file):
     assert isinstance(load_any_recipe(file), SftRecipe)
     other = tmp_path / "rl.toml"
@@ -60,15 +67,12 @@ def test_what_does_not_fit_is_refused_before_anything_starts(file, override, mes
         load_any_recipe(file, [override])
 
 
-def test_a_run_directory_gives_its_recipe_back(tmp_path, file):
-    recipe = load_any_recipe(file)
-    run = RunDirectory.create(tmp_path / "run", config_json=config_to_json(recipe), now_s=0.0)
-    assert recipe_of_run(run) == recipe
+def test_a_run_directory_gives_its_recipe_back(run, file):
+    assert recipe_of_run(run) == load_any_recipe(file)
 
 
-def test_examples_are_kept_back_and_the_tiny_model_knows_their_characters(tmp_path, file, data):
+def test_examples_are_kept_back_and_the_tiny_model_knows_their_characters(run, file, data):
     recipe = load_any_recipe(file)
-    run = RunDirectory.create(tmp_path / "run", config_json=config_to_json(recipe), now_s=0.0)
     assert prepare_model(recipe, run) > 0
     assert prepare_model(recipe, run) == 0  # made once
     train, held_out = load_examples(recipe, run.path / "model")
@@ -81,8 +85,7 @@ def test_examples_are_kept_back_and_the_tiny_model_knows_their_characters(tmp_pa
         forecast_sft(recipe)
 
 
-def test_several_replicas_have_a_meeting_place(tmp_path, file):
-    run = RunDirectory.create(tmp_path / "run", config_json="{}", now_s=0.0)
+def test_several_replicas_have_a_meeting_place(run, file):
     alone = child_specs(load_any_recipe(file), run)
     assert [spec.name for spec in alone] == ["policy-0"]
     two = child_specs(load_any_recipe(file, ["policy.replicas=2", "policy.ranks=2"]), run)

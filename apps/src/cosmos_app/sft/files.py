@@ -6,11 +6,21 @@ from cosmos_app.errors import RunError
 from cosmos_app.prepare import require_model
 from cosmos_app.quickstart.tiny_model import build_tiny_model
 from cosmos_app.sft.recipe import SftRecipe
+from cosmos_core.config import config_from_json
 from cosmos_core.rundir import RunDirectory, write_atomic
 from cosmos_parallel import SftData, load_sft_data, read_rows
 
 _MEETING_FILE = "meeting_place"
 _STOP_FILE = "stop"
+
+
+def recipe_of(run: RunDirectory) -> SftRecipe:
+    """Read the recipe that the directory of a supervised run holds.
+
+    Raises:
+        ConfigError: if it is another kind of run.
+    """
+    return config_from_json(SftRecipe, run.config.read_text(encoding="utf-8"))
 
 
 def model_of(recipe: SftRecipe, run: RunDirectory) -> Path:

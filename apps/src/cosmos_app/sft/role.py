@@ -17,11 +17,10 @@ import torch
 
 from cosmos_app.control_files import read_address
 from cosmos_app.errors import RunError
-from cosmos_app.recipes import recipe_of_run
 from cosmos_app.roles.parent import die_with_parent
 from cosmos_app.roles.process import TorchrunPlace, torchrun_place
 from cosmos_app.roles.ranks import join_ranks
-from cosmos_app.sft.files import is_asked_to_stop, read_meeting_place
+from cosmos_app.sft.files import is_asked_to_stop, read_meeting_place, recipe_of
 from cosmos_app.sft.recipe import SftRecipe
 from cosmos_app.sft.trainer import SftTrainer
 from cosmos_core.bus import Bus
@@ -178,14 +177,13 @@ async def run_sft(run_dir: Path, redis_url: str | None, replica: str) -> int:
     """Run one rank of a replica of a supervised run to its end; return 0.
 
     Raises:
-        RunError: if the run is no supervised one, or was never started.
+        ConfigError: if the run is no supervised one.
+        RunError: if it was never started.
     """
     die_with_parent()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     run = RunDirectory.open(run_dir)
-    recipe = recipe_of_run(run)
-    if not isinstance(recipe, SftRecipe):
-        raise RunError(f"{run_dir} is a run of kind {recipe.kind!r}; this role is of kind 'sft'")
+    recipe = recipe_of(run)
     written_url, namespace = read_address(run)
     try:
         async with await Bus.connect(redis_url or written_url, namespace) as bus:
