@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 RECIPE = ROOT / "configs" / "sft.toml"
 ROWS = ROOT / "configs" / "data" / "sums.jsonl"
-STEPS = 60
+STEPS = 30
 SETTINGS = (
     f"trainer.steps={STEPS}",
-    "trainer.validate_every=20",
-    "trainer.checkpoint_every=20",
+    "trainer.validate_every=10",
+    "trainer.checkpoint_every=10",
     "learner.optimizer.schedule.num_steps=100",
 )
 
@@ -62,26 +62,26 @@ def test_a_supervised_run_learns_and_exports(whole: Run) -> None:
 
     report = whole.report
     losses = [report["losses"][str(step)] for step in range(STEPS)]
-    assert losses[-1] < 0.6 * losses[0]
+    assert losses[-1] < 0.8 * losses[0]
     validated = report["validation_losses"]
-    assert list(map(int, validated)) == [19, 39, 59]
-    assert validated["59"] < validated["19"]
+    assert list(map(int, validated)) == [9, 19, 29]
+    assert validated["29"] < validated["9"]
     model = AutoModelForCausalLM.from_pretrained(report["export"])
     assert AutoTokenizer.from_pretrained(report["export"]).eos_token == "<eos>"
     assert sum(p.numel() for p in model.parameters()) > 0
     # two newest, of which one is the best
     kept = sorted(path.name for path in (whole.output / "checkpoints").iterdir())
-    assert kept == ["step-00000039", "step-00000059"]
+    assert kept == ["step-00000019", "step-00000029"]
 
 
 def test_a_stopped_run_resumes_on_two_ranks_with_the_same_weights(
     whole: Run, runner: Runner
 ) -> None:
     run = runner.start(*SETTINGS, f"data.path={ROWS}", recipe=RECIPE)
-    run.wait_for(lambda: run.steps_done() >= 5)
+    run.wait_for(lambda: run.steps_done() >= 3)
     run.process.send_signal(signal.SIGINT)
     assert run.finish() == 3, run.logs()
-    assert 5 <= run.steps_done() < STEPS
+    assert 3 <= run.steps_done() < STEPS
     again = runner.complete(
         *SETTINGS, f"data.path={ROWS}", "policy.ranks=2", flags=["--resume"], recipe=RECIPE
     )
