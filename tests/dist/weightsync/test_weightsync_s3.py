@@ -27,6 +27,10 @@ from cosmos_weightsync import (
 pytest.importorskip("moto", reason="waits for moto[server], an S3 server")
 s3fs = pytest.importorskip("s3fs", reason="waits for s3fs")
 
+WIDTH = 1 << 12
+SEVERAL_PARTS = 1 << 20
+"""36 MiB go to S3 in several parts."""
+
 
 @pytest.fixture(scope="module")
 def options() -> Iterator[dict[str, object]]:
@@ -52,49 +56,49 @@ def options() -> Iterator[dict[str, object]]:
     server.wait(10)
 
 
-def tensors() -> dict[str, torch.Tensor]:
+def tensors(width: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     return {
-        "big": torch.randn(9, 1 << 20, generator=generator),  # 36 MiB: several parts
+        "big": torch.randn(9, width, generator=generator),
         "small": torch.randn(5, generator=generator),
     }
 
 
-def publish(options, prefix: str, versions: tuple[int, ...], keep: int = 2) -> str:
+def publish(options, prefix: str, versions: tuple[int, ...] = (1,), width: int = WIDTH) -> str:
     where = f"s3://weights/{prefix}"
-    config = FileSenderConfig(options=options, keep=keep)
-    sender = FileSender(shards_of(tensors().items()), where, config=config)
+    config = FileSenderConfig(options=options, keep=1)
+    sender = FileSender(shards_of(tensors(width).items()), where, config=config)
     for version in versions:
         sender.publish(version)
     return where
 
 
 def test_a_version_goes_through_s3_bit_for_bit(options):
-    where = publish(options, "whole", (1,))
-    target = {name: torch.zeros_like(tensor) for name, tensor in tensors().items()}
+    where = publish(options, "whole", width=SEVERAL_PARTS)
+    target = {name: torch.zeros_like(tensor) for name, tensor in tensors(SEVERAL_PARTS).items()}
     config = FileReceiverConfig(options=options)
     receiver = FileReceiver(where, wanted=shards_of(target.items()), config=config)
     receiver.stage()
     assert receiver.commit() == 1
-    assert all(torch.equal(target[name], tensor) for name, tensor in tensors().items())
+    assert all(torch.equal(target[name], tensor) for name, tensor in tensors(SEVERAL_PARTS).items())
     assert receiver.verify()
 
 
 def test_only_the_ranges_of_what_is_wanted_are_fetched(options):
-    where = publish(options, "ranges", (1,))
-    box = Box((4, 0), (5, 1 << 20))
+    where = publish(options, "ranges", width=SEVERAL_PARTS)
+    box = Box((4, 0), (5, SEVERAL_PARTS))
     receiver = FileReceiver(
         where,
-        wanted=[ShardSpec("big", (9, 1 << 20), box, "float32")],
+        wanted=[ShardSpec("big", (9, SEVERAL_PARTS), box, "float32")],
         config=FileReceiverConfig(options=options),
     )
     receiver.stage()
-    assert torch.equal(receiver.staged_shards()[0].tensor[0], tensors()["big"][4])
-    assert receiver.bytes_read == 4 << 20
+    assert torch.equal(receiver.staged_shards()[0].tensor[0], tensors(SEVERAL_PARTS)["big"][4])
+    assert receiver.bytes_read == 4 * SEVERAL_PARTS
 
 
 def test_the_manifest_is_the_commit_and_old_versions_go(options):
-    where = publish(options, "kept", (1, 2, 3), keep=1)
+    where = publish(options, "kept", (1, 2, 3))
     receiver = FileReceiver(where, config=FileReceiverConfig(options=options))
     assert receiver.versions() == [3]
     system = s3fs.S3FileSystem(**options, use_listings_cache=False)
@@ -104,7 +108,7 @@ def test_the_manifest_is_the_commit_and_old_versions_go(options):
 
 
 def test_an_object_that_was_damaged_is_found(options):
-    where = publish(options, "damaged", (1,))
+    where = publish(options, "damaged")
     system = s3fs.S3FileSystem(**options, use_listings_cache=False)
     path = "weights/damaged/v00000001/model.safetensors"
     content = bytearray(system.cat_file(path))
@@ -115,13 +119,13 @@ def test_an_object_that_was_damaged_is_found(options):
 
 
 def test_a_checkpoint_in_s3_is_a_layout(options):
-    where = publish(options, "layout", (1,))
+    where = publish(options, "layout")
     found = read_checkpoint(f"{where}/v00000001", options)
-    assert found.layout().shape_of("big") == (9, 1 << 20)
+    assert found.layout().shape_of("big") == (9, WIDTH)
 
 
 def test_a_bucket_that_is_not_there_is_a_storage_error(options):
     config = FileSenderConfig(options=options)
-    sender = FileSender(shards_of(tensors().items()), "s3://nowhere/x", config=config)
+    sender = FileSender(shards_of(tensors(WIDTH).items()), "s3://nowhere/x", config=config)
     with pytest.raises(StorageError, match="s3://nowhere/x"):
         sender.publish(1)
