@@ -268,6 +268,11 @@ class Recipe:
                 "log-probabilities are only comparable at one temperature"
             )
         self.policy.parallel.resolve(self.policy.ranks)
+        if self.model.training.lora is not None:
+            raise ValueError(
+                "model.training.lora: this command sends whole models to its rollout replicas; "
+                "it trains no adapters"
+            )
         _check_algorithm(self)
 
 
