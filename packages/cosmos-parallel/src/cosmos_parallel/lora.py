@@ -91,6 +91,23 @@ def add_lora(model: nn.Module, config: LoraConfig) -> None:
             raise AdapterError(f"lora: {error}") from error
 
 
+def layers_to_split(layer: nn.Module, style: str) -> tuple[nn.Module, ...]:
+    """Return the linear layers that tensor parallelism splits for one layer of a model's plan.
+
+    Of a layer with an adapter: the layer itself, and the factor that has its split side. The other
+    factor is whole on every rank. Split columns take whole inputs, so A's output is whole and its
+    gradient is summed where B takes it in; split rows sum A's short output instead of B's long one.
+
+    Args:
+        layer: as the plan names it.
+        style: of the plan, such as ``colwise`` or ``rowwise``.
+    """
+    factors = getattr(layer, "lora_A" if style.startswith("rowwise") else "lora_B", None)
+    if not isinstance(factors, nn.ModuleDict):
+        return (layer,)
+    return (layer.get_submodule("base_layer"), factors[ADAPTER])
+
+
 def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the adapter's parameters in the names of peft's files; whole or DTensors.
 
