@@ -27,6 +27,8 @@ from trl_environment import trl_python
 
 from cosmos_algos import (
     GrpoConfig,
+    NoCorrection,
+    ObjectiveConfig,
     SampleWeights,
     StepRewards,
     TokenBatch,
@@ -127,7 +129,8 @@ def _row(samples: Sequence[Sample]) -> SftBatch:
 def cosmos_grpo(directory: Path) -> Result:
     """Weigh, plan, pack and step with GRPO's loss."""
     sizes, samples = read(directory)
-    config = GrpoConfig()
+    # the samples are said to be the policy's own, as TRL takes them: nothing to correct
+    config = GrpoConfig(objective=ObjectiveConfig(correction=NoCorrection()))
     algorithm = config.build()
     trajectories = [_trajectory(i, s, sizes.samples) for i, s in enumerate(samples)]
 

@@ -244,3 +244,21 @@ def test_a_plain_model_runs_packed_rows_once_it_is_told_to():
 
 def test_an_ordinary_mask_is_no_packed_row():
     assert not isinstance(torch.ones(1), PackedRows)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's compiler looks at every input
+def test_compiled_layers_run_packed_rows_of_any_shape():
+    plain = build("Qwen3", {}).float()
+    use_packed_attention(plain)
+    compiled = copy.deepcopy(plain)
+    for layer in compiled.model.layers:
+        layer.compile(backend="aot_eager")
+    for parts in (samples(), samples()[2:5]):
+        expected = plain(**packed_inputs(parts), use_cache=False).logits
+        found = compiled(**packed_inputs(parts), use_cache=False).logits
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+        found.sum().backward()
+        expected.sum().backward()
+    for mine, theirs in zip(compiled.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-5, atol=1e-6)
