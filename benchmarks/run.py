@@ -48,7 +48,7 @@ class Part:
 
 PARTS = (
     Part(name="rl", arguments=("--figure", str(HERE / "rl.png"))),
-    Part(name="weightsync", quick=("--mib", "16", "--rounds", "2")),
+    Part(name="weightsync", quick=("--mib", "16", "--rounds", "2", "--without-peers")),
     Part(name="delta", quick=("--width", "128", "--layers", "2", "--steps", "2")),
     Part(name="planner", arguments=("--calibrate",), quick=("--quick", "--calibrate")),
     Part(name="controller", quick=("--steps", "2")),

@@ -1,6 +1,6 @@
-"""The baseline's environment: TRL beside the workspace's own libraries, which it sees and shares.
+"""Environments of what we are compared with, beside the workspace's own libraries, which they see.
 
-Both systems so run on the same torch and transformers, and nothing of TRL gets into the workspace.
+Both sides so run on the same torch and transformers, and nothing of theirs gets into the workspace.
 """
 
 import subprocess
@@ -9,23 +9,32 @@ import sysconfig
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-ENVIRONMENT = HERE.parent / "runs" / "bench" / "venv-trl"
-REQUIREMENTS = HERE / "requirements-trl.txt"
+FOLDER = HERE.parent / "runs" / "bench"
 
 
 def trl_python() -> Path:
-    """Return the interpreter of the baseline's environment, made at the first call."""
-    python = ENVIRONMENT / "bin" / "python"
-    stamp = ENVIRONMENT / "installed.txt"
-    wanted = REQUIREMENTS.read_text(encoding="utf-8")
+    """Return the interpreter of TRL's environment, made at the first call."""
+    return python_with("trl")
+
+
+def python_with(name: str) -> Path:
+    """Return the interpreter of an environment, made at the first call.
+
+    Args:
+        name: Of ``requirements-<name>.txt`` beside this file, installed without dependencies.
+    """
+    environment = FOLDER / f"venv-{name}"
+    requirements = HERE / f"requirements-{name}.txt"
+    python, stamp = environment / "bin" / "python", environment / "installed.txt"
+    wanted = requirements.read_text(encoding="utf-8")
     if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
         return python
-    _run(sys.executable, "-m", "venv", "--clear", "--without-pip", str(ENVIRONMENT))
+    _run(sys.executable, "-m", "venv", "--clear", "--without-pip", str(environment))
     site = _run(str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
     own = sysconfig.get_path("purelib")
     (Path(site.strip()) / "workspace.pth").write_text(own + "\n", encoding="utf-8")
     pip = (sys.executable, "-m", "pip", "--python", str(python))
-    _run(*pip, "install", "--quiet", "--no-deps", "-r", str(REQUIREMENTS))
+    _run(*pip, "install", "--quiet", "--no-deps", "-r", str(requirements))
     stamp.write_text(wanted, encoding="utf-8")
     return python
 

@@ -11,7 +11,9 @@ every time: once to warm up, with its bytes checked, then ``--repeats`` times on
 * memcpy: each receiver copies as many bytes as it wants from memory to memory. This is the bound
   that the others are held against, in the same round;
 * per-parameter `full_tensor()` and broadcast over gloo, which is what most trainers do;
-* torch.distributed.checkpoint through a RAM disk.
+* torch.distributed.checkpoint through a RAM disk;
+* NIXL and Mooncake's transfer engine used directly, where they load (`weightsync_peers`); they run
+  in an environment of their own, made at the first use. ``--without-peers`` leaves both out.
 
 A time is that of the slowest process. CPU seconds are of all processes, per GB of model. Extra
 memory is what the resident set of the hungriest sender and receiver grew by while they worked on a
@@ -23,6 +25,7 @@ import json
 import queue
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -36,8 +39,10 @@ import torch.multiprocessing as mp
 import xxhash
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from trl_environment import python_with
 from weightsync_arms import Arm, Place, own_arms
 from weightsync_model import NUM_RECEIVERS, NUM_SENDERS, Trained, shapes, wanted_specs
+from weightsync_peers import MODULES, PEERS, peer_arms
 
 from cosmos_weightsync import WeightSender, shards_of
 from cosmos_weightsync.transports import NixlTransport
@@ -143,6 +148,7 @@ def process(rank: int, options: argparse.Namespace, store: str, results: Any) ->
     dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=WORLD)
     place = make_place(options, rank)
     arms = [arm for arm in own_arms(place, TRANSPORTS) if wants(options, arm.name)]
+    arms += peer_arms(place, options.peers)
     expected: dict[str, int] = {}
     generator = random.Random(0)
     for round_number in range(options.rounds):
@@ -169,6 +175,23 @@ def process(rank: int, options: argparse.Namespace, store: str, results: Any) ->
 
 def wants(options: argparse.Namespace, name: str) -> bool:
     return not options.arms or name == "memcpy" or name in options.arms.split(",")
+
+
+def find_peers(options: argparse.Namespace) -> tuple[str, list[str]]:
+    """The interpreter to run in, and the wanted peers that it can load."""
+    wanted = [name for name in PEERS if wants(options, name) and not options.without_peers]
+    if not wanted:
+        return sys.executable, []
+    python = str(python_with("peers"))
+    found = []
+    for name in wanted:
+        script = f"import {MODULES[name]}"
+        done = subprocess.run([python, "-c", script], capture_output=True, text=True)
+        if done.returncode == 0:
+            found.append(name)
+        else:
+            print(f"without {name}: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
+    return python, found
 
 
 def make_place(options: argparse.Namespace, rank: int) -> Place:
@@ -205,6 +228,7 @@ def make_place(options: argparse.Namespace, rank: int) -> Place:
 
 def measure(options: argparse.Namespace) -> list[Measured]:
     context = mp.get_context("spawn")
+    context.set_executable(options.python)
     results = context.Queue()
     found: list[Measured] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -293,7 +317,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2, help="timed turns of an arm in a round")
     parser.add_argument("--arms", default="", help="only these, separated by commas, and memcpy")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
+    parser.add_argument("--without-peers", action="store_true", help="no NIXL, no Mooncake")
     options = parser.parse_args()
+    options.python, options.peers = find_peers(options)
     rows = summarise(options, measure(options))
     print(json.dumps(rows, indent=2) if options.json else table(options, rows))
 

@@ -27,8 +27,8 @@ __all__ = [
     "tensor_checksum",
 ]
 
-BLOCK_BYTES = 1 << 19
-"""Copying and hashing alternate in blocks of this size: half a core's second-level cache."""
+BLOCK_BYTES = 1 << 18
+"""Copying and hashing alternate in blocks of this size; a core's second-level cache holds two."""
 
 
 class RunningChecksum:
@@ -57,17 +57,17 @@ def flat_bytes(tensor: Tensor) -> Tensor:
 
 
 def box_blocks(
-    shape: Sequence[int], item_bytes: int, most_bytes: int = BLOCK_BYTES
+    shape: Sequence[int], item_bytes: int, block_bytes: int = BLOCK_BYTES
 ) -> list[tuple[slice, ...]]:
     """Slices that cut a tensor of this shape into blocks, in row-major order.
 
     Args:
         shape: Of the tensor.
         item_bytes: Of an element.
-        most_bytes: A limit below the usual size of a block.
+        block_bytes: The largest block.
     """
     whole = Box.full(shape)
-    size = max(1, min(most_bytes, BLOCK_BYTES) // item_bytes)
+    size = max(1, block_bytes // item_bytes)
     return [part.relative_to(whole) for part in whole.split(size)]
 
 
@@ -136,11 +136,13 @@ class VersionChecksums:
         for name, box in expected:
             self.expected.setdefault(name, []).append(box)
 
-    def compute_expected(self, spec: ShardSpec, tensor: Tensor) -> None:
-        """Compute what is likely to be asked for of a tensor that was just written."""
-        for box in self.expected.get(spec.name, ()):
-            if spec.box.contains(box):
-                self._known[spec.name, box] = tensor_checksum(tensor[box.relative_to(spec.box)])
+    def expected_in(self, spec: ShardSpec) -> list[Box]:
+        """What is likely to be asked for of this shard."""
+        return [box for box in self.expected.get(spec.name, ()) if spec.box.contains(box)]
+
+    def learn(self, name: str, sums: Mapping[Box, int]) -> None:
+        """Checksums that were computed while the version was written."""
+        self._known.update({(name, box): value for box, value in sums.items()})
 
     def of_pieces(self, pieces: Sequence[Piece], view: Callable[[str, Box], Tensor]) -> list[int]:
         """The checksums of these pieces; computes those that nobody asked for before."""

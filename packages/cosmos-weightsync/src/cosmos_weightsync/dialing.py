@@ -1,6 +1,5 @@
 """How a receiver reaches holders: token, transport of each edge, deadlines."""
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,11 +10,10 @@ from cosmos_weightsync.errors import (
     PeerLostError,
     TransferError,
 )
-from cosmos_weightsync.frames import parse_endpoint
 from cosmos_weightsync.layout import Layout
+from cosmos_weightsync.machines import this_machine
 from cosmos_weightsync.receiver_session import ReceiverSession
-from cosmos_weightsync.server import is_loopback
-from cosmos_weightsync.transports import Transport
+from cosmos_weightsync.transports import Transport, choose_transport
 
 __all__ = ["HolderDialer"]
 
@@ -29,6 +27,7 @@ class HolderDialer:
         token: What holders want to be shown.
         bucket_bytes: The largest bucket wanted.
         connect_timeout_s: How long meeting one holder may take.
+        device: The kind of memory that versions are received into.
 
     Raises:
         ConfigurationError: the transport is not known.
@@ -42,6 +41,7 @@ class HolderDialer:
         token: str,
         bucket_bytes: int,
         connect_timeout_s: float,
+        device: str = "cpu",
     ) -> None:
         self._transports: Mapping[str, Transport] = {item.name: item for item in transports}
         if transport not in {"auto", *self._transports}:
@@ -52,6 +52,8 @@ class HolderDialer:
         self._token = token
         self._bucket_bytes = bucket_bytes
         self._connect_timeout_s = connect_timeout_s
+        self._device = device
+        self._machine = this_machine()
 
     def meet(self, endpoint: str, deadline: Deadline) -> ReceiverSession:
         """Connect to one holder.
@@ -88,11 +90,14 @@ class HolderDialer:
             WeightSyncError: the holder refuses.
         """
         soon = deadline.within(self._connect_timeout_s)
-        transport = self._transports[self._name_for(session)]
-        session.open(wanted, transport, self._bucket_bytes, soon)
+        session.open(wanted, self._transport_for(session), self._bucket_bytes, soon)
 
-    def _name_for(self, session: ReceiverSession) -> str:
+    def _transport_for(self, session: ReceiverSession) -> Transport:
         if self._transport != "auto":
-            return self._transport
-        is_here = is_loopback(parse_endpoint(session.endpoint)[0]) and sys.platform == "linux"
-        return "shared_memory" if is_here and "shared_memory" in session.transports else "tcp"
+            return self._transports[self._transport]
+        return choose_transport(
+            list(self._transports.values()),
+            session.copies,
+            same_host=bool(self._machine) and session.machine == self._machine,
+            device=self._device,
+        )

@@ -28,7 +28,6 @@ from torch import Tensor
 
 from cosmos_weightsync.arenas import ALIGNMENT
 from cosmos_weightsync.checksums import (
-    BLOCK_BYTES,
     RunningChecksum,
     box_blocks,
     flat_bytes,
@@ -243,14 +242,17 @@ def pull_edge(
 def _read(channel: Channel, window: Window, view: Tensor, bucket: _Borrowed) -> int:
     """Copy a piece block by block, hashing each while it is in the processor's cache."""
     running = RunningChecksum()
-    if window.is_contiguous and view.is_contiguous() and view.device.type == "cpu":
-        raw = flat_bytes(view).numpy()
-        for start in range(0, len(raw), BLOCK_BYTES):
-            part = raw[start : start + BLOCK_BYTES]
-            window.read_bytes(start, part)
+    row_bytes, size = window.row_bytes, channel.capabilities.read_bytes
+    if row_bytes is not None and view.is_contiguous() and view.device.type == "cpu":
+        rows = flat_bytes(view).numpy().reshape(-1, row_bytes)
+        step = max(1, size // row_bytes)
+        for first in range(0, len(rows), step):
+            part = rows[first : first + step]
+            window.read_rows(first, part)
             running.add_bytes(part)
         return running.value
-    for block in box_blocks(view.shape, view.element_size(), bucket.half_bytes):
+    size = min(size, bucket.half_bytes)
+    for block in box_blocks(view.shape, view.element_size(), size):
         target = view[block]
         if target.is_contiguous() and target.device == channel.device:
             window.read(block, target)

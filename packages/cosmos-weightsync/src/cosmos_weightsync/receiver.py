@@ -93,14 +93,15 @@ class WeightReceiver:
     ) -> None:
         self._config = config = config or ReceiverConfig()
         known = (*standard_transports(), *transports)
+        self._wanted = WantedWeights(wanted, config.mode)
         dialer = HolderDialer(
             known,
             config.transport,
             token=config.token,
             bucket_bytes=config.bucket_bytes,
             connect_timeout_s=config.connect_timeout_s,
+            device=self._wanted.device,
         )
-        self._wanted = WantedWeights(wanted, config.mode)
         self._shadow = Shadow()
         self._buckets = BucketPool(config.bucket_bytes)
         self._staged: StagedVersion | None = None

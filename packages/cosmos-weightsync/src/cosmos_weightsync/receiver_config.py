@@ -17,7 +17,8 @@ class ReceiverConfig:
 
     Attributes:
         transport: ``shared_memory``, ``tcp``, ``process_group``, or the name of one handed to the
-            receiver. ``auto`` is shared memory from senders on a loopback address, else TCP.
+            receiver. ``auto`` takes for each sender what copies the bytes least often: see
+            `cosmos_weightsync.transports.choose_transport`.
         bucket_bytes: Small pieces arrive in buckets of this size; one per thread.
         num_threads: How many senders are read from at the same time.
         token: What the senders want to be shown, and what this receiver wants to be shown.

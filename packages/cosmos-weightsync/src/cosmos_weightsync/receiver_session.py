@@ -32,7 +32,8 @@ class ReceiverSession:
         num_ranks: How many ranks its side has, as it says.
         name: What it calls itself: ``sender rank 3``.
         layout: What it holds, as a side of one rank.
-        transports: Names of the transports it offers.
+        copies: The transports it offers, with how often they copy (`Capabilities.copies`).
+        machine: Where it runs; see `cosmos_weightsync.machines.this_machine`.
         run_id: Of the trainer whose version is pinned.
         is_whole: Whether the pinned version was whole when it was pinned.
         wire_bytes: What the last `pull` took off the channel.
@@ -56,9 +57,11 @@ class ReceiverSession:
             self.num_ranks = int(welcome["num_ranks"])
             self.name = str(welcome["name"])
             self.layout = Layout.from_json(welcome["layout"])
-            self.transports: Sequence[str] = [str(name) for name in welcome["transports"]]
+            offered: Mapping[str, Any] = welcome["transports"]
+            self.copies: Mapping[str, int] = {str(k): int(v) for k, v in offered.items()}
+            self.machine = str(welcome["machine"])
             self._holder_bucket_bytes = int(welcome["bucket_bytes"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             self.close()
             raise ProtocolError(f"sender at {endpoint} sent a malformed welcome") from error
         except BaseException:

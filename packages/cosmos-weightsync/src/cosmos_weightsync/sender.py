@@ -5,6 +5,8 @@ import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from cosmos_weightsync.attendance import Attendance
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.edges import BucketPool
@@ -19,6 +21,7 @@ from cosmos_weightsync.shards import Shard, torch_dtype
 from cosmos_weightsync.snapshots import SnapshotStore
 from cosmos_weightsync.transports import (
     CrossMemoryTransport,
+    CudaIpcTransport,
     NixlTransport,
     ProcessGroupTransport,
     SharedMemoryTransport,
@@ -75,14 +78,18 @@ class SenderConfig:
 
 
 def standard_transports() -> tuple[Transport, ...]:
-    """The transports that need no set-up by the user, NIXL where it is installed."""
+    """The transports that need no set-up by the user and can work here."""
     own = (
         SharedMemoryTransport(),
         CrossMemoryTransport(),
         TcpTransport(),
         ProcessGroupTransport(),
     )
-    return (*own, NixlTransport()) if NixlTransport.is_installed() else own
+    return (
+        *own,
+        *((NixlTransport(),) if NixlTransport.is_installed() else ()),
+        *((CudaIpcTransport(),) if torch.cuda.is_available() else ()),
+    )
 
 
 class WeightSender:

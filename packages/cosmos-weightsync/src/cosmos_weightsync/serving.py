@@ -40,6 +40,7 @@ from cosmos_weightsync.errors import (
 from cosmos_weightsync.frames import ControlConnection
 from cosmos_weightsync.holding import Holder, PinnedVersion, Role, VersionRange
 from cosmos_weightsync.layout import Layout
+from cosmos_weightsync.machines import this_machine
 from cosmos_weightsync.planning import Piece
 from cosmos_weightsync.reuse import EdgeEnd, Move, Offer, serve_offer
 from cosmos_weightsync.server import complain, receive_hello
@@ -47,7 +48,7 @@ from cosmos_weightsync.transports import Channel, PendingChannel, Transport
 
 __all__ = ["PROTOCOL", "HolderIdentity", "ServingSession", "pieces_of"]
 
-PROTOCOL = 2
+PROTOCOL = 3
 SETTLING_S = 5.0
 """How often a holder that has nothing to say says so."""
 
@@ -118,7 +119,8 @@ class ServingSession:
             "num_ranks": identity.num_ranks,
             "name": identity.name,
             "layout": self._layout.to_json(),
-            "transports": sorted(identity.transports),
+            "transports": {n: t.capabilities.copies for n, t in identity.transports.items()},
+            "machine": this_machine(),
             "bucket_bytes": identity.buckets.bucket_bytes,
         }
         self._connection.send("welcome", welcome, deadline)

@@ -21,10 +21,12 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from cosmos_weightsync.arenas import Arena
+from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.checksums import ChecksumCache, VersionChecksums
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import DeadlineError, PeerLostError, VersionError, VersionGoneError
 from cosmos_weightsync.layout import ShardSpec
+from cosmos_weightsync.row_checksums import RowChecksums, RowsWritten
 from cosmos_weightsync.shards import torch_dtype
 
 __all__ = ["Published", "Snapshot", "SnapshotStore"]
@@ -46,13 +48,14 @@ class Published(Protocol):
         ...
 
     def write(
-        self, tensors: Sequence[Tensor], written: Callable[[int], None] | None = None
+        self, tensors: Sequence[Tensor], follow: Callable[[int], RowsWritten] | None = None
     ) -> None:
         """Fill one contiguous tensor for each of `specs`; all are complete on return.
 
         Args:
             tensors: What to fill.
-            written: Called with the number of a tensor as soon as it is complete.
+            follow: Called with the number of a tensor before it is read again; what it returns
+                is told of the tensor's rows, in order, as soon as they are complete.
         """
         ...
 
@@ -79,6 +82,15 @@ class Snapshot:
     def tensors(self) -> tuple[Tensor, ...]:
         """The copies, in the order of the shards."""
         return self.arena.tensors
+
+
+@dataclass(frozen=True, slots=True)
+class _Hashed:
+    """A tensor that is written, and the boxes of it that are hashed meanwhile."""
+
+    name: str
+    boxes: Sequence[Box]
+    running: RowChecksums
 
 
 class SnapshotStore:
@@ -126,7 +138,11 @@ class SnapshotStore:
             buffer.version = NOT_WRITTEN
             buffer.was_read = False
         buffer.checksums = self._checksums.start()
-        self._source.write(buffer.tensors, partial(self._hash, buffer))
+        hashed: list[_Hashed] = []
+        self._source.write(buffer.tensors, partial(self._follow, buffer, hashed))
+        for one in hashed:
+            sums = dict(zip(one.boxes, one.running.values, strict=True))
+            buffer.checksums.learn(one.name, sums)
         with self._changed:
             buffer.version = self._newest = version
             self._changed.notify_all()
@@ -212,8 +228,14 @@ class SnapshotStore:
         bases = read[-self._num_bases :] if self._num_bases else []
         return [buffer for buffer in stale if buffer not in bases]
 
-    def _hash(self, buffer: Snapshot, index: int) -> None:
-        buffer.checksums.compute_expected(self._source.specs[index], buffer.tensors[index])
+    def _follow(self, buffer: Snapshot, hashed: list[_Hashed], index: int) -> RowsWritten:
+        """Hash what will be asked for of a tensor while it is written."""
+        spec = self._source.specs[index]
+        boxes = buffer.checksums.expected_in(spec)
+        parts = [box.relative_to(spec.box) for box in boxes]
+        running = RowChecksums(buffer.tensors[index], parts)
+        hashed.append(_Hashed(spec.name, boxes, running))
+        return running.written
 
     def _allocate(self) -> Arena:
         specs = self._source.specs

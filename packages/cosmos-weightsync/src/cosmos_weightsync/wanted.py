@@ -40,6 +40,12 @@ class WantedWeights:
             raise LayoutError("an in-place receiver needs shards with tensors to receive into")
         _check_once(self.specs or ())
 
+    @property
+    def device(self) -> str:
+        """The kind of memory that versions land in."""
+        first = self.targets[0].tensor.device.type if self.targets else "cpu"
+        return first if self._mode == "in_place" else "cpu"
+
     def on_wire(self, senders: Layout) -> tuple[ShardSpec, ...]:
         """The same regions in the dtypes that will arrive.
 

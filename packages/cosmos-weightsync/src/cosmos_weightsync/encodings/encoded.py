@@ -13,6 +13,7 @@ from cosmos_weightsync.encodings.cast import Cast
 from cosmos_weightsync.encodings.contract import Encoding, Extents
 from cosmos_weightsync.errors import EncodingError
 from cosmos_weightsync.layout import ShardSpec
+from cosmos_weightsync.row_checksums import RowsWritten, copy_by_rows, num_rows_of
 from cosmos_weightsync.shards import Shard
 
 __all__ = ["EncodedShards", "encode"]
@@ -53,7 +54,7 @@ class EncodedShards:
         _check_names(self._entries, self.specs)
 
     def write(
-        self, tensors: Sequence[Tensor], written: Callable[[int], None] | None = None
+        self, tensors: Sequence[Tensor], follow: Callable[[int], RowsWritten] | None = None
     ) -> None:
         """Encode the shards as they are now.
 
@@ -61,7 +62,8 @@ class EncodedShards:
 
         Args:
             tensors: One contiguous tensor for each of `specs`.
-            written: Called with the number of a tensor as soon as it is complete.
+            follow: Called with the number of a tensor before it is read again; what it returns
+                is told of the tensor's rows, in order, as soon as they are complete.
 
         Raises:
             EncodingError: values cannot be encoded; the tensors hold nothing of use.
@@ -77,16 +79,17 @@ class EncodedShards:
             self._cut_blocks.complete([item for items in maxima for item in items])
             for entry, items in zip(self._entries, maxima, strict=True):
                 into = tensors[entry.first : entry.first + entry.num_tensors]
+                if isinstance(entry.encoding, Cast) and follow is not None and not self.is_cuda:
+                    copy_by_rows(entry.shard.tensor, into[0], follow(entry.first))
+                    continue
                 entry.encoding.write(entry.shard, [item.grid for item in items], into)
-                if written is not None and not self.is_cuda:
-                    for index in range(entry.first, entry.first + entry.num_tensors):
-                        written(index)
+                if follow is not None and not self.is_cuda:
+                    _tell(follow, entry.first, into)
         devices = {e.shard.tensor.device for e in self._entries if e.shard.tensor.is_cuda}
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
-        if written is not None and self.is_cuda:
-            for index in range(len(self.specs)):
-                written(index)
+        if follow is not None and self.is_cuda:
+            _tell(follow, 0, tensors)
 
     def _encoding_of(self, name: str) -> Encoding:
         for encoding in self._encodings:
@@ -127,6 +130,12 @@ def encode(
 
 def _maxima_of(shard: Shard, block: Extents) -> Tensor:
     return block_maxima(shard.tensor, shard.spec.box, block)
+
+
+def _tell(follow: Callable[[int], RowsWritten], first: int, tensors: Sequence[Tensor]) -> None:
+    """These tensors, the first of which has this number, are complete."""
+    for index, tensor in enumerate(tensors, first):
+        follow(index)(0, num_rows_of(tensor))
 
 
 def _check_names(entries: Sequence[_Entry], specs: Sequence[ShardSpec]) -> None:

@@ -1,5 +1,6 @@
 """Ways to move bytes from one process to another, all behind one contract."""
 
+from cosmos_weightsync.transports.choosing import choose_transport
 from cosmos_weightsync.transports.contract import (
     BatchedChannel,
     Capabilities,
@@ -11,6 +12,7 @@ from cosmos_weightsync.transports.contract import (
     Window,
 )
 from cosmos_weightsync.transports.cross_memory import CrossMemoryTransport
+from cosmos_weightsync.transports.cuda_ipc import CudaIpcTransport
 from cosmos_weightsync.transports.local import LocalTransport
 from cosmos_weightsync.transports.nixl import NixlTransport
 from cosmos_weightsync.transports.process_group import ProcessGroupTransport
@@ -22,6 +24,7 @@ __all__ = [
     "Capabilities",
     "Channel",
     "CrossMemoryTransport",
+    "CudaIpcTransport",
     "LocalTransport",
     "NixlTransport",
     "OneSidedChannel",
@@ -32,4 +35,5 @@ __all__ = [
     "TcpTransport",
     "Transport",
     "Window",
+    "choose_transport",
 ]

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from cosmos_weightsync.arenas import Arena
+from cosmos_weightsync.checksums import BLOCK_BYTES
 from cosmos_weightsync.deadlines import Deadline
 
 __all__ = [
@@ -48,10 +49,13 @@ class Capabilities:
         one_sided: The receiver reads the sender's memory; nothing is packed, save where the
             transport itself says so.
         same_host: Both ends must be on one host.
+        same_process: Both ends must be in one process, and have the same transport object.
+        copies: How often processors copy a byte on its way; 0 is RDMA.
         devices: Kinds of memory that it moves: ``cpu``, ``cuda``.
         direct_bytes: Contiguous pieces of at least this size travel unpacked, from and into
             place; smaller and strided ones share a bucket.
         message_bytes: The largest message that is of use; buckets larger than this are cut.
+        read_bytes: How much a one-sided receiver reads at a time, before it hashes that.
         groups: How many messages it takes before the first must be done; 1 is one by one.
         registers: Memory is registered before its first use, so the same memory should be used
             again and again.
@@ -59,9 +63,12 @@ class Capabilities:
 
     one_sided: bool = False
     same_host: bool = False
+    same_process: bool = False
+    copies: int = 2
     devices: frozenset[str] = frozenset({"cpu"})
     direct_bytes: int = 256 << 10
     message_bytes: int = 16 << 20
+    read_bytes: int = BLOCK_BYTES
     groups: int = 1
     registers: bool = False
 
@@ -114,16 +121,20 @@ class Window(Protocol):
     """One exposed view, seen from the receiver."""
 
     @property
-    def is_contiguous(self) -> bool:
-        """Whether `read_bytes` can be used."""
+    def row_bytes(self) -> int | None:
+        """How long its rows are, for `read_rows`.
+
+        A contiguous view falls into rows of one byte, so that it can be cut anywhere; a view whose
+        rows (of the first dim) are stretches of many bytes, into these; others into none.
+        """
         ...
 
-    def read_bytes(self, start: int, into: np.ndarray) -> None:
-        """Copy bytes of a contiguous view in host memory.
+    def read_rows(self, first: int, into: np.ndarray) -> None:
+        """Copy rows from ``first`` on into host memory.
 
         Args:
-            start: The first byte.
-            into: Of dtype uint8.
+            first: The first row.
+            into: ``uint8[rows, row_bytes]``, contiguous.
 
         Raises:
             PeerLostError: the sender is gone.

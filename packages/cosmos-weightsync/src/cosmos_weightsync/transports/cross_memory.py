@@ -26,10 +26,11 @@ from cosmos_weightsync.errors import (
 from cosmos_weightsync.layout import IntArray
 from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, Side, Window
 from cosmos_weightsync.transports.host_sockets import HostConnection, prepare_on_host
+from cosmos_weightsync.transports.windows import row_bytes_of
 
 __all__ = ["CrossMemoryTransport", "read_process"]
 
-_CAPABILITIES = Capabilities(one_sided=True, same_host=True)
+_CAPABILITIES = Capabilities(one_sided=True, same_host=True, copies=1, read_bytes=4 << 20)
 _MOST_RUNS = 1024
 """``IOV_MAX`` of Linux: runs of bytes that one call may read."""
 _PROBE_BYTES = 16
@@ -114,21 +115,21 @@ class _RemoteWindow:
     ) -> None:
         self._process = process
         self._address = address
+        self._row_bytes = row_bytes_of(shape, strides, item)
         self._strides = [stride * item for stride in strides]
         self._item = item
-        run = item
-        self._is_contiguous = True
-        for stride, size in zip(reversed(self._strides), reversed(shape), strict=True):
-            self._is_contiguous &= size == 1 or stride == run
-            run *= size
 
     @property
-    def is_contiguous(self) -> bool:
-        return self._is_contiguous
+    def row_bytes(self) -> int | None:
+        return self._row_bytes
 
-    def read_bytes(self, start: int, into: np.ndarray) -> None:
-        remote = np.array([[self._address + start, len(into)]], dtype=np.uint64)
-        _read_all(self._process, remote, into.ctypes.data)
+    def read_rows(self, first: int, into: np.ndarray) -> None:
+        if self._row_bytes == 1:
+            starts, run = np.array([self._address + first], dtype=np.int64), into.size
+        else:
+            starts = np.arange(first, first + len(into), dtype=np.int64) * self._strides[0]
+            starts, run = starts + self._address, into.shape[1]
+        read_process(self._process, starts, run, into.ctypes.data)
 
     def read(self, part: tuple[slice, ...], into: Tensor) -> None:
         address, run, outer = self._address, self._item, len(part)

@@ -21,7 +21,7 @@ from cosmos_weightsync.transports.windows import MappedWindow
 
 __all__ = ["LocalTransport"]
 
-_CAPABILITIES = Capabilities(one_sided=True, same_host=True)
+_CAPABILITIES = Capabilities(one_sided=True, same_host=True, same_process=True, copies=1)
 
 
 class _Exchange:

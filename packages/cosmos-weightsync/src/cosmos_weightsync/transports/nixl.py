@@ -11,12 +11,15 @@ it go on, so that nothing spins between transfers.
 """
 
 import base64
+import contextlib
 import importlib
+import os
 import secrets
 import select
 import socket
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -31,7 +34,20 @@ from cosmos_weightsync.transports.tcp import prepare_tcp
 
 __all__ = ["NixlTransport"]
 
-_CAPABILITIES = Capabilities(direct_bytes=64 << 10, message_bytes=8 << 20, groups=2, registers=True)
+
+def _rdma_devices() -> list[str]:
+    """The network cards of this machine that read remote memory by themselves."""
+    with contextlib.suppress(OSError):
+        return sorted(os.listdir("/sys/class/infiniband"))
+    return []
+
+
+_CAPABILITIES = Capabilities(
+    direct_bytes=64 << 10,
+    message_bytes=8 << 20,
+    groups=2,
+    registers=True,
+)
 _MODULES = ("nixl_cu12._api", "nixl_cu13._api", "nixl._api")
 """The wheels of the CUDA versions; the plain name refuses to load beside some CUDA bindings."""
 
@@ -232,6 +248,11 @@ class NixlTransport:
     ``pip install 'cosmos-weightsync[nixl]'`` on both sides.
     """
 
+    def __init__(self) -> None:
+        # Without RDMA, UCX copies more often than sockets do.
+        copies = 0 if _rdma_devices() else 3
+        self._capabilities = replace(_CAPABILITIES, copies=copies)
+
     @staticmethod
     def is_installed() -> bool:
         """Whether this environment has NIXL, without loading it."""
@@ -245,7 +266,7 @@ class NixlTransport:
     @property
     def capabilities(self) -> Capabilities:
         """Registered memory, few large messages, two at a time."""
-        return _CAPABILITIES
+        return self._capabilities
 
     def prepare(self, side: Side, host: str) -> PendingChannel:
         """Listen on ``host`` as the sender; nothing yet as the receiver."""

@@ -32,6 +32,7 @@ _CAPABILITIES = {
     "cpu": Capabilities(message_bytes=1 << 20, groups=4),  # Gloo: packing costs more than a call.
     "cuda": Capabilities(  # NCCL: a call costs more than packing.
         devices=frozenset({"cpu", "cuda"}),
+        copies=0,
         direct_bytes=4 << 20,
         message_bytes=64 << 20,
         groups=16,

@@ -26,11 +26,11 @@ from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import PeerLostError, ProtocolError
 from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, Side, Window
 from cosmos_weightsync.transports.host_sockets import HostConnection, prepare_on_host
-from cosmos_weightsync.transports.windows import MappedWindow
+from cosmos_weightsync.transports.windows import MappedWindow, strided_view
 
 __all__ = ["SharedMemoryTransport"]
 
-_CAPABILITIES = Capabilities(one_sided=True, same_host=True)
+_CAPABILITIES = Capabilities(one_sided=True, same_host=True, copies=1)
 
 
 class _Ring:
@@ -117,7 +117,7 @@ class _SharedMemoryChannel:
                 self._mapped[key] = map_arena(descriptors[0], num_bytes)
             memory = self._mapped[key]
             return [
-                MappedWindow(_strided(memory, dtype, tuple(shape), *place))
+                MappedWindow(strided_view(memory, dtype, tuple(shape), *place))
                 for (shape, dtype), place in zip(shapes, places, strict=True)
             ]
         except (KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
@@ -137,14 +137,6 @@ class _SharedMemoryChannel:
         while self._num_free < self._ring.num_slots:
             missing = self._ring.num_slots - self._num_free
             self._num_free += self._connection.receive_some(missing, deadline)
-
-
-def _strided(
-    memory: Tensor, dtype: torch.dtype, shape: tuple[int, ...], offset: int, strides: Sequence[int]
-) -> Tensor:
-    """A view at a byte offset; strides count elements."""
-    usable = memory[: memory.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
-    return usable.as_strided(shape, tuple(strides), offset // dtype.itemsize)
 
 
 def _offer_ring(

@@ -1,0 +1,182 @@
+"""Between processes that use one GPU, or GPUs of one host: the receiver maps the sender's memory.
+
+One copy, by the GPU. Handles of allocations cross a Unix socket, each once; after that an exposure
+is offsets and strides. Host memory (a snapshot, as senders keep it) goes through buckets on the
+device. Written against torch's own sharing of storages; it has not been run without a GPU.
+
+```
+sender                                                  receiver
+device's uuid                                        ─► finds it among its own
+expose: waits for its stream, offsets [+ handles]    ─► opens handles, copies on its stream
+                                             "." ◄───── finish: waits for its stream
+```
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosmos_weightsync.arenas import Arena
+from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.errors import ProtocolError, TransportUnavailableError
+from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, Side, Window
+from cosmos_weightsync.transports.host_sockets import HostConnection, prepare_on_host
+from cosmos_weightsync.transports.windows import MappedWindow, strided_view
+
+__all__ = ["CudaIpcTransport"]
+
+_CAPABILITIES = Capabilities(
+    one_sided=True,
+    same_host=True,
+    devices=frozenset({"cuda"}),
+    copies=1,
+    direct_bytes=4 << 20,
+    message_bytes=64 << 20,
+    read_bytes=64 << 20,
+)
+
+
+class _CudaIpcChannel:
+    def __init__(self, connection: HostConnection, device: torch.device) -> None:
+        self._connection = connection
+        self._device = device
+        # What was told of must stay allocated, or its address would come to mean other memory.
+        self._shared: dict[int, torch.UntypedStorage] = {}
+        self._opened: dict[int, Tensor] = {}
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return _CAPABILITIES
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    def send(self, view: Tensor, deadline: Deadline) -> None:
+        self.expose([view], None, deadline)
+        self.await_finish(deadline)
+
+    def recv_into(self, view: Tensor, deadline: Deadline) -> None:
+        windows = self.windows([(view.shape, view.dtype)], deadline)
+        if windows is None:
+            raise ProtocolError(f"{self._connection.peer} exposed no message")
+        windows[0].read((slice(0, view.numel()),), view)
+        self.finish(deadline)
+
+    def expose(self, views: Sequence[Tensor], arena: Arena | None, deadline: Deadline) -> bool:
+        if any(view.device != self._device for view in views):
+            self._connection.send_json(None, deadline)
+            return False
+        torch.cuda.current_stream(self._device).synchronize()
+        handles: dict[str, list[Any]] = {}
+        places: list[Any] = []
+        for view in views:
+            storage = view.untyped_storage()
+            key = storage.data_ptr()
+            if key not in self._shared:
+                self._shared[key] = storage
+                handles[str(key)] = _handle_of(storage)
+            places.append((key, view.storage_offset() * view.element_size(), view.stride()))
+        self._connection.send_json([handles, places], deadline)
+        return True
+
+    def decline(self, deadline: Deadline) -> None:
+        self._connection.send_json(None, deadline)
+
+    def await_finish(self, deadline: Deadline) -> None:
+        self._connection.receive(1, deadline)
+
+    def windows(
+        self, shapes: Sequence[tuple[Sequence[int], torch.dtype]], deadline: Deadline
+    ) -> Sequence[Window] | None:
+        exposed, _ = self._connection.receive_json(deadline)
+        if exposed is None:
+            return None
+        try:
+            handles, places = exposed
+            for key, handle in handles.items():
+                self._opened[int(key)] = self._open(handle)
+            return [
+                MappedWindow(strided_view(self._opened[key], dtype, tuple(shape), offset, strides))
+                for (shape, dtype), (key, offset, strides) in zip(shapes, places, strict=True)
+            ]
+        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise ProtocolError(f"{self._connection.peer} exposed nonsense: {error}") from error
+
+    def finish(self, deadline: Deadline) -> None:
+        torch.cuda.current_stream(self._device).synchronize()
+        self._connection.send(b"\x01", deadline)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _open(self, handle: Sequence[Any]) -> Tensor:
+        """The bytes of the sender's allocation, as memory of this process."""
+        found = [bytes.fromhex(item) if isinstance(item, str) else item for item in handle]
+        # torch.multiprocessing's own way, which it documents no other name for.
+        storage: Any = torch.UntypedStorage._new_shared_cuda(  # pyright: ignore
+            self._device.index, *found
+        )
+        memory = torch.empty(0, dtype=torch.uint8, device=self._device)
+        return memory.set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+def _handle_of(storage: Any) -> list[Any]:
+    """What opens a storage in another process, as JSON; without its device's number here."""
+    _, *parts = storage._share_cuda_()
+    return [part.hex() if isinstance(part, bytes) else part for part in parts]
+
+
+def _uuids() -> Mapping[str, int]:
+    """The devices of this process by identity: numbers differ with CUDA_VISIBLE_DEVICES."""
+    return {
+        str(torch.cuda.get_device_properties(index).uuid): index
+        for index in range(torch.cuda.device_count())
+    }
+
+
+def _receiving(connection: HostConnection, deadline: Deadline) -> _CudaIpcChannel:
+    uuid, _ = connection.receive_json(deadline)
+    index = _uuids().get(str(uuid))
+    if index is None:
+        raise TransportUnavailableError(
+            f"the sender's GPU {uuid} is not visible here, only {sorted(_uuids())}: extend "
+            "CUDA_VISIBLE_DEVICES, or use 'shared_memory'"
+        )
+    connection.send(b"\x01", deadline)
+    return _CudaIpcChannel(connection, torch.device("cuda", index))
+
+
+class CudaIpcTransport:
+    """Maps the memory of another process on the same GPU. Linux only.
+
+    Args:
+        device_index: The sender's CUDA device.
+    """
+
+    def __init__(self, device_index: int = 0) -> None:
+        self._device_index = device_index
+
+    @property
+    def name(self) -> str:
+        """``cuda_ipc``."""
+        return "cuda_ipc"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """One-sided, on one host, from GPU memory to GPU memory."""
+        return _CAPABILITIES
+
+    def prepare(self, side: Side, host: str) -> PendingChannel:
+        """Wait for the receiver as the sender; nothing yet as the receiver."""
+        if not torch.cuda.is_available():
+            raise TransportUnavailableError("'cuda_ipc' needs a CUDA device")
+        return prepare_on_host(self.name, side, sending=self._sending, receiving=_receiving)
+
+    def _sending(self, connection: HostConnection, deadline: Deadline) -> _CudaIpcChannel:
+        uuid = torch.cuda.get_device_properties(self._device_index).uuid
+        connection.send_json(str(uuid), deadline)
+        connection.receive(1, deadline)
+        return _CudaIpcChannel(connection, torch.device("cuda", self._device_index))

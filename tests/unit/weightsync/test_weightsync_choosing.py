@@ -1,0 +1,77 @@
+"""Which transport an edge gets when nobody says."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from cosmos_weightsync import TransportUnavailableError
+from cosmos_weightsync.transports import (
+    Capabilities,
+    CrossMemoryTransport,
+    CudaIpcTransport,
+    LocalTransport,
+    PendingChannel,
+    ProcessGroupTransport,
+    SharedMemoryTransport,
+    Side,
+    TcpTransport,
+    choose_transport,
+)
+
+
+@dataclass(frozen=True)
+class Nixl:
+    """NIXL as it is on a machine with, or without, RDMA."""
+
+    copies: int
+    name: str = "nixl"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(registers=True, copies=self.copies)
+
+    def prepare(self, side: Side, host: str) -> PendingChannel:
+        raise NotImplementedError
+
+
+OURS = (
+    LocalTransport(),
+    SharedMemoryTransport(),
+    CrossMemoryTransport(),
+    TcpTransport(),
+    ProcessGroupTransport(),
+    CudaIpcTransport(),
+)
+ALL = {transport.name: transport.capabilities.copies for transport in OURS}
+
+
+def only(*names: str) -> dict[str, int]:
+    return {name: ALL[name] for name in names}
+
+
+# what is there, the holder's offers, same host?, wanted in, picked
+TABLE = [
+    (OURS, ALL, True, "cpu", "shared_memory"),
+    (OURS, ALL, False, "cpu", "tcp"),
+    (OURS, ALL, True, "cuda", "cuda_ipc"),
+    (OURS, ALL, False, "cuda", "tcp"),  # Memory is not mapped across hosts.
+    (OURS, only("cross_memory", "tcp"), True, "cpu", "cross_memory"),
+    (OURS, only("tcp", "process_group"), True, "cpu", "tcp"),
+    (OURS, only("process_group"), False, "cpu", "process_group"),
+    (OURS, only("shared_memory", "tcp"), True, "cuda", "shared_memory"),
+    ((*OURS, Nixl(0)), {**ALL, "nixl": 0}, False, "cpu", "nixl"),
+    ((*OURS, Nixl(0)), {**ALL, "nixl": 3}, False, "cpu", "tcp"),  # The holder has no RDMA.
+    ((*OURS, Nixl(3)), {**ALL, "nixl": 0}, False, "cpu", "tcp"),
+    ((*OURS, Nixl(3)), {**ALL, "nixl": 3}, True, "cpu", "shared_memory"),
+]
+
+
+@pytest.mark.parametrize(("ours", "offered", "same_host", "device", "picked"), TABLE)
+def test_the_fewest_copies_win_and_then_our_order(ours, offered, same_host, device, picked):
+    assert choose_transport(ours, offered, same_host=same_host, device=device).name == picked
+
+
+@pytest.mark.parametrize("offered", [{}, only("local"), only("shared_memory"), {"pigeon": 1}])
+def test_nothing_in_common_is_an_error_that_lists_both(offered):
+    with pytest.raises(TransportUnavailableError, match="no transport in common: here"):
+        choose_transport(OURS, offered, same_host=False)
