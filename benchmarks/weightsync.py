@@ -177,21 +177,24 @@ def wants(options: argparse.Namespace, name: str) -> bool:
     return not options.arms or name == "memcpy" or name in options.arms.split(",")
 
 
-def find_peers(options: argparse.Namespace) -> tuple[str, list[str]]:
-    """The interpreter to run in, and the wanted peers that it can load."""
+def find_peers(options: argparse.Namespace) -> list[str]:
+    """The wanted peers that load; this process and its children find them from now on."""
     wanted = [name for name in PEERS if wants(options, name) and not options.without_peers]
     if not wanted:
-        return sys.executable, []
+        return []
     python = str(python_with("peers"))
+    script = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    sys.path.append(subprocess.check_output([python, "-c", script], text=True).strip())
     found = []
     for name in wanted:
-        script = f"import {MODULES[name]}"
-        done = subprocess.run([python, "-c", script], capture_output=True, text=True)
+        done = subprocess.run(
+            [python, "-c", f"import {MODULES[name]}"], capture_output=True, text=True
+        )
         if done.returncode == 0:
             found.append(name)
         else:
             print(f"without {name}: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
-    return python, found
+    return found
 
 
 def make_place(options: argparse.Namespace, rank: int) -> Place:
@@ -228,7 +231,6 @@ def make_place(options: argparse.Namespace, rank: int) -> Place:
 
 def measure(options: argparse.Namespace) -> list[Measured]:
     context = mp.get_context("spawn")
-    context.set_executable(options.python)
     results = context.Queue()
     found: list[Measured] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -319,7 +321,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--without-peers", action="store_true", help="no NIXL, no Mooncake")
     options = parser.parse_args()
-    options.python, options.peers = find_peers(options)
+    options.peers = find_peers(options)
     rows = summarise(options, measure(options))
     print(json.dumps(rows, indent=2) if options.json else table(options, rows))
 

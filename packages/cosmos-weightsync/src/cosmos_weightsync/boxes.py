@@ -7,6 +7,7 @@ still missing is a difference of boxes.
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from operator import eq, ge, le, sub
 
 from cosmos_weightsync.errors import LayoutError
 
@@ -42,23 +43,24 @@ class Box:
     @property
     def shape(self) -> tuple[int, ...]:
         """The extent in every dim."""
-        return tuple(high - low for low, high in zip(self.start, self.stop, strict=True))
+        return tuple(map(sub, self.stop, self.start))
 
     @property
     def numel(self) -> int:
         """How many elements lie inside."""
-        return math.prod(self.shape)
+        return math.prod(map(sub, self.stop, self.start))
 
     @property
     def is_empty(self) -> bool:
         """Whether no element lies inside."""
-        return self.numel == 0
+        return any(map(eq, self.start, self.stop))
 
     def contains(self, other: "Box") -> bool:
         """Whether every element of ``other`` lies inside; an empty box lies inside any."""
         return other.is_empty or (
-            all(a <= b for a, b in zip(self.start, other.start, strict=True))
-            and all(a >= b for a, b in zip(self.stop, other.stop, strict=True))
+            len(self.start) == len(other.start)
+            and all(map(le, self.start, other.start))
+            and all(map(ge, self.stop, other.stop))
         )
 
     def intersect(self, other: "Box") -> "Box | None":
@@ -99,10 +101,8 @@ class Box:
         """
         if not origin.contains(self):
             raise LayoutError(f"{self} does not lie inside {origin}")
-        return tuple(
-            slice(low - base, high - base)
-            for low, high, base in zip(self.start, self.stop, origin.start, strict=True)
-        )
+        base = origin.start
+        return tuple(map(slice, map(sub, self.start, base), map(sub, self.stop, base)))
 
     def split(self, max_numel: int) -> Iterator["Box"]:
         """Cut into boxes of at most ``max_numel`` elements, in row-major order.

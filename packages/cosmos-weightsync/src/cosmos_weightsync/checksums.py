@@ -27,7 +27,7 @@ __all__ = [
     "tensor_checksum",
 ]
 
-BLOCK_BYTES = 1 << 18
+BLOCK_BYTES = 1 << 20
 """Copying and hashing alternate in blocks of this size; a core's second-level cache holds two."""
 
 

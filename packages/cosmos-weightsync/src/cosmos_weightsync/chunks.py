@@ -8,6 +8,7 @@ derive the messages from the plan, so nothing but the bytes is sent.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -91,6 +92,8 @@ def schedule(
 class HeldBoxes:
     """Tensors by name and box, from which any box inside one of them can be viewed.
 
+    Views are kept: what is asked for in one version is asked for in the next.
+
     Args:
         held: (name, box, tensor) of each.
         arena: Where all of them lie, if in one.
@@ -113,6 +116,8 @@ class HeldBoxes:
         self._on_view = on_view
         self._on_arrival = on_arrival
         self._held: dict[str, list[tuple[Box, Tensor]]] = {}
+        self._views: dict[tuple[str, Box], Tensor] = {}
+        self._raw: dict[tuple[str, Box], np.ndarray | None] = {}
         for name, box, tensor in held:
             self._held.setdefault(name, []).append((box, tensor))
 
@@ -122,10 +127,24 @@ class HeldBoxes:
         Raises:
             LayoutError: it lies inside none of the tensors.
         """
+        view = self._views.get((name, box))
+        if view is None:
+            view = self._views[name, box] = self._make(name, box)
+        if self._on_view is not None:
+            self._on_view(name, box)
+        return view
+
+    def raw(self, name: str, box: Box) -> np.ndarray | None:
+        """The bytes of this box, if they follow one another in host memory; see `view`."""
+        view = self.view(name, box)
+        if (name, box) not in self._raw:
+            is_plain = view.is_contiguous() and view.device.type == "cpu"
+            self._raw[name, box] = flat_bytes(view).numpy() if is_plain else None
+        return self._raw[name, box]
+
+    def _make(self, name: str, box: Box) -> Tensor:
         for origin, tensor in self._held.get(name, ()):
             if origin.contains(box):
-                if self._on_view is not None:
-                    self._on_view(name, box)
                 return tensor[box.relative_to(origin)]
         raise LayoutError(f"{name}: {box} is not held here")
 

@@ -23,6 +23,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +31,6 @@ from cosmos_weightsync.arenas import ALIGNMENT
 from cosmos_weightsync.checksums import (
     RunningChecksum,
     box_blocks,
-    flat_bytes,
     tensor_checksum,
 )
 from cosmos_weightsync.chunks import (
@@ -45,7 +45,7 @@ from cosmos_weightsync.chunks import (
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import DigestError
 from cosmos_weightsync.planning import Piece
-from cosmos_weightsync.transports import BatchedChannel, Channel, OneSidedChannel, Window
+from cosmos_weightsync.transports import BatchedChannel, Channel, Window, one_sided
 
 __all__ = ["BucketPool", "compare_checksums", "pull_edge", "serve_edge", "source_checksums"]
 
@@ -129,7 +129,7 @@ def serve_edge(
     Raises:
         TransferError: the receiver is gone or too slow; the channel is of no use afterwards.
     """
-    if isinstance(channel, OneSidedChannel):
+    if one_sided(channel):
         if held.is_arriving:  # Pass on what is there, rather than wait for the last piece.
             channel.decline(deadline)
         elif channel.expose(_views(pieces, held), held.arena, deadline):
@@ -178,6 +178,7 @@ def _send(
     deadline: Deadline,
 ) -> None:
     under_way = _UnderWay(channel.capabilities.groups)
+    batched = channel if isinstance(channel, BatchedChannel) else None
     turn = 0
     for message in _messages(channel, pieces, bucket_bytes):
         content = message_view(message, held, channel.device)
@@ -186,8 +187,8 @@ def _send(
         if content is None:
             content = pack(message, held, bucket.half(turn, message.num_bytes, channel.device))
             turn += 1
-        if isinstance(channel, BatchedChannel):
-            under_way.add(channel.begin_send(content, deadline), half)
+        if batched is not None:
+            under_way.add(batched.begin_send(content, deadline), half)
         else:
             channel.send(content, deadline)
     under_way.drain()
@@ -225,33 +226,45 @@ def pull_edge(
         TransferError: the source is gone or too slow; the channel is of no use afterwards.
     """
     with buckets.borrow() as bucket:
-        if isinstance(channel, OneSidedChannel):
+        if one_sided(channel):
             views = _views(pieces, held)
             windows = channel.windows([(view.shape, view.dtype) for view in views], deadline)
             if windows is not None:
                 sums: list[int] = []
-                for piece, window, view in zip(pieces, windows, views, strict=True):
+                for piece, window in zip(pieces, windows, strict=True):
                     deadline.remaining("the rest of the pieces")
-                    sums.append(_read(channel, window, view, bucket))
+                    sums.append(_read(channel, window, piece, held, bucket))
                     held.arrived(piece.name, piece.box)
                 channel.finish(deadline)
                 return sums
         return _receive(channel, pieces, held, bucket, bucket_bytes, deadline)
 
 
-def _read(channel: Channel, window: Window, view: Tensor, bucket: _Borrowed) -> int:
+def _read(
+    channel: Channel, window: Window, piece: Piece, held: HeldBoxes, bucket: _Borrowed
+) -> int:
     """Copy a piece block by block, hashing each while it is in the processor's cache."""
+    raw, row_bytes = held.raw(piece.name, piece.box), window.row_bytes
+    if raw is not None and row_bytes is not None:
+        return _read_rows(channel.capabilities.read_bytes, window, raw.reshape(-1, row_bytes))
+    return _read_boxes(channel, window, held.view(piece.name, piece.box), bucket)
+
+
+def _read_rows(read_bytes: int, window: Window, rows: np.ndarray) -> int:
+    """The usual case: rows of bytes at both ends."""
     running = RunningChecksum()
-    row_bytes, size = window.row_bytes, channel.capabilities.read_bytes
-    if row_bytes is not None and view.is_contiguous() and view.device.type == "cpu":
-        rows = flat_bytes(view).numpy().reshape(-1, row_bytes)
-        step = max(1, size // row_bytes)
-        for first in range(0, len(rows), step):
-            part = rows[first : first + step]
-            window.read_rows(first, part)
-            running.add_bytes(part)
-        return running.value
-    size = min(size, bucket.half_bytes)
+    step = max(1, read_bytes // rows.shape[1])
+    for first in range(0, len(rows), step):
+        part = rows[first : first + step]
+        window.read_rows(first, part)
+        running.add_bytes(part)
+    return running.value
+
+
+def _read_boxes(channel: Channel, window: Window, view: Tensor, bucket: _Borrowed) -> int:
+    """Any strides and devices."""
+    running = RunningChecksum()
+    size = min(channel.capabilities.read_bytes, bucket.half_bytes)
     for block in box_blocks(view.shape, view.element_size(), size):
         target = view[block]
         if target.is_contiguous() and target.device == channel.device:
@@ -292,6 +305,7 @@ def _receive(
 ) -> list[int]:
     sums: dict[int, RunningChecksum] = {}
     under_way = _UnderWay(channel.capabilities.groups)
+    batched = channel if isinstance(channel, BatchedChannel) else None
     turn = 0
     for message in _messages(channel, pieces, bucket_bytes):
         view = message_view(message, held, channel.device)
@@ -302,8 +316,8 @@ def _receive(
             view = bucket.half(turn, message.num_bytes, channel.device)
             turn += 1
         arrival = _Arrival(message, view, is_direct)
-        if isinstance(channel, BatchedChannel):
-            wait = channel.begin_recv(view, deadline)
+        if batched is not None:
+            wait = batched.begin_recv(view, deadline)
             under_way.add(_after(wait, lambda a=arrival: a.end(held, sums)), half)
         else:
             channel.recv_into(view, deadline)

@@ -22,8 +22,7 @@ class PublishedVersions:
 
     def __init__(self, store: SnapshotStore, specs: Sequence[ShardSpec], run_id: str) -> None:
         self._store = store
-        self._specs = tuple(specs)
-        self._layout = Layout.from_ranks([self._specs])
+        self._layout = Layout.from_ranks([tuple(specs)])
         self._run_id = run_id
 
     def layout(self, deadline: Deadline) -> Layout:
@@ -35,26 +34,17 @@ class PublishedVersions:
     ) -> "_PinnedSnapshot":
         """Hold a version; it stays until it is released, so nobody is ever hung up on."""
         snapshot = self._store.pin(wanted.at_least, wanted.prefer, deadline, at_most=wanted.at_most)
-        return _PinnedSnapshot(self._store, snapshot, self._specs, self._run_id)
+        return _PinnedSnapshot(self._store, snapshot, self._run_id)
 
 
 class _PinnedSnapshot:
     """A `cosmos_weightsync.holding.PinnedVersion`."""
 
-    def __init__(
-        self, store: SnapshotStore, snapshot: Snapshot, specs: Sequence[ShardSpec], run_id: str
-    ) -> None:
+    def __init__(self, store: SnapshotStore, snapshot: Snapshot, run_id: str) -> None:
         self._store = store
         self._snapshot: Snapshot | None = snapshot
         self._version = snapshot.version
-        self._held = HeldBoxes(
-            (
-                (spec.name, spec.box, tensor)
-                for spec, tensor in zip(specs, snapshot.tensors, strict=True)
-            ),
-            arena=snapshot.arena,
-            checksums=snapshot.checksums,
-        )
+        self._held = snapshot.held
         self._run_id = run_id
 
     @property

@@ -64,10 +64,15 @@ class RowChecksums:
     """
 
     def __init__(self, tensor: Tensor, boxes: Sequence[tuple[slice, ...]]) -> None:
-        self._tensor = torch.atleast_1d(tensor)
+        self._tensor = tensor if tensor.dim() else tensor.view(1)
         num_rows = num_rows_of(tensor)
         self._rows = _raw(tensor).reshape(num_rows, tensor.nbytes // max(1, num_rows))
         self._parts = [_Part(box, self._tensor) for box in boxes]
+
+    def restart(self) -> None:
+        """The tensor is about to be written again."""
+        for part in self._parts:
+            part.running = RunningChecksum()
 
     def written(self, start: int, stop: int) -> None:
         """Rows ``start:stop`` were written, and all those before."""
@@ -102,4 +107,5 @@ class _Part:
 
 
 def _raw(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().view(-1).view(torch.uint8).numpy()
+    tensor = tensor.detach()
+    return (tensor if tensor.dim() else tensor.view(1)).view(torch.uint8).numpy().reshape(-1)

@@ -35,6 +35,8 @@ class Shadow:
     def __init__(self) -> None:
         self._shards: tuple[Shard, ...] = ()
         self._layout: Layout | None = None
+        self._arriving = HeldBoxes(())
+        self._here = HeldBoxes(())
         self._item_bytes: dict[str, int] = {}
         self._state: State = "empty"
         self._version = -1
@@ -74,6 +76,8 @@ class Shadow:
             self._shards = tuple(shards)
             self._item_bytes = {s.spec.name: s.tensor.element_size() for s in self._shards}
             self._layout = Layout.from_ranks([[shard.spec for shard in self._shards]])
+            self._arriving = HeldBoxes(self._held(), on_arrival=self._count)
+            self._here = HeldBoxes(self._held())
             self._state = "empty"
             self._changed.notify_all()
 
@@ -89,11 +93,11 @@ class Shadow:
 
     def arriving(self) -> HeldBoxes:
         """Where to put what arrives; counts it as arrived when told so."""
-        return HeldBoxes(self._held(), on_arrival=self._count)
+        return self._arriving
 
     def here(self) -> HeldBoxes:
         """The memory as it is."""
-        return HeldBoxes(self._held())
+        return self._here
 
     def split(self, specs: Iterable[ShardSpec]) -> tuple[list[ShardSpec], list[ShardSpec]]:
         """Which parts of these regions have arrived, and which have not."""

@@ -14,7 +14,7 @@ free ─publish─► newest ─publish─► stale ─publish─► (overwritte
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, Protocol
 
@@ -23,6 +23,7 @@ from torch import Tensor
 from cosmos_weightsync.arenas import Arena
 from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.checksums import ChecksumCache, VersionChecksums
+from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import DeadlineError, PeerLostError, VersionError, VersionGoneError
 from cosmos_weightsync.layout import ShardSpec
@@ -66,31 +67,24 @@ class Snapshot:
 
     Attributes:
         arena: Its memory.
-        checksums: Of the version it holds.
+        held: The same as boxes, with the checksums of the version it holds.
         version: Which, or `NOT_WRITTEN`.
         num_pins: How many read it.
         was_read: Whether somebody has read this version, and so may still have it.
+        followed: For each tensor the boxes of it that are hashed while it is written.
     """
 
     arena: Arena
-    checksums: VersionChecksums
+    held: HeldBoxes
     version: int = NOT_WRITTEN
     num_pins: int = 0
     was_read: bool = False
+    followed: dict[int, tuple[list[Box], RowChecksums]] = field(default_factory=dict)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The copies, in the order of the shards."""
         return self.arena.tensors
-
-
-@dataclass(frozen=True, slots=True)
-class _Hashed:
-    """A tensor that is written, and the boxes of it that are hashed meanwhile."""
-
-    name: str
-    boxes: Sequence[Box]
-    running: RowChecksums
 
 
 class SnapshotStore:
@@ -137,12 +131,11 @@ class SnapshotStore:
             buffer = self._free_buffer(version, deadline)
             buffer.version = NOT_WRITTEN
             buffer.was_read = False
-        buffer.checksums = self._checksums.start()
-        hashed: list[_Hashed] = []
-        self._source.write(buffer.tensors, partial(self._follow, buffer, hashed))
-        for one in hashed:
-            sums = dict(zip(one.boxes, one.running.values, strict=True))
-            buffer.checksums.learn(one.name, sums)
+        buffer.held.checksums = checksums = self._checksums.start()
+        self._source.write(buffer.tensors, partial(self._follow, buffer, checksums))
+        for index, (boxes, running) in buffer.followed.items():
+            sums = dict(zip(boxes, running.values, strict=True))
+            checksums.learn(self._source.specs[index].name, sums)
         with self._changed:
             buffer.version = self._newest = version
             self._changed.notify_all()
@@ -206,7 +199,7 @@ class SnapshotStore:
             if spare:
                 return min(spare, key=lambda buffer: buffer.version)
             if len(self._buffers) < self._max_snapshots:
-                self._buffers.append(Snapshot(self._allocate(), self._checksums.start()))
+                self._buffers.append(self._allocate())
                 return self._buffers[-1]
             if free:
                 return min(free, key=lambda buffer: buffer.version)
@@ -228,19 +221,24 @@ class SnapshotStore:
         bases = read[-self._num_bases :] if self._num_bases else []
         return [buffer for buffer in stale if buffer not in bases]
 
-    def _follow(self, buffer: Snapshot, hashed: list[_Hashed], index: int) -> RowsWritten:
+    def _follow(self, buffer: Snapshot, checksums: VersionChecksums, index: int) -> RowsWritten:
         """Hash what will be asked for of a tensor while it is written."""
         spec = self._source.specs[index]
-        boxes = buffer.checksums.expected_in(spec)
-        parts = [box.relative_to(spec.box) for box in boxes]
-        running = RowChecksums(buffer.tensors[index], parts)
-        hashed.append(_Hashed(spec.name, boxes, running))
+        boxes = checksums.expected_in(spec)
+        known, running = buffer.followed.get(index, (None, None))
+        if running is None or known != boxes:
+            parts = [box.relative_to(spec.box) for box in boxes]
+            running = RowChecksums(buffer.tensors[index], parts)
+            buffer.followed[index] = (boxes, running)
+        running.restart()
         return running.written
 
-    def _allocate(self) -> Arena:
+    def _allocate(self) -> Snapshot:
         specs = self._source.specs
-        return Arena(
+        arena = Arena(
             [spec.box.shape for spec in specs],
             [torch_dtype(spec.dtype) for spec in specs],
             pin_memory=self._source.is_cuda,
         )
+        boxes = ((s.name, s.box, t) for s, t in zip(specs, arena.tensors, strict=True))
+        return Snapshot(arena, HeldBoxes(boxes, arena=arena))

@@ -10,6 +10,7 @@ from cosmos_weightsync.transports.contract import (
     Side,
     Transport,
     Window,
+    one_sided,
 )
 from cosmos_weightsync.transports.cross_memory import CrossMemoryTransport
 from cosmos_weightsync.transports.cuda_ipc import CudaIpcTransport
@@ -36,4 +37,5 @@ __all__ = [
     "Transport",
     "Window",
     "choose_transport",
+    "one_sided",
 ]

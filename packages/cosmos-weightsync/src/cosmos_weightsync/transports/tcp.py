@@ -4,6 +4,7 @@ import contextlib
 import hmac
 import secrets
 import socket
+import struct
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,14 +24,23 @@ from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, 
 __all__ = ["TcpTransport", "prepare_tcp"]
 
 _KEY_BYTES = 16
+_TIME = struct.Struct("@ll")
+"""``struct timeval``: seconds and microseconds."""
 _CAPABILITIES = Capabilities(direct_bytes=64 << 10, message_bytes=1 << 20)
 
 
 class _TcpChannel:
+    """One end of a connection.
+
+    The system watches the clock, not Python: a read then is one call for a whole message, where
+    Python's own timeouts take two for every few hundred KiB.
+    """
+
     def __init__(self, connection: socket.socket, peer: str) -> None:
         self._socket = connection
         self._peer = peer
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(None)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -41,17 +51,39 @@ class _TcpChannel:
         return torch.device("cpu")
 
     def send(self, view: Tensor, deadline: Deadline) -> None:
-        left = deadline.remaining(self._peer)
-        try:
-            self._socket.settimeout(left)
-            self._socket.sendall(view.numpy().data)
-        except TimeoutError as error:
-            raise DeadlineError(f"{self._peer} did not take the bytes in time") from error
-        except OSError as error:
-            raise PeerLostError(f"{self._peer} is gone: {error}") from error
+        left = memoryview(view.numpy())
+        while left:
+            self._limit(socket.SO_SNDTIMEO, deadline)
+            try:
+                left = left[self._socket.send(left) :]
+            except BlockingIOError as error:
+                raise DeadlineError(f"{self._peer} did not take the bytes in time") from error
+            except OSError as error:
+                raise PeerLostError(f"{self._peer} is gone: {error}") from error
 
     def recv_into(self, view: Tensor, deadline: Deadline) -> None:
-        recv_exactly(self._socket, view.numpy().data, deadline, self._peer)
+        left = memoryview(view.numpy())
+        while left:
+            self._limit(socket.SO_RCVTIMEO, deadline)
+            try:
+                count = self._socket.recv_into(left, len(left), socket.MSG_WAITALL)
+            except BlockingIOError as error:
+                raise DeadlineError(f"nothing from {self._peer} in time") from error
+            except OSError as error:
+                raise PeerLostError(f"{self._peer} is gone: {error}") from error
+            if count == 0:
+                raise PeerLostError(f"{self._peer} closed the connection")
+            left = left[count:]
+
+    def _limit(self, option: int, deadline: Deadline) -> None:
+        """Have the next call on the socket end in time, without bytes if need be."""
+        microseconds = max(1, int(1e6 * deadline.remaining(self._peer)))
+        try:
+            self._socket.setsockopt(
+                socket.SOL_SOCKET, option, _TIME.pack(*divmod(microseconds, 10**6))
+            )
+        except OSError as error:
+            raise PeerLostError(f"{self._peer}: this end of the channel is closed") from error
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # Not connected any more is what is asked for.
