@@ -25,7 +25,7 @@ from weightsync_model import (
     wanted_specs,
 )
 
-from cosmos_weightsync import ReceiverConfig, WeightReceiver, WeightSender
+from cosmos_weightsync import ReceiverConfig, SenderConfig, WeightReceiver, WeightSender, shards_of
 
 Steps = dict[str, Callable[[], None]]
 
@@ -82,15 +82,32 @@ class Ours:
         self._place = place
         self._versions = versions
         self._receiver: WeightReceiver | None = None
+        self._sender: WeightSender | None = None
 
     def prepare(self) -> None:
-        if self._place.sender is None:
+        endpoints = self._place.endpoints
+        if self.name == "cross_memory":  # Its snapshots should not be memory of the other kind.
+            endpoints = self._with_own_sender()
+        if self._place.model is None:
             specs = wanted_specs(self._place.mib, self._place.receiver_rank)
             config = ReceiverConfig(transport=self.name)
-            self._receiver = WeightReceiver(self._place.endpoints, wanted=specs, config=config)
+            self._receiver = WeightReceiver(endpoints, wanted=specs, config=config)
+
+    def _with_own_sender(self) -> list[str]:
+        place = self._place
+        if place.model is not None:
+            config = SenderConfig(snapshot_memory="private")
+            shards = shards_of(place.model.named_tensors())
+            self._sender = WeightSender(
+                shards, rank=place.rank, num_ranks=NUM_SENDERS, config=config
+            )
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, None if self._sender is None else self._sender.endpoint)
+        return found[:NUM_SENDERS]
 
     def steps(self, turn: int) -> Steps:
-        sender, receiver, version = self._place.sender, self._receiver, self._versions.next()
+        sender, receiver = self._sender or self._place.sender, self._receiver
+        version = self._versions.next()
         if sender is not None:
             return {"publish": lambda: sender.publish(version), "pull": nothing}
         assert receiver is not None
@@ -105,6 +122,9 @@ class Ours:
         if self._receiver is not None:
             self._receiver.close()
             self._receiver = None
+        if self._sender is not None:
+            self._sender.close()
+            self._sender = None
 
 
 def _stage(receiver: WeightReceiver, version: int) -> None:

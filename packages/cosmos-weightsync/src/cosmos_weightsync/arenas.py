@@ -2,7 +2,8 @@
 
 The stretch is an anonymous file (`memfd_create`): it has no name, so nothing is left behind by a
 process that is killed, and it does not count against the size of ``/dev/shm``. Where there is no
-such thing, or the memory must be page-locked for a GPU, an arena is ordinary memory.
+such thing, or the memory must be page-locked for a GPU, an arena is ordinary memory; also where
+that is asked for.
 """
 
 import contextlib
@@ -11,11 +12,14 @@ import os
 import sys
 import weakref
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-__all__ = ["ALIGNMENT", "Arena", "map_arena"]
+__all__ = ["ALIGNMENT", "Arena", "Memory", "map_arena"]
+
+Memory = Literal["shared", "private", "pinned"]
 
 ALIGNMENT = 64
 """A cache line. Copies between differently aligned addresses are several times slower."""
@@ -30,7 +34,9 @@ class Arena:
     Args:
         shapes: Of the tensors.
         dtypes: Of the tensors.
-        pin_memory: Whether a GPU copies into it.
+        memory: ``shared`` can be mapped by other processes of this host, where the system has
+            such memory. ``private`` cannot, and may lie in huge pages, which the system copies
+            out of faster. ``pinned`` is for a GPU to copy into.
 
     Attributes:
         tensors: The tensors, contiguous, uninitialised.
@@ -45,25 +51,30 @@ class Arena:
         shapes: Sequence[Sequence[int]],
         dtypes: Sequence[torch.dtype],
         *,
-        pin_memory: bool = False,
+        memory: Memory = "shared",
     ) -> None:
         offsets, size = _offsets(shapes, dtypes)
         self.num_bytes = max(size, mmap.PAGESIZE)
         self.descriptor: int | None = None
         self.key = 0
-        if sys.platform == "linux" and not pin_memory:
+        if sys.platform == "linux" and memory == "shared":
             self.descriptor = os.memfd_create("cosmos-weightsync", os.MFD_CLOEXEC)
             weakref.finalize(self, os.close, self.descriptor)
             os.ftruncate(self.descriptor, self.num_bytes)
             self.key = os.fstat(self.descriptor).st_ino
             mapping = mmap.mmap(self.descriptor, self.num_bytes)
             _advise(mapping, _POPULATE_WRITE)
-            memory = torch.frombuffer(mapping, dtype=torch.uint8)
+            held = torch.frombuffer(mapping, dtype=torch.uint8)
+        elif sys.platform == "linux" and memory == "private":
+            mapping = mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            _advise(mapping, mmap.MADV_HUGEPAGE)
+            _advise(mapping, _POPULATE_WRITE)
+            held = torch.frombuffer(mapping, dtype=torch.uint8)
         else:
-            memory = torch.empty(self.num_bytes, dtype=torch.uint8, pin_memory=pin_memory)
-        self._start = memory.data_ptr()
+            held = torch.empty(self.num_bytes, dtype=torch.uint8, pin_memory=memory == "pinned")
+        self._start = held.data_ptr()
         self.tensors = tuple(
-            memory[offset : offset + _num_bytes(shape, dtype)].view(dtype).view(tuple(shape))
+            held[offset : offset + _num_bytes(shape, dtype)].view(dtype).view(tuple(shape))
             for offset, shape, dtype in zip(offsets, shapes, dtypes, strict=True)
         )
 

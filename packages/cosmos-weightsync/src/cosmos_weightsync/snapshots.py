@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from cosmos_weightsync.arenas import Arena
+from cosmos_weightsync.arenas import Arena, Memory
 from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.checksums import ChecksumCache, VersionChecksums
 from cosmos_weightsync.chunks import HeldBoxes
@@ -95,12 +95,21 @@ class SnapshotStore:
         max_snapshots: How many buffers may be allocated, at least 2.
         num_bases: How many versions that were read are kept beyond these, as long as they are not
             older than the last so many: receivers that have one need only what changed since.
+        memory: What the buffers are made of; pinned for a source on a CUDA device.
     """
 
-    def __init__(self, source: Published, *, max_snapshots: int, num_bases: int = 0) -> None:
+    def __init__(
+        self,
+        source: Published,
+        *,
+        max_snapshots: int,
+        num_bases: int = 0,
+        memory: Memory = "shared",
+    ) -> None:
         self._source = source
         self._max_snapshots = max_snapshots + num_bases
         self._num_bases = num_bases
+        self._memory: Memory = memory
         self._checksums = ChecksumCache()
         self._buffers: list[Snapshot] = []
         self._newest = NOT_WRITTEN
@@ -238,7 +247,7 @@ class SnapshotStore:
         arena = Arena(
             [spec.box.shape for spec in specs],
             [torch_dtype(spec.dtype) for spec in specs],
-            pin_memory=self._source.is_cuda,
+            memory="pinned" if self._source.is_cuda else self._memory,
         )
         boxes = ((s.name, s.box, t) for s, t in zip(specs, arena.tensors, strict=True))
         return Snapshot(arena, HeldBoxes(boxes, arena=arena))

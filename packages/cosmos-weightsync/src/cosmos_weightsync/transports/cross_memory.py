@@ -30,7 +30,7 @@ from cosmos_weightsync.transports.windows import row_bytes_of
 
 __all__ = ["CrossMemoryTransport", "read_process"]
 
-_CAPABILITIES = Capabilities(one_sided=True, same_host=True, copies=1, read_bytes=4 << 20)
+_CAPABILITIES = Capabilities(one_sided=True, same_host=True, copies=1, read_bytes=1 << 20)
 _MOST_RUNS = 1024
 """``IOV_MAX`` of Linux: runs of bytes that one call may read."""
 _PROBE_BYTES = 16

@@ -26,7 +26,7 @@ __all__ = ["TcpTransport", "prepare_tcp"]
 _KEY_BYTES = 16
 _TIME = struct.Struct("@ll")
 """``struct timeval``: seconds and microseconds."""
-_CAPABILITIES = Capabilities(direct_bytes=64 << 10, message_bytes=1 << 20)
+_CAPABILITIES = Capabilities(direct_bytes=64 << 10, message_bytes=2 << 20)
 
 
 class _TcpChannel:
