@@ -51,7 +51,7 @@ class _TcpChannel:
         return torch.device("cpu")
 
     def send(self, view: Tensor, deadline: Deadline) -> None:
-        left = memoryview(view.numpy())
+        left = view.numpy().data
         while left:
             self._limit(socket.SO_SNDTIMEO, deadline)
             try:
@@ -62,7 +62,7 @@ class _TcpChannel:
                 raise PeerLostError(f"{self._peer} is gone: {error}") from error
 
     def recv_into(self, view: Tensor, deadline: Deadline) -> None:
-        left = memoryview(view.numpy())
+        left = view.numpy().data
         while left:
             self._limit(socket.SO_RCVTIMEO, deadline)
             try:
