@@ -152,6 +152,14 @@ def test_packing_saves_padding():
     assert sum(b.token_ids.numel() for b in padded) > sum(LENGTHS)
 
 
+def test_packed_ranks_make_equally_many_passes():
+    config = SftBatchConfig(max_tokens=32, bucket=8, layout="packed")
+    # 126 tokens: two ranks of 63, two rows of at most 32 tokens each, however they are cut
+    shares = [lay_out(DATA.examples, config, rank=rank, size=2) for rank in range(2)]
+    assert len(shares[0]) == len(shares[1])
+    assert abs(count(shares[0]) - count(shares[1])) <= 2
+
+
 def test_an_example_longer_than_the_budget_is_a_batch_by_itself():
     batches = lay_out(DATA.examples, SftBatchConfig(max_tokens=16, bucket=1))
     assert batches[0].token_ids.shape == (1, 31)
@@ -203,7 +211,12 @@ def test_loss_is_the_sum_over_trained_tokens_in_every_layout(
     found = validate(Learner(model, LearnerConfig()), DATA, config)
     assert found.weight == weight
     assert found.loss == pytest.approx(total / weight, rel=1e-6)
-    assert found.metrics == {"num_correct": num_correct, "num_tokens": sum(LENGTHS)}
+    num_places = sum(batch.token_ids.numel() for batch in lay_out(DATA.examples, config))
+    assert found.metrics == {
+        "num_correct": num_correct,
+        "num_tokens": sum(LENGTHS),
+        "num_places": num_places,
+    }
     assert all(p.grad is None for p in model.parameters())
 
 

@@ -134,6 +134,7 @@ def _figures(report: StepReport) -> dict[str, float]:
         **figures,
         "trained_tokens": report.weight,
         "tokens": report.metrics["num_tokens"],
+        "useful_tokens": report.mean("num_tokens", over="num_places"),
         "accuracy": report.mean("num_correct"),
         "tokens_per_second": report.per_second("num_tokens"),
         "train_s": report.seconds,

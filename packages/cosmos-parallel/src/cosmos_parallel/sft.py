@@ -28,7 +28,8 @@ class SftLoss:
     Attributes:
         total: sum over trained tokens, in nats, with gradient.
         weight: number of trained tokens.
-        metrics: ``num_correct`` trained tokens that were the most likely, ``num_tokens`` in all.
+        metrics: ``num_correct`` trained tokens that were the most likely, ``num_tokens`` in all,
+            and ``num_places`` with padding.
     """
 
     total: Tensor
@@ -63,7 +64,11 @@ def sft_loss(model: nn.Module, batch: SftBatch) -> SftLoss:
     return SftLoss(
         total=total,
         weight=mask.sum(),
-        metrics={"num_correct": num_correct, "num_tokens": num_tokens},
+        metrics={
+            "num_correct": num_correct,
+            "num_tokens": num_tokens,
+            "num_places": torch.tensor(batch.token_ids.numel(), device=device),
+        },
     )
 
 

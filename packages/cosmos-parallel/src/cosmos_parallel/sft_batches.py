@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cosmos_parallel.packing import plan_micro_batches
 from cosmos_parallel.sft_data import SftData, SftExample
 
 
@@ -83,10 +84,14 @@ def step_batches(
 def lay_out(
     examples: Sequence[SftExample], config: SftBatchConfig, *, rank: int = 0, size: int = 1
 ) -> list[SftBatch]:
-    """Return this rank's share of ``examples`` as micro-batches, longest first.
+    """Return this rank's share of ``examples`` as micro-batches.
 
-    Ranks get equal numbers of examples, to one, and about equal numbers of tokens.
+    Packed: each micro-batch is one row within the budget, and ranks get about equal numbers of
+    tokens and of micro-batches. Padded: longest first, and ranks get equal numbers of examples, to
+    one, and about equal numbers of tokens.
     """
+    if config.layout == "packed":
+        return _packed(examples, config, rank=rank, size=size)
     ordered = sorted(examples, key=lambda example: -len(example.token_ids))
     # there and back again, so that the first rank does not get the longest of every round
     rounds = [ordered[start : start + size] for start in range(0, len(ordered), size)]
@@ -95,8 +100,7 @@ def lay_out(
         for index, members in enumerate(rounds)
         if rank < len(members)
     ]
-    rows = _pack(mine, config.max_tokens) if config.layout == "packed" else [[e] for e in mine]
-    return [_collate(group, config) for group in _group(rows, config)]
+    return [_collate(group, config) for group in _group([[e] for e in mine], config)]
 
 
 def empty_batch() -> SftBatch:
@@ -109,21 +113,16 @@ def empty_batch() -> SftBatch:
     )
 
 
-def _pack(examples: Sequence[SftExample], capacity: int) -> list[list[SftExample]]:
-    """Put examples, longest first, each into the first row with room for it."""
-    rows: list[list[SftExample]] = []
-    room: list[int] = []
-    for example in examples:
-        length = len(example.token_ids)
-        for index, left in enumerate(room):
-            if length <= left:
-                rows[index].append(example)
-                room[index] -= length
-                break
-        else:
-            rows.append([example])
-            room.append(capacity - length)
-    return rows
+def _packed(
+    examples: Sequence[SftExample], config: SftBatchConfig, *, rank: int, size: int
+) -> list[SftBatch]:
+    if not examples:
+        return []
+    lengths = [len(example.token_ids) for example in examples]
+    # rows are rounded up to the bucket, so that budget and bucket hold together
+    budget = max(config.max_tokens // config.bucket * config.bucket, 1)
+    parts = plan_micro_batches(lengths, max_tokens=budget, num_ranks=size)[rank]
+    return [_collate([[examples[index] for index in part]], config) for part in parts]
 
 
 def _group(
