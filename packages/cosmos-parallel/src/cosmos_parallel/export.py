@@ -3,10 +3,13 @@
 import json
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
+import torch.distributed as dist
+from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -16,7 +19,7 @@ from cosmos_parallel.models import DtypeName, quiet_transformers
 from cosmos_parallel.sharding import model_tensors
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from cosmos_parallel.models import CausalLM
 
 # what a directory may hold besides weights and config
 _TOKENIZER_PATTERNS = (
@@ -31,8 +34,21 @@ _TOKENIZER_PATTERNS = (
 )
 
 
+@runtime_checkable
+class HasHfNames(Protocol):
+    """A model whose own names are not those of its checkpoint."""
+
+    def to_hf(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Rename tensors given by the names of ``state_dict``, and cut up those that are several.
+
+        Args:
+            tensors: some or all of the model's, each whole, or on the meta device.
+        """
+        ...
+
+
 def export_hf(
-    model: "PreTrainedModel",
+    model: "CausalLM",
     directory: Path,
     mesh: TrainingMesh,
     *,
@@ -55,7 +71,7 @@ def export_hf(
         ExportError: on every rank, if the directory cannot be written.
     """
     target = getattr(torch, dtype) if dtype else None
-    tensors = _gather(model, target, keep=mesh.process.rank == 0)
+    tensors = _gather(model, mesh, target)
     failure: Exception | None = None
     if mesh.process.rank == 0:
         try:
@@ -68,20 +84,36 @@ def export_hf(
         raise ExportError(f"cannot export to {directory}: {cause}") from failure
 
 
-def _gather(
-    model: "PreTrainedModel", dtype: torch.dtype | None, *, keep: bool
-) -> dict[str, Tensor]:
+def _gather(model: "CausalLM", mesh: TrainingMesh, dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """Return whole tensors on rank 0, stage after stage, and nothing elsewhere."""
+    own = model_tensors(model)
+    described = [(name, tuple(value.shape), value.dtype) for name, value in own.items()]
+    stages: list[list[tuple[str, tuple[int, ...], torch.dtype]]] = [described]
+    if mesh.config.pp > 1:
+        everyone: list[Any] = [None] * mesh.process.world_size
+        dist.all_gather_object(everyone, described)
+        stages = everyone[:: mesh.ranks_per_stage]
+    rank = mesh.process.rank
     tensors: dict[str, Tensor] = {}
-    for name, value in model_tensors(model).items():
-        whole = value.full_tensor() if isinstance(value, DTensor) else value
-        if keep:
-            kind = dtype if dtype is not None and whole.is_floating_point() else whole.dtype
-            tensors[name] = whole.to("cpu", kind)
+    for stage, described in enumerate(stages):
+        first = stage * mesh.ranks_per_stage
+        for name, shape, kind in described:
+            target = dtype if dtype is not None and kind.is_floating_point else kind
+            if rank // mesh.ranks_per_stage == stage:
+                value = own[name]
+                whole = value.full_tensor() if isinstance(value, DTensor) else value
+                if rank == first == 0:
+                    tensors[name] = whole.to("cpu", target)
+                elif rank == first:
+                    dist.send(whole.to("cpu", target).contiguous(), 0)
+            elif rank == 0:
+                tensors[name] = torch.empty(shape, dtype=target)
+                dist.recv(tensors[name], first)
     return tensors
 
 
 def _write(
-    model: "PreTrainedModel",
+    model: "CausalLM",
     tensors: dict[str, Tensor],
     directory: Path,
     tokenizer_dir: Path | None,
@@ -90,8 +122,13 @@ def _write(
     with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:
         writing = Path(scratch) / "new"
         first = next(value for value in tensors.values() if value.is_floating_point())
-        with quiet_transformers():
-            model.save_pretrained(writing, state_dict=dict(tensors))
+        if isinstance(model, HasHfNames):
+            renamed = {name: part.clone() for name, part in model.to_hf(tensors).items()}
+            model.config.save_pretrained(writing)
+            save_torch_state_dict(renamed, writing)
+        else:
+            with quiet_transformers():
+                model.save_pretrained(writing, state_dict=dict(tensors))
         config = json.loads((writing / "config.json").read_text())
         config["dtype"] = str(first.dtype).removeprefix("torch.")
         (writing / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

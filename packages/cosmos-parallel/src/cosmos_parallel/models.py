@@ -9,16 +9,28 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from cosmos_parallel.errors import ModelMismatchError, ModelNotFoundError
+from cosmos_parallel.errors import MeshError, ModelMismatchError, ModelNotFoundError
+from cosmos_parallel.families import Implementation, check_layout, choose_implementation
+from cosmos_parallel.generic import (
+    CONTEXT_ATTENTION,
+    ContextHooks,
+    apply_tensor_plan,
+    register_context_attention,
+)
 from cosmos_parallel.lora import LoraConfig, add_lora
 from cosmos_parallel.low_precision import LowPrecisionConfig, use_low_precision
 from cosmos_parallel.mesh import TrainingMesh
 from cosmos_parallel.packed_attention import use_packed_attention
 from cosmos_parallel.sharding import shard_module
+from cosmos_parallel.titan import prepare
 from cosmos_parallel.token_ids import guard_token_ids
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
+
+    from cosmos_parallel.native.model import NativeCausalLM
+
+    CausalLM = PreTrainedModel | NativeCausalLM
 
 DtypeName = Literal["float32", "bfloat16"]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -37,6 +49,8 @@ class ModelConfig:
         lora: train adapters in place of the weights; ``None`` trains the weights.
         attention: attention implementation of transformers; with ``sdpa``, rows of several
             samples are attended to sample by sample.
+        implementation: whose code computes the model. ``auto`` is that of transformers, unless the
+            mesh has an axis that it lacks and torchtitan's has.
     """
 
     dtype: DtypeName = "float32"
@@ -46,6 +60,7 @@ class ModelConfig:
     compile: Literal["none", "inductor", "aot_eager"] = "none"
     lora: LoraConfig | None = None
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    implementation: Implementation = "auto"
 
 
 def check_model_directory(path: Path, *, needs_tokenizer: bool = False) -> None:
@@ -79,31 +94,52 @@ def check_model_directory(path: Path, *, needs_tokenizer: bool = False) -> None:
         )
 
 
-def load_causal_lm(
-    path: Path, mesh: TrainingMesh, config: ModelConfig | None = None
-) -> "PreTrainedModel":
-    """Load any Hugging Face causal language model and shard it; every rank calls.
+def load_causal_lm(path: Path, mesh: TrainingMesh, config: ModelConfig | None = None) -> "CausalLM":
+    """Load any Hugging Face causal language model on its part of the mesh; every rank calls.
 
-    The result is the transformers model itself, in training mode, its parameters DTensors when
-    the mesh has a process group; names are those of the checkpoint in memory. Dropout is off:
-    log-probabilities must not depend on chance.
+    The result is called as models of transformers are and is in training mode. It is transformers'
+    own, with names as in the checkpoint in memory, or torchtitan's (see ``ModelConfig``), whose
+    names ``to_hf`` turns into those of the checkpoint. Parameters are DTensors when the mesh has a
+    process group. Dropout is off: log-probabilities must not depend on chance.
 
     Raises:
         ModelNotFoundError: if the directory is not a complete model.
         ModelMismatchError: if its weights do not fit its config.
+        MeshError: if the model cannot be trained on such a mesh.
     """
     config = config or ModelConfig()
     check_model_directory(path)
-    model = _read_model(path, config)
-    use_packed_attention(model)
+    hf_config = read_config(path)
+    # adapters and 8-bit products go into modules of transformers
+    is_plain = config.lora is None and config.low_precision is None
+    wanted = config.implementation if is_plain else "transformers"
+    check_layout(hf_config, mesh.config, mesh.process.world_size, implementation=wanted)
+    if choose_implementation(hf_config, mesh.config, wanted) == "native":
+        model: CausalLM = _load_native(path, hf_config, mesh, config)
+    else:
+        model = _load_generic(path, mesh, config)
+    guard_token_ids(model)
+    return model
+
+
+def _load_generic(path: Path, mesh: TrainingMesh, config: ModelConfig) -> "PreTrainedModel":
+    divides_context = mesh.dims is not None and mesh.config.cp > 1
+    if divides_context:
+        register_context_attention()
+    model = _read_model(path, config, CONTEXT_ATTENTION if divides_context else config.attention)
+    if not divides_context:
+        use_packed_attention(model)
     if config.low_precision is not None:
         use_low_precision(model, config.low_precision, mesh.process.device)
     if config.lora is not None:
         add_lora(model, config.lora)
-    guard_token_ids(model)
     model.train()
     if config.activation_checkpointing == "full":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if mesh.dims is not None and mesh.config.tp > 1:
+        apply_tensor_plan(model, mesh.dims.get_mesh("tp"))
+    if mesh.dims is not None and divides_context:
+        ContextHooks(model, mesh.dims.get_mesh("cp").get_group())
     if config.compile != "none":
         for layer in decoder_layers(model):
             layer.compile(backend=config.compile)  # in place: names stay as they are
@@ -115,6 +151,45 @@ def load_causal_lm(
         compute_dtype=None if config.compute_dtype == config.dtype else compute_dtype,
     )
     return model
+
+
+def _load_native(
+    path: Path, hf_config: "PretrainedConfig", mesh: TrainingMesh, config: ModelConfig
+) -> "NativeCausalLM":
+    if not mesh.is_distributed and config.compute_dtype != config.dtype:
+        raise MeshError(
+            f"computing in {config.compute_dtype} over {config.dtype} parameters needs FSDP2, "
+            "hence a process group: call init_distributed(0, 1, ...) also for a single rank"
+        )
+    prepare(mesh.process.device_type)
+    from cosmos_parallel.native.building import load_native
+
+    return load_native(
+        path,
+        hf_config,
+        mesh,
+        dtype=getattr(torch, config.dtype),
+        compute_dtype=getattr(torch, config.compute_dtype),
+        recompute=config.activation_checkpointing == "full",
+        compile_backend=None if config.compile == "none" else config.compile,
+    )
+
+
+def read_config(path: Path) -> "PretrainedConfig":
+    """Return the config of a model directory.
+
+    Raises:
+        ModelMismatchError: if transformers does not know such a model.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
+        raise ModelMismatchError(
+            f"model directory {path} cannot be loaded as a causal language model: {error}"
+        ) from error
 
 
 def decoder_layers(model: nn.Module) -> Sequence[nn.Module]:
@@ -146,21 +221,20 @@ def quiet_transformers() -> Generator[None]:
             logging.enable_progress_bar()
 
 
-def _read_model(path: Path, config: ModelConfig) -> "PreTrainedModel":
+def _read_model(path: Path, config: ModelConfig, attention: str) -> "PreTrainedModel":
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
-    from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        model_config = AutoConfig.from_pretrained(path, local_files_only=True)
+        model_config = read_config(path)
         dropout = _turn_dropout_off(model_config)
         # annotated: the stubs do not know of output_loading_info
         with quiet_transformers():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = _auto_class(model_config).from_pretrained(
                 path,
                 config=model_config,
                 dtype=getattr(torch, config.dtype),
-                attn_implementation=config.attention,
+                attn_implementation=attention,
                 local_files_only=True,
                 use_safetensors=True,
                 output_loading_info=True,
@@ -189,6 +263,15 @@ def _read_model(path: Path, config: ModelConfig) -> "PreTrainedModel":
                 "are not of the model that config.json describes"
             )
     return model
+
+
+def _auto_class(config: "PretrainedConfig") -> Any:  # both have the same untyped interface
+    """Return what loads a language model, or one that sees images besides."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    known = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return AutoModelForCausalLM if known else AutoModelForImageTextToText
 
 
 def _turn_dropout_off(config: "PretrainedConfig") -> dict[str, float]:

@@ -15,6 +15,17 @@ if TYPE_CHECKING:
 DeviceType = Literal["cpu", "cuda"]
 
 
+def prepare(device_type: DeviceType) -> None:
+    """Tell torchtitan where this process computes; called before anything of it is used."""
+    # registers the backend that torchtitan gives to axes of one rank
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")
+    tools = importlib.import_module("torchtitan.tools.utils")
+    device_module = torch.cpu if device_type == "cpu" else torch.cuda
+    vars(tools).update(device_type=device_type, device_module=device_module)
+    dims = importlib.import_module("torchtitan.distributed.parallel_dims")
+    vars(dims).update(device_type=device_type)
+
+
 def parallel_dims(device_type: DeviceType, *, world_size: int, **degrees: int) -> "ParallelDims":
     """Return torchtitan's description of the mesh, set up for ``device_type``.
 
@@ -23,12 +34,7 @@ def parallel_dims(device_type: DeviceType, *, world_size: int, **degrees: int) -
         world_size: number of ranks in the replica.
         **degrees: ``dp_replicate``, ``dp_shard``, ``cp``, ``tp``, ``pp`` and ``ep``.
     """
-    # registers the backend that torchtitan gives to axes of one rank
-    importlib.import_module("torch.testing._internal.distributed.fake_pg")
-    tools = importlib.import_module("torchtitan.tools.utils")
+    prepare(device_type)
     dims = importlib.import_module("torchtitan.distributed.parallel_dims")
-    device_module = torch.cpu if device_type == "cpu" else torch.cuda
-    vars(tools).update(device_type=device_type, device_module=device_module)
-    vars(dims).update(device_type=device_type)
     # The backend seen working on CPU and gloo; parameters are DTensors on the sharded axes only.
     return dims.ParallelDims(world_size=world_size, spmd_backend="partial_dtensor", **degrees)

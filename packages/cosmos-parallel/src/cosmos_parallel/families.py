@@ -1,0 +1,189 @@
+"""Which models have which implementation and which parallel axes, and what a layout asks of one.
+
+Everything here is decided from a model's config alone, before any process starts.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from cosmos_parallel.errors import MeshError
+from cosmos_parallel.mesh import ParallelConfig
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+Implementation = Literal["auto", "native", "transformers"]
+NATIVE_TYPES: Mapping[str, str] = {
+    "llama": "Llama 2, Llama 3",
+    "qwen2": "Qwen2, Qwen2.5",
+    "qwen3": "Qwen3",
+    "qwen3_moe": "Qwen3-MoE",
+    "deepseek_v3": "DeepSeek-V3, Moonlight-MoE",
+}
+_MIXTURES = ("qwen3_moe", "deepseek_v3")
+_TENSOR_STYLES = {"colwise", "colwise_gather_output", "rowwise", "replicated_with_grad_allreduce"}
+_FIXED_ROPE = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSupport:
+    """How one model type can be trained.
+
+    Attributes:
+        model_type: as in ``config.json``.
+        families: what people call the models of this type.
+        native: whether torchtitan's implementation is there.
+        axes: degrees that may be above 1.
+    """
+
+    model_type: str
+    families: str
+    native: bool
+    axes: tuple[str, ...]
+
+
+def native_refusal(config: "PretrainedConfig") -> str | None:
+    """Return why torchtitan's implementation does not compute this model; ``None`` if it does."""
+    settings: Any = config
+    kind: str = config.model_type
+    if kind not in NATIVE_TYPES:
+        return f"model type {kind} is none of {', '.join(NATIVE_TYPES)}"
+    rope = (getattr(settings, "rope_parameters", None) or {}).get("rope_type", "default")
+    allowed = ("default",) if kind == "deepseek_v3" else _FIXED_ROPE
+    sliding = "sliding_attention" in (getattr(settings, "layer_types", None) or ())
+    found = {
+        f"rope type {rope}": rope not in allowed,
+        f"activation {settings.hidden_act}": settings.hidden_act != "silu",
+        "biases in attention": bool(getattr(settings, "attention_bias", False)),
+        "biases in the feed-forward": bool(getattr(settings, "mlp_bias", False)),
+        "sliding-window attention": sliding,
+        "layers without experts between those with": kind == "qwen3_moe"
+        and (settings.decoder_sparse_step != 1 or bool(settings.mlp_only_layers)),
+        "rotary embedding on halves": kind == "deepseek_v3"
+        and not getattr(settings, "rope_interleave", True),
+    }
+    reasons = [reason for reason, applies in found.items() if applies]
+    return f"it has {', '.join(reasons)}" if reasons else None
+
+
+def choose_implementation(
+    config: "PretrainedConfig", parallel: ParallelConfig, wanted: Implementation
+) -> Literal["native", "transformers"]:
+    """Return which implementation a model is loaded with.
+
+    ``auto`` is that of transformers, unless an axis is asked for that only torchtitan's has.
+
+    Raises:
+        MeshError: if torchtitan's is wanted or needed and does not compute this model.
+    """
+    needing = [axis for axis in ("pp", "ep") if getattr(parallel, axis) > 1]
+    if parallel.tp > 1 or parallel.cp > 1:
+        needing += [axis for axis in ("tp", "cp") if getattr(parallel, axis) > 1]
+        if wanted == "auto" and native_refusal(config) is None:
+            return "native"
+        needing = [axis for axis in needing if axis not in generic_axes(config)]
+    if wanted == "transformers" and needing:
+        raise MeshError(_needs_native(config, parallel, needing, "transformers is asked for"))
+    if wanted != "native" and not needing:
+        return "transformers"
+    refusal = native_refusal(config)
+    if refusal is not None:
+        raise MeshError(_needs_native(config, parallel, needing, refusal))
+    return "native"
+
+
+def _needs_native(
+    config: "PretrainedConfig", parallel: ParallelConfig, needing: list[str], why: str
+) -> str:
+    axes = ", ".join(f"{axis} {getattr(parallel, axis)}" for axis in needing) or "native"
+    others = ", ".join(generic_axes(config))
+    return (
+        f"{axes} needs torchtitan's implementation, but {why}; "
+        f"a {config.model_type} model of transformers can have {others}"
+    )
+
+
+def generic_axes(config: "PretrainedConfig") -> tuple[str, ...]:
+    """Return the axes that transformers' implementation of a model can have.
+
+    ``tp`` needs a plan of the model's own in which every style is known here, ``cp`` a decoder of
+    text that says which of its modules make a pipeline, as all do that take any attention function.
+    """
+    settings: Any = config.get_text_config()
+    axes = ["dp_replicate", "dp_shard"]
+    is_text = settings is config
+    styles = set((getattr(settings, "base_model_tp_plan", None) or {"": "none"}).values())
+    if is_text and getattr(settings, "base_model_pp_plan", None) and not _num_experts(settings):
+        axes.append("cp")
+    if styles <= _TENSOR_STYLES:
+        axes.append("tp")
+    return tuple(axes)
+
+
+def native_axes(model_type: str) -> tuple[str, ...]:
+    """Return the axes that torchtitan's implementation of a model type can have."""
+    dense = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
+    return (*dense, "ep") if model_type in _MIXTURES else dense
+
+
+def check_layout(
+    config: "PretrainedConfig",
+    parallel: ParallelConfig,
+    world_size: int,
+    *,
+    implementation: Implementation = "auto",
+) -> ParallelConfig:
+    """Return resolved degrees that a model can be trained with on so many ranks.
+
+    Raises:
+        MeshError: saying which degree does not divide which number of the model or of the ranks.
+    """
+    resolved = parallel.resolve(world_size)
+    choose_implementation(config, resolved, implementation)
+    problems = list(_problems(config.get_text_config(), resolved))
+    if problems:
+        raise MeshError(f"{config.model_type} model: {'; '.join(problems)}")
+    return resolved
+
+
+def _problems(settings: Any, parallel: ParallelConfig) -> Iterator[str]:
+    num_experts = _num_experts(settings)
+    if parallel.ep > 1 and not num_experts:
+        yield f"ep {parallel.ep} needs a mixture of experts, and this model has none"
+    elif num_experts and num_experts % parallel.ep:
+        yield f"ep {parallel.ep} does not divide its {num_experts} experts"
+    layers = settings.num_hidden_layers
+    if parallel.num_stages > layers:
+        yield (
+            f"pp {parallel.pp} with schedule {parallel.pp_schedule} makes {parallel.num_stages} "
+            f"stages, more than its {layers} layers"
+        )
+    if parallel.pp > 1 and settings.tie_word_embeddings:
+        yield (
+            f"pp {parallel.pp} puts embedding and output head on different ranks, but this model "
+            "ties them"
+        )
+    if parallel.tp > 1:
+        yield from _undivided(settings, parallel.tp, experts_split=parallel.ep == 1)
+
+
+def _undivided(settings: Any, tp: int, *, experts_split: bool) -> Iterator[str]:
+    divided = {
+        "num_attention_heads": "attention heads",
+        "num_key_value_heads": "key-value heads",
+        "intermediate_size": "feed-forward features",
+    }
+    if experts_split:
+        divided["moe_intermediate_size"] = "features of an expert"
+    for name, meaning in divided.items():
+        number = getattr(settings, name, None)
+        if number and number % tp:
+            yield f"tp {tp} does not divide its {number} {meaning}"
+
+
+def _num_experts(settings: Any) -> int:
+    for name in ("num_experts", "n_routed_experts", "num_local_experts"):
+        if getattr(settings, name, None):
+            return int(getattr(settings, name))
+    return 0

@@ -1,0 +1,167 @@
+"""Tensor and context parallelism for models of transformers, from what the models say themselves.
+
+Tensor parallelism follows the model's own ``tp_plan``. Context parallelism exchanges the attention
+function and hooks the model's entry and its output head; both leave every name as it was.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.nn import functional
+
+from cosmos_parallel.errors import MeshError
+from cosmos_parallel.sequences import Visibility, gather_sequence, padded_positions
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from transformers import PreTrainedModel
+
+CONTEXT_ATTENTION = "cosmos_context"
+
+
+def apply_tensor_plan(model: "PreTrainedModel", mesh: "DeviceMesh") -> None:
+    """Split the matrices of a model as its ``tp_plan`` says, in place; every rank calls.
+
+    Args:
+        model: whole, the same on every rank.
+        mesh: 1-D.
+    """
+    plan: Mapping[str, str] = model.tp_plan
+    tied = model.config.get_text_config().tie_word_embeddings
+    head = model.get_output_embeddings()
+    for name, module in list(model.named_modules()):
+        style = plan.get(re.sub(r"\d+", "*", name))
+        if style is None or (tied and module is head):
+            continue
+        parallelize_module(module, mesh, _style(style))
+
+
+def _style(name: str) -> ParallelStyle:
+    match name:
+        case "colwise":
+            return ColwiseParallel()
+        case "colwise_gather_output":
+            return ColwiseParallel(output_layouts=Replicate())
+        case "rowwise":
+            return RowwiseParallel()
+        case "replicated_with_grad_allreduce":
+            # a norm over the last dim; whichever other dim is said to be split, it is local, and
+            # the gradient of its weight is summed
+            return SequenceParallel(sequence_dim=1, use_local_output=True)
+        case _:
+            raise MeshError(f"tp: this model splits by {name}, which is not supported")
+
+
+@dataclass(slots=True)
+class _Call:
+    """One forward pass under way.
+
+    Attributes:
+        length: columns that the caller gave.
+        keep: columns of which the caller wants logits; 0 for all.
+    """
+
+    length: int
+    keep: int | Tensor
+
+
+class ContextHooks:
+    """Gives each rank of a group its stretch of the sequences, and the head whole ones."""
+
+    def __init__(self, model: "PreTrainedModel", group: dist.ProcessGroup) -> None:
+        """Take over the entry and the output head of a model.
+
+        Raises:
+            MeshError: if the model has no output head of its own.
+        """
+        self._group = group
+        self._call = _Call(0, 0)
+        head = model.get_output_embeddings()
+        if not isinstance(head, nn.Module):
+            raise MeshError(f"cp: {type(model).__name__} has no output head to gather before")
+        model.register_forward_pre_hook(self._divide, with_kwargs=True)
+        head.register_forward_pre_hook(self._gather)
+
+    def _divide(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if args or kwargs.get("attention_mask") is not None:
+            raise MeshError("cp: call the model with input_ids and position_ids only, by name")
+        tokens: Tensor = kwargs["input_ids"]
+        positions: Tensor | None = kwargs.get("position_ids")
+        length, ranks = tokens.shape[1], self._group.size()
+        if positions is None:
+            positions = torch.arange(length, device=tokens.device).expand_as(tokens)
+        whole = -(-length // ranks) * ranks
+        positions = padded_positions(positions, whole)
+        tokens = functional.pad(tokens, (0, whole - length))
+        self._call = _Call(length, kwargs.pop("logits_to_keep", 0))
+        mine = self._group.rank()
+        return (), kwargs | {
+            "input_ids": tokens.chunk(ranks, dim=1)[mine],
+            "position_ids": positions.chunk(ranks, dim=1)[mine],
+            "visibility": Visibility.of(positions, self._group),
+        }
+
+    def _gather(self, head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        hidden = gather_sequence(args[0], self._group)[:, : self._call.length]
+        keep = self._call.keep
+        if isinstance(keep, Tensor):
+            return (hidden[:, keep],)
+        return (hidden[:, -keep:] if keep else hidden,)
+
+
+def register_context_attention() -> None:
+    """Make the attention function known to transformers; may be called any number of times."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(CONTEXT_ATTENTION, _context_attention)
+    AttentionMaskInterface.register(CONTEXT_ATTENTION, _no_mask)
+
+
+def _no_mask(*args: object, **kwargs: object) -> None:
+    """Stand in for the masks of transformers, which know the sequence of one rank only."""
+
+
+def _context_attention(  # noqa: PLR0913 - the interface of transformers
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    *,
+    visibility: Visibility,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attend from this rank's stretch ``[B, H, T / ranks, d]`` to whole sequences."""
+    for name in ("softcap", "s_aux"):
+        if kwargs.get(name) is not None:
+            raise MeshError(f"cp: this model's attention has {name}, which is not supported")
+    group, mask = visibility.group, visibility.mask
+    assert group is not None
+    assert mask is not None
+    whole = [gather_sequence(part.transpose(1, 2), group).transpose(1, 2) for part in (key, value)]
+    if sliding_window is not None:
+        index = torch.arange(mask.shape[-1], device=mask.device)
+        mine = index.chunk(group.size())[group.rank()]
+        mask = mask & (mine[:, None] - index < sliding_window)
+    out = functional.scaled_dot_product_attention(
+        query, *whole, attn_mask=mask, scale=scaling, enable_gqa=True
+    )
+    return out.transpose(1, 2).contiguous(), None

@@ -1,0 +1,113 @@
+"""Attention and experts that are exact in any precision, for torchtitan's models.
+
+torchtitan's own attention for language models needs kernels that CPUs lack, and its experts always
+compute in bfloat16. These have the same interfaces and take part in its sharding.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+from torchtitan.models.common.moe import GroupedExperts
+from torchtitan.models.common.rope import CosSinRoPE
+from torchtitan.protocols.module import Module
+
+from cosmos_parallel.sequences import Visibility, gather_sequence
+
+
+class ExactAttention(Module):
+    """Scaled dot-product attention over whole, packed or divided sequences."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Module.Config):
+        """Nothing to set."""
+
+    def __init__(self, config: Config) -> None:
+        """Make it."""
+        super().__init__()
+
+    def forward(
+        self,
+        q_BLNH: Tensor,  # noqa: N803 - torchtitan's sharding finds arguments by these names
+        k_BLNH: Tensor,  # noqa: N803
+        v_BLNH: Tensor,  # noqa: N803
+        *,
+        attention_masks: Visibility,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """Return ``[B, L, N, H]`` from queries ``[B, L, N, H]``, keys and values."""
+        group = attention_masks.group
+        if group is not None:
+            k_BLNH, v_BLNH = gather_sequence(k_BLNH, group), gather_sequence(v_BLNH, group)  # noqa: N806
+        out = functional.scaled_dot_product_attention(
+            q_BLNH.transpose(1, 2),
+            k_BLNH.transpose(1, 2),
+            v_BLNH.transpose(1, 2),
+            attn_mask=attention_masks.mask,
+            is_causal=attention_masks.mask is None,
+            scale=scale,
+            enable_gqa=enable_gqa,
+        )
+        return out.transpose(1, 2)
+
+
+class ExactExperts(GroupedExperts):
+    """SwiGLU experts that compute in the type of their weights."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(GroupedExperts.Config):
+        """As torchtitan's."""
+
+    def forward(
+        self,
+        x_RD: Tensor,  # noqa: N803
+        num_tokens_per_expert_E: Tensor,  # noqa: N803
+    ) -> Tensor:
+        """Run the tokens, sorted by expert, through their experts."""
+        gate, down, up = (
+            weight.to_local() if isinstance(weight, DTensor) else weight
+            for weight in (self.w1_EFD, self.w2_EDF, self.w3_EFD)
+        )
+        ends = torch.cumsum(num_tokens_per_expert_E, dim=0, dtype=torch.int32)
+
+        def project(tokens: Tensor, weight: Tensor) -> Tensor:
+            return self._grouped_mm(A=tokens, B_t=weight.transpose(-2, -1), offs=ends)
+
+        tokens = x_RD.to(gate.dtype)
+        hidden = functional.silu(project(tokens, gate)) * project(tokens, up)
+        return project(hidden, down).type_as(x_RD)
+
+
+class HalvesRoPE(CosSinRoPE):
+    """Rotary embedding on halves of a head, as in Hugging Face checkpoints, at given frequencies.
+
+    torchtitan has Llama 3's scaling for pairs only, which needs the rows of queries and keys in
+    another order than checkpoints have.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(CosSinRoPE.Config):
+        """As torchtitan's, with the frequencies spelled out.
+
+        Attributes:
+            inv_freq: half as many as a head is wide.
+            factor: on cosine and sine (YaRN).
+        """
+
+        inv_freq: tuple[float, ...]
+        factor: float = 1.0
+
+    def __init__(self, config: Config) -> None:
+        """Make it."""
+        self._settings = config
+        super().__init__(config)
+
+    def _precompute_cache(self) -> Tensor:
+        settings = self._settings
+        inv_freq = torch.tensor(settings.inv_freq, dtype=torch.float32)
+        angles = torch.outer(torch.arange(settings.max_seq_len, dtype=torch.float32), inv_freq)
+        angles = torch.cat([angles, angles], dim=-1)
+        return torch.cat([angles.cos(), angles.sin()], dim=-1) * settings.factor

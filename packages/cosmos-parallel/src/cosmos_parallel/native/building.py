@@ -1,0 +1,192 @@
+"""Build a torchtitan model on its part of the mesh, empty, and fill it from safetensors."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._composable import checkpoint
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torchtitan.config import ParallelismConfig
+from torchtitan.distributed.fsdp import apply_fsdp_to_decoder
+from torchtitan.models.common.decoder import Decoder
+from torchtitan.models.common.moe import MoE
+from torchtitan.models.common.rope import RoPE
+from torchtitan.protocols.module import Module
+
+from cosmos_parallel.mesh import TrainingMesh
+from cosmos_parallel.native.families import decoder_config, names_of
+from cosmos_parallel.native.model import NativeCausalLM
+from cosmos_parallel.native.pipeline import PipelinedCausalLM
+from cosmos_parallel.native.stage import Stage, divide_layers, keep_only, stages_of_rank
+from cosmos_parallel.native.weights import fill
+
+if TYPE_CHECKING:
+    from torchtitan.distributed import ParallelDims
+    from transformers import PretrainedConfig
+
+
+def load_native(
+    path: Path,
+    config: "PretrainedConfig",
+    mesh: TrainingMesh,
+    *,
+    dtype: torch.dtype,
+    compute_dtype: torch.dtype,
+    recompute: bool,
+) -> NativeCausalLM:
+    """Load a model that passes ``native_refusal`` and ``check_layout``; every rank calls.
+
+    Each rank makes and reads only what it holds of its own layers.
+
+    Args:
+        path: directory in Hugging Face form.
+        config: its config.
+        mesh: the ranks of the replica.
+        dtype: of the parameters.
+        compute_dtype: of forward and backward.
+        recompute: run every layer's forward pass again in the backward pass.
+
+    Raises:
+        ModelMismatchError: if the files do not hold what the config describes.
+    """
+    model = _build(config, mesh, dtype=dtype, compute_dtype=compute_dtype, recompute=recompute)
+    device = mesh.process.device
+    model.to_empty(device=device)
+    if config.tie_word_embeddings:
+        model.tie_weights()
+    _start_buffers(model, device)
+    fill(model, path)
+    return model.train()
+
+
+def _build(
+    config: "PretrainedConfig",
+    mesh: TrainingMesh,
+    *,
+    dtype: torch.dtype,
+    compute_dtype: torch.dtype,
+    recompute: bool,
+) -> NativeCausalLM:
+    settings = decoder_config(config)
+    degrees = mesh.config
+    hf_names = names_of(config, settings)
+    settings.update_from_config(
+        config=_RunSettings(
+            ParallelismConfig(
+                tensor_parallel_degree=degrees.tp,
+                context_parallel_degree=degrees.cp,
+                pipeline_parallel_degree=degrees.pp,
+                expert_parallel_degree=degrees.ep,
+                spmd_backend="partial_dtensor",
+            )
+        )
+    )
+    stages: dict[int, Stage] = {}
+    for index in stages_of_rank(
+        mesh.process.rank // mesh.ranks_per_stage,
+        degrees.pp,
+        num_stages=degrees.num_stages,
+        returning=degrees.pp_schedule == "ZBVZeroBubble",
+    ):
+        stage = _stage(settings, index, mesh, dtype=dtype, recompute=recompute)
+        if mesh.dims is not None:
+            _shard(stage, mesh.dims, compute_dtype)
+        stages[index] = stage
+    # in the order of the layers, so that names come in it as well
+    stages = dict(sorted(stages.items()))
+    *_, final = stages.values()
+    if degrees.pp > 1:
+        return PipelinedCausalLM(
+            stages, final.head, mesh, config=config, hf_names=hf_names, hidden_dtype=compute_dtype
+        )
+    return NativeCausalLM(
+        config, [final], final.head, multiple_of=degrees.cp * degrees.tp, hf_names=hf_names
+    )
+
+
+def _stage(
+    settings: Decoder.Config, index: int, mesh: TrainingMesh, *, dtype: torch.dtype, recompute: bool
+) -> Stage:
+    """Make one stage on the meta device, with tensor and expert parallelism."""
+    degrees = mesh.config
+    layers = divide_layers(len(settings.layers), degrees.num_stages)[index]
+    with torch.device("meta"):
+        decoder = cast("Decoder", settings.build())
+    is_last = index == degrees.num_stages - 1
+    keep_only(decoder, layers, first=index == 0, last=is_last)
+    for parameter in decoder.parameters():
+        parameter.data = parameter.data.to(dtype)
+    if mesh.dims is not None and (degrees.tp > 1 or degrees.ep > 1):
+        decoder.parallelize(mesh.dims)
+    if recompute:
+        for layer in decoder.layers.values():
+            checkpoint(layer)
+    head = cast("nn.Linear", decoder.lm_head) if is_last else None
+    if settings.enable_weight_tying:
+        decoder._skip_lm_head = True  # pyright: ignore[reportPrivateUsage]
+    else:
+        decoder.lm_head = None  # pyright: ignore[reportAttributeAccessIssue]
+    return Stage(
+        decoder,
+        head,
+        cp_group=_cp_group(mesh),
+        tp_mesh=mesh.dims.get_mesh("tp") if mesh.dims is not None and degrees.tp > 1 else None,
+    )
+
+
+class _RunSettings:
+    """The part of a torchtitan run that a model's config looks at."""
+
+    def __init__(self, parallelism: ParallelismConfig) -> None:
+        self.parallelism = parallelism
+
+
+def _cp_group(mesh: TrainingMesh) -> dist.ProcessGroup | None:
+    if mesh.dims is None or mesh.config.cp == 1:
+        return None
+    return mesh.dims.get_mesh("cp").get_group()
+
+
+def _shard(stage: Stage, dims: "ParallelDims", compute_dtype: torch.dtype) -> None:
+    """Shard a stage with FSDP2; gradients come out as sums over all ranks."""
+    outer = ["dp_replicate"] if dims.dp_replicate > 1 else []
+    mesh = dims.get_mesh([*outer, "fsdp"])
+    apply_fsdp_to_decoder(
+        stage.decoder,
+        mesh,
+        param_dtype=compute_dtype,
+        reduce_dtype=torch.float32,
+        pp_enabled=dims.pp > 1,
+        ep_degree=dims.ep,
+        edp_mesh=dims.get_mesh([*outer, "efsdp"]) if dims.ep > 1 else None,
+    )
+    policy = MixedPrecisionPolicy(
+        param_dtype=compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+    if stage.head is not None and not stage.decoder.enable_weight_tying:
+        fully_shard(stage.head, mesh=mesh, mp_policy=policy)
+    fully_shard(stage, mesh=mesh, mp_policy=policy)
+    for part in stage.modules():
+        if isinstance(part, FSDPModule):
+            part.set_gradient_divide_factor(1.0)
+            # gloo cannot scale while it reduces, and with a factor of 1 nothing is lost
+            part.set_force_sum_reduction_for_comms(True)
+            if dims.pp > 1:
+                # a stage is gathered once for all micro-batches; weight gradients may come late
+                part.set_reshard_after_forward(False)
+
+
+def _start_buffers(model: NativeCausalLM, device: torch.device) -> None:
+    """Compute the buffers that no file has; rotary tables are one for all layers."""
+    first: dict[Any, RoPE] = {}
+    for part in model.modules():
+        if isinstance(part, MoE):
+            part.tokens_per_expert_E.zero_()
+        if isinstance(part, RoPE):
+            shared = first.setdefault(repr(part.config), part)
+            if shared is part:
+                cast("Module", part).init_states(buffer_device=device)
+            else:
+                part.cache = shared.cache

@@ -1,0 +1,259 @@
+"""From the config of a Hugging Face model to torchtitan's, family by family."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torchtitan.models.common import Embedding, Linear, RMSNorm
+from torchtitan.models.common.attention import GQAttention, QKVLinear
+from torchtitan.models.common.config_utils import (
+    make_ffn_config,
+    make_moe_config,
+    make_router_config,
+)
+from torchtitan.models.common.decoder import Decoder
+from torchtitan.models.common.feed_forward import FeedForward
+from torchtitan.models.common.moe import MoE, RoutedExperts
+from torchtitan.models.common.rope import ComplexRoPE
+from torchtitan.models.common.token_dispatcher import AllToAllTokenDispatcher
+from torchtitan.models.deepseek_v3.model import (
+    Attention,
+    DeepSeekV3Model,
+    DeepSeekV3TransformerBlock,
+)
+from torchtitan.models.deepseek_v3.state_dict_adapter import DeepSeekV3StateDictAdapter
+from torchtitan.models.llama3.model import Llama3Model, Llama3TransformerBlock
+from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
+from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
+
+from cosmos_parallel.native.attention import ExactAttention, ExactExperts, HalvesRoPE
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+# Every tensor is read from a file; torchtitan asks for the names all the same.
+_UNUSED: dict[str, Callable[..., Any]] = {}
+_BIASES = {
+    f"model.layers.{{}}.self_attn.{q}_proj.bias": f"layers.{{}}.attention.qkv_linear.w{q}.bias"
+    for q in "qkv"
+}
+
+
+def decoder_config(config: "PretrainedConfig") -> Decoder.Config:
+    """Return torchtitan's config of the same model; it must pass ``native_refusal``."""
+    return _BUILDERS[config.model_type](config)
+
+
+def names_of(config: "PretrainedConfig", decoder: Decoder.Config) -> dict[str, str]:
+    """Return the name in torchtitan of every Hugging Face name, both with ``{}`` for numbers.
+
+    A matrix of an expert has two numbers in Hugging Face's name, its layer and itself; torchtitan
+    has the experts of a layer in one tensor, of which they are the leading index.
+    """
+    if config.model_type == "deepseek_v3":
+        return _named(DeepSeekV3StateDictAdapter(decoder, None).from_hf_map)  # pyright: ignore
+    return _named(Qwen3StateDictAdapter(decoder, None).from_hf_map) | _BIASES  # pyright: ignore
+
+
+def _named(table: Mapping[str, str | None]) -> dict[str, str]:
+    return {theirs: ours for theirs, ours in table.items() if ours is not None}
+
+
+def _llama(config: Any) -> Decoder.Config:
+    layers = [
+        Llama3TransformerBlock.Config(
+            attention_norm=_norm(config),
+            ffn_norm=_norm(config),
+            attention=_attention(config),
+            feed_forward=_feed_forward(config, config.intermediate_size),
+        )
+        for _ in range(config.num_hidden_layers)
+    ]
+    return Llama3Model.Config(**_outside(config), layers=layers)
+
+
+def _qwen(config: Any) -> Decoder.Config:
+    mixture = config.model_type == "qwen3_moe"
+    layers = [
+        Qwen3TransformerBlock.Config(
+            attention_norm=_norm(config),
+            ffn_norm=_norm(config),
+            attention=_attention(config),
+            feed_forward=None if mixture else _feed_forward(config, config.intermediate_size),
+            moe=_qwen_experts(config) if mixture else None,
+        )
+        for _ in range(config.num_hidden_layers)
+    ]
+    return Qwen3Model.Config(**_outside(config), layers=layers)
+
+
+def _deepseek(config: Any) -> Decoder.Config:
+    layers = [
+        DeepSeekV3TransformerBlock.Config(
+            attention_norm=_norm(config),
+            ffn_norm=_norm(config),
+            attention=_latent_attention(config),
+            feed_forward=None
+            if layer >= config.first_k_dense_replace
+            else _feed_forward(config, config.intermediate_size),
+            moe=_deepseek_experts(config) if layer >= config.first_k_dense_replace else None,
+        )
+        for layer in range(config.num_hidden_layers)
+    ]
+    return DeepSeekV3Model.Config(**_outside(config), layers=layers)
+
+
+_BUILDERS: dict[str, Callable[[Any], Decoder.Config]] = {
+    "llama": _llama,
+    "qwen2": _qwen,
+    "qwen3": _qwen,
+    "qwen3_moe": _qwen,
+    "deepseek_v3": _deepseek,
+}
+
+
+def _outside(config: Any) -> dict[str, Any]:
+    return {
+        "dim": config.hidden_size,
+        "vocab_size": config.vocab_size,
+        "enable_weight_tying": bool(config.tie_word_embeddings),
+        "tok_embeddings": Embedding.Config(
+            num_embeddings=config.vocab_size, embedding_dim=config.hidden_size
+        ),
+        "norm": _norm(config),
+        "lm_head": Linear.Config(in_features=config.hidden_size, out_features=config.vocab_size),
+    }
+
+
+def _norm(config: Any, width: int | None = None) -> RMSNorm.Config:
+    return RMSNorm.Config(normalized_shape=width or config.hidden_size, eps=config.rms_norm_eps)
+
+
+def _rope(config: Any, width: int) -> HalvesRoPE.Config:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    kind = config.rope_parameters["rope_type"]
+    if kind == "default":
+        steps = torch.arange(0, width, 2, dtype=torch.float32) / width
+        inv_freq, factor = 1.0 / config.rope_parameters["rope_theta"] ** steps, 1.0
+    else:
+        inv_freq, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+    return HalvesRoPE.Config(
+        dim=width,
+        max_seq_len=config.max_position_embeddings,
+        inv_freq=tuple(inv_freq.tolist()),
+        factor=float(factor),
+    )
+
+
+def _attention(config: Any) -> GQAttention.Config:
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    biased = config.model_type == "qwen2"
+    queries, keys = (
+        Linear.Config(in_features=config.hidden_size, out_features=num * width, bias=biased)
+        for num in (config.num_attention_heads, config.num_key_value_heads)
+    )
+    return GQAttention.Config(
+        n_heads=config.num_attention_heads,
+        n_kv_heads=config.num_key_value_heads,
+        head_dim=width,
+        dim=config.hidden_size,
+        qkv_linear=QKVLinear.Config(head_dim=width, wq=queries, wkv=keys),
+        wo=Linear.Config(
+            in_features=config.num_attention_heads * width, out_features=config.hidden_size
+        ),
+        qk_norm=_norm(config, width) if config.model_type.startswith("qwen3") else None,
+        inner_attention=ExactAttention.Config(),
+        rope=_rope(config, width),
+    )
+
+
+def _latent_attention(config: Any) -> Attention.Config:
+    dim, rank = config.hidden_size, config.q_lora_rank or 0
+    heads, nope, rope = config.num_attention_heads, config.qk_nope_head_dim, config.qk_rope_head_dim
+
+    def linear(inputs: int, outputs: int) -> Linear.Config:
+        return Linear.Config(in_features=inputs, out_features=outputs)
+
+    # transformers leaves the norms inside latent attention at their own epsilon
+    inner = {"eps": 1e-6}
+    return Attention.Config(
+        dim=dim,
+        n_heads=heads,
+        q_lora_rank=rank,
+        kv_lora_rank=config.kv_lora_rank,
+        qk_nope_head_dim=nope,
+        qk_rope_head_dim=rope,
+        v_head_dim=config.v_head_dim,
+        wq=None if rank else linear(dim, heads * (nope + rope)),
+        wq_a=linear(dim, rank) if rank else None,
+        wq_b=linear(rank, heads * (nope + rope)) if rank else None,
+        q_norm=RMSNorm.Config(normalized_shape=rank or 1, **inner),
+        wkv_a=linear(dim, config.kv_lora_rank + rope),
+        kv_norm=RMSNorm.Config(normalized_shape=config.kv_lora_rank, **inner),
+        wkv_b=linear(config.kv_lora_rank, heads * (nope + config.v_head_dim)),
+        wo=linear(heads * config.v_head_dim, dim),
+        inner_attention=ExactAttention.Config(),
+        rope=ComplexRoPE.Config(
+            dim=rope,
+            max_seq_len=config.max_position_embeddings,
+            theta=config.rope_parameters["rope_theta"],
+        ),
+    )
+
+
+def _feed_forward(config: Any, hidden: int) -> FeedForward.Config:
+    return make_ffn_config(
+        dim=config.hidden_size, hidden_dim=hidden, w1_param_init=_UNUSED, w2w3_param_init=_UNUSED
+    )
+
+
+def _routed(config: Any, num_experts: int) -> RoutedExperts.Config:
+    return RoutedExperts.Config(
+        inner_experts=ExactExperts.Config(
+            dim=config.hidden_size,
+            hidden_dim=config.moe_intermediate_size,
+            num_experts=num_experts,
+        ),
+        token_dispatcher=AllToAllTokenDispatcher.Config(
+            num_experts=num_experts, top_k=config.num_experts_per_tok
+        ),
+    )
+
+
+def _qwen_experts(config: Any) -> MoE.Config:
+    return make_moe_config(
+        num_experts=config.num_experts,
+        router=make_router_config(
+            dim=config.hidden_size,
+            num_experts=config.num_experts,
+            gate_param_init=_UNUSED,
+            top_k=config.num_experts_per_tok,
+            score_func="softmax",
+            route_norm=config.norm_topk_prob,
+        ),
+        routed_experts=_routed(config, config.num_experts),
+        load_balance_coeff=None,
+    )
+
+
+def _deepseek_experts(config: Any) -> MoE.Config:
+    groups = config.n_group if config.n_group > 1 else None
+    return make_moe_config(
+        num_experts=config.n_routed_experts,
+        router=make_router_config(
+            dim=config.hidden_size,
+            num_experts=config.n_routed_experts,
+            gate_param_init=_UNUSED,
+            top_k=config.num_experts_per_tok,
+            score_func="sigmoid",
+            route_norm=config.norm_topk_prob,
+            route_scale=config.routed_scaling_factor,
+            num_expert_groups=groups,
+            num_limited_groups=config.topk_group if groups else None,
+        ),
+        routed_experts=_routed(config, config.n_routed_experts),
+        shared_experts=_feed_forward(
+            config, config.moe_intermediate_size * config.n_shared_experts
+        ),
+    )

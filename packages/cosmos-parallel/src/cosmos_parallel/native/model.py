@@ -1,0 +1,171 @@
+"""A torchtitan model that is called as a causal language model of transformers is."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from cosmos_parallel.native.stage import Stage
+from cosmos_parallel.sequences import padded_positions
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from transformers import PretrainedConfig
+    from transformers.modeling_outputs import CausalLMOutput
+
+Body = Callable[[Tensor, Tensor], Tensor]
+
+
+class NativeCausalLM(nn.Module):
+    """Stages of a decoder on this rank, and its output head where it has it.
+
+    Attributes:
+        config: the Hugging Face config.
+        decoder: every parameter and buffer of this rank, under torchtitan's names whatever the
+            layout; not called itself.
+        stages: one, with all layers; several or a part of them under pipeline parallelism.
+        body: from padded ``[B, T']`` tokens and positions to hidden states; exchanged by what runs
+            the stages, see `running`.
+    """
+
+    def __init__(
+        self,
+        config: "PretrainedConfig",
+        stages: Sequence[Stage],
+        head: nn.Linear | None,
+        *,
+        multiple_of: int,
+        hf_names: Mapping[str, str],
+    ) -> None:
+        """Join what a rank has.
+
+        Args:
+            config: the Hugging Face config.
+            stages: those of this rank.
+            head: the output head, on the rank of the last stage.
+            multiple_of: lengths are padded to this.
+            hf_names: torchtitan's name of every Hugging Face name, with ``{}`` for numbers.
+        """
+        super().__init__()
+        self.config = config
+        self.decoder = _joined(stages, head)
+        self.stages = tuple(stages)  # a tuple, so that nothing is registered twice
+        self.multiple_of = multiple_of
+        self.hf_names = dict(hf_names)
+        self.body: Body = self._run_stages
+        # stands for a head that another rank has, where a loss only looks whether there is one
+        self._heads = (head or nn.Linear(1, 1, bias=False, device="meta"),)
+
+    def get_output_embeddings(self) -> nn.Linear:
+        """Return the output head."""
+        return self._heads[0]
+
+    def tie_weights(self) -> None:
+        """Let embedding and output head be one parameter."""
+        self.stages[0].decoder.tok_embeddings.weight = self.get_output_embeddings().weight
+
+    def get_input_embeddings(self) -> nn.Module | None:
+        """Return the embedding, if this rank has it."""
+        return self.decoder.get_submodule("tok_embeddings") if self.stages[0].is_first else None
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor | None = None,
+        *,
+        logits_to_keep: int | Tensor = 0,
+        use_cache: bool = False,
+    ) -> "CausalLMOutput":
+        """Return logits ``[B, T, vocab]`` of next tokens; rows are padded on the right if at all.
+
+        Args:
+            input_ids: ``[B, T]``.
+            position_ids: ``[B, T]``; 0 where a packed sample begins. ``None`` for one per row.
+            logits_to_keep: the last so many columns (0 for all), or the columns themselves.
+            use_cache: must be false.
+        """
+        from transformers.modeling_outputs import CausalLMOutput
+
+        assert not use_cache, "a model in training keeps no cache"
+        length = input_ids.shape[1]
+        if position_ids is None:
+            position_ids = torch.arange(length, device=input_ids.device).expand_as(input_ids)
+        whole = -(-length // self.multiple_of) * self.multiple_of
+        tokens = torch.nn.functional.pad(input_ids, (0, whole - length))
+        hidden = self.body(tokens, padded_positions(position_ids, whole))[:, :length]
+        if isinstance(logits_to_keep, Tensor):
+            hidden = hidden[:, logits_to_keep]
+        elif logits_to_keep:
+            hidden = hidden[:, -logits_to_keep:]
+        logits = self._heads[0](hidden)
+        return CausalLMOutput(logits=logits.full_tensor() if _is_split(logits) else logits)
+
+    @contextmanager
+    def running(self, body: Body) -> "Generator[None]":
+        """Take hidden states from ``body`` inside the block."""
+        self.body = body
+        try:
+            yield
+        finally:
+            self.body = self._run_stages
+
+    def to_hf(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Rename tensors to Hugging Face names; experts become views of their own matrices.
+
+        Args:
+            tensors: by the names of ``state_dict``, whole or on the meta device.
+        """
+        ours = {native: theirs for theirs, native in self.hf_names.items()}
+        renamed: dict[str, Any] = {}
+        for name, value in tensors.items():
+            pattern, numbers = _abstract(name.removeprefix("decoder."))
+            theirs = ours.get(pattern)
+            if theirs is None or _is_tied_copy(self.config, theirs):
+                continue
+            if theirs.count("{}") == len(numbers):
+                renamed[theirs.format(*numbers)] = value
+            else:
+                for expert, matrix in enumerate(value.unbind(0)):
+                    renamed[theirs.format(*numbers, expert)] = matrix
+        return renamed
+
+    def _run_stages(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        return self.stages[0](tokens, positions)
+
+
+class _Joined(nn.Module):
+    """Named children without a forward of their own."""
+
+
+def _joined(stages: Sequence[Stage], head: nn.Module | None) -> nn.Module:
+    joined = _Joined()
+    layers = nn.ModuleDict()
+    for stage in stages:
+        layers.update(dict(stage.decoder.layers.items()))
+    for name, child in (
+        ("tok_embeddings", stages[0].decoder.tok_embeddings),
+        ("layers", layers),
+        ("norm", next((stage.decoder.norm for stage in stages if stage.is_last), None)),
+        ("lm_head", head),
+    ):
+        if child is not None:
+            joined.add_module(name, child)
+    return joined
+
+
+def _is_split(logits: Any) -> bool:
+    return isinstance(logits, DTensor)
+
+
+def _is_tied_copy(config: "PretrainedConfig", hf_name: str) -> bool:
+    return bool(config.tie_word_embeddings) and hf_name == "lm_head.weight"
+
+
+def _abstract(name: str) -> tuple[str, list[str]]:
+    parts = name.split(".")
+    numbers = [part for part in parts if part.isdigit()]
+    return ".".join("{}" if part.isdigit() else part for part in parts), numbers

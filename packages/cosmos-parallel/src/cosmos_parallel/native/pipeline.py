@@ -1,0 +1,227 @@
+"""Pipeline parallelism: all micro-batches of a step through stages on several ranks at once.
+
+A loss sees a whole model: it is called once to find out what it asks the model for, and again, on
+the rank of the last stage, when the hidden states are there.
+
+    rank 0   tokens ─► layers 0-1 ─┐   every rank calls loss(model, batch) and stops where it
+    rank 1          ┌──────────────┘   calls the model: the tokens are known
+                    └► layers 2-3 ─► hidden ─► loss(model, batch) again, model returns hidden
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
+
+from cosmos_parallel.errors import LossContractError, MeshError
+from cosmos_parallel.mesh import TrainingMesh
+from cosmos_parallel.native.model import NativeCausalLM
+from cosmos_parallel.native.stage import Stage
+from cosmos_parallel.passes import LossFunction, LossResult, Pass
+
+
+class _AskedError(Exception):
+    """Carries what a loss called the model with out of the loss."""
+
+    def __init__(self, tokens: Tensor, positions: Tensor) -> None:
+        super().__init__("the model was called")
+        self.call = (tokens, positions)
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    total: Tensor
+    weight: Tensor
+    metrics: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    num_passes: int
+    rows: int
+    columns: int
+
+
+class PipelinedCausalLM(NativeCausalLM):
+    """The stages of one pipeline rank; it cannot be called by itself."""
+
+    def __init__(
+        self,
+        stages: Mapping[int, Stage],
+        head: nn.Linear | None,
+        mesh: TrainingMesh,
+        *,
+        config: Any,
+        hf_names: Mapping[str, str],
+        hidden_dtype: torch.dtype,
+    ) -> None:
+        """Join what this rank has.
+
+        Args:
+            stages: by their index along the whole pipeline.
+            head: the output head, on the rank of the last stage.
+            mesh: the ranks of the replica.
+            config: the Hugging Face config.
+            hf_names: torchtitan's name of every Hugging Face name.
+            hidden_dtype: what goes between stages.
+        """
+        super().__init__(
+            config,
+            list(stages.values()),
+            head,
+            multiple_of=mesh.config.cp * mesh.config.tp,
+            hf_names=hf_names,
+        )
+        self._mesh = mesh
+        self._indices = tuple(stages)
+        self._hidden_dtype = hidden_dtype
+        assert mesh.dims is not None
+        self._group: dist.ProcessGroup = mesh.dims.get_mesh("pp").get_group()
+
+    def run_passes(
+        self,
+        passes: Sequence[Pass[Any]],
+        loss: LossFunction[Any],
+        on_result: Callable[[Pass[Any], LossResult], None],
+    ) -> None:
+        """Run all passes through the pipeline; every rank of the replica calls.
+
+        Raises:
+            LossContractError: if the loss does not call the model.
+        """
+        calls = [self._asked(loss, each.batch) for each in passes]
+        if not calls:
+            return
+        shape = self._shape_of(calls)
+        # schedules take no fewer passes than stages, and whole rounds
+        calls += calls[-1:] * (shape.num_passes - len(calls))
+        tokens = torch.cat([_padded(tokens, shape, 0) for tokens, _ in calls])
+        positions = torch.cat([_padded(positions, shape, 1) for _, positions in calls])
+        results: dict[int, LossResult] = {}
+        schedule = self._schedule(shape, self._scorer(passes, loss, results))
+        run = schedule.step if torch.is_grad_enabled() else schedule.eval
+        has_first, has_last = self.stages[0].is_first, self.stages[-1].is_last
+        run(
+            *([tokens] if has_first else []),
+            positions=positions,
+            target=torch.arange(shape.num_passes) if has_last else None,
+            return_outputs=False,
+        )
+        for each, result in zip(passes, self._shared(results, len(passes)), strict=True):
+            on_result(each, result)
+
+    def _run_stages(self, tokens: Tensor, positions: Tensor) -> NoReturn:
+        raise MeshError(
+            "a model cut into pipeline stages runs only inside Learner.step and evaluate, which "
+            "give it all micro-batches at once; a loss may call it once per batch"
+        )
+
+    def _asked(self, loss: LossFunction[Any], batch: Any) -> tuple[Tensor, Tensor]:
+        def ask(tokens: Tensor, positions: Tensor) -> NoReturn:
+            raise _AskedError(tokens, positions)
+
+        with self.running(ask):
+            try:
+                loss(self, batch)
+            except _AskedError as asked:
+                return asked.call
+        raise LossContractError("the loss did not call the model, so there is nothing to train on")
+
+    def _scorer(
+        self,
+        passes: Sequence[Pass[Any]],
+        loss: LossFunction[Any],
+        results: dict[int, LossResult],
+    ) -> Callable[[Tensor, Tensor], Tensor]:
+        def score(hidden: Tensor, target: Tensor) -> Tensor:
+            index = min(int(target), len(passes) - 1)
+            is_extra = int(target) >= len(passes)
+
+            def give(tokens: Tensor, positions: Tensor) -> Tensor:
+                return hidden[: tokens.shape[0], : tokens.shape[1]]
+
+            with self.running(give):
+                result = loss(self, passes[index].batch)
+            results[index] = result
+            counts = passes[index].counts and not is_extra
+            return result.total * (self._mesh.gradient_scale if counts else 0.0)
+
+        return score
+
+    def _shape_of(self, calls: Sequence[tuple[Tensor, Tensor]]) -> _Shape:
+        degrees = self._mesh.config
+        wanted = max(len(calls), degrees.num_stages)
+        return _Shape(
+            num_passes=-(-wanted // degrees.pp) * degrees.pp,
+            rows=max(tokens.shape[0] for tokens, _ in calls),
+            columns=max(tokens.shape[1] for tokens, _ in calls),
+        )
+
+    def _schedule(self, shape: _Shape, score: Callable[[Tensor, Tensor], Tensor]) -> Any:
+        kind = get_schedule_class(self._mesh.config.pp_schedule)
+        stages = [self._pipeline_stage(index, shape) for index in self._indices]
+        is_multi = issubclass(kind, PipelineScheduleMulti)
+        return kind(
+            stages if is_multi else stages[0],  # pyright: ignore[reportArgumentType]
+            n_microbatches=shape.num_passes,
+            loss_fn=score,
+            scale_grads=False,
+        )
+
+    def _pipeline_stage(self, index: int, shape: _Shape) -> PipelineStage:
+        stage = self.stages[self._indices.index(index)]
+        between = torch.empty(
+            shape.rows,
+            shape.columns // self.multiple_of,
+            self.config.hidden_size,
+            dtype=self._hidden_dtype,
+            device="meta",
+        )
+        tokens = torch.empty(shape.rows, shape.columns, dtype=torch.int64, device="meta")
+        return PipelineStage(
+            stage,
+            index,
+            self._mesh.config.num_stages,
+            self._mesh.process.device,
+            input_args=tokens if stage.is_first else between,
+            output_args=between.repeat(1, self.multiple_of, 1) if stage.is_last else between,
+            group=self._group,
+        )
+
+    def _shared(self, results: Mapping[int, LossResult], num_passes: int) -> list[LossResult]:
+        """Return the results of the last stage, on every rank of the pipeline."""
+        is_last = self.stages[-1].is_last
+        device = self._mesh.process.device
+        source = _rank_of_last_stage(self._mesh)
+        names: list[Any] = [sorted(results[0].metrics) if is_last else None]
+        dist.broadcast_object_list(names, group=self._group, group_src=source, device=device)
+        table = torch.empty(num_passes, 2 + len(names[0]), dtype=torch.float64, device=device)
+        if is_last:
+            for index in range(num_passes):
+                found = results[index]
+                values = [found.total, found.weight, *(found.metrics[name] for name in names[0])]
+                table[index] = torch.stack([value.detach().double() for value in values])
+        dist.broadcast(table, group=self._group, group_src=source)
+        return [
+            _Result(
+                row[0].clone().requires_grad_(torch.is_grad_enabled()),
+                row[1],
+                dict(zip(names[0], row[2:], strict=True)),
+            )
+            for row in table
+        ]
+
+
+def _rank_of_last_stage(mesh: TrainingMesh) -> int:
+    degrees = mesh.config
+    return 0 if degrees.pp_schedule == "ZBVZeroBubble" else degrees.pp - 1
+
+
+def _padded(values: Tensor, shape: _Shape, value: int) -> Tensor:
+    missing = (0, shape.columns - values.shape[1], 0, shape.rows - values.shape[0])
+    return nn.functional.pad(values, missing, value=value)

@@ -1,0 +1,72 @@
+"""Sequences that several ranks have a stretch of each (context parallelism), and packed ones."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class _GatherSequence(torch.autograd.Function):
+    """Whole sequences from every rank's stretch; gradients are summed and cut up again."""
+
+    @staticmethod
+    def forward(ctx: Any, stretch: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        parts = [torch.empty_like(stretch) for _ in range(group.size())]
+        dist.all_gather(parts, stretch.contiguous(), group=group)
+        return torch.cat(parts, dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        whole = grad_outputs[0].contiguous()
+        dist.all_reduce(whole, group=ctx.group)
+        return whole.chunk(ctx.group.size(), dim=1)[ctx.group.rank()].contiguous(), None
+
+
+def gather_sequence(stretch: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return ``[B, T, ...]`` from every rank's ``[B, T / ranks, ...]``, with gradient.
+
+    The gradient of a rank's stretch is the sum of what all ranks of the group did with it.
+    """
+    return _GatherSequence.apply(stretch, group)  # pyright: ignore[reportReturnType]
+
+
+@dataclass(frozen=True, slots=True)
+class Visibility:
+    """What each token may look at; the same for all layers of one forward pass.
+
+    Attributes:
+        mask: ``[B, 1, Tq, Tk]``, true where a query sees a key; ``None`` where every token sees
+            all before it.
+        group: ranks that have a stretch of every sequence each; ``None`` for whole sequences.
+    """
+
+    mask: Tensor | None
+    group: dist.ProcessGroup | None
+
+    @classmethod
+    def of(cls, positions: Tensor, group: dist.ProcessGroup | None) -> "Visibility":
+        """Read it off positions, which start at 0 again where another sample begins.
+
+        Args:
+            positions: ``[B, T]`` of the whole sequences.
+            group: as the attribute.
+        """
+        samples = (positions == 0).cumsum(dim=1)
+        if group is None and int(samples.max()) <= 1:
+            return cls(None, None)
+        index = torch.arange(positions.shape[1], device=positions.device)
+        mine = index if group is None else index.chunk(group.size())[group.rank()]
+        seen = (mine[:, None] >= index) & (samples[:, mine, None] == samples[:, None, :])
+        return cls(seen[:, None], group)
+
+
+def padded_positions(position_ids: Tensor, length: int) -> Tensor:
+    """Return positions of ``[B, length]`` with those of ``[B, T]`` first.
+
+    What is added belongs to the sample before it (no position is 0), after all its tokens.
+    """
+    missing = length - position_ids.shape[1]
+    return torch.nn.functional.pad(position_ids, (0, missing), value=1)

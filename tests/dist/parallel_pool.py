@@ -1,0 +1,134 @@
+"""Eight gloo ranks that train tiny models under a list of layouts, forked from one import of torch.
+
+python parallel_pool.py DIRECTORY < cases; a case is a JSON line, its result is written to
+DIRECTORY/NAME.json: loss and gradient norm of every step, or what went wrong.
+"""
+
+import dataclasses
+import json
+import multiprocessing
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+
+from cosmos_parallel import (
+    AdamWConfig,
+    Learner,
+    LearnerConfig,
+    ModelConfig,
+    ParallelConfig,
+    ProcessContext,
+    build_mesh,
+    export_hf,
+    init_distributed,
+    load_causal_lm,
+    shutdown_distributed,
+)
+from cosmos_parallel.titan import prepare
+
+NUM_RANKS = 8
+NUM_STEPS = 3
+TIMEOUT_S = 100
+# rows and columns of the micro-batches of a step: lengths that no number of ranks divides
+SHAPES = ((2, 13), (1, 9), (2, 11), (1, 14), (2, 6))
+
+
+@dataclasses.dataclass(frozen=True)
+class Sums:
+    total: torch.Tensor
+    weight: torch.Tensor
+    metrics: dict
+
+
+def micro_batches(step: int, *, packed: bool) -> list[dict]:
+    """Return the same micro-batches of a step on every rank."""
+    generator = torch.Generator().manual_seed(step)
+    batches = []
+    for rows, columns in SHAPES:
+        tokens = torch.randint(0, 64, (rows, columns), generator=generator)
+        kept = torch.rand(rows, columns, generator=generator) < 0.7
+        positions = torch.arange(columns).repeat(rows, 1)
+        if packed:
+            positions[:, 4:] -= 4  # a second sample begins in column 4
+        batches.append({"tokens": tokens, "kept": kept, "positions": positions})
+    return batches
+
+
+def loss(model: torch.nn.Module, batch: dict) -> Sums:
+    """Summed cross-entropy of the kept next tokens."""
+    tokens, kept = batch["tokens"], batch["kept"][:, 1:]
+    logits = model(input_ids=tokens, position_ids=batch["positions"], use_cache=False).logits
+    nll = functional.cross_entropy(logits[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="none")
+    return Sums((nll * kept).sum(), kept.sum(), {"rows": torch.tensor(float(len(tokens)))})
+
+
+def train(case: dict, directory: Path, process: ProcessContext) -> list:
+    """Train three steps; every rank of the case calls."""
+    mesh = build_mesh(ParallelConfig(**case["degrees"]), process)
+    config = ModelConfig(
+        implementation=case.get("implementation", "auto"),
+        activation_checkpointing=case.get("checkpointing", "none"),
+    )
+    model = load_causal_lm(directory / case["model"], mesh, config)
+    optimizer = AdamWConfig(lr=1e-3, weight_decay=0.01)
+    learner = Learner(model, LearnerConfig(optimizer=optimizer, max_grad_norm=0.5), mesh=mesh)
+    reports = []
+    for step in range(NUM_STEPS):
+        batches = micro_batches(step, packed=case.get("packed", False))
+        mine = batches[mesh.data_rank :: mesh.data_size]
+        report = learner.step(mine, loss, filler=batches[0])
+        reports.append([report.loss, report.grad_norm, report.metrics["rows"]])
+    evaluation = learner.evaluate(mine, loss, filler=batches[0])
+    if case.get("export"):
+        export_hf(model, directory / case["export"], mesh)
+    return [*reports, [evaluation.loss]]
+
+
+def work(rank: int, cases: list[dict], directory: Path) -> None:
+    """Take part in every case that has a place for this rank."""
+    torch.set_num_threads(1)
+    for case in cases:
+        if rank >= case["num_ranks"]:
+            continue
+        name = case["name"]
+        try:
+            process = ProcessContext()
+            if case["num_ranks"] > 1:
+                process = init_distributed(
+                    rank,
+                    case["num_ranks"],
+                    init_method=f"file://{directory}/{name}.meeting",
+                    timeout_s=TIMEOUT_S,
+                )
+            result = {"steps": train(case, directory, process)}
+        except Exception:  # noqa: BLE001 - reported by the test
+            result = {"error": traceback.format_exc()}
+        shutdown_distributed()
+        if rank == 0 or "error" in result:
+            suffix = "" if rank == 0 else f"-{rank}"
+            (directory / f"{name}{suffix}.json").write_text(json.dumps(result))
+
+
+def main() -> None:
+    """Fork the ranks once everything is imported."""
+    directory = Path(sys.argv[1])
+    cases = [json.loads(line) for line in sys.stdin]
+    prepare("cpu")
+    import cosmos_parallel.native.building  # noqa: F401
+
+    context = multiprocessing.get_context("fork")
+    num_ranks = max(case["num_ranks"] for case in cases)
+    ranks = [
+        context.Process(target=work, args=(rank, cases, directory)) for rank in range(num_ranks)
+    ]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+
+
+if __name__ == "__main__":
+    main()
