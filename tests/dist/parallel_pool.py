@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import sys
 import traceback
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import torch
@@ -31,7 +32,7 @@ from cosmos_parallel.titan import prepare
 
 NUM_RANKS = 8
 NUM_STEPS = 3
-TIMEOUT_S = 100
+TIMEOUT_S = 60
 # rows and columns of the micro-batches of a step: lengths that no number of ranks divides
 SHAPES = ((2, 13), (1, 9), (2, 11), (1, 14), (2, 6))
 
@@ -87,10 +88,11 @@ def train(case: dict, directory: Path, process: ProcessContext) -> list:
     return [*reports, [evaluation.loss]]
 
 
-def work(rank: int, cases: list[dict], directory: Path) -> None:
-    """Take part in every case that has a place for this rank."""
+def work(rank: int, cases: list[dict], directory: Path, start: Barrier) -> None:
+    """Take part in every case that has a place for this rank, all at the same time."""
     torch.set_num_threads(1)
     for case in cases:
+        start.wait()
         if rank >= case["num_ranks"]:
             continue
         name = case["name"]
@@ -121,8 +123,10 @@ def main() -> None:
 
     context = multiprocessing.get_context("fork")
     num_ranks = max(case["num_ranks"] for case in cases)
+    start = context.Barrier(num_ranks)
     ranks = [
-        context.Process(target=work, args=(rank, cases, directory)) for rank in range(num_ranks)
+        context.Process(target=work, args=(rank, cases, directory, start))
+        for rank in range(num_ranks)
     ]
     for process in ranks:
         process.start()

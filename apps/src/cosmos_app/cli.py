@@ -162,6 +162,15 @@ def doctor(*, as_json: bool) -> None:
     _guarded(lambda: examine(as_json=as_json))
 
 
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print every model type as JSON.")
+def models(*, as_json: bool) -> None:
+    """List what can be trained: model types, whose implementation, parallel axes."""
+    from cosmos_app.models import show_models
+
+    _guarded(lambda: show_models(as_json=as_json))
+
+
 def _role_options(command: Command) -> Command:
     """Add what every role takes: the run directory, its name, and where Redis is."""
     command = click.option(

@@ -24,6 +24,7 @@ from cosmos_core.messages import Train
 from cosmos_core.trajectory import Trajectory
 from cosmos_parallel import (
     CheckpointStore,
+    HasHfNames,
     Learner,
     LossResult,
     ReplicaGroup,
@@ -37,7 +38,7 @@ from cosmos_parallel import (
     runs_packed_rows,
     throughput,
 )
-from cosmos_weightsync import SenderConfig, WeightSender, shards_of
+from cosmos_weightsync import SenderConfig, Shard, WeightSender, converted_shards, shards_of
 
 _MIB = 1 << 20
 
@@ -58,13 +59,13 @@ class Seat:
 
     @property
     def index(self) -> int:
-        """Position among all ranks of all replicas."""
-        return self.replica_index * self.mesh.process.world_size + self.mesh.process.rank
+        """Position along the data of all replicas; the same for ranks of one copy of the model."""
+        return self.replica_index * self.mesh.data_size + self.mesh.data_rank
 
     @property
     def num_shares(self) -> int:
-        """Ranks of all replicas."""
-        return self.num_replicas * self.mesh.process.world_size
+        """Among how many the samples are divided, over all replicas."""
+        return self.num_replicas * self.mesh.data_size
 
 
 class Trainer:
@@ -104,7 +105,7 @@ class Trainer:
         self._teacher = self._frozen("teacher_logprobs", recipe.model.teacher)
         sync = recipe.weight_sync
         self._sender = WeightSender(
-            shards_of(self._model),
+            _shards(self._model),
             rank=seat.mesh.process.rank,
             num_ranks=seat.mesh.process.world_size,
             config=SenderConfig(
@@ -224,6 +225,13 @@ def _batch_plan(model: nn.Module, recipe: Recipe) -> BatchPlan:
 
 def _without_sizes(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if not name.startswith("batch/")}
+
+
+def _shards(model: nn.Module) -> tuple[Shard, ...]:
+    """Describe what this rank holds, by the names of the checkpoint."""
+    if isinstance(model, HasHfNames):
+        return converted_shards(model, model.to_hf)
+    return shards_of(model)
 
 
 def _vocab_size(model: nn.Module) -> int:

@@ -22,7 +22,13 @@ from cosmos_parallel.errors import (
     SftDataError,
     TokenIdError,
 )
-from cosmos_parallel.export import export_hf
+from cosmos_parallel.export import HasHfNames, export_hf
+from cosmos_parallel.families import (
+    Implementation,
+    ModelSupport,
+    check_layout,
+    supported_models,
+)
 from cosmos_parallel.learner import Learner, LearnerConfig
 from cosmos_parallel.lora import LoraConfig, PeftView, adapter_tensors, add_lora, export_lora
 from cosmos_parallel.low_precision import LowPrecisionConfig, use_low_precision
@@ -41,6 +47,7 @@ from cosmos_parallel.models import (
     check_model_directory,
     decoder_layers,
     load_causal_lm,
+    read_config,
 )
 from cosmos_parallel.optimizer import (
     AdamW8bitConfig,
@@ -101,6 +108,8 @@ __all__ = [
     "EmaConfig",
     "Evaluation",
     "ExportError",
+    "HasHfNames",
+    "Implementation",
     "Learner",
     "LearnerConfig",
     "LoraConfig",
@@ -116,6 +125,7 @@ __all__ = [
     "ModelCost",
     "ModelMismatchError",
     "ModelNotFoundError",
+    "ModelSupport",
     "MuonConfig",
     "NoBatchError",
     "NonFiniteStepError",
@@ -154,6 +164,7 @@ __all__ = [
     "add_lora",
     "balanced_parts",
     "build_mesh",
+    "check_layout",
     "check_model_directory",
     "check_packable",
     "decoder_layers",
@@ -174,6 +185,7 @@ __all__ = [
     "open_store",
     "packed_sdpa",
     "plan_micro_batches",
+    "read_config",
     "read_rows",
     "run_passes",
     "runs_packed_rows",
@@ -182,6 +194,7 @@ __all__ = [
     "shard_module",
     "shutdown_distributed",
     "step_batches",
+    "supported_models",
     "throughput",
     "use_low_precision",
     "use_packed_attention",

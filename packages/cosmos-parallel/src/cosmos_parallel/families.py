@@ -105,20 +105,52 @@ def _needs_native(
 
 
 def generic_axes(config: "PretrainedConfig") -> tuple[str, ...]:
-    """Return the axes that transformers' implementation of a model can have.
+    """Return the axes that transformers' implementation of a model can have."""
+    text = config.get_text_config()
+    return _axes_of(text, is_text=text is config)
 
-    ``tp`` needs a plan of the model's own in which every style is known here, ``cp`` a decoder of
-    text that says which of its modules make a pipeline, as all do that take any attention function.
+
+def _axes_of(settings: Any, *, is_text: bool) -> tuple[str, ...]:
+    """Read axes off what a config, or its class, says of its decoder.
+
+    ``tp`` needs a plan of the model's own in which every style is known here; ``cp`` a decoder of
+    text that says which of its modules make a pipeline, as those do that take any attention
+    function.
     """
-    settings: Any = config.get_text_config()
     axes = ["dp_replicate", "dp_shard"]
-    is_text = settings is config
     styles = set((getattr(settings, "base_model_tp_plan", None) or {"": "none"}).values())
     if is_text and getattr(settings, "base_model_pp_plan", None) and not _num_experts(settings):
         axes.append("cp")
     if styles <= _TENSOR_STYLES:
         axes.append("tp")
     return tuple(axes)
+
+
+def supported_models() -> list[ModelSupport]:
+    """Return every model type that can be trained, torchtitan's first, then by name.
+
+    A native one can be had from transformers as well; its axes are all that one of them has.
+    """
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
+
+    found = [
+        ModelSupport(model_type=kind, families=families, native=True, axes=native_axes(kind))
+        for kind, families in NATIVE_TYPES.items()
+    ]
+    sighted = set(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
+    for kind in sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *sighted} - NATIVE_TYPES.keys()):
+        classes = getattr(CONFIG_MAPPING[kind], "sub_configs", {})
+        text = classes.get("text_config")
+        axes = _axes_of(text or CONFIG_MAPPING[kind], is_text=text is None)
+        seeing = " (with images)" if kind in sighted else ""
+        found.append(
+            ModelSupport(model_type=kind, families=f"{kind}{seeing}", native=False, axes=axes)
+        )
+    return found
 
 
 def native_axes(model_type: str) -> tuple[str, ...]:
@@ -184,6 +216,7 @@ def _undivided(settings: Any, tp: int, *, experts_split: bool) -> Iterator[str]:
 
 def _num_experts(settings: Any) -> int:
     for name in ("num_experts", "n_routed_experts", "num_local_experts"):
-        if getattr(settings, name, None):
-            return int(getattr(settings, name))
+        number = getattr(settings, name, None)
+        if isinstance(number, int) and number:
+            return number
     return 0

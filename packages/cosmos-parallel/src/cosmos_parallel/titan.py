@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from torchtitan.distributed import ParallelDims
 
 DeviceType = Literal["cpu", "cuda"]
+# The backend seen working on CPU and gloo; parameters are DTensors on the sharded axes only.
+_BACKEND = "partial_dtensor"
 
 
 def prepare(device_type: DeviceType) -> None:
@@ -24,6 +26,7 @@ def prepare(device_type: DeviceType) -> None:
     vars(tools).update(device_type=device_type, device_module=device_module)
     dims = importlib.import_module("torchtitan.distributed.parallel_dims")
     vars(dims).update(device_type=device_type)
+    importlib.import_module("torchtitan.distributed.utils").set_spmd_backend(_BACKEND)
 
 
 def parallel_dims(device_type: DeviceType, *, world_size: int, **degrees: int) -> "ParallelDims":
@@ -36,5 +39,4 @@ def parallel_dims(device_type: DeviceType, *, world_size: int, **degrees: int) -
     """
     prepare(device_type)
     dims = importlib.import_module("torchtitan.distributed.parallel_dims")
-    # The backend seen working on CPU and gloo; parameters are DTensors on the sharded axes only.
-    return dims.ParallelDims(world_size=world_size, spmd_backend="partial_dtensor", **degrees)
+    return dims.ParallelDims(world_size=world_size, spmd_backend=_BACKEND, **degrees)

@@ -103,17 +103,49 @@ class PipelinedCausalLM(NativeCausalLM):
         tokens = torch.cat([_padded(tokens, shape, 0) for tokens, _ in calls])
         positions = torch.cat([_padded(positions, shape, 1) for _, positions in calls])
         results: dict[int, LossResult] = {}
-        schedule = self._schedule(shape, self._scorer(passes, loss, results))
-        run = schedule.step if torch.is_grad_enabled() else schedule.eval
-        has_first, has_last = self.stages[0].is_first, self.stages[-1].is_last
-        run(
-            *([tokens] if has_first else []),
-            positions=positions,
-            target=torch.arange(shape.num_passes) if has_last else None,
-            return_outputs=False,
-        )
+        score = self._scorer(passes, loss, results)
+        if torch.is_grad_enabled():
+            self._schedule(shape, score).step(
+                *([tokens] if self.stages[0].is_first else []),
+                positions=positions,
+                target=torch.arange(shape.num_passes) if self.stages[-1].is_last else None,
+                return_outputs=False,
+            )
+        else:
+            self._look_ahead(shape, tokens, positions, score)
         for each, result in zip(passes, self._shared(results, len(passes)), strict=True):
             on_result(each, result)
+
+    def _look_ahead(
+        self,
+        shape: _Shape,
+        tokens: Tensor,
+        positions: Tensor,
+        score: Callable[[Tensor, Tensor], Tensor],
+    ) -> None:
+        """Run forward passes only, which the schedules of torch cannot all do."""
+        final = self._mesh.config.num_stages - 1
+        parts = zip(tokens.chunk(shape.num_passes), positions.chunk(shape.num_passes), strict=True)
+        for number, (part, places) in enumerate(parts):
+            hidden = part
+            for index, stage in zip(self._indices, self.stages, strict=True):
+                before, after = self._owner(index - 1), self._owner(index + 1)
+                if not stage.is_first and before != self._group.rank():
+                    hidden = torch.empty_like(self._between(shape), device=part.device)
+                    dist.recv(hidden, group=self._group, group_src=before)
+                hidden = stage(hidden, places)
+                if index == final:
+                    score(hidden, torch.tensor(number))
+                elif self._owner(index + 1) != self._group.rank():
+                    dist.send(
+                        hidden.contiguous(), group=self._group, group_dst=self._owner(index + 1)
+                    )
+
+    def _owner(self, index: int) -> int:
+        """Return which rank of the pipeline has a stage."""
+        num_ranks, round_, place = self._group.size(), *divmod(index, self._group.size())
+        is_back = round_ == 1 and self._mesh.config.pp_schedule == "ZBVZeroBubble"
+        return num_ranks - 1 - place if is_back else place
 
     def _run_stages(self, tokens: Tensor, positions: Tensor) -> NoReturn:
         raise MeshError(
@@ -175,13 +207,7 @@ class PipelinedCausalLM(NativeCausalLM):
 
     def _pipeline_stage(self, index: int, shape: _Shape) -> PipelineStage:
         stage = self.stages[self._indices.index(index)]
-        between = torch.empty(
-            shape.rows,
-            shape.columns // self.multiple_of,
-            self.config.hidden_size,
-            dtype=self._hidden_dtype,
-            device="meta",
-        )
+        between = self._between(shape)
         tokens = torch.empty(shape.rows, shape.columns, dtype=torch.int64, device="meta")
         return PipelineStage(
             stage,
@@ -191,6 +217,17 @@ class PipelinedCausalLM(NativeCausalLM):
             input_args=tokens if stage.is_first else between,
             output_args=between.repeat(1, self.multiple_of, 1) if stage.is_last else between,
             group=self._group,
+        )
+
+    def _between(self, shape: _Shape) -> Tensor:
+        """Return what goes from stage to stage, without memory."""
+        return torch.empty(
+            shape.rows,
+            shape.columns // self.multiple_of,
+            self.config.hidden_size,
+            dtype=self._hidden_dtype,
+            device="meta",
+            requires_grad=True,  # or no gradient is expected
         )
 
     def _shared(self, results: Mapping[int, LossResult], num_passes: int) -> list[LossResult]:

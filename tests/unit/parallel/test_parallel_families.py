@@ -1,0 +1,131 @@
+"""What a layout asks of a model, decided from its config alone."""
+
+import pytest
+import transformers
+
+from cosmos_parallel import MeshError, ParallelConfig, check_layout, supported_models
+from cosmos_parallel.families import choose_implementation, generic_axes, native_refusal
+
+DENSE = {
+    "vocab_size": 64,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": False,
+}
+
+
+def qwen3(**changes):
+    return transformers.Qwen3Config(**DENSE | changes)
+
+
+def mixture(**changes):
+    sizes = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 10}
+    return transformers.Qwen3MoeConfig(**DENSE | sizes | changes)
+
+
+@pytest.mark.parametrize(
+    ("config", "degrees", "num_ranks", "message"),
+    [
+        (qwen3(), {"tp": 4}, 4, "tp 4 does not divide its 6 attention heads; tp 4 does not divide"),
+        (qwen3(num_key_value_heads=3), {"tp": 2}, 2, "tp 2 does not divide its 3 key-value heads"),
+        (qwen3(intermediate_size=99), {"tp": 2}, 4, "does not divide its 99 feed-forward features"),
+        (qwen3(), {"pp": 8}, 8, "pp 8 with schedule 1F1B makes 8 stages, more than its 6 layers"),
+        (
+            qwen3(),
+            {"pp": 4, "pp_schedule": "Interleaved1F1B"},
+            4,
+            "schedule Interleaved1F1B makes 8 stages, more than its 6 layers",
+        ),
+        (qwen3(tie_word_embeddings=True), {"pp": 2}, 2, "but this model ties them"),
+        (qwen3(), {"ep": 2}, 2, "ep 2 needs a mixture of experts, and this model has none"),
+        (mixture(), {"ep": 4}, 4, "ep 4 does not divide its 6 experts"),
+        (mixture(moe_intermediate_size=9), {"tp": 2}, 2, "does not divide its 9 features of an ex"),
+        (mixture(), {"dp_replicate": 2, "ep": 3}, 6, None),
+        # with experts divided by ep, their features are not divided by tp
+        (mixture(moe_intermediate_size=9), {"tp": 2, "ep": 2}, 4, None),
+        (mixture(), {"tp": 2, "cp": 2, "pp": 2, "ep": 2}, 8, None),
+        (qwen3(), {"tp": 3}, 5, "5 ranks cannot be divided by tp 3"),
+        (transformers.GPT2Config(), {"pp": 2}, 2, "pp 2 needs torchtitan's implementation, but mo"),
+        (transformers.GPT2Config(), {"tp": 2}, 2, "a gpt2 model of transformers can have dp_repl"),
+        (transformers.MistralConfig(**DENSE), {"tp": 2, "cp": 2}, 4, None),
+        (transformers.MistralConfig(**DENSE), {"pp": 2}, 2, "pp 2 needs torchtitan's implement"),
+    ],
+)
+def test_a_layout_is_refused_before_anything_starts(config, degrees, num_ranks, message):
+    if message is None:
+        assert check_layout(config, ParallelConfig(**degrees), num_ranks).ep == degrees.get("ep", 1)
+        return
+    with pytest.raises(MeshError, match=message):
+        check_layout(config, ParallelConfig(**degrees), num_ranks)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (qwen3(), None),
+        (mixture(), None),
+        (qwen3(attention_bias=True), "biases in attention"),
+        (transformers.LlamaConfig(**DENSE), None),
+        (transformers.LlamaConfig(**DENSE, mlp_bias=True), "biases in the feed-forward"),
+        (transformers.LlamaConfig(**DENSE, hidden_act="gelu"), "activation gelu"),
+        (mixture(mlp_only_layers=[1]), "layers without experts between those with"),
+        (
+            transformers.Qwen2Config(**DENSE, use_sliding_window=True, max_window_layers=1),
+            "sliding-window attention",
+        ),
+        (transformers.MistralConfig(**DENSE), "model type mistral is none of llama, qwen2"),
+    ],
+)
+def test_torchtitan_computes_what_it_has(config, reason):
+    refusal = native_refusal(config)
+    assert refusal is None if reason is None else reason in str(refusal)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "wanted", "chosen"),
+    [
+        ({}, "auto", "transformers"),
+        ({}, "native", "native"),
+        ({"dp_replicate": 2}, "auto", "transformers"),
+        ({"tp": 2}, "auto", "native"),
+        ({"tp": 2}, "transformers", "transformers"),
+        ({"pp": 2}, "auto", "native"),
+    ],
+)
+def test_transformers_is_used_unless_an_axis_asks_for_more(degrees, wanted, chosen):
+    parallel = ParallelConfig(**degrees)
+    assert choose_implementation(qwen3(), parallel, wanted) == chosen
+
+
+def test_what_is_asked_for_is_not_silently_exchanged():
+    with pytest.raises(MeshError, match=r"pp 2 needs torchtitan's .* transformers is asked for"):
+        choose_implementation(qwen3(), ParallelConfig(pp=2), "transformers")
+    with pytest.raises(MeshError, match=r"native needs torchtitan's .* activation gelu"):
+        choose_implementation(qwen3(hidden_act="gelu"), ParallelConfig(), "native")
+
+
+def test_every_family_of_the_readme_is_listed_with_its_axes():
+    by_type = {support.model_type: support for support in supported_models()}
+    assert len(by_type) > 100
+    dense = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
+    assert {kind: by_type[kind].axes for kind in ("llama", "qwen2", "qwen3")} == {
+        "llama": dense,
+        "qwen2": dense,
+        "qwen3": dense,
+    }
+    assert by_type["qwen3_moe"].axes == by_type["deepseek_v3"].axes == (*dense, "ep")
+    assert by_type["deepseek_v3"].families == "DeepSeek-V3, Moonlight-MoE"
+    assert not by_type["qwen2_5_vl"].native
+    assert by_type["qwen2_5_vl"].axes == ("dp_replicate", "dp_shard", "tp")
+    assert by_type["mistral"].axes == ("dp_replicate", "dp_shard", "cp", "tp")
+    assert by_type["gpt2"].axes == ("dp_replicate", "dp_shard")
+
+
+@pytest.mark.parametrize("kind", ["MistralConfig", "Phi3Config", "Qwen2_5_VLConfig"])
+def test_listed_axes_are_those_of_a_config(kind):
+    config = getattr(transformers, kind)()
+    by_type = {support.model_type: support for support in supported_models()}
+    assert generic_axes(config) == by_type[config.model_type].axes
