@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 # Every tensor is read from a file; torchtitan asks for the names all the same.
 _UNUSED: dict[str, Callable[..., Any]] = {}
+_INNER_EPS = 1e-6  # transformers' own for norms inside latent attention, whatever the config says
 _BIASES = {
     f"model.layers.{{}}.self_attn.{q}_proj.bias": f"layers.{{}}.attention.qkv_linear.w{q}.bias"
     for q in "qkv"
@@ -175,8 +176,6 @@ def _latent_attention(config: Any) -> Attention.Config:
     def linear(inputs: int, outputs: int) -> Linear.Config:
         return Linear.Config(in_features=inputs, out_features=outputs)
 
-    # transformers leaves the norms inside latent attention at their own epsilon
-    inner = {"eps": 1e-6}
     return Attention.Config(
         dim=dim,
         n_heads=heads,
@@ -188,9 +187,9 @@ def _latent_attention(config: Any) -> Attention.Config:
         wq=None if rank else linear(dim, heads * (nope + rope)),
         wq_a=linear(dim, rank) if rank else None,
         wq_b=linear(rank, heads * (nope + rope)) if rank else None,
-        q_norm=RMSNorm.Config(normalized_shape=rank or 1, **inner),
+        q_norm=RMSNorm.Config(normalized_shape=rank or 1, eps=_INNER_EPS),
         wkv_a=linear(dim, config.kv_lora_rank + rope),
-        kv_norm=RMSNorm.Config(normalized_shape=config.kv_lora_rank, **inner),
+        kv_norm=RMSNorm.Config(normalized_shape=config.kv_lora_rank, eps=_INNER_EPS),
         wkv_b=linear(config.kv_lora_rank, heads * (nope + config.v_head_dim)),
         wo=linear(heads * config.v_head_dim, dim),
         inner_attention=ExactAttention.Config(),

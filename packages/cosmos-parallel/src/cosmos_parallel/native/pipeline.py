@@ -136,10 +136,8 @@ class PipelinedCausalLM(NativeCausalLM):
                 hidden = stage(hidden, places)
                 if index == final:
                     score(hidden, torch.tensor(number))
-                elif self._owner(index + 1) != self._group.rank():
-                    dist.send(
-                        hidden.contiguous(), group=self._group, group_dst=self._owner(index + 1)
-                    )
+                elif after != self._group.rank():
+                    dist.send(hidden.contiguous(), group=self._group, group_dst=after)
 
     def _owner(self, index: int) -> int:
         """Return which rank of the pipeline has a stage."""
@@ -195,11 +193,11 @@ class PipelinedCausalLM(NativeCausalLM):
         )
 
     def _schedule(self, shape: _Shape, score: Callable[[Tensor, Tensor], Tensor]) -> Any:
-        kind = get_schedule_class(self._mesh.config.pp_schedule)
+        kind: Any = get_schedule_class(self._mesh.config.pp_schedule)  # of one stage, or of several
         stages = [self._pipeline_stage(index, shape) for index in self._indices]
         is_multi = issubclass(kind, PipelineScheduleMulti)
         return kind(
-            stages if is_multi else stages[0],  # pyright: ignore[reportArgumentType]
+            stages if is_multi else stages[0],
             n_microbatches=shape.num_passes,
             loss_fn=score,
             scale_grads=False,
