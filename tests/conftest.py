@@ -13,6 +13,16 @@ import pytest
 _TESTS = Path(__file__).parent
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of tests that run a part of what they can."""
+    parser.addoption(
+        "--parallel-axes",
+        choices=("ci", "all"),
+        default="ci",
+        help="layouts of test_parallel_axes: what CI runs, or every family under every layout",
+    )
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put each test into the group that one worker runs in order."""

@@ -23,6 +23,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional
 
 from cosmos_parallel.errors import MeshError
+from cosmos_parallel.lora import layers_to_split
 from cosmos_parallel.sequences import Visibility, gather_sequence, padded_positions
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ def apply_tensor_plan(model: "PreTrainedModel", mesh: "DeviceMesh") -> None:
         style = plan.get(re.sub(r"\d+", "*", name))
         if style is None or (tied and module is head):
             continue
-        parallelize_module(module, mesh, _style(style))
+        for layer in layers_to_split(module, style):
+            parallelize_module(layer, mesh, _style(style))
 
 
 def _style(name: str) -> ParallelStyle:

@@ -162,17 +162,15 @@ def _load_native(
             "hence a process group: call init_distributed(0, 1, ...) also for a single rank"
         )
     prepare(mesh.process.device_type)
-    from cosmos_parallel.native.building import load_native
+    from cosmos_parallel.native.building import NativeSettings, load_native
 
-    return load_native(
-        path,
-        hf_config,
-        mesh,
+    how = NativeSettings(
         dtype=getattr(torch, config.dtype),
         compute_dtype=getattr(torch, config.compute_dtype),
         recompute=config.activation_checkpointing == "full",
         compile_backend=None if config.compile == "none" else config.compile,
     )
+    return load_native(path, hf_config, mesh, how)
 
 
 def read_config(path: Path) -> "PretrainedConfig":

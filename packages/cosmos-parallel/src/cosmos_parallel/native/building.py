@@ -1,5 +1,6 @@
 """Build a torchtitan model on its part of the mesh, empty, and fill it from safetensors."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,14 +28,25 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NativeSettings:
+    """How a model is held and computed with.
+
+    Attributes:
+        dtype: of the parameters.
+        compute_dtype: of forward and backward.
+        recompute: run every layer's forward pass again in the backward pass.
+        compile_backend: with which torch compiles every layer; ``None`` for not at all.
+    """
+
+    dtype: torch.dtype
+    compute_dtype: torch.dtype
+    recompute: bool
+    compile_backend: str | None
+
+
 def load_native(
-    path: Path,
-    config: "PretrainedConfig",
-    mesh: TrainingMesh,
-    *,
-    dtype: torch.dtype,
-    compute_dtype: torch.dtype,
-    recompute: bool,
+    path: Path, config: "PretrainedConfig", mesh: TrainingMesh, how: NativeSettings
 ) -> NativeCausalLM:
     """Load a model that passes ``native_refusal`` and ``check_layout``; every rank calls.
 
@@ -44,14 +56,15 @@ def load_native(
         path: directory in Hugging Face form.
         config: its config.
         mesh: the ranks of the replica.
-        dtype: of the parameters.
-        compute_dtype: of forward and backward.
-        recompute: run every layer's forward pass again in the backward pass.
+        how: to hold it and to compute with it.
 
     Raises:
         ModelMismatchError: if the files do not hold what the config describes.
     """
-    model = _build(config, mesh, dtype=dtype, compute_dtype=compute_dtype, recompute=recompute)
+    model = _build(config, mesh, how)
+    if how.compile_backend is not None:
+        for layer in model.decoder.get_submodule("layers").children():
+            layer.compile(backend=how.compile_backend)  # in place: names stay as they are
     device = mesh.process.device
     model.to_empty(device=device)
     if config.tie_word_embeddings:
@@ -61,14 +74,7 @@ def load_native(
     return model.train()
 
 
-def _build(
-    config: "PretrainedConfig",
-    mesh: TrainingMesh,
-    *,
-    dtype: torch.dtype,
-    compute_dtype: torch.dtype,
-    recompute: bool,
-) -> NativeCausalLM:
+def _build(config: "PretrainedConfig", mesh: TrainingMesh, how: NativeSettings) -> NativeCausalLM:
     settings = decoder_config(config)
     degrees = mesh.config
     hf_names = names_of(config, settings)
@@ -90,25 +96,28 @@ def _build(
         num_stages=degrees.num_stages,
         returning=degrees.pp_schedule == "ZBVZeroBubble",
     ):
-        stage = _stage(settings, index, mesh, dtype=dtype, recompute=recompute)
+        stage = _stage(settings, index, mesh, how)
         if mesh.dims is not None:
-            _shard(stage, mesh.dims, compute_dtype)
+            _shard(stage, mesh.dims, how.compute_dtype)
         stages[index] = stage
     # in the order of the layers, so that names come in it as well
     stages = dict(sorted(stages.items()))
     *_, final = stages.values()
     if degrees.pp > 1:
         return PipelinedCausalLM(
-            stages, final.head, mesh, config=config, hf_names=hf_names, hidden_dtype=compute_dtype
+            stages,
+            final.head,
+            mesh,
+            config=config,
+            hf_names=hf_names,
+            hidden_dtype=how.compute_dtype,
         )
     return NativeCausalLM(
         config, [final], final.head, multiple_of=degrees.cp * degrees.tp, hf_names=hf_names
     )
 
 
-def _stage(
-    settings: Decoder.Config, index: int, mesh: TrainingMesh, *, dtype: torch.dtype, recompute: bool
-) -> Stage:
+def _stage(settings: Decoder.Config, index: int, mesh: TrainingMesh, how: NativeSettings) -> Stage:
     """Make one stage on the meta device, with tensor and expert parallelism."""
     degrees = mesh.config
     layers = divide_layers(len(settings.layers), degrees.num_stages)[index]
@@ -117,10 +126,10 @@ def _stage(
     is_last = index == degrees.num_stages - 1
     keep_only(decoder, layers, first=index == 0, last=is_last)
     for parameter in decoder.parameters():
-        parameter.data = parameter.data.to(dtype)
+        parameter.data = parameter.data.to(how.dtype)
     if mesh.dims is not None and (degrees.tp > 1 or degrees.ep > 1):
         decoder.parallelize(mesh.dims)
-    if recompute:
+    if how.recompute:
         for layer in decoder.layers.values():
             checkpoint(layer)
     head = cast("nn.Linear", decoder.lm_head) if is_last else None

@@ -1,0 +1,245 @@
+"""Every family under every parallel axis takes the steps that one process of transformers takes.
+
+CI runs the cases marked so; ``--parallel-axes all`` runs the table.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+POOL = Path(__file__).with_name("parallel_pool.py")
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
+GROUPED = SIZES | {"num_key_value_heads": 2}
+SCALED = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
+LATENT = {
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": None,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+}
+SIGHT = {
+    "text_config": GROUPED
+    | {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]}},
+    "vision_config": {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_heads": 2,
+        "out_hidden_size": 32,
+    },
+    "tie_word_embeddings": False,
+}
+FAMILIES = {
+    "llama-2": lambda: transformers.LlamaConfig(**SIZES),
+    "llama-3": lambda: transformers.LlamaConfig(**GROUPED, rope_parameters=SCALED),
+    "qwen-2.5": lambda: transformers.Qwen2Config(**GROUPED),
+    "qwen-2.5-vl": lambda: transformers.Qwen2_5_VLConfig(**SIGHT),
+    "qwen-3": lambda: transformers.Qwen3Config(**GROUPED, head_dim=8),
+    "qwen-3-tied": lambda: transformers.Qwen3Config(
+        **GROUPED | {"tie_word_embeddings": True}, head_dim=8
+    ),
+    "qwen-3-moe": lambda: transformers.Qwen3MoeConfig(
+        **GROUPED, head_dim=8, num_experts=8, **EXPERTS
+    ),
+    "moonlight-moe": lambda: transformers.DeepseekV3Config(**SIZES, **EXPERTS, **LATENT),
+}
+INTERLEAVED = {"pp": 2, "pp_schedule": "Interleaved1F1B"}
+ZERO_BUBBLE = {"pp": 2, "pp_schedule": "ZBVZeroBubble"}
+LAYOUTS = {
+    "fsdp4": (4, {}),
+    "ddp2": (2, {"dp_replicate": 2}),
+    "hsdp2x2": (4, {"dp_replicate": 2}),
+    "tp2": (2, {"tp": 2}),
+    "cp2": (2, {"cp": 2}),
+    "pp2": (2, {"pp": 2}),
+    "pp4": (4, {"pp": 4}),
+    "pp2-interleaved": (2, INTERLEAVED),
+    "pp2-zero-bubble": (2, ZERO_BUBBLE),
+    "pp2-interleaved-zero-bubble": (2, {"pp": 2, "pp_schedule": "InterleavedZeroBubble"}),
+    "ep2": (2, {"ep": 2}),
+    "fsdp2-tp2": (4, {"tp": 2}),
+    "fsdp2-cp2": (4, {"cp": 2}),
+    "tp2-cp2": (4, {"tp": 2, "cp": 2}),
+    "fsdp2-pp2": (4, {"pp": 2}),
+    "fsdp2-zero-bubble": (4, ZERO_BUBBLE),
+    "tp2-pp2": (4, {"tp": 2, "pp": 2}),
+    "hsdp2x2-tp2": (8, {"dp_replicate": 2, "tp": 2}),
+    "fsdp2-tp2-pp2": (8, {"tp": 2, "pp": 2}),
+    "tp2-cp2-interleaved": (8, {"tp": 2, "cp": 2, **INTERLEAVED}),
+    "hsdp2x2-ep2": (4, {"dp_replicate": 2, "ep": 2}),
+    "fsdp2-tp2-ep4": (4, {"tp": 2, "ep": 4}),
+    "fsdp2-cp2-ep2": (4, {"cp": 2, "ep": 2}),
+    "ep2-pp2": (4, {"ep": 2, "pp": 2}),
+    "fsdp2-tp2-ep2-pp2": (8, {"tp": 2, "ep": 2, "pp": 2}),
+}
+DATA_ONLY = {"fsdp4", "ddp2", "hsdp2x2"}
+WITHOUT_EP = {name for name, (_, degrees) in LAYOUTS.items() if "ep" not in degrees}
+ALLOWED = {
+    "qwen-2.5-vl": DATA_ONLY | {"tp2", "fsdp2-tp2", "hsdp2x2-tp2"},
+    "qwen-3-tied": {name for name in WITHOUT_EP if "pp" not in LAYOUTS[name][1]},
+    "qwen-3-moe": set(LAYOUTS),
+    "moonlight-moe": set(LAYOUTS),
+}
+# what CI runs: every axis, every family, and combinations that meet in few places
+IN_CI = {
+    ("llama-2", "fsdp4"),
+    ("llama-3", "tp2"),
+    ("qwen-2.5", "pp2"),
+    ("qwen-2.5-vl", "fsdp2-tp2"),
+    ("qwen-3", "pp2-zero-bubble"),
+    ("qwen-3", "tp2-cp2-interleaved"),
+    ("qwen-3-tied", "cp2"),
+    ("qwen-3-moe", "hsdp2x2-ep2"),
+    ("moonlight-moe", "fsdp2-tp2-ep4"),
+    ("moonlight-moe", "ep2-pp2"),
+}
+TABLE = [
+    (family, layout)
+    for family in FAMILIES
+    for layout in LAYOUTS
+    if layout in ALLOWED.get(family, WITHOUT_EP)
+]
+# parallelism of transformers' own implementations, and what native models do besides
+EXTRA = {
+    "generic-tp2": {"model": "llama-2", "degrees": {"tp": 2}, "implementation": "transformers"},
+    "generic-cp2": {"model": "llama-3", "degrees": {"cp": 2}, "implementation": "transformers"},
+    "packed-cp2": {"model": "qwen-3", "degrees": {"cp": 2}, "packed": True},
+    "packed-generic-cp2": {
+        "model": "qwen-3",
+        "degrees": {"cp": 2},
+        "packed": True,
+        "implementation": "transformers",
+    },
+    "recomputed-tp2": {"model": "qwen-3-moe", "degrees": {"tp": 2}, "checkpointing": "full"},
+    "exported-pp2": {"model": "moonlight-moe", "degrees": {"pp": 2}, "export": "exported"},
+}
+
+
+def selected(option: str) -> list[tuple[str, str]]:
+    return TABLE if option == "all" else [case for case in TABLE if case in IN_CI]
+
+
+def pytest_generate_tests(metafunc):
+    if "case" in metafunc.fixturenames:
+        cases = selected(metafunc.config.getoption("--parallel-axes"))
+        metafunc.parametrize("case", cases, ids=["-".join(case) for case in cases])
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Path:
+    """Write a tiny model of every family."""
+    directory = tmp_path_factory.mktemp("axes")
+    for family, make in FAMILIES.items():
+        torch.manual_seed(0)
+        config = make()
+        seeing = hasattr(config, "vision_config")
+        kind = "AutoModelForImageTextToText" if seeing else "AutoModelForCausalLM"
+        model = getattr(transformers, kind).from_config(config).float()
+        for name, parameter in model.named_parameters():
+            torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.2)
+        model.save_pretrained(directory / family)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def results(models, request) -> dict:
+    """Run all cases in one tree of processes."""
+    chosen = selected(request.config.getoption("--parallel-axes"))
+    whole = {"degrees": {}, "num_ranks": 1, "implementation": "transformers"}
+    cases = [{"name": family, "model": family, **whole} for family in FAMILIES]
+    cases += [{"name": "packed", "model": "qwen-3", "packed": True, **whole}]
+    for family, layout in chosen:
+        num_ranks, degrees = LAYOUTS[layout]
+        name = f"{family}-{layout}"
+        cases.append({"name": name, "model": family, "num_ranks": num_ranks, "degrees": degrees})
+    cases += [{"name": name, "num_ranks": 2, **case} for name, case in EXTRA.items()]
+    process = subprocess.Popen(
+        [sys.executable, str(POOL), str(models)],
+        start_new_session=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        lines = "\n".join(json.dumps(case) for case in cases)
+        output, _ = process.communicate(lines, timeout=120 + 60 * len(cases))
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, output
+    return {
+        case["name"]: json.loads((models / f"{case['name']}.json").read_text()) for case in cases
+    }
+
+
+def assert_same_steps(found: dict, reference: dict) -> None:
+    assert "error" not in found, found["error"]
+    for mine, theirs in zip(found["steps"], reference["steps"], strict=True):
+        # loss, gradient norm, rows; the last is the loss of an evaluation
+        assert mine == pytest.approx(theirs, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_layout_takes_the_steps_of_one_process(results, case):
+    assert_same_steps(results["-".join(case)], results[case[0]])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXTRA)
+def test_other_implementations_and_packed_rows_take_them_too(results, name):
+    reference = "packed" if EXTRA[name].get("packed") else EXTRA[name]["model"]
+    assert_same_steps(results[name], results[reference])
+
+
+@pytest.mark.slow
+def test_an_export_from_stages_has_every_weight(models, results):
+    from safetensors.torch import load_file
+
+    assert "error" not in results["exported-pp2"]
+    written = load_file(models / "exported" / "model.safetensors")
+    original = load_file(models / "moonlight-moe" / "model.safetensors")
+    assert {name: value.shape for name, value in written.items()} == {
+        name: value.shape for name, value in original.items()
+    }
+    trained = [name for name, value in original.items() if not torch.equal(written[name], value)]
+    # every parameter was updated; the router's correction is no parameter
+    assert sorted(original.keys() - trained) == [
+        f"model.layers.{layer}.mlp.gate.e_score_correction_bias" for layer in (1, 2, 3)
+    ]
+    _, loading = transformers.AutoModelForCausalLM.from_pretrained(
+        models / "exported", output_loading_info=True
+    )
+    assert not any(loading.values())
