@@ -65,6 +65,9 @@ def load_native(
     if how.compile_backend is not None:
         for layer in model.decoder.get_submodule("layers").children():
             layer.compile(backend=how.compile_backend)  # in place: names stay as they are
+    if mesh.config.tp > 1 and any(isinstance(part, MoE) for part in model.modules()):
+        # gradients of DTensors with a dim of size 1 come out wrong around torchtitan's experts
+        model.least_rows = 2
     device = mesh.process.device
     model.to_empty(device=device)
     if config.tie_word_embeddings:

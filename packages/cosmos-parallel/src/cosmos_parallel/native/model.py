@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn import functional
 
 from cosmos_parallel.native.stage import Stage
 from cosmos_parallel.sequences import padded_positions
@@ -28,6 +29,7 @@ class NativeCausalLM(nn.Module):
         decoder: every parameter and buffer of this rank, under torchtitan's names whatever the
             layout; not called itself.
         stages: one, with all layers; several or a part of them under pipeline parallelism.
+        least_rows: batches of fewer rows get empty ones.
         body: from padded ``[B, T']`` tokens and positions to hidden states; exchanged by what runs
             the stages, see `running`.
     """
@@ -47,7 +49,7 @@ class NativeCausalLM(nn.Module):
             config: the Hugging Face config.
             stages: those of this rank.
             head: the output head, on the rank of the last stage.
-            multiple_of: lengths are padded to this.
+            multiple_of: lengths are padded to this: ``cp x tp``.
             hf_names: torchtitan's name of every Hugging Face name, with ``{}`` for numbers.
         """
         super().__init__()
@@ -55,6 +57,7 @@ class NativeCausalLM(nn.Module):
         self.decoder = _joined(stages, head)
         self.stages = tuple(stages)  # a tuple, so that nothing is registered twice
         self.multiple_of = multiple_of
+        self.least_rows = 1
         self.hf_names = dict(hf_names)
         self.body: Body = self._run_stages
         # stands for a head that another rank has, where a loss only looks whether there is one
@@ -95,8 +98,11 @@ class NativeCausalLM(nn.Module):
         if position_ids is None:
             position_ids = torch.arange(length, device=input_ids.device).expand_as(input_ids)
         whole = -(-length // self.multiple_of) * self.multiple_of
-        tokens = torch.nn.functional.pad(input_ids, (0, whole - length))
-        hidden = self.body(tokens, padded_positions(position_ids, whole))[:, :length]
+        rows = input_ids.shape[0]
+        extra = max(0, self.least_rows - rows)
+        tokens = functional.pad(input_ids, (0, whole - length, 0, extra))
+        positions = functional.pad(padded_positions(position_ids, whole), (0, 0, 0, extra), value=1)
+        hidden = self.body(tokens, positions)[:rows, :length]
         if isinstance(logits_to_keep, Tensor):
             hidden = hidden[:, logits_to_keep]
         elif logits_to_keep:
