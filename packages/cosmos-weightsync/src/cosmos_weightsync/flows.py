@@ -34,9 +34,7 @@ def flows_of(plan: TransferPlan, streams: Streams, relayed: frozenset[int]) -> F
     table = np.concatenate(rows)
     unique, inverse = np.unique(table[:, :4], axis=0, return_inverse=True)
     sums: list[FloatArray] = [
-        np.bincount(
-            inverse.ravel(), weights=table[:, column].astype(np.float64), minlength=len(unique)
-        )
+        np.bincount(inverse.ravel(), table[:, column], len(unique)).astype(np.float64)
         for column in (4, 5)
     ]
     nodes, upstream, sources, receivers = unique.T.astype(np.int64)
