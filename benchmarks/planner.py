@@ -255,7 +255,7 @@ def main() -> None:
             print(f"{kind}: {cases[index].title}", file=sys.stderr, flush=True)
             rows[kind].append(in_a_fresh_process(kind, index, options))
     if options.calibrate:
-        rounds = 2 if options.quick else 7
+        rounds = 2 if options.quick else 5
         transports = calibration.TRANSPORTS[-1:] if options.quick else calibration.TRANSPORTS
         rows["calibration"] = calibration.calibrate(options.out, rounds, transports)
     if options.json:
