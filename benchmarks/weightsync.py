@@ -44,7 +44,6 @@ from weightsync_arms import Arm, Place, own_arms
 from weightsync_model import NUM_RECEIVERS, NUM_SENDERS, Trained, shapes, wanted_specs
 from weightsync_peers import MODULES, PEERS, peer_arms
 
-from cosmos_weightsync import WeightSender, shards_of
 from cosmos_weightsync.transports import NixlTransport
 
 TRANSPORTS = ("shared_memory", "cross_memory", "tcp", "process_group") + (
@@ -167,8 +166,6 @@ def process(rank: int, options: argparse.Namespace, store: str, results: Any) ->
                     results.put(measured)
             arm.finish()
             dist.barrier()
-    if place.sender is not None:
-        place.sender.close()
     dist.barrier()
     dist.destroy_process_group()
 
@@ -204,13 +201,6 @@ def make_place(options: argparse.Namespace, rank: int) -> Place:
     broadcast = dist.new_group([0, *receivers])
     is_sender = rank < NUM_SENDERS
     model = Trained(options.mib, meshes[0]) if is_sender else None
-    sender = (
-        WeightSender(shards_of(model.named_tensors()), rank=rank, num_ranks=NUM_SENDERS)
-        if model is not None
-        else None
-    )
-    endpoints: list[Any] = [None] * WORLD
-    dist.all_gather_object(endpoints, sender.endpoint if sender is not None else None)
     flat = None
     if not is_sender:
         specs = wanted_specs(options.mib, rank - NUM_SENDERS)
@@ -223,8 +213,6 @@ def make_place(options: argparse.Namespace, rank: int) -> Place:
         mesh=meshes[0] if is_sender else meshes[1],
         broadcast=broadcast,
         model=model,
-        sender=sender,
-        endpoints=endpoints[:NUM_SENDERS],
         flat=flat,
     )
 

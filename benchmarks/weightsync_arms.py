@@ -41,8 +41,6 @@ class Place:
     mesh: DeviceMesh
     broadcast: dist.ProcessGroup
     model: Trained | None
-    sender: WeightSender | None
-    endpoints: list[str]
     flat: Tensor | None
 
     @property
@@ -85,29 +83,25 @@ class Ours:
         self._sender: WeightSender | None = None
 
     def prepare(self) -> None:
-        endpoints = self._place.endpoints
-        if self.name == "cross_memory":  # Its snapshots should not be memory of the other kind.
-            endpoints = self._with_own_sender()
-        if self._place.model is None:
-            specs = wanted_specs(self._place.mib, self._place.receiver_rank)
-            config = ReceiverConfig(transport=self.name)
-            self._receiver = WeightReceiver(endpoints, wanted=specs, config=config)
-
-    def _with_own_sender(self) -> list[str]:
+        """Senders of its own: the snapshots of one arm are gone when the next one works."""
         place = self._place
         if place.model is not None:
-            config = SenderConfig(snapshot_memory="private")
-            shards = shards_of(place.model.named_tensors())
+            memory = "private" if self.name == "cross_memory" else "shared"
             self._sender = WeightSender(
-                shards, rank=place.rank, num_ranks=NUM_SENDERS, config=config
+                shards_of(place.model.named_tensors()),
+                rank=place.rank,
+                num_ranks=NUM_SENDERS,
+                config=SenderConfig(snapshot_memory=memory),
             )
-        found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, None if self._sender is None else self._sender.endpoint)
-        return found[:NUM_SENDERS]
+        endpoints: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(endpoints, None if self._sender is None else self._sender.endpoint)
+        if place.model is None:
+            specs = wanted_specs(place.mib, place.receiver_rank)
+            config = ReceiverConfig(transport=self.name)
+            self._receiver = WeightReceiver(endpoints[:NUM_SENDERS], wanted=specs, config=config)
 
     def steps(self, turn: int) -> Steps:
-        sender, receiver = self._sender or self._place.sender, self._receiver
-        version = self._versions.next()
+        sender, receiver, version = self._sender, self._receiver, self._versions.next()
         if sender is not None:
             return {"publish": lambda: sender.publish(version), "pull": nothing}
         assert receiver is not None
