@@ -25,6 +25,7 @@ from cosmos_weightsync.errors import (
 )
 from cosmos_weightsync.layout import IntArray
 from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, Side, Window
+from cosmos_weightsync.transports.exposing import receive_exposed, send_exposed
 from cosmos_weightsync.transports.host_sockets import HostConnection, prepare_on_host
 from cosmos_weightsync.transports.windows import row_bytes_of
 
@@ -159,15 +160,10 @@ class _CrossMemoryChannel:
         return torch.device("cpu")
 
     def send(self, view: Tensor, deadline: Deadline) -> None:
-        self.expose([view], None, deadline)
-        self.await_finish(deadline)
+        send_exposed(self, view, deadline)
 
     def recv_into(self, view: Tensor, deadline: Deadline) -> None:
-        windows = self.windows([(view.shape, view.dtype)], deadline)
-        if windows is None:
-            raise ProtocolError(f"{self._connection.peer} exposed no message")
-        windows[0].read((slice(0, view.numel()),), view)
-        self.finish(deadline)
+        receive_exposed(self, view, deadline)
 
     def expose(self, views: Sequence[Tensor], arena: Arena | None, deadline: Deadline) -> bool:
         is_host_memory = all(view.device.type == "cpu" for view in views)

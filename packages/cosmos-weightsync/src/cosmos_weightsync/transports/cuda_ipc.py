@@ -22,6 +22,7 @@ from cosmos_weightsync.arenas import Arena
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import ProtocolError, TransportUnavailableError
 from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, Side, Window
+from cosmos_weightsync.transports.exposing import receive_exposed, send_exposed
 from cosmos_weightsync.transports.host_sockets import HostConnection, prepare_on_host
 from cosmos_weightsync.transports.windows import MappedWindow, strided_view
 
@@ -55,15 +56,10 @@ class _CudaIpcChannel:
         return self._device
 
     def send(self, view: Tensor, deadline: Deadline) -> None:
-        self.expose([view], None, deadline)
-        self.await_finish(deadline)
+        send_exposed(self, view, deadline)
 
     def recv_into(self, view: Tensor, deadline: Deadline) -> None:
-        windows = self.windows([(view.shape, view.dtype)], deadline)
-        if windows is None:
-            raise ProtocolError(f"{self._connection.peer} exposed no message")
-        windows[0].read((slice(0, view.numel()),), view)
-        self.finish(deadline)
+        receive_exposed(self, view, deadline)
 
     def expose(self, views: Sequence[Tensor], arena: Arena | None, deadline: Deadline) -> bool:
         if any(view.device != self._device for view in views):

@@ -17,6 +17,7 @@ from cosmos_weightsync.errors import (
     TransportUnavailableError,
 )
 from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, Side, Window
+from cosmos_weightsync.transports.exposing import receive_exposed, send_exposed
 from cosmos_weightsync.transports.windows import MappedWindow
 
 __all__ = ["LocalTransport"]
@@ -47,15 +48,10 @@ class _LocalChannel:
         return torch.device("cpu")
 
     def send(self, view: Tensor, deadline: Deadline) -> None:
-        self.expose([view], None, deadline)
-        self.await_finish(deadline)
+        send_exposed(self, view, deadline)
 
     def recv_into(self, view: Tensor, deadline: Deadline) -> None:
-        offered = self._take(deadline)
-        if [item.numel() for item in offered] != [view.numel()]:
-            raise ProtocolError(f"a message of another size than the {view.numel()} bytes due")
-        view.copy_(offered[0])
-        self.finish(deadline)
+        receive_exposed(self, view, deadline)
 
     def expose(self, views: Sequence[Tensor], arena: Arena | None, deadline: Deadline) -> bool:
         with self._exchange.condition:
@@ -88,7 +84,10 @@ class _LocalChannel:
             if exchange.is_declined:
                 exchange.is_declined = False
                 return None
-            return [MappedWindow(view) for view in exchange.offered or ()]
+            offered = exchange.offered or ()
+            if [view.shape for view in offered] != [tuple(shape) for shape, _ in shapes]:
+                raise ProtocolError(f"the sender offers {len(offered)} views, of other shapes")
+            return [MappedWindow(view) for view in offered]
 
     def finish(self, deadline: Deadline) -> None:
         with self._exchange.condition:
@@ -99,12 +98,6 @@ class _LocalChannel:
         with self._exchange.condition:
             self._exchange.is_closed = True
             self._exchange.condition.notify_all()
-
-    def _take(self, deadline: Deadline) -> Sequence[Tensor]:
-        exchange = self._exchange
-        with exchange.condition:
-            self._wait(lambda: exchange.offered is not None, "sender", deadline)
-            return exchange.offered or ()
 
     def _wait(self, is_ready: Callable[[], bool], peer: str, deadline: Deadline) -> None:
         exchange = self._exchange
