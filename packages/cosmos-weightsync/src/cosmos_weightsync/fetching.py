@@ -229,7 +229,7 @@ class VersionFetcher:
                 self._know_all(senders)
             specs = self._wanted.on_wire(senders)
             if tuple(shard.spec for shard in self._shadow.shards) != specs:
-                self._shadow.place(self._wanted.memory(specs))
+                self._shadow.place(*self._wanted.place(specs))
             return self._roster.assign(specs, found)
         except PlanError as error:
             for lost in found.unreachable.values():

@@ -93,7 +93,9 @@ class WeightReceiver:
     ) -> None:
         self._config = config = config or ReceiverConfig()
         known = (*standard_transports(), *transports)
-        self._wanted = WantedWeights(wanted, config.mode)
+        self._wanted = WantedWeights(
+            wanted, config.mode, "shared" if config.serve_host else "private"
+        )
         dialer = HolderDialer(
             known,
             config.transport,

@@ -16,6 +16,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from cosmos_weightsync.arenas import Arena
 from cosmos_weightsync.boxes import Box, subtract_all
 from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
@@ -69,15 +70,15 @@ class Shadow:
         """How much of the version that arrives, or arrived last, has come; not yet verified."""
         return self._arrived_bytes
 
-    def place(self, shards: Iterable[Shard]) -> None:
-        """Use this memory from now on; what it holds is of no version yet."""
+    def place(self, shards: Iterable[Shard], arena: Arena | None = None) -> None:
+        """Use this memory from now on, all of it in the arena; it holds no version yet."""
         self._evict(Deadline.after(0.0))
         with self._changed:
             self._shards = tuple(shards)
             self._item_bytes = {s.spec.name: s.tensor.element_size() for s in self._shards}
             self._layout = Layout.from_ranks([[shard.spec for shard in self._shards]])
             self._arriving = HeldBoxes(self._held(), on_arrival=self._count)
-            self._here = HeldBoxes(self._held())
+            self._here = HeldBoxes(self._held(), arena=arena)
             self._state = "empty"
             self._changed.notify_all()
 
@@ -201,7 +202,13 @@ class Shadow:
             self._changed.notify_all()
 
     def boxes_for(self, pin: "_Pin", deadline: Deadline) -> HeldBoxes:
-        """The memory as one reader may see it."""
+        """The memory as one reader may see it.
+
+        What is whole can be read where it lies: before it is overwritten the reader is hung up on.
+        """
+        with self._changed:
+            if self._state == "whole" and pin in self._pins:
+                return self._here
         return HeldBoxes(
             self._held(),
             on_view=lambda name, box: self.await_region(pin, name, box, deadline),

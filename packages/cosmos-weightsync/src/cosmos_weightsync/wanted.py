@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 
+from cosmos_weightsync.arenas import Arena
 from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.errors import LayoutError, UnknownTensorError
 from cosmos_weightsync.layout import Layout, ShardSpec
@@ -23,12 +24,19 @@ class WantedWeights:
         items: Shards with memory, specs without; ``None`` is everything that is offered.
         mode: ``staged`` gives every version memory of its own beside the shards' tensors;
             ``in_place`` gives it these tensors.
+        memory: ``shared`` if other processes of this host are to read versions where they lie.
 
     Raises:
         LayoutError: a region is wanted twice, or there is no place to put it.
     """
 
-    def __init__(self, items: Iterable[Shard | ShardSpec] | None, mode: Mode) -> None:
+    def __init__(
+        self,
+        items: Iterable[Shard | ShardSpec] | None,
+        mode: Mode,
+        memory: Literal["shared", "private"] = "private",
+    ) -> None:
+        self._memory = memory
         found = None if items is None else tuple(items)
         self._mode: Mode = mode
         self.targets = tuple(
@@ -56,14 +64,17 @@ class WantedWeights:
         wanted = senders.full_specs() if self.specs is None else self.specs
         return tuple(self._arriving_as(spec, senders) for spec in wanted)
 
-    def memory(self, specs: Sequence[ShardSpec]) -> tuple[Shard, ...]:
-        """Where versions of these specs (from `on_wire`) land."""
+    def place(self, specs: Sequence[ShardSpec]) -> tuple[tuple[Shard, ...], Arena | None]:
+        """Where versions of these specs (from `on_wire`) land, and the arena that this is in."""
         if self._mode == "in_place":
-            return tuple(Shard(t.spec, t.tensor.detach()) for t in self.targets)
-        return tuple(
-            Shard(spec, torch.empty(spec.box.shape, dtype=torch_dtype(spec.dtype)))
-            for spec in specs
-        )
+            return tuple(Shard(t.spec, t.tensor.detach()) for t in self.targets), None
+        shapes = [spec.box.shape for spec in specs]
+        dtypes = [torch_dtype(spec.dtype) for spec in specs]
+        if self._memory == "shared":
+            arena = Arena(shapes, dtypes)
+            return tuple(map(Shard, specs, arena.tensors)), arena
+        tensors = (torch.empty(s, dtype=d) for s, d in zip(shapes, dtypes, strict=True))
+        return tuple(map(Shard, specs, tensors)), None
 
     def _arriving_as(self, spec: ShardSpec, senders: Layout) -> ShardSpec:
         if spec.name not in senders.tensors:
