@@ -4,7 +4,8 @@ Conversations are kept from one version to the next. After anything went wrong t
 up, and the next version starts with whoever can be reached then.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -296,31 +297,40 @@ class VersionFetcher:
 
     def _open(self, edge: Edge, deadline: Deadline) -> ReceiverSession:
         session = edge.session
-        try:
+        with self._suspecting(edge):
             if session is None:
                 edge.session = session = self._dialer.meet(edge.source.endpoint, deadline)
             if not session.pieces:
                 self._dialer.open(session, edge.wanted, deadline)
-        except PeerLostError as error:
-            self._roster.suspect(edge.source.endpoint, error)
-            raise
         return session
 
     def _agree(self, edges: Sequence[Edge], at_least: int, deadline: Deadline) -> int:
         """Have all holders pin the same version. They publish in step, so this ends soon."""
-        pinned = [self._pin(edge, VersionRange(at_least), deadline) for edge in edges]
+        for edge in edges:
+            self._ask_pin(edge, VersionRange(at_least), deadline)
+        pinned = [self._pinned(edge, at_least, deadline) for edge in edges]
         while min(pinned) != max(pinned):
             newest = VersionRange(max(pinned), prefer="oldest")
             for index, edge in enumerate(edges):
                 if pinned[index] != newest.at_least:
-                    pinned[index] = self._pin(edge, newest, deadline)
+                    self._ask_pin(edge, newest, deadline)
+                    pinned[index] = self._pinned(edge, newest.at_least, deadline)
         return pinned[0]
 
-    def _pin(self, edge: Edge, wanted: VersionRange, deadline: Deadline) -> int:
-        session = edge.session
-        assert session is not None
+    def _ask_pin(self, edge: Edge, wanted: VersionRange, deadline: Deadline) -> None:
+        assert edge.session is not None
+        with self._suspecting(edge):
+            edge.session.ask_pin(wanted.at_least, wanted.prefer, deadline)
+
+    def _pinned(self, edge: Edge, at_least: int, deadline: Deadline) -> int:
+        assert edge.session is not None
+        with self._suspecting(edge):
+            return edge.session.pinned(at_least, deadline)
+
+    @contextmanager
+    def _suspecting(self, edge: Edge) -> Generator[None]:
         try:
-            return session.pin(wanted.at_least, wanted.prefer, deadline)
+            yield
         except PeerLostError as error:
             self._roster.suspect(edge.source.endpoint, error)
             raise

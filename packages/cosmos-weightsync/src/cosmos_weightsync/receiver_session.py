@@ -122,6 +122,18 @@ class ReceiverSession:
             DeadlineError: it has none that will do, in time.
             VersionGoneError: it has only newer ones.
         """
+        self.ask_pin(at_least, prefer, deadline, at_most=at_most)
+        return self.pinned(at_least, deadline)
+
+    def ask_pin(
+        self,
+        at_least: int,
+        prefer: Literal["newest", "oldest"],
+        deadline: Deadline,
+        *,
+        at_most: int | None = None,
+    ) -> None:
+        """The first half of `pin`: several holders can be asked before the first has answered."""
         request = {
             "at_least": at_least,
             "at_most": at_most,
@@ -129,6 +141,9 @@ class ReceiverSession:
             "seconds": self._seconds(deadline),
         }
         self._connection.send("pin", request, deadline)
+
+    def pinned(self, at_least: int, deadline: Deadline) -> int:
+        """The second half of `pin`."""
         try:
             answer = self._connection.receive(deadline, expect="pinned")
         except DeadlineError as error:
