@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
@@ -31,12 +31,6 @@ from cosmos_weightsync.frames import ControlConnection, connect_control
 from cosmos_weightsync.receiver_session import ReceiverSession
 from cosmos_weightsync.serving import PROTOCOL
 from cosmos_weightsync.transports import TcpTransport
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as found:
-        yield found
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -25,12 +25,6 @@ from cosmos_weightsync import (
 from cosmos_weightsync.transports import TcpTransport
 
 SHAPES = {"embed": (40, 16), "norm": (7,)}
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as found:
-        yield found
 
 
 @pytest.fixture

@@ -2,9 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -16,69 +15,18 @@ from cosmos_weightsync import (
     PeerLostError,
     ReceiverConfig,
     SenderConfig,
-    Shard,
     ShardSpec,
     VersionError,
     WeightReceiver,
-    WeightSender,
 )
 from cosmos_weightsync.transports import TcpTransport
 
 SHAPES = {"embed": (64, 48), "wide": (32, 400), "norm": (16,), "scale": ()}
 
 
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as found:
-        yield found
-
-
 def weights(version: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(version)
     return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
-
-
-def part(name: str, tensor: torch.Tensor, index: int, count: int) -> Shard:
-    """Part ``index`` of ``count`` along dim 0; the whole of a scalar."""
-    box = Box.full(tensor.shape)
-    if tensor.ndim:
-        edges = [tensor.shape[0] * i // count for i in (index, index + 1)]
-        box = Box((edges[0], *box.start[1:]), (edges[1], *box.stop[1:]))
-    spec = ShardSpec(name, tuple(tensor.shape), box, "float32")
-    return Shard(spec, tensor[box.relative_to(Box.full(tensor.shape))])
-
-
-class Trainer:
-    """HSDP: ``replicas`` copies of the model, each cut in two; rank = 2 * replica + shard."""
-
-    def __init__(self, stack: ExitStack, replicas: int = 2, hooks=None, **more) -> None:
-        """Rank r sends by ``hooks[r]`` where that is given."""
-        self.full = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
-        count = 2 * replicas
-        self.senders = [
-            stack.enter_context(
-                WeightSender(
-                    [part(name, tensor, rank % 2, 2) for name, tensor in self.full.items()],
-                    rank=rank,
-                    num_ranks=count,
-                    transports=[hooks[rank]] if hooks and rank in hooks else (),
-                    **more,
-                )
-            )
-            for rank in range(count)
-        ]
-
-    def publish(self, version: int) -> dict[str, torch.Tensor]:
-        wanted = weights(version)
-        for name, tensor in self.full.items():
-            tensor.copy_(wanted[name])
-        for sender in self.senders:
-            sender.publish(version)
-        return wanted
-
-    @property
-    def endpoints(self) -> list[str]:
-        return [sender.endpoint for sender in self.senders]
 
 
 def staged(receiver: WeightReceiver) -> dict[str, torch.Tensor]:
@@ -129,8 +77,8 @@ class _HookedChannel:
 SMALL = ReceiverConfig(transport="tcp", bucket_bytes=2048, num_threads=4)
 
 
-def test_a_dead_sender_is_replaced_by_its_duplicate_for_the_next_version(stack):
-    trainer = Trainer(stack)
+def test_a_dead_sender_is_replaced_by_its_duplicate_for_the_next_version(stack, make_trainer):
+    trainer = make_trainer(SHAPES, replicas=2)
     receiver = stack.enter_context(WeightReceiver(trainer.endpoints))
     trainer.publish(1)
     receiver.stage(1)
@@ -163,11 +111,11 @@ def dying(after: int) -> _Hooked:
 
 
 @pytest.mark.parametrize("after", [0, 1, 2])
-def test_a_sender_that_dies_in_the_middle_costs_only_what_it_had_left(stack, after):
+def test_a_sender_that_dies_in_the_middle_costs_only_what_it_had_left(stack, after, make_trainer):
     """Its duplicate sends what is missing; what arrived is checked and not sent again."""
     counts: dict[int, int] = {}
     hooks = {rank: counting(counts, rank) for rank in (1, 2, 3)}
-    trainer = Trainer(stack, hooks={0: dying(after), **hooks})
+    trainer = make_trainer(SHAPES, replicas=2, hooks={0: dying(after), **hooks})
     wanted = trainer.publish(1)
     receiver = stack.enter_context(WeightReceiver(trainer.endpoints, config=SMALL))
     receiver.stage(1)
@@ -179,11 +127,13 @@ def test_a_sender_that_dies_in_the_middle_costs_only_what_it_had_left(stack, aft
     assert sum(counts.values()) <= total - after * 512 + padding
 
 
-def test_both_holders_of_a_region_dead_is_an_error_that_names_it_and_keeps_the_old_version(stack):
+def test_both_holders_of_a_region_dead_is_an_error_that_names_it_and_keeps_the_old_version(
+    stack, make_trainer, make_part
+):
     hooks = {rank: dying(3) for rank in (0, 2)}
-    trainer = Trainer(stack, hooks=hooks)
+    trainer = make_trainer(SHAPES, replicas=2, hooks=hooks)
     model = {name: torch.full(shape, -1.0) for name, shape in SHAPES.items()}
-    items = [part(name, tensor, 0, 1) for name, tensor in model.items()]
+    items = [make_part(name, tensor, 0, 1) for name, tensor in model.items()]
     receiver = stack.enter_context(WeightReceiver(trainer.endpoints, wanted=items, config=SMALL))
     trainer.publish(1)
     with pytest.raises(PeerLostError, match=r"sender rank [02] .* nobody else .* version 1"):
@@ -192,24 +142,24 @@ def test_both_holders_of_a_region_dead_is_an_error_that_names_it_and_keeps_the_o
     assert all(tensor.eq(-1).all() for tensor in model.values())
 
 
-def test_damage_on_one_edge_is_made_good_by_a_duplicate(stack):
+def test_damage_on_one_edge_is_made_good_by_a_duplicate(stack, make_trainer):
     def damage(view: torch.Tensor) -> torch.Tensor:
         spoiled = view.clone()
         spoiled[-1] ^= 1
         return spoiled
 
-    trainer = Trainer(stack, hooks={0: _Hooked(lambda *_: None, damage)})
+    trainer = make_trainer(SHAPES, replicas=2, hooks={0: _Hooked(lambda *_: None, damage)})
     wanted = trainer.publish(1)
     receiver = stack.enter_context(WeightReceiver(trainer.endpoints, config=SMALL))
     receiver.stage(1)
     assert_same(staged(receiver), wanted)
 
 
-def test_damage_without_a_duplicate_is_named(stack):
+def test_damage_without_a_duplicate_is_named(stack, make_trainer):
     def damage(view: torch.Tensor) -> torch.Tensor:
         return view ^ 1
 
-    trainer = Trainer(stack, replicas=1, hooks={1: _Hooked(lambda *_: None, damage)})
+    trainer = make_trainer(SHAPES, hooks={1: _Hooked(lambda *_: None, damage)})
     trainer.publish(1)
     receiver = stack.enter_context(WeightReceiver(trainer.endpoints, config=SMALL))
     with pytest.raises(DigestError, match=r"sender rank 1 .*sent checksum"):
@@ -217,9 +167,9 @@ def test_damage_without_a_duplicate_is_named(stack):
     assert receiver.staged is None
 
 
-def test_ranks_of_two_runs_are_never_mixed(stack):
-    trainer = Trainer(stack, config=SenderConfig(run_id="a"))
-    other = Trainer(stack, config=SenderConfig(run_id="b"))
+def test_ranks_of_two_runs_are_never_mixed(stack, make_trainer):
+    trainer = make_trainer(SHAPES, replicas=2, config=SenderConfig(run_id="a"))
+    other = make_trainer(SHAPES, replicas=2, config=SenderConfig(run_id="b"))
     trainer.publish(1)
     other.publish(1)
     mixed = [trainer.endpoints[0], other.endpoints[1]]
@@ -232,14 +182,16 @@ def test_ranks_of_two_runs_are_never_mixed(stack):
 SERVING = ReceiverConfig(transport="tcp", bucket_bytes=2048, serve_host="127.0.0.1")
 
 
-def test_a_newcomer_with_another_cut_catches_up_from_committed_receivers(stack):
+def test_a_newcomer_with_another_cut_catches_up_from_committed_receivers(
+    stack, make_trainer, make_part
+):
     """Two receivers hold rows; the senders are gone; the newcomer wants columns."""
-    trainer = Trainer(stack)
+    trainer = make_trainer(SHAPES, replicas=2)
     wanted = trainer.publish(1)
     holders = []
     for index in range(2):
         model = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
-        items = [part(name, tensor, index, 2) for name, tensor in model.items()]
+        items = [make_part(name, tensor, index, 2) for name, tensor in model.items()]
         receiver = WeightReceiver(trainer.endpoints, wanted=items, config=SERVING)
         holders.append(stack.enter_context(receiver))
         receiver.stage(1)
@@ -255,8 +207,8 @@ def test_a_newcomer_with_another_cut_catches_up_from_committed_receivers(stack):
     newcomer.verify()
 
 
-def test_a_sender_that_dies_is_replaced_by_a_receiver_that_has_the_version(stack):
-    trainer = Trainer(stack, replicas=1)
+def test_a_sender_that_dies_is_replaced_by_a_receiver_that_has_the_version(stack, make_trainer):
+    trainer = make_trainer(SHAPES)
     wanted = trainer.publish(1)
     first = stack.enter_context(WeightReceiver(trainer.endpoints, config=SERVING))
     first.stage(1)
@@ -282,10 +234,10 @@ class _Gate(_Hooked):
             assert self.opened.wait(30)
 
 
-def test_a_relay_forwards_what_it_has_while_the_rest_arrives(stack):
+def test_a_relay_forwards_what_it_has_while_the_rest_arrives(stack, make_trainer):
     """The second hop has bytes in place while the first is held up half-way."""
     gate = _Gate(10)
-    trainer = Trainer(stack, replicas=1, hooks={1: gate})
+    trainer = make_trainer(SHAPES, hooks={1: gate})
     wanted = trainer.publish(1)
     relay = stack.enter_context(WeightReceiver(trainer.endpoints, config=SERVING))
     last = stack.enter_context(WeightReceiver([relay.endpoint], config=SMALL))
@@ -304,9 +256,9 @@ def test_a_relay_forwards_what_it_has_while_the_rest_arrives(stack):
     assert_same(staged(last), wanted)
 
 
-def test_a_relay_that_dies_half_way_is_replaced_by_the_senders(stack):
+def test_a_relay_that_dies_half_way_is_replaced_by_the_senders(stack, make_trainer):
     gate = _Gate(10)
-    trainer = Trainer(stack, replicas=1, hooks={1: gate})
+    trainer = make_trainer(SHAPES, hooks={1: gate})
     wanted = trainer.publish(1)
     relay = stack.enter_context(WeightReceiver(trainer.endpoints, config=SERVING))
     last = WeightReceiver([relay.endpoint, *trainer.endpoints], config=SMALL)
@@ -324,9 +276,11 @@ def test_a_relay_that_dies_half_way_is_replaced_by_the_senders(stack):
     assert_same(staged(last), wanted)
 
 
-def test_a_relay_that_moves_on_hangs_up_on_a_slow_reader_who_gets_the_rest_elsewhere(stack):
+def test_a_relay_that_moves_on_hangs_up_on_a_slow_reader_who_gets_the_rest_elsewhere(
+    stack, make_trainer
+):
     """The reader of version 1 is cut off by version 2 and gets one of the two, whole."""
-    trainer = Trainer(stack, replicas=1)
+    trainer = make_trainer(SHAPES)
     gate = _Gate(10)
     first, second = trainer.publish(1), weights(2)
     relay = WeightReceiver(

@@ -1,6 +1,5 @@
 """Receiving into the weights themselves: a fence from the first byte until the commit."""
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -21,12 +20,6 @@ from cosmos_weightsync.transports import TcpTransport
 
 SHAPES = {"embed": (64, 48), "norm": (16,)}
 IN_PLACE = ReceiverConfig(mode="in_place", transport="tcp", bucket_bytes=2048)
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as found:
-        yield found
 
 
 def model(value: float) -> dict[str, torch.Tensor]:

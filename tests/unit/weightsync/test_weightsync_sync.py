@@ -2,8 +2,6 @@
 
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -41,57 +39,9 @@ FULL = {
 }
 
 
-class Trainer:
-    """Two ranks of Shard(0) shards; `step` changes every element to a value of its own."""
-
-    def __init__(self, stack: ExitStack, config: SenderConfig | None = None, **more) -> None:
-        self.full = {name: torch.zeros(shape) for name, shape in FULL.items()}
-        self.senders = [
-            stack.enter_context(
-                WeightSender(self.shards(rank), rank=rank, num_ranks=2, config=config, **more)
-            )
-            for rank in range(2)
-        ]
-
-    def shards(self, rank: int) -> list[Shard]:
-        found = []
-        for name, tensor in self.full.items():
-            if tensor.ndim == 0:  # Replicated.
-                box = Box.full(())
-            else:
-                half = -(-tensor.shape[0] // 2)
-                start, stop = (0, half) if rank == 0 else (half, tensor.shape[0])
-                box = Box((start, *(0 for _ in tensor.shape[1:])), (stop, *tensor.shape[1:]))
-            spec = ShardSpec(name, tuple(tensor.shape), box, "float32")
-            found.append(Shard(spec, tensor[box.relative_to(Box.full(tensor.shape))]))
-        return found
-
-    def step(self, seed: int) -> dict[str, torch.Tensor]:
-        generator = torch.Generator().manual_seed(seed)
-        for tensor in self.full.values():
-            tensor.copy_(torch.randn(tensor.shape, generator=generator))
-        return {name: tensor.clone() for name, tensor in self.full.items()}
-
-    def publish(self, version: int) -> dict[str, torch.Tensor]:
-        copy = self.step(version)
-        for sender in self.senders:
-            sender.publish(version)
-        return copy
-
-    @property
-    def endpoints(self) -> list[str]:
-        return [sender.endpoint for sender in self.senders]
-
-
 @pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as found:
-        yield found
-
-
-@pytest.fixture
-def trainer(stack: ExitStack) -> Trainer:
-    return Trainer(stack)
+def trainer(make_trainer):
+    return make_trainer(FULL)
 
 
 def staged(receiver: WeightReceiver) -> dict[str, torch.Tensor]:
@@ -148,8 +98,8 @@ def test_only_the_wanted_boxes_travel(trainer, stack):
     assert torch.equal(receiver.staged_shards()[0].tensor, wanted)
 
 
-def test_senders_cast_once_and_receivers_cast_into_what_they_have(stack):
-    trainer = Trainer(stack, SenderConfig(wire_dtype="bfloat16"))
+def test_senders_cast_once_and_receivers_cast_into_what_they_have(stack, make_trainer):
+    trainer = make_trainer(FULL, config=SenderConfig(wire_dtype="bfloat16"))
     model = {name: torch.zeros(shape) for name, shape in FULL.items()}
     receiver = stack.enter_context(
         WeightReceiver(trainer.endpoints, wanted=shards_of(model.items()))
@@ -165,9 +115,11 @@ def test_senders_cast_once_and_receivers_cast_into_what_they_have(stack):
 @pytest.mark.parametrize(
     "transport", ["tcp", "shared_memory", "cross_memory", "process_group", "local"]
 )
-def test_every_transport_and_bucket_size_gives_the_same_bytes(stack, transport, bucket_bytes):
+def test_every_transport_and_bucket_size_gives_the_same_bytes(
+    stack, transport, bucket_bytes, make_trainer
+):
     local = LocalTransport()
-    trainer = Trainer(stack, transports=[local])
+    trainer = make_trainer(FULL, transports=[local])
     wanted = trainer.publish(1)
     config = ReceiverConfig(transport=transport, bucket_bytes=bucket_bytes)
     receiver = stack.enter_context(
@@ -243,8 +195,8 @@ def test_a_receiver_outlives_hanging_up(trainer, stack):
     assert_same(staged(receiver), wanted)
 
 
-def test_a_sender_that_hung_up_on_an_idle_receiver_is_called_again(stack):
-    trainer = Trainer(stack, SenderConfig(idle_s=1.0))
+def test_a_sender_that_hung_up_on_an_idle_receiver_is_called_again(stack, make_trainer):
+    trainer = make_trainer(FULL, config=SenderConfig(idle_s=1.0))
     trainer.publish(1)
     receiver = stack.enter_context(WeightReceiver(trainer.endpoints))
     receiver.stage(1)
@@ -279,8 +231,8 @@ def test_closing_a_sender_ends_its_threads(trainer, stack):
     assert not [t for t in threading.enumerate() if t.name.startswith("weight-s")]
 
 
-def test_a_wrong_token_is_refused_and_the_right_one_is_not(stack):
-    trainer = Trainer(stack, SenderConfig(token="secret"))
+def test_a_wrong_token_is_refused_and_the_right_one_is_not(stack, make_trainer):
+    trainer = make_trainer(FULL, config=SenderConfig(token="secret"))
     trainer.publish(1)
     wrong = stack.enter_context(
         WeightReceiver(trainer.endpoints, config=ReceiverConfig(token="guess"))
