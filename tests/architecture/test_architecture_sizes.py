@@ -9,7 +9,6 @@ _MAX_FUNCTION_LINES = 60
 EXCEPTIONS: dict[str, str] = {
     "tests/contract/test_rollout_engines.py": "one contract suite, run for every engine",
     "tests/unit/core/test_core_config.py": "tables of configurations and the errors they give",
-    "tests/unit/weightsync/test_weightsync_sync.py": "one suite over all in-process transfers",
 }
 
 
