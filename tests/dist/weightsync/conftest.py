@@ -33,6 +33,9 @@ ENVIRONMENT = {
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Known where the tests of this folder are named on the command line."""
     parser.addoption("--weightsync-kills", type=int, help="processes to kill, 16 if omitted")
+    parser.addoption(
+        "--weightsync-all-families", action="store_true", help="an engine of each, not of three"
+    )
 
 
 class Process:

@@ -109,6 +109,9 @@ def test_a_killed_sender_rank_is_an_error_and_never_a_mixture(start_trainer):
     trainer.ranks[0].kill()
 
     again = start_trainer(2, "blocks", ODD)
+    runs = [{state["run_id"] for state in started.states} for started in (trainer, again)]
+    assert [len(names) for names in runs] == [1, 1]  # Ranks agree, runs differ.
+    assert runs[0].isdisjoint(runs[1])
     again.ask("fill", value=3.0)
     again.ask("publish", version=1)
     with receiver_of(again, "auto") as receiver:

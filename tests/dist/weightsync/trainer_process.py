@@ -121,6 +121,7 @@ class Rank:
             "num_sessions": self.sender.num_sessions,
             "pins": [b.num_pins for b in self.sender._snapshots._buffers],
             "endpoint": self.sender.endpoint,
+            "run_id": self.sender.run_id,
             "placements": sorted(
                 {str(p.placements) for p in self.model.parameters() if isinstance(p, DTensor)}
             ),

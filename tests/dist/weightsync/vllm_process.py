@@ -89,12 +89,16 @@ class Engine:
         self.count = 0
 
     async def connect(
-        self, endpoints: list[str], transport: str, kv_cache: str = "recompute"
+        self,
+        endpoints: list[str],
+        transport: str,
+        kv_cache: str = "recompute",
+        reuse: str = "nothing",
     ) -> dict[str, Any]:
         self.client = VLLMWeightClient(
             self.engine,
             kv_cache="keep" if kv_cache == "keep" else "recompute",
-            init_info={"transport": transport},
+            init_info={"transport": transport, "reuse": reuse},
             timeout_s=60,
         )
         try:
@@ -109,7 +113,11 @@ class Engine:
             times = await self.client.load(version)
         except WeightSyncError as error:
             return {"error": type(error).__name__, "message": str(error)}
-        return {"version": times.version, "num_bytes": times.num_bytes}
+        return {
+            "version": times.version,
+            "num_bytes": times.num_bytes,
+            "wire_bytes": times.wire_bytes,
+        }
 
     async def load_while_generating(self, version: int, prompts: list[list[int]]) -> dict[str, Any]:
         """Answers twice: when generation is under way, and when the load is done."""

@@ -43,6 +43,7 @@ class StagedVersion:
         wire_bytes: How many crossed the transports; less where something was reused.
         seconds: How long that took, waiting for the version to be published included.
         digest: Equal for equal bytes from the same senders.
+        run_id: Of the trainer's run that published it; see `SenderConfig`.
     """
 
     version: int
@@ -50,6 +51,7 @@ class StagedVersion:
     wire_bytes: int
     seconds: float
     digest: str
+    run_id: str = ""
 
 
 class WeightReceiver:
@@ -186,6 +188,7 @@ class WeightReceiver:
             wire_bytes=fetched.wire_bytes,
             seconds=time.monotonic() - started,
             digest=fetched.digest,
+            run_id=self._shadow.run_id,
         )
         return self._staged
 

@@ -16,6 +16,7 @@ from cosmos_weightsync.errors import ConfigurationError
 from cosmos_weightsync.layout import Layout
 from cosmos_weightsync.membership import Member
 from cosmos_weightsync.published import PublishedVersions
+from cosmos_weightsync.runs import new_run_id
 from cosmos_weightsync.server import Server, check_exposure
 from cosmos_weightsync.serving import HolderIdentity, ServingSession
 from cosmos_weightsync.shards import Shard, torch_dtype
@@ -51,7 +52,9 @@ class SenderConfig:
         token: Receivers must show it. Must be given if ``bind_host`` is not loopback.
         publish_timeout_s: How long `WeightSender.publish` may wait for a free buffer.
         run_id: Equal on all ranks of one run of the trainer and on no other run: versions of two
-            runs that carry the same number are then never mixed.
+            runs that carry the same number are then never mixed. If empty, senders make one: a
+            single rank by itself, several with `torch.distributed`, where all ranks make their
+            senders in the same order. Several ranks without `torch.distributed` have none.
         directory: The endpoint of a `WeightDirectory` to register with, and its token is
             ``token``. Empty registers nowhere: receivers are told `WeightSender.endpoint`.
         idle_s: A receiver that asks for nothing for so long is hung up on; it may call again.
@@ -133,6 +136,7 @@ class WeightSender:
         if not 0 <= rank < num_ranks:
             raise ConfigurationError(f"rank {rank} is not one of {num_ranks} ranks")
         self._config = config
+        self._run_id = config.run_id or new_run_id(rank, num_ranks)
         source = _published(shards, config.wire_dtype)
         self._layout = Layout.from_ranks([source.specs])
         self._snapshots = SnapshotStore(
@@ -146,7 +150,7 @@ class WeightSender:
             rank=rank,
             num_ranks=num_ranks,
             name=f"sender rank {rank}",
-            holder=PublishedVersions(self._snapshots, source.specs, config.run_id),
+            holder=PublishedVersions(self._snapshots, source.specs, self._run_id),
             transports={item.name: item for item in (*standard_transports(), *transports)},
             token=config.token,
             host=config.bind_host,
@@ -164,6 +168,11 @@ class WeightSender:
     def endpoint(self) -> str:
         """Where receivers find this rank: ``host:port``."""
         return self._server.endpoint
+
+    @property
+    def run_id(self) -> str:
+        """What tells this run's versions from those of another run; see `SenderConfig`."""
+        return self._run_id
 
     @property
     def layout(self) -> Layout:
@@ -197,7 +206,7 @@ class WeightSender:
         """
         self._snapshots.publish(version, Deadline.after(self._config.publish_timeout_s))
         if self._attendance is not None:
-            self._attendance.hold(version, self._config.run_id)
+            self._attendance.hold(version, self._run_id)
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Hang up on every receiver and end all threads. May be repeated.
@@ -226,11 +235,11 @@ class WeightSender:
             name=f"sender rank {rank}",
             endpoint=self.endpoint,
             host=socket.gethostname(),
-            run_id=self._config.run_id,
+            run_id=self._run_id,
         )
         attendance = Attendance(self._config.directory, member, self._config.token)
         attendance.describe(self._layout)
-        attendance.hold(-1, self._config.run_id)
+        attendance.hold(-1, self._run_id)
         return attendance
 
 

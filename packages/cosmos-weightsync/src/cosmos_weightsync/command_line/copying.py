@@ -19,7 +19,7 @@ from cosmos_weightsync.files.checkpoints import read_checkpoint
 from cosmos_weightsync.files.manifests import MANIFEST_NAME
 from cosmos_weightsync.files.pulling import PushedDirectory, files_of, pull_directory
 from cosmos_weightsync.files.pushing import DirectoryServer
-from cosmos_weightsync.files.storage import Storage, open_storage
+from cosmos_weightsync.files.storage import ReadableStorage, open_storage
 from cosmos_weightsync.files.verifying import compare_checkpoints, verify_against_manifest
 
 __all__ = ["pull", "push", "verify"]
@@ -131,7 +131,7 @@ def pull(
         report(facts, as_json=as_json)
 
 
-def _opened(source: str, token: str, timeout_s: float) -> Storage:
+def _opened(source: str, token: str, timeout_s: float) -> ReadableStorage:
     host, _, port = source.rpartition(":")
     if "://" in source or Path(source).is_dir():
         return open_storage(source)

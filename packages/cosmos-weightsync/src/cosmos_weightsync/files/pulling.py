@@ -6,17 +6,22 @@ small files go last: a directory that has its ``config.json`` has its tensors.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
 
 from cosmos_weightsync.deadlines import Deadline
-from cosmos_weightsync.errors import CorruptFileError, DigestError, ProtocolError, StorageError
+from cosmos_weightsync.errors import CorruptFileError, DigestError, ProtocolError
 from cosmos_weightsync.files.manifests import CHUNK_BYTES
 from cosmos_weightsync.files.pushing import MAX_READ_BYTES, PROTOCOL, chunk_sums
-from cosmos_weightsync.files.storage import LocalStorage, Storage, translated
+from cosmos_weightsync.files.storage import (
+    LocalStorage,
+    ReadableStorage,
+    translated,
+    write_all,
+)
 from cosmos_weightsync.frames import connect_control
 
 __all__ = ["PulledFile", "PushedDirectory", "files_of", "pull_directory"]
@@ -58,11 +63,6 @@ class PushedDirectory:
         """The endpoint."""
         return self._url
 
-    @property
-    def can_rename(self) -> bool:
-        """Nothing can be changed here."""
-        return False
-
     def names(self, directory: str = "") -> list[str]:
         """What lies directly in a directory."""
         start = f"{directory}/" if directory else ""
@@ -99,18 +99,6 @@ class PushedDirectory:
         """Tell the pusher that this side has everything."""
         self._connection.send("finished", {}, self._deadline())
 
-    def write(self, path: str, parts: Iterable[memoryview | bytes]) -> None:
-        """Not here."""
-        raise StorageError(f"{self._url} is read only")
-
-    def rename(self, source: str, target: str) -> None:
-        """Not here."""
-        raise StorageError(f"{self._url} is read only")
-
-    def remove(self, path: str) -> None:
-        """Not here."""
-        raise StorageError(f"{self._url} is read only")
-
     def close(self) -> None:
         """Hang up. May be repeated."""
         self._connection.close()
@@ -129,7 +117,7 @@ class PulledFile:
 
 
 def pull_directory(
-    source: Storage, target: Path, progress: Callable[[int], None]
+    source: ReadableStorage, target: Path, progress: Callable[[int], None]
 ) -> list[PulledFile]:
     """Make ``target`` hold what ``source`` holds; call it again after an interruption.
 
@@ -155,7 +143,7 @@ def pull_directory(
     return pulled
 
 
-def files_of(source: Storage, directory: str = "") -> Iterator[tuple[str, int]]:
+def files_of(source: ReadableStorage, directory: str = "") -> Iterator[tuple[str, int]]:
     """Every file that `pull_directory` would fetch, and its size."""
     for name in source.names(directory):
         path = f"{directory}/{name}" if directory else name
@@ -169,7 +157,11 @@ def files_of(source: Storage, directory: str = "") -> Iterator[tuple[str, int]]:
 
 
 def _pull(
-    source: Storage, target: Path, path: str, num_bytes: int, progress: Callable[[int], None]
+    source: ReadableStorage,
+    target: Path,
+    path: str,
+    num_bytes: int,
+    progress: Callable[[int], None],
 ) -> PulledFile:
     if path.startswith("/") or ".." in path.split("/"):
         raise CorruptFileError(f"{source.url} names a file {path!r}, outside of the directory")
@@ -192,33 +184,21 @@ def _pull(
             for low in range(kept, num_bytes, _BLOCK_BYTES):
                 view = buffer[: min(_BLOCK_BYTES, num_bytes - low)]
                 source.read_into(path, low, view)
-                written = 0
-                while written < len(view):
-                    written += handle.write(view[written:])
+                write_all(handle.fileno(), view)
                 progress(len(view))
             os.fsync(handle.fileno())
         file.replace(target / path)
     return PulledFile(path, num_bytes, kept)
 
 
-def _kept(source: Storage, local: LocalStorage, path: str, size: int) -> int:
+def _kept(source: ReadableStorage, local: LocalStorage, path: str, size: int) -> int:
     """How many of the first bytes of a local file are the source's, in whole chunks."""
     original = path.removeprefix(f"{_PARTS}/")
     theirs = (
         source.sums(original, size)
         if isinstance(source, PushedDirectory)
-        else _sums_by_reading(source, original, size)
+        else chunk_sums(source, original, size)
     )
     ours = chunk_sums(local, path, size)
     alike = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
     return size if alike is None and len(ours) == len(theirs) else (alike or 0) * CHUNK_BYTES
-
-
-def _sums_by_reading(source: Storage, path: str, size: int) -> list[str]:
-    buffer = memoryview(bytearray(CHUNK_BYTES))
-    sums: list[str] = []
-    for low in range(0, size, CHUNK_BYTES):
-        view = buffer[: min(CHUNK_BYTES, size - low)]
-        source.read_into(path, low, view)
-        sums.append(xxhash.xxh3_64_hexdigest(view))
-    return sums

@@ -30,7 +30,7 @@ from cosmos_weightsync.errors import (
     WeightSyncError,
 )
 from cosmos_weightsync.files.manifests import CHUNK_BYTES
-from cosmos_weightsync.files.storage import LocalStorage
+from cosmos_weightsync.files.storage import LocalStorage, ReadableStorage
 from cosmos_weightsync.frames import ControlConnection
 from cosmos_weightsync.server import Server, check_exposure
 
@@ -54,7 +54,7 @@ def files_below(root: Path) -> dict[str, int]:
     return found
 
 
-def chunk_sums(storage: LocalStorage, path: str, num_bytes: int) -> list[str]:
+def chunk_sums(storage: ReadableStorage, path: str, num_bytes: int) -> list[str]:
     """The xxh3_64 of each chunk of the first ``num_bytes`` of a file, in hex."""
     buffer = bytearray(min(CHUNK_BYTES, max(num_bytes, 1)))
     sums: list[str] = []

@@ -20,23 +20,26 @@ from cosmos_weightsync.errors import (
     StorageFullError,
 )
 
-__all__ = ["LocalStorage", "RemoteStorage", "Storage", "open_storage"]
+__all__ = [
+    "LocalStorage",
+    "ReadableStorage",
+    "RemoteStorage",
+    "Storage",
+    "open_storage",
+    "translated",
+    "write_all",
+]
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _EXTRAS = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
 
 
-class Storage(Protocol):
-    """What reading and publishing need."""
+class ReadableStorage(Protocol):
+    """What fetching needs."""
 
     @property
     def url(self) -> str:
         """The root, as a person would write it."""
-        ...
-
-    @property
-    def can_rename(self) -> bool:
-        """Whether `rename` of a directory is one atomic step."""
         ...
 
     def names(self, directory: str = "") -> list[str]:
@@ -54,6 +57,15 @@ class Storage(Protocol):
             CorruptFileError: the file ends before.
             StorageError: it cannot be read.
         """
+        ...
+
+
+class Storage(ReadableStorage, Protocol):
+    """What publishing needs."""
+
+    @property
+    def can_rename(self) -> bool:
+        """Whether `rename` of a directory is one atomic step."""
         ...
 
     def write(self, path: str, parts: Iterable[memoryview | bytes]) -> None:
@@ -143,7 +155,7 @@ class LocalStorage:
             try:
                 with beside.open("wb", buffering=0) as handle:
                     for part in parts:
-                        _write_all(handle.fileno(), memoryview(part).cast("B"))
+                        write_all(handle.fileno(), memoryview(part).cast("B"))
                     os.fsync(handle.fileno())
                 beside.replace(file)
             except BaseException:
@@ -167,7 +179,8 @@ class LocalStorage:
                 target.unlink(missing_ok=True)
 
 
-def _write_all(handle: int, view: memoryview) -> None:
+def write_all(handle: int, view: memoryview) -> None:
+    """Write all of it; the system may take less at a time."""
     written = 0
     while written < len(view):
         written += os.write(handle, view[written : written + (64 << 20)])

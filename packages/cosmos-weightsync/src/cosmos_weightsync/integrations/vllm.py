@@ -17,7 +17,7 @@ stage (background thread of each worker, engine generates) ─► pause at a tok
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, Protocol
 
 from cosmos_weightsync import errors
@@ -129,13 +129,15 @@ class LoadTimes:
         version: The version in use now; it may be newer than the one asked for.
         transfer_s: Staging, with generation going on.
         stall_s: From asking for the pause to the return of resume: no token is sampled.
-        num_bytes: What the worker that needs most received.
+        num_bytes: What the worker that needs most has of it.
+        wire_bytes: What crossed to the worker that fetched most; less with ``reuse``.
     """
 
     version: int
     transfer_s: float
     stall_s: float
     num_bytes: int
+    wire_bytes: int
 
 
 class VLLMWeightClient:
@@ -145,7 +147,8 @@ class VLLMWeightClient:
         engine: An ``AsyncLLM``.
         kv_cache: What becomes of the keys and values that the old weights computed for requests
             in flight: ``"recompute"`` them under the new weights, or ``"keep"`` them.
-        init_info: More fields of the engine's `InitInfo`: transport, token, bucket_bytes.
+        init_info: More fields of the engine's `InitInfo`: ``transport``, ``token``, ``reuse``,
+            ``bucket_bytes``, ``num_threads``, ``stall_s`` and so on, as in `ReceiverConfig`.
         timeout_s: How long a staging may take.
     """
 
@@ -177,17 +180,19 @@ class VLLMWeightClient:
         Raises:
             UnknownTensorError: the senders' tensors are not those of the engine's model.
             TransferError: the senders cannot be reached.
-            ConfigurationError: the engine was made without `engine_arguments`.
+            ConfigurationError: the engine was made without `engine_arguments`, or ``init_info``
+                makes no sense.
         """
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
         if tuple(endpoints) == self._endpoints:
             return self._reports
+        info = {**self._init_info, "endpoints": list(endpoints), "describe": "background"}
+        _check_init_info(info)
         async with self._lock:
             deadline = time.monotonic() + self._timeout_s
             await self._until_settled(deadline)  # A load that was cancelled may still be staging.
             self._endpoints = ()
-            info = {**self._init_info, "endpoints": list(endpoints), "describe": "background"}
             await self._engine.init_weight_transfer_engine(
                 WeightTransferInitRequest(init_info=info)
             )
@@ -213,7 +218,7 @@ class VLLMWeightClient:
             raise VersionError("'connect' to the senders first")
         async with self._lock:
             started = time.monotonic()
-            staged, num_bytes = await self._stage(version)
+            staged, num_bytes, wire_bytes = await self._stage(version)
             transfer_s = time.monotonic() - started
             commit = asyncio.ensure_future(self._commit(staged))
             try:
@@ -221,10 +226,10 @@ class VLLMWeightClient:
             except asyncio.CancelledError:
                 await commit  # Given up half-way, it would leave the engine paused.
                 raise
-            return LoadTimes(staged, transfer_s, stall_s, num_bytes)
+            return LoadTimes(staged, transfer_s, stall_s, num_bytes, wire_bytes)
 
-    async def _stage(self, version: int) -> tuple[int, int]:
-        """Until every worker has staged the same version."""
+    async def _stage(self, version: int) -> tuple[int, int, int]:
+        """Until every worker has staged the same version; with its sizes."""
         deadline = time.monotonic() + self._timeout_s
         await self._until_settled(deadline)  # A load that was cancelled may still be staging.
         while True:
@@ -233,7 +238,7 @@ class VLLMWeightClient:
             states = await self._until_staged(deadline)
             versions = [int(state["version"]) for state in states]
             if min(versions) == max(versions):
-                return versions[0], max(int(state["num_bytes"]) for state in states)
+                return versions[0], _largest(states, "num_bytes"), _largest(states, "wire_bytes")
             version = max(versions)  # Published in between; the workers behind fetch it too.
 
     async def _until_staged(self, deadline: float) -> list[dict[str, Any]]:
@@ -286,6 +291,20 @@ class VLLMWeightClient:
             ) from error
         await self._engine.resume_generation()
         return time.monotonic() - started
+
+
+def _check_init_info(info: Mapping[str, Any]) -> None:
+    """Say here, and in our own words, what the workers would refuse."""
+    from cosmos_weightsync.integrations.vllm_engine import InitInfo
+
+    unknown = sorted(set(info) - {one.name for one in fields(InitInfo)})
+    if unknown:
+        raise ConfigurationError(f"init_info has no {unknown[0]!r}; see InitInfo")
+    InitInfo(**info).receiver_config()
+
+
+def _largest(states: Sequence[Mapping[str, Any]], key: str) -> int:
+    return max(int(state[key]) for state in states)
 
 
 def _raise_failure(states: Sequence[Mapping[str, Any]], what: str) -> None:

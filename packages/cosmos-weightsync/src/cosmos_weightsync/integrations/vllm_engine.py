@@ -35,6 +35,7 @@ from cosmos_weightsync.layout import Layout
 from cosmos_weightsync.planning import plan_transfer
 from cosmos_weightsync.receiver import ReceiverConfig, StagedVersion, WeightReceiver
 from cosmos_weightsync.receiver_session import ReceiverSession
+from cosmos_weightsync.reuse import Reused
 
 __all__ = ["CosmosWeightTransferEngine", "InitInfo", "UpdateInfo", "load_version"]
 
@@ -45,10 +46,14 @@ class InitInfo(WeightTransferInitInfo):
 
     Attributes:
         endpoints: Of every sender rank.
-        transport: As in `ReceiverConfig`.
-        token: As in `ReceiverConfig`.
-        bucket_bytes: As in `ReceiverConfig`.
-        connect_timeout_s: As in `ReceiverConfig`.
+        transport: This and the following as in `ReceiverConfig`.
+        token: What the senders want to be shown.
+        bucket_bytes: One bucket per thread.
+        num_threads: How many senders a worker reads from at the same time.
+        connect_timeout_s: How long meeting a sender may take.
+        stall_s: A sender that is silent for so long counts as lost.
+        reuse: ``nothing``, ``pieces`` or ``changes``.
+        anchor_every: How often a version is fetched whole all the same.
         missing: As in `discover_layout`.
         describe: When to ask the senders what they have: ``"now"``, or ``"background"`` while the
             engine generates, for a client that calls `CosmosWeightTransferEngine.discover` later.
@@ -58,9 +63,30 @@ class InitInfo(WeightTransferInitInfo):
     transport: str = "auto"
     token: str = ""
     bucket_bytes: int = 16 << 20
+    num_threads: int = 4
     connect_timeout_s: float = 60.0
+    stall_s: float = 60.0
+    reuse: Reused = "nothing"
+    anchor_every: int = 64
     missing: Literal["refuse", "keep"] = "refuse"
     describe: Literal["now", "background"] = "now"
+
+    def receiver_config(self) -> ReceiverConfig:
+        """How the worker's receiver fetches.
+
+        Raises:
+            ConfigurationError: an option makes no sense.
+        """
+        return ReceiverConfig(
+            transport=self.transport,
+            token=self.token,
+            bucket_bytes=self.bucket_bytes,
+            num_threads=self.num_threads,
+            connect_timeout_s=self.connect_timeout_s,
+            stall_s=self.stall_s,
+            reuse=self.reuse,
+            anchor_every=self.anchor_every,
+        )
 
 
 @dataclass
@@ -99,8 +125,10 @@ class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
         Raises:
             WeightSyncError: they cannot be reached, or do not have what the model needs.
-            ConfigurationError: this engine moves experts between its workers as it runs.
+            ConfigurationError: an option makes no sense, or this engine moves experts between
+                its workers as it runs.
         """
+        init_info.receiver_config()
         self.shutdown()
         if self.parallel_config.enable_eplb:
             raise ConfigurationError(
@@ -140,12 +168,7 @@ class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._receiver = WeightReceiver(
             info.endpoints,
             wanted=layout.specs,
-            config=ReceiverConfig(
-                transport=info.transport,
-                token=info.token,
-                bucket_bytes=info.bucket_bytes,
-                connect_timeout_s=info.connect_timeout_s,
-            ),
+            config=info.receiver_config(),
         )
         return layout.report()
 
@@ -172,6 +195,7 @@ class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             "state": "staged",
             "version": staged.version,
             "num_bytes": staged.num_bytes,
+            "wire_bytes": staged.wire_bytes,
             "seconds": staged.seconds,
             "digest": staged.digest,
         }

@@ -10,8 +10,8 @@ engine.send_weights()     # on every trainer rank, after every step
 weights differs between vLLM 0.32 and 0.33; one module each reads it (``vllm_source_*``).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import torch
@@ -33,6 +33,7 @@ class CosmosTrainerInitInfo(TrainerInitInfo):
         num_ranks: Trainer ranks; with more than one, `torch.distributed` must be up.
         sender: What each rank's sender is made with.
         transport: What the workers fetch with; see `ReceiverConfig`.
+        worker: More fields of the workers' `InitInfo`, such as ``reuse``.
     """
 
     backend: ClassVar[str] = "cosmos"
@@ -40,6 +41,7 @@ class CosmosTrainerInitInfo(TrainerInitInfo):
     num_ranks: int = 1
     sender: SenderConfig | None = None
     transport: str = "auto"
+    worker: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 class CosmosTrainerWeightTransferEngine(TrainerWeightTransferEngine[CosmosTrainerInitInfo]):
@@ -78,9 +80,8 @@ class CosmosTrainerWeightTransferEngine(TrainerWeightTransferEngine[CosmosTraine
         endpoints = engine._gather(sender.endpoint)
         if engine.is_sender:
             token = init_info.sender.token if init_info.sender is not None else ""
-            client.init_weight_transfer_engine(
-                {"endpoints": endpoints, "transport": init_info.transport, "token": token}
-            )
+            where = {"endpoints": endpoints, "transport": init_info.transport, "token": token}
+            client.init_weight_transfer_engine({**init_info.worker, **where})
         return engine
 
     def send_weights(self) -> None:
