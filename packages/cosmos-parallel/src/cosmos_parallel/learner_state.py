@@ -54,7 +54,9 @@ def state_to_fill(
             offer = "has no such tensor" if shape is None else f"has {shape}"
             raise CheckpointError(
                 f"checkpoint {path} is of another model: {name.removeprefix('model.')} needs "
-                f"{tuple(value.shape)}, the checkpoint {offer}"
+                f"{tuple(value.shape)}, the checkpoint {offer}; a checkpoint goes on in the "
+                "implementation (torchtitan's or transformers') and with the adapters it was "
+                "written with"
             )
     parameters = dict(learner.model.named_parameters())
     for name, found in saved.items():

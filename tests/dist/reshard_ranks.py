@@ -1,0 +1,84 @@
+"""Saves a torchtitan model on four FSDP ranks and resumes it under other axes.
+
+python reshard_ranks.py DIRECTORY LAYOUT...; writes the losses of the steps after the checkpoint.
+"""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+from parallel_ranks import Layout, Place, build_model, micro_batches, next_token_loss, run_ranks
+
+from cosmos_parallel import (
+    AdamWConfig,
+    CheckpointStore,
+    Learner,
+    LearnerConfig,
+    ModelConfig,
+    ParallelConfig,
+    ScheduleConfig,
+    build_mesh,
+    init_distributed,
+    load_causal_lm,
+)
+from cosmos_parallel.gradients import local_part
+
+# ranks, and the degrees of what is not data parallel
+LAYOUTS = {
+    "fsdp4": (4, {}),
+    "tp2": (2, {"tp": 2}),
+    "fsdp2-tp2": (4, {"tp": 2}),
+    "pp2": (2, {"pp": 2}),
+}
+SAVED_AFTER, LAST = 3, 5
+
+
+def make_learner(place: Place, directory: Path, degrees: dict) -> Learner:
+    process = init_distributed(
+        place.rank,
+        place.layout.num_ranks,
+        init_method=f"file://{place.meeting}/ranks",
+        timeout_s=100,
+    )
+    mesh = build_mesh(ParallelConfig(**degrees), process)
+    config = ModelConfig(implementation="native")
+    model = load_causal_lm(directory / "qwen3", mesh, config)
+    optimizer = AdamWConfig(lr=1e-3, schedule=ScheduleConfig(num_warmup_steps=10))
+    return Learner(model, LearnerConfig(optimizer=optimizer), mesh=mesh)
+
+
+def take_step(learner: Learner, step: int) -> dict:
+    mesh = learner.mesh
+    mine = micro_batches(step)[mesh.data_rank :: mesh.data_size]
+    report = learner.step(mine, next_token_loss, filler=micro_batches(99)[2])
+    return {name: dataclasses.asdict(report)[name] for name in ("loss", "grad_norm", "lr")}
+
+
+def run(directory: Path, name: str) -> None:
+    num_ranks, degrees = LAYOUTS[name]
+
+    def body(place: Place) -> None:
+        learner = make_learner(place, directory, degrees)
+        store = CheckpointStore(directory / "checkpoints", learner.mesh)
+        if name == "fsdp4":
+            for step in range(SAVED_AFTER):
+                take_step(learner, step)
+            store.save(SAVED_AFTER, learner, b"cut")
+        else:
+            for parameter in learner.model.parameters():
+                local_part(parameter.detach()).add_(0.1)
+            assert store.load(learner).extra == b"cut"
+        reports = [take_step(learner, step) for step in range(SAVED_AFTER, LAST)]
+        store.close()
+        if place.rank == 0:
+            (directory / f"{name}.json").write_text(json.dumps(reports))
+
+    run_ranks(Layout(num_ranks=num_ranks), body)
+
+
+if __name__ == "__main__":
+    where = Path(sys.argv[1])
+    build_model("qwen3", where, tied=False)  # the stages of a pipeline share no weights
+    for chosen in sys.argv[2:]:
+        run(where, chosen)
