@@ -1,8 +1,6 @@
 """The meeting place of a run's replicas, in a process that is none of them."""
 
 import asyncio
-import contextlib
-import signal
 from pathlib import Path
 
 from cosmos_app.roles.parent import die_with_parent
@@ -12,7 +10,10 @@ from cosmos_parallel import MeetingPlace
 
 
 async def run_meeting(run_dir: Path, host: str) -> int:
-    """Host the meeting place until SIGTERM; return 0.
+    """Host the meeting place until a signal ends the process.
+
+    SIGTERM is left to end it at once: a Lighthouse that is shut down waits for its connections, and
+    nothing that it knows is worth the wait.
 
     Raises:
         ConfigError: if the run is no supervised one.
@@ -21,9 +22,6 @@ async def run_meeting(run_dir: Path, host: str) -> int:
     run = RunDirectory.open(run_dir)
     place = MeetingPlace(recipe_of(run).elastic, host=host)
     write_meeting_place(run, place.address)
-    asked = asyncio.Event()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(signum, asked.set)
-    with contextlib.closing(place):
-        await asked.wait()
+    await asyncio.Event().wait()
+    place.close()
     return 0
