@@ -63,6 +63,7 @@ class SftTrainerConfig:
         checkpoint_every: steps between checkpoints; the last step always has one.
         checkpoints: where they lie: a directory or a URL such as ``s3://bucket/run``; in the run
             directory when empty.
+        export_dtype: floating-point weights of the exported model are cast to this.
         retention: which of them stay; the score is the validation loss.
     """
 
@@ -71,6 +72,7 @@ class SftTrainerConfig:
     validate_every: int = 0
     checkpoint_every: int = 100
     checkpoints: str = ""
+    export_dtype: Literal["float32", "bfloat16"] | None = None
     retention: RetentionConfig = field(default_factory=RetentionConfig)
 
     def __post_init__(self) -> None:

@@ -96,7 +96,11 @@ class SftTrainer:
     def export(self) -> None:
         """Write the model as a Hugging Face directory."""
         export_hf(
-            self._model, self._run.export / "model", self._mesh, tokenizer_dir=self._model_dir
+            self._model,
+            self._run.export / "model",
+            self._mesh,
+            tokenizer_dir=self._model_dir,
+            dtype=self._recipe.trainer.export_dtype,
         )
 
     def close(self) -> None:

@@ -54,6 +54,7 @@ def export_hf(
     *,
     tokenizer_dir: Path | None = None,
     dtype: DtypeName | None = None,
+    max_shard_gb: float = 5.0,
 ) -> None:
     """Write the model as ``save_pretrained`` would; every rank calls, rank 0 writes.
 
@@ -66,6 +67,7 @@ def export_hf(
         mesh: the ranks that hold the model.
         tokenizer_dir: the tokenizer's files are copied from here, as they are.
         dtype: floating-point tensors are cast to this; ``None`` keeps theirs.
+        max_shard_gb: a model larger than this is cut into files of at most this, with an index.
 
     Raises:
         ExportError: on every rank, if the directory cannot be written.
@@ -75,7 +77,7 @@ def export_hf(
     failure: Exception | None = None
     if mesh.process.rank == 0:
         try:
-            _write(model, tensors, directory, tokenizer_dir)
+            _write(model, tensors, directory, tokenizer_dir, round(max_shard_gb * 1e9))
         except OSError as error:
             failure = error
     failed = torch.tensor(int(failure is not None), device=mesh.process.device)
@@ -117,6 +119,7 @@ def _write(
     tensors: dict[str, Tensor],
     directory: Path,
     tokenizer_dir: Path | None,
+    max_shard_bytes: int,
 ) -> None:
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:
@@ -125,10 +128,12 @@ def _write(
         if isinstance(model, HasHfNames):
             renamed = {name: part.clone() for name, part in model.to_hf(tensors).items()}
             model.config.save_pretrained(writing)
-            save_torch_state_dict(renamed, writing)
+            save_torch_state_dict(renamed, writing, max_shard_size=max_shard_bytes)
         else:
             with quiet_transformers():
-                model.save_pretrained(writing, state_dict=dict(tensors))
+                model.save_pretrained(
+                    writing, state_dict=dict(tensors), max_shard_size=max_shard_bytes
+                )
         config = json.loads((writing / "config.json").read_text())
         config["dtype"] = str(first.dtype).removeprefix("torch.")
         (writing / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
