@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 
+pytestmark = pytest.mark.timeout(1800)  # one tree of processes runs every case
 POOL = Path(__file__).with_name("parallel_pool.py")
 SIZES = {
     "vocab_size": 64,
@@ -174,16 +175,21 @@ def models(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(models, request) -> dict:
-    """Run all cases in one tree of processes."""
-    chosen = selected(request.config.getoption("--parallel-axes"))
+    """Run the cases of the tests that are selected, in one tree of processes."""
+    asked = [getattr(item, "callspec", None) for item in request.session.items]
+    chosen = [spec.params["case"] for spec in asked if spec and "case" in spec.params]
+    further = {spec.params["name"] for spec in asked if spec and "name" in spec.params}
+    if any("export" in item.name for item in request.session.items):
+        further.add("exported-pp2")
     whole = {"degrees": {}, "num_ranks": 1, "implementation": "transformers"}
-    cases = [{"name": family, "model": family, **whole} for family in FAMILIES]
+    used = {family for family, _ in chosen} | {EXTRA[name]["model"] for name in further}
+    cases = [{"name": family, "model": family, **whole} for family in FAMILIES if family in used]
     cases += [{"name": "packed", "model": "qwen-3", "packed": True, **whole}]
     for family, layout in chosen:
         num_ranks, degrees = LAYOUTS[layout]
         name = f"{family}-{layout}"
         cases.append({"name": name, "model": family, "num_ranks": num_ranks, "degrees": degrees})
-    cases += [{"name": name, "num_ranks": 2, **case} for name, case in EXTRA.items()]
+    cases += [{"name": name, "num_ranks": 2, **EXTRA[name]} for name in EXTRA if name in further]
     process = subprocess.Popen(
         [sys.executable, str(POOL), str(models)],
         start_new_session=True,

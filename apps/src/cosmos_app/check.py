@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cosmos_app.output import print_json
-from cosmos_app.prepare import require_model
+from cosmos_app.prepare import require_layout, require_model
 from cosmos_app.recipe import Recipe
 from cosmos_core.config import config_to_json
 
@@ -161,9 +161,13 @@ def check_recipe(recipe: Recipe, *, as_json: bool) -> int:
 
     Raises:
         DataError: if a file that the recipe names is missing.
+        MeshError: if the model cannot be divided as the recipe says.
     """
     for path in (recipe.data.path, recipe.data.held_out_path):
         _require_file(path)
+    if recipe.model.path is not None:
+        require_model(recipe.model.path)
+        require_layout(recipe, recipe.model.path)
     predicted = forecast(recipe, count_parameters(recipe), matrix_rate())
     if as_json:
         print_json(asdict(predicted))

@@ -13,6 +13,7 @@ from cosmos_app.errors import DataError
 from cosmos_app.quickstart.arithmetic import Row, arithmetic_rows, write_rows
 from cosmos_app.quickstart.tiny_model import build_tiny_model
 from cosmos_app.recipe import Recipe
+from cosmos_parallel import check_layout, read_config
 
 _FEWEST_HELD_OUT = 1
 
@@ -51,12 +52,14 @@ def check_inputs(recipe: Recipe) -> None:
 
     Raises:
         DataError: naming file, line and what is wrong.
+        MeshError: if the model cannot be divided as the recipe says.
     """
     for path in (recipe.data.path, recipe.data.held_out_path):
         if path is not None:
             count_rows(path)
     if recipe.model.path is not None:
         require_model(recipe.model.path)
+        require_layout(recipe, recipe.model.path)
 
 
 def prepare_data(recipe: Recipe, files: RunFiles) -> tuple[int, int]:
@@ -104,6 +107,20 @@ def prepare_model(recipe: Recipe, files: RunFiles) -> int:
     parameters = build_tiny_model(partial, texts, recipe.model.tiny, recipe.seed)
     os.replace(partial, files.built_model)
     return parameters
+
+
+def require_layout(recipe: Recipe, path: Path) -> None:
+    """Check that a policy replica can divide the model among its ranks.
+
+    Raises:
+        MeshError: saying which degree does not divide what.
+    """
+    check_layout(
+        read_config(path),
+        recipe.policy.parallel,
+        recipe.policy.ranks,
+        implementation=recipe.model.training.implementation,
+    )
 
 
 def require_model(path: Path) -> None:

@@ -10,7 +10,17 @@ from cosmos_app.cli import main
 from cosmos_app.report import curve
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.toml"
-COMMANDS = ("run", "controller", "policy", "rollout", "check", "status", "export", "doctor")
+COMMANDS = (
+    "run",
+    "controller",
+    "policy",
+    "rollout",
+    "check",
+    "status",
+    "export",
+    "doctor",
+    "models",
+)
 
 
 def call(*arguments: str) -> Result:
@@ -63,3 +73,23 @@ def test_a_curve_spans_its_own_range() -> None:
     assert curve([0.0, 0.5, 1.0]) == "▁▅█"
     assert curve([2.0, 2.0]) == "▁▁"
     assert curve([]) == ""
+
+
+def test_models_are_listed_with_whose_implementation_and_axes() -> None:
+    listed = {entry["model_type"]: entry for entry in json.loads(call("models", "--json").output)}
+    assert listed["qwen3_moe"]["axes"] == ["dp_replicate", "dp_shard", "cp", "tp", "pp", "ep"]
+    assert (listed["llama"]["native"], listed["gpt2"]["native"]) == (True, False)
+    table = call("models").output
+    assert "DeepSeek-V3, Moonlight-MoE" in table
+    assert len(table.splitlines()) > 100
+
+
+def test_a_layout_that_does_not_fit_the_model_is_refused_by_check(tmp_path: Path) -> None:
+    config = {"model_type": "qwen3", "num_attention_heads": 6, "num_key_value_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for name in ("tokenizer.json", "model.safetensors"):
+        (tmp_path / name).write_text("{}")
+    changes = (f"model.path={tmp_path}", "policy.ranks=4", "policy.parallel.tp=4")
+    result = call("check", str(QUICKSTART), *changes)
+    assert result.exit_code != 0
+    assert "tp 4 does not divide its 6 attention heads" in result.output

@@ -1,0 +1,38 @@
+"""Weights of torchtitan's implementation are served as the checkpoint has them, name by name."""
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from cosmos_parallel import ModelConfig, ParallelConfig, build_mesh, load_causal_lm
+from cosmos_weightsync import converted_shards
+
+SIZES = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "tied"), [("Llama", False), ("Qwen2", False), ("Qwen3", True), ("Qwen3Moe", False)]
+)
+def test_what_is_served_is_the_checkpoint(tmp_path, kind, tied):
+    config = getattr(transformers, f"{kind}Config")(**SIZES, tie_word_embeddings=tied)
+    model = transformers.AutoModelForCausalLM.from_config(config).float()
+    model.save_pretrained(tmp_path)
+    native = load_causal_lm(
+        tmp_path, build_mesh(ParallelConfig()), ModelConfig(implementation="native")
+    )
+    shards = converted_shards(native, native.to_hf)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert sorted(shard.spec.name for shard in shards) == sorted(stored)
+    assert all(torch.equal(shard.tensor, stored[shard.spec.name]) for shard in shards)
