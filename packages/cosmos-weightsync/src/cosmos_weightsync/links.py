@@ -27,7 +27,8 @@ class Link:
     Attributes:
         bytes_per_s: What one end of it moves in one direction, whoever shares it.
         latency_s: From a request to the first byte.
-        piece_s: What a message or a descriptor costs beyond its bytes; the end is busy meanwhile.
+        piece_s: What each piece costs beyond its bytes, packed or not, and each chunk of a large
+            one; the ends are busy meanwhile.
         stream_bytes_per_s: The most that one rank takes from one other; ``None`` for no such limit.
 
     Raises:
@@ -63,9 +64,9 @@ class Links:
     """
 
     device: Link = Link(1.5e12, 1e-6)
-    host: Link = Link(450e9, 3e-6, 5e-6)
-    rail: Link = Link(50e9, 5e-6, 5e-6)
-    network: Link = Link(50e9, 5e-6, 5e-6)
+    host: Link = Link(450e9, 3e-6)
+    rail: Link = Link(50e9, 5e-6)
+    network: Link = Link(50e9, 5e-6)
     registration_s_per_gib: float = 0.0
     host_total_bytes_per_s: float | None = None
 

@@ -135,7 +135,7 @@ def topology_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--piece-us",
             type=float,
-            help="Microseconds that each message costs beside its bytes [5].",
+            help="Microseconds that each piece costs beside its bytes [0].",
         ),
         click.option(
             "--chunk-mib", type=float, help="MiB that a relay has before it passes on [chosen]."
