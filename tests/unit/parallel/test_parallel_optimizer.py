@@ -11,6 +11,7 @@ from cosmos_core.config import config_from_json, config_to_json
 from cosmos_parallel import (
     AdamW8bitConfig,
     AdamWConfig,
+    CheckpointStore,
     Ema,
     EmaConfig,
     Learner,
@@ -157,6 +158,41 @@ def test_eight_bit_adamw_stays_near_adamw_and_keeps_its_state_in_bytes():
     (state,) = learners[1].optimizer.state.values()
     assert state["exp_avg"].codes.dtype == torch.uint8
     assert reports[1].lr == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize(
+    ("config", "tolerance"),
+    [
+        (MuonConfig(lr=1e-2), 0.0),
+        (TorchOptimizerConfig(name="NAdam", lr=1e-2), 0.0),
+        # 8-bit state is written down in float, and rounded again when it is read
+        (AdamW8bitConfig(lr=1e-2), 1e-2),
+    ],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+def test_a_checkpoint_holds_the_state_of_every_optimizer(config, tolerance, tmp_path):
+    if config.kind == "adamw_8bit":
+        pytest.importorskip("torchao")
+
+    def square(model: nn.Module, inputs: torch.Tensor) -> Sums:
+        return Sums((model(inputs) - 1).square().sum(), torch.tensor(float(len(inputs))))
+
+    def fresh() -> Learner:
+        torch.manual_seed(0)
+        return Learner(nn.Linear(64, 128), LearnerConfig(optimizer=config))
+
+    inputs = torch.randn(8, 64, generator=torch.Generator().manual_seed(1))
+    learner = fresh()
+    for _ in range(3):
+        learner.step([inputs], square)
+    store = CheckpointStore(tmp_path, learner.mesh)
+    store.save(3, learner, b"")
+    expected = [learner.step([inputs], square).loss for _ in range(3)]
+    resumed = fresh()
+    store.load(resumed)
+    found = [resumed.step([inputs], square).loss for _ in range(3)]
+    assert found == pytest.approx(expected, rel=tolerance, abs=0)
+    store.close()
 
 
 @pytest.mark.parametrize(

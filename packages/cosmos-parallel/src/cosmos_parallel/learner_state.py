@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.metadata import STORAGE_TYPES, TensorStorageMe
 
 from cosmos_parallel.errors import CheckpointError
 from cosmos_parallel.learner import Learner
+from cosmos_parallel.optimizer import KeepsOwnState
 from cosmos_parallel.process import ProcessContext
 from cosmos_parallel.sharding import model_tensors
 
@@ -21,10 +22,12 @@ from cosmos_parallel.sharding import model_tensors
 def state_of(learner: Learner, process: ProcessContext) -> dict[str, Tensor]:
     """Return every tensor to be saved; they are the learner's own, not copies."""
     state = {f"model.{name}": value for name, value in model_tensors(learner.model).items()}
+    keeper = learner.optimizer
     for name, parameter in learner.model.named_parameters():
         for quantity, value in learner.optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
-                state[f"optimizer.{name}.{quantity}"] = value
+                plain = keeper.plain(value) if isinstance(keeper, KeepsOwnState) else value
+                state[f"optimizer.{name}.{quantity}"] = plain
             elif value is not None:
                 raise CheckpointError(
                     f"optimizer state {quantity} of {name} is {type(value).__name__}, not a tensor"
@@ -72,13 +75,20 @@ def restore(learner: Learner, process: ProcessContext, state: Mapping[str, Tenso
 
     The model's tensors were filled in place.
     """
-    learner.optimizer.state.clear()
+    keeper = learner.optimizer
+    keeper.state.clear()
     parameters = dict(learner.model.named_parameters())
     for name, value in state.items():
         kind, _, rest = name.partition(".")
         parameter_name, _, quantity = rest.rpartition(".")
         if kind == "optimizer" and parameter_name in parameters:
-            learner.optimizer.state[parameters[parameter_name]][quantity] = value
+            parameter = parameters[parameter_name]
+            own = (
+                keeper.own(parameter, quantity, value)
+                if isinstance(keeper, KeepsOwnState)
+                else value
+            )
+            learner.optimizer.state[parameter][quantity] = own
     learner.num_updates = int(state["num_updates"])
     if learner.ema is not None and not any(name.startswith("ema.") for name in state):
         learner.ema.restart()

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -234,6 +234,19 @@ class MuonConfig:
 
 
 OptimizerConfig = AdamWConfig | SgdConfig | TorchOptimizerConfig | AdamW8bitConfig | MuonConfig
+
+
+@runtime_checkable
+class KeepsOwnState(Protocol):
+    """An optimizer whose state is not kept in plain tensors."""
+
+    def plain(self, value: Tensor) -> Tensor:
+        """Return a tensor of the state in float, laid out as it is."""
+        ...
+
+    def own(self, parameter: nn.Parameter, quantity: str, value: Tensor) -> Tensor:
+        """Return what `plain` gave as this optimizer keeps it."""
+        ...
 
 
 class JoinedOptimizer(torch.optim.Optimizer):
