@@ -29,8 +29,11 @@ from cosmos_parallel import (
     LoraConfig,
     ModelConfig,
     MuonConfig,
+    ParallelConfig,
     TorchOptimizerConfig,
+    build_mesh,
     export_lora,
+    init_distributed,
     load_causal_lm,
     plan_micro_batches,
 )
@@ -144,13 +147,37 @@ def train_rows(directory: Path, place: Place, *, packed: bool) -> None:
         torch.save({"reports": reports}, directory / name)
 
 
+def train_split_adapter(directory: Path, place: Place) -> None:
+    """Train an adapter of layers that are split over two ranks, if there are as many."""
+    process = init_distributed(
+        place.rank,
+        place.layout.num_ranks,
+        init_method=f"file://{place.meeting}/ranks-{place.replica}",
+        timeout_s=60,
+    )
+    mesh = build_mesh(ParallelConfig(tp=min(2, place.layout.num_ranks)), process)
+    model = load_causal_lm(directory / "llama", mesh, LORA)
+    learner = Learner(model, CASES["lora"][0], mesh=mesh)
+    reports = []
+    for step in range(3):
+        mine = micro_batches(step)[mesh.data_rank :: mesh.data_size]
+        report = learner.step(mine, next_token_loss, filler=micro_batches(99)[2])
+        reports.append(dataclasses.asdict(report))
+    export_lora(model, directory / f"adapter-tp-{place.layout}", mesh, base=directory / "llama")
+    if place.rank == 0:
+        torch.save({"reports": reports}, directory / f"lora-tp-{place.layout}.pt")
+
+
 def main(directory: Path) -> None:
     build_model("qwen3", directory, tied=True)
+    build_model("llama", directory, tied=False)
     for layout in (Layout(), Layout(num_ranks=2)):
         for name in CASES:
             run_ranks(layout, lambda place, name=name: train(name, directory, place))
         for packed in (True, False):
             run_ranks(layout, lambda p, packed=packed: train_rows(directory, p, packed=packed))
+    for ranks in (1, 2, 4):
+        run_ranks(Layout(num_ranks=ranks), lambda place: train_split_adapter(directory, place))
     run_ranks(Layout(num_ranks=4), lambda place: train_rows(directory, place, packed=True))
 
 

@@ -71,6 +71,26 @@ def test_an_adapter_trained_on_two_ranks_is_written_whole(written):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("layout", [TWO, FOUR])
+def test_an_adapter_of_split_layers_takes_the_steps_of_one_rank(written, layout):
+    from safetensors.torch import load_file
+
+    one = torch.load(written / f"lora-tp-{ONE}.pt")["reports"]
+    split = torch.load(written / f"lora-tp-{layout}.pt")["reports"]
+    for mine, theirs in zip(split, one, strict=True):
+        assert mine["weight"] == theirs["weight"]
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+        assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
+    whole, joined = (
+        load_file(written / f"adapter-{name}" / "adapter_model.safetensors")
+        for name in (f"tp-{ONE}", f"tp-{layout}")
+    )
+    assert set(whole) == set(joined)
+    for name, value in whole.items():
+        torch.testing.assert_close(joined[name], value, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["packed-1x1r1", "packed-1x2r1", "packed-1x4r1", "padded-1x2r1"])
 def test_packed_rows_on_any_ranks_take_the_steps_of_padded_ones(written, name):
     expected = torch.load(written / f"rows-padded-{ONE}.pt")["reports"]
