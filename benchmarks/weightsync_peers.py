@@ -5,6 +5,7 @@ exact slices of the tensors that are cut by columns would be thousands of descri
 which both are slower at than at reading twice the bytes and cutting them at the receiver.
 """
 
+import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -131,19 +132,17 @@ class Library(Protocol):
 class PeerArm:
     """Receivers read what they want out of the senders' shards, then cut whole rows."""
 
-    def __init__(self, name: str, place: Place, library: Library) -> None:
+    def __init__(self, name: str, place: Place, start: Callable[[Place], Library]) -> None:
         self.name = name
         self._place = place
-        self._library = library
+        self._start = start
+        self._library: Library | None = None
         self._fetch: Fetch | None = None
-        self._is_ready = False
 
     def prepare(self) -> None:
-        """Register and connect, once: both libraries would be as slow as at a first transfer."""
-        if self._is_ready:
-            return
-        self._is_ready = True
+        """Start, register, connect; both have threads that spin, which no other arm is to feel."""
         place = self._place
+        self._library = self._start(place)
         if place.model is not None:
             for _, parameter in place.model.named_tensors():
                 self._library.register(parameter.to_local())
@@ -162,10 +161,13 @@ class PeerArm:
     def arrived(self) -> dict[str, Tensor] | None:
         return None if self._place.flat is None else self._place.targets
 
-    def finish(self) -> None: ...
+    def finish(self) -> None:
+        self._library = self._fetch = None
+        gc.collect()
 
     def _pull(self) -> None:
         assert self._fetch is not None
+        assert self._library is not None
         self._library.read()
         self._fetch.cut()
 
@@ -254,4 +256,4 @@ MODULES = {"NIXL alone": "nixl_cu12._api", "Mooncake TCP": "mooncake.engine"}
 
 def peer_arms(place: Place, names: Sequence[str]) -> list[Arm]:
     """The arms of these peers."""
-    return [PeerArm(name, place, PEERS[name](place)) for name in names]
+    return [PeerArm(name, place, PEERS[name]) for name in names]
