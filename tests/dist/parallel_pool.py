@@ -32,7 +32,7 @@ from cosmos_parallel.titan import prepare
 
 NUM_RANKS = 8
 NUM_STEPS = 3
-TIMEOUT_S = 60
+TIMEOUT_S = 300
 # rows and columns of the micro-batches of a step: lengths that no number of ranks divides
 SHAPES = ((2, 13), (1, 9), (2, 11), (1, 14), (2, 6))
 
