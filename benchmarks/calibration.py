@@ -276,9 +276,10 @@ def tables(rows: Sequence[dict[str, Any]]) -> str:
     for transport in dict.fromkeys(row["transport"] for row in rows):
         mine = [row for row in rows if row["transport"] == transport]
         links = mine[0]["links"]
+        stream = min(links["stream"], links["bytes_per_s"])
         errors = sorted(error_of(row) for row in mine if not row["fitted"])
         lines.append(
-            f"| {transport} | {links['bytes_per_s'] / 1e9:.2f} | {min(links['stream'], links['bytes_per_s']) / 1e9:.2f} | "
+            f"| {transport} | {links['bytes_per_s'] / 1e9:.2f} | {stream / 1e9:.2f} | "
             f"{links['host_total'] / 1e9:.2f} | {links['latency_s'] * 1e3:.2f} | "
             f"{links['piece_s'] * 1e6:.1f} | {errors[len(errors) // 2]:.0%} | {errors[-1]:.0%} |"
         )
