@@ -1,0 +1,144 @@
+"""The examples with a vLLM in them run as they stand, and end in tokens of the new weights."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+
+import cosmos_weightsync
+
+pytest.importorskip("vllm")
+transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # The engine's start is in it.
+
+_SOURCE = Path(cosmos_weightsync.__file__).parents[1]
+_PACKAGE = _SOURCE.parent
+_ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": str(_SOURCE),
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+_SIZES = {
+    "vocab_size": 250,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+    "tie_word_embeddings": False,
+    "eos_token_id": None,
+    "bos_token_id": None,
+}
+_PROMPT = [1, 2, 3]
+_NUM_TOKENS = 16
+"""What ``SamplingParams`` asks for by itself."""
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory) -> list[Path]:
+    """Two models of one shape; token 7 is the word "7"."""
+    words = tokenizers.models.WordLevel({str(i): i for i in range(250)}, unk_token="0")
+    tokenizer = tokenizers.Tokenizer(words)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    folders = [tmp_path_factory.mktemp("model") for _ in range(2)]
+    for seed, folder in enumerate(folders):
+        torch.manual_seed(seed)
+        config = transformers.AutoConfig.for_model("qwen3", **_SIZES)
+        transformers.AutoModelForCausalLM.from_config(config).float().save_pretrained(folder)
+        fast.save_pretrained(folder)
+    return folders
+
+
+def load(folder: Path) -> torch.nn.Module:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+@torch.no_grad()
+def answer_of(model: torch.nn.Module) -> list[int]:
+    """What the model says after the prompt, whole logits anew for each token."""
+    tokens = torch.tensor([_PROMPT])
+    for _ in range(_NUM_TOKENS):
+        following = model(tokens).logits[:, -1:].argmax(-1)
+        tokens = torch.cat([tokens, following], dim=1)
+    return tokens[0, len(_PROMPT) :].tolist()
+
+
+@contextlib.contextmanager
+def started(*command: object, **pipes: object) -> Iterator[subprocess.Popen[str]]:
+    """A process that ends with the block, and those that it started."""
+    process = subprocess.Popen(
+        [sys.executable, *map(str, command)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=_ENVIRONMENT,
+        start_new_session=True,
+        **pipes,
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()  # torchrun ends its workers, which have process groups of their own.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(60)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        assert process.stdout is not None
+        process.stdout.close()
+        process.wait(10)
+
+
+def answers(output: str) -> list[list[int]]:
+    """The lines that are nothing but numbers."""
+    lines = [line.split() for line in output.splitlines()]
+    return [[int(word) for word in line] for line in lines if line and all(map(str.isdigit, line))]
+
+
+def test_an_fsdp_trainer_feeds_a_plain_vllm(checkpoints):
+    with ExitStack() as stack:
+        trainers = stack.enter_context(
+            started(
+                "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+                _PACKAGE / "examples" / "train_fsdp.py", checkpoints[0],
+            )
+        )  # fmt: skip
+        engine = stack.enter_context(
+            started(_PACKAGE / "examples" / "serve_vllm.py", checkpoints[0], stdin=trainers.stdout)
+        )
+        output, _ = engine.communicate(timeout=500)
+    assert engine.returncode == 0
+    model = load(checkpoints[0])
+    before = answer_of(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    tokens = torch.arange(32).reshape(2, 16)
+    for _ in range(3):
+        model(tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert answers(output) == [answer_of(model)]
+    assert before != answer_of(model)
+
+
+@pytest.mark.parametrize("name", ["train_fsdp.py", "serve_vllm.py"])
+def test_each_example_is_short_and_in_the_readme(name):
+    code = (_PACKAGE / "examples" / name).read_text().partition('"""\n\n')[2]
+    assert len([line for line in code.splitlines() if line and "import" not in line]) < 20
+    assert code in (_PACKAGE / "README.md").read_text()
