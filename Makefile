@@ -16,7 +16,7 @@ demo: setup ## train a tiny model with asynchronous RL; DEMO_ARGS="--rollouts 1 
 	@$(BIN)/cosmos-app run configs/quickstart.toml $(DEMO_ARGS)
 
 test: setup ## all tests that need no GPU; PYTEST_ARGS="tests/unit -x" TEST_WORKERS=0
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup \
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadscope \
 		--no-loadscope-reorder $(PYTEST_ARGS)
 
 check: setup ## format, lint, layers, types, spelling, unit tests: before every commit

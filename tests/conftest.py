@@ -6,11 +6,11 @@ cores busy by itself, so two at a time would only slow each other; the other wor
 everything else beside it.
 """
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-_TESTS = Path(__file__).parent
+_END_TO_END = "tests/e2e/"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -23,12 +23,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put each test into the group that one worker runs in order."""
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-    for item in items:
-        place = item.path.relative_to(_TESTS)
-        group = "e2e" if place.parts[0] == "e2e" else str(place)
-        item.add_marker(pytest.mark.xdist_group(group))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Deal out whole files, and the folder of end-to-end tests as one."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class WholeFiles(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            return _END_TO_END if path.startswith(_END_TO_END) else path
+
+    return WholeFiles(config, log)

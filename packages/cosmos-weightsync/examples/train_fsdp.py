@@ -12,7 +12,8 @@ from cosmos_weightsync import WeightSender, shards_of
 
 dist.init_process_group("gloo")
 rank, endpoints = dist.get_rank(), [""] * dist.get_world_size()
-model = fully_shard(AutoModelForCausalLM.from_pretrained(sys.argv[1]))
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+fully_shard(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 tokens = torch.arange(32).reshape(2, 16)
 sender = WeightSender(shards_of(model), rank=rank, num_ranks=len(endpoints))

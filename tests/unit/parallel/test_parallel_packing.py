@@ -248,6 +248,7 @@ def test_an_ordinary_mask_is_no_packed_row():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's compiler looks at every input
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # which it does by itself
 def test_compiled_layers_run_packed_rows_of_any_shape():
     plain = build("Qwen3", {}).float()
     use_packed_attention(plain)

@@ -20,6 +20,9 @@ from cosmos_weightsync import (
     plan_transfer,
 )
 
+FREE_STARTS = Links(rail=Link(50e9), network=Link(50e9))
+"""With a latency, a thousand bytes would rightly go without relays."""
+
 
 def whole(name: str, shape: tuple[int, ...], ranks: int, dtype: str = "int8") -> Layout:
     return Layout.from_ranks([[ShardSpec(name, shape, Box.full(shape), dtype)]] * ranks)
@@ -204,6 +207,7 @@ def test_relays_form_a_chain_when_one_sender_must_reach_many_hosts():
     topology = Topology(
         senders=(Place("s"),),
         receivers=tuple(Place(f"r{rank}") for rank in range(8)),
+        links=FREE_STARTS,
         chunk_bytes=1,
     )
     plan = plan_transfer(senders, receivers, topology)
@@ -226,7 +230,8 @@ def test_senders_that_are_fast_enough_feed_everybody_themselves():
 def test_several_chains_are_fed_when_senders_have_time_for_them():
     # 4 senders can feed 4 of 8 hosts: 4 chains of 2.
     senders, receivers = row_shards("w", (8000,), 4), whole("w", (8000,), 8)
-    topology = replace(Topology.uniform(4, 8, gpus_per_host=1), chunk_bytes=100)
+    uniform = Topology.uniform(4, 8, gpus_per_host=1)
+    topology = replace(uniform, links=FREE_STARTS, chunk_bytes=100)
     plan = plan_transfer(senders, receivers, topology)
     fed = [rank for rank in range(8) if plan.sources_of(rank)[0] < 4]
     assert len(fed) == 4
