@@ -23,7 +23,7 @@ from cosmos_app.errors import RunError
 from cosmos_app.roles.meeting import meet_replicas
 from cosmos_app.roles.parent import die_with_parent
 from cosmos_app.roles.process import RunContext, TorchrunPlace, open_context, torchrun_place
-from cosmos_app.roles.ranks import broadcast_bytes, gather_texts, join_ranks
+from cosmos_app.roles.ranks import gather_texts, join_ranks
 from cosmos_app.roles.trainer import Seat, Trainer
 from cosmos_core.activity import ActivityMeter
 from cosmos_core.bus import Bus, ReplicaChannel
@@ -45,6 +45,7 @@ from cosmos_core.trajectory import decode_trajectory
 from cosmos_parallel import (
     CheckpointStore,
     RetentionConfig,
+    broadcast_bytes,
     build_mesh,
     shutdown_distributed,
 )

@@ -23,21 +23,6 @@ def join_ranks(place: TorchrunPlace) -> ProcessContext:
     )
 
 
-def broadcast_bytes(data: bytes | None) -> bytes:
-    """Return rank 0's ``data`` on every rank; the others pass ``None``."""
-    if not dist.is_initialized():
-        assert data is not None
-        return data
-    length = torch.tensor([len(data) if data is not None else 0])
-    dist.broadcast(length, src=0)
-    buffer = torch.zeros(int(length), dtype=torch.uint8)
-    if data:
-        buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-    if buffer.numel():
-        dist.broadcast(buffer, src=0)
-    return buffer.numpy().tobytes()
-
-
 def gather_texts(text: str) -> list[str]:
     """Return the text of every rank, in rank order, on every rank.
 

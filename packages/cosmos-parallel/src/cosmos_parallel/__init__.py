@@ -67,6 +67,7 @@ from cosmos_parallel.packing import balanced_parts, plan_micro_batches
 from cosmos_parallel.passes import LossFunction, LossResult, Pass, TakesAllPasses, run_passes
 from cosmos_parallel.process import (
     ProcessContext,
+    broadcast_bytes,
     init_distributed,
     open_store,
     shutdown_distributed,
@@ -163,6 +164,7 @@ __all__ = [
     "adapter_tensors",
     "add_lora",
     "balanced_parts",
+    "broadcast_bytes",
     "build_mesh",
     "check_layout",
     "check_model_directory",

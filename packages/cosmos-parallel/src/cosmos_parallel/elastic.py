@@ -18,7 +18,6 @@ import json
 from dataclasses import asdict, dataclass
 
 import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from cosmos_parallel.errors import ReplicaLostError
@@ -26,6 +25,7 @@ from cosmos_parallel.learner import Learner
 from cosmos_parallel.membership import Attendance, Attendee, ElasticConfig, Membership
 from cosmos_parallel.mesh import TrainingMesh
 from cosmos_parallel.peer_state import receive_state, send_state
+from cosmos_parallel.process import broadcast_bytes
 from cosmos_parallel.replicas import ReplicaMembership, StoreReplicaGroup
 
 _NO_STATE = -1
@@ -120,12 +120,16 @@ class ElasticReplicas:
                     healed_by=healed_by,
                     wants_stop=any(a.wants_stop for a in attendance.attendees),
                 )
-            self._drop_group()
+            self.lose()
         raise failure or ReplicaLostError(f"{_MOST_ATTEMPTS} attempts to meet the others failed")
 
     def lose(self) -> None:
         """Note that a step was lost; ``meet`` then makes new connections. Every rank calls."""
-        self._drop_group()
+        if self._group is not None:
+            self._group.close()
+        self._group = None
+        self._epoch = None
+        self._num_lost += 1
 
     def close(self) -> None:
         """Leave the others; may be called twice."""
@@ -137,7 +141,7 @@ class ElasticReplicas:
 
     def _attend(self, step: int, *, wants_stop: bool) -> tuple[Attendance, str]:
         """Ask for a quorum on rank 0, and tell the other ranks."""
-        told = b""
+        told = None
         if self._membership is not None:
             me = Attendee(
                 name=self._membership.name,
@@ -147,7 +151,7 @@ class ElasticReplicas:
             )
             attendance = self._membership.attend(me)
             told = json.dumps([asdict(attendance), self._membership.name]).encode()
-        found, name = json.loads(_broadcast(told, self._mesh))
+        found, name = json.loads(broadcast_bytes(told))
         attendees = tuple(Attendee(**attendee) for attendee in found["attendees"])
         return Attendance(epoch=found["epoch"], attendees=attendees), str(name)
 
@@ -198,27 +202,7 @@ class ElasticReplicas:
                 healed_by = attendance.names[holder]
         return healed_by
 
-    def _drop_group(self) -> None:
-        if self._group is not None:
-            self._group.close()
-        self._group = None
-        self._epoch = None
-        self._num_lost += 1
-
     def _agree(self, *, ok: bool) -> bool:
         """Whether it went well on every rank of this replica; all of them call."""
         failed = torch.tensor(int(not ok), device=self._mesh.process.device)
         return not self._mesh.max_(failed).item()
-
-
-def _broadcast(data: bytes, mesh: TrainingMesh) -> bytes:
-    """Return rank 0's bytes on every rank."""
-    if not mesh.is_distributed:
-        return data
-    length = torch.tensor([len(data)], device=mesh.process.device)
-    dist.broadcast(length, src=0)
-    buffer = torch.zeros(int(length), dtype=torch.uint8, device=mesh.process.device)
-    if data:
-        buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-    dist.broadcast(buffer, src=0)
-    return buffer.cpu().numpy().tobytes()

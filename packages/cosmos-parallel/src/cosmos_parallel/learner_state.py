@@ -21,7 +21,7 @@ from cosmos_parallel.sharding import model_tensors
 
 def state_of(learner: Learner, process: ProcessContext) -> dict[str, Tensor]:
     """Return every tensor to be saved; they are the learner's own, not copies."""
-    state = {f"model.{name}": value for name, value in model_tensors(learner.model).items()}
+    state = weights_of(learner)
     keeper = learner.optimizer
     for name, parameter in learner.model.named_parameters():
         for quantity, value in learner.optimizer.state.get(parameter, {}).items():
@@ -33,7 +33,7 @@ def state_of(learner: Learner, process: ProcessContext) -> dict[str, Tensor]:
                     f"optimizer state {quantity} of {name} is {type(value).__name__}, not a tensor"
                 )
     state["num_updates"] = torch.tensor(learner.num_updates)
-    return state | _averages(learner) | _rng_state(process)
+    return state | _rng_state(process)
 
 
 def state_to_fill(
@@ -47,9 +47,12 @@ def state_to_fill(
     Raises:
         CheckpointError: if a tensor of the model is missing there or has another shape.
     """
-    state = {f"model.{name}": value for name, value in model_tensors(learner.model).items()}
     # a checkpoint without averages begins them anew, at its weights
-    state |= {name: value for name, value in _averages(learner).items() if name in saved}
+    state = {
+        name: value
+        for name, value in weights_of(learner).items()
+        if name.startswith("model.") or name in saved
+    }
     for name, value in state.items():
         found = saved.get(name)
         shape = tuple(found.size) if isinstance(found, TensorStorageMetadata) else None
@@ -98,9 +101,12 @@ def restore(learner: Learner, process: ProcessContext, state: Mapping[str, Tenso
         torch.cuda.set_rng_state(state[f"rng.cuda_{process.rank}"])
 
 
-def _averages(learner: Learner) -> dict[str, Tensor]:
+def weights_of(learner: Learner) -> dict[str, Tensor]:
+    """Return the model's tensors and the averages of them; they are the learner's own."""
     averages = learner.ema.averages if learner.ema is not None else {}
-    return {f"ema.{name}": value for name, value in averages.items()}
+    return {f"model.{name}": value for name, value in model_tensors(learner.model).items()} | {
+        f"ema.{name}": value for name, value in averages.items()
+    }
 
 
 def _rng_state(process: ProcessContext) -> dict[str, Tensor]:

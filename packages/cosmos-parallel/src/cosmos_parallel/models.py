@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from cosmos_parallel.errors import MeshError, ModelMismatchError, ModelNotFoundError
+from cosmos_parallel.errors import ModelMismatchError, ModelNotFoundError
 from cosmos_parallel.families import Implementation, check_layout, choose_implementation
 from cosmos_parallel.generic import (
     CONTEXT_ATTENTION,
@@ -21,7 +21,7 @@ from cosmos_parallel.lora import LoraConfig, add_lora
 from cosmos_parallel.low_precision import LowPrecisionConfig, use_low_precision
 from cosmos_parallel.mesh import TrainingMesh
 from cosmos_parallel.packed_attention import use_packed_attention
-from cosmos_parallel.sharding import shard_module
+from cosmos_parallel.sharding import mixed_precision_error, shard_module
 from cosmos_parallel.titan import prepare
 from cosmos_parallel.token_ids import guard_token_ids
 
@@ -117,16 +117,19 @@ def load_causal_lm(path: Path, mesh: TrainingMesh, config: ModelConfig | None = 
     if choose_implementation(hf_config, mesh.config, wanted) == "native":
         model: CausalLM = _load_native(path, hf_config, mesh, config)
     else:
-        model = _load_generic(path, mesh, config)
+        model = _load_generic(path, hf_config, mesh, config)
     guard_token_ids(model)
     return model
 
 
-def _load_generic(path: Path, mesh: TrainingMesh, config: ModelConfig) -> "PreTrainedModel":
+def _load_generic(
+    path: Path, hf_config: "PretrainedConfig", mesh: TrainingMesh, config: ModelConfig
+) -> "PreTrainedModel":
     divides_context = mesh.dims is not None and mesh.config.cp > 1
     if divides_context:
         register_context_attention()
-    model = _read_model(path, config, CONTEXT_ATTENTION if divides_context else config.attention)
+    attention = CONTEXT_ATTENTION if divides_context else config.attention
+    model = _read_model(path, hf_config, getattr(torch, config.dtype), attention)
     if not divides_context:
         use_packed_attention(model)
     if config.low_precision is not None:
@@ -157,10 +160,7 @@ def _load_native(
     path: Path, hf_config: "PretrainedConfig", mesh: TrainingMesh, config: ModelConfig
 ) -> "NativeCausalLM":
     if not mesh.is_distributed and config.compute_dtype != config.dtype:
-        raise MeshError(
-            f"computing in {config.compute_dtype} over {config.dtype} parameters needs FSDP2, "
-            "hence a process group: call init_distributed(0, 1, ...) also for a single rank"
-        )
+        raise mixed_precision_error(config.compute_dtype, config.dtype)
     prepare(mesh.process.device_type)
     from cosmos_parallel.native.building import NativeSettings, load_native
 
@@ -219,19 +219,20 @@ def quiet_transformers() -> Generator[None]:
             logging.enable_progress_bar()
 
 
-def _read_model(path: Path, config: ModelConfig, attention: str) -> "PreTrainedModel":
+def _read_model(
+    path: Path, model_config: "PretrainedConfig", dtype: torch.dtype, attention: str
+) -> "PreTrainedModel":
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
     try:
-        model_config = read_config(path)
         dropout = _turn_dropout_off(model_config)
         # annotated: the stubs do not know of output_loading_info
         with quiet_transformers():
             loaded: Any = _auto_class(model_config).from_pretrained(
                 path,
                 config=model_config,
-                dtype=getattr(torch, config.dtype),
+                dtype=dtype,
                 attn_implementation=attention,
                 local_files_only=True,
                 use_safetensors=True,

@@ -209,7 +209,7 @@ class MuonConfig:
             for name, parameter in parameters.items()
             if parameter.ndim == 2 and not any(part in name for part in self.adamw_names)
         }
-        others = [p for name, p in parameters.items() if name not in matrices]
+        others = {name: p for name, p in parameters.items() if name not in matrices}
         parts: list[torch.optim.Optimizer] = []
         if matrices:
             muon = torch.optim.Muon(
@@ -221,15 +221,10 @@ class MuonConfig:
             )
             parts.append(muon)
         if others:
-            adamw = torch.optim.AdamW(
-                others,
-                lr=self.lr,
-                betas=self.betas,
-                eps=self.eps,
-                weight_decay=self.weight_decay,
-                foreach=False,
+            adamw = AdamWConfig(
+                lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay
             )
-            parts.append(adamw)
+            parts.append(adamw.build(others))
         return JoinedOptimizer(parts)
 
 

@@ -14,9 +14,8 @@ from torch.distributed.tensor import DTensor
 from cosmos_parallel.errors import ReplicaLostError
 from cosmos_parallel.gradients import local_part
 from cosmos_parallel.learner import Learner
-from cosmos_parallel.learner_state import restore, state_of
+from cosmos_parallel.learner_state import restore, state_of, weights_of
 from cosmos_parallel.replicas import StoreReplicaGroup
-from cosmos_parallel.sharding import model_tensors
 
 
 def send_state(learner: Learner, group: StoreReplicaGroup, index: int) -> None:
@@ -65,10 +64,7 @@ def receive_state(learner: Learner, group: StoreReplicaGroup, index: int) -> Non
 
 
 def _put(learner: Learner, parts: Mapping[str, Tensor]) -> None:
-    whole = {f"model.{name}": value for name, value in model_tensors(learner.model).items()}
-    if learner.ema is not None:
-        whole |= {f"ema.{name}": value for name, value in learner.ema.averages.items()}
-    for name, value in whole.items():
+    for name, value in weights_of(learner).items():
         part, mine = parts.get(name), local_part(value)
         if part is None or part.shape != mine.shape:
             found = "nothing" if part is None else tuple(part.shape)

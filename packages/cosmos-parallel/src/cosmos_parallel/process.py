@@ -113,6 +113,24 @@ def init_distributed(
     return ProcessContext(rank=rank, world_size=world_size, device=place)
 
 
+def broadcast_bytes(data: bytes | None) -> bytes:
+    """Return rank 0's ``data`` on every rank of the default group; the others pass ``None``.
+
+    Every rank calls. A process without a group has its own data back.
+    """
+    if not dist.is_initialized():
+        assert data is not None
+        return data
+    length = torch.tensor([len(data) if data is not None else 0])
+    dist.broadcast(length, src=0)
+    buffer = torch.zeros(int(length), dtype=torch.uint8)
+    if data:
+        buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    if buffer.numel():
+        dist.broadcast(buffer, src=0)
+    return buffer.numpy().tobytes()
+
+
 def shutdown_distributed() -> None:
     """Leave the default process group, if there is one."""
     if dist.is_initialized():

@@ -46,12 +46,9 @@ def shard_module(
     if not mesh.is_distributed:
         own = next(module.parameters()).dtype
         if compute_dtype not in (None, own):
-            raise MeshError(
-                f"computing in {compute_dtype} over {own} parameters needs FSDP2, hence a process "
-                "group: call init_distributed(0, 1, ...) also for a single rank"
-            )
+            raise mixed_precision_error(compute_dtype, own)
         return module.to(mesh.process.device)
-    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     policy = MixedPrecisionPolicy()
     if compute_dtype is not None:
@@ -59,9 +56,24 @@ def shard_module(
     for block in blocks:
         fully_shard(block, mesh=mesh.fsdp_mesh, mp_policy=policy)
     fully_shard(module, mesh=mesh.fsdp_mesh, mp_policy=policy)
+    sum_gradients(module)
+    return module
+
+
+def sum_gradients(module: nn.Module) -> None:
+    """Have every part that FSDP2 shards add gradients up over ranks, and not average them."""
+    from torch.distributed.fsdp import FSDPModule
+
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
             # gloo cannot scale while it reduces, and with a factor of 1 nothing is lost
             part.set_force_sum_reduction_for_comms(True)
-    return module
+
+
+def mixed_precision_error(compute_dtype: object, own: object) -> MeshError:
+    """Say that computing in another type than the parameters' takes a process group."""
+    return MeshError(
+        f"computing in {compute_dtype} over {own} parameters needs FSDP2, hence a process "
+        "group: call init_distributed(0, 1, ...) also for a single rank"
+    )

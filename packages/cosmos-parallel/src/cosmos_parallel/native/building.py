@@ -22,6 +22,7 @@ from cosmos_parallel.native.model import NativeCausalLM
 from cosmos_parallel.native.pipeline import PipelinedCausalLM
 from cosmos_parallel.native.stage import Stage, divide_layers, keep_only, stages_of_rank
 from cosmos_parallel.native.weights import fill
+from cosmos_parallel.sharding import sum_gradients
 
 if TYPE_CHECKING:
     from torchtitan.distributed import ParallelDims
@@ -180,12 +181,10 @@ def _shard(stage: Stage, dims: "ParallelDims", compute_dtype: torch.dtype) -> No
     if stage.head is not None and not stage.decoder.enable_weight_tying:
         fully_shard(stage.head, mesh=mesh, mp_policy=policy)
     fully_shard(stage, mesh=mesh, mp_policy=policy)
-    for part in stage.modules():
-        if isinstance(part, FSDPModule):
-            part.set_gradient_divide_factor(1.0)
-            # gloo cannot scale while it reduces, and with a factor of 1 nothing is lost
-            part.set_force_sum_reduction_for_comms(True)
-            if dims.pp > 1:
+    sum_gradients(stage)
+    if dims.pp > 1:
+        for part in stage.modules():
+            if isinstance(part, FSDPModule):
                 # a stage is gathered once for all micro-batches; weight gradients may come late
                 part.set_reshard_after_forward(False)
 
