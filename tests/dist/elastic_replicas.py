@@ -44,7 +44,7 @@ from cosmos_parallel import (
     shutdown_distributed,
 )
 
-CONFIG = ElasticConfig(lease_s=1.5, join_s=60.0, timeout_s=90.0)
+CONFIG = ElasticConfig(lease_s=3.0, join_s=60.0, timeout_s=90.0)
 DIES_AT, STEPS_TOGETHER, MOST_STEPS = 6, 4, 400
 FORKING = multiprocessing.get_context("fork")
 

@@ -129,3 +129,8 @@ def test_listed_axes_are_those_of_a_config(kind):
     config = getattr(transformers, kind)()
     by_type = {support.model_type: support for support in supported_models()}
     assert generic_axes(config) == by_type[config.model_type].axes
+
+
+def test_without_triton_there_is_no_native_implementation(monkeypatch):
+    monkeypatch.setattr("cosmos_parallel.families.find_spec", lambda _: None)
+    assert "triton" in str(native_refusal(qwen3()))

@@ -1,6 +1,7 @@
 """``cosmos-weightsync simulate``: the numbers are those of the library, errors say what to do."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -113,7 +114,6 @@ def test_people_see_links_receivers_and_a_timeline():
         (("1GB", "--nic-gb-per-s", -1), "a link needs bytes_per_s > 0"),
         (("9GB", "--receivers", "replicas=9", "--hosts", 1), "10 ranks on 1 hosts of 8, for 8"),
         (("1GB", "--receivers", "pp=2"), "write replicas=N or fsdp=N or tp=N"),
-        (("1GB", "--figure", "timeline.doc"), "timeline.doc"),
     ],
 )
 def test_errors_are_one_line_and_say_what_to_do(arguments, message):
@@ -159,3 +159,12 @@ def test_the_timeline_is_drawn(tmp_path):
     path = tmp_path / "timeline.png"
     run("1GB", "--receivers", "replicas=3", "--fail", "receiver:0@0.001", "--figure", path)
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    result = run("1GB", "--figure", "timeline.doc", status=1)
+    assert "timeline.doc" in result.output
+    assert "Traceback" not in result.output
+
+
+def test_a_figure_without_matplotlib_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    result = run("1GB", "--figure", "timeline.png", status=1)
+    assert 'pip install "cosmos-weightsync[figure]"' in result.output

@@ -5,6 +5,7 @@ Everything here is decided from a model's config alone, before any process start
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 from cosmos_parallel.errors import MeshError
@@ -49,6 +50,8 @@ def native_refusal(config: "PretrainedConfig") -> str | None:
     kind: str = config.model_type
     if kind not in NATIVE_TYPES:
         return f"model type {kind} is none of {', '.join(NATIVE_TYPES)}"
+    if find_spec("triton") is None:
+        return "triton, which it imports, is not installed (there is one for Linux only)"
     rope = (getattr(settings, "rope_parameters", None) or {}).get("rope_type", "default")
     allowed = ("default",) if kind == "deepseek_v3" else _FIXED_ROPE
     sliding = "sliding_attention" in (getattr(settings, "layer_types", None) or ())
