@@ -1,0 +1,46 @@
+"""The asynchronous system in virtual time, and the log that it shares with real runs."""
+
+from cosmos_core.simulation.figures import Capacity, Figures, Spread, TooShortError, figures_of
+from cosmos_core.simulation.log import (
+    Activity,
+    LogRecord,
+    QueueDepths,
+    Span,
+    StepTaken,
+    TrainedSample,
+    read_log,
+    step_taken,
+    write_log,
+)
+from cosmos_core.simulation.simulator import SimulationError, simulate
+from cosmos_core.simulation.workload import (
+    EngineSpeed,
+    LengthConfig,
+    SystemConfig,
+    generate_bound_s,
+    step_bound_s,
+)
+
+__all__ = [
+    "Activity",
+    "Capacity",
+    "EngineSpeed",
+    "Figures",
+    "LengthConfig",
+    "LogRecord",
+    "QueueDepths",
+    "SimulationError",
+    "Span",
+    "Spread",
+    "StepTaken",
+    "SystemConfig",
+    "TooShortError",
+    "TrainedSample",
+    "figures_of",
+    "generate_bound_s",
+    "read_log",
+    "simulate",
+    "step_bound_s",
+    "step_taken",
+    "write_log",
+]

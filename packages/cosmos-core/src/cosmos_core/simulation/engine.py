@@ -1,0 +1,222 @@
+"""A simulated rollout replica: requests, tokens and weight versions, in virtual time.
+
+All requests in the batch get their tokens at the same rate, which only changes when the batch
+does. Hence one counter, the tokens a request would have had if it had been there all along, says
+when each is done: at its start plus its length.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from cosmos_core.messages import (
+    CancelGroup,
+    Command,
+    Event,
+    Generate,
+    GroupFinished,
+    GroupId,
+    LoadVersion,
+    SampleRef,
+    VersionLoaded,
+)
+from cosmos_core.simulation.log import Activity, LogRecord, Span
+from cosmos_core.simulation.workload import SystemConfig
+
+_Attempt = tuple[GroupId, int]
+
+
+class World(Protocol):
+    """What a simulated replica needs around it."""
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds."""
+        ...
+
+    def after(self, seconds: float, call: Callable[[], None]) -> None:
+        """Have something happen later."""
+        ...
+
+    def send(self, event: Event) -> None:
+        """Tell the controller."""
+        ...
+
+    def record(self, record: LogRecord) -> None:
+        """Write a record down."""
+        ...
+
+
+class _Request(NamedTuple):
+    end: float
+    order: int
+    attempt: _Attempt
+    sibling: int
+    length: int
+    version: int
+
+
+class SimulatedRollout:
+    """One engine and its queue.
+
+    Args:
+        name: of the replica.
+        system: speeds and lengths.
+        world: clock, messages and log.
+    """
+
+    def __init__(self, name: str, system: SystemConfig, world: World) -> None:
+        self.name = name
+        self._system = system
+        self._world = world
+        self._version = -1
+        self._queue: deque[tuple[_Attempt, int]] = deque()
+        self._running: list[_Request] = []
+        self._held: dict[_Attempt, list[SampleRef]] = {}
+        self._missing: dict[_Attempt, int] = {}
+        self._counter = 0.0
+        self._since = world.now
+        self._pause: Activity | None = None
+        self._turn = 0
+        self._order = 0
+
+    def obey(self, command: Command) -> None:
+        """Take a command in."""
+        match command:
+            case Generate():
+                self._start(command)
+            case CancelGroup():
+                self._cancel((command.group, command.attempt))
+            case LoadVersion() if self._system.push == "staged":
+                self._world.after(self._system.push_s, lambda: self._swap(command.version))
+            case LoadVersion():
+                self._stand("paused_for_weights")
+                self._world.after(self._system.push_s, lambda: self._swap(command.version))
+            case _:
+                pass
+
+    # ---------------------------------------------------------------- groups
+
+    def _start(self, command: Generate) -> None:
+        self._catch_up()
+        attempt = (command.group, command.attempt)
+        self._held[attempt] = []
+        self._missing[attempt] = command.num_samples
+        self._queue.extend((attempt, sibling) for sibling in range(command.num_samples))
+        self._go_on()
+
+    def _cancel(self, attempt: _Attempt) -> None:
+        self._catch_up()
+        self._held.pop(attempt, None)
+        self._missing.pop(attempt, None)
+        self._queue = deque(entry for entry in self._queue if entry[0] != attempt)
+        self._running = [request for request in self._running if request.attempt != attempt]
+        heapq.heapify(self._running)
+        self._go_on()
+
+    def _finish(self, turn: int) -> None:
+        if turn != self._turn:
+            return  # the batch has changed since
+        self._catch_up()
+        while self._running and self._running[0].end <= self._counter + 1e-6:
+            self._complete(heapq.heappop(self._running))
+        self._go_on()
+
+    def _complete(self, request: _Request) -> None:
+        group, number = request.attempt
+        self._held[request.attempt].append(
+            SampleRef(
+                sibling=request.sibling,
+                status="completed",
+                key=f"{group}.{number}.{request.sibling}",
+                num_tokens=request.length,
+                oldest_version=request.version,
+                newest_version=self._version,
+            )
+        )
+        self._missing[request.attempt] -= 1
+        if not self._missing[request.attempt]:
+            del self._missing[request.attempt]
+            self._world.after(self._system.score_s, lambda: self._report(request.attempt))
+
+    def _report(self, attempt: _Attempt) -> None:
+        self._catch_up()
+        samples = self._held.pop(attempt, None)
+        if samples is not None:
+            self._world.send(
+                GroupFinished(
+                    replica=self.name, group=attempt[0], attempt=attempt[1], samples=tuple(samples)
+                )
+            )
+
+    # ---------------------------------------------------------------- weights
+
+    def _swap(self, version: int) -> None:
+        self._stand("swap")
+        self._world.after(self._system.swap_s, lambda: self._swapped(version))
+
+    def _swapped(self, version: int) -> None:
+        self._catch_up()
+        self._pause, self._version = None, version
+        loaded = VersionLoaded(
+            replica=self.name,
+            version=version,
+            transfer_s=self._system.push_s,
+            stall_s=self._system.swap_s,
+        )
+        self._world.send(loaded)
+        self._go_on()
+
+    def _stand(self, activity: Activity) -> None:
+        self._catch_up()
+        self._pause = activity
+        self._turn += 1
+
+    # ---------------------------------------------------------------- time
+
+    def _activity(self) -> Activity:
+        if self._pause is not None:
+            return self._pause
+        if self._running:
+            return "decode"
+        return "reward_wait" if self._held else "gated_staleness"
+
+    def _catch_up(self) -> None:
+        """Account for the time since the last change, in which the batch was what it is now."""
+        now, since = self._world.now, self._since
+        if now <= since:
+            return
+        activity, width, steps = self._activity(), 0, 0.0
+        if activity == "decode":
+            width = len(self._running)
+            steps = (now - since) / self._system.speed.step_s(width)
+            self._counter += steps
+        self._world.record(
+            Span(
+                role="rollout",
+                replica=self.name,
+                activity=activity,
+                start_s=since,
+                end_s=now,
+                version=self._version,
+                width=width,
+                tokens=width * steps,
+            )
+        )
+        self._since = now
+
+    def _go_on(self) -> None:
+        """Fill the batch and wait for the first request that will be done."""
+        while self._queue and len(self._running) < self._system.speed.max_running:
+            attempt, sibling = self._queue.popleft()
+            length = self._system.lengths.length(attempt[0].ordinal, sibling)
+            end, self._order = self._counter + length, self._order + 1
+            request = _Request(end, self._order, attempt, sibling, length, self._version)
+            heapq.heappush(self._running, request)
+        self._turn += 1
+        if self._running and self._pause is None:
+            steps = max(0.0, self._running[0].end - self._counter)
+            turn = self._turn
+            wait_s = steps * self._system.speed.step_s(len(self._running))
+            self._world.after(wait_s, lambda: self._finish(turn))

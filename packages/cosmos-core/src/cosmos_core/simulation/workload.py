@@ -1,0 +1,133 @@
+"""What a simulation is told of an asynchronous system: speeds, lengths, transfers."""
+
+import math
+import random
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cosmos_core.control import ControllerConfig
+
+_GROUPS_OF_A_MEAN = 512
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineSpeed:
+    """How fast an engine decodes: each request in a batch of b gets a token every ``step_s(b)``.
+
+    Attributes:
+        fixed_s: seconds of a step whatever the batch: reading the weights.
+        request_s: further seconds for each request in the batch.
+        max_running: most requests decoded at once; more wait in the engine.
+    """
+
+    fixed_s: float = 5e-3
+    request_s: float = 0.3125e-3
+    max_running: int = 16
+
+    def __post_init__(self) -> None:
+        """Refuse an engine that takes no time.
+
+        Raises:
+            ValueError: if a step would take no time, or nothing may run.
+        """
+        if self.fixed_s < 0 or self.request_s < 0 or self.step_s(1) <= 0 or self.max_running < 1:
+            raise ValueError(
+                f"fixed_s is {self.fixed_s}, request_s {self.request_s} and max_running "
+                f"{self.max_running}; want a step of more than 0 s and at least 1 request"
+            )
+
+    def step_s(self, width: int) -> float:
+        """Return the seconds between two tokens of each of ``width`` requests."""
+        return self.fixed_s + width * self.request_s
+
+    @property
+    def full_rate(self) -> float:
+        """Tokens per second of a full batch, the most there is."""
+        return self.max_running / self.step_s(self.max_running)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LengthConfig:
+    """Lengths of responses: lognormal, drawn anew for every sample but the same in every run.
+
+    Attributes:
+        median: tokens of the median response.
+        sigma: of the logarithm; 0 for responses of one length.
+        longest: most tokens.
+        seed: of the draws.
+    """
+
+    median: float = 32.0
+    sigma: float = 0.7
+    longest: int = 256
+    seed: int = 0
+
+    def length(self, ordinal: int, sibling: int) -> int:
+        """Return the tokens of a sample of the prompt of that ordinal."""
+        draw = random.Random(f"{self.seed}/{ordinal}/{sibling}").gauss(0.0, self.sigma)
+        return min(self.longest, max(1, round(self.median * math.exp(draw))))
+
+    def mean(self, num_samples: int) -> float:
+        """Return the mean over the first 512 prompts, ``num_samples`` of each."""
+        drawn = [
+            self.length(ordinal, sibling)
+            for ordinal in range(_GROUPS_OF_A_MEAN)
+            for sibling in range(num_samples)
+        ]
+        return sum(drawn) / len(drawn)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SystemConfig:
+    """The replicas around a controller, by what they take.
+
+    Attributes:
+        rollouts: rollout replicas.
+        slots: groups that each holds at once.
+        speed: of each engine.
+        lengths: of responses.
+        train_s: seconds of an optimizer step.
+        push_s: seconds from the order to load a version until it is there.
+        push: ``staged`` transfers while both sides work; under ``blocking`` the engine stands
+            still and the policy starts no step until the transfer is over.
+        swap_s: seconds that an engine stands still to put a version in place.
+        snapshot_s: seconds that the policy stands still to publish one.
+        message_s: seconds of a message between a replica and the controller.
+        score_s: seconds from the last token of a group until it is scored and stored.
+    """
+
+    rollouts: int = 2
+    slots: int = 12
+    speed: EngineSpeed = field(default_factory=EngineSpeed)
+    lengths: LengthConfig = field(default_factory=LengthConfig)
+    train_s: float = 1.0
+    push_s: float = 0.0
+    push: Literal["staged", "blocking"] = "staged"
+    swap_s: float = 0.0
+    snapshot_s: float = 0.0
+    message_s: float = 0.0
+    score_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check that there is somebody, and that time goes forward.
+
+        Raises:
+            ValueError: naming what is too small.
+        """
+        if self.rollouts < 1 or self.slots < 1:
+            raise ValueError(f"rollouts is {self.rollouts} and slots {self.slots}; want at least 1")
+        for name in ("train_s", "push_s", "swap_s", "snapshot_s", "message_s", "score_s"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
+
+
+def generate_bound_s(config: ControllerConfig, system: SystemConfig) -> float:
+    """Return the seconds that full engines take for the samples of a step."""
+    num_samples = config.groups_per_step * config.samples_per_group
+    tokens = num_samples * system.lengths.mean(config.samples_per_group)
+    return tokens / (system.rollouts * system.speed.full_rate)
+
+
+def step_bound_s(config: ControllerConfig, system: SystemConfig) -> float:
+    """Return the least seconds of a step: those of the slower side, were it never idle."""
+    return max(system.train_s, generate_bound_s(config, system))
