@@ -105,7 +105,7 @@ install_requirements_for_gpu() {
 
 packages=(core weightsync parallel rollout algos wfm)
 editable=(-e apps)
-manifests=(apps/pyproject.toml)
+manifests=(apps/pyproject.toml packages/cosmos-weightsync/{native/streaming.c,hatch_build.py})
 for package in "${packages[@]}"; do
     editable+=(-e "packages/cosmos-$package")
     manifests+=("packages/cosmos-$package/pyproject.toml")

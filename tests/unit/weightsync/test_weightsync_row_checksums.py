@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from cosmos_weightsync import Box
-from cosmos_weightsync.checksums import BLOCK_BYTES, tensor_checksum
-from cosmos_weightsync.row_checksums import RowChecksums, copy_by_rows
+from cosmos_weightsync.checksums import tensor_checksum
+from cosmos_weightsync.row_checksums import RowChecksums
 
 # (shape, boxes inside it)
 CASES: dict[str, tuple[tuple[int, ...], list[Box]]] = {
@@ -17,6 +17,8 @@ CASES: dict[str, tuple[tuple[int, ...], list[Box]]] = {
         (3, 400, 500),  # A row is larger than a block.
         [Box((1, 0, 0), (3, 400, 500)), Box((0, 100, 0), (3, 200, 500)), Box((0, 5, 7), (2, 9, 9))],
     ),
+    "halves": ((64, 512), [Box((0, 0), (64, 256)), Box((0, 256), (64, 512))]),
+    "a hole between": ((64, 512), [Box((0, 0), (30, 256)), Box((8, 256), (64, 400))]),
     "vector": ((200_000,), [Box((0,), (200_000,)), Box((7,), (150_001,))]),
     "scalar": ((), [Box((), ())]),
     "no rows": ((0, 4), []),
@@ -36,14 +38,24 @@ def test_rows_are_copied_and_hashed_as_the_whole_would_be(case, strides, dtypes)
     into = torch.empty(shape, dtype=published)
     parts = [box.relative_to(Box.full(shape)) for box in boxes]
     checksums = RowChecksums(into, parts)
-    copy_by_rows(source, into, checksums.written)
+    checksums.copy(source)
     assert torch.equal(into, source.to(published))
     assert checksums.values == [tensor_checksum(into[part]) for part in parts]
 
 
-def test_bands_come_in_order_and_fit_the_cache():
-    source, bands = torch.zeros(1000, 1000), []
-    copy_by_rows(source, torch.empty_like(source), lambda start, stop: bands.append((start, stop)))
-    assert [start for start, _ in bands[1:]] == [stop for _, stop in bands[:-1]]
-    assert (bands[0][0], bands[-1][1]) == (0, 1000)
-    assert all((stop - start) * 4000 <= BLOCK_BYTES for start, stop in bands)
+def test_a_tensor_that_somebody_else_filled_is_hashed():
+    into = torch.arange(5000.0).view(50, 100)
+    parts = [(slice(0, 50), slice(10, 90)), (slice(7, 8), slice(0, 100))]
+    checksums = RowChecksums(into, parts)
+    checksums.written()
+    assert checksums.values == [tensor_checksum(into[part]) for part in parts]
+
+
+def test_copying_again_hashes_what_is_there_then():
+    into = torch.zeros(64, 64)
+    checksums = RowChecksums(into, [(slice(0, 64), slice(0, 32)), (slice(0, 64), slice(32, 64))])
+    seen = []
+    for value in (1.0, 2.0, 1.0):
+        checksums.copy(torch.full((64, 64), value))
+        seen.append(checksums.values)
+    assert seen[0] == seen[2] != seen[1]

@@ -23,7 +23,6 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -243,26 +242,15 @@ def pull_edge(
 def _read(
     channel: Channel, window: Window, piece: Piece, held: HeldBoxes, bucket: _Borrowed
 ) -> int:
-    """Copy a piece block by block, hashing each while it is in the processor's cache."""
+    """Copy and hash a piece: in one go where both ends are rows of bytes, as they mostly are."""
     raw, row_bytes = held.raw(piece.name, piece.box), window.row_bytes
     if raw is not None and row_bytes is not None:
-        return _read_rows(channel.capabilities.read_bytes, window, raw.reshape(-1, row_bytes))
+        return window.take(raw.reshape(-1, row_bytes))
     return _read_boxes(channel, window, held.view(piece.name, piece.box), bucket)
 
 
-def _read_rows(read_bytes: int, window: Window, rows: np.ndarray) -> int:
-    """The usual case: rows of bytes at both ends."""
-    running = RunningChecksum()
-    step = max(1, read_bytes // rows.shape[1])
-    for first in range(0, len(rows), step):
-        part = rows[first : first + step]
-        window.read_rows(first, part)
-        running.add_bytes(part)
-    return running.value
-
-
 def _read_boxes(channel: Channel, window: Window, view: Tensor, bucket: _Borrowed) -> int:
-    """Any strides and devices."""
+    """Any strides and devices, block by block, each hashed while the cache holds it."""
     running = RunningChecksum()
     size = min(channel.capabilities.read_bytes, bucket.half_bytes)
     for block in box_blocks(view.shape, view.element_size(), size):

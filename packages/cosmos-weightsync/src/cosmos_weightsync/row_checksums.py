@@ -1,62 +1,32 @@
-"""Copying a tensor by bands of rows, and hashing boxes of it while the cache still holds the band.
+"""Copying a tensor and hashing boxes of it in one pass, as two receivers of halves want them.
 
 ```
-rows 0:64    copy │ hash box A │ hash box B
-rows 64:128              copy │ hash box A │ hash box B        A and B: what two receivers want
+            columns 0:1024   1024:2048
+rows 0:64   copy+hash A  │               first all rows of box A, then all of box B;
+rows 64:128 copy+hash A  │ copy+hash B   what no box covers is copied, what two cover is hashed
 ```
-A band is read from memory once and hashed out of the processor's cache; hashing a tensor after it
-was written would read all of it again.
+Where values are cast on the way, or lie in no rows, the tensor is written by bands of rows, and
+boxes are hashed while the cache still holds the band.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from cosmos_weightsync.boxes import Box, subtract_all
 from cosmos_weightsync.checksums import BLOCK_BYTES, RunningChecksum
+from cosmos_weightsync.streaming import row_engine
 
-__all__ = ["RowChecksums", "RowsWritten", "copy_by_rows", "num_rows_of"]
+__all__ = ["RowChecksums"]
 
-RowsWritten = Callable[[int, int], None]
-"""Called with the first row that was written and the one after the last; bands come in order."""
-
-
-def copy_by_rows(source: Tensor, into: Tensor, written: RowsWritten) -> None:
-    """Copy in bands small enough for the cache; casts where the dtypes differ.
-
-    Args:
-        source: In host memory, of any strides.
-        into: Contiguous, of the same shape, in host memory.
-        written: Told of every band.
-    """
-    num_rows = num_rows_of(into)
-    if num_rows == 0:
-        return
-    row_bytes = into.nbytes // num_rows
-    step = max(1, BLOCK_BYTES // max(1, row_bytes))
-    if source.dtype == into.dtype and source.is_contiguous():
-        raw, target = _raw(source), _raw(into)
-        for start in range(0, num_rows, step):
-            stop = min(start + step, num_rows)
-            band = slice(start * row_bytes, stop * row_bytes)
-            np.copyto(target[band], raw[band])
-            written(start, stop)
-        return
-    source, into = torch.atleast_1d(source), torch.atleast_1d(into)
-    for start in range(0, num_rows, step):
-        stop = min(start + step, num_rows)
-        into[start:stop].copy_(source[start:stop])
-        written(start, stop)
-
-
-def num_rows_of(tensor: Tensor) -> int:
-    """The extent of the first dim; a scalar has one row."""
-    return int(tensor.shape[0]) if tensor.dim() else 1
+Area = tuple[slice, slice]
+"""Rows, and of each a stretch of bytes."""
 
 
 class RowChecksums:
-    """The checksums of boxes inside one tensor, carried on as its rows are written.
+    """Fills one tensor, time and again, and has the checksums of boxes inside it.
 
     Args:
         tensor: Contiguous, in host memory.
@@ -65,45 +35,91 @@ class RowChecksums:
 
     def __init__(self, tensor: Tensor, boxes: Sequence[tuple[slice, ...]]) -> None:
         self._tensor = tensor if tensor.dim() else tensor.view(1)
-        num_rows = num_rows_of(tensor)
+        num_rows = self._tensor.shape[0]
         self._rows = _raw(tensor).reshape(num_rows, tensor.nbytes // max(1, num_rows))
-        self._parts = [_Part(box, self._tensor) for box in boxes]
+        self._boxes = [box or (slice(0, 1),) for box in boxes]
+        self._areas = [_area_of(box, self._tensor) for box in self._boxes]
+        self._alone, self._left = _disjoint(self._areas, Box.full(self._rows.shape))
+        self._values: list[int] = []
 
-    def restart(self) -> None:
-        """The tensor is about to be written again."""
-        for part in self._parts:
-            part.running = RunningChecksum()
+    def copy(self, source: Tensor) -> None:
+        """Copy a tensor of the same shape, in host memory, of any strides; casts if need be."""
+        is_plain = source.dtype == self._tensor.dtype and source.is_contiguous()
+        if not is_plain or None in self._areas:
+            self._copy_by_bands(source if source.dim() else source.view(1))
+            return
+        rows, engine = _raw(source).reshape(self._rows.shape), row_engine()
+        for area in self._left:
+            engine.copy(rows[area], self._rows[area])
+        self._values = [
+            engine.copy_and_hash(rows[area], self._rows[area])
+            if number in self._alone
+            else engine.hash(rows[area])
+            for number, area in enumerate(self._areas)
+            if area is not None
+        ]
 
-    def written(self, start: int, stop: int) -> None:
-        """Rows ``start:stop`` were written, and all those before."""
-        for part in self._parts:
-            low, high = max(start, part.rows.start), min(stop, part.rows.stop)
-            if low >= high:
-                continue
-            if part.columns is not None:
-                content = self._rows[low:high, part.columns]
-                part.running.add_bytes(np.ascontiguousarray(content))
-            else:
-                part.running.add(self._tensor[low:high, *part.rest].contiguous())
+    def written(self) -> None:
+        """Somebody else has filled the tensor."""
+        runnings = self._start()
+        self._add(runnings, 0, len(self._rows))
+        self._values = [running.value for running in runnings]
 
     @property
     def values(self) -> list[int]:
-        """One for each box, once all rows were written."""
-        return [part.running.value for part in self._parts]
+        """One for each box, of what was written last."""
+        return self._values
+
+    def _copy_by_bands(self, source: Tensor) -> None:
+        runnings = self._start()
+        num_rows = len(self._rows)
+        step = max(1, BLOCK_BYTES // max(1, self._rows.shape[1]))
+        for start in range(0, num_rows, step):
+            stop = min(start + step, num_rows)
+            self._tensor[start:stop].copy_(source[start:stop])
+            self._add(runnings, start, stop)
+        self._values = [running.value for running in runnings]
+
+    def _start(self) -> list[RunningChecksum]:
+        return [RunningChecksum() for _ in self._boxes]
+
+    def _add(self, runnings: Sequence[RunningChecksum], start: int, stop: int) -> None:
+        """Carry on over rows ``start:stop``."""
+        for running, box, area in zip(runnings, self._boxes, self._areas, strict=True):
+            low, high = max(start, box[0].start), min(stop, box[0].stop)
+            if low >= high:
+                continue
+            if area is not None:
+                running.add_bytes(np.ascontiguousarray(self._rows[low:high, area[1]]))
+            else:
+                running.add(self._tensor[low:high, *box[1:]].contiguous())
 
 
-class _Part:
-    """A box: its rows, and of each row a stretch of bytes, or slices where it is no stretch."""
+def _area_of(box: tuple[slice, ...], tensor: Tensor) -> Area | None:
+    """The box as rows of bytes; ``None`` if it takes several stretches of a row."""
+    rows, *rest = box
+    if [part.stop - part.start for part in rest[1:]] != list(tensor.shape[2:]):
+        return None
+    width = tensor.element_size() * (tensor.stride(1) if tensor.dim() > 1 else 1)
+    columns = rest[0] if rest else slice(0, 1)
+    return rows, slice(columns.start * width, columns.stop * width)
 
-    def __init__(self, box: tuple[slice, ...], tensor: Tensor) -> None:
-        self.rows, *self.rest = box or (slice(0, 1),)
-        self.running = RunningChecksum()
-        self.columns: slice | None = None
-        inner = [part.stop - part.start for part in self.rest[1:]]
-        if inner == list(tensor.shape[2:]):
-            width = tensor.element_size() * (tensor.stride(1) if tensor.dim() > 1 else 1)
-            first = self.rest[0] if self.rest else slice(0, 1)
-            self.columns = slice(first.start * width, first.stop * width)
+
+def _disjoint(areas: Sequence[Area | None], whole: Box) -> tuple[set[int], list[Area]]:
+    """Areas, by number, that do not touch each other, and what is left between them."""
+    alone: dict[int, Box] = {}
+    for number, area in enumerate(areas):
+        if area is None:
+            continue
+        box = Box(*zip(*((part.start, part.stop) for part in area), strict=True))
+        if all(box.intersect(other) is None for other in alone.values()):
+            alone[number] = box
+    left = subtract_all(whole, alone.values()) if 0 not in whole.shape else []
+    return set(alone), [(slice(*rows), slice(*columns)) for rows, columns in map(_spans, left)]
+
+
+def _spans(box: Box) -> list[tuple[int, int]]:
+    return list(zip(box.start, box.stop, strict=True))
 
 
 def _raw(tensor: Tensor) -> np.ndarray:

@@ -27,7 +27,7 @@ from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import DeadlineError, PeerLostError, VersionError, VersionGoneError
 from cosmos_weightsync.layout import ShardSpec
-from cosmos_weightsync.row_checksums import RowChecksums, RowsWritten
+from cosmos_weightsync.row_checksums import RowChecksums
 from cosmos_weightsync.shards import torch_dtype
 
 __all__ = ["Published", "Snapshot", "SnapshotStore"]
@@ -49,14 +49,14 @@ class Published(Protocol):
         ...
 
     def write(
-        self, tensors: Sequence[Tensor], follow: Callable[[int], RowsWritten] | None = None
+        self, tensors: Sequence[Tensor], follow: Callable[[int], RowChecksums] | None = None
     ) -> None:
         """Fill one contiguous tensor for each of `specs`; all are complete on return.
 
         Args:
             tensors: What to fill.
-            follow: Called with the number of a tensor before it is read again; what it returns
-                is told of the tensor's rows, in order, as soon as they are complete.
+            follow: Called with the number of a tensor; what it returns fills the tensor, or is
+                told that it is full.
         """
         ...
 
@@ -230,7 +230,7 @@ class SnapshotStore:
         bases = read[-self._num_bases :] if self._num_bases else []
         return [buffer for buffer in stale if buffer not in bases]
 
-    def _follow(self, buffer: Snapshot, checksums: VersionChecksums, index: int) -> RowsWritten:
+    def _follow(self, buffer: Snapshot, checksums: VersionChecksums, index: int) -> RowChecksums:
         """Hash what will be asked for of a tensor while it is written."""
         spec = self._source.specs[index]
         boxes = checksums.expected_in(spec)
@@ -239,8 +239,7 @@ class SnapshotStore:
             parts = [box.relative_to(spec.box) for box in boxes]
             running = RowChecksums(buffer.tensors[index], parts)
             buffer.followed[index] = (boxes, running)
-        running.restart()
-        return running.written
+        return running
 
     def _allocate(self) -> Snapshot:
         specs = self._source.specs

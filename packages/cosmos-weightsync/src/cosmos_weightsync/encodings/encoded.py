@@ -13,7 +13,7 @@ from cosmos_weightsync.encodings.cast import Cast
 from cosmos_weightsync.encodings.contract import Encoding, Extents
 from cosmos_weightsync.errors import EncodingError
 from cosmos_weightsync.layout import ShardSpec
-from cosmos_weightsync.row_checksums import RowsWritten, copy_by_rows, num_rows_of
+from cosmos_weightsync.row_checksums import RowChecksums
 from cosmos_weightsync.shards import Shard
 
 __all__ = ["EncodedShards", "encode"]
@@ -54,7 +54,7 @@ class EncodedShards:
         _check_names(self._entries, self.specs)
 
     def write(
-        self, tensors: Sequence[Tensor], follow: Callable[[int], RowsWritten] | None = None
+        self, tensors: Sequence[Tensor], follow: Callable[[int], RowChecksums] | None = None
     ) -> None:
         """Encode the shards as they are now.
 
@@ -62,8 +62,8 @@ class EncodedShards:
 
         Args:
             tensors: One contiguous tensor for each of `specs`.
-            follow: Called with the number of a tensor before it is read again; what it returns
-                is told of the tensor's rows, in order, as soon as they are complete.
+            follow: Called with the number of a tensor; what it returns fills the tensor, or is
+                told that it is full.
 
         Raises:
             EncodingError: values cannot be encoded; the tensors hold nothing of use.
@@ -80,7 +80,7 @@ class EncodedShards:
             for entry, items in zip(self._entries, maxima, strict=True):
                 into = tensors[entry.first : entry.first + entry.num_tensors]
                 if isinstance(entry.encoding, Cast) and follow is not None and not self.is_cuda:
-                    copy_by_rows(entry.shard.tensor, into[0], follow(entry.first))
+                    follow(entry.first).copy(entry.shard.tensor)
                     continue
                 entry.encoding.write(entry.shard, [item.grid for item in items], into)
                 if follow is not None and not self.is_cuda:
@@ -132,10 +132,10 @@ def _maxima_of(shard: Shard, block: Extents) -> Tensor:
     return block_maxima(shard.tensor, shard.spec.box, block)
 
 
-def _tell(follow: Callable[[int], RowsWritten], first: int, tensors: Sequence[Tensor]) -> None:
+def _tell(follow: Callable[[int], RowChecksums], first: int, tensors: Sequence[Tensor]) -> None:
     """These tensors, the first of which has this number, are complete."""
-    for index, tensor in enumerate(tensors, first):
-        follow(index)(0, num_rows_of(tensor))
+    for index in range(first, first + len(tensors)):
+        follow(index).written()
 
 
 def _check_names(entries: Sequence[_Entry], specs: Sequence[ShardSpec]) -> None:

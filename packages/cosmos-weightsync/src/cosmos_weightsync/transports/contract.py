@@ -56,7 +56,8 @@ class Capabilities:
         direct_bytes: Contiguous pieces of at least this size travel unpacked, from and into
             place; smaller and strided ones share a bucket.
         message_bytes: The largest message that is of use; buckets larger than this are cut.
-        read_bytes: How much a one-sided receiver reads at a time, before it hashes that.
+        read_bytes: How much a one-sided receiver reads at a time of views that are not rows of
+            bytes, before it hashes that.
         groups: How many messages it takes before the first must be done; 1 is one by one.
         registers: Memory is registered before its first use, so the same memory should be used
             again and again.
@@ -123,18 +124,17 @@ class Window(Protocol):
 
     @property
     def row_bytes(self) -> int | None:
-        """How long its rows are, for `read_rows`.
+        """How long its rows are, for `take`.
 
         A contiguous view falls into rows of one byte, so that it can be cut anywhere; a view whose
         rows (of the first dim) are stretches of many bytes, into these; others into none.
         """
         ...
 
-    def read_rows(self, first: int, into: np.ndarray) -> None:
-        """Copy rows from ``first`` on into host memory.
+    def take(self, into: np.ndarray) -> int:
+        """Copy all of the view into host memory; return the XXH3 of what was copied.
 
         Args:
-            first: The first row.
             into: ``uint8[rows, row_bytes]``, contiguous.
 
         Raises:

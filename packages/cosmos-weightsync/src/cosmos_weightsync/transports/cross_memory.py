@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from cosmos_weightsync.arenas import Arena
+from cosmos_weightsync.checksums import RunningChecksum
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import (
     PeerLostError,
@@ -24,6 +25,7 @@ from cosmos_weightsync.errors import (
     TransportUnavailableError,
 )
 from cosmos_weightsync.layout import IntArray
+from cosmos_weightsync.streaming import compiled_rows
 from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, Side, Window
 from cosmos_weightsync.transports.exposing import receive_exposed, send_exposed
 from cosmos_weightsync.transports.host_sockets import HostConnection, prepare_on_host
@@ -124,12 +126,29 @@ class _RemoteWindow:
     def row_bytes(self) -> int | None:
         return self._row_bytes
 
-    def read_rows(self, first: int, into: np.ndarray) -> None:
-        if self._row_bytes == 1:
-            starts, run = np.array([self._address + first], dtype=np.int64), into.size
+    def take(self, into: np.ndarray) -> int:
+        step = 1 if self._row_bytes == 1 else self._strides[0]
+        compiled = compiled_rows()
+        if compiled is not None:
+            try:
+                return compiled.read_and_hash(self._process, self._address, step, into)
+            except OSError as error:
+                raise _failure(error.errno or 0, self._process) from error
+        running = RunningChecksum()
+        num_rows = max(1, _CAPABILITIES.read_bytes // into.shape[1])
+        for first in range(0, len(into), num_rows):
+            part = into[first : first + num_rows]
+            self._read_rows(first, step, part)
+            running.add_bytes(part)
+        return running.value
+
+    def _read_rows(self, first: int, step: int, into: np.ndarray) -> None:
+        """Copy rows from ``first`` on; rows without gaps are one run."""
+        start = self._address + first * step
+        if step == into.shape[1]:
+            starts, run = np.array([start], dtype=np.int64), into.size
         else:
-            starts = np.arange(first, first + len(into), dtype=np.int64) * self._strides[0]
-            starts, run = starts + self._address, into.shape[1]
+            starts, run = start + np.arange(len(into), dtype=np.int64) * step, into.shape[1]
         read_process(self._process, starts, run, into.ctypes.data)
 
     def read(self, part: tuple[slice, ...], into: Tensor) -> None:

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cosmos_weightsync.streaming import row_engine
+
 __all__ = ["MappedWindow", "row_bytes_of", "strided_view"]
 
 _SHORTEST_ROW = 64
@@ -56,10 +58,10 @@ class MappedWindow:
         """See `cosmos_weightsync.transports.Window.row_bytes`."""
         return self._row_bytes
 
-    def read_rows(self, first: int, into: np.ndarray) -> None:
-        """Copy whole rows."""
+    def take(self, into: np.ndarray) -> int:
+        """Copy all rows, and hash them."""
         assert self._rows is not None
-        np.copyto(into, self._rows[first : first + len(into)])
+        return row_engine().copy_and_hash(self._rows, into)
 
     def read(self, part: tuple[slice, ...], into: Tensor) -> None:
         """Copy a part of the view."""

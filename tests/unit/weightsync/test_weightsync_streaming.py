@@ -1,0 +1,83 @@
+"""The compiled copy and hash give, bit for bit, what NumPy and xxhash give."""
+
+import errno
+import os
+import random
+
+import numpy as np
+import pytest
+import xxhash
+
+from cosmos_weightsync.streaming import CompiledRows, PlainRows, compiled_rows
+
+# Where XXH3 changes its formula, where a stripe (64), a block (1024) or a chunk (4096) ends.
+LENGTHS = [1, 16, 17, 128, 129, 240, 241, 255, 256, 257, 1023, 1024, 1025, 1088, 1089, 2048]
+LENGTHS += [4095, 4096, 4097, 5121, 65_536, 100_003]
+# (rows, bytes of a row, step of the source, step of the target)
+SHAPES = [(1, 5000, 5000, 5000), (9, 64, 64, 64), (70, 100, 331, 100), (33, 1024, 4096, 2048)]
+SHAPES += [(5, 12_289, 20_000, 12_289), (300, 1, 1, 1), (40, 7, 9, 8), (3, 4096, 4096, 4100)]
+
+
+@pytest.fixture
+def compiled() -> CompiledRows:
+    found = compiled_rows()
+    if found is None:
+        pytest.skip("no C compiler was there when the package was built")
+    return found
+
+
+@pytest.fixture(params=["plain", "compiled"])
+def engine(request) -> PlainRows | CompiledRows:
+    return request.getfixturevalue("compiled") if request.param == "compiled" else PlainRows()
+
+
+def noise(size: int) -> np.ndarray:
+    return np.frombuffer(random.Random(size).randbytes(size), dtype=np.uint8)
+
+
+def laid_out(rows: int, row_bytes: int, step: int, content: np.ndarray) -> np.ndarray:
+    """Rows with gaps between them."""
+    return np.lib.stride_tricks.as_strided(content, (rows, row_bytes), (step, 1))
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("start", [0, 1, 63])
+def test_a_row_is_copied_and_hashed_as_xxhash_does_it(engine, length, start):
+    source, target = noise(length + start)[start:], np.zeros(length + 64, np.uint8)
+    into = target[32 - start % 32 :][:length]
+    found = engine.copy_and_hash(source.reshape(1, -1), into.reshape(1, -1))
+    assert found == engine.hash(source.reshape(1, -1)) == xxhash.xxh3_64_intdigest(source.data)
+    assert np.array_equal(into, source)
+    assert target.sum() == into.sum()  # Nothing was written beside it.
+
+
+@pytest.mark.parametrize(("rows", "row_bytes", "step", "into_step"), SHAPES)
+def test_rows_with_gaps_are_copied_and_hashed_as_one_text(engine, rows, row_bytes, step, into_step):
+    source = laid_out(rows, row_bytes, step, noise(rows * step + row_bytes))
+    target = np.zeros(rows * into_step + row_bytes, np.uint8)
+    into = laid_out(rows, row_bytes, into_step, target)
+    found = engine.copy_and_hash(source, into)
+    assert found == engine.hash(source) == xxhash.xxh3_64_intdigest(source.tobytes())
+    assert np.array_equal(into, source)
+    assert target.sum() == into.sum()
+    engine.copy(source[:, ::-1].copy(), into)
+    assert np.array_equal(into, source[:, ::-1])
+
+
+@pytest.mark.parametrize(("rows", "row_bytes", "step", "into_step"), SHAPES)
+def test_another_process_is_read_as_memory_is(compiled, rows, row_bytes, step, into_step):
+    del into_step
+    content = noise(rows * step + row_bytes)
+    source, into = laid_out(rows, row_bytes, step, content), np.zeros((rows, row_bytes), np.uint8)
+    try:  # This process, as if it were another.
+        found = compiled.read_and_hash(os.getpid(), content.ctypes.data, step, into)
+    except PermissionError:
+        pytest.skip("the system forbids reading the memory of processes")
+    assert np.array_equal(into, source)
+    assert found == xxhash.xxh3_64_intdigest(source.tobytes())
+
+
+def test_memory_that_is_not_there_is_an_error_of_the_system(compiled):
+    with pytest.raises(OSError, match=r"address|permitted") as caught:
+        compiled.read_and_hash(os.getpid(), 4096, 1, np.zeros((300_000, 1), np.uint8))
+    assert caught.value.errno in {errno.EFAULT, errno.EPERM}
