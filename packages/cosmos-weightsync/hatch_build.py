@@ -39,7 +39,7 @@ def compile_library(source: Path, library: Path) -> bool:
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None or sys.platform != "linux":
         return False
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+    with tempfile.TemporaryDirectory(dir=source.parent) as folder:  # Where no build looks.
         made = Path(folder, library.name)
         command = [compiler, "-O3", "-shared", "-fPIC", "-o", str(made), str(source)]
         if subprocess.run(command, check=False).returncode != 0:
