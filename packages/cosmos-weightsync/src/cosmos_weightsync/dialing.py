@@ -17,6 +17,8 @@ from cosmos_weightsync.transports import Transport, choose_transport
 
 __all__ = ["HolderDialer"]
 
+LEAST_BUCKET_BYTES = 1024
+
 
 class HolderDialer:
     """Connects to holders.
@@ -82,15 +84,32 @@ class HolderDialer:
                 raise error
         return met, failed
 
-    def open(self, session: ReceiverSession, wanted: Layout, deadline: Deadline) -> None:
+    def open(
+        self,
+        session: ReceiverSession,
+        wanted: Layout,
+        deadline: Deadline,
+        *,
+        chunk_bytes: int | None,
+    ) -> None:
         """Agree with a holder on pieces and a channel for them.
+
+        Args:
+            session: The conversation with it.
+            wanted: The pieces, as a layout of one rank.
+            deadline: When to give up.
+            chunk_bytes: The longest message that is wanted; ``None`` leaves it to buckets and
+                transport.
 
         Raises:
             TransportUnavailableError: the two cannot use the transport.
             WeightSyncError: the holder refuses.
         """
         soon = deadline.within(self._connect_timeout_s)
-        session.open(wanted, self._transport_for(session), self._bucket_bytes, soon)
+        size = self._bucket_bytes
+        if chunk_bytes is not None:  # Two messages share a bucket.
+            size = min(size, max(LEAST_BUCKET_BYTES, 2 * chunk_bytes))
+        session.open(wanted, self._transport_for(session), size, soon)
 
     def _transport_for(self, session: ReceiverSession) -> Transport:
         if self._transport != "auto":

@@ -83,6 +83,11 @@ class Roster(Protocol):
         """
         ...
 
+    @property
+    def chunk_bytes(self) -> int | None:
+        """What may travel at a time by the plan made last; ``None`` if nobody passes on."""
+        ...
+
     def is_stale(self) -> bool:
         """Whether a plan made before is no longer the best, though it would still work."""
         ...
@@ -209,7 +214,12 @@ class VersionFetcher:
         try:
             assigned = self._plan(found)
             self._edges = [
-                Edge(source, layout, session=found.sessions.get(source.endpoint))
+                Edge(
+                    source,
+                    layout,
+                    session=found.sessions.get(source.endpoint),
+                    chunk_bytes=self._roster.chunk_bytes,
+                )
                 for source, layout in assigned
             ]
             with_senders = any(edge.source.role == "sender" for edge in self._edges)
@@ -301,7 +311,7 @@ class VersionFetcher:
             if session is None:
                 edge.session = session = self._dialer.meet(edge.source.endpoint, deadline)
             if not session.pieces:
-                self._dialer.open(session, edge.wanted, deadline)
+                self._dialer.open(session, edge.wanted, deadline, chunk_bytes=edge.chunk_bytes)
         return session
 
     def _agree(self, edges: Sequence[Edge], at_least: int, deadline: Deadline) -> int:

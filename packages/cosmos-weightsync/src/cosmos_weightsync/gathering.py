@@ -100,6 +100,11 @@ class DirectorySources:
         self._joint = JointPlan(found.sources, receivers, place, links)
         return self._joint.shares()
 
+    @property
+    def chunk_bytes(self) -> int | None:
+        """That of the joint plan, if receivers pass on by it."""
+        return None if self._joint is None else self._joint.chunk_bytes
+
     def is_stale(self) -> bool:
         """Whether the group of a joint plan is another one now."""
         return self._prefer == "planned" and self._planned_for != self._group_key()

@@ -6,14 +6,14 @@ take the rest from where it took it: up the same forest, so nobody ever waits fo
 for them.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from cosmos_weightsync.boxes import Box, subtract_all
+from cosmos_weightsync.boxes import subtract_all
 from cosmos_weightsync.errors import UncoveredRegionError
 from cosmos_weightsync.layout import Layout, ShardSpec
 from cosmos_weightsync.links import Links
-from cosmos_weightsync.planning import plan_transfer
+from cosmos_weightsync.planning import Piece, plan_transfer
 from cosmos_weightsync.replanning import replan_without
 from cosmos_weightsync.staging import Source
 from cosmos_weightsync.topology import Topology
@@ -45,15 +45,27 @@ class JointPlan:
         )
         wanted = Layout.merge([source.layout for source in receivers])
         self._plan = plan_transfer(self._offered, wanted, topology)
+        number = len(senders) + me
+        self._passes_on = any(bool((f.parents == number).any()) for f in self._plan.fanouts)
+
+    @property
+    def chunk_bytes(self) -> int | None:
+        """What a relay of the plan has before it passes on; ``None`` if there is no relay."""
+        plan = self._plan
+        has_relays = any(bool((f.parents >= plan.num_senders).any()) for f in plan.fanouts)
+        return plan.chunk_bytes if has_relays else None
 
     def shares(self) -> list[tuple[Source, Layout]]:
         """All that this receiver wants, by whom it takes it from.
 
         Senders come first, then relays elsewhere, then those on its own host, which wait for it.
+        What this receiver passes on is in pieces of `chunk_bytes` at most, since over transports
+        that read memory a piece arrives as a whole.
         """
         found = _by_source(
-            (self._holders[piece.source], self._spec(piece.name, piece.box))
+            (self._holders[piece.source], spec)
             for piece in self._plan.pieces(receiver=self._me)
+            for spec in self._parts(piece)
         )
         here = self._holders[len(self._holders) - self._plan.num_receivers + self._me].host
         return sorted(found, key=lambda item: (item[0].role == "receiver", item[0].host == here))
@@ -88,9 +100,13 @@ class JointPlan:
                     raise UncoveredRegionError(f"{name} {spec.box}: in nobody's part of the plan")
         return _by_source(parts)
 
-    def _spec(self, name: str, box: Box) -> ShardSpec:
-        entry = self._offered.tensors[name]
-        return ShardSpec(name, self._offered.shape_of(name), box, entry.dtype)
+    def _parts(self, piece: Piece) -> Iterator[ShardSpec]:
+        entry = self._offered.tensors[piece.name]
+        most = piece.box.numel
+        if self._passes_on:
+            most = max(1, self._plan.chunk_bytes // (piece.num_bytes // piece.box.numel))
+        for box in piece.box.split(most):
+            yield ShardSpec(piece.name, self._offered.shape_of(piece.name), box, entry.dtype)
 
 
 def _by_source(parts: Iterable[tuple[Source, ShardSpec]]) -> list[tuple[Source, Layout]]:

@@ -75,7 +75,7 @@ class TransferPlan:
         fanouts: The routes.
         order: The receivers' tensor names in the order in which they travel.
         topology: What was planned with.
-        chunk_bytes: What a relay has before it passes on.
+        chunk_bytes: What a relay has before it passes on, at most: messages are not longer.
     """
 
     num_senders: int

@@ -69,6 +69,10 @@ class ListedSources:
         """
         return assign(wanted, found.sources)
 
+    @property
+    def chunk_bytes(self) -> None:
+        """No limit: nobody waits for what this receiver gets."""
+
     def is_stale(self) -> bool:
         """Never: nobody else ever comes."""
         return False

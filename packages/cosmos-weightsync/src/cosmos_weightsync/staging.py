@@ -72,6 +72,7 @@ class Edge:
         arrived: Pieces that are here from another source, unverified.
         session: Connected, pinned and open for ``wanted``; ``None`` makes one for this version.
         is_relay: The source is a receiver that gets the version at the same time.
+        chunk_bytes: The most that may travel before it is passed on; ``None`` for no limit.
     """
 
     source: Source
@@ -79,6 +80,7 @@ class Edge:
     arrived: Layout = field(default_factory=lambda: Layout.from_ranks([]))
     session: ReceiverSession | None = None
     is_relay: bool = False
+    chunk_bytes: int | None = None
 
     def specs(self) -> list[ShardSpec]:
         """All regions that this edge answers for."""
@@ -106,8 +108,15 @@ class Dialer(Protocol):
         """Connect to a source."""
         ...
 
-    def open(self, session: ReceiverSession, wanted: Layout, deadline: Deadline) -> None:
-        """Agree on pieces and a channel for them."""
+    def open(
+        self,
+        session: ReceiverSession,
+        wanted: Layout,
+        deadline: Deadline,
+        *,
+        chunk_bytes: int | None,
+    ) -> None:
+        """Agree on pieces, a channel for them and the size of messages."""
         ...
 
 
@@ -263,6 +272,8 @@ class Staging:
         edges = {source: Edge(source, wanted) for source, wanted in pulls}
         for source, held in checks:
             edges.setdefault(source, Edge(source, Layout.from_ranks([]))).arrived = held
+        for other in edges.values():
+            other.chunk_bytes = edge.chunk_bytes
         return list(edges.values())
 
     def _pull(self, edge: Edge, deadline: Deadline) -> list[int]:
@@ -288,7 +299,7 @@ class Staging:
             edge.wanted = Layout.from_ranks([[*edge.wanted.specs_of(0), *wrong]])
         if not edge.wanted.tensors:
             return []
-        self._dialer.open(session, edge.wanted, deadline)
+        self._dialer.open(session, edge.wanted, deadline, chunk_bytes=edge.chunk_bytes)
         return session.pull(self._held, self._buckets, deadline)
 
     def _wrong(

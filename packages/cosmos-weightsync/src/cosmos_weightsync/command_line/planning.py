@@ -45,5 +45,6 @@ def _facts(sides: Sides, place: TopologyOptions) -> dict[str, Any]:
         "receiver_ranks": ranks[1],
         **msgspec.to_builtins(stats),
         "times_the_bound": stats.ratio,
+        "chunk_bytes": planned.chunk_bytes,
         "digest": planned.digest(),
     }

@@ -113,6 +113,7 @@ def _facts(plan: TransferPlan, found: Simulation) -> dict[str, Any]:
         "relayed_bytes": stats.relayed_bytes,
         "cross_host_bytes": stats.cross_host_bytes,
         "seconds": found.seconds,
+        "chunk_bytes": plan.chunk_bytes,
         "bound_s": stats.bound_s,
         "times_the_bound": found.seconds / stats.bound_s if stats.bound_s else 1.0,
         "recovered": found.recovered,
