@@ -137,7 +137,15 @@ def test_an_fsdp_trainer_feeds_a_plain_vllm(checkpoints):
     assert before != answer_of(model)
 
 
-@pytest.mark.parametrize("name", ["train_fsdp.py", "serve_vllm.py"])
+def test_a_running_vllm_goes_from_one_checkpoint_to_another(checkpoints):
+    script = _PACKAGE / "examples" / "checkpoint_to_vllm.py"
+    with started(script, *checkpoints) as engine:
+        output, _ = engine.communicate(timeout=500)
+    assert engine.returncode == 0
+    assert answers(output) == [answer_of(load(folder)) for folder in checkpoints]
+
+
+@pytest.mark.parametrize("name", ["train_fsdp.py", "serve_vllm.py", "checkpoint_to_vllm.py"])
 def test_each_example_is_short_and_in_the_readme(name):
     code = (_PACKAGE / "examples" / name).read_text().partition('"""\n\n')[2]
     assert len([line for line in code.splitlines() if line and "import" not in line]) < 20
