@@ -32,6 +32,8 @@ from cosmos_weightsync import (
 
 TRANSPORTS = ("shared_memory", "cross_memory", "tcp")
 BUCKET_BYTES = 4 << 20
+CHUNK_BYTES = BUCKET_BYTES // 2
+"""Two messages share a bucket, so this is what a relay is behind."""
 MOST_RECEIVERS = 4
 START = {"bytes_per_s": 3e9, "stream": 2e9, "host_total": 4e9, "latency_s": 3e-3, "piece_s": 5e-5}
 
@@ -70,7 +72,7 @@ def plan_of(run: Run) -> TransferPlan:
     sides = Layout.from_ranks(side), Layout.from_ranks(side * run.num_receivers)
     far = Topology.uniform(1, run.num_receivers, gpus_per_host=1)
     far = replace(far, chunk_bytes=1, relays="auto" if run.chained else "never")
-    return replace(plan_transfer(*sides, far), chunk_bytes=BUCKET_BYTES)
+    return replace(plan_transfer(*sides, far), chunk_bytes=CHUNK_BYTES)
 
 
 RUNS = (
@@ -247,7 +249,7 @@ def calibrate(out: Path | None, rounds: int, transports: Iterable[str]) -> list[
             links = links_of(values)
             if out is not None:
                 out.mkdir(parents=True, exist_ok=True)
-                content = {"links": links.to_json(), "chunk_bytes": BUCKET_BYTES}
+                content = {"links": links.to_json(), "chunk_bytes": CHUNK_BYTES}
                 path = out / f"links-{transport}.json"
                 path.write_text(json.dumps(content, indent=2) + "\n")
             rows += [

@@ -237,6 +237,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="the first case of each table only")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--calibrate", action="store_true", help="real transfers, links, errors")
+    parser.add_argument(
+        "--transports", default="", help="with --calibrate: which, with commas; all by default"
+    )
     parser.add_argument("--out", type=Path, help="where --calibrate writes links-TRANSPORT.json")
     parser.add_argument("--row", nargs=2, metavar=("TABLE", "NUMBER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -257,6 +260,8 @@ def main() -> None:
     if options.calibrate:
         rounds = 2 if options.quick else 5
         transports = calibration.TRANSPORTS[-1:] if options.quick else calibration.TRANSPORTS
+        if options.transports:
+            transports = options.transports.split(",")
         rows["calibration"] = calibration.calibrate(options.out, rounds, transports)
     if options.json:
         print(json.dumps(rows, indent=2))

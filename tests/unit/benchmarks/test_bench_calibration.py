@@ -11,7 +11,7 @@ pytest.importorskip("cosmos_weightsync")
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
-from calibration import BUCKET_BYTES, Run, error_of, fit, links_of, plan_of, tables
+from calibration import CHUNK_BYTES, Run, error_of, fit, links_of, plan_of, tables
 
 TRUE = {"bytes_per_s": 2e9, "stream": 1.2e9, "host_total": 3e9, "latency_s": 4e-3, "piece_s": 8e-5}
 FITTED = [
@@ -38,8 +38,8 @@ def test_a_chain_is_one():
 
 
 def test_a_stream_by_hand():
-    # 64 MiB in 16 chunks of 4 MiB; the stream's limit binds, what pieces cost counts at its speed.
-    seconds = 4e-3 + (64 << 20) / 1.2e9 + 16 * 8e-5
+    # 64 MiB in 32 chunks of 2 MiB; the stream's limit binds, what pieces cost counts at its speed.
+    seconds = 4e-3 + (64 << 20) / 1.2e9 + 32 * 8e-5
     assert Run(64, 4, 1, False, True).simulated_s(links_of(TRUE)) == pytest.approx(seconds)
 
 
@@ -59,7 +59,7 @@ def test_simulate_reads_the_links(tmp_path):
     from cosmos_weightsync.command_line import main
 
     path = tmp_path / "links-tcp.json"
-    path.write_text(json.dumps({"links": links_of(TRUE).to_json(), "chunk_bytes": BUCKET_BYTES}))
+    path.write_text(json.dumps({"links": links_of(TRUE).to_json(), "chunk_bytes": CHUNK_BYTES}))
     arguments = ["simulate", "64MB", "--topology", str(path), "--hosts", "1", "--json"]
     result = CliRunner().invoke(main, arguments)
     assert json.loads(result.stdout)["seconds"] > 64e6 / 1.2e9
