@@ -79,11 +79,11 @@ class Rank:
             config=SenderConfig(**setup.get("config", {})),
         )
 
-    def step(self, scale: float) -> dict[str, Any]:
-        """Change every element in place, as an optimizer would; replicas stay equal."""
+    def step(self, scale: float, stride: int = 1) -> dict[str, Any]:
+        """Change every element, or every n-th, as an optimizer would; replicas stay equal."""
         with torch.no_grad():
             for parameter in self.model.parameters():
-                held = local(parameter)
+                held = local(parameter).view(-1)[::stride]
                 held.add_(torch.cos(held * 37.0), alpha=scale)
         return {}
 

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +18,46 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # The engine in this process
 
 import torch
 import xxhash
+from safetensors.torch import save_file
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.model_executor.kernels.linear import register_linear_kernel
+from vllm.model_executor.kernels.linear.mxfp8.emulation import EmulationMxfp8LinearKernel
+from vllm.model_executor.kernels.linear.nvfp4.emulation import EmulationNvFp4LinearKernel
+from vllm.platforms import PlatformEnum
 from vllm_families import register_here, write_checkpoint
 
-from cosmos_weightsync import WeightSender, checkpoint_shards
+from cosmos_weightsync import Shard, WeightReceiver, WeightSender, checkpoint_shards, shards_of
+from cosmos_weightsync.encodings import Cast, EncodedShards, MxFp8, NvFp4, encode
 from cosmos_weightsync.integrations.vllm import engine_arguments
 
 torch.set_num_threads(1)
 SETUP: dict[str, Any] = json.loads(sys.argv[1])
 PROMPTS = [[1, 2, 3], [40, 50, 60, 70], [7] * 9]
+LINEAR = ("*_proj.weight",)
+QUANTISED: dict[str, tuple[MxFp8 | NvFp4, dict[str, Any]]] = {
+    "mxfp8": (MxFp8(names=LINEAR), {"quant_method": "mxfp8", "ignored_layers": ["lm_head"]}),
+    "nvfp4": (
+        NvFp4(names=LINEAR),
+        {
+            "quant_method": "modelopt",
+            "quant_algo": "NVFP4",
+            "group_size": 16,
+            "ignore": ["lm_head"],
+        },
+    ),
+}
 
 
 class Engine:
     """One engine at a time, from its start to its end."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, dtype: str = "float32") -> None:
         register_here(folder)
         self.llm = LLM(
             model=str(folder),
-            skip_tokenizer_init=True,
-            dtype="float32",
+            skip_tokenizer_init=not (folder / "tokenizer.json").exists(),
+            dtype=dtype,
             enforce_eager=True,
             max_model_len=64,
             max_num_seqs=4,
@@ -55,9 +75,9 @@ class Engine:
         gc.collect()
         cleanup_dist_env_and_memory()
 
-    def take(self, folder: Path) -> str:
-        """Take a checkpoint from a sender; returns what was found out about the engine."""
-        with WeightSender(checkpoint_shards(folder)) as sender:
+    def take(self, shards: Sequence[Shard] | EncodedShards) -> str:
+        """Take these weights from a sender; returns what was found out about the engine."""
+        with WeightSender(shards) as sender:
             sender.publish(1)
             self.llm.init_weight_transfer_engine({"init_info": {"endpoints": [sender.endpoint]}})
             self.llm.start_weight_update()
@@ -104,9 +124,50 @@ def check(family: str) -> dict[str, Any]:
         fresh = engine.outcome()
     with Engine(old) as engine:
         before = engine.outcome()
-        report = engine.take(new)
+        shards = checkpoint_shards(new)
+        report = engine.take(shards)
         after = engine.outcome()
-    return {"fresh": fresh, "before": before, "after": after, "report": report}
+    # An engine that takes no images has no tower for them.
+    unused = sum("visual." in shard.spec.name for shard in shards)
+    return {"fresh": fresh, "before": before, "after": after, "report": report, "unused": unused}
+
+
+def check_quantised(kind: str) -> dict[str, Any]:
+    """The same with weights that the sender quantises."""
+    folder = Path(SETUP["folder"]) / kind
+    for seed, name in enumerate(["a", "b"]):
+        write_checkpoint("llama3", seed, folder / name)
+        write_quantised(kind, folder / name, folder / f"{name}-{kind}")
+    with Engine(folder / f"b-{kind}", "bfloat16") as engine:
+        fresh = engine.outcome()
+    with Engine(folder / f"a-{kind}", "bfloat16") as engine:
+        before = engine.outcome()
+        report = engine.take(quantised(kind, folder / "b"))
+        after = engine.outcome()
+    return {"fresh": fresh, "before": before, "after": after, "report": report, "unused": 0}
+
+
+def quantised(kind: str, folder: Path) -> EncodedShards:
+    """What a sender publishes of a checkpoint, with the scales of activations that NVFP4 wants."""
+    shards = checkpoint_shards(folder)
+    names = [shard.spec.name for shard in shards if "_proj.weight" in shard.spec.name]
+    scales = {name.replace("weight", "input_scale"): torch.tensor(2.0**-9) for name in names}
+    more = shards_of(scales.items()) if kind == "nvfp4" else ()
+    return encode([*shards, *more], [QUANTISED[kind][0], Cast(dtype="bfloat16")])
+
+
+def write_quantised(kind: str, folder: Path, into: Path) -> None:
+    """The same as a checkpoint that vLLM loads by itself."""
+    with WeightSender(quantised(kind, folder)) as sender:
+        sender.publish(1)
+        with WeightReceiver([sender.endpoint]) as receiver:
+            receiver.stage(1)
+            received = {s.spec.name: s.tensor.clone() for s in receiver.staged_shards()}
+    into.mkdir()
+    save_file(received, into / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    described = {**config, "dtype": "bfloat16", "quantization_config": QUANTISED[kind][1]}
+    (into / "config.json").write_text(json.dumps(described))
 
 
 def reply(answer: dict[str, Any]) -> None:
@@ -115,12 +176,16 @@ def reply(answer: dict[str, Any]) -> None:
 
 
 def main() -> None:
+    # vLLM has these for any device and lists none for a CPU.
+    register_linear_kernel(EmulationMxfp8LinearKernel, PlatformEnum.CPU, "mxfp8")
+    register_linear_kernel(EmulationNvFp4LinearKernel, PlatformEnum.CPU, "nvfp4")
+    commands = {"check": check, "check_quantised": check_quantised}
     reply({})
     for line in sys.stdin:
         command = json.loads(line)
-        del command["do"]
+        do = commands[command.pop("do")]
         try:
-            reply(check(**command))
+            reply(do(**command))
         except Exception as error:  # noqa: BLE001 - the test shows it
             traceback.print_exc()
             reply({"error": f"{type(error).__name__}: {error}"})

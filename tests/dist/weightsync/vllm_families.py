@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedTokenizerFast,
+)
 from vllm.model_executor.models.registry import ModelRegistry
 
 DENSE = {
@@ -31,11 +38,11 @@ EXPERTS = {"moe_intermediate_size": 32, "num_experts_per_tok": 2, "norm_topk_pro
 LATENT = {
     "num_key_value_heads": 4,
     "q_lora_rank": None,
-    "kv_lora_rank": 32,
-    "qk_rope_head_dim": 16,
+    "kv_lora_rank": 512,  # 512 + 64: the one width that latent attention has a kernel for.
+    "qk_rope_head_dim": 64,
     "qk_nope_head_dim": 16,
     "v_head_dim": 16,
-    "head_dim": 16,
+    "head_dim": 64,
     "n_routed_experts": 4,
     "n_shared_experts": 1,
     "first_k_dense_replace": 1,
@@ -81,10 +88,20 @@ def write_checkpoint(family: str, seed: int, folder: Path) -> None:
         text = {**DENSE, "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
         config = AutoConfig.for_model(kind, **text, text_config=text, **options)
         model = AutoModelForImageTextToText.from_config(config)
+        write_tokenizer(folder)
     else:
         config = AutoConfig.for_model(kind, **{**DENSE, **options})
         model = AutoModelForCausalLM.from_config(config)
     model.float().save_pretrained(folder)
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Token 7 is the word "7"; the first are what Qwen2.5-VL marks images with."""
+    marks = ["vision_start", "vision_end", "image_pad", "video_pad", "vision_pad"]
+    words = {f"<|{mark}|>": index for index, mark in enumerate(marks)}
+    words |= {str(index): index for index in range(len(words), DENSE["vocab_size"])}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="9"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
 
 
 def import_without_torchvision() -> None:
