@@ -36,18 +36,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--weightsync-all-families", action="store_true", help="an engine of each, not of three"
     )
+    parser.addoption(
+        "--weightsync-vllm", default="", help="a folder with the Python files of another vLLM"
+    )
 
 
 class Process:
     """A script of this folder; `ask` sends a command and waits for its answer."""
 
-    def __init__(self, script: str, setup: dict[str, Any]) -> None:
+    def __init__(self, script: str, setup: dict[str, Any], first_on_path: str = "") -> None:
+        path = os.pathsep.join(filter(None, [first_on_path, str(SOURCE)]))
         self._popen = subprocess.Popen(
             [sys.executable, str(HERE / script), json.dumps(setup)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **ENVIRONMENT, "PYTHONPATH": str(SOURCE)},
+            env={**os.environ, **ENVIRONMENT, "PYTHONPATH": path},
             start_new_session=True,
         )
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
@@ -185,12 +189,13 @@ class Trainer:
 
 
 @pytest.fixture(scope="module")
-def start() -> Iterator[Callable[[str, dict[str, Any]], Process]]:
+def start(request: pytest.FixtureRequest) -> Iterator[Callable[[str, dict[str, Any]], Process]]:
     """Start a script of this folder; it is ended with the module."""
+    other_vllm = request.config.getoption("--weightsync-vllm", default="")
     started: list[Process] = []
 
     def one(script: str, setup: dict[str, Any]) -> Process:
-        started.append(Process(script, setup))
+        started.append(Process(script, setup, other_vllm))
         return started[-1]
 
     yield one

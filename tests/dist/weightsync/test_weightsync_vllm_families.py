@@ -1,7 +1,12 @@
 """No table of models: every family by the same code, bit for bit what vLLM itself would load.
 
 One or two workers of tensor parallelism, without an engine around them; see
-``vllm_families_process.py``.
+``vllm_families_process.py``. A vLLM that is not installed can be tested by its Python files alone,
+without experts, whose operators on CPU are compiled: unpack its wheel into DIR, write ``+cpu``
+behind the version in its METADATA, and
+
+    pytest tests/dist/weightsync/test_weightsync_vllm_families.py --weightsync-vllm DIR
+        -k "one_worker_holds and (llama or mistral or qwen3-tied or gemma or phi3)"
 """
 
 import json
