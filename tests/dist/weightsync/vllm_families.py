@@ -85,7 +85,9 @@ def write_checkpoint(family: str, seed: int, folder: Path) -> None:
     kind, options = FAMILIES[family]
     torch.manual_seed(seed)
     if kind == "qwen2_5_vl":
-        text = {**DENSE, "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
+        heads = {"num_attention_heads": 2, "num_key_value_heads": 1}  # 64 // 2 is 32.
+        rope = {"type": "mrope", "mrope_section": [4, 6, 6]}
+        text = {**DENSE, **heads, "rope_scaling": rope}
         config = AutoConfig.for_model(kind, **text, text_config=text, **options)
         model = AutoModelForImageTextToText.from_config(config)
         write_tokenizer(folder)

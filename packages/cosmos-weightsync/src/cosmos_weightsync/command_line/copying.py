@@ -16,10 +16,10 @@ from cosmos_weightsync.command_line.output import (
 )
 from cosmos_weightsync.errors import ConfigurationError
 from cosmos_weightsync.files.checkpoints import read_checkpoint
-from cosmos_weightsync.files.manifests import MANIFEST_NAME
+from cosmos_weightsync.files.manifests import MANIFEST_NAME, read_manifest
 from cosmos_weightsync.files.pulling import PushedDirectory, files_of, pull_directory
 from cosmos_weightsync.files.pushing import DirectoryServer
-from cosmos_weightsync.files.storage import ReadableStorage, open_storage
+from cosmos_weightsync.files.storage import ReadableStorage, Storage, open_storage
 from cosmos_weightsync.files.verifying import compare_checkpoints, verify_against_manifest
 
 __all__ = ["pull", "push", "verify"]
@@ -159,14 +159,14 @@ def verify(directory: str, other: str | None, as_json: bool) -> None:
     """
     with show_errors():
         storage = open_storage(directory)
-        total = sum(size for path, size in files_of(storage) if path.endswith(".safetensors"))
+        if other is None and storage.size(MANIFEST_NAME) is None:
+            raise ConfigurationError(
+                f"{directory} has no {MANIFEST_NAME}: name a second checkpoint to compare with"
+            )
+        total = _bytes_to_check(storage, by_manifest=other is None)
         with show_progress("verifying", total, as_json=as_json) as advance:
             if other is not None:
                 found = compare_checkpoints(storage, open_storage(other), advance)
-            elif storage.size(MANIFEST_NAME) is None:
-                raise ConfigurationError(
-                    f"{directory} has no {MANIFEST_NAME}: name a second checkpoint to compare with"
-                )
             else:
                 _, found = verify_against_manifest(storage, advance)
         differences = [f"{item.name}: {item.reason}" for item in found]
@@ -174,3 +174,9 @@ def verify(directory: str, other: str | None, as_json: bool) -> None:
         report(facts, as_json=as_json)
     if found:
         fail(f"{len(found)} differences")
+
+
+def _bytes_to_check(storage: Storage, *, by_manifest: bool) -> int:
+    if by_manifest:
+        return sum(box.stored.spec.num_bytes for box in read_manifest(storage).boxes)
+    return read_checkpoint(storage).num_bytes

@@ -1,0 +1,48 @@
+"""What commands show: a bar for people, nothing but JSON for scripts, one line for errors."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from cosmos_weightsync import FileSender, shards_of
+from cosmos_weightsync.command_line import main
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    FileSender(shards_of([("w", torch.arange(6.0))]), tmp_path).publish(1)
+    return tmp_path / "v00000001"
+
+
+def test_long_work_shows_a_bar_that_gets_to_its_end(published):
+    result = CliRunner().invoke(main, ["verify", str(published)])
+    assert result.exit_code == 0
+    assert "verifying" in result.stderr
+    assert "24/24 bytes" in result.stderr  # Six numbers of four bytes.
+
+
+def test_scripts_get_json_and_no_bar(published):
+    result = CliRunner().invoke(main, ["verify", str(published), "--json"])
+    assert result.stderr == ""
+    assert isinstance(json.loads(result.stdout), dict)
+
+
+def test_a_difference_is_named_and_ends_with_status_1(published):
+    (file,) = published.glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-1] + b"\x01")
+    result = CliRunner().invoke(main, ["verify", str(published)])
+    assert result.exit_code == 1
+    assert "w [0:6]" in result.stdout
+    assert "1 differences" in result.stderr
+
+
+def test_an_error_is_a_line_and_what_to_do_about_it(published):
+    (file,) = published.glob("*.safetensors")
+    file.write_bytes(b"\x01")
+    result = CliRunner().invoke(main, ["verify", str(published), str(published)])
+    assert result.exit_code == 1
+    assert file.name in result.stderr
+    assert "Fetch or publish it again." in result.stderr
