@@ -10,8 +10,8 @@ pytest.importorskip("transformers")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # Importing vLLM is in it.
 
-UNLIKE = ["qwen3-moe", "deepseek-v3", "qwen2.5-vl"]
-"""Experts in one tensor, latent attention, a fused qkv beside a tower of images."""
+UNLIKE = ["qwen3-moe", "deepseek-v3", "phi3"]
+"""Experts in one tensor, latent attention, checkpoints with a fused qkv."""
 ALL = [
     *("llama2", "llama3", "qwen2.5", "qwen3", "qwen3-tied", "qwen3-moe", "qwen2.5-vl"),
     *("deepseek-v3", "moonlight", "mistral", "gemma2", "gemma3", "phi3", "gpt-oss"),
