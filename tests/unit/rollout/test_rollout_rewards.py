@@ -185,8 +185,8 @@ async def test_a_reward_nobody_waits_for_any_more_is_given_up(pool):
         ("{file}:nothing", "has no function nothing; it has .*polite"),
         ("{file}:value", "has no function value"),
         ("{file}:no_argument", "has to be callable as function"),
-        ("no_such_module:f", "cannot import the reward module no_such_module"),
-        ("{file}.py:f", r"there is no reward file .*mine\.py\.py"),
+        ("no_such_module:f", "cannot import the module no_such_module"),
+        ("{file}.py:f", r"there is no file .*mine\.py\.py"),
     ],
 )
 async def test_a_reward_that_cannot_be_used_is_known_at_the_start(user_file, function, words):

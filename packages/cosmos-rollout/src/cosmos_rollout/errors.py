@@ -49,5 +49,17 @@ class RewardError(RolloutError):
     """Raised for a reward that cannot be used at all: unknown function, wrong signature."""
 
 
+class SandboxError(RolloutError):
+    """Raised when generated code cannot be run as isolated as it was asked for."""
+
+
+class UserCodeError(RolloutError):
+    """Raised when a function that a recipe names cannot be imported, or is not there."""
+
+
+class EpisodeError(RolloutError):
+    """Raised by an environment whose episode cannot go on; costs that sample and no other."""
+
+
 class PromptDataError(RolloutError):
     """Raised for prompt data that cannot be read; names the file, the line and the field."""

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from cosmos_core.messages import (
     CancelGroup,
@@ -48,11 +48,23 @@ _Key = tuple[GroupId, int]
 _Fatal = EngineDeadError | EngineClosedError
 
 
+class _Judged(NamedTuple):
+    sibling: Sibling
+    seen: RewardInput
+    outcome: Outcome
+
+
 class Scorer(Protocol):
     """What scores a sample; `RewardPool` does."""
 
     async def score(self, sample: RewardInput) -> Outcome:
         """Return the rewards of one sample, or why it has none."""
+        ...
+
+    async def score_group(
+        self, samples: Sequence[RewardInput], outcomes: Sequence[Outcome]
+    ) -> Sequence[Outcome]:
+        """Add what depends on all siblings of a group to what `score` said of each."""
         ...
 
 
@@ -255,34 +267,44 @@ class Producer:
         prompt = prompt_tokens(row, self._parts.tokenizer)
         requests = self._requests(command, prompt)
         places = {request.request_id: index for index, request in enumerate(requests)}
-        scoring: dict[int, asyncio.Task[Trajectory | SampleRef]] = {}
+        scoring: dict[int, asyncio.Task[_Judged]] = {}
         try:
             async with aclosing(self._parts.engine.generate(requests)) as samples:
                 async for sample in samples:
                     sibling = Sibling(command, places[sample.request_id], row, prompt, sample)
                     scoring[sibling.index] = asyncio.create_task(self._score(sibling))
                     self._account()
-            return [await scoring[index] for index in range(len(requests))]
+            judged = [await scoring[index] for index in range(len(requests))]
+            return await self._judge_group(judged)
         finally:
             for task in scoring.values():
                 task.cancel()
 
-    async def _score(self, sibling: Sibling) -> Trajectory | SampleRef:
+    async def _score(self, sibling: Sibling) -> _Judged:
         tokens = sibling.sample.token_ids
         text = self._parts.tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
-        outcome = await self._parts.scorer.score(
-            RewardInput(
-                prompt=prompt_text(sibling.row),
-                response=text,
-                answer=sibling.row.answer,
-                fields=sibling.row.fields,
-                num_prompt_tokens=len(sibling.prompt),
-                num_response_tokens=len(tokens),
-                finish_reason=sibling.sample.finish_reason,
-            )
+        seen = RewardInput(
+            prompt=prompt_text(sibling.row),
+            response=text,
+            answer=sibling.row.answer,
+            fields=sibling.row.fields,
+            num_prompt_tokens=len(sibling.prompt),
+            num_response_tokens=len(tokens),
+            finish_reason=sibling.sample.finish_reason,
         )
+        outcome = await self._parts.scorer.score(seen)
         self._num_scored += 1
-        return trajectory_of(sibling, outcome)
+        return _Judged(sibling, seen, outcome)
+
+    async def _judge_group(self, judged: Sequence[_Judged]) -> list[Trajectory | SampleRef]:
+        """Add what the siblings earn as a group."""
+        outcomes = await self._parts.scorer.score_group(
+            [each.seen for each in judged], [each.outcome for each in judged]
+        )
+        return [
+            trajectory_of(each.sibling, outcome)
+            for each, outcome in zip(judged, outcomes, strict=True)
+        ]
 
     def _row(self, group: GroupId) -> PromptRow:
         prompts = self._parts.prompts.get(group.source)

@@ -1,28 +1,48 @@
 """Rewards of finished samples: built in or the user's, computed in worker processes."""
 
+from cosmos_rollout.rewards.answers import Gsm8kReward, MathReward, MultipleChoiceReward
 from cosmos_rollout.rewards.builtin import (
     BoxedMathReward,
     ExactReward,
     FormatReward,
     LengthReward,
     PythonReward,
-    RewardConfig,
 )
+from cosmos_rollout.rewards.code import CodeReward
+from cosmos_rollout.rewards.group import GroupReward
+from cosmos_rollout.rewards.kinds import RewardConfig
 from cosmos_rollout.rewards.pool import RewardPool, RewardPoolConfig
-from cosmos_rollout.rewards.scoring import Failure, Outcome, RewardFunction, RewardInput, Scored
+from cosmos_rollout.rewards.sandbox import ProgramResult, SandboxLimits, run_program
+from cosmos_rollout.rewards.scoring import (
+    Failure,
+    GroupRewardFunction,
+    Outcome,
+    RewardFunction,
+    RewardInput,
+    Scored,
+)
 
 __all__ = [
     "BoxedMathReward",
+    "CodeReward",
     "ExactReward",
     "Failure",
     "FormatReward",
+    "GroupReward",
+    "GroupRewardFunction",
+    "Gsm8kReward",
     "LengthReward",
+    "MathReward",
+    "MultipleChoiceReward",
     "Outcome",
+    "ProgramResult",
     "PythonReward",
     "RewardConfig",
     "RewardFunction",
     "RewardInput",
     "RewardPool",
     "RewardPoolConfig",
+    "SandboxLimits",
     "Scored",
+    "run_program",
 ]

@@ -3,17 +3,13 @@
 All of them are 1 or 0 except `LengthReward`; weights and sums are `RewardPool`'s business.
 """
 
-import importlib
-import importlib.util
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
-from typing import Literal, cast
+from typing import Literal
 
 from cosmos_rollout.errors import RewardError
-from cosmos_rollout.rewards.scoring import RewardFunction, RewardInput
+from cosmos_rollout.rewards.scoring import RewardFunction, RewardInput, answer_of
+from cosmos_rollout.user_code import check_reference, load_callable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +35,7 @@ class ExactReward:
         return self._score
 
     def _score(self, sample: RewardInput) -> float:
-        response, answer = sample.response, _answer_of(sample, self.name)
+        response, answer = sample.response, answer_of(sample, self.name)
         if self.after:
             _, found, response = response.rpartition(self.after)
             if not found:
@@ -68,7 +64,7 @@ class BoxedMathReward:
         from math_verify import parse, verify
 
         def score(sample: RewardInput) -> float:
-            answer, boxed = _answer_of(sample, self.name), last_boxed(sample.response)
+            answer, boxed = answer_of(sample, self.name), last_boxed(sample.response)
             if boxed is None:
                 return 0.0
             gold = last_boxed(answer)
@@ -160,11 +156,7 @@ class PythonReward:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        module, found, function = self.function.rpartition(":")
-        if not found or not module or not function.isidentifier():
-            raise ValueError(
-                f"function {self.function!r} has to be module:function or path/file.py:function"
-            )
+        function = check_reference(self.function)
         if not self.name:
             object.__setattr__(self, "name", function)
 
@@ -172,18 +164,9 @@ class PythonReward:
         """Import the module and return the function.
 
         Raises:
-            RewardError: if there is no such module or function.
+            UserCodeError: if there is no such module or function.
         """
-        where, _, name = self.function.rpartition(":")
-        module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
-        function = getattr(module, name, None)
-        if not callable(function):
-            found = [key for key, value in vars(module).items() if callable(value)]
-            raise RewardError(f"{where} has no function {name}; it has {', '.join(found) or '-'}")
-        return cast(Callable[[RewardInput], float], function)
-
-
-RewardConfig = ExactReward | BoxedMathReward | FormatReward | LengthReward | PythonReward
+        return load_callable(self.function)
 
 
 def last_boxed(text: str) -> str | None:
@@ -200,27 +183,3 @@ def last_boxed(text: str) -> str | None:
                 return text[begin:position]
             depth -= 1
     return None
-
-
-def _answer_of(sample: RewardInput, name: str) -> str:
-    if sample.answer is None:
-        raise RewardError(f"reward {name} needs a field 'answer' in the data row")
-    return sample.answer
-
-
-def _load_module(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise RewardError(f"cannot import the reward module {name}: {error}") from error
-
-
-def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise RewardError(f"there is no reward file {path}")
-    spec = importlib.util.spec_from_file_location(f"cosmos_reward_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise RewardError(f"{path} cannot be imported as Python")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

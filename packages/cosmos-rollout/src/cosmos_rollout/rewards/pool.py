@@ -5,16 +5,28 @@ import multiprocessing
 import os
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pebble import ProcessExpired, ProcessPool
 
 from cosmos_rollout.errors import RewardError
+from cosmos_rollout.rewards.answers import MathReward
 from cosmos_rollout.rewards.batching import Batcher
-from cosmos_rollout.rewards.builtin import BoxedMathReward, ExactReward, RewardConfig
+from cosmos_rollout.rewards.builtin import BoxedMathReward, ExactReward
+from cosmos_rollout.rewards.group import GroupReward
+from cosmos_rollout.rewards.kinds import RewardConfig
 from cosmos_rollout.rewards.scoring import Failure, Outcome, RewardInput, Scored
-from cosmos_rollout.rewards.worker import prepare, score, score_all, start_worker
+from cosmos_rollout.rewards.worker import (
+    prepare,
+    score,
+    score_all,
+    score_group,
+    start_worker,
+)
 
+T = TypeVar("T")
 _Values = Sequence[float | Failure]
 """One sample's rewards, in the order of the configuration."""
 
@@ -25,6 +37,7 @@ class RewardPoolConfig:
 
     Attributes:
         rewards: their values, times their weights, add up to a sample's reward.
+        group_rewards: likewise, of all siblings together, once the last is generated.
         num_workers: processes that compute rewards.
         timeout_s: a reward that takes longer is killed, and the sample has failed.
         memory_mib: data memory of a worker; an allocation beyond it fails. 0: no limit.
@@ -32,13 +45,15 @@ class RewardPoolConfig:
     """
 
     rewards: tuple[RewardConfig, ...] = (ExactReward(),)
+    group_rewards: tuple[GroupReward, ...] = ()
     num_workers: int = 1
     timeout_s: float = 10.0
     memory_mib: int = 4096
     start_timeout_s: float = 120.0
 
     def __post_init__(self) -> None:
-        twice = [name for name, n in Counter(r.name for r in self.rewards).items() if n > 1]
+        names = Counter(reward.name for reward in (*self.rewards, *self.group_rewards))
+        twice = [name for name, n in names.items() if n > 1]
         if not self.rewards or twice:
             raise ValueError(f"rewards need distinct names, at least one; twice: {twice}")
         if self.num_workers < 1 or self.timeout_s <= 0.0:
@@ -89,7 +104,7 @@ class RewardPool:
         Raises:
             RewardError: if one of them cannot be imported or called.
         """
-        for config in self._config.rewards:
+        for config in (*self._config.rewards, *self._config.group_rewards):
             future = self._pool.schedule(
                 prepare, args=(config,), timeout=self._config.start_timeout_s
             )
@@ -116,6 +131,20 @@ class RewardPool:
         self._num_scored += 1
         return Scored(rewards=rewards, total=total)
 
+    async def score_group(
+        self, samples: Sequence[RewardInput], outcomes: Sequence[Outcome]
+    ) -> Sequence[Outcome]:
+        """Add the group rewards to the siblings' own; a sibling that failed takes no part."""
+        joined = list(outcomes)
+        for config in self._config.group_rewards:
+            places = [i for i, outcome in enumerate(joined) if isinstance(outcome, Scored)]
+            if not places:
+                break
+            values = await self._group_values(config, [samples[i] for i in places])
+            for place, value in zip(places, values, strict=True):
+                joined[place] = self._add(config, joined[place], value)
+        return joined
+
     async def aclose(self) -> None:
         """Drop what is pending and end the workers. Idempotent."""
         await self._batcher.aclose()
@@ -138,16 +167,40 @@ class RewardPool:
         ]
 
     async def _score_one(self, config: RewardConfig, sample: RewardInput) -> float | Failure:
-        timeout_s = self._config.timeout_s
-        future = self._pool.schedule(score, args=(config, sample), timeout=timeout_s)
+        future = self._pool.schedule(score, args=(config, sample), timeout=self._config.timeout_s)
+        return await self._guard(config.name, future)
+
+    async def _group_values(
+        self, config: GroupReward, samples: Sequence[RewardInput]
+    ) -> Sequence[float | Failure]:
+        future = self._pool.schedule(
+            score_group, args=(config, tuple(samples)), timeout=self._config.timeout_s
+        )
+        values = await self._guard(config.name, future)
+        return [values] * len(samples) if isinstance(values, Failure) else values
+
+    async def _guard(self, reward: str, future: "Future[T]") -> T | Failure:
+        """Wait for a worker; a `Failure` if it was too slow or died."""
         try:
             return await asyncio.wrap_future(future)
         except TimeoutError:
-            words = f"no result within {timeout_s} s"
-            return Failure(reward=config.name, error="TimeoutError", message=words)
+            words = f"no result within {self._config.timeout_s} s"
+            return Failure(reward=reward, error="TimeoutError", message=words)
         except ProcessExpired as error:
             words = f"the worker process died (exit code {error.exitcode})"
-            return Failure(reward=config.name, error="ProcessDied", message=words)
+            return Failure(reward=reward, error="ProcessDied", message=words)
+
+    def _add(self, config: GroupReward, outcome: Outcome, value: float | Failure) -> Outcome:
+        if isinstance(outcome, Failure):
+            return outcome
+        if isinstance(value, Failure):
+            self._failures[f"{value.reward}: {value.error}"] += 1
+            self._num_scored -= 1
+            return value
+        return Scored(
+            rewards={**outcome.rewards, config.name: value},
+            total=outcome.total + config.weight * value,
+        )
 
     def _close(self) -> None:
         self._pool.stop()
@@ -156,6 +209,6 @@ class RewardPool:
 
 def _preload(rewards: Sequence[RewardConfig]) -> list[str]:
     modules = ["cosmos_rollout.rewards.worker"]
-    if any(isinstance(reward, BoxedMathReward) for reward in rewards):
+    if any(isinstance(reward, BoxedMathReward | MathReward) for reward in rewards):
         modules.append("math_verify")
     return modules

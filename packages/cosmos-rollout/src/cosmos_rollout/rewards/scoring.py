@@ -1,8 +1,10 @@
 """What a reward sees and says: `RewardInput` in, a number or a failure out."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from cosmos_rollout.errors import RewardError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,6 +19,8 @@ class RewardInput:
         num_prompt_tokens: tokens of the prompt.
         num_response_tokens: tokens of the response, the stop token included.
         finish_reason: "stop" or "length".
+        messages: the whole conversation, prompt included, if there was an environment; then
+            ``response`` is what the model said last.
     """
 
     prompt: str
@@ -26,10 +30,14 @@ class RewardInput:
     num_prompt_tokens: int = 0
     num_response_tokens: int = 0
     finish_reason: str = "stop"
+    messages: tuple[Mapping[str, str], ...] = ()
 
 
 RewardFunction = Callable[[RewardInput], float]
 """``def reward(sample: RewardInput) -> float``; it may raise, hang or crash: see `RewardPool`."""
+
+GroupRewardFunction = Callable[[Sequence[RewardInput]], Sequence[float]]
+"""``def reward(samples: Sequence[RewardInput]) -> Sequence[float]``: one number a sibling."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,3 +62,14 @@ class Scored:
 
 
 Outcome = Scored | Failure
+
+
+def answer_of(sample: RewardInput, name: str) -> str:
+    """Return the data row's answer, which reward ``name`` cannot do without.
+
+    Raises:
+        RewardError: if the row has none.
+    """
+    if sample.answer is None:
+        raise RewardError(f"reward {name} needs a field 'answer' in the data row")
+    return sample.answer

@@ -10,8 +10,14 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from cosmos_rollout.errors import RewardError
-from cosmos_rollout.rewards.builtin import RewardConfig
-from cosmos_rollout.rewards.scoring import Failure, RewardFunction, RewardInput
+from cosmos_rollout.rewards.group import GroupReward
+from cosmos_rollout.rewards.kinds import RewardConfig
+from cosmos_rollout.rewards.scoring import (
+    Failure,
+    GroupRewardFunction,
+    RewardFunction,
+    RewardInput,
+)
 from cosmos_rollout.tether import die_with
 
 
@@ -39,10 +45,31 @@ def function_of(config: RewardConfig) -> RewardFunction:
     return function
 
 
-def prepare(config: RewardConfig) -> str:
+@lru_cache
+def group_function_of(config: GroupReward) -> GroupRewardFunction:
+    """Build a group reward's function, once per worker.
+
+    Raises:
+        RewardError: if it cannot be imported, or does not take a list of samples.
+    """
+    function = config.build()
+    try:
+        inspect.signature(function).bind([])
+    except TypeError as error:
+        raise RewardError(
+            f"reward {config.name} has to be callable as "
+            f"function(samples: Sequence[RewardInput]): {error}"
+        ) from error
+    return function
+
+
+def prepare(config: RewardConfig | GroupReward) -> str:
     """Build the function ahead of the first sample; return what is wrong with it, or nothing."""
     try:
-        function_of(config)
+        if isinstance(config, GroupReward):
+            group_function_of(config)
+        else:
+            function_of(config)
     except Exception as error:  # noqa: BLE001 - a user's module may raise anything when imported
         return f"{type(error).__name__}: {error}"
     return ""
@@ -53,10 +80,19 @@ def score(config: RewardConfig, sample: RewardInput) -> float | Failure:
     try:
         value = float(function_of(config)(sample))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - costs this sample's reward only
-        return Failure(reward=config.name, error=type(error).__name__, message=str(error)[:500])
-    if not math.isfinite(value):
-        return Failure(reward=config.name, error="ValueError", message=f"the reward is {value}")
-    return value
+        return _raised(config.name, error)
+    return _finite(config.name, value)
+
+
+def score_group(config: GroupReward, samples: Sequence[RewardInput]) -> list[float | Failure]:
+    """Run a group reward; whatever it raises is a `Failure` of each sample."""
+    try:
+        values = [float(value) for value in group_function_of(config)(samples)]
+        if len(values) != len(samples):
+            raise RewardError(f"{len(values)} values for a group of {len(samples)}")
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - costs this group's rewards only
+        return [_raised(config.name, error)] * len(samples)
+    return [_finite(config.name, value) for value in values]
 
 
 def score_all(
@@ -64,3 +100,13 @@ def score_all(
 ) -> list[list[float | Failure]]:
     """Run every reward on every sample; one list a sample."""
     return [[score(config, sample) for config in configs] for sample in samples]
+
+
+def _raised(reward: str, error: BaseException) -> Failure:
+    return Failure(reward=reward, error=type(error).__name__, message=str(error)[:500])
+
+
+def _finite(reward: str, value: float) -> float | Failure:
+    if math.isfinite(value):
+        return value
+    return Failure(reward=reward, error="ValueError", message=f"the reward is {value}")

@@ -1,0 +1,145 @@
+"""Rewards that look for the answer in a text: a letter, the number of GSM8K, mathematics.
+
+All of them are 1 or 0.
+"""
+
+import re
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Literal
+
+from cosmos_rollout.errors import RewardError
+from cosmos_rollout.rewards.builtin import last_boxed
+from cosmos_rollout.rewards.scoring import RewardFunction, RewardInput, answer_of
+
+_NUMBER = re.compile(r"-?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MultipleChoiceReward:
+    r"""1 if the letter chosen is the answer's.
+
+    The choice is, in this order: the last ``\boxed{B}``; the last "answer is (B)", "Answer: B" and
+    the like; the response, if it is nothing but a letter, as in "(B)", or begins "B." or "B)".
+
+    Attributes:
+        kind: selects this reward.
+        letters: the letters there are.
+        name: its name in trajectories and reports.
+        weight: its factor in the total.
+    """
+
+    kind: Literal["multiple_choice"] = "multiple_choice"
+    letters: str = "ABCDEFGHIJ"
+    name: str = "multiple_choice"
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.letters.isalpha() or not self.letters.isupper():
+            raise ValueError(f"letters have to be capital letters, found {self.letters!r}")
+
+    def build(self) -> RewardFunction:
+        """Return the function."""
+        one = f"[{self.letters}]"
+        said = re.compile(rf"(?i:answer|choice|option)(?i:\s+is)?\s*:?\s*[*(]*({one})\b")
+        alone = re.compile(rf"\(?({one})\)?\.?|({one})[.):]\s.*", re.DOTALL)
+
+        def choice(text: str) -> str | None:
+            boxed = last_boxed(text)
+            if boxed is not None:
+                text = boxed.replace(r"\text", "").strip("{}")
+            elif found := said.findall(text):
+                return str(found[-1])
+            match = alone.fullmatch(text.strip())
+            return (match[1] or match[2]) if match else None
+
+        def score(sample: RewardInput) -> float:
+            wanted = choice(answer_of(sample, self.name))
+            if wanted is None:
+                raise RewardError(
+                    f"reward {self.name}: the answer {sample.answer!r} is no letter of "
+                    f"{self.letters}"
+                )
+            return float(choice(sample.response) == wanted)
+
+        return score
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gsm8kReward:
+    """1 if the number after the last ``####`` is the answer (Cobbe et al. 2021, arXiv:2110.14168).
+
+    Thousands separators and a dollar sign are left out; numbers are compared as decimals, so 18
+    and 18.00 are equal. The data row's answer may be the number, or the set's own worked answer.
+
+    Attributes:
+        kind: selects this reward.
+        method: "strict" wants the ``####``; "flexible" takes the last number of a response without.
+        name: its name in trajectories and reports.
+        weight: its factor in the total.
+    """
+
+    kind: Literal["gsm8k"] = "gsm8k"
+    method: Literal["strict", "flexible"] = "strict"
+    name: str = "gsm8k"
+    weight: float = 1.0
+
+    def build(self) -> RewardFunction:
+        """Return the function."""
+        return self._score
+
+    def _score(self, sample: RewardInput) -> float:
+        answer = answer_of(sample, self.name)
+        wanted = _number(answer.rpartition("####")[2])
+        if wanted is None:
+            raise RewardError(f"reward {self.name}: the answer {answer!r} has no number")
+        _, marked, after = sample.response.rpartition("####")
+        if marked:
+            return float(_number(after) == wanted)
+        return float(self.method == "flexible" and _last_number(sample.response) == wanted)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MathReward:
+    """1 if the mathematics found in the response equals the answer, boxed or not (math-verify).
+
+    Attributes:
+        kind: selects this reward.
+        name: its name in trajectories and reports.
+        weight: its factor in the total.
+    """
+
+    kind: Literal["math"] = "math"
+    name: str = "math"
+    weight: float = 1.0
+
+    def build(self) -> RewardFunction:
+        """Import math-verify, which takes a second, and return the function."""
+        from math_verify import parse, verify
+
+        def score(sample: RewardInput) -> float:
+            answer = answer_of(sample, self.name)
+            wanted = parse(answer) or parse(f"${answer}$")
+            if not wanted:
+                raise RewardError(f"reward {self.name}: the answer {answer!r} is no mathematics")
+            return float(verify(wanted, parse(sample.response)))
+
+        return score
+
+
+def _number(text: str) -> Decimal | None:
+    """Return the first number of a text."""
+    found = _NUMBER.search(text)
+    return _decimal(found[0]) if found else None
+
+
+def _last_number(text: str) -> Decimal | None:
+    found = _NUMBER.findall(text)
+    return _decimal(found[-1]) if found else None
+
+
+def _decimal(text: str) -> Decimal | None:
+    try:
+        return Decimal(text.replace(",", "").replace("$", ""))
+    except InvalidOperation:
+        return None

@@ -1,0 +1,112 @@
+"""A reward for programs: the response's last code block is run against the data row's tests."""
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from cosmos_rollout.errors import RewardError
+from cosmos_rollout.rewards.sandbox import SandboxLimits, run_program
+from cosmos_rollout.rewards.scoring import RewardFunction, RewardInput
+
+_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CodeReward:
+    """How many of a data row's tests the program in the response passes.
+
+    The program is the last fenced code block, or the whole response if it has none. The row's
+    field ``field`` holds the tests: a text, run after the program, as in ``assert f(2) == 4``; or a
+    list, of such texts or of ``{"input": ..., "output": ...}``, standard input and what has to be
+    printed, blanks at line ends aside.
+
+    Attributes:
+        kind: selects this reward.
+        field: the field of the data row that holds the tests.
+        score: "all": 1 if every test passes, 0 otherwise; "share": the fraction that passes.
+        timeout_s: seconds for one test; the pool's ``timeout_s`` is for all of them.
+        memory_mib: address space of the program.
+        isolation: "preferred" or "required": whether a system that cannot take the network away
+            is good enough.
+        name: its name in trajectories and reports.
+        weight: its factor in the total.
+    """
+
+    kind: Literal["code"] = "code"
+    field: str = "tests"
+    score: Literal["all", "share"] = "all"
+    timeout_s: float = 2.0
+    memory_mib: int = 512
+    isolation: Literal["preferred", "required"] = "preferred"
+    name: str = "code"
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.timeout_s <= 0.0 or self.memory_mib < 64:
+            raise ValueError("timeout_s has to be positive and memory_mib 64 or more")
+
+    def build(self) -> RewardFunction:
+        """Try the sandbox once and return the function.
+
+        Raises:
+            SandboxError: if isolation is required and the system has none.
+        """
+        run_program("pass", self._limits(60.0))
+        return self._score
+
+    def _limits(self, timeout_s: float) -> SandboxLimits:
+        return SandboxLimits(
+            timeout_s=timeout_s, memory_mib=self.memory_mib, namespaces=self.isolation
+        )
+
+    def _score(self, sample: RewardInput) -> float:
+        tests = _tests(sample.fields.get(self.field), self)
+        program = last_block(sample.response)
+        passed = 0
+        for test in tests:
+            passes = self._passes(program, test)
+            if self.score == "all" and not passes:
+                return 0.0
+            passed += passes
+        return passed / len(tests)
+
+    def _passes(self, program: str, test: str | tuple[str, str]) -> bool:
+        limits = self._limits(self.timeout_s)
+        if isinstance(test, str):
+            mark = secrets.token_hex(16)  # a program that leaves early has not passed
+            ending = f"__import__('os').write(1, b'{mark}')"
+            result = run_program(f"{program}\n\n{test}\n\n{ending}\n", limits)
+            return result.exit_code == 0 and mark in result.stdout
+        result = run_program(program, limits, stdin=test[0])
+        return result.exit_code == 0 and _lines(result.stdout) == _lines(test[1])
+
+
+def last_block(text: str) -> str:
+    """Return the last fenced code block of a text; the text itself without one."""
+    blocks = _BLOCK.findall(text)
+    return str(blocks[-1]) if blocks else text
+
+
+def _tests(found: Any, config: CodeReward) -> Sequence[str | tuple[str, str]]:  # found: from JSON
+    many = cast(Sequence[Any], found) if isinstance(found, list | tuple) else [found]
+    tests = [_test(test) for test in many]
+    if not tests or None in tests:
+        raise RewardError(
+            f"reward {config.name}: field {config.field!r} of the data row has to be a test or a "
+            f"list of tests, each a text or an object with 'input' and 'output'"
+        )
+    return cast(Sequence[str | tuple[str, str]], tests)
+
+
+def _test(found: Any) -> str | tuple[str, str] | None:  # found: from JSON
+    if isinstance(found, str):
+        return found
+    if isinstance(found, Mapping) and {"input", "output"} <= set(cast(Mapping[str, Any], found)):
+        return str(found["input"]), str(found["output"])
+    return None
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().splitlines()]

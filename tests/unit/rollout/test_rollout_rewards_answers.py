@@ -1,0 +1,65 @@
+"""Rewards that look for an answer in a text: what counts as said, and what does not."""
+
+import pytest
+
+from cosmos_rollout import (
+    Gsm8kReward,
+    MathReward,
+    MultipleChoiceReward,
+    RewardError,
+    RewardInput,
+)
+
+CHOICE, GSM8K = MultipleChoiceReward(), Gsm8kReward()
+FLEXIBLE = Gsm8kReward(method="flexible")
+
+
+def sample(response: str, answer: str) -> RewardInput:
+    return RewardInput(prompt="p", response=response, answer=answer)
+
+
+@pytest.mark.parametrize(
+    ("config", "response", "answer", "value"),
+    [
+        (CHOICE, "B", "B", 1.0),
+        (CHOICE, "(B).", "B", 1.0),
+        (CHOICE, "B) because", "B", 1.0),
+        (CHOICE, "The answer is (C), not the answer: D. Final answer: **B**", "B", 1.0),  # last
+        (CHOICE, r"answer is A, so \boxed{B}", "B", 1.0),  # a box goes before words
+        (CHOICE, r"\boxed{\text{B}}", "(B)", 1.0),
+        (CHOICE, "Because B is wrong, A", "A", 0.0),  # nothing marks it as the answer
+        (CHOICE, "the answer is a matter of taste", "A", 0.0),  # no letter of its own
+        (CHOICE, "answer: Because", "B", 0.0),  # a word, not a letter
+        (MultipleChoiceReward(letters="AB"), "answer: C", "A", 0.0),  # no such letter
+        (GSM8K, "2+2 #### 4", "4", 1.0),
+        (GSM8K, "#### 1 no, #### $1,234.00", "1234", 1.0),  # the last mark
+        (GSM8K, "#### -3", "#### -3", 1.0),
+        (GSM8K, "#### 3", "... so 72/2 = 36\n#### 36", 0.0),
+        (GSM8K, "36", "... so 72/2 = 36\n#### 36", 0.0),  # strict: no mark
+        (FLEXIBLE, "72 / 2 = 36.", "36", 1.0),
+        (FLEXIBLE, "#### 35 or 36", "36", 0.0),  # what is marked counts
+        (FLEXIBLE, "none", "36", 0.0),
+        (MathReward(), r"It is $\frac{1}{2}$.", "0.5", 1.0),
+        (MathReward(), r"It is $x^2+2x+1$", "$(x+1)^2$", 1.0),
+        (MathReward(), "It is 7", "8", 0.0),
+    ],
+)
+def test_what_counts_as_the_answer(config, response, answer, value):
+    assert config.build()(sample(response, answer)) == value
+
+
+@pytest.mark.parametrize(
+    ("config", "answer", "words"),
+    [
+        (CHOICE, "yes", "the answer 'yes' is no letter of ABCDEFGHIJ"),
+        (GSM8K, "many", "the answer 'many' has no number"),
+    ],
+)
+def test_a_data_row_that_no_response_could_match_is_an_error_and_not_a_zero(config, answer, words):
+    with pytest.raises(RewardError, match=words):
+        config.build()(sample("B #### 1", answer))
+
+
+def test_letters_are_capitals():
+    with pytest.raises(ValueError, match="capital letters, found 'abc'"):
+        MultipleChoiceReward(letters="abc")

@@ -1,0 +1,141 @@
+"""The reward for programs, and the sandbox that runs them, with programs that misbehave."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from cosmos_rollout import (
+    CodeReward,
+    RewardError,
+    RewardInput,
+    RewardPoolConfig,
+    SandboxError,
+    SandboxLimits,
+    Scored,
+    run_program,
+)
+
+DOUBLE = "Here:\n```python\ndef f(x):\n    return 2 * x\n```\nDone."
+READER = "```py\nprint(int(input()) + 1)\n```"
+PATIENT = SandboxLimits(timeout_s=60.0)
+
+
+def sample(response: str, tests) -> RewardInput:
+    return RewardInput(prompt="p", response=response, fields={"tests": tests})
+
+
+def namespaces_are_allowed() -> bool:
+    try:
+        run_program("pass", SandboxLimits(timeout_s=60.0, namespaces="required"))
+    except SandboxError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("score", "response", "tests", "value"),
+    [
+        ("all", DOUBLE, "assert f(2) == 4", 1.0),
+        ("all", DOUBLE, ["assert f(2) == 4", "assert f(3) == 5"], 0.0),
+        ("share", DOUBLE, ["assert f(2) == 4", "assert f(3) == 5"], 0.5),
+        ("all", READER, [{"input": "4\n", "output": "5"}, {"input": "-1", "output": "0 \n"}], 1.0),
+        ("all", READER, [{"input": "x", "output": "5"}], 0.0),  # it raises
+        ("all", "```python\nf = 1\n```\n" + DOUBLE, "assert f(1) == 2", 1.0),  # the last block
+        ("all", "def f(x): return x", "assert f(1) == 1", 1.0),  # no block: all of it
+        ("all", "```python\nraise SystemExit(0)\n```", "assert False", 0.0),  # leaves early
+        ("all", "```python\nimport os; os._exit(0)\n```", "assert False", 0.0),
+    ],
+)
+def test_programs_are_worth_the_tests_they_pass(score, response, tests, value):
+    reward = CodeReward(score=score, timeout_s=60.0).build()
+    assert reward(sample(response, tests)) == value
+
+
+@pytest.mark.parametrize("tests", [None, [], 3, [{"input": "1"}]])
+def test_a_row_without_tests_is_an_error_and_not_a_zero(tests):
+    with pytest.raises(RewardError, match="field 'tests' of the data row has to be a test"):
+        CodeReward().build()(sample(DOUBLE, tests))
+
+
+async def test_code_is_one_reward_among_others_in_a_worker():
+    pool = RewardPoolConfig(rewards=(CodeReward(timeout_s=30.0),), timeout_s=60.0).build()
+    try:
+        await pool.start()
+        outcome = await pool.score(sample(DOUBLE, "assert f(2) == 4"))
+        assert outcome == Scored(rewards={"code": 1.0}, total=1.0)
+    finally:
+        await pool.aclose()
+
+
+def test_output_and_exit_status_come_back():
+    result = run_program("import sys; print(input()); sys.exit(3)", PATIENT, stdin="hello\n")
+    assert (result.exit_code, result.stdout) == (3, "hello\n")
+
+
+def test_a_program_that_hangs_is_ended():
+    result = run_program("while True: pass", SandboxLimits(timeout_s=0.5))
+    assert result.exit_code is None
+
+
+def test_memory_is_limited():
+    limits = SandboxLimits(timeout_s=60.0, memory_mib=128)
+    result = run_program("x = bytearray(1 << 30)", limits)
+    assert result.exit_code == 1
+    assert "MemoryError" in result.stderr
+
+
+def test_a_file_cannot_grow_beyond_its_limit():
+    limits = SandboxLimits(timeout_s=60.0, file_mib=1)
+    result = run_program("open('big', 'wb').write(bytes(3 << 20))", limits)
+    assert result.exit_code != 0
+
+
+def test_endless_output_is_cut_and_fails():
+    limits = SandboxLimits(timeout_s=60.0, file_mib=2)
+    result = run_program("while True: print('x' * 65536)", limits)
+    assert result.exit_code != 0
+    assert len(result.stdout) == 1 << 20
+
+
+def test_a_program_sees_no_environment_and_leaves_no_files(monkeypatch):
+    monkeypatch.setenv("COSMOS_SECRET", "s3cret")
+    program = "import os; open('left', 'w').close(); print(os.getcwd(), dict(os.environ))"
+    result = run_program(program, PATIENT)
+    assert "s3cret" not in result.stdout
+    assert not Path(result.stdout.split()[0]).exists()
+
+
+def test_a_program_is_ended_by_a_signal_of_its_own():
+    program = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
+    assert run_program(program, PATIENT).exit_code == 128 + 15
+
+
+@pytest.mark.skipif(not namespaces_are_allowed(), reason="needs user name spaces of the kernel")
+class TestNamespaces:
+    def test_there_is_no_network_not_even_loopback(self):
+        program = (
+            "import socket\n"
+            "with socket.socket() as s:\n"
+            "    s.bind(('127.0.0.1', 0)); s.listen(); s.settimeout(5)\n"
+            "    socket.create_connection(s.getsockname(), 5)\n"
+        )
+        result = run_program(program, PATIENT)
+        assert result.exit_code == 1
+        assert "OSError" in result.stderr
+
+    def test_nothing_it_starts_outlives_it(self, tmp_path):
+        program = (
+            "import os, time\n"
+            "if os.fork() == 0:\n"
+            "    os.setsid()\n"  # out of reach of a kill of the session
+            f"    for i in range(600): open({str(tmp_path / 'beat')!r}, 'w').write(str(i));"
+            " time.sleep(0.05)\n"
+            f"while not os.path.exists({str(tmp_path / 'beat')!r}): time.sleep(0.01)\n"
+        )
+        assert run_program(program, PATIENT).exit_code == 0
+        time.sleep(0.1)
+        last = os.stat(tmp_path / "beat").st_mtime_ns
+        time.sleep(0.3)
+        assert os.stat(tmp_path / "beat").st_mtime_ns == last
