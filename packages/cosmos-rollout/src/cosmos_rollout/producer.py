@@ -10,11 +10,11 @@ while the others still generate, and the group is reported once its payload is s
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 from cosmos_core.messages import (
     CancelGroup,
@@ -28,7 +28,9 @@ from cosmos_core.messages import (
     VersionLoaded,
 )
 from cosmos_core.trajectory import Trajectory
-from cosmos_rollout.engine import GenerationRequest, RolloutEngine, Sampling
+from cosmos_rollout.engine import RolloutEngine, Sampling
+from cosmos_rollout.environments import ChatTokenizer, Environment, EpisodeLimits
+from cosmos_rollout.episode import Episode
 from cosmos_rollout.errors import (
     EngineClosedError,
     EngineDeadError,
@@ -36,9 +38,16 @@ from cosmos_rollout.errors import (
     WeightLoadError,
 )
 from cosmos_rollout.occupancy import Occupancy, OccupancyReading
-from cosmos_rollout.prompts import PromptRow, PromptSet, Tokenizer, prompt_text, prompt_tokens
-from cosmos_rollout.rewards import Outcome, RewardInput
-from cosmos_rollout.siblings import Sibling, sample_ref, sample_seed, trajectory_of
+from cosmos_rollout.playing import EnvironmentPlayer, GroupPlan, Player, SingleTurnPlayer
+from cosmos_rollout.prompts import PromptSet, Tokenizer, prompt_text
+from cosmos_rollout.rewards import Failure, Outcome, RewardInput
+from cosmos_rollout.siblings import (
+    Sibling,
+    group_seed,
+    sample_ref,
+    sample_seed,
+    trajectory_of,
+)
 
 GroupEvent = GroupFinished | GroupFailed
 Publish = Callable[[Sequence[Trajectory]], Awaitable[Sequence[str]]]
@@ -78,6 +87,8 @@ class ProducerParts:
         tokenizer: text to tokens and back.
         scorer: gives the rewards.
         publish: stores the trajectories of a group.
+        environment: what every episode is played in; None: one prompt, one reply. It wants a
+            tokenizer with a chat template.
     """
 
     engine: RolloutEngine
@@ -85,6 +96,7 @@ class ProducerParts:
     tokenizer: Tokenizer
     scorer: Scorer
     publish: Publish
+    environment: Environment | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,10 +106,12 @@ class ProducerConfig:
     Attributes:
         slots: groups that are in work at once; more wait in order.
         sampling: of every sample; its seed is the run's.
+        episode: what ends an episode in an environment.
     """
 
     slots: int = 8
     sampling: Sampling = field(default_factory=Sampling)
+    episode: EpisodeLimits = field(default_factory=EpisodeLimits)
 
     def __post_init__(self) -> None:
         if self.slots < 1:
@@ -133,6 +147,8 @@ class Producer:
         self._tasks: dict[_Key, asyncio.Task[GroupEvent]] = {}
         self._reported: dict[_Key, GroupEvent] = {}
         self._events: asyncio.Queue[GroupEvent | _Fatal] = asyncio.Queue()
+        self._player = _player(parts, config)
+        self._failures: Counter[str] = Counter()
         self._num_scored = 0
         self._is_dead = False
         self._occupancy = Occupancy(config.slots, clock())
@@ -146,6 +162,11 @@ class Producer:
     def progress(self) -> int:
         """Grows with every token generated and every sample scored: the loop is alive."""
         return self._parts.engine.num_tokens_generated + self._num_scored
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """Samples without a reward, by who is to blame, as in ``{"exact: TimeoutError": 2}``."""
+        return dict(self._failures)
 
     def submit(self, command: Generate) -> None:
         """Take a group on; of no effect once the engine is dead."""
@@ -263,34 +284,33 @@ class Producer:
 
     async def _generate(self, command: Generate) -> list[Trajectory | SampleRef]:
         """Generate the siblings, scoring each as it comes; in order of sibling."""
-        row = self._row(command.group)
-        prompt = prompt_tokens(row, self._parts.tokenizer)
-        requests = self._requests(command, prompt)
-        places = {request.request_id: index for index, request in enumerate(requests)}
+        plan = self._plan(command)
         scoring: dict[int, asyncio.Task[_Judged]] = {}
         try:
-            async with aclosing(self._parts.engine.generate(requests)) as samples:
-                async for sample in samples:
-                    sibling = Sibling(command, places[sample.request_id], row, prompt, sample)
-                    scoring[sibling.index] = asyncio.create_task(self._score(sibling))
+            async with aclosing(self._player.play(plan)) as played:
+                async for index, episode in played:
+                    made = None if isinstance(episode, Failure) else episode
+                    sibling = Sibling(command, index, plan.row, made)
+                    scoring[index] = asyncio.create_task(self._score(sibling, episode))
                     self._account()
-            judged = [await scoring[index] for index in range(len(requests))]
+            judged = [await scoring[index] for index in range(command.num_samples)]
             return await self._judge_group(judged)
         finally:
             for task in scoring.values():
                 task.cancel()
 
-    async def _score(self, sibling: Sibling) -> _Judged:
-        tokens = sibling.sample.token_ids
-        text = self._parts.tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+    async def _score(self, sibling: Sibling, episode: Episode | Failure) -> _Judged:
+        if isinstance(episode, Failure):
+            return _Judged(sibling, RewardInput(prompt="", response=""), episode)
         seen = RewardInput(
             prompt=prompt_text(sibling.row),
-            response=text,
+            response=episode.response,
             answer=sibling.row.answer,
             fields=sibling.row.fields,
-            num_prompt_tokens=len(sibling.prompt),
-            num_response_tokens=len(tokens),
-            finish_reason=sibling.sample.finish_reason,
+            num_prompt_tokens=episode.num_prompt_tokens,
+            num_response_tokens=episode.num_response_tokens,
+            finish_reason=episode.finish_reason,
+            messages=episode.messages,
         )
         outcome = await self._parts.scorer.score(seen)
         self._num_scored += 1
@@ -301,31 +321,37 @@ class Producer:
         outcomes = await self._parts.scorer.score_group(
             [each.seen for each in judged], [each.outcome for each in judged]
         )
+        failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
+        self._failures.update(f"{failure.reward}: {failure.error}" for failure in failures)
         return [
             trajectory_of(each.sibling, outcome)
             for each, outcome in zip(judged, outcomes, strict=True)
         ]
 
-    def _row(self, group: GroupId) -> PromptRow:
+    def _plan(self, command: Generate) -> GroupPlan:
+        group, sampling = command.group, self._config.sampling
         prompts = self._parts.prompts.get(group.source)
         if prompts is None:
             raise PromptDataError(f"there are no prompts for {group.source!r}")
-        return prompts.row(group.ordinal)
-
-    def _requests(self, command: Generate, prompt: tuple[int, ...]) -> list[GenerationRequest]:
-        sampling = self._config.sampling
-        if command.greedy:
-            sampling = sampling.greedy()
-        return [
-            GenerationRequest(
-                request_id=f"{command.group}.{command.attempt}.{index}",
-                prompt_token_ids=prompt,
-                sampling=sampling.with_seed(sample_seed(sampling.seed, command.group, index)),
-            )
-            for index in range(command.num_samples)
-        ]
+        drawn = sampling.greedy() if command.greedy else sampling
+        return GroupPlan(
+            row=prompts.row(group.ordinal),
+            name=f"{group}.{command.attempt}",
+            seed=group_seed(sampling.seed, group),
+            samplings=tuple(
+                drawn.with_seed(sample_seed(sampling.seed, group, index))
+                for index in range(command.num_samples)
+            ),
+        )
 
     def _account(self) -> None:
         self._occupancy.account(
             groups=len(self._tasks), requests=self._parts.engine.num_running, now=self._clock()
         )
+
+
+def _player(parts: ProducerParts, config: ProducerConfig) -> Player:
+    if parts.environment is None:
+        return SingleTurnPlayer(parts.engine, parts.tokenizer)
+    tokenizer = cast(ChatTokenizer, parts.tokenizer)  # its template is only then told of tools
+    return EnvironmentPlayer(parts.engine, tokenizer, parts.environment, config.episode)

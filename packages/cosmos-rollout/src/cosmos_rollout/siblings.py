@@ -1,26 +1,26 @@
-"""One sibling of a group: its seed, and how a scored sample becomes a trajectory."""
+"""One sibling of a group: its seed, and how a scored episode becomes a trajectory."""
 
 import hashlib
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from cosmos_core.messages import Generate, GroupId, SampleRef
-from cosmos_core.trajectory import UNSAMPLED, Trajectory, VersionSpan
-from cosmos_rollout.engine import GeneratedSample
+from cosmos_core.trajectory import UNSAMPLED, Trajectory
+from cosmos_rollout.episode import Episode
 from cosmos_rollout.prompts import PromptRow
 from cosmos_rollout.rewards import Failure, Outcome
 
 
 @dataclass(frozen=True, slots=True)
 class Sibling:
-    """A sampled response with what it answers; ``index`` is its place in the group."""
+    """An episode with the row it began with; ``index`` is its place in the group."""
 
     command: Generate
     index: int
     row: PromptRow
-    prompt: tuple[int, ...]
-    sample: GeneratedSample
+    episode: Episode | None
 
 
 def sample_seed(run_seed: int, group: GroupId, sibling: int) -> int:
@@ -29,42 +29,49 @@ def sample_seed(run_seed: int, group: GroupId, sibling: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 2
 
 
-def trajectory_of(sibling: Sibling, outcome: Outcome) -> Trajectory | SampleRef:
-    """Join a sample and its rewards; what cannot be trained on becomes a failed `SampleRef`.
+def group_seed(run_seed: int, group: GroupId) -> int:
+    """Return a 62-bit seed that all siblings of a group share; every attempt has the same."""
+    return sample_seed(run_seed, group, -1)
 
-    The prompt comes first, untrainable and sampled by nobody; the response carries its log-probs
-    and the version of each token.
+
+def trajectory_of(sibling: Sibling, outcome: Outcome) -> Trajectory | SampleRef:
+    """Join an episode and its rewards; what cannot be trained on becomes a failed `SampleRef`.
+
+    What the environment itself gave is added to the total as it is.
     """
+    episode = sibling.episode
     if isinstance(outcome, Failure):
         return _failed(sibling, str(outcome))
-    sample, num_prompt = sibling.sample, len(sibling.prompt)
-    num_tokens = num_prompt + len(sample.token_ids)
-    logprobs = np.zeros(num_tokens, dtype=np.float32)
-    logprobs[num_prompt:] = sample.logprobs
-    trainable = np.zeros(num_tokens, dtype=np.bool_)
-    trainable[num_prompt:] = True
-    prompt = np.array(sibling.prompt, dtype=np.int32)
+    if episode is None:
+        return _failed(sibling, "there is no episode")
     try:
         return Trajectory(
             prompt_id=sibling.row.prompt_id,
             group=str(sibling.command.group),
             sibling=sibling.index,
             attempt=sibling.command.attempt,
-            token_ids=np.concatenate([prompt, sample.token_ids]),
-            logprobs=logprobs,
-            trainable=trainable,
-            versions=(VersionSpan(UNSAMPLED, num_prompt), *sample.versions),
-            rewards=outcome.rewards,
-            reward=outcome.total,
-            finish_reason=sample.finish_reason,
-            metrics={
-                "response_tokens": float(len(sample.token_ids)),
-                "truncated": float(sample.finish_reason == "length"),
-                "weight_versions": float(len(sample.versions)),
-            },
+            token_ids=episode.token_ids,
+            logprobs=episode.logprobs,
+            trainable=episode.trainable,
+            versions=episode.versions,
+            rewards={**episode.rewards, **outcome.rewards},
+            reward=outcome.total + sum(episode.rewards.values()),
+            finish_reason=episode.finish_reason,
+            metrics=_metrics(episode),
         )
     except ValueError as error:  # such as a log-probability that is not finite
         return _failed(sibling, f"engine: {error}")
+
+
+def _metrics(episode: Episode) -> dict[str, float]:
+    sampled = [span.version for span in episode.versions if span.version != UNSAMPLED]
+    changes = sum(before != after for before, after in pairwise(sampled))
+    metrics = {
+        "response_tokens": float(episode.num_response_tokens),
+        "truncated": float(episode.finish_reason == "length"),
+        "weight_versions": float(changes + 1),
+    }
+    return {**metrics, "turns": float(episode.num_turns)} if episode.messages else metrics
 
 
 def sample_ref(trajectory: Trajectory, key: str) -> SampleRef:
@@ -84,6 +91,6 @@ def _failed(sibling: Sibling, failure: str) -> SampleRef:
     return SampleRef(
         sibling=sibling.index,
         status="failed",
-        num_tokens=len(sibling.sample.token_ids),
+        num_tokens=sibling.episode.num_response_tokens if sibling.episode else 0,
         failure=failure,
     )

@@ -1,6 +1,7 @@
 """Ties the life of a process to another's, so that ``kill -9`` of the one leaves no orphan."""
 
 import os
+import resource
 import select
 import signal
 import threading
@@ -19,6 +20,13 @@ def die_with(owner: int) -> None:
         return
     watch = threading.Thread(target=_wait, args=(descriptor,), name="tether", daemon=True)
     watch.start()
+
+
+def start_worker(owner: int, memory_bytes: int) -> None:
+    """Tie a worker process to its owner and limit its data memory (0: no limit)."""
+    die_with(owner)
+    if memory_bytes:
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
 
 
 def _wait(descriptor: int) -> None:

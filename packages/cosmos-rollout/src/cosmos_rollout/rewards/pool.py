@@ -23,8 +23,8 @@ from cosmos_rollout.rewards.worker import (
     score,
     score_all,
     score_group,
-    start_worker,
 )
+from cosmos_rollout.tether import start_worker
 
 T = TypeVar("T")
 _Values = Sequence[float | Failure]

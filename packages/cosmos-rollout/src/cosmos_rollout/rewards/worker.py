@@ -1,11 +1,10 @@
-"""What runs inside a reward worker process: limits first, then one reward of one sample at a time.
+"""What runs inside a reward worker process: one reward of one sample at a time.
 
 It imports nothing heavy, so that a worker that had to be killed is replaced in milliseconds.
 """
 
 import inspect
 import math
-import resource
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -18,14 +17,6 @@ from cosmos_rollout.rewards.scoring import (
     RewardFunction,
     RewardInput,
 )
-from cosmos_rollout.tether import die_with
-
-
-def start_worker(owner: int, memory_bytes: int) -> None:
-    """Tie this worker to its owner and limit its memory (0: no limit)."""
-    die_with(owner)
-    if memory_bytes:
-        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
 
 
 @lru_cache

@@ -1,0 +1,161 @@
+"""One conversation of an environment with an engine, every token of it on a tape."""
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+
+from cosmos_rollout.engine import GeneratedSample, GenerationRequest, RolloutEngine, Sampling
+from cosmos_rollout.environments.environment import Environment, EpisodeLimits, Reply
+from cosmos_rollout.environments.rendering import ChatRenderer
+from cosmos_rollout.episode import Episode, Message, Tape
+from cosmos_rollout.errors import EpisodeError, RolloutError
+from cosmos_rollout.prompts import PromptRow
+
+_SEED_MASK = (1 << 62) - 1
+_SEED_STEP = 0x9E3779B97F4A7C15
+
+
+class Conversation:
+    """A `Chat` over an engine.
+
+    Args:
+        engine: what answers.
+        renderer: messages to tokens.
+        name: request id of the first turn, from which those of the others follow.
+        sampling: of the first turn; later ones draw from seeds of their own.
+        limits: of the episode.
+    """
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        renderer: ChatRenderer,
+        *,
+        name: str,
+        sampling: Sampling,
+        limits: EpisodeLimits,
+    ) -> None:
+        self._engine = engine
+        self._renderer = renderer
+        self._name = name
+        self._sampling = sampling
+        self._limits = limits
+        self._tape = Tape()
+        self._messages: list[Message] = []
+        self._last: Reply | None = None
+        self._num_turns = 0
+        self._num_prompt_tokens = 0
+        self._last_token: int | None = None
+        self._fault: BaseException | None = None
+        self._deadline: asyncio.Timeout | None = None
+
+    async def reply(self, messages: Sequence[Message]) -> Reply:
+        """Say what is new and return the answer; see `Chat.reply`."""
+        if self._last is not None and self._last.is_last:
+            raise EpisodeError("the reply before was the last: a limit was reached")
+        self._suspend()
+        tokens = self._render(messages)
+        before = self._tape.token_ids
+        if self._num_turns and len(before) + len(tokens) >= self._engine.context_length:
+            self._last = Reply(text="", finish_reason="length", is_last=True)  # no room to answer
+        else:
+            self._last = await self._answer(before, tokens, messages)
+        self._allow()
+        return self._last
+
+    async def play(self, environment: Environment, row: PromptRow, seed: int) -> Episode:
+        """Have the environment play with this chat; return the episode.
+
+        Raises:
+            EpisodeError: if the environment failed, was too slow, or never let the model speak.
+            EngineError: if the engine failed, whatever the environment made of it.
+            PromptError: if the opening is nothing that the engine can continue.
+        """
+        failure: Exception | None = None
+        rewards: Mapping[str, float] = {}
+        try:
+            async with asyncio.timeout(None) as self._deadline:
+                self._allow()
+                rewards = await environment.play(row, self, seed)
+        except Exception as error:  # noqa: BLE001 - an environment may raise anything
+            failure = error
+        if self._fault is not None:
+            raise self._fault
+        if failure is not None:
+            raise EpisodeError(self._words(failure)) from failure
+        return self._episode(rewards)
+
+    def _words(self, failure: Exception) -> str:
+        if isinstance(failure, EpisodeError):
+            return str(failure)
+        if self._deadline is not None and self._deadline.expired():
+            return f"no move within {self._limits.timeout_s} s"
+        return f"{type(failure).__name__}: {failure}"[:500]
+
+    async def _answer(
+        self, before: tuple[int, ...], tokens: tuple[int, ...], messages: Sequence[Message]
+    ) -> Reply:
+        turn = self._num_turns
+        seed = (self._sampling.seed + turn * _SEED_STEP) & _SEED_MASK
+        request = GenerationRequest(
+            request_id=self._name if not turn else f"{self._name}.{turn}",
+            prompt_token_ids=before + tokens,
+            sampling=self._sampling.with_seed(seed),
+        )
+        sample = await self._sample(request)
+        if not turn:
+            self._num_prompt_tokens = len(tokens)
+        self._tape.given(tokens)
+        self._tape.sampled(sample)
+        self._last_token = int(sample.token_ids[-1])
+        text = self._renderer.reply_text(sample.token_ids.tolist())
+        self._num_turns += 1
+        self._messages += [*messages, {"role": "assistant", "content": text}]
+        is_cut = sample.finish_reason != "stop"
+        is_last = is_cut or turn + 1 >= self._limits.max_turns
+        return Reply(text=text, finish_reason=sample.finish_reason, is_last=is_last)
+
+    async def _sample(self, request: GenerationRequest) -> GeneratedSample:
+        try:
+            async with aclosing(self._engine.generate([request])) as samples:
+                return await anext(samples)
+        except RolloutError as error:
+            self._fault = error  # ours, and not the environment's to swallow
+            raise
+
+    def _render(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        if self._last_token is None:
+            return self._renderer.opening(messages)
+        return self._renderer.following(messages, self._last_token)
+
+    def _episode(self, rewards: Mapping[str, float]) -> Episode:
+        if self._last is None:
+            raise EpisodeError("the environment ended before the model said anything")
+        bad = [f"{name} {value}" for name, value in rewards.items() if not math.isfinite(value)]
+        if bad:
+            raise EpisodeError(f"the environment's rewards are not finite: {', '.join(bad)}")
+        token_ids, logprobs, trainable = self._tape.arrays()
+        return Episode(
+            num_prompt_tokens=self._num_prompt_tokens,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            trainable=trainable,
+            versions=self._tape.versions,
+            finish_reason=self._last.finish_reason,
+            num_turns=self._num_turns,
+            response=self._messages[-1]["content"],
+            messages=tuple(self._messages),
+            rewards={name: float(value) for name, value in rewards.items()},
+        )
+
+    def _allow(self) -> None:
+        """Start the environment's time."""
+        if self._deadline is not None:
+            now = asyncio.get_running_loop().time()
+            self._deadline.reschedule(now + self._limits.timeout_s)
+
+    def _suspend(self) -> None:
+        """Stop the environment's time: the model is at it."""
+        if self._deadline is not None:
+            self._deadline.reschedule(None)

@@ -1,0 +1,83 @@
+"""What an environment is: it plays one episode with a model that it can talk to."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from cosmos_core.trajectory import FinishReason
+from cosmos_rollout.episode import Message
+from cosmos_rollout.prompts import PromptRow
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    """What the model said.
+
+    Attributes:
+        text: without special tokens.
+        finish_reason: "stop", or "length" if a limit of tokens ended it.
+        is_last: nothing can be said after it: a limit of turns or tokens is reached.
+    """
+
+    text: str
+    finish_reason: FinishReason
+    is_last: bool
+
+
+class Chat(Protocol):
+    """A model to talk to, one turn after the other."""
+
+    async def reply(self, messages: Sequence[Message]) -> Reply:
+        """Say these messages, those that are new, and return what the model answers.
+
+        Raises:
+            EpisodeError: after a reply that was the last.
+        """
+        ...
+
+
+class Environment(Protocol):
+    """Plays episodes, many at a time, from one asyncio loop.
+
+    Work that takes long belongs in a thread or a process: a blocked loop blocks every episode.
+    """
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, object]]:
+        """Descriptions of tools for the chat template, as JSON schemas; empty without any."""
+        ...
+
+    async def play(self, row: PromptRow, chat: Chat, seed: int) -> Mapping[str, float]:
+        """Play one episode of a data row; return what it earned, by name.
+
+        Raises:
+            Exception: anything; it costs this sample, and no other.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Let go of processes and the like. Idempotent."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodeLimits:
+    """What ends an episode that does not end by itself.
+
+    Attributes:
+        max_turns: the model speaks this often at most.
+        timeout_s: seconds that the environment may take between two replies; the time that the
+            model takes is not counted. An episode that takes longer has failed.
+    """
+
+    max_turns: int = 8
+    timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.max_turns < 1 or self.timeout_s <= 0.0:
+            raise ValueError("max_turns and timeout_s have to be positive")
+
+
+def opening(row: PromptRow) -> tuple[Message, ...]:
+    """Return a data row as the first messages of a conversation."""
+    return row.messages or ({"role": "user", "content": row.prompt},)

@@ -1,0 +1,200 @@
+"""An environment in which the model calls functions and reads what they return.
+
+The model asks as Qwen's and Hermes' templates have it, one block or several in a reply::
+
+    <tool_call>{"name": "add", "arguments": {"a": 2, "b": 2}}</tool_call>
+
+Each is answered by a message of role "tool". A tool that raises, takes too long or is not there is
+answered by words that say so: that too is something a model can learn from.
+"""
+
+import asyncio
+import inspect
+import json
+import multiprocessing
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, cast
+
+from pebble import ProcessExpired, ProcessPool
+
+from cosmos_rollout.environments.environment import Chat, opening
+from cosmos_rollout.episode import Message
+from cosmos_rollout.errors import UserCodeError
+from cosmos_rollout.prompts import PromptRow
+from cosmos_rollout.tether import start_worker
+from cosmos_rollout.user_code import check_reference, load_callable
+
+_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolCall:
+    """A call that a model asked for: ``problem`` says why it cannot be made, or is empty."""
+
+    name: str
+    arguments: Mapping[str, Any]  # from JSON
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolEnvironmentConfig:
+    """Functions that the model may call.
+
+    A function is described to the model by its signature and its docstring, in Google's style; its
+    result is shown as text. A plain one runs in a worker process, which is killed when it takes
+    too long; an ``async def`` runs in the event loop, and is cancelled.
+
+    Attributes:
+        kind: selects this environment.
+        functions: each ``module:function``, or ``path/to/file.py:function``.
+        timeout_s: seconds that a call may take.
+        num_workers: processes that run plain functions.
+        memory_mib: data memory of such a process; 0: no limit.
+        result_chars: a longer result is cut.
+    """
+
+    kind: Literal["tools"] = "tools"
+    functions: tuple[str, ...]
+    timeout_s: float = 10.0
+    num_workers: int = 1
+    memory_mib: int = 1024
+    result_chars: int = 4096
+
+    def __post_init__(self) -> None:
+        names = [check_reference(function) for function in self.functions]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"tools need distinct names, at least one, found {names}")
+        if self.timeout_s <= 0.0 or self.num_workers < 1:
+            raise ValueError("timeout_s and num_workers have to be positive")
+
+    def build(self) -> "ToolEnvironment":
+        """Import the functions.
+
+        Raises:
+            UserCodeError: if one is not there, or does not say what its arguments are.
+        """
+        return ToolEnvironment(self)
+
+
+class ToolEnvironment:
+    """An `Environment` of tools; it gives no reward of its own."""
+
+    def __init__(self, config: ToolEnvironmentConfig) -> None:
+        self._config = config
+        self._references = {check_reference(where): where for where in config.functions}
+        self._functions = {name: load_callable(at) for name, at in self._references.items()}
+        self._tools = tuple(describe(function) for function in self._functions.values())
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
+        self._pool = ProcessPool(
+            max_workers=config.num_workers,
+            initializer=start_worker,
+            initargs=(os.getpid(), config.memory_mib << 20),
+            context=context,
+        )
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, object]]:
+        """The functions as JSON schemas."""
+        return self._tools
+
+    async def play(self, row: PromptRow, chat: Chat, seed: int) -> Mapping[str, float]:
+        """Answer calls until the model makes none."""
+        del seed  # tools know no chance
+        messages: Sequence[Message] = opening(row)
+        while True:
+            reply = await chat.reply(messages)
+            calls = tool_calls(reply.text)
+            if reply.is_last or not calls:
+                return {}
+            messages = await asyncio.gather(*(self._answer(call) for call in calls))
+
+    async def aclose(self) -> None:
+        """End the worker processes. Idempotent."""
+        self._pool.stop()
+        await asyncio.to_thread(self._pool.join)
+
+    async def _answer(self, call: ToolCall) -> Message:
+        try:
+            content = call.problem or str(await self._run(call))
+        except (TimeoutError, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            content = f"error: {call.name} took longer than {self._config.timeout_s} s"
+        except ProcessExpired as error:
+            content = f"error: {call.name} ended its process (exit code {error.exitcode})"
+        except Exception as error:  # noqa: BLE001 - the model gets to read it
+            content = f"error: {type(error).__name__}: {error}"
+        limit = self._config.result_chars
+        content = content if len(content) <= limit else f"{content[:limit]} ... (cut)"
+        return {"role": "tool", "name": call.name, "content": content}
+
+    async def _run(self, call: ToolCall) -> Any:  # whatever the user's function returns
+        function = self._functions.get(call.name)
+        if function is None:
+            names = ", ".join(self._functions)
+            return f"error: there is no tool {call.name!r}; there are {names}"
+        if inspect.iscoroutinefunction(function):
+            async with asyncio.timeout(self._config.timeout_s):
+                return await function(**call.arguments)
+        where, arguments = self._references[call.name], dict(call.arguments)
+        future = self._pool.schedule(
+            call_in_worker, args=(where, arguments), timeout=self._config.timeout_s
+        )
+        return await asyncio.wrap_future(future)
+
+
+def tool_calls(text: str) -> list[ToolCall]:
+    """Return the calls that a reply asks for, in order; those that make no sense say why."""
+    return [_parse(block) for block in _CALL.findall(text)]
+
+
+def without_tool_calls(text: str) -> str:
+    """Return a reply without its calls."""
+    return _CALL.sub("", text).strip()
+
+
+def describe(function: Callable[..., Any]) -> Mapping[str, object]:
+    """Return a function's JSON schema, from its signature and docstring.
+
+    Raises:
+        UserCodeError: if these do not say what the arguments are.
+    """
+    from transformers.utils.chat_template_utils import (
+        DocstringParsingException,
+        TypeHintParsingException,
+        get_json_schema,
+    )
+
+    try:
+        return cast(Mapping[str, object], get_json_schema(function))
+    except (DocstringParsingException, TypeHintParsingException) as error:
+        raise UserCodeError(f"tool {getattr(function, '__name__', function)}: {error}") from error
+
+
+def call_in_worker(reference: str, arguments: dict[str, Any]) -> str:
+    """Call a function; runs in a worker process, which imports it once."""
+    return str(_loaded(reference)(**arguments))
+
+
+@lru_cache
+def _loaded(reference: str) -> Callable[..., Any]:
+    return load_callable(reference)
+
+
+def _parse(block: str) -> ToolCall:
+    try:
+        found: Any = json.loads(block)
+    except json.JSONDecodeError as error:
+        return ToolCall(name="", arguments={}, problem=f"error: the call is not JSON: {error}")
+    if not isinstance(found, Mapping) or not isinstance(found.get("name"), str):
+        return ToolCall(name="", arguments={}, problem="error: the call has no text 'name'")
+    arguments = cast(Mapping[str, Any], found).get("arguments", {})
+    if not isinstance(arguments, Mapping):
+        problem = "error: 'arguments' of the call have to be an object"
+        return ToolCall(name=str(found["name"]), arguments={}, problem=problem)
+    return ToolCall(name=str(found["name"]), arguments=cast(Mapping[str, Any], arguments))

@@ -1,0 +1,120 @@
+"""How a group is sampled: n replies to one prompt, or n episodes in an environment."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Protocol
+
+from cosmos_rollout.engine import GenerationRequest, RolloutEngine, Sampling
+from cosmos_rollout.environments import (
+    ChatRenderer,
+    ChatTokenizer,
+    Conversation,
+    Environment,
+    EpisodeLimits,
+)
+from cosmos_rollout.episode import Episode, single_turn
+from cosmos_rollout.errors import EpisodeError
+from cosmos_rollout.prompts import PromptRow, Tokenizer, prompt_tokens
+from cosmos_rollout.rewards import Failure
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupPlan:
+    """What is to be sampled.
+
+    Attributes:
+        row: the prompt.
+        name: unique among the groups in flight; siblings append their index.
+        seed: the same for every sibling.
+        samplings: of each sibling, with a seed of its own.
+    """
+
+    row: PromptRow
+    name: str
+    seed: int
+    samplings: tuple[Sampling, ...]
+
+
+Played = tuple[int, Episode | Failure]
+"""Index of a sibling, and its episode, or why it has none."""
+
+
+class Player(Protocol):
+    """Samples the siblings of a group."""
+
+    def play(self, plan: GroupPlan) -> AsyncGenerator[Played, None]:
+        """Yield them as they finish; closing the generator aborts the rest.
+
+        Raises:
+            PromptError: if the prompt cannot be served.
+            EngineError: if the engine cannot go on.
+        """
+        ...
+
+
+class SingleTurnPlayer:
+    """One prompt, one reply; all siblings are handed to the engine at once."""
+
+    def __init__(self, engine: RolloutEngine, tokenizer: Tokenizer) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+
+    async def play(self, plan: GroupPlan) -> AsyncGenerator[Played, None]:
+        """Yield the replies as they finish."""
+        prompt = prompt_tokens(plan.row, self._tokenizer)
+        places = {f"{plan.name}.{index}": index for index in range(len(plan.samplings))}
+        requests = [
+            GenerationRequest(request_id=name, prompt_token_ids=prompt, sampling=sampling)
+            for name, sampling in zip(places, plan.samplings, strict=True)
+        ]
+        async with aclosing(self._engine.generate(requests)) as samples:
+            async for sample in samples:
+                tokens = sample.token_ids.tolist()
+                text = self._tokenizer.decode(tokens, skip_special_tokens=True)
+                yield places[sample.request_id], single_turn(prompt, sample, text)
+
+
+class EnvironmentPlayer:
+    """Each sibling plays an episode of its own; a failed one costs itself alone."""
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        tokenizer: ChatTokenizer,
+        environment: Environment,
+        limits: EpisodeLimits,
+    ) -> None:
+        self._engine = engine
+        self._renderer = ChatRenderer(tokenizer, environment.tools)
+        self._environment = environment
+        self._limits = limits
+
+    async def play(self, plan: GroupPlan) -> AsyncGenerator[Played, None]:
+        """Yield the episodes as they finish."""
+        tasks = [
+            asyncio.create_task(self._episode(plan, index)) for index in range(len(plan.samplings))
+        ]
+        try:
+            for task in asyncio.as_completed(tasks):
+                yield await task
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _episode(self, plan: GroupPlan, index: int) -> Played:
+        conversation = Conversation(
+            self._engine,
+            self._renderer,
+            name=f"{plan.name}.{index}",
+            sampling=plan.samplings[index],
+            limits=self._limits,
+        )
+        try:
+            return index, await conversation.play(self._environment, plan.row, plan.seed)
+        except EpisodeError as error:
+            cause = error.__cause__ or error
+            name = type(cause).__name__
+            return index, Failure(reward="environment", error=name, message=str(error))
