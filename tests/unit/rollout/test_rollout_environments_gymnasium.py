@@ -1,0 +1,116 @@
+"""A Gymnasium environment as a conversation, with a lake whose way over the ice is known."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+gymnasium = pytest.importorskip("gymnasium")
+
+from cosmos_rollout import (  # noqa: E402
+    GymnasiumEnvironmentConfig,
+    Message,
+    PromptRow,
+    Reply,
+    UserCodeError,
+)
+from cosmos_rollout.environments.gymnasium_env import (  # noqa: E402
+    numbers_action,
+    observation_text,
+)
+
+LAKE = GymnasiumEnvironmentConfig(id="FrozenLake-v1", settings={"is_slippery": False})
+ROW = PromptRow(prompt_id="0", prompt="Reach 15. 0 left, 1 down, 2 right, 3 up.")
+
+
+class Player:
+    """A chat that plays from a list and keeps what it was told."""
+
+    def __init__(self, *moves: str) -> None:
+        self._moves = list(moves)
+        self.told: list[str] = []
+
+    async def reply(self, messages: Sequence[Message]) -> Reply:
+        self.told.append(messages[-1]["content"])
+        text = self._moves.pop(0)
+        return Reply(text=text, finish_reason="stop", is_last=not self._moves)
+
+
+async def test_the_way_over_the_ice_is_worth_one():
+    player = Player("down 1", "1", "go right: 2", "2", "1", "2", "never said")
+    assert await LAKE.build().play(ROW, player, 0) == {"environment": 1.0}
+    assert player.told == [f"{ROW.prompt}\n0", "4", "8", "9", "10", "14"]
+
+
+async def test_a_hole_ends_the_episode_without_reward():
+    player = Player("1", "2", "never said")
+    assert await LAKE.build().play(ROW, player, 0) == {"environment": 0.0}
+    assert player.told == [f"{ROW.prompt}\n0", "4"]
+
+
+async def test_a_reply_that_is_no_action_is_told_so_and_moves_nothing():
+    player = Player("somewhere", "7", "1.5", "1", "1")
+    assert await LAKE.build().play(ROW, player, 0) == {"environment": 0.0}
+    assert player.told[1:] == [
+        "error: expected 1 numbers of Discrete(4), found 0",
+        "error: expected an action of Discrete(4), found 7",
+        "error: expected an action of Discrete(4), found 1.5",
+        "4",
+    ]
+
+
+async def test_siblings_begin_in_the_same_state_and_another_row_in_another():
+    cart = GymnasiumEnvironmentConfig(id="CartPole-v1").build()
+    told = []
+    for row, seed in [
+        (ROW, 7),
+        (ROW, 7),
+        (ROW, 8),
+        (PromptRow(prompt_id="1", prompt=ROW.prompt, fields={"seed": 7}), 8),
+    ]:
+        player = Player("1")
+        assert await cart.play(row, player, seed) == {"environment": 1.0}
+        told.append(player.told[0])
+    assert told[0] == told[1] == told[3] != told[2]
+
+
+async def test_the_users_own_words_and_actions(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def see(observation):\n    return f'at {observation}'\n"
+        "def act(text):\n    return ('left', 'down', 'right', 'up').index(text)\n"
+    )
+    config = GymnasiumEnvironmentConfig(
+        id="FrozenLake-v1",
+        settings={"is_slippery": False},
+        observe=f"{tmp_path}/mine.py:see",
+        act=f"{tmp_path}/mine.py:act",
+    )
+    player = Player("down", "1", "down")
+    assert await config.build().play(ROW, player, 0) == {"environment": 0.0}
+    assert player.told == [f"{ROW.prompt}\nat 0", "at 4", "error: tuple.index(x): x not in tuple"]
+
+
+def test_an_environment_that_is_not_there_is_known_at_the_start():
+    with pytest.raises(UserCodeError, match="environment Nowhere-v0 cannot be made"):
+        GymnasiumEnvironmentConfig(id="Nowhere-v0").build()
+
+
+@pytest.mark.parametrize(
+    ("observation", "text"),
+    [
+        (np.array([[1, 2], [3, 4]]), "1 2 3 4"),
+        (np.array([0.12345, -2.0]), "0.123 -2.000"),
+        ({"a": 3, "b": np.array([1.0])}, "a: 3\nb: 1.000"),
+        ("words", "words"),
+    ],
+)
+def test_observations_are_their_numbers(observation, text):
+    assert observation_text(observation) == text
+
+
+def test_a_box_takes_as_many_numbers_as_it_has():
+    box = gymnasium.spaces.Box(-1.0, 1.0, (2,), dtype=np.float32)
+    action = numbers_action("from 3 to -0.5, .25", box)
+    assert (action.tolist(), action.dtype) == ([-0.5, 0.25], np.float32)
+    with pytest.raises(ValueError, match=r"found 2\.0 0"):
+        numbers_action("2.0 0", box)
