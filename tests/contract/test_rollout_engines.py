@@ -28,6 +28,7 @@ from transformers import (  # noqa: E402
 from cosmos_core.trajectory import VersionSpan  # noqa: E402
 from cosmos_rollout import (  # noqa: E402
     EmptyPromptError,
+    EndpointConfig,
     EngineClosedError,
     EnginePausedError,
     EngineSetup,
@@ -45,6 +46,11 @@ from cosmos_rollout import (  # noqa: E402
     WeightLoadError,
     cpu_environment,
 )
+
+pytest.importorskip("fastapi")
+pytest.importorskip("uvicorn")
+
+from openai_server import ServedEngine  # noqa: E402
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -107,6 +113,8 @@ class Subject:
     engine: RolloutEngine
     reference: ModelReference | ScriptReference
     has_model: bool
+    is_ours: bool = True  # to freeze and to give new weights, as a server's engine is not
+    server: ServedEngine | None = None
 
 
 @dataclass
@@ -186,10 +194,20 @@ async def vllm(paths: Sequence[Path], kv: str) -> Subject:
     return Subject(await config.build(setup), ModelReference(paths, kv), True)
 
 
+async def endpoint(paths: Sequence[Path], kv: str) -> Subject:
+    """The transformers engine behind HTTP, in a thread with a loop of its own."""
+    server = ServedEngine(TransformersConfig(context_length=CONTEXT), paths[0])
+    await asyncio.to_thread(server.start)
+    config = EndpointConfig(url=server.url, model="tiny", vocabulary_size=VOCABULARY)
+    engine = await config.build(EngineSetup(model_path=paths[0], version=0))
+    return Subject(engine, ModelReference(paths, kv), True, is_ours=False, server=server)
+
+
 SUBJECTS: dict[str, tuple[Callable, str]] = {
     "scripted": (scripted, "keep"),
     "transformers-keep": (transformers, "keep"),
     "transformers-recompute": (transformers, "recompute"),
+    "endpoint": (endpoint, "keep"),
     "vllm-keep": (vllm, "keep"),
     "vllm-recompute": (vllm, "recompute"),
 }
@@ -241,6 +259,8 @@ async def subject(request, weights, environment) -> AsyncIterator[Subject]:
         yield subject
     finally:
         await subject.engine.aclose()
+        if subject.server is not None:
+            await asyncio.to_thread(subject.server.stop)
 
 
 def ask(name: str, prompt: Sequence[int] = PROMPT, **sampling) -> GenerationRequest:
@@ -366,6 +386,8 @@ async def test_a_bad_prompt_is_a_typed_error_and_starts_nothing(subject, prompt,
 
 
 async def test_a_pause_freezes_at_a_token_boundary_and_costs_nothing(subject):
+    if not subject.is_ours:
+        return
     engine = subject.engine
     request = ask("r", temperature=0.0, max_new_tokens=120)
     unpaused = await one(engine, request)
@@ -386,6 +408,8 @@ async def test_a_pause_freezes_at_a_token_boundary_and_costs_nothing(subject):
 
 
 async def test_a_weight_change_in_mid_response_is_recorded_to_the_token(subject):
+    if not subject.is_ours:
+        return
     engine = subject.engine
     old = engine.weight_version
     requests = [ask(f"r{i}", (i + 1, 3, 5), temperature=0.0, max_new_tokens=200) for i in range(4)]
@@ -410,6 +434,8 @@ async def test_a_weight_change_in_mid_response_is_recorded_to_the_token(subject)
 
 
 async def test_a_new_request_after_a_weight_change_never_sees_old_keys_and_values(subject):
+    if not subject.is_ours:
+        return
     engine = subject.engine
     prompt = tuple(range(60, 0, -1)) * 2  # longer than a block of any prefix cache here
     await one(engine, ask("before", prompt, temperature=0.0, max_new_tokens=8))
@@ -422,6 +448,8 @@ async def test_a_new_request_after_a_weight_change_never_sees_old_keys_and_value
 
 
 async def test_weights_that_cannot_be_had_leave_the_old_ones_in_use(subject):
+    if not subject.is_ours:
+        return
     engine = subject.engine
     request = ask("r", temperature=0.0, max_new_tokens=20)
     before, version = await one(engine, request), engine.weight_version
@@ -431,7 +459,27 @@ async def test_weights_that_cannot_be_had_leave_the_old_ones_in_use(subject):
     assert (await one(engine, request)).token_ids.tolist() == before.token_ids.tolist()
 
 
+async def test_weights_of_a_server_are_its_own(subject):
+    if subject.is_ours:
+        return
+    with pytest.raises(WeightLoadError, match="keeps the weights it has"):
+        await subject.engine.load_version(1, ["here"])
+    assert subject.engine.weight_version == 0
+
+
+async def test_a_server_scores_tokens_that_it_is_given(subject):
+    if subject.is_ours:
+        return
+    tokens = np.array([3, 60, 2, 41, 17, 17])
+    expected, _ = subject.reference.logprobs(PROMPT, tokens, (VersionSpan(0, len(tokens)),), 1.0)
+    scored = await subject.engine.logprobs([*PROMPT, *tokens.tolist()])
+    assert (scored.dtype, scored[0]) == (np.float32, 0.0)
+    np.testing.assert_allclose(scored[len(PROMPT) :], expected, atol=1e-3)
+
+
 async def test_loading_into_a_paused_engine_is_refused(subject):
+    if not subject.is_ours:
+        return
     await subject.engine.pause()
     try:
         with pytest.raises(EnginePausedError, match="resume"):

@@ -15,6 +15,8 @@ from cosmos_rollout.engine import (
 from cosmos_rollout.engines import (
     DecodedToken,
     Decoder,
+    EndpointConfig,
+    EndpointEngine,
     EngineConfig,
     EngineSetup,
     InProcessEngine,
@@ -118,6 +120,8 @@ __all__ = [
     "DecodedToken",
     "Decoder",
     "EmptyPromptError",
+    "EndpointConfig",
+    "EndpointEngine",
     "EngineClosedError",
     "EngineConfig",
     "EngineDeadError",

@@ -1,5 +1,6 @@
 """The engines: vLLM, transformers (reference) and scripted (tests), each behind its settings."""
 
+from cosmos_rollout.engines.endpoint import EndpointConfig, EndpointEngine
 from cosmos_rollout.engines.in_process import DecodedToken, Decoder, InProcessEngine
 from cosmos_rollout.engines.scripted import (
     Script,
@@ -12,11 +13,13 @@ from cosmos_rollout.engines.setup import EngineSetup, WeightClientFactory
 from cosmos_rollout.engines.transformers_config import TransformersConfig
 from cosmos_rollout.engines.vllm_config import VLLMConfig, cpu_environment
 
-EngineConfig = VLLMConfig | TransformersConfig | ScriptedConfig
+EngineConfig = VLLMConfig | TransformersConfig | ScriptedConfig | EndpointConfig
 
 __all__ = [
     "DecodedToken",
     "Decoder",
+    "EndpointConfig",
+    "EndpointEngine",
     "EngineConfig",
     "EngineSetup",
     "InProcessEngine",

@@ -116,7 +116,8 @@ class GymnasiumEnvironment:
     def _make(self) -> Any:  # a gymnasium.Env, which this module imports when it is used only
         import gymnasium
 
-        return gymnasium.make(self._config.id, **self._config.settings)
+        settings: dict[str, Any] = dict(self._config.settings)
+        return gymnasium.make(self._config.id, **settings)
 
 
 def observation_text(observation: Any) -> str:

@@ -1,0 +1,308 @@
+"""An engine at the other end of HTTP: an OpenAI-compatible server that takes and gives token ids.
+
+For evaluation, and for teachers. vLLM's server is one (``vllm serve``), with ``return_token_ids``
+and the log-probs of given tokens as its additions to the interface. Its weights are whatever it
+serves, under one version; it can be neither swapped nor frozen from here. With a temperature other
+than 1 its log-probs are those sampled from only if it runs with
+``--logprobs-mode processed_logprobs``.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+
+from cosmos_core.trajectory import VersionSpan
+from cosmos_rollout.engine import (
+    GeneratedSample,
+    GenerationRequest,
+    LoadReport,
+    check_request,
+)
+from cosmos_rollout.engines.setup import EngineSetup
+from cosmos_rollout.errors import EngineClosedError, EngineError, EngineStartError, WeightLoadError
+
+_ANY_TOKEN = 1 << 31
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EndpointConfig:
+    """Where an OpenAI-compatible server listens.
+
+    Attributes:
+        kind: selects this engine.
+        url: up to and with ``/v1``.
+        model: its name there.
+        key_file: file that holds the bearer token; None: none is sent.
+        context_length: most tokens of prompt and response; 0: what the server says.
+        vocabulary_size: token ids are below this; 0: left to the server to check.
+        max_running: requests under way at once; more wait their turn here.
+        timeout_s: seconds without a byte from the server after which a request has failed.
+    """
+
+    kind: Literal["endpoint"] = "endpoint"
+    url: str
+    model: str
+    key_file: Path | None = None
+    context_length: int = 0
+    vocabulary_size: int = 0
+    max_running: int = 64
+    timeout_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"url has to begin with http:// or https://, found {self.url!r}")
+        if self.max_running < 1 or self.timeout_s <= 0.0:
+            raise ValueError("max_running and timeout_s have to be positive")
+
+    async def build(self, setup: EngineSetup) -> "EndpointEngine":
+        """Ask the server for its models; of ``setup`` only the version counts.
+
+        Raises:
+            EngineStartError: if it cannot be reached, or does not have the model.
+        """
+        client = self._client()
+        try:
+            response = await client.get("models")
+            response.raise_for_status()
+            models = {model["id"]: model for model in response.json()["data"]}
+            if self.model not in models:
+                raise EngineStartError(f"{self.url} serves {sorted(models)}, not {self.model!r}")
+            length = self.context_length or int(models[self.model].get("max_model_len") or 0)
+            if not length:
+                raise EngineStartError(f"{self.url} does not tell its context_length: set it")
+        except (httpx.HTTPError, KeyError, ValueError) as error:
+            await client.aclose()
+            raise EngineStartError(f"{self.url} is no endpoint to use: {error!r}") from error
+        except EngineStartError:
+            await client.aclose()
+            raise
+        return EndpointEngine(self, client, version=setup.version, context_length=length)
+
+    def _client(self) -> httpx.AsyncClient:
+        headers: dict[str, str] = {}
+        if self.key_file is not None:
+            try:
+                headers["Authorization"] = f"Bearer {self.key_file.read_text().strip()}"
+            except OSError as error:
+                raise EngineStartError(f"cannot read the key of {self.url}: {error}") from error
+        return httpx.AsyncClient(
+            base_url=self.url,
+            headers=headers,
+            timeout=self.timeout_s,
+            limits=httpx.Limits(max_connections=self.max_running),
+            trust_env=False,  # no proxy from the environment
+        )
+
+
+class EndpointEngine:
+    """A `RolloutEngine`, and a teacher, over HTTP; made by `EndpointConfig.build`."""
+
+    def __init__(
+        self,
+        config: EndpointConfig,
+        client: httpx.AsyncClient,
+        *,
+        version: int,
+        context_length: int,
+    ) -> None:
+        self._config = config
+        self._client = client
+        self._version = version
+        self._context_length = context_length
+        self._places = asyncio.Semaphore(config.max_running)
+        self._gate = asyncio.Event()
+        self._gate.set()
+        self._num_tokens = 0
+        self._tasks: set[asyncio.Task[GeneratedSample]] = set()
+        self._is_closed = False
+
+    @property
+    def weight_version(self) -> int:
+        """The version that its weights are said to be."""
+        return self._version
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of prompt and response."""
+        return self._context_length
+
+    @property
+    def num_running(self) -> int:
+        """Requests in flight, those that wait for a place included."""
+        return len(self._tasks)
+
+    @property
+    def num_tokens_generated(self) -> int:
+        """Tokens received since the start."""
+        return self._num_tokens
+
+    async def generate(
+        self, requests: Sequence[GenerationRequest]
+    ) -> AsyncGenerator[GeneratedSample, None]:
+        """Yield the samples as they finish; see `RolloutEngine.generate`."""
+        self._raise_if_closed()
+        size = self._config.vocabulary_size or _ANY_TOKEN
+        checked = [
+            check_request(request, context_length=self._context_length, vocabulary_size=size)
+            for request in requests
+        ]
+        finished: asyncio.Queue[asyncio.Task[GeneratedSample]] = asyncio.Queue()
+        tasks = [asyncio.create_task(self._sample(request)) for request in checked]
+        for task in tasks:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(finished.put_nowait)
+        try:
+            for _ in tasks:
+                yield (await finished.get()).result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def logprobs(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Return float32[T]: what the model gives each of these tokens after those before it.
+
+        The first, which follows nothing, gets 0.
+
+        Raises:
+            EngineError: if the server fails, or does not score tokens it is given.
+        """
+        self._raise_if_closed()
+        asked = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+        async with self._places:
+            try:
+                response = await self._client.post(
+                    "completions", json=self._body(token_ids) | asked
+                )
+            except httpx.HTTPError as error:
+                raise EngineError(f"{self._config.url} failed: {error!r}") from error
+        _raise_for_status(response.status_code, response.text, self._config.url)
+        found = cast(list[Any], response.json()["choices"][0].get("prompt_logprobs") or [])
+        if len(found) != len(token_ids):
+            raise EngineError(f"{self._config.url} does not score tokens that it is given")
+        scored = [0.0, *(_of_token(*pair) for pair in zip(token_ids[1:], found[1:], strict=True))]
+        return np.array(scored, dtype=np.float32)
+
+    async def pause(self) -> None:
+        """Send no more requests; those at the server go on."""
+        self._raise_if_closed()
+        self._gate.clear()
+
+    async def resume(self) -> None:
+        """Go on."""
+        self._raise_if_closed()
+        self._gate.set()
+
+    async def load_version(self, version: int, endpoints: Sequence[str]) -> LoadReport:
+        """Refuse: the server's weights are its own.
+
+        Raises:
+            WeightLoadError: always.
+        """
+        del endpoints
+        self._raise_if_closed()
+        raise WeightLoadError(f"version {version}: {self._config.url} keeps the weights it has")
+
+    async def aclose(self) -> None:
+        """Fail what is in flight and hang up. Idempotent."""
+        self._is_closed = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._client.aclose()
+
+    async def _sample(self, request: GenerationRequest) -> GeneratedSample:
+        token_ids: list[int] = []
+        logprobs: list[float] = []
+        try:
+            async with self._places:
+                await self._gate.wait()
+                async with aclosing(self._chunks(request)) as chunks:
+                    async for choice in chunks:
+                        token_ids += choice.get("token_ids") or []
+                        logprobs += (choice.get("logprobs") or {}).get("token_logprobs") or []
+                        self._num_tokens += len(choice.get("token_ids") or [])
+                        reason = choice.get("finish_reason")
+                        if reason:
+                            return self._finished(request.request_id, token_ids, logprobs, reason)
+        except asyncio.CancelledError:
+            self._raise_if_closed()
+            raise
+        except (httpx.HTTPError, ValueError) as error:
+            raise EngineError(
+                f"request {request.request_id} failed at {self._config.url}: {error!r}"
+            ) from error
+        raise EngineError(f"request {request.request_id} ended without a last token")
+
+    async def _chunks(self, request: GenerationRequest) -> AsyncIterator[dict[str, Any]]:
+        """Yield the choices of the stream's events, which are JSON."""
+        sampling = request.sampling
+        asked = {
+            "max_tokens": sampling.max_new_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": sampling.seed,
+            "stop_token_ids": list(sampling.stop_token_ids),
+            "ignore_eos": True,  # only the stop tokens of the request end it
+            "logprobs": 0,
+            "return_token_ids": True,
+            "stream": True,
+        }
+        body = self._body(request.prompt_token_ids) | asked
+        async with self._client.stream("POST", "completions", json=body) as response:
+            if response.status_code != httpx.codes.OK:
+                text = (await response.aread()).decode(errors="replace")
+                _raise_for_status(response.status_code, text, self._config.url)
+            async for line in response.aiter_lines():
+                kind, _, data = line.partition(":")
+                if kind == "data" and data.strip() != "[DONE]":
+                    event = json.loads(data)
+                    if event.get("error"):
+                        raise EngineError(f"{self._config.url} failed: {event['error']}")
+                    for choice in event["choices"]:
+                        yield choice
+
+    def _body(self, token_ids: Sequence[int]) -> dict[str, Any]:
+        return {"model": self._config.model, "prompt": list(token_ids)}
+
+    def _finished(
+        self, request_id: str, token_ids: list[int], logprobs: list[float], reason: str
+    ) -> GeneratedSample:
+        if reason not in ("stop", "length"):
+            raise EngineError(f"request {request_id} ended with {reason!r}")
+        if not token_ids or len(token_ids) != len(logprobs):
+            raise EngineError(
+                f"request {request_id}: {self._config.url} gave {len(token_ids)} token ids and "
+                f"{len(logprobs)} log-probs; it has to know return_token_ids"
+            )
+        return GeneratedSample(
+            request_id=request_id,
+            token_ids=np.array(token_ids, dtype=np.int32),
+            logprobs=np.array(logprobs, dtype=np.float32),
+            versions=(VersionSpan(self._version, len(token_ids)),),
+            finish_reason=reason,
+        )
+
+    def _raise_if_closed(self) -> None:
+        if self._is_closed:
+            raise EngineClosedError("the engine was closed")
+
+
+def _raise_for_status(status: int, text: str, url: str) -> None:
+    if status != httpx.codes.OK:
+        raise EngineError(f"{url} answered {status}: {text[:500]}")
+
+
+def _of_token(token: int, found: dict[str, Any]) -> float:
+    """Return the log-prob of one token among those that the server tells of."""
+    return float(found[str(token)]["logprob"])
