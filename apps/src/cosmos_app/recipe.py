@@ -17,7 +17,13 @@ from cosmos_core.control import ControllerConfig, StalenessConfig, ValidationPla
 from cosmos_core.metrics import ConsoleSinkConfig, JsonlSinkConfig, SinkConfig
 from cosmos_parallel import LearnerConfig, ParallelConfig
 from cosmos_parallel import ModelConfig as HeldModelConfig
-from cosmos_rollout import EngineConfig, RewardPoolConfig, VLLMConfig
+from cosmos_rollout import (
+    EngineConfig,
+    EnvironmentConfig,
+    EpisodeLimits,
+    RewardPoolConfig,
+    VLLMConfig,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,16 +142,23 @@ class RolloutConfig:
 
     Attributes:
         replicas: how many.
-        slots: groups that each holds at once.
+        slots: groups that each generates at once.
+        scoring: further groups that each may hold while their rewards are computed; for rewards
+            that take long.
         engine: what generates.
         sampling: how.
+        environment: what every episode is played in; none: one prompt, one reply.
+        episode: what ends an episode that does not end by itself.
         record: keep every trajectory under ``trajectories/`` of the run directory, to look into.
     """
 
     replicas: int = 2
     slots: int = 32
+    scoring: int = 0
     engine: EngineConfig = field(default_factory=VLLMConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    environment: EnvironmentConfig | None = None
+    episode: EpisodeLimits = field(default_factory=EpisodeLimits)
     record: bool = False
 
 

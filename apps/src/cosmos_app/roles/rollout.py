@@ -8,6 +8,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,11 +35,13 @@ from cosmos_core.metrics import MetricRecord
 from cosmos_core.trajectory import Trajectory, encode_trajectory
 from cosmos_rollout import (
     EngineSetup,
+    Environment,
     OccupancyReading,
     Producer,
     ProducerConfig,
     ProducerParts,
     PromptSet,
+    RewardPool,
     RolloutEngine,
     read_prompts,
 )
@@ -53,6 +56,7 @@ async def run_rollout(run_dir: Path, redis_url: str | None, replica: str) -> int
     Raises:
         EngineStartError: if the engine does not start.
         RewardError: if a reward cannot be imported.
+        UserCodeError: if the environment cannot be made.
         BusUnreachableError: if Redis cannot be reached.
     """
     die_with_parent()
@@ -60,12 +64,19 @@ async def run_rollout(run_dir: Path, redis_url: str | None, replica: str) -> int
     pool = context.recipe.reward.build()
     try:
         await pool.start()
-        engine = await context.recipe.rollout.engine.build(_engine_setup(context))
+        chosen = context.recipe.rollout.environment
+        environment = chosen.build() if chosen is not None else None
         try:
-            async with await Bus.connect(context.redis_url, context.namespace) as bus:
-                await RolloutProcess(context, bus, replica, engine, pool).run()
+            engine = await context.recipe.rollout.engine.build(_engine_setup(context))
+            parts = ReplicaParts(engine=engine, pool=pool, environment=environment)
+            try:
+                async with await Bus.connect(context.redis_url, context.namespace) as bus:
+                    await RolloutProcess(context, bus, replica, parts).run()
+            finally:
+                await engine.aclose()
         finally:
-            await engine.aclose()
+            if environment is not None:
+                await environment.aclose()
     finally:
         await pool.aclose()
     return 0
@@ -86,6 +97,21 @@ def _engine_setup(context: RunContext) -> EngineSetup:
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicaParts:
+    """What a rollout replica runs with; its owner ends them.
+
+    Attributes:
+        engine: generates.
+        pool: scores.
+        environment: what episodes are played in, if there is one.
+    """
+
+    engine: RolloutEngine
+    pool: RewardPool
+    environment: Environment | None
+
+
 class RolloutProcess:
     """The loops of one rollout replica."""
 
@@ -94,8 +120,7 @@ class RolloutProcess:
         context: RunContext,
         bus: Bus,
         replica: str,
-        engine: RolloutEngine,
-        pool: cosmos_rollout.RewardPool,
+        parts: ReplicaParts,
     ) -> None:
         """Join the parts; nothing runs yet."""
         from transformers import AutoTokenizer
@@ -104,30 +129,37 @@ class RolloutProcess:
         self._context = context
         self._bus = bus
         self._replica = replica
-        self._engine = engine
+        self._engine = parts.engine
         self._tokenizer: Any = AutoTokenizer.from_pretrained(files.model)
         self._producer = Producer(
             ProducerParts(
-                engine=engine,
+                engine=parts.engine,
                 prompts={
                     "train": PromptSet(read_prompts(files.train), seed=recipe.seed),
                     "validation": PromptSet(read_prompts(files.held_out), order="file"),
                 },
                 tokenizer=self._tokenizer,
-                scorer=pool,
+                scorer=parts.pool,
                 publish=self._publish,
+                environment=parts.environment,
             ),
-            ProducerConfig(slots=recipe.rollout.slots, sampling=_sampling(recipe, self._tokenizer)),
+            ProducerConfig(
+                slots=recipe.rollout.slots,
+                scoring=recipe.rollout.scoring,
+                sampling=_sampling(recipe, self._tokenizer),
+                episode=recipe.rollout.episode,
+            ),
             replica=replica,
         )
         self._loads: asyncio.Queue[LoadVersion] = asyncio.Queue()
 
     async def run(self) -> None:
         """Join and obey until told to stop."""
+        chosen = self._context.recipe.rollout
         joined = ReplicaJoined(
             replica=self._replica,
             role="rollout",
-            slots=self._context.recipe.rollout.slots,
+            slots=chosen.slots + chosen.scoring,
             version=self._engine.weight_version,
         )
         async with self._bus.join(joined) as channel:
@@ -192,7 +224,10 @@ class RolloutProcess:
         for _ in itertools.count():
             await asyncio.sleep(_METRICS_S)
             now = self._producer.occupancy()
-            await self._send_metrics(self._engine.weight_version, occupancy_values(before, now))
+            values = occupancy_values(before, now)
+            for name, count in self._producer.failures.items():
+                values[f"failed/{name.replace(': ', '/')}"] = float(count)
+            await self._send_metrics(self._engine.weight_version, values)
             before = now
 
     async def _send_metrics(self, version: int, values: dict[str, float]) -> None:

@@ -104,18 +104,24 @@ class ProducerConfig:
     """How a producer samples.
 
     Attributes:
-        slots: groups that are in work at once; more wait in order.
+        slots: groups that are generated at once; more wait in order.
+        scoring: further groups that may be waiting for their rewards, or to be stored, while
+            others are generated in their place.
         sampling: of every sample; its seed is the run's.
         episode: what ends an episode in an environment.
     """
 
     slots: int = 8
+    scoring: int = 0
     sampling: Sampling = field(default_factory=Sampling)
     episode: EpisodeLimits = field(default_factory=EpisodeLimits)
 
     def __post_init__(self) -> None:
-        if self.slots < 1:
-            raise ValueError(f"slots has to be 1 or more, found {self.slots}")
+        if self.slots < 1 or self.scoring < 0:
+            raise ValueError(
+                f"slots has to be 1 or more and scoring 0 or more, found {self.slots} and "
+                f"{self.scoring}"
+            )
 
 
 class Producer:
@@ -145,6 +151,7 @@ class Producer:
         self._clock = clock
         self._queued: deque[Generate] = deque()
         self._tasks: dict[_Key, asyncio.Task[GroupEvent]] = {}
+        self._generated: set[_Key] = set()  # those of the tasks that only wait for rewards
         self._reported: dict[_Key, GroupEvent] = {}
         self._events: asyncio.Queue[GroupEvent | _Fatal] = asyncio.Queue()
         self._player = _player(parts, config)
@@ -234,7 +241,7 @@ class Producer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _fill_slots(self) -> None:
-        while self._queued and len(self._tasks) < self._config.slots:
+        while self._queued and self._has_room():
             command = self._queued.popleft()
             key = (command.group, command.attempt)
             task = asyncio.create_task(self._attempt(command), name=f"group {command.group}")
@@ -242,9 +249,15 @@ class Producer:
             task.add_done_callback(lambda task, command=command: self._ended(command, task))
         self._account()
 
+    def _has_room(self) -> bool:
+        generating = len(self._tasks) - len(self._generated)
+        most = self._config.slots + self._config.scoring
+        return generating < self._config.slots and len(self._tasks) < most
+
     def _ended(self, command: Generate, task: asyncio.Task[GroupEvent]) -> None:
         key = (command.group, command.attempt)
         del self._tasks[key]
+        self._generated.discard(key)
         if not task.cancelled():
             error = task.exception()
             event = task.result() if error is None else self._failed(command, error)
@@ -293,6 +306,8 @@ class Producer:
                     sibling = Sibling(command, index, plan.row, made)
                     scoring[index] = asyncio.create_task(self._score(sibling, episode))
                     self._account()
+            self._generated.add((command.group, command.attempt))
+            self._fill_slots()
             judged = [await scoring[index] for index in range(command.num_samples)]
             return await self._judge_group(judged)
         finally:
@@ -346,7 +361,9 @@ class Producer:
 
     def _account(self) -> None:
         self._occupancy.account(
-            groups=len(self._tasks), requests=self._parts.engine.num_running, now=self._clock()
+            groups=min(len(self._tasks), self._config.slots),
+            requests=self._parts.engine.num_running,
+            now=self._clock(),
         )
 
 

@@ -1,0 +1,60 @@
+"""Recipes that name environments, rewards and endpoints: what they become, and come back as."""
+
+from pathlib import Path
+
+import pytest
+
+from cosmos_app.recipe import Recipe
+from cosmos_core.config import ConfigError, config_from_json, config_to_json, load_config
+from cosmos_rollout import (
+    CodeReward,
+    EpisodeLimits,
+    GroupReward,
+    GymnasiumEnvironmentConfig,
+    PythonEnvironmentConfig,
+    ToolEnvironmentConfig,
+    VerifiersEnvironmentConfig,
+)
+
+RECIPE = Path(__file__).parents[3] / "configs" / "quickstart.toml"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "environment"),
+    [
+        ([], None),
+        (
+            ['kind="tools"', 'functions=["a.py:f"]'],
+            ToolEnvironmentConfig(functions=("a.py:f",)),
+        ),
+        (
+            ['kind="gymnasium"', 'id="FrozenLake-v1"', "settings.is_slippery=false"],
+            GymnasiumEnvironmentConfig(id="FrozenLake-v1", settings={"is_slippery": False}),
+        ),
+        (['kind="verifiers"', 'id="wordle"'], VerifiersEnvironmentConfig(id="wordle")),
+        (['kind="python"', 'function="a:f"'], PythonEnvironmentConfig(function="a:f")),
+    ],
+)
+def test_a_recipe_names_its_environment(overrides, environment):
+    recipe = load_config(Recipe, RECIPE, [f"rollout.environment.{text}" for text in overrides])
+    assert recipe.rollout.environment == environment
+    assert config_from_json(Recipe, config_to_json(recipe)) == recipe
+
+
+def test_a_recipe_names_rewards_limits_and_groups_that_wait():
+    overrides = [
+        'reward.rewards=[{kind="code", isolation="required"}]',
+        'reward.group_rewards=[{function="a:f", weight=0.5}]',
+        "rollout.episode.max_turns=3",
+        "rollout.scoring=4",
+    ]
+    recipe = load_config(Recipe, RECIPE, overrides)
+    assert recipe.reward.rewards == (CodeReward(isolation="required"),)
+    assert recipe.reward.group_rewards == (GroupReward(function="a:f", weight=0.5),)
+    assert recipe.rollout.episode == EpisodeLimits(max_turns=3)
+    assert recipe.rollout.scoring == 4
+
+
+def test_an_environment_of_no_kind_is_refused():
+    with pytest.raises(ConfigError, match="gymnasium"):
+        load_config(Recipe, RECIPE, ['rollout.environment.kind="gymnasum"'])
