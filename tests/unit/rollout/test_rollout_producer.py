@@ -93,9 +93,7 @@ class Store:
 class World:
     """A producer and everything around it."""
 
-    def __init__(
-        self, *, scorer=None, slots: int = 4, scoring: int = 0, step_s: float = 0.001
-    ) -> None:
+    def __init__(self, *, scorer=None, slots: int = 4, step_s: float = 0.001) -> None:
         self.scorer = scorer or LengthScorer()
         self.store = Store()
         decoder = ScriptDecoder(spell, context_length=64, step_s=step_s)
@@ -111,7 +109,6 @@ class World:
             ),
             ProducerConfig(
                 slots=slots,
-                scoring=scoring,
                 sampling=Sampling(max_new_tokens=20, stop_token_ids=(STOP,), seed=5),
             ),
             replica="rollout-0",
@@ -366,37 +363,3 @@ async def test_the_reward_pool_fits():
             assert [sample.reward for sample in event.samples] == [1.0, 0.0]  # "abc", "abcd"
     finally:
         await pool.aclose()
-
-
-class Examiner:
-    """Keeps every sample until it is told to go on."""
-
-    def __init__(self) -> None:
-        self.go = asyncio.Event()
-        self.texts: list[str] = []
-
-    async def score(self, sample: RewardInput):
-        self.texts.append(sample.prompt)
-        await self.go.wait()
-        return Scored(rewards={"late": 1.0}, total=1.0)
-
-    async def score_group(self, samples, outcomes):
-        return outcomes
-
-
-@pytest.mark.parametrize(("scoring", "generated"), [(0, ["1"]), (2, ["1", "2", "3"])])
-async def test_groups_are_generated_while_rewards_of_others_are_computed(scoring, generated):
-    examiner = Examiner()
-    async with World(scorer=examiner, slots=1, scoring=scoring) as world:
-        for ordinal in (1, 2, 3, 4):
-            world.producer.submit(generate(ordinal, num_samples=1))
-        async with asyncio.timeout(30):
-            while examiner.texts != generated:  # noqa: ASYNC110 - the scorer has no event for it
-                await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)
-        assert examiner.texts == generated  # no more than slots and scoring hold
-        assert world.producer.num_groups == 4
-        assert world.producer.occupancy().slot_share <= 1.0
-        examiner.go.set()
-        events = await world.events(4)
-        assert [event.group.ordinal for event in events] == [1, 2, 3, 4]

@@ -9,7 +9,7 @@ than 1 its log-probs are those sampled from only if it runs with
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,7 +185,8 @@ class EndpointEngine:
                 )
             except httpx.HTTPError as error:
                 raise EngineError(f"{self._config.url} failed: {error!r}") from error
-        _raise_for_status(response.status_code, response.text, self._config.url)
+        if response.is_error:
+            raise self._refused(response.status_code, response.text)
         found = cast(list[Any], response.json()["choices"][0].get("prompt_logprobs") or [])
         if len(found) != len(token_ids):
             raise EngineError(f"{self._config.url} does not score tokens that it is given")
@@ -244,7 +245,7 @@ class EndpointEngine:
             ) from error
         raise EngineError(f"request {request.request_id} ended without a last token")
 
-    async def _chunks(self, request: GenerationRequest) -> AsyncIterator[dict[str, Any]]:
+    async def _chunks(self, request: GenerationRequest) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the choices of the stream's events, which are JSON."""
         sampling = request.sampling
         asked = {
@@ -260,9 +261,9 @@ class EndpointEngine:
         }
         body = self._body(request.prompt_token_ids) | asked
         async with self._client.stream("POST", "completions", json=body) as response:
-            if response.status_code != httpx.codes.OK:
+            if response.is_error:
                 text = (await response.aread()).decode(errors="replace")
-                _raise_for_status(response.status_code, text, self._config.url)
+                raise self._refused(response.status_code, text)
             async for line in response.aiter_lines():
                 kind, _, data = line.partition(":")
                 if kind == "data" and data.strip() != "[DONE]":
@@ -293,14 +294,12 @@ class EndpointEngine:
             finish_reason=reason,
         )
 
+    def _refused(self, status: int, text: str) -> EngineError:
+        return EngineError(f"{self._config.url} answered {status}: {text[:500]}")
+
     def _raise_if_closed(self) -> None:
         if self._is_closed:
             raise EngineClosedError("the engine was closed")
-
-
-def _raise_for_status(status: int, text: str, url: str) -> None:
-    if status != httpx.codes.OK:
-        raise EngineError(f"{url} answered {status}: {text[:500]}")
 
 
 def _of_token(token: int, found: dict[str, Any]) -> float:

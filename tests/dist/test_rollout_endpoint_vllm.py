@@ -1,0 +1,182 @@
+"""vLLM's own OpenAI-compatible server as an endpoint and as a teacher, against transformers."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("vllm")
+tokenizers = pytest.importorskip("tokenizers")
+
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM  # noqa: E402
+
+from cosmos_rollout import (  # noqa: E402
+    EndpointConfig,
+    EngineError,
+    EngineSetup,
+    EngineStartError,
+    GenerationRequest,
+    Sampling,
+    cpu_environment,
+)
+
+pytestmark = pytest.mark.slow
+
+SIZE, CONTEXT = 64, 128
+PROMPT = (5, 9, 33, 12, 7)
+START_S = 240.0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=SIZE,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=False,
+        initializer_range=0.2,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(path)
+    words = {f"w{i}": i for i in range(SIZE)}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=made, eos_token="w1").save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(model, tmp_path_factory) -> Iterator[tuple[subprocess.Popen, EndpointConfig]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--dtype", "float32", "--max-model-len", str(CONTEXT), "--enforce-eager"]
+    command += ["--kv-cache-memory-bytes", str(16 << 20), "--block-size", "32"]
+    command += ["--max-num-seqs", "8", "--generation-config", "vllm"]
+    command += ["--logprobs-mode", "processed_logprobs"]
+    log = tmp_path_factory.mktemp("log") / "server.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **cpu_environment(), "HF_HUB_OFFLINE": "1"},
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    config = EndpointConfig(url=f"http://127.0.0.1:{port}/v1", model="tiny", vocabulary_size=SIZE)
+    try:
+        asyncio.run(_listening(process, config, model, log))
+        yield process, config
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+
+
+async def _listening(process, config, model, log) -> None:
+    deadline = time.monotonic() + START_S
+    while True:
+        try:
+            engine = await config.build(EngineSetup(model_path=model))
+        except EngineStartError:
+            assert process.poll() is None, log.read_text()[-4000:]
+            assert time.monotonic() < deadline, log.read_text()[-4000:]
+            await asyncio.sleep(0.5)
+        else:
+            await engine.aclose()
+            return
+
+
+def reference(model: Path, token_ids, temperature: float) -> np.ndarray:
+    """Log-prob of each token but the first, by one forward pass of transformers."""
+    network = Qwen3ForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    with torch.no_grad():
+        logits = network(torch.tensor([list(token_ids)])).logits[0, :-1] / temperature
+    table = torch.log_softmax(logits, dim=-1)
+    return table[torch.arange(len(token_ids) - 1), torch.tensor(token_ids[1:])].numpy()
+
+
+async def test_tokens_and_logprobs_are_those_that_the_server_sampled(server, model):
+    _, config = server
+    engine = await config.build(EngineSetup(model_path=model, version=12))
+    try:
+        assert engine.context_length == CONTEXT  # as the server says
+        sampling = Sampling(temperature=0.7, max_new_tokens=20)
+        requests = [
+            GenerationRequest(
+                request_id=f"r{i}", prompt_token_ids=PROMPT, sampling=sampling.with_seed(i)
+            )
+            for i in range(4)
+        ]
+        samples = [sample async for sample in engine.generate(requests)]
+        assert {sample.request_id for sample in samples} == {"r0", "r1", "r2", "r3"}
+        for sample in samples:
+            assert (sample.versions, sample.finish_reason) == (((12, 20),), "length")
+            whole = [*PROMPT, *sample.token_ids.tolist()]
+            expected = reference(model, whole, 0.7)[len(PROMPT) - 1 :]
+            np.testing.assert_allclose(sample.logprobs, expected, atol=1e-3)
+        stop = int(samples[0].token_ids[3])
+        stopped = GenerationRequest(
+            request_id="s",
+            prompt_token_ids=PROMPT,
+            sampling=Sampling(
+                temperature=0.7,
+                max_new_tokens=20,
+                seed=int(samples[0].request_id[1]),
+                stop_token_ids=(stop,),
+            ),
+        )
+        (cut,) = [sample async for sample in engine.generate([stopped])]
+        first = samples[0].token_ids.tolist().index(stop)
+        assert cut.token_ids.tolist() == samples[0].token_ids[: first + 1].tolist()
+        assert cut.finish_reason == "stop"
+    finally:
+        await engine.aclose()
+
+
+async def test_a_teacher_scores_what_it_is_given_as_transformers_does(server, model):
+    _, config = server
+    teacher = await config.build(EngineSetup(model_path=model))
+    try:
+        tokens = [*PROMPT, 3, 60, 2, 41, 17, 17]
+        scored = await teacher.logprobs(tokens)
+        np.testing.assert_allclose(scored[1:], reference(model, tokens, 1.0), atol=1e-3)
+    finally:
+        await teacher.aclose()
+
+
+async def test_a_model_that_is_not_served_is_known_at_the_start(server, model):
+    _, config = server
+    wrong = EndpointConfig(url=config.url, model="large")
+    with pytest.raises(EngineStartError, match=r"serves \['tiny'\], not 'large'"):
+        await wrong.build(EngineSetup(model_path=model))
+
+
+async def test_a_server_that_dies_fails_what_is_in_flight(server, model):
+    """Last in this file: it ends the server that the others share."""
+    process, config = server
+    engine = await config.build(EngineSetup(model_path=model))
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+        request = GenerationRequest(request_id="r", prompt_token_ids=PROMPT, sampling=Sampling())
+        with pytest.raises(EngineError, match="request r failed at http"):
+            _ = [sample async for sample in engine.generate([request])]
+    finally:
+        await engine.aclose()

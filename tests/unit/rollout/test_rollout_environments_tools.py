@@ -1,0 +1,141 @@
+"""Tools that the model calls: what it is shown, and what it reads when a call goes wrong."""
+
+import json
+
+import pytest
+
+pytest.importorskip("jinja2")
+pytest.importorskip("tokenizers")
+
+from spelling import TOKENIZER, play, says
+
+from cosmos_rollout import (
+    EpisodeLimits,
+    PythonEnvironmentConfig,
+    ToolEnvironmentConfig,
+    UserCodeError,
+)
+
+
+def call(name: str, **arguments) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+TOOLS = '''
+import asyncio, os, time
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: the first
+        b: the second
+    """
+    return a + b
+
+async def wait(seconds: float) -> str:
+    """Wait.
+
+    Args:
+        seconds: how long
+    """
+    await asyncio.sleep(seconds)
+    return "waited"
+
+def bad(how: str) -> str:
+    """Fail.
+
+    Args:
+        how: in which way
+    """
+    if how == "raise":
+        raise KeyError("lost")
+    if how == "die":
+        os._exit(3)
+    if how == "long":
+        return "x" * 1000
+    while True:
+        time.sleep(1)
+
+def vague(a):
+    return a
+'''
+
+
+@pytest.fixture(scope="module")
+def tool_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tools") / "tools.py"
+    path.write_text(TOOLS)
+    return path
+
+
+async def observations(tool_file, *replies: str, timeout_s: float = 30.0) -> list[str]:
+    functions = tuple(f"{tool_file}:{name}" for name in ("add", "wait", "bad"))
+    config = ToolEnvironmentConfig(functions=functions, timeout_s=timeout_s, result_chars=100)
+    episode = await play(config.build(), says(*replies))
+    return [message["content"] for message in episode.messages if message["role"] == "tool"]
+
+
+async def test_tools_answer_in_the_order_of_the_calls(tool_file):
+    both = call("add", a=2, b=2) + " and " + call("wait", seconds=0.01)
+    assert await observations(tool_file, both, call("add", a=-1, b=1), "4") == ["4", "waited", "0"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        (call("bad", how="raise"), "error: KeyError: 'lost'"),
+        (call("bad", how="die"), "error: bad ended its process (exit code 3)"),
+        (call("bad", how="long"), "x" * 100 + " ... (cut)"),
+        (call("subtract", a=1), "error: there is no tool 'subtract'; there are add, wait, bad"),
+        ('<tool_call>{"name": 3}</tool_call>', "error: the call has no text 'name'"),
+        (
+            '<tool_call>{"name": "add", "arguments": 3}</tool_call>',
+            "error: 'arguments' of the call have to be an object",
+        ),
+    ],
+)
+async def test_what_goes_wrong_with_a_tool_is_an_observation(tool_file, asked, answer):
+    assert await observations(tool_file, asked, "ok") == [answer]
+
+
+async def test_a_call_that_is_not_json_or_lacks_an_argument_is_told_so(tool_file):
+    broken, lacking = await observations(
+        tool_file, "<tool_call>{</tool_call>" + call("add", a=1), "ok"
+    )
+    assert broken.startswith("error: the call is not JSON: ")
+    assert lacking.startswith("error: TypeError: ")
+    assert "'b'" in lacking
+
+
+@pytest.mark.parametrize("name", ["bad", "wait"])
+async def test_a_tool_that_takes_too_long_is_ended_and_the_episode_goes_on(tool_file, name):
+    asked = call("bad", how="hang") if name == "bad" else call("wait", seconds=1000)
+    found = await observations(tool_file, asked, "ok", timeout_s=2.0)
+    assert found == [f"error: {name} took longer than 2.0 s"]
+
+
+async def test_the_model_is_shown_what_tools_there_are(tool_file):
+    environment = ToolEnvironmentConfig(functions=(f"{tool_file}:add",)).build()
+    episode = await play(environment, says("4"))
+    shown = TOKENIZER.decode(episode.token_ids.tolist()[: episode.num_prompt_tokens])
+    assert '"name": "add"' in shown
+    assert '"description": "the second"' in shown
+
+
+def test_a_tool_that_does_not_say_what_it_takes_is_refused(tool_file):
+    with pytest.raises(UserCodeError, match="tool vague: "):
+        ToolEnvironmentConfig(functions=(f"{tool_file}:vague",)).build()
+
+
+def test_wrong_settings_are_refused_where_they_are_made(tool_file):
+    with pytest.raises(ValueError, match="distinct names"):
+        ToolEnvironmentConfig(functions=("a:f", "b:f"))
+    with pytest.raises(ValueError, match="max_turns"):
+        EpisodeLimits(max_turns=0)
+
+
+def test_an_environment_that_is_none_is_refused(tmp_path):
+    (tmp_path / "mine.py").write_text("def make():\n    return object()\n")
+    with pytest.raises(UserCodeError, match=r"object has no tools, play, aclose"):
+        PythonEnvironmentConfig(function=f"{tmp_path}/mine.py:make").build()
