@@ -29,11 +29,11 @@ from cosmos_rollout import (  # noqa: E402
     cpu_environment,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # starting the server takes long
 
 SIZE, CONTEXT = 64, 128
 PROMPT = (5, 9, 33, 12, 7)
-START_S = 240.0
+START_S = 540.0
 
 
 @pytest.fixture(scope="module")
