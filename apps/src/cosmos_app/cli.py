@@ -85,6 +85,7 @@ def run(
       trainer.steps=50  learner.optimizer.lr=3e-4  staleness.depth=0  staleness.bound=0
       policy.replicas=2  rollout.engine.max_running=64  data.path=my.jsonl
     """
+    from cosmos_app.dashboard.server import check_address
     from cosmos_app.launcher import run_recipe
     from cosmos_app.recipes import load_any_recipe
     from cosmos_app.sft.launch import run_sft_recipe
@@ -97,6 +98,7 @@ def run(
         parsed = load_any_recipe(recipe, [*overrides, *extra])
         if isinstance(parsed, SftRecipe):
             return asyncio.run(run_sft_recipe(parsed, resume=resume, as_json=as_json))
+        check_address(parsed.dashboard)
         return asyncio.run(run_recipe(parsed, resume=resume, as_json=as_json))
 
     _guarded(start)
@@ -134,6 +136,36 @@ def status(run_dir: Path, *, watch: bool, as_json: bool) -> None:
     from cosmos_app.status import show_status
 
     _guarded(lambda: asyncio.run(show_status(run_dir, watch=watch, as_json=as_json)))
+
+
+@main.command()
+@click.argument("run_dir", type=click.Path(path_type=Path), default=Path("runs/quickstart"))
+@click.option("--list", "as_list", is_flag=True, help="List the events, serve nothing.")
+@click.option("--json", "as_json", is_flag=True, help="List the events as JSON lines.")
+@click.option("--all", "with_routine", is_flag=True, help="List every group and step as well.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="0 for any free one.")
+def replay(
+    run_dir: Path,
+    *,
+    as_list: bool,
+    as_json: bool,
+    with_routine: bool,
+    host: str,
+    port: int,
+) -> None:
+    r"""Show what happened in a run, on the dashboard's page or as a list; the run may be over.
+
+    \b
+    cosmos-app replay runs/quickstart          # the page, until Ctrl-C
+    cosmos-app replay runs/quickstart --list   # joins, deaths, failures, checkpoints
+    cosmos-app replay runs/quickstart --json --all > events.jsonl
+    """
+    from cosmos_app.replay import list_events, serve_replay
+
+    if as_list or as_json:
+        _guarded(lambda: list_events(run_dir, as_json=as_json, with_routine=with_routine))
+    _guarded(lambda: serve_replay(run_dir, host=host, port=port))
 
 
 @main.command()
@@ -179,6 +211,18 @@ def _role_options(command: Command) -> Command:
         help="URL of the run's Redis; by default the one the run directory names.",
     )(command)
     return click.argument("run_dir", type=click.Path(path_type=Path, exists=True))(command)
+
+
+@main.command(hidden=True)
+@click.argument("run_dir", type=click.Path(path_type=Path, exists=True))
+def dashboard(run_dir: Path) -> None:
+    """Serve a run's dashboard; its controller starts this process and ends it.
+
+    By hand, use 'replay', which serves the same page.
+    """
+    from cosmos_app.roles.dashboard import run_dashboard
+
+    _guarded(lambda: asyncio.run(run_dashboard(run_dir)))
 
 
 @main.command()

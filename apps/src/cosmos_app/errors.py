@@ -26,6 +26,10 @@ class ChildFailedError(RunError):
     """Raised when a child died more often than it may be restarted; holds the tail of its log."""
 
 
+class DashboardAddressError(RunError):
+    """Raised when the address of the dashboard cannot be had, as when its port is in use."""
+
+
 def expected_errors() -> tuple[type[Exception], ...]:
     """Return the errors that are a message and an exit code, not a traceback."""
     from cosmos_parallel import ParallelError
@@ -41,4 +45,5 @@ def exit_code_of(error: Exception) -> int:
 
     if isinstance(error, InterruptedRunError):
         return 3
-    return 2 if isinstance(error, ConfigError | DataError | NothingToResumeError) else 1
+    wrong_input = ConfigError | DataError | NothingToResumeError | DashboardAddressError
+    return 2 if isinstance(error, wrong_input) else 1

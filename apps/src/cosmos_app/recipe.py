@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from cosmos_algos import AlgorithmConfig, GrpoConfig
+from cosmos_app.dashboard.config import DashboardConfig
 from cosmos_app.quickstart.arithmetic import ArithmeticConfig
 from cosmos_app.quickstart.tiny_model import TinyModelConfig
 from cosmos_core.config import load_config
@@ -246,6 +247,7 @@ class Recipe:
         weight_sync: how weights travel.
         bus: the control plane.
         launch: how processes are kept alive.
+        dashboard: the page and HTTP API that the controller serves.
         sinks: where metrics go.
     """
 
@@ -266,6 +268,7 @@ class Recipe:
     weight_sync: WeightSyncConfig = field(default_factory=WeightSyncConfig)
     bus: BusConfig = field(default_factory=BusConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
+    dashboard: DashboardConfig = field(default_factory=DashboardConfig)
     sinks: tuple[SinkConfig, ...] = (ConsoleSinkConfig(), JsonlSinkConfig())
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cosmos_app.control_files import read_address
+from cosmos_app.dashboard.address import read_address_file
 from cosmos_app.output import print_json
 from cosmos_app.report import describe_books
 from cosmos_core.bus import Bus
@@ -36,6 +37,8 @@ async def show_status(run_dir: Path, *, watch: bool, as_json: bool) -> int:
             print_json(status)
         elif not watch:
             Console().print(draw_status(status, time.time()))
+            if address := read_address_file(run):
+                Console(soft_wrap=True).print(f"dashboard: {address.url}", markup=False)
         else:
             with Live(draw_status(status, time.time()), auto_refresh=False) as live:
                 while not status.get("finished"):

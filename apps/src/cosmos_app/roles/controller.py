@@ -4,6 +4,8 @@ import asyncio
 from pathlib import Path
 
 from cosmos_app.control_files import read_address, read_control
+from cosmos_app.dashboard.config import read_dashboard_config
+from cosmos_app.roles.dashboard import ControllerJournal
 from cosmos_app.roles.parent import die_with_parent
 from cosmos_core.bus import Bus, ControllerHost, HostConfig, LeaseHeldError
 from cosmos_core.rundir import RunDirectory
@@ -23,12 +25,15 @@ async def run_controller(run_dir: Path, redis_url: str | None, owner: str) -> in
     run = RunDirectory.open(run_dir)
     config, cut = read_control(run.path)
     url, namespace = read_address(run)
-    async with await Bus.connect(redis_url or url, namespace) as bus:
-        host = ControllerHost(bus, config, cut=cut, host=HostConfig(owner=owner))
-        while True:
-            try:
-                await host.run()
-            except LeaseHeldError:
-                await asyncio.sleep(_STANDBY_S)
-            else:
-                return 0
+    with ControllerJournal(run, read_dashboard_config(run.config)) as journal:
+        async with await Bus.connect(redis_url or url, namespace) as bus:
+            host = ControllerHost(
+                bus, config, cut=cut, host=HostConfig(owner=owner), journal=journal
+            )
+            while True:
+                try:
+                    await host.run()
+                except LeaseHeldError:
+                    await asyncio.sleep(_STANDBY_S)
+                else:
+                    return 0

@@ -20,6 +20,7 @@ from cosmos_app.roles.parent import die_with_parent
 from cosmos_app.roles.process import RunContext, open_context
 from cosmos_app.roles.weights import ReceivedWeights, vllm_client
 from cosmos_app.samples import append_samples, append_trajectories
+from cosmos_app.shown_samples import SampleShow
 from cosmos_core.bus import Bus, ReplicaChannel
 from cosmos_core.messages import (
     CancelGroup,
@@ -152,6 +153,7 @@ class RolloutProcess:
             replica=replica,
         )
         self._loads: asyncio.Queue[LoadVersion] = asyncio.Queue()
+        self._show = SampleShow(context.run.path / "samples", replica, self._decode)
 
     async def run(self) -> None:
         """Join and obey until told to stop."""
@@ -242,6 +244,7 @@ class RolloutProcess:
             f"{t.group}.{t.attempt}.{t.sibling}": encode_trajectory(t) for t in trajectories
         }
         await self._bus.put_payloads(payloads)
+        self._show.offer(trajectories)
         if self._context.recipe.rollout.record:
             folder = self._context.run.path / "trajectories"
             append_trajectories(folder / f"{self._replica}.bin", list(payloads.values()))

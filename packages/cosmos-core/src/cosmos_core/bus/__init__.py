@@ -11,7 +11,7 @@ from cosmos_core.bus.errors import (
     ServerStartError,
     SupersededError,
 )
-from cosmos_core.bus.host import ControllerHost, HostConfig
+from cosmos_core.bus.host import ControllerHost, HostConfig, Journal
 from cosmos_core.bus.ledger import Commit, Dispatch, Ledger, Logged, Past, Reported
 from cosmos_core.bus.server import RedisServer
 
@@ -24,6 +24,7 @@ __all__ = [
     "Dispatch",
     "FencedError",
     "HostConfig",
+    "Journal",
     "LeaseHeldError",
     "Ledger",
     "Logged",

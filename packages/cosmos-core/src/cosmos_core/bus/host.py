@@ -5,9 +5,9 @@ acquire lease ─► recall log ─► ┌─ read events ─► handle each ─
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -60,6 +60,20 @@ class HostConfig:
             )
 
 
+class Journal(Protocol):
+    """Follows what a controller takes in and orders; it must not block, and must not raise."""
+
+    def begin(self, epoch: int) -> None:
+        """Called once, when this controller has the lease: the run is its own from here on."""
+        ...
+
+    def note(
+        self, *, time_s: float, epoch: int, events: Sequence[Event], dispatches: Sequence[Dispatch]
+    ) -> None:
+        """Called after each commit with what it made true; ``time_s`` is since the epoch."""
+        ...
+
+
 class ControllerHost:
     """Runs the controller of one run until the run has ended.
 
@@ -74,6 +88,7 @@ class ControllerHost:
         *,
         cut: bytes = b"",
         host: HostConfig | None = None,
+        journal: Journal | None = None,
     ) -> None:
         """Nothing is read or taken yet; ``run`` does.
 
@@ -82,11 +97,13 @@ class ControllerHost:
             config: what the controller is told; the same after every restart.
             cut: the sample stream of a checkpoint, for a run that has no log yet.
             host: how it is run.
+            journal: follows it, for people; nothing is recovered from it.
         """
         self._bus = bus
         self._config = config
         self._cut = cut
         self._host = host if host is not None else HostConfig()
+        self._journal = journal
         self._now = 0.0
         self._turned = 0.0
         self._ticked = 0.0
@@ -106,6 +123,8 @@ class ControllerHost:
         # A run begins with a snapshot, so that a cut given to a later start is not mistaken for it.
         is_new = past.state is None
         await ledger.commit(Commit(cursor="", snapshot=controller.snapshot() if is_new else b""))
+        if self._journal is not None:
+            self._journal.begin(ledger.token)
         self._turned = time.monotonic()
         while not controller.finished:
             events = await ledger.read(wait_s=self._host.tick_s)
@@ -152,9 +171,21 @@ class ControllerHost:
                 snapshot=controller.snapshot() if is_due and turn.logged else b"",
             )
         )
-        await self._bus.send_metrics([_record_of(s, self._host.owner) for s in stats])
+        self._note(ledger, turn)
+        queues = controller.books().in_flight if stats else {}
+        records = [_record_of(s, self._host.owner, queues) for s in stats]
+        await self._bus.send_metrics(records)
         if self._now - self._status_at >= _STATUS_EVERY_S:
             await self._write_status(controller, ledger)
+
+    def _note(self, ledger: Ledger, turn: "_Turn") -> None:
+        if self._journal is not None:
+            self._journal.note(
+                time_s=time.time(),
+                epoch=ledger.token,
+                events=turn.events,
+                dispatches=turn.dispatches,
+            )
 
     def _advance_clock(self) -> None:
         turned = time.monotonic()
@@ -176,6 +207,7 @@ class _Turn:
 
     def __init__(self, controller: Controller, now: float) -> None:
         self.logged: list[Logged] = []
+        self.events: list[Event] = []
         self.dispatches: list[Dispatch] = []
         self._controller = controller
         self._now = now
@@ -192,6 +224,7 @@ class _Turn:
 
     def handle(self, event: Event, data: bytes = b"") -> None:
         """Let the controller take an event in."""
+        self.events.append(event)
         self.logged.append(Logged(self._now, data or encode_message(event)))
         for replica, command in self._controller.handle(event, self._now):
             self._dispatch(replica, command)
@@ -218,10 +251,12 @@ class _Turn:
         )
 
 
-def _record_of(stats: StepStats, owner: str) -> MetricRecord:
+def _record_of(stats: StepStats, owner: str, queues: Mapping[str, int]) -> MetricRecord:
+    """Return a step's figures, and how many groups were at each stage when it was committed."""
     values = {
         name: float(value)
         for name, value in msgspec.structs.asdict(stats).items()
         if name != "step"
     }
+    values |= {f"queue_{stage}": float(count) for stage, count in queues.items()}
     return MetricRecord(time.time(), "controller", owner, stats.step, values)

@@ -30,6 +30,7 @@ def status_of(
             "in_flight": dict(books.in_flight),
         },
         "counters": msgspec.to_builtins(state.counters),
+        "training": _training(state, now),
         "last_step": msgspec.to_builtins(state.last_step),
         "validations": {str(r.version): msgspec.to_builtins(r) for r in state.rounds_done},
         "num_replicas": len(state.replicas),
@@ -45,6 +46,13 @@ def status_of(
             for replica in list(state.replicas.values())[:_MOST_REPLICAS]
         },
     }
+
+
+def _training(state: ControllerState, now: float) -> dict[str, float] | None:
+    """Return the step in hand and for how long it has been; none while none is."""
+    if state.training is None:
+        return None
+    return {"step": state.training.step, "for_s": now - state.training.since_s}
 
 
 def waiting_for(state: ControllerState, config: ControllerConfig, now: float) -> str:

@@ -10,7 +10,12 @@ from cosmos_core.metrics.config import (
     WandbSinkConfig,
     open_sinks,
 )
-from cosmos_core.metrics.jsonl import JsonlSink, MetricsFormatError, read_metrics
+from cosmos_core.metrics.jsonl import (
+    JsonlSink,
+    MetricsFormatError,
+    decode_record,
+    read_metrics,
+)
 from cosmos_core.metrics.record import FanOut, MetricRecord, MetricSink
 
 __all__ = [
@@ -26,6 +31,7 @@ __all__ = [
     "SinkContext",
     "TensorBoardSinkConfig",
     "WandbSinkConfig",
+    "decode_record",
     "open_sinks",
     "read_metrics",
 ]

@@ -19,7 +19,7 @@ _UNSAYABLE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class MetricsFormatError(CosmosError, ValueError):
-    """Raised by `read_metrics` for a line, other than a torn last one, that is no record."""
+    """Raised for a line, other than a torn last one, that is no record."""
 
 
 class JsonlSink:
@@ -64,10 +64,15 @@ def read_metrics(path: Path) -> list[MetricRecord]:
     """
     *lines, torn = path.read_bytes().split(b"\n")
     del torn  # empty after a whole line
-    return [_decode(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
+    return [decode_record(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
 
 
-def _decode(line: bytes, where: str) -> MetricRecord:
+def decode_record(line: bytes, where: str) -> MetricRecord:
+    """Read one line of JSON back; ``where`` is how errors name it.
+
+    Raises:
+        MetricsFormatError: if it is not a record.
+    """
     try:
         fields: dict[str, Any] = json.loads(line)
         return msgspec.convert({**fields, "values": _values(fields["values"])}, MetricRecord)

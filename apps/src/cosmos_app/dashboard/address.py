@@ -1,0 +1,38 @@
+"""Where a run's dashboard is, with its token: ``dashboard.json`` of the run directory."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from cosmos_core.rundir import RunDirectory
+
+_ADDRESS_FILE = "dashboard.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DashboardAddress:
+    """Where a dashboard is: ``url`` opens in a browser and holds the token."""
+
+    url: str
+    port: int
+    token: str
+
+
+def read_address_file(run: RunDirectory) -> DashboardAddress | None:
+    """Return where a run's dashboard was last served; none if it never was."""
+    try:
+        fields = json.loads((run.path / _ADDRESS_FILE).read_text())
+        return DashboardAddress(
+            url=str(fields["url"]), port=int(fields["port"]), token=str(fields["token"])
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def write_address_file(run: RunDirectory, address: DashboardAddress) -> None:
+    """Leave the address for the run's owner alone: it holds the token."""
+    path: Path = run.path / _ADDRESS_FILE
+    path.touch(mode=0o600)
+    path.chmod(0o600)
+    fields = {"url": address.url, "port": address.port, "token": address.token}
+    path.write_text(json.dumps(fields) + "\n")

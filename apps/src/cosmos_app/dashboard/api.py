@@ -1,0 +1,150 @@
+"""The dashboard's HTTP API: every route reads, and every route wants the token."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import FastAPI, Header, Query, Response
+from fastapi.responses import FileResponse
+from starlette.types import ASGIApp
+
+from cosmos_app.dashboard.feed import RunFeed
+from cosmos_app.dashboard.gate import TokenGate
+from cosmos_app.dashboard.prometheus import exposition
+from cosmos_app.dashboard.view import (
+    CurveView,
+    EventView,
+    LaneView,
+    PageView,
+    ReplicaView,
+    RunView,
+    SampleView,
+    WhichEvents,
+    curve_views,
+    event_views,
+    page_view,
+    replica_views,
+    run_view,
+    sample_views,
+    timeline_view,
+)
+
+_PAGE = Path(__file__).parent / "page"
+_TYPES = {
+    "index.html": "text/html",
+    "dashboard.css": "text/css",
+    "dashboard.js": "text/javascript",
+    "charts.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}
+_WINDOW_S = 120.0
+_LONGEST_WINDOW_S = 7 * 24 * 3600.0
+_EVENTS_ON_PAGE = 100
+
+Window = Annotated[float, Query(gt=0, le=_LONGEST_WINDOW_S, description="Seconds looked back.")]
+Most = Annotated[int, Query(ge=0, le=1000, description="How many at most.")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Served:
+    """What the routes read: the feed, and seconds since the epoch."""
+
+    feed: RunFeed
+    clock: Callable[[], float] = time.time
+
+
+def make_app(served: Served, token: str) -> ASGIApp:
+    """Return the application; nothing of it answers without the token."""
+    app = FastAPI(
+        title="cosmos-app",
+        description="What a run is doing. Send 'Authorization: Bearer TOKEN' with each request.",
+        version="1",
+        openapi_url="/api",
+        docs_url=None,
+        redoc_url=None,
+    )
+    _add_run_routes(app, served)
+    _add_history_routes(app, served)
+    _add_page_routes(app, served)
+    return TokenGate(app, token)
+
+
+def _add_run_routes(app: FastAPI, served: Served) -> None:
+    feed, clock = served.feed, served.clock
+
+    @app.get("/api/run", summary="How the run stands")
+    async def run() -> RunView:
+        return run_view(feed, clock())
+
+    @app.get("/api/replicas", summary="The replicas and what each is doing now")
+    async def replicas() -> list[ReplicaView]:
+        return replica_views(feed)
+
+    @app.get("/metrics", summary="For Prometheus", response_class=Response)
+    async def metrics() -> Response:
+        kind = "text/plain; version=0.0.4; charset=utf-8"
+        return Response(exposition(feed, clock()), media_type=kind)
+
+
+def _add_history_routes(app: FastAPI, served: Served) -> None:
+    feed = served.feed
+
+    @app.get("/api/curves", summary="Reward, staleness, throughput, queues, stalls")
+    async def curves() -> dict[str, CurveView]:
+        return curve_views(feed)
+
+    @app.get("/api/timeline", summary="What each replica did, with its bubbles")
+    async def timeline(window_s: Window = _WINDOW_S) -> list[LaneView]:
+        return timeline_view(feed, window_s)
+
+    @app.get("/api/samples", summary="Newest samples, in spans of equal weight version")
+    async def samples() -> list[SampleView]:
+        return sample_views(feed)
+
+    @app.get("/api/events", summary="Newest events")
+    async def events(most: Most = _EVENTS_ON_PAGE, which: WhichEvents = "all") -> list[EventView]:
+        return event_views(feed, most, which=which)
+
+
+def _add_page_routes(app: FastAPI, served: Served) -> None:
+    @app.get(
+        "/api/page", summary="All of the page", responses={304: {"description": "Nothing is new"}}
+    )
+    async def page(
+        response: Response,
+        window_s: Window = _WINDOW_S,
+        if_none_match: Annotated[str | None, Header()] = None,
+    ) -> PageView:
+        view = page_view(
+            served.feed,
+            now_s=served.clock(),
+            window_s=window_s,
+            most_events=_EVENTS_ON_PAGE,
+        )
+        # A controller that falls silent is news although nothing new has been heard.
+        tag = f'"{view.revision}-{window_s:g}-{view.run.state}"'
+        response.headers["etag"] = tag
+        if if_none_match == tag:
+            raise _NotModifiedError(tag)
+        return view
+
+    @app.exception_handler(_NotModifiedError)
+    async def not_modified(request: object, error: Exception) -> Response:
+        del request
+        return Response(status_code=304, headers={"etag": str(error)})
+
+    @app.get("/", include_in_schema=False)
+    async def index() -> FileResponse:
+        return FileResponse(_PAGE / "index.html", media_type="text/html")
+
+    @app.get("/page/{name}", include_in_schema=False)
+    async def part(name: str) -> Response:
+        if name not in _TYPES:
+            return Response("There is no such file.\n", status_code=404, media_type="text/plain")
+        return FileResponse(_PAGE / name, media_type=_TYPES[name])
+
+
+class _NotModifiedError(Exception):
+    """Raised to answer that nothing is new; holds the tag."""

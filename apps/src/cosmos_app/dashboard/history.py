@@ -1,0 +1,210 @@
+"""What a dashboard remembers of a run's measurements: curves and timelines of bounded size.
+
+A curve keeps every measurement until it is full, then every second one, and so on: its memory is
+bounded and its shape stays. A timeline keeps the newest spans of each replica.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from cosmos_core.metrics import MetricRecord
+
+_MOST_POINTS = 600
+_MOST_SPANS = 2000
+_MOST_REPLICAS = 64
+_MOST_STALLS = 400
+_SPEAKS_FOR_S = 10.0
+
+# Curve: role and value of the record it comes from.
+CURVES: Mapping[str, tuple[str, str]] = {
+    "reward": ("controller", "reward"),
+    "staleness_mean": ("controller", "staleness_mean"),
+    "staleness_max": ("controller", "staleness_max"),
+    "queue_waiting": ("controller", "queue_waiting"),
+    "queue_generating": ("controller", "queue_generating"),
+    "queue_ready": ("controller", "queue_ready"),
+    "loss": ("policy", "loss"),
+    "policy_idle": ("policy", "idle_share"),
+    "rollout_idle": ("rollout", "idle_share"),
+}
+ROLLOUT_STATES: Mapping[str, str] = {
+    "decoding_share": "generating",
+    "waiting_for_rewards_share": "scoring",
+    "paused_for_weights_share": "swapping",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measurement: when (seconds since the epoch), at which step, and its value."""
+
+    time_s: float
+    step: int
+    value: float
+
+
+@dataclass(slots=True)
+class Curve:
+    """Measurements of one thing, at most ``most`` of them and the newest one always."""
+
+    most: int = _MOST_POINTS
+    _kept: list[Point] = field(default_factory=list[Point])
+    _newest: Point | None = None
+    _stride: int = 1
+    _seen: int = 0
+
+    def add(self, point: Point) -> None:
+        """Take a measurement in; one that is not finite is none."""
+        if not math.isfinite(point.value):
+            return
+        if self._seen % self._stride == 0:
+            self._kept.append(point)
+        self._seen += 1
+        self._newest = point
+        if len(self._kept) >= self.most:
+            self._kept = self._kept[::2]
+            self._stride *= 2
+
+    @property
+    def newest(self) -> Point | None:
+        """The measurement taken in last."""
+        return self._newest
+
+    def points(self) -> list[Point]:
+        """Return what is kept, in order."""
+        is_kept = not self._kept or self._kept[-1] is self._newest
+        return list(self._kept) if is_kept or self._newest is None else [*self._kept, self._newest]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a replica did between two moments: the share of each state; the rest was idle."""
+
+    start_s: float
+    end_s: float
+    shares: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """One weight version arriving: how long it travelled, and how long generation stood still."""
+
+    time_s: float
+    version: int
+    stall_s: float
+    transfer_s: float
+
+
+@dataclass(slots=True)
+class Lane:
+    """One replica on the timeline."""
+
+    role: str
+    spans: deque[Span] = field(default_factory=lambda: deque[Span](maxlen=_MOST_SPANS))
+    stalls: deque[Stall] = field(default_factory=lambda: deque[Stall](maxlen=_MOST_STALLS))
+    measured_s: float = 0.0
+
+
+class History:
+    """Takes metric records in, in the order in which they were measured.
+
+    Attributes:
+        curves: by the names of `CURVES`, and ``tokens_per_s``, ``stall_ms``, ``samples_per_s``.
+        lanes: by replica, at most 64 of them.
+        latest: the newest values of each replica.
+        num_stalls: weight loads so far, by replica.
+        stalled_s: seconds that generation stood still for them, by replica.
+        first_s: time of the first record; infinite before.
+        last_s: time of the newest record; 0 before.
+    """
+
+    def __init__(self) -> None:
+        self.curves: dict[str, Curve] = {name: Curve() for name in CURVES}
+        self.curves |= {name: Curve() for name in ("tokens_per_s", "stall_ms", "samples_per_s")}
+        self.lanes = dict[str, Lane]()
+        self.latest = dict[str, MetricRecord]()
+        self.num_stalls = dict[str, int]()
+        self.stalled_s = dict[str, float]()
+        self.first_s = math.inf
+        self.last_s = 0.0
+        self._rates = dict[str, tuple[float, float]]()
+        self._stepped_s = math.nan
+        self._num_samples = 0.0
+
+    def take(self, records: Iterable[MetricRecord]) -> None:
+        """Take records in."""
+        for record in records:
+            self.first_s = min(self.first_s, record.time_s)
+            self.last_s = max(self.last_s, record.time_s)
+            self._remember(record)
+            for name, (role, value) in CURVES.items():
+                if record.role == role and value in record.values:
+                    self._add(name, record, record.values[value])
+            if record.role == "policy":
+                self._take_policy(record)
+            elif record.role == "rollout":
+                self._take_rollout(record)
+            elif record.role == "controller":
+                self._take_step(record)
+
+    def _remember(self, record: MetricRecord) -> None:
+        before = self.latest.get(record.replica)
+        if before is None and len(self.latest) >= 2 * _MOST_REPLICAS:
+            return
+        values = {**before.values, **record.values} if before else record.values
+        self.latest[record.replica] = MetricRecord(
+            record.time_s, record.role, record.replica, record.step, values
+        )
+
+    def _add(self, name: str, record: MetricRecord, value: float) -> None:
+        self.curves[name].add(Point(record.time_s, record.step, value))
+
+    def _lane(self, record: MetricRecord) -> Lane | None:
+        if record.replica not in self.lanes and len(self.lanes) >= _MOST_REPLICAS:
+            return None
+        return self.lanes.setdefault(record.replica, Lane(record.role))
+
+    def _take_policy(self, record: MetricRecord) -> None:
+        lane, trained_s = self._lane(record), record.values.get("train_s")
+        if lane is not None and trained_s is not None:
+            start_s = max(record.time_s - trained_s, lane.measured_s)
+            lane.spans.append(Span(start_s, record.time_s, {"training": 1.0}))
+            lane.measured_s = record.time_s
+        self._num_samples = record.values.get("num_samples", self._num_samples)
+
+    def _take_step(self, record: MetricRecord) -> None:
+        """Take a committed step in; how many samples it had, the policy replicas say."""
+        if record.time_s > self._stepped_s and self._num_samples:
+            rate = self._num_samples / (record.time_s - self._stepped_s)
+            self._add("samples_per_s", record, rate)
+        self._stepped_s = record.time_s
+
+    def _take_rollout(self, record: MetricRecord) -> None:
+        lane, values = self._lane(record), record.values
+        if "stall_s" in values:
+            self._take_stall(record, lane)
+        if "decoding_share" not in values:
+            return
+        if lane is not None:
+            start_s = max(lane.measured_s, record.time_s - _SPEAKS_FOR_S)
+            shares = {
+                state: values[name] for name, state in ROLLOUT_STATES.items() if values.get(name)
+            }
+            if lane.measured_s:
+                lane.spans.append(Span(start_s, record.time_s, shares))
+            lane.measured_s = record.time_s
+        self._rates[record.replica] = (record.time_s, values["tokens_per_s"])
+        fresh = [
+            rate for time_s, rate in self._rates.values() if record.time_s - time_s < _SPEAKS_FOR_S
+        ]
+        self._add("tokens_per_s", record, sum(fresh))
+
+    def _take_stall(self, record: MetricRecord, lane: Lane | None) -> None:
+        stall_s, transfer_s = record.values["stall_s"], record.values.get("transfer_s", 0.0)
+        self._add("stall_ms", record, 1e3 * stall_s)
+        self.num_stalls[record.replica] = self.num_stalls.get(record.replica, 0) + 1
+        self.stalled_s[record.replica] = self.stalled_s.get(record.replica, 0.0) + stall_s
+        if lane is not None:
+            lane.stalls.append(Stall(record.time_s, record.step, stall_s, transfer_s))

@@ -1,0 +1,88 @@
+"""The dashboard's process: started by the controller that has the lease, and gone with it.
+
+A process of its own, of low priority, cannot slow a controller down or take it along.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cosmos_app.dashboard.config import DashboardConfig, read_dashboard_config
+from cosmos_app.event_log import EventLog
+from cosmos_app.roles.parent import die_with_parent
+from cosmos_core.bus import Dispatch
+from cosmos_core.messages import Event
+from cosmos_core.rundir import RunDirectory
+
+_NICENESS = 10
+_END_S = 3.0
+
+
+async def run_dashboard(run_dir: Path) -> int:
+    """Serve a run's dashboard until the controller that started this process ends; return 0.
+
+    Raises:
+        DashboardAddressError: if its port cannot be had.
+    """
+    from cosmos_app.dashboard.address import write_address_file
+    from cosmos_app.dashboard.server import open_address, serve
+
+    die_with_parent()
+    os.nice(_NICENESS)
+    run = RunDirectory.open(run_dir)
+    taken, address = open_address(read_dashboard_config(run.config), run)
+    await serve(run, taken, address.token, started=lambda: write_address_file(run, address))
+    return 0
+
+
+class ControllerJournal:
+    """What follows a controller: the log of events, and the dashboard's process.
+
+    Used as a context: the process ends with it.
+    """
+
+    def __init__(self, run: RunDirectory, config: DashboardConfig) -> None:
+        """Start nothing: a controller that stands by has no dashboard."""
+        self._run = run
+        self._config = config
+        self._log = EventLog(run.path / "events.jsonl")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def begin(self, epoch: int) -> None:
+        """Start the dashboard; that it cannot be started is no reason not to control the run."""
+        del epoch
+        if not self._config.enabled:
+            return
+        try:
+            with (self._run.logs / "dashboard.log").open("ab") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "cosmos_app", "dashboard", str(self._run.path)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
+        except OSError:
+            self._process = None
+
+    def note(
+        self, *, time_s: float, epoch: int, events: Sequence[Event], dispatches: Sequence[Dispatch]
+    ) -> None:
+        """Write down what happened."""
+        self._log.note(time_s=time_s, epoch=epoch, events=events, dispatches=dispatches)
+
+    def __enter__(self) -> "ControllerJournal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the dashboard's process."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

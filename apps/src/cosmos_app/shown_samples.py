@@ -1,0 +1,105 @@
+"""Samples for people to look at while a run goes on: text in spans of equal weight version.
+
+A rollout replica writes one every few seconds to ``samples/shown-REPLICA.jsonl``, whatever its
+rate, and prefers one that weights changed under.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from cosmos_core.trajectory import Trajectory
+
+_EVERY_S = 2.0
+_MOST_TOKENS = 2000
+_MOST_BYTES = 64 << 20
+
+Decode = Callable[[list[int]], str]
+"""Turns token ids into text."""
+
+
+class ShownSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One sample; ``spans`` are (weight version or -1, number of tokens, text), in order.
+
+    ``num_left_out`` tokens at the end of a very long sample are not shown.
+    """
+
+    time_s: float
+    replica: str
+    group: str
+    reward: float
+    finish_reason: str
+    spans: tuple[tuple[int, int, str], ...]
+    num_left_out: int = 0
+
+
+_DECODER = msgspec.json.Decoder(ShownSample)
+
+
+def shown_sample(
+    trajectory: Trajectory, decode: Decode, *, replica: str, time_s: float
+) -> ShownSample:
+    """Return a trajectory as text.
+
+    A character whose bytes are divided between two versions shows as a replacement character.
+    """
+    spans = list[tuple[int, int, str]]()
+    start = 0
+    for version, length in trajectory.versions:
+        end = min(start + length, _MOST_TOKENS)
+        if end > start:
+            tokens = trajectory.token_ids[start:end].tolist()
+            spans.append((version, end - start, decode(tokens)))
+        start += length
+    return ShownSample(
+        time_s=time_s,
+        replica=replica,
+        group=trajectory.group,
+        reward=trajectory.reward,
+        finish_reason=trajectory.finish_reason,
+        spans=tuple(spans),
+        num_left_out=max(0, trajectory.num_tokens - _MOST_TOKENS),
+    )
+
+
+class SampleShow:
+    """Writes one sample every two seconds at most, up to a size of the file.
+
+    Args:
+        folder: where the file goes.
+        replica: whose samples they are.
+        decode: tokens to text.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self, folder: Path, replica: str, decode: Decode, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._path = folder / f"shown-{replica}.jsonl"
+        self._replica = replica
+        self._decode = decode
+        self._clock = clock
+        self._next_s = 0.0
+
+    def offer(self, trajectories: Sequence[Trajectory]) -> None:
+        """Take the samples of a group; most are passed over."""
+        now = self._clock()
+        if now < self._next_s or not trajectories:
+            return
+        self._next_s = now + _EVERY_S
+        chosen = max(trajectories, key=lambda trajectory: len(trajectory.versions))
+        line = shown_sample(chosen, self._decode, replica=self._replica, time_s=now)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab") as file:
+            if file.tell() < _MOST_BYTES:
+                file.write(msgspec.json.encode(line) + b"\n")
+
+
+def parse_shown_sample(line: bytes) -> ShownSample | None:
+    """Read a line of such a file; none for one that is torn."""
+    try:
+        return _DECODER.decode(line)
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return None

@@ -1,0 +1,238 @@
+"""The dashboard's page in a real browser, over a recorded run and beside a live controller."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import open_browser
+from real_runs import SOURCES
+
+from cosmos_app.dashboard.example import write_example_run
+
+_DEADLINE_S = 60.0
+
+
+def wait_for(condition: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + _DEADLINE_S
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.1)
+    pytest.fail(f"{what} did not come within {_DEADLINE_S:g} s")
+
+
+class Replay:
+    """A started ``cosmos-app replay``: its address and its token."""
+
+    def __init__(self, run_dir: Path) -> None:
+        paths = os.pathsep.join(map(str, SOURCES))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "cosmos_app", "replay", str(run_dir)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", "COLUMNS": "200"},
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        found = re.search(r"(http://127\.0\.0\.1:\d+)/\?token=(\S+)", line)
+        assert found, line
+        self.place, self.token = found[1], found[2]
+
+    def end(self) -> int:
+        self.process.terminate()
+        self.process.communicate(timeout=_DEADLINE_S)
+        return self.process.returncode
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with open_browser(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module")
+def replay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replay]:
+    run_dir = tmp_path_factory.mktemp("recorded") / "example"
+    write_example_run(run_dir)
+    started = Replay(run_dir)
+    yield started
+    started.end()
+
+
+@pytest.fixture
+def page(browser: Any, replay: Replay) -> Any:
+    """The page of the recorded run, drawn."""
+    browser.get(f"{replay.place}/?token={replay.token}")
+    wait_for(lambda: text(browser, "#state") == "finished", "the drawn page")
+    return browser
+
+
+def text(browser: Any, selector: str) -> str:
+    return browser.execute_script(
+        "return document.querySelector(arguments[0])?.textContent ?? ''", selector
+    )
+
+
+def texts(browser: Any, selector: str) -> list[str]:
+    return browser.execute_script(
+        "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)", selector
+    )
+
+
+def test_a_wrong_token_is_refused_and_shows_nothing(browser: Any, replay: Replay) -> None:
+    browser.delete_all_cookies()
+    browser.get(f"{replay.place}/?token=wrong")
+    assert text(browser, "body").startswith("Wrong or missing token")
+    assert "example" not in browser.page_source
+
+
+def test_the_token_leaves_the_address_and_scripts_cannot_read_it(page: Any, replay: Replay) -> None:
+    assert page.current_url == f"{replay.place}/"
+    assert page.execute_script("return document.cookie") == ""
+
+
+def test_replicas_are_listed_with_version_and_stall(page: Any) -> None:
+    rows = texts(page, "#replica-rows tr")
+    assert [row.split("the run")[0] for row in rows] == ["policy-0", "rollout-0", "rollout-1"]
+    # 30 loads of 20, 21, ..., 49 ms: 34.5 ms on average.
+    cells = texts(page, "#replica-rows tr:nth-child(2) td")
+    assert cells == ["the run is over", "30", "5%", "30", "35 ms", "\u2013"]
+    assert text(page, "#books").endswith("issued 241 = consumed 240 + too stale 1")
+
+
+def test_the_reward_curve_rises_from_the_first_step_to_the_last(page: Any) -> None:
+    assert text(page, "#f-reward") == "0.78 held-out 0.80"
+    path = page.execute_script("return document.querySelector('#c-reward path').getAttribute('d')")
+    heights = [float(y) for y in re.findall(r"[ML]\S+ (\S+?)(?=L|$)", path)]
+    assert len(heights) == 30
+    assert heights == sorted(heights, reverse=True), "SVG counts from the top"
+    assert len(set(heights)) == 30
+
+
+def test_the_timeline_has_a_lane_a_replica_and_says_what_is_bubble(page: Any) -> None:
+    labels = page.execute_script(
+        "return [...document.querySelectorAll('#timeline svg[data-replica]')]"
+        ".map((e) => e.getAttribute('aria-label'))"
+    )
+    # 30 s of 59 s trained; the engines measured 58 s, of which they decoded three quarters.
+    assert labels[0].startswith("policy-0: training 51%, idle 49%")
+    assert labels[1].startswith("rollout-0: generating 74%, scoring 15%, swapping 5%, idle 7%")
+    marks = page.execute_script(
+        "return document.querySelectorAll('#timeline [data-replica=rollout-0] .mark').length"
+    )
+    assert marks == 30
+
+
+def test_tokens_have_the_colour_of_their_version_and_text_is_never_html(page: Any) -> None:
+    spans = page.execute_script(
+        "return [...document.querySelector('#samples li').querySelectorAll('.token-span')].map("
+        "(e) => [e.dataset.version, e.textContent, getComputedStyle(e).backgroundColor])"
+    )
+    assert [span[:2] for span in spans] == [
+        ["-1", "What is 12 + 30? "],
+        ["29", "12 and 30 are "],
+        ["30", "42. <b>Sure.</b>"],
+    ]
+    given, old, new = (span[2] for span in spans)
+    assert len({given, old, new}) == 3
+    assert page.execute_script("return document.querySelectorAll('#samples b').length") == 0
+
+
+def test_events_say_what_happened_and_routine_comes_on_demand(page: Any) -> None:
+    assert texts(page, "#events li span")[0] == "rollout-1 left: signal 9 (SIGKILL)"
+    assert len(texts(page, "#events li")) == 5
+    page.execute_script("document.querySelector('#all-events').click()")
+    found = wait_for(lambda: len(texts(page, "#events li")) == 100, "routine events")
+    assert found
+
+
+def test_everything_is_reached_by_keyboard_and_has_a_name(page: Any) -> None:
+    unnamed = page.execute_script(
+        "return [...document.querySelectorAll('svg[role=img], progress')]"
+        ".filter((e) => !e.getAttribute('aria-label')).length"
+    )
+    assert unnamed == 0
+    reached = set()
+    body = page.find_element("tag name", "body")
+    for _ in range(8):
+        body = page.switch_to.active_element
+        body.send_keys("\ue004")  # Tab
+        reached.add(
+            page.execute_script(
+                "return document.activeElement.className || "
+                "document.activeElement.name || document.activeElement.id"
+            )
+        )
+    assert {"skip", "window", "scroll", "all-events"} <= reached
+
+
+def test_nothing_moves_when_the_next_answer_is_drawn(page: Any) -> None:
+    places = (
+        "return [...document.querySelectorAll('section, figure, header')].map((e) => "
+        "{const b = e.getBoundingClientRect(); return [b.top, b.left, b.width, b.height]})"
+    )
+    before = page.execute_script(places)
+    page.execute_script("tag = ''")  # the next answer is a whole one
+    wait_for(lambda: page.execute_script("return tag !== ''"), "the next answer")
+    assert page.execute_script(places) == before
+
+
+def test_no_script_or_style_was_refused_and_nothing_came_from_elsewhere(
+    page: Any, replay: Replay
+) -> None:
+    severe = [entry["message"] for entry in page.get_log("browser") if entry["level"] == "SEVERE"]
+    assert [message for message in severe if "401" not in message] == []
+    sources = page.execute_script(
+        "return performance.getEntriesByType('resource').map((e) => e.name)"
+    )
+    assert all(source.startswith(replay.place) for source in sources)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_is_readable_in_light_and_dark(page: Any, scheme: str) -> None:
+    page.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia",
+        {"features": [{"name": "prefers-color-scheme", "value": scheme}]},
+    )
+    pairs = page.execute_script(
+        "const b = (e) => getComputedStyle(e); const of = (s) => document.querySelector(s);"
+        "const card = b(of('figure')).backgroundColor;"
+        "return [[b(of('#f-reward')).color, card], [b(of('figcaption')).color, card],"
+        "...[...of('#samples li').querySelectorAll('.token-span')].slice(1)"
+        ".map((e) => [b(e).color, b(e).backgroundColor])]"
+    )
+    # WCAG 2.1, success criterion 1.4.3: at least 4.5 to 1.
+    assert min(contrast(text, back) for text, back in pairs) >= 4.5
+
+
+def contrast(one: str, other: str) -> float:
+    """Ratio of relative luminances (WCAG 2.1), of colours like ``rgb(1, 2, 3)``."""
+    low, high = sorted(luminance(colour) for colour in (one, other))
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    red, green, blue = (
+        part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_the_page_says_that_nobody_answers_any_more(browser: Any, tmp_path: Path) -> None:
+    run_dir = tmp_path / "gone"
+    write_example_run(run_dir, num_steps=3)
+    started = Replay(run_dir)
+    browser.get(f"{started.place}/?token={started.token}")
+    wait_for(lambda: text(browser, "#state") == "finished", "the drawn page")
+    started.end()
+    wait_for(lambda: text(browser, "#state") == "disconnected", "the note")
+    assert "does not answer" in text(browser, "#message")
+    assert len(texts(browser, "#replica-rows tr")) == 3, "what was known stays"
