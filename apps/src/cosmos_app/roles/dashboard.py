@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cosmos_app.dashboard.config import DashboardConfig, read_dashboard_config
+from cosmos_app.errors import DashboardAddressError, DataError
 from cosmos_app.event_log import EventLog
 from cosmos_app.roles.parent import die_with_parent
 from cosmos_core.bus import Dispatch
@@ -21,10 +22,10 @@ _END_S = 3.0
 
 
 async def run_dashboard(run_dir: Path) -> int:
-    """Serve a run's dashboard until the controller that started this process ends; return 0.
+    """Serve a run's dashboard until the controller that started this process ends.
 
-    Raises:
-        DashboardAddressError: if its port cannot be had.
+    Returns:
+        0, or 2 if its port or its token cannot be had, which the run does not depend on.
     """
     from cosmos_app.dashboard.address import write_address_file
     from cosmos_app.dashboard.server import open_address, serve
@@ -32,7 +33,11 @@ async def run_dashboard(run_dir: Path) -> int:
     die_with_parent()
     os.nice(_NICENESS)
     run = RunDirectory.open(run_dir)
-    taken, address = open_address(read_dashboard_config(run.config), run)
+    try:
+        taken, address = open_address(read_dashboard_config(run.config), run)
+    except (DashboardAddressError, DataError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
     await serve(run, taken, address.token, started=lambda: write_address_file(run, address))
     return 0
 
