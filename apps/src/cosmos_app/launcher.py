@@ -7,6 +7,7 @@ files ─► redis ─► warm-up ─► controller + policies + rollouts ─►
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import json
 import signal
@@ -20,6 +21,7 @@ from rich.console import Console
 
 from cosmos_app.children import child_specs, policy_names, rollout_names, warmup_spec
 from cosmos_app.control_files import write_address, write_control
+from cosmos_app.dashboard.address import announce_dashboard
 from cosmos_app.errors import InterruptedRunError, NothingToResumeError
 from cosmos_app.output import print_json
 from cosmos_app.prepare import (
@@ -194,7 +196,12 @@ class Launch:
         specs = child_specs(self._recipe, self._run)
         for spec in specs:
             self._supervisor.start(spec)
-        await self._supervisor.wait(["controller", *policy_names(self._recipe)])
+        say = functools.partial(self._console.print, soft_wrap=True)
+        announcing = asyncio.create_task(announce_dashboard(self._run, say))
+        try:
+            await self._supervisor.wait(["controller", *policy_names(self._recipe)])
+        finally:
+            announcing.cancel()
         await self._supervisor.wait_briefly(
             rollout_names(self._recipe), self._recipe.launch.stop_grace_s
         )

@@ -17,6 +17,7 @@ COMMANDS = (
     "rollout",
     "check",
     "status",
+    "replay",
     "export",
     "doctor",
     "models",

@@ -1,12 +1,16 @@
 """Where a run's dashboard is, with its token: ``dashboard.json`` of the run directory."""
 
+import asyncio
 import json
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from cosmos_core.rundir import RunDirectory
 
 _ADDRESS_FILE = "dashboard.json"
+_LOOK_EVERY_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,3 +40,22 @@ def write_address_file(run: RunDirectory, address: DashboardAddress) -> None:
     path.chmod(0o600)
     fields = {"url": address.url, "port": address.port, "token": address.token}
     path.write_text(json.dumps(fields) + "\n")
+
+
+async def announce_dashboard(run: RunDirectory, say: Callable[[str], None]) -> None:
+    """Say where the dashboard is as soon as it is served; for ever silent if it never is."""
+    since_s = time.time()
+    while True:
+        address = read_address_file(run) if _written_s(run) >= since_s else None
+        if address is not None:
+            say(f"dashboard: {address.url}")
+            return
+        await asyncio.sleep(_LOOK_EVERY_S)
+
+
+def _written_s(run: RunDirectory) -> float:
+    """Return when the address was written; 0 if it never was."""
+    try:
+        return (run.path / _ADDRESS_FILE).stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,127 @@
+"""What a run records for people: events, and samples in spans of equal weight version."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cosmos_app.event_log import EventLog, read_events, tell_event
+from cosmos_app.shown_samples import SampleShow, parse_shown_sample, shown_sample
+from cosmos_core.messages import GroupFailed, GroupFinished, GroupId, Progress, SampleRef, Tick
+from cosmos_core.trajectory import UNSAMPLED, Trajectory, VersionSpan
+
+
+def trajectory(
+    *versions: tuple[int, int], num_tokens: int | None = None, reward: float = 1.0
+) -> Trajectory:
+    total = num_tokens or sum(length for _, length in versions)
+    sampled = np.repeat([v != UNSAMPLED for v, _ in versions], [n for _, n in versions])
+    return Trajectory(
+        prompt_id="p",
+        group="train.0.1",
+        sibling=0,
+        attempt=0,
+        token_ids=np.arange(total, dtype=np.int32),
+        logprobs=np.where(sampled, -0.5, 0.0).astype(np.float32),
+        trainable=sampled,
+        versions=tuple(VersionSpan(*span) for span in versions),
+        rewards={},
+        reward=reward,
+        finish_reason="stop",
+    )
+
+
+def letters(tokens: list[int]) -> str:
+    return "".join(chr(ord("a") + token % 26) for token in tokens)
+
+
+def test_a_sample_is_divided_where_its_versions_change() -> None:
+    shown = shown_sample(
+        trajectory((UNSAMPLED, 2), (5, 3), (6, 1)), letters, replica="rollout-0", time_s=1.0
+    )
+    assert shown.spans == ((-1, 2, "ab"), (5, 3, "cde"), (6, 1, "f"))
+    assert shown.num_left_out == 0
+
+
+def test_a_very_long_sample_is_cut_and_says_how_much_is_missing() -> None:
+    shown = shown_sample(
+        trajectory((UNSAMPLED, 10), (5, 1000), (6, 1500)), letters, replica="r", time_s=1.0
+    )
+    assert [span[:2] for span in shown.spans] == [(-1, 10), (5, 1000), (6, 990)]
+    assert shown.num_left_out == 510
+
+
+def test_one_sample_is_shown_every_two_seconds_and_a_switched_one_first(tmp_path: Path) -> None:
+    moments = iter([10.0, 11.9, 12.0])
+    show = SampleShow(tmp_path / "samples", "rollout-0", letters, clock=lambda: next(moments))
+    plain, switched = trajectory((5, 4)), trajectory((5, 2), (6, 2), reward=0.25)
+    for _ in range(3):
+        show.offer([plain, switched, plain])
+    lines = (tmp_path / "samples" / "shown-rollout-0.jsonl").read_bytes().splitlines()
+    shown = [parse_shown_sample(line) for line in lines]
+    assert [sample.time_s for sample in shown if sample] == [10.0, 12.0]
+    assert all(sample and sample.reward == 0.25 for sample in shown)
+    assert parse_shown_sample(lines[0][:-5]) is None
+
+
+def finished(*samples: SampleRef) -> GroupFinished:
+    return GroupFinished(
+        replica="rollout-0", group=GroupId("train", 0, 7), attempt=1, samples=samples
+    )
+
+
+def test_a_group_is_one_line_without_its_samples(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    good = [
+        SampleRef(
+            sibling=i, status="completed", num_tokens=4 + i, reward=float(i), oldest_version=3 - i,
+            newest_version=3,
+        )
+        for i in range(2)
+    ]  # fmt: skip
+    bad = SampleRef(sibling=2, status="failed", failure="the reward raised")
+    log.note(time_s=5.0, epoch=2, events=[Tick(), finished(*good, bad)], dispatches=[])
+    log.note(time_s=6.0, epoch=2, events=[Progress(replica="a", count=1)], dispatches=[])
+    (event,) = read_events(tmp_path / "events.jsonl")
+    assert event["group"] == "train.0.7"
+    assert (event["num_samples"], event["num_failed"], event["num_tokens"]) == (2, 1, 9)
+    assert (event["reward"], event["oldest_version"], event["newest_version"]) == (0.5, 2, 3)
+    assert tell_event(event) == (
+        "finished group train.0.7: 2 samples, 9 tokens, versions 2 to 3, 1 failed"
+    )
+
+
+def test_a_group_of_failures_alone_is_told_too(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    failed = GroupFailed(
+        replica="rollout-0", group=GroupId("train", 0, 8), attempt=0, reason="out of memory"
+    )
+    log.note(
+        time_s=5.0,
+        epoch=1,
+        events=[finished(SampleRef(sibling=0, status="failed")), failed],
+        dispatches=[],
+    )
+    none_left, told = read_events(tmp_path / "events.jsonl")
+    assert none_left["reward"] is None
+    assert tell_event(told) == "failed on group train.0.8: out of memory"
+
+
+def test_a_full_log_stops_and_says_so_and_the_run_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path, most_bytes=400)
+    for _ in range(10):
+        log.note(time_s=5.0, epoch=1, events=[finished()], dispatches=[])
+    assert 0 < path.stat().st_size <= 400
+    assert "has reached 400 bytes" in log.problem
+
+
+def test_a_log_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "missing" / "events.jsonl")
+    log.note(time_s=5.0, epoch=1, events=[finished()], dispatches=[])
+    assert "cannot be written" in log.problem
+
+
+@pytest.mark.parametrize("event", [{"type": "GroupFinished"}, {"type": "OfAnotherVersion"}])
+def test_a_record_of_another_version_is_told_by_its_type(event: dict[str, str]) -> None:
+    assert tell_event(event).startswith(event["type"])
