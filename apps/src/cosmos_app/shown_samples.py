@@ -4,6 +4,7 @@ A rollout replica writes one every few seconds to ``samples/shown-REPLICA.jsonl`
 rate, and prefers one that weights changed under.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -91,10 +92,15 @@ class SampleShow:
         self._next_s = now + _EVERY_S
         chosen = max(trajectories, key=lambda trajectory: len(trajectory.versions))
         line = shown_sample(chosen, self._decode, replica=self._replica, time_s=now)
+        # A disk that is full costs the show, not the replica.
+        with contextlib.suppress(OSError):
+            self._append(msgspec.json.encode(line) + b"\n")
+
+    def _append(self, line: bytes) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab") as file:
             if file.tell() < _MOST_BYTES:
-                file.write(msgspec.json.encode(line) + b"\n")
+                file.write(line)
 
 
 def parse_shown_sample(line: bytes) -> ShownSample | None:
