@@ -90,7 +90,7 @@ WITH_AVX2 static void take_avx2(uint64_t *lanes, const uint8_t *data, const uint
 }
 
 WITH_AVX2 static void stream_avx2(uint8_t *to, const uint8_t *from, size_t size) {
-    size_t head = -(uintptr_t)to & 31;
+    size_t head = -(uintptr_t)to & (STRIPE - 1);
     memcpy(to, from, head);
     to += head, from += head, size -= head;
     for (; size >= 64; to += 64, from += 64, size -= 64) {
@@ -194,8 +194,10 @@ uint64_t cosmos_value(const struct running *hash) {
 void cosmos_move(struct running *hash, uint8_t *to, ptrdiff_t to_step, const uint8_t *from,
                  ptrdiff_t from_step, size_t row_bytes, size_t num_rows) {
     for (size_t row = 0; row < num_rows; row++, from += from_step) {
-        for (size_t done = 0; done < row_bytes; done += CHUNK) {
-            size_t size = row_bytes - done < CHUNK ? row_bytes - done : CHUNK;
+        for (size_t done = 0, size; done < row_bytes; done += size) {
+            /* Chunks end with a line of the target: one written both ways costs ten times more. */
+            size = CHUNK - (to ? (uintptr_t)(to + done) % STRIPE : 0);
+            size = row_bytes - done < size ? row_bytes - done : size;
             size_t rows_ahead = (done + FAR) / row_bytes, inside = (done + FAR) % row_bytes;
             if (row + rows_ahead < num_rows)
                 for (size_t at = 0; at < size; at += STRIPE)
