@@ -8,7 +8,17 @@ import pytest
 pytest.importorskip("jinja2")
 pytest.importorskip("tokenizers")
 
-from spelling import LETTER, ROW, SAMPLING, TOKENIZER, engine_of, play, says, spelled
+from spelling import (
+    LETTER,
+    ROW,
+    SAMPLING,
+    TOKENIZER,
+    engine_of,
+    make_tokenizer,
+    play,
+    says,
+    spelled,
+)
 
 from cosmos_core.messages import Generate, GroupFailed, GroupId
 from cosmos_core.trajectory import UNSAMPLED, VersionSpan
@@ -17,9 +27,11 @@ from cosmos_rollout import (
     Producer,
     ProducerConfig,
     ProducerParts,
+    PromptDataError,
     PromptSet,
     Scored,
 )
+from cosmos_rollout.playing import EnvironmentPlayer
 
 
 class Echo:
@@ -207,3 +219,10 @@ async def test_an_engine_that_dies_is_no_episode_that_failed():
     assert isinstance(event, GroupFailed)
     assert "the device is full" in event.reason
     assert stored == []
+
+
+def test_a_tokenizer_without_a_chat_template_is_known_at_the_start():
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = None
+    with pytest.raises(PromptDataError, match="needs a tokenizer whose chat template"):
+        EnvironmentPlayer(engine_of(says("a")), tokenizer, Echo(), EpisodeLimits())

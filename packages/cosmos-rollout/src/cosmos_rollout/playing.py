@@ -15,7 +15,7 @@ from cosmos_rollout.environments import (
     EpisodeLimits,
 )
 from cosmos_rollout.episode import Episode, single_turn
-from cosmos_rollout.errors import EpisodeError
+from cosmos_rollout.errors import EpisodeError, PromptDataError
 from cosmos_rollout.prompts import PromptRow, Tokenizer, prompt_tokens
 from cosmos_rollout.rewards import Failure
 
@@ -77,7 +77,11 @@ class SingleTurnPlayer:
 
 
 class EnvironmentPlayer:
-    """Each sibling plays an episode of its own; a failed one costs itself alone."""
+    """Each sibling plays an episode of its own; a failed one costs itself alone.
+
+    Raises:
+        PromptDataError: if the tokenizer has no chat template to speak of.
+    """
 
     def __init__(
         self,
@@ -88,6 +92,12 @@ class EnvironmentPlayer:
     ) -> None:
         self._engine = engine
         self._renderer = ChatRenderer(tokenizer, environment.tools)
+        try:
+            self._renderer.opening([{"role": "user", "content": "?"}])
+        except Exception as error:  # a template may raise anything
+            raise PromptDataError(
+                f"an environment needs a tokenizer whose chat template takes a question: {error}"
+            ) from error
         self._environment = environment
         self._limits = limits
 

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from cosmos_rollout.errors import SandboxError
 from cosmos_rollout.rewards.sandbox_child import NO_NAMESPACES
@@ -37,7 +38,7 @@ class SandboxLimits:
     timeout_s: float = 5.0
     memory_mib: int = 512
     file_mib: int = 16
-    namespaces: str = "preferred"
+    namespaces: Literal["preferred", "required"] = "preferred"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
