@@ -109,13 +109,14 @@ function drawLane(svg, lane, start, end) {
   svg.setAttribute("aria-label", laneSummary(lane, start, end));
 }
 
-function drawTicks(svg, seconds) {
+function drawTicks(svg, seconds, lastWord) {
   const width = Math.max(svg.clientWidth, 60);
   svg.setAttribute("viewBox", `0 0 ${width} 14`);
   const parts = [];
   for (let i = 0; i <= 4; i += 1) {
     const ago = seconds * (1 - i / 4);
-    const text = i === 4 ? "now" : ago >= 120 ? `${Math.round(ago / 60)} min ago` : `${Math.round(ago)} s ago`;
+    const before = ago >= 120 ? `${Math.round(ago / 60)} min` : `${Math.round(ago)} s`;
+    const text = i === 4 ? lastWord : `${before} ${lastWord === "now" ? "ago" : "before"}`;
     parts.push(svgElement("text", { class: "axis", y: 11, x: width * i / 4,
       "text-anchor": i === 0 ? "start" : i === 4 ? "end" : "middle" }, text));
   }

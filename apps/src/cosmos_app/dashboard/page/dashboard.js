@@ -57,7 +57,7 @@ function disconnected(why) {
 function draw(view) {
   showRun(view.run);
   drawFigures(view);
-  drawTimeline(view.timeline);
+  drawTimeline(view.timeline, view.run.state);
   drawReplicas(view.replicas);
   drawBooks(view.run.books);
   drawSamples(view.samples);
@@ -99,8 +99,8 @@ function drawFigures(view) {
   figure("samples", shortNumber(last(curve("samples_per_s"))), `learner idle ${percent(last(curve("policy_idle")))}`);
   drawCurves(byId("c-samples"), [bySteps("samples_per_s", "first")], true);
   const queues = view.run.books.in_flight || {};
-  figure("queues", shortNumber(Object.values(queues).reduce((a, b) => a + b, 0)),
-    Object.entries(queues).filter(([, n]) => n).map(([stage, n]) => `${stage} ${n}`).join(", "));
+  const inFlight = Object.values(queues).reduce((a, b) => a + b, 0);
+  figure("queues", shortNumber(inFlight), "groups in flight");
   drawCurves(byId("c-queues"), [bySteps("queue_generating", "first"), bySteps("queue_ready", "second"), bySteps("queue_waiting", "third")], true);
   const stalls = [...curve("stall_ms").values].sort((a, b) => a - b);
   figure("stalls", shortNumber(stalls[Math.floor(stalls.length / 2)]),
@@ -108,7 +108,7 @@ function drawFigures(view) {
   drawCurves(byId("c-stalls"), [byTime("stall_ms", "dot")], true);
 }
 
-function drawTimeline(lanes) {
+function drawTimeline(lanes, state) {
   const box = byId("timeline");
   const measured = lanes.filter((lane) => lane.spans.length);
   if (!measured.length) return;
@@ -127,7 +127,7 @@ function drawTimeline(lanes) {
   const seconds = Math.max(1, Math.min(Number(chosenWindow()), end - first));
   const pictures = box.querySelectorAll("svg");
   measured.forEach((lane, i) => drawLane(pictures[i], lane, end - seconds, end));
-  drawTicks(pictures[pictures.length - 1], seconds);
+  drawTicks(pictures[pictures.length - 1], seconds, state === "finished" ? "the end" : "now");
 }
 
 function drawReplicas(replicas) {
@@ -206,7 +206,7 @@ async function drawEvents(milestones) {
 
 for (const input of document.querySelectorAll("input[name=window]")) input.addEventListener("change", ask);
 byId("all-events").addEventListener("change", () => { if (shown) drawEvents(shown.events); });
-window.addEventListener("resize", () => { if (shown) { drawFigures(shown); drawTimeline(shown.timeline); } });
+window.addEventListener("resize", () => { if (shown) { drawFigures(shown); drawTimeline(shown.timeline, shown.run.state); } });
 document.addEventListener("visibilitychange", () => { if (!document.hidden) ask(); });
 (async function live() {
   for (;;) {
