@@ -11,10 +11,10 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -25,6 +25,7 @@ from cosmos_app.roles.parent import die_with_parent
 from cosmos_app.roles.process import RunContext, TorchrunPlace, open_context, torchrun_place
 from cosmos_app.roles.ranks import gather_texts, join_ranks
 from cosmos_app.roles.trainer import Seat, Trainer
+from cosmos_app.step_share import StepShare
 from cosmos_core.activity import ActivityMeter
 from cosmos_core.bus import Bus, ReplicaChannel
 from cosmos_core.control import ALL_DONE
@@ -41,7 +42,7 @@ from cosmos_core.messages import (
     encode_message,
 )
 from cosmos_core.metrics import MetricRecord
-from cosmos_core.trajectory import decode_trajectory
+from cosmos_core.trajectory import Trajectory, decode_trajectory
 from cosmos_parallel import (
     CheckpointStore,
     RetentionConfig,
@@ -54,22 +55,85 @@ _PULSE_S = 2.0
 Value = TypeVar("Value")
 
 
-class PolicyProcess:
-    """One rank's loop."""
+class StepTrainer(Protocol):
+    """What the loop trains with; `Trainer` is one. Its methods block, in the loop's one thread."""
 
-    def __init__(self, context: RunContext, bus: Bus, replica: str, place: TorchrunPlace) -> None:
+    @property
+    def version(self) -> int:
+        """Weight version it holds."""
+        ...
+
+    @property
+    def num_passes(self) -> int:
+        """Grows while a step is being worked on."""
+        ...
+
+    @property
+    def is_first_replica(self) -> bool:
+        """Whether this replica writes checkpoints and exports."""
+        ...
+
+    @property
+    def endpoint(self) -> str:
+        """Where this rank serves its weights."""
+        ...
+
+    def share(self, train: Train) -> StepShare:
+        """Return the share of a step that this rank trains on."""
+        ...
+
+    def train(
+        self, train: Train, share: StepShare, trajectories: Sequence[Trajectory]
+    ) -> dict[str, float]:
+        """Take a step, publish it if asked, return its metrics."""
+        ...
+
+    def save(self, cut: bytes) -> str:
+        """Write a checkpoint with the controller's cut; return where, once it is durable."""
+        ...
+
+    def export(self, directory: Path) -> None:
+        """Write the weights in the form that others read."""
+        ...
+
+    def close(self) -> None:
+        """Stop serving weights."""
+        ...
+
+
+class PolicyProcess:
+    """One rank's loop.
+
+    Args:
+        context: the run.
+        bus: its control plane.
+        replica: name of the replica.
+        place: which of its ranks this is.
+        make_trainer: makes what takes the steps; the recipe's `Trainer` by default.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        bus: Bus,
+        replica: str,
+        place: TorchrunPlace,
+        *,
+        make_trainer: Callable[[], StepTrainer] | None = None,
+    ) -> None:
         """Nothing is loaded yet; ``run`` does."""
+        self._make = make_trainer if make_trainer is not None else self._make_trainer
         self._context = context
         self._bus = bus
         self._replica = replica
         self._place = place
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
         self._meter = ActivityMeter(("waiting", "training", "saving"), time.monotonic())
-        self._trainer: Trainer | None = None
+        self._trainer: StepTrainer | None = None
 
     async def run(self) -> None:
         """Load, join, obey until told to stop."""
-        trainer = self._trainer = await self._blocking(self._make_trainer)
+        trainer = self._trainer = await self._blocking(self._make)
         endpoints = await self._blocking(lambda: gather_texts(trainer.endpoint))
         try:
             if self._place.rank == 0:
@@ -80,7 +144,7 @@ class PolicyProcess:
             trainer.close()
             self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _lead(self, trainer: Trainer, endpoints: tuple[str, ...]) -> None:
+    async def _lead(self, trainer: StepTrainer, endpoints: tuple[str, ...]) -> None:
         joined = ReplicaJoined(
             replica=self._replica, role="policy", version=trainer.version, endpoints=endpoints
         )
@@ -98,7 +162,7 @@ class PolicyProcess:
                 with contextlib.suppress(asyncio.CancelledError):
                     await pulse
 
-    async def _follow(self, trainer: Trainer) -> None:
+    async def _follow(self, trainer: StepTrainer) -> None:
         while True:
             data = await self._blocking(lambda: broadcast_bytes(None))
             command = decode_command(data)
@@ -107,7 +171,7 @@ class PolicyProcess:
                 return
 
     async def _obey(
-        self, trainer: Trainer, command: Command, channel: ReplicaChannel | None
+        self, trainer: StepTrainer, command: Command, channel: ReplicaChannel | None
     ) -> None:
         """Do what all ranks do; rank 0, which has a channel, reports it."""
         match command:
@@ -118,7 +182,9 @@ class PolicyProcess:
             case _:
                 pass
 
-    async def _train(self, trainer: Trainer, train: Train, channel: ReplicaChannel | None) -> None:
+    async def _train(
+        self, trainer: StepTrainer, train: Train, channel: ReplicaChannel | None
+    ) -> None:
         if train.step < trainer.version:
             return  # delivered twice
         share = trainer.share(train)
@@ -136,7 +202,7 @@ class PolicyProcess:
         if train.cut:
             await self._save(trainer, train.cut, channel)
 
-    async def _stop(self, trainer: Trainer, stop: Stop, channel: ReplicaChannel | None) -> None:
+    async def _stop(self, trainer: StepTrainer, stop: Stop, channel: ReplicaChannel | None) -> None:
         if trainer.version:
             await self._save(trainer, stop.cut, channel)
         elif channel is not None:
@@ -144,7 +210,7 @@ class PolicyProcess:
         if stop.reason == ALL_DONE and trainer.is_first_replica:
             await self._blocking(lambda: trainer.export(self._context.run.export / "model"))
 
-    async def _save(self, trainer: Trainer, cut: bytes, channel: ReplicaChannel | None) -> None:
+    async def _save(self, trainer: StepTrainer, cut: bytes, channel: ReplicaChannel | None) -> None:
         self._meter.enter("saving", time.monotonic())
         path = await self._blocking(lambda: trainer.save(cut))
         self._meter.enter("waiting", time.monotonic())
@@ -156,7 +222,7 @@ class PolicyProcess:
         record = MetricRecord(time.time(), "policy", self._replica, step, values)
         await self._bus.send_metrics([record])
 
-    async def _pulse(self, channel: ReplicaChannel, trainer: Trainer) -> None:
+    async def _pulse(self, channel: ReplicaChannel, trainer: StepTrainer) -> None:
         """Renew the lease while waiting for commands or while passes are being made."""
         passes = -1
         while True:

@@ -10,13 +10,14 @@ from functools import partial
 
 from cosmos_core.control import Controller, ControllerConfig
 from cosmos_core.errors import CosmosError
-from cosmos_core.messages import Event, ReplicaJoined, StepFinished, VersionPublished
+from cosmos_core.messages import Event, ReplicaJoined, VersionPublished
 from cosmos_core.simulation.engine import SimulatedRollout
 from cosmos_core.simulation.learner import SimulatedLearner
 from cosmos_core.simulation.log import LogRecord, QueueDepths
 from cosmos_core.simulation.workload import SystemConfig
 
 _POLICY = "policy-0"
+_DEPTHS_EVERY_S = 0.25
 
 
 class SimulationError(CosmosError):
@@ -50,6 +51,7 @@ class _Simulation:
         self._pending: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self._log: list[LogRecord] = []
+        self._next_depths_s = 0.0
         names = [f"rollout-{index}" for index in range(system.rollouts)]
         self._replicas: dict[str, SimulatedRollout | SimulatedLearner] = {
             name: SimulatedRollout(name, system, self) for name in names
@@ -69,8 +71,11 @@ class _Simulation:
                     f"after {self._controller.state.step} of {steps} steps nothing happens any "
                     f"more; the controller waits for {self._controller.waiting_for(self.now)}"
                 )
-            self.now, _, call = heapq.heappop(self._pending)
+            moment_s, _, call = heapq.heappop(self._pending)
+            self._note_depths(moment_s)
+            self.now = moment_s
             call()
+        self.record(self._depths())
         return self._log
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
@@ -90,8 +95,13 @@ class _Simulation:
         controller.take_stats()
         for name, command in commands:
             self.after(self._system.message_s, partial(self._replicas[name].obey, command))
-        if isinstance(event, StepFinished):
+
+    def _note_depths(self, until_s: float) -> None:
+        """Note the queues at regular times, in which nothing happened since ``now``."""
+        while self._next_depths_s < until_s:
+            self.now = max(self.now, self._next_depths_s)
             self.record(self._depths())
+            self._next_depths_s += _DEPTHS_EVERY_S
 
     def _depths(self) -> QueueDepths:
         books, state = self._controller.books(), self._controller.state

@@ -1,0 +1,336 @@
+"""An engine and a learner that take the time they are told, around weights that really move.
+
+What they do and when goes into spans; everything between them, from the queues to the swap at a
+token boundary, is the system's own.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cosmos_algos import GrpoConfig
+from cosmos_app.roles.weights import ReceivedWeights
+from cosmos_app.step_share import StepShare, share_of_step, step_statistics
+from cosmos_core.messages import Role, Train
+from cosmos_core.simulation import (
+    Activity,
+    LogRecord,
+    Span,
+    SystemConfig,
+    step_taken,
+    write_log,
+)
+from cosmos_core.trajectory import Trajectory
+from cosmos_rollout import GenerationRequest, StagedWeights
+from cosmos_rollout.engines.in_process import DecodedToken
+from cosmos_weightsync import SenderConfig, WeightSender, shards_of
+
+_LATEST_S = 0.25
+_WIDTH, _LAYERS = 512, 4
+_TOKEN = 5
+
+
+def paced_model() -> nn.Module:
+    """Return the weights that are published: a million parameters, 4 MB."""
+    return nn.Sequential(*(nn.Linear(_WIDTH, _WIDTH) for _ in range(_LAYERS)))
+
+
+def sleep_until(moment_s: float) -> None:
+    """Sleep until the monotonic clock says so."""
+    left = moment_s - time.monotonic()
+    if left > 0:
+        time.sleep(left)
+
+
+class Diary:
+    """Spans of one replica, one after the other without gaps."""
+
+    def __init__(self, role: Role, replica: str) -> None:
+        self.records: list[LogRecord] = []
+        self.until_s = time.monotonic()
+        self._role: Role = role
+        self._replica = replica
+
+    def note(
+        self,
+        activity: Activity,
+        end_s: float,
+        *,
+        version: int,
+        width: int = 0,
+        tokens: float = 0.0,
+    ) -> None:
+        """Say what was done since the last note; the same thing once more makes one span."""
+        start_s, self.until_s = self.until_s, end_s
+        last = self.records[-1] if self.records else None
+        if (
+            isinstance(last, Span)
+            and (last.activity, last.version, last.width) == (activity, version, width)
+            and activity == "decode"
+        ):
+            start_s, tokens = last.start_s, last.tokens + tokens
+            self.records.pop()
+        if end_s > start_s:
+            self.records.append(
+                Span(
+                    role=self._role,
+                    replica=self._replica,
+                    activity=activity,
+                    start_s=start_s,
+                    end_s=end_s,
+                    version=version,
+                    width=width,
+                    tokens=tokens,
+                )
+            )
+
+    def write(self, folder: Path) -> None:
+        """Write everything down."""
+        folder.mkdir(exist_ok=True)
+        write_log(folder / f"{self._replica}.jsonl", self.records)
+
+
+class PacedWeights:
+    """A `WeightSource` that takes at least the time of a push."""
+
+    def __init__(self, source: ReceivedWeights, system: SystemConfig) -> None:
+        self._source = source
+        self._system = system
+
+    def stage(self, version: int, endpoints: Sequence[str]) -> StagedWeights:
+        """Fetch now, or, when the push is blocking, promise to."""
+        later = Later(self, version, tuple(endpoints))
+        return later if self._system.push == "blocking" else self.fetch(later)
+
+    def fetch(self, later: "Later") -> StagedWeights:
+        """Fetch, and wait until the push has taken its time."""
+        begun = time.monotonic()
+        staged = self._source.stage(later.version, later.endpoints)
+        sleep_until(begun + self._system.push_s)
+        return staged
+
+
+class Later:
+    """Weights that are fetched at the token boundary, while the engine stands still."""
+
+    def __init__(self, source: PacedWeights, version: int, endpoints: tuple[str, ...]) -> None:
+        self.version = version
+        self.endpoints = endpoints
+        self.tensors: Mapping[str, torch.Tensor] = {}
+        self._source = source
+
+    def fetch(self) -> None:
+        """Have the tensors here."""
+        staged = self._source.fetch(self)
+        self.version, self.tensors = staged.version, staged.tensors
+
+
+class PacedDecoder:
+    """A `Decoder` that gives every request a token each ``step_s(width)`` seconds.
+
+    A response ends at the length that the workload has for its prompt and place in the group.
+    """
+
+    def __init__(self, system: SystemConfig, diary: Diary) -> None:
+        self._system = system
+        self._diary = diary
+        self._version = 0
+        self._weights: dict[str, torch.Tensor] = {}
+        self._left: dict[str, tuple[GenerationRequest, int]] = {}
+        self._scoring = _Scoring()
+        self._is_busy = False
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of prompt and response."""
+        return 4096
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Token ids are below this."""
+        return 1 << 20
+
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        """Say that a sample is being scored."""
+        self._scoring.enter(time.monotonic())
+        try:
+            yield
+        finally:
+            self._scoring.leave(time.monotonic())
+
+    def admit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Start these requests with the next step."""
+        for request in requests:
+            _, _, ordinal, _, sibling = request.request_id.split(".")
+            length = self._system.lengths.length(int(ordinal), int(sibling))
+            self._left[request.request_id] = (request, length)
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        """Forget these requests."""
+        for request_id in request_ids:
+            self._left.pop(request_id, None)
+
+    def step(self) -> Sequence[DecodedToken]:
+        """Take the time of a step.
+
+        With requests left from the step before, being called late is made up for: an engine in a
+        process of its own would not have waited for us.
+        """
+        self._idle()
+        width = len(self._left)
+        if not width:
+            return []
+        end_s = self._diary.until_s + self._system.speed.step_s(width)
+        sleep_until(end_s)
+        if time.monotonic() - end_s > _LATEST_S:
+            end_s = time.monotonic()
+        self._diary.note("decode", end_s, version=self._version, width=width, tokens=width)
+        tokens: list[DecodedToken] = []
+        for request_id, (request, left) in self._left.items():
+            end = request.sampling.stop_token_ids[0]
+            tokens.append(DecodedToken(request_id, end if left == 1 else _TOKEN, -1.0))
+            self._left[request_id] = (request, left - 1)
+        self._is_busy = any(left for _, left in self._left.values())
+        return tokens
+
+    def load(self, staged: StagedWeights) -> None:
+        """Copy new weights over those in use."""
+        self._idle()
+        if isinstance(staged, Later):
+            staged.fetch()
+            self._diary.note("paused_for_weights", time.monotonic(), version=self._version)
+        for name, tensor in staged.tensors.items():
+            if name in self._weights:
+                self._weights[name].copy_(tensor)
+            else:
+                self._weights[name] = tensor.clone()
+        self._version = staged.version
+        self._diary.note("swap", time.monotonic(), version=self._version)
+
+    def _idle(self) -> None:
+        """Account for the time since the last step if there was nothing left to do then."""
+        now = time.monotonic()
+        if not self._is_busy and now > self._diary.until_s:
+            for activity, end_s in self._scoring.split(self._diary.until_s, now):
+                self._diary.note(activity, end_s, version=self._version)
+
+
+class _Scoring:
+    """When samples were being scored."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._since = 0.0
+        self._times: list[tuple[float, float]] = []
+
+    def enter(self, now: float) -> None:
+        if not self._count:
+            self._since = now
+        self._count += 1
+
+    def leave(self, now: float) -> None:
+        self._count -= 1
+        if not self._count:
+            self._times.append((self._since, now))
+
+    def split(self, start_s: float, end_s: float) -> Iterator[tuple[Activity, float]]:
+        """Divide idle time: with samples being scored, or with none given."""
+        times = [*self._times, (self._since, end_s)] if self._count else self._times
+        self._times = []
+        for begun, done in times:
+            begun, done = max(begun, start_s), min(done, end_s)
+            if begun < done:
+                yield "gated_staleness", begun
+                yield "reward_wait", done
+                start_s = done
+        yield "gated_staleness", end_s
+
+
+class PacedTrainer:
+    """A `StepTrainer` that takes ``train_s`` for a step and really publishes small weights."""
+
+    def __init__(self, system: SystemConfig, diary: Diary) -> None:
+        self.version = 0
+        self.num_passes = 0
+        self.is_first_replica = True
+        self._system = system
+        self._diary = diary
+        self._algorithm = GrpoConfig().build()
+        self._model = paced_model()
+        self._sender = WeightSender(
+            shards_of(self._model), rank=0, num_ranks=1, config=SenderConfig()
+        )
+        self._sender.publish(0)
+        self._free_s = diary.until_s = time.monotonic()
+
+    @property
+    def endpoint(self) -> str:
+        """Where the weights are served."""
+        return self._sender.endpoint
+
+    def share(self, train: Train) -> StepShare:
+        """Return the whole step."""
+        return share_of_step(train, self._algorithm, index=0, num_shares=1)
+
+    def train(
+        self, train: Train, share: StepShare, trajectories: Sequence[Trajectory]
+    ) -> dict[str, float]:
+        """Sleep through a step, change the weights and publish them."""
+        del share, trajectories
+        self._wait_for_push()
+        begun = time.monotonic()
+        self._diary.note("wait_data", begun, version=train.step)
+        sleep_until(begun + self._system.train_s)
+        self.num_passes += 1
+        trained = time.monotonic()
+        self._diary.note("fwd_bwd", trained, version=train.step)
+        with torch.no_grad():
+            for parameter in self._model.parameters():
+                parameter.add_(1e-3)
+        self._diary.note("optim", time.monotonic(), version=train.step)
+        self.version = train.step + 1
+        self._sender.publish(self.version)
+        done = time.monotonic()
+        self._diary.note("push_exposed", done, version=self.version)
+        if self._system.push == "blocking":
+            self._free_s = done + self._system.push_s
+        self._diary.records.append(step_taken(train, begun, done))
+        return step_statistics(train)
+
+    def save(self, cut: bytes) -> str:
+        """There is nothing to keep."""
+        del cut
+        return ""
+
+    def export(self, directory: Path) -> None:
+        """There is nothing to keep."""
+        del directory
+
+    def close(self) -> None:
+        """Stop serving weights."""
+        self._sender.close()
+
+    def _wait_for_push(self) -> None:
+        """Stand still while a blocking push goes on."""
+        if self._free_s > self._diary.until_s:
+            sleep_until(self._free_s)
+            self._diary.note("push_exposed", self._free_s, version=self.version)
+
+
+class TimedScorer:
+    """The reward pool, with the time that scores take in the decoder's diary."""
+
+    def __init__(self, pool: Any, decoder: PacedDecoder) -> None:
+        self._pool = pool
+        self._decoder = decoder
+
+    async def score(self, sample: Any) -> Any:
+        """Score a sample as the pool does."""
+        with self._decoder.scoring():
+            return await self._pool.score(sample)

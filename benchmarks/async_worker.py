@@ -1,0 +1,101 @@
+"""A replica's process of the bubble benchmark: told of one run after the other on its input.
+
+    python benchmarks/async_worker.py rollout-0 < jobs
+
+A line of input is a `Job`; "ready" and then "done" for each job are its output. Imports and the
+reward's processes are paid for once.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from async_arms import Job
+from async_paced import Diary, PacedDecoder, PacedTrainer, PacedWeights, TimedScorer
+
+from cosmos_app.control_files import read_address
+from cosmos_app.prepare import run_files
+from cosmos_app.recipe import Recipe
+from cosmos_app.roles.parent import die_with_parent
+from cosmos_app.roles.policy import PolicyProcess
+from cosmos_app.roles.process import RunContext, TorchrunPlace
+from cosmos_app.roles.rollout import RolloutProcess
+from cosmos_app.roles.weights import ReceivedWeights
+from cosmos_core.bus import Bus
+from cosmos_core.config import config_from_json
+from cosmos_core.rundir import RunDirectory
+from cosmos_rollout import RewardPoolConfig
+from cosmos_rollout.engines.in_process import InProcessEngine
+
+
+def open_job(job: Job) -> RunContext:
+    """Return what the role processes need to know."""
+    run = RunDirectory.open(Path(job.run_dir))
+    recipe = config_from_json(Recipe, job.recipe)
+    url, namespace = read_address(run)
+    files = run_files(recipe, Path(job.files_dir))
+    return RunContext(run=run, recipe=recipe, files=files, redis_url=url, namespace=namespace)
+
+
+async def roll_out(job: Job, context: RunContext, replica: str, pool: Any) -> Diary:
+    """Run a rollout replica until it is told to stop."""
+    diary = Diary("rollout", replica)
+    decoder = PacedDecoder(job.system, diary)
+    source = ReceivedWeights(context.recipe.weight_sync)
+    engine = InProcessEngine(
+        decoder,
+        source=PacedWeights(source, job.system),
+        max_running=job.system.speed.max_running,
+    )
+    scorer: Any = TimedScorer(pool, decoder)
+    try:
+        async with await Bus.connect(context.redis_url, context.namespace) as bus:
+            await RolloutProcess(context, bus, replica, engine, scorer).run()
+    finally:
+        await engine.aclose()
+        source.close()
+    return diary
+
+
+async def train(job: Job, context: RunContext, replica: str) -> Diary:
+    """Run the policy replica until it is told to stop."""
+    diary = Diary("policy", replica)
+    async with await Bus.connect(context.redis_url, context.namespace) as bus:
+        process = PolicyProcess(
+            context,
+            bus,
+            replica,
+            TorchrunPlace(),
+            make_trainer=lambda: PacedTrainer(job.system, diary),
+        )
+        await process.run()
+    return diary
+
+
+async def work(replica: str) -> None:
+    """Do the jobs, one after the other."""
+    pool = RewardPoolConfig().build()
+    is_policy = replica.startswith("policy")
+    if not is_policy:
+        await pool.start()
+    print("ready", flush=True)
+    try:
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            job = config_from_json(Job, line)
+            context = open_job(job)
+            if is_policy:
+                diary = await train(job, context, replica)
+            else:
+                diary = await roll_out(job, context, replica, pool)
+            diary.write(context.run.path / "spans")
+            print("done", flush=True)
+    finally:
+        await pool.aclose()
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    torch.set_num_threads(1)
+    asyncio.run(work(sys.argv[1]))
