@@ -180,13 +180,14 @@ async def _watch(bus: Bus, arm: Arm, seconds: float) -> list[QueueDepths]:
     """Note the controller's queues until the arm has run for long enough."""
     depths: list[QueueDepths] = []
     deadline = time.monotonic() + _RUN_S
-    until = float("inf")
-    while time.monotonic() < until:
+    until, step = float("inf"), 0
+    while time.monotonic() < until or step < arm.skip + 2:
         await asyncio.sleep(_POLL_S)
         status = await bus.read_status()
         if status:
             depths.append(_depths(status))
-            if status["step"] >= arm.skip and until == float("inf"):
+            step = status["step"]
+            if step >= arm.skip and until == float("inf"):
                 until = time.monotonic() + seconds
         if time.monotonic() > deadline:
             raise RuntimeError(f"{arm.name}: not done in {_RUN_S:g} s: {status}")

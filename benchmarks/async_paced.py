@@ -5,7 +5,7 @@ token boundary, is the system's own.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -156,7 +156,7 @@ class PacedDecoder:
         return 1 << 20
 
     @contextmanager
-    def scoring(self) -> Iterator[None]:
+    def scoring(self) -> Generator[None]:
         """Say that a sample is being scored."""
         self._scoring.enter(time.monotonic())
         try:

@@ -7,6 +7,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from cosmos_app.bubble import Bubble, predict_bubble
+from cosmos_app.errors import StarvedSlotsError
 from cosmos_app.output import print_json
 from cosmos_app.prepare import require_layout, require_model
 from cosmos_app.recipe import Recipe
@@ -44,7 +46,7 @@ class Forecast:
         groups_in_flight: most prompts issued and not yet trained on, from the admission depth.
         slots: prompts that the rollout replicas can hold at once.
         starved_slots: slots that admission leaves empty while one step trains.
-        predicted_bubble: share of rollout capacity lost to that.
+        bubble: idle time of both sides as simulated, were they equally fast.
         train_s: least time to train on one step, were every product to run at this device's
             measured matrix rate: 6 floating-point operations a parameter and token.
         generate_s: the same for sampling one step on all rollouts: 2 a parameter and token.
@@ -56,7 +58,7 @@ class Forecast:
     groups_in_flight: int
     slots: int
     starved_slots: int
-    predicted_bubble: float
+    bubble: Bubble
     train_s: float
     generate_s: float
     warnings: tuple[str, ...]
@@ -149,7 +151,7 @@ def forecast(recipe: Recipe, parameters: int, rate: float) -> Forecast:
         groups_in_flight=in_flight,
         slots=slots,
         starved_slots=starved,
-        predicted_bubble=starved / slots,
+        bubble=predict_bubble(recipe),
         train_s=6 * operations / rate / ranks,
         generate_s=2 * operations / rate / recipe.rollout.replicas,
         warnings=tuple(warnings),
@@ -160,6 +162,7 @@ def check_recipe(recipe: Recipe, *, as_json: bool) -> int:
     """Print the resolved recipe and its forecast; return 0.
 
     Raises:
+        StarvedSlotsError: after that, if admission would leave slots empty for good.
         DataError: if a file that the recipe names is missing.
         MeshError: if the model cannot be divided as the recipe says.
     """
@@ -171,7 +174,14 @@ def check_recipe(recipe: Recipe, *, as_json: bool) -> int:
     predicted = forecast(recipe, count_parameters(recipe), matrix_rate())
     if as_json:
         print_json(asdict(predicted))
-        return 0
+    else:
+        _show(recipe, predicted)
+    if predicted.starved_slots:
+        raise StarvedSlotsError(predicted.warnings[0])
+    return 0
+
+
+def _show(recipe: Recipe, predicted: Forecast) -> None:
     console = Console()
     console.print_json(config_to_json(recipe))
     table = Table("role", "processes", "MiB each, weights and optimizer", title="placement")
@@ -180,7 +190,12 @@ def check_recipe(recipe: Recipe, *, as_json: bool) -> int:
     console.print(table)
     console.print(
         f"{predicted.parameters:,} parameters; at most {predicted.groups_in_flight} prompts in "
-        f"flight over {predicted.slots} slots; predicted bubble {predicted.predicted_bubble:.0%}"
+        f"flight over {predicted.slots} slots"
+    )
+    console.print(
+        f"predicted bubble, were both sides equally fast: policy {predicted.bubble.policy:.0%}, "
+        f"rollouts {predicted.bubble.rollout:.0%}; a step takes {predicted.bubble.over_bound:.2f} "
+        "times what it has to"
     )
     console.print(
         f"a step takes at least {1e3 * predicted.train_s:.3g} ms to train on and "
@@ -188,7 +203,6 @@ def check_recipe(recipe: Recipe, *, as_json: bool) -> int:
     )
     for warning in predicted.warnings:
         console.print(f"[yellow]warning:[/] {warning}")
-    return 0
 
 
 def _require_file(path: Path | None) -> None:

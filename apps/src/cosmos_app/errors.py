@@ -18,6 +18,10 @@ class DataError(RunError):
     """Raised when a data file or model directory is missing, empty or malformed."""
 
 
+class StarvedSlotsError(RunError):
+    """Raised by 'check' when a recipe has more rollout slots than its admission can fill."""
+
+
 class NothingToResumeError(RunError):
     """Raised when there is no run or no checkpoint where one is needed."""
 
@@ -45,5 +49,7 @@ def exit_code_of(error: Exception) -> int:
 
     if isinstance(error, InterruptedRunError):
         return 3
-    wrong_input = ConfigError | DataError | NothingToResumeError | DashboardAddressError
+    wrong_input = (
+        ConfigError | DataError | NothingToResumeError | DashboardAddressError | StarvedSlotsError
+    )
     return 2 if isinstance(error, wrong_input) else 1

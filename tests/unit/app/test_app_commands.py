@@ -51,11 +51,28 @@ def test_check_forecasts_the_quickstart_without_starting_anything(tmp_path: Path
     assert not (tmp_path / "run").exists()
 
 
-def test_check_warns_of_slots_that_admission_leaves_empty() -> None:
+def test_check_refuses_slots_that_admission_leaves_empty() -> None:
     result = call("check", str(QUICKSTART), "rollout.slots=100", "--json")
-    forecast = json.loads(result.output)
+    assert result.exit_code == 2
+    assert "136 stay empty; raise staleness.depth" in result.stderr
+    forecast = json.loads(result.stdout)
     assert forecast["starved_slots"] == 200 - 64
     assert "staleness.depth" in forecast["warnings"][0]
+
+
+def test_check_predicts_the_bubble_of_what_admission_allows() -> None:
+    """Waiting for one side after the other is idle on both; two steps of depth are hardly."""
+    found = [
+        json.loads(call("check", str(QUICKSTART), *changes, "--json").stdout)["bubble"]
+        for changes in (
+            ("staleness.depth=0", "staleness.bound=0"),
+            ("staleness.depth=2", "staleness.bound=4"),
+        )
+    ]
+    synchronous, asynchronous = found
+    assert min(synchronous["policy"], synchronous["rollout"]) > 0.4
+    assert max(asynchronous["policy"], asynchronous["rollout"]) < 0.1
+    assert synchronous["over_bound"] > 1.5 * asynchronous["over_bound"]
 
 
 def test_different_temperatures_of_sampler_and_trainer_are_refused() -> None:

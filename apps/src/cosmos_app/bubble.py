@@ -1,0 +1,88 @@
+"""What share of the time both sides of a recipe would stand idle, from a simulation of it.
+
+The simulator runs the recipe's own admission, in the real controller. Of speeds nothing is known
+before a run, so it is told the case that depth and bound are for: rollouts and policy equally fast,
+responses with a long tail, the median an eighth of the longest, and engines that are full with half
+the samples of their slots, since siblings that are done leave the others alone in theirs.
+"""
+
+from dataclasses import dataclass
+
+from cosmos_app.recipe import Recipe
+from cosmos_core.control import ControllerConfig
+from cosmos_core.simulation import (
+    Capacity,
+    EngineSpeed,
+    LengthConfig,
+    SystemConfig,
+    figures_of,
+    generate_bound_s,
+    simulate,
+    step_bound_s,
+)
+
+_MOST_ROLLOUTS = 4
+_MOST_GROUPS = 64
+_SKIP, _STEPS = 5, 20
+_SIGMA, _LONGEST_TO_MEDIAN = 0.8, 8
+_FOR_EVER = 1e12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bubble:
+    """Idle time as simulated.
+
+    Attributes:
+        policy: share of the policy's time.
+        rollout: share of the tokens that full engines would have made.
+        over_bound: time of a step over that of the slower side, were it never idle.
+    """
+
+    policy: float
+    rollout: float
+    over_bound: float
+
+
+def predict_bubble(recipe: Recipe) -> Bubble:
+    """Simulate a recipe's admission; a large one is made smaller, with the same proportions."""
+    config, system = _reduced(recipe)
+    speed = system.speed
+    capacity = Capacity(
+        rollouts=system.rollouts, tokens_per_s=speed.full_rate, max_running=speed.max_running
+    )
+    found = figures_of(simulate(config, system, steps=_STEPS), capacity, skip=_SKIP)
+    return Bubble(
+        policy=found.policy_idle,
+        rollout=found.rollout_idle_tokens,
+        over_bound=found.step_s / step_bound_s(config, system),
+    )
+
+
+def _reduced(recipe: Recipe) -> tuple[ControllerConfig, SystemConfig]:
+    groups, samples = recipe.trainer.groups_per_step, recipe.trainer.samples_per_group
+    rollouts = min(recipe.rollout.replicas, _MOST_ROLLOUTS)
+    total_slots = recipe.rollout.replicas * recipe.rollout.slots
+    reduced = min(groups, _MOST_GROUPS)
+    slots = max(1, round(total_slots * reduced / groups / rollouts))
+    longest = recipe.rollout.sampling.max_new_tokens
+    config = ControllerConfig(
+        num_steps=2 * _STEPS,
+        groups_per_step=reduced,
+        samples_per_group=samples,
+        staleness=recipe.staleness,
+        lease_s=_FOR_EVER,
+        first_lease_s=_FOR_EVER,
+    )
+    width = max(1, slots * samples // 2)
+    system = SystemConfig(
+        rollouts=rollouts,
+        slots=slots,
+        speed=EngineSpeed(fixed_s=0.5, request_s=0.5 / width, max_running=width),
+        lengths=LengthConfig(
+            median=max(1.0, longest / _LONGEST_TO_MEDIAN), sigma=_SIGMA, longest=longest
+        ),
+    )
+    train_s = generate_bound_s(config, system)
+    return config, SystemConfig(
+        rollouts=rollouts, slots=slots, speed=system.speed, lengths=system.lengths, train_s=train_s
+    )
