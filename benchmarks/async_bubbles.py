@@ -223,7 +223,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="two arms, once, for a few seconds")
-    parser.add_argument("--seeds", default="0,1,2", help="of lengths; all arms run with each")
+    parser.add_argument("--seeds", default="0,1,2", help="of lengths; empty: no runs")
     parser.add_argument("--seconds", type=float, default=14.0, help="measured in each run")
     parser.add_argument("--arms", default="", help="names with semicolons; all by default")
     parser.add_argument("--out", type=Path, default=ROOT / "runs/bench/async", help="scratch")
@@ -255,15 +255,14 @@ def _place(out: Path, redis_url: str) -> Place:
     return place
 
 
-async def measure(options: argparse.Namespace, redis_url: str) -> list[Result]:
-    """Run the chosen arms, interleaved, and compare each with its simulation."""
+async def measure(options: argparse.Namespace, redis_url: str, results: list[Result]) -> None:
+    """Run the chosen arms, interleaved, each compared with its simulation; add to ``results``."""
     place = _place(options.out.resolve(), redis_url)
     names = options.arms.split(";") if options.arms else list(arms(0))
     seeds, seconds = [int(seed) for seed in options.seeds.split(",")], options.seconds
     if options.quick:
         names, seeds, seconds = [SYNC, DEFAULT], [0], 4.0
     rollouts = max(arms(0)[name].system.rollouts for name in names)
-    results: list[Result] = []
     logs: dict[str, list[LogRecord]] = {}
     async with worker_pool(place.out, rollouts) as workers:
         for seed in seeds:
@@ -272,11 +271,11 @@ async def measure(options: argparse.Namespace, redis_url: str) -> list[Result]:
                 logs[name] = await run_arm(arm, place, workers, f"{number}-{seed}", seconds)
                 results.append(judge(arm, seed, logs[name]))
                 print(results[-1].line, flush=True)
-    if options.figure:
-        draw_timelines(
-            {name: (arms(0)[name].capacity, log) for name, log in logs.items()}, options.figure
-        )
-    return results
+                if options.json:
+                    options.json.write_bytes(msgspec.json.encode(results))
+            if options.figure:
+                shown = {name: (arms(0)[name].capacity, log) for name, log in logs.items()}
+                draw_timelines(shown, options.figure)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -284,17 +283,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     end_on_sigterm()
     options = _parse(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
-    started = time.monotonic()
-    server = RedisServer.start(options.out / "redis")
-    try:
-        results = asyncio.run(measure(options, server.url))
-    finally:
-        server.stop()
-    print(f"{time.monotonic() - started:.0f} s for the runs", flush=True)
+    results: list[Result] = []
     if options.join and options.json.exists():
-        results = [*msgspec.json.decode(options.json.read_bytes(), type=list[Result]), *results]
-    if options.json:
-        options.json.write_bytes(msgspec.json.encode(results))
+        results = msgspec.json.decode(options.json.read_bytes(), type=list[Result])
+    started = time.monotonic()
+    if options.seeds:
+        server = RedisServer.start(options.out / "redis")
+        try:
+            asyncio.run(measure(options, server.url, results))
+        finally:
+            server.stop()
+    print(f"{time.monotonic() - started:.0f} s for the runs", flush=True)
     print(bubble_markdown(results))
     if not options.quick:
         print(many_markdown(simulate_many(options.replicas)))

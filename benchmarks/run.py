@@ -1,6 +1,6 @@
 """Every benchmark, one after the other, written to benchmarks/RESULTS.md.
 
-    python benchmarks/run.py [--quick] [--only rl,weightsync,delta,controller,training,logprobs]
+    python benchmarks/run.py [--quick] [--only rl,async,weightsync,delta,controller]
 
 A part is a script that prints a Markdown table. Its table goes between the part's two markers in
 RESULTS.md, with date, machine, versions and command; the words around the markers are kept.
@@ -32,22 +32,25 @@ class Part:
 
     Attributes:
         name: of its markers in RESULTS.md.
+        file: of the script, without its suffix; the name by default.
         arguments: of the script in full.
         quick: of the script in its smallest form.
     """
 
     name: str
+    file: str = ""
     arguments: tuple[str, ...] = ()
     quick: tuple[str, ...] = ("--quick",)
 
     @property
     def script(self) -> Path:
         """Where it lies."""
-        return HERE / f"{self.name}.py"
+        return HERE / f"{self.file or self.name}.py"
 
 
 PARTS = (
     Part(name="rl", arguments=("--figure", str(HERE / "rl.png"))),
+    Part(name="async", file="async_bubbles", arguments=("--figure", str(HERE / "async.png"))),
     Part(name="weightsync", quick=("--mib", "16", "--rounds", "2", "--without-peers")),
     Part(name="delta", quick=("--width", "128", "--layers", "2", "--steps", "2")),
     Part(name="planner", arguments=("--calibrate",), quick=("--quick", "--calibrate")),
