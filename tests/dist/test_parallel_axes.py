@@ -74,6 +74,21 @@ FAMILIES = {
         **GROUPED, head_dim=8, num_experts=8, **EXPERTS
     ),
     "moonlight-moe": lambda: transformers.DeepseekV3Config(**SIZES, **EXPERTS, **LATENT),
+    "gpt-oss": lambda: transformers.GptOssConfig(
+        **GROUPED, head_dim=8, num_local_experts=8, num_experts_per_tok=2, sliding_window=4
+    ),
+    # of transformers only; layers that look back over a window, alone or between others
+    "mistral": lambda: transformers.MistralConfig(**GROUPED, sliding_window=4),
+    "gemma": lambda: transformers.GemmaConfig(
+        **GROUPED | {"tie_word_embeddings": True}, head_dim=8
+    ),
+    "gemma-3": lambda: transformers.Gemma3TextConfig(
+        **GROUPED | {"tie_word_embeddings": True}, head_dim=8, sliding_window=4
+    ),
+    "phi": lambda: transformers.PhiConfig(
+        **{name: value for name, value in GROUPED.items() if name != "rms_norm_eps"}
+    ),
+    "phi-3": lambda: transformers.Phi3Config(**GROUPED, pad_token_id=0),
 }
 INTERLEAVED = {"pp": 2, "pp_schedule": "Interleaved1F1B"}
 ZERO_BUBBLE = {"pp": 2, "pp_schedule": "ZBVZeroBubble"}
@@ -106,11 +121,15 @@ LAYOUTS = {
 }
 DATA_ONLY = {"fsdp4", "ddp2", "hsdp2x2"}
 WITHOUT_EP = {name for name, (_, degrees) in LAYOUTS.items() if "ep" not in degrees}
+SEEING = DATA_ONLY | {"tp2", "fsdp2-tp2", "hsdp2x2-tp2"}
+GENERIC = SEEING | {"cp2", "fsdp2-cp2", "tp2-cp2"}
 ALLOWED = {
-    "qwen-2.5-vl": DATA_ONLY | {"tp2", "fsdp2-tp2", "hsdp2x2-tp2"},
+    "qwen-2.5-vl": SEEING,
     "qwen-3-tied": {name for name in WITHOUT_EP if "pp" not in LAYOUTS[name][1]},
     "qwen-3-moe": set(LAYOUTS),
     "moonlight-moe": set(LAYOUTS),
+    "gpt-oss": set(LAYOUTS),
+    **dict.fromkeys(("mistral", "gemma", "gemma-3", "phi", "phi-3"), GENERIC),
 }
 # what CI runs: every axis, every family, and combinations that meet in few places
 IN_CI = {
@@ -124,6 +143,11 @@ IN_CI = {
     ("qwen-3-moe", "hsdp2x2-ep2"),
     ("moonlight-moe", "fsdp2-tp2-ep4"),
     ("moonlight-moe", "ep2-pp2"),
+    ("gpt-oss", "fsdp2-tp2-ep4"),
+    ("gpt-oss", "fsdp2-cp2"),
+    ("mistral", "hsdp2x2"),
+    ("gemma-3", "tp2-cp2"),
+    ("phi-3", "tp2"),
 }
 TABLE = [
     (family, layout)

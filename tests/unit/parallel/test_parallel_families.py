@@ -80,6 +80,13 @@ def test_a_layout_is_refused_before_anything_starts(config, degrees, num_ranks, 
             "sliding-window attention",
         ),
         (transformers.MistralConfig(**DENSE), "model type mistral is none of llama, qwen2"),
+        (transformers.GptOssConfig(**DENSE), None),
+        (transformers.GptOssConfig(**DENSE, attention_bias=False), "no biases in attention"),
+        # as the checkpoints are published; save_pretrained of a dequantised one is plain
+        (
+            transformers.GptOssConfig(**DENSE, quantization_config={"quant_method": "mxfp4"}),
+            "weights of few bits",
+        ),
     ],
 )
 def test_torchtitan_computes_what_it_has(config, reason):
@@ -119,11 +126,15 @@ def test_every_family_of_the_readme_is_listed_with_its_axes():
         "qwen2": dense,
         "qwen3": dense,
     }
-    assert by_type["qwen3_moe"].axes == by_type["deepseek_v3"].axes == (*dense, "ep")
+    for kind in ("qwen3_moe", "deepseek_v3", "gpt_oss"):
+        assert by_type[kind].axes == (*dense, "ep")
     assert by_type["deepseek_v3"].families == "DeepSeek-V3, Moonlight-MoE"
     assert not by_type["qwen2_5_vl"].native
     assert by_type["qwen2_5_vl"].axes == ("dp_replicate", "dp_shard", "tp")
-    assert by_type["mistral"].axes == ("dp_replicate", "dp_shard", "cp", "tp")
+    for kind in ("mistral", "gemma", "gemma3_text", "phi", "phi3"):
+        assert by_type[kind].axes == ("dp_replicate", "dp_shard", "cp", "tp")
+    # it caps the scores of its attention, which no fused kernel does
+    assert by_type["gemma2"].axes == ("dp_replicate", "dp_shard", "tp")
     assert by_type["gpt2"].axes == ("dp_replicate", "dp_shard")
 
 

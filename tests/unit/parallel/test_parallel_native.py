@@ -73,6 +73,14 @@ FAMILIES = {
         **SIZES | LATENT | {"q_lora_rank": 12, "n_group": 4, "topk_group": 2}
     ),
 }
+FAMILIES["gpt-oss"] = transformers.GptOssConfig(
+    # its layers take turns: one looks back over 4 tokens, one over all; YaRN by default
+    **SIZES,
+    head_dim=8,
+    num_local_experts=8,
+    num_experts_per_tok=2,
+    sliding_window=4,
+)
 TOKENS = torch.randint(0, 64, (2, 13), generator=torch.Generator().manual_seed(3))
 
 
@@ -128,7 +136,7 @@ def test_logits_are_those_of_transformers_before_and_after_an_export(
     assert torch.equal(logits_of(again.eval(), input_ids=TOKENS), reference)
 
 
-@pytest.mark.parametrize("family", ["qwen-3", "moonlight-moe"])
+@pytest.mark.parametrize("family", ["qwen-3", "moonlight-moe", "gpt-oss"])
 def test_packed_samples_do_not_see_each_other(directories, mesh, family):
     model = load_causal_lm(directories(family), mesh, NATIVE)
     positions = torch.cat([torch.arange(5), torch.arange(8)]).expand(2, 13)
@@ -149,8 +157,11 @@ def test_only_columns_that_are_asked_for_are_projected(directories, mesh):
     torch.testing.assert_close(last, whole[:, -3:], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
-def test_a_step_is_that_of_transformers(directories, mesh, checkpointing):
+@pytest.mark.parametrize(
+    ("family", "checkpointing"),
+    [("qwen-3-moe", "none"), ("qwen-3-moe", "full"), ("gpt-oss", "none")],
+)
+def test_a_step_is_that_of_transformers(directories, mesh, family, checkpointing):
     from cosmos_parallel import SftBatch
 
     trainable = torch.rand(2, 13, generator=torch.Generator().manual_seed(5)) < 0.6
@@ -158,9 +169,13 @@ def test_a_step_is_that_of_transformers(directories, mesh, checkpointing):
     reports = [
         Learner(
             load_causal_lm(
-                directories("qwen-3-moe"),
+                directories(family),
                 mesh,
-                ModelConfig(implementation=kind, activation_checkpointing=checkpointing),
+                ModelConfig(
+                    implementation=kind,
+                    activation_checkpointing=checkpointing,
+                    attention="eager" if family == "gpt-oss" else "sdpa",
+                ),
             ),
             LearnerConfig(),
             mesh=mesh,

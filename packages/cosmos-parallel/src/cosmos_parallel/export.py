@@ -2,18 +2,21 @@
 
 import json
 import shutil
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
-from huggingface_hub import save_torch_state_dict
+from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from cosmos_parallel.errors import ExportError
+from cosmos_parallel.export_files import FilePlan, TensorPlace, file_names, plan_files
 from cosmos_parallel.mesh import TrainingMesh
 from cosmos_parallel.models import DtypeName, quiet_transformers
 from cosmos_parallel.sharding import model_tensors
@@ -21,6 +24,8 @@ from cosmos_parallel.sharding import model_tensors
 if TYPE_CHECKING:
     from cosmos_parallel.models import CausalLM
 
+# by the number of a plan, the bytes of every tensor in each of its files
+_Written = dict[int, list[dict[str, int]]]
 # what a directory may hold besides weights and config
 _TOKENIZER_PATTERNS = (
     "tokenizer*",
@@ -56,10 +61,11 @@ def export_hf(
     dtype: DtypeName | None = None,
     max_shard_gb: float = 5.0,
 ) -> None:
-    """Write the model as ``save_pretrained`` would; every rank calls, rank 0 writes.
+    """Write the model as ``save_pretrained`` would; every rank calls, ranks write files in turn.
 
-    Tensors are gathered one at a time and kept in host memory of rank 0 only. The directory
-    appears whole or not at all, and replaces one that is there.
+    Tensors are gathered one at a time, and a rank keeps in host memory those of the file that it
+    writes next. The directory appears whole or not at all, and replaces one that is there. A model
+    that takes several files must go where all ranks see it.
 
     Args:
         model: from ``load_causal_lm``, or any transformers model.
@@ -72,76 +78,184 @@ def export_hf(
     Raises:
         ExportError: on every rank, if the directory cannot be written.
     """
-    target = getattr(torch, dtype) if dtype else None
-    tensors = _gather(model, mesh, target)
-    failure: Exception | None = None
-    if mesh.process.rank == 0:
-        try:
-            _write(model, tensors, directory, tokenizer_dir, round(max_shard_gb * 1e9))
-        except OSError as error:
-            failure = error
+    scratch = directory.parent / f".{directory.name}-exporting"
+    is_first, max_bytes = mesh.process.rank == 0, round(max_shard_gb * 1e9)
+    plans = _plan(model, mesh, getattr(torch, dtype) if dtype else None, max_bytes)
+    try:
+        with _telling(mesh, directory):
+            if is_first:
+                shutil.rmtree(scratch, ignore_errors=True)
+                scratch.mkdir(parents=True)
+        with _telling(mesh, directory), ThreadPoolExecutor(max_workers=1) as writing:
+            mine = _Export(model, mesh, scratch, max_bytes).write(plans, writing)
+        written = {
+            number: files for part in _everyone(mesh, mine) for number, files in part.items()
+        }
+        with _telling(mesh, directory):
+            if is_first:
+                complete = _finish(model, scratch, written, _float_type(plans))
+                if tokenizer_dir is not None:
+                    _copy_tokenizer(tokenizer_dir, complete)
+                if directory.exists():
+                    directory.rename(scratch / "old")
+                complete.rename(directory)
+    finally:
+        if is_first:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _float_type(plans: Sequence[FilePlan]) -> torch.dtype:
+    kinds = (place.dtype for plan in plans for place in plan.tensors)
+    return next(kind for kind in kinds if kind.is_floating_point)
+
+
+@contextmanager
+def _telling(mesh: TrainingMesh, directory: Path) -> Generator[None]:
+    """Let a failure of one rank to write be an error on all; every rank enters and leaves.
+
+    Raises:
+        ExportError: on every rank.
+    """
+    failure: OSError | None = None
+    try:
+        yield
+    except OSError as error:
+        failure = error
     failed = torch.tensor(int(failure is not None), device=mesh.process.device)
     if mesh.max_(failed).item():
-        cause = failure or "rank 0 says why"
+        cause = failure or "another rank says why"
         raise ExportError(f"cannot export to {directory}: {cause}") from failure
 
 
-def _gather(model: "CausalLM", mesh: TrainingMesh, dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """Return whole tensors on rank 0, stage after stage, and nothing elsewhere."""
-    own = model_tensors(model)
-    described = [(name, tuple(value.shape), value.dtype) for name, value in own.items()]
-    stages: list[list[tuple[str, tuple[int, ...], torch.dtype]]] = [described]
+def _everyone(mesh: TrainingMesh, mine: Any) -> list[Any]:
+    """Return what every rank has; every rank calls."""
+    if not mesh.is_distributed:
+        return [mine]
+    found: list[Any] = [None] * mesh.process.world_size
+    dist.all_gather_object(found, mine)
+    return found
+
+
+def _plan(
+    model: "CausalLM", mesh: TrainingMesh, dtype: torch.dtype | None, max_bytes: int
+) -> list[FilePlan]:
+    stage = mesh.process.rank // mesh.ranks_per_stage
+    places = [
+        TensorPlace(
+            name,
+            tuple(value.shape),
+            dtype if dtype is not None and value.is_floating_point() else value.dtype,
+            stage,
+        )
+        for name, value in _exported_tensors(model).items()
+    ]
     if mesh.config.pp > 1:
-        everyone: list[Any] = [None] * mesh.process.world_size
-        dist.all_gather_object(everyone, described)
-        stages = everyone[:: mesh.ranks_per_stage]
-    rank = mesh.process.rank
-    tensors: dict[str, Tensor] = {}
-    for stage, described in enumerate(stages):
-        first = stage * mesh.ranks_per_stage
-        for name, shape, kind in described:
-            target = dtype if dtype is not None and kind.is_floating_point else kind
-            if rank // mesh.ranks_per_stage == stage:
-                value = own[name]
-                whole = value.full_tensor() if isinstance(value, DTensor) else value
-                if rank == first == 0:
-                    tensors[name] = whole.to("cpu", target)
-                elif rank == first:
-                    dist.send(whole.to("cpu", target).contiguous(), 0)
-            elif rank == 0:
-                tensors[name] = torch.empty(shape, dtype=target)
-                dist.recv(tensors[name], first)
-    return tensors
+        of_stages = _everyone(mesh, places)[:: mesh.ranks_per_stage]
+        places = [place for places in of_stages for place in places]
+    return plan_files(places, max_bytes=max_bytes, ranks_per_stage=mesh.ranks_per_stage)
 
 
-def _write(
-    model: "CausalLM",
-    tensors: dict[str, Tensor],
-    directory: Path,
-    tokenizer_dir: Path | None,
-    max_shard_bytes: int,
-) -> None:
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:
-        writing = Path(scratch) / "new"
-        first = next(value for value in tensors.values() if value.is_floating_point())
-        if isinstance(model, HasHfNames):
-            renamed = {name: part.clone() for name, part in model.to_hf(tensors).items()}
-            model.config.save_pretrained(writing)
-            save_torch_state_dict(renamed, writing, max_shard_size=max_shard_bytes)
+def _exported_tensors(model: "CausalLM") -> dict[str, Tensor]:
+    ignored: set[str] = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
+    return {name: value for name, value in model_tensors(model).items() if name not in ignored}
+
+
+class _Export:
+    """This rank's part of the writing."""
+
+    def __init__(
+        self, model: "CausalLM", mesh: TrainingMesh, scratch: Path, max_bytes: int
+    ) -> None:
+        self._model = model
+        self._mesh = mesh
+        self._scratch = scratch
+        self._max_bytes = max_bytes
+        self._own = _exported_tensors(model)
+
+    def write(self, plans: Sequence[FilePlan], writing: ThreadPoolExecutor) -> _Written:
+        """Gather everything, and write this rank's files while others gather theirs.
+
+        A file that cannot be written is an error at the end: others wait for this rank's parts.
+        """
+        futures: dict[int, Future[list[dict[str, int]]]] = {}
+        for number, plan in enumerate(plans):
+            is_mine = plan.writer == self._mesh.process.rank
+            if is_mine:
+                wait(futures.values())  # the file before is out of memory then
+            gathered = [(place.name, self._gathered(place, plan.writer)) for place in plan.tensors]
+            if is_mine:
+                whole = {name: value for name, value in gathered if value is not None}
+                futures[number] = writing.submit(self._write, number, whole)
+        return {number: future.result() for number, future in futures.items()}
+
+    def _gathered(self, place: TensorPlace, writer: int) -> Tensor | None:
+        """Return a whole tensor on the writer, in host memory, and nothing elsewhere."""
+        rank, per_stage = self._mesh.process.rank, self._mesh.ranks_per_stage
+        first = place.stage * per_stage
+        is_elsewhere = writer // per_stage != place.stage
+        if rank // per_stage == place.stage:
+            value = self._own[place.name]
+            gathered = value.full_tensor() if isinstance(value, DTensor) else value
+            if rank != (first if is_elsewhere else writer):
+                return None
+            whole = gathered.to("cpu", place.dtype).contiguous()
+            if not is_elsewhere:
+                return whole
+            dist.send(whole, writer)
+        elif rank == writer:
+            whole = torch.empty(place.shape, dtype=place.dtype)
+            dist.recv(whole, first)
+            return whole
+        return None
+
+    def _write(self, number: int, tensors: dict[str, Tensor]) -> list[dict[str, int]]:
+        """Write the tensors of a plan under the names of files; return their bytes by name."""
+        if isinstance(self._model, HasHfNames):
+            renamed = self._model.to_hf(tensors)
         else:
-            with quiet_transformers():
-                model.save_pretrained(
-                    writing, state_dict=dict(tensors), max_shard_size=max_shard_bytes
+            from transformers.core_model_loading import revert_weight_conversion
+
+            renamed = revert_weight_conversion(self._model, tensors)
+        split = split_torch_state_dict_into_shards(renamed, max_shard_size=self._max_bytes)
+        files: list[dict[str, int]] = []
+        for index, names in enumerate(split.filename_to_tensors.values()):
+            # what is cut out of one tensor shares its memory, which a file does not
+            part = {
+                name: renamed[name].clone(memory_format=torch.contiguous_format) for name in names
+            }
+            save_file(part, self._scratch / f"{number}-{index}", metadata={"format": "pt"})
+            files.append({name: value.nbytes for name, value in part.items()})
+        return files
+
+
+def _finish(model: "CausalLM", scratch: Path, written: _Written, dtype: torch.dtype) -> Path:
+    """Give the files their names, and write what else belongs to a model; return where it is."""
+    complete = scratch / "new"
+    if isinstance(model, HasHfNames):
+        model.config.save_pretrained(complete)
+    else:
+        with quiet_transformers():
+            model.save_pretrained(complete, state_dict={})
+    config = json.loads((complete / "config.json").read_text())
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    (complete / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    weight_map: dict[str, str] = {}
+    total = 0
+    for number, names in enumerate(file_names([len(written[key]) for key in sorted(written)])):
+        for index, (name, tensors) in enumerate(zip(names, written[number], strict=True)):
+            source = scratch / f"{number}-{index}"
+            if not source.is_file():
+                raise FileNotFoundError(
+                    f"{source}, written by another rank, is not seen by rank 0: a model of several "
+                    "files needs a directory that all ranks share"
                 )
-        config = json.loads((writing / "config.json").read_text())
-        config["dtype"] = str(first.dtype).removeprefix("torch.")
-        (writing / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-        if tokenizer_dir is not None:
-            _copy_tokenizer(tokenizer_dir, writing)
-        if directory.exists():
-            directory.rename(Path(scratch) / "old")
-        writing.rename(directory)
+            source.rename(complete / name)
+            weight_map |= dict.fromkeys(tensors, name)
+            total += sum(tensors.values())
+    if len(set(weight_map.values())) > 1:
+        index_ = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+        (complete / "model.safetensors.index.json").write_text(json.dumps(index_, indent=2) + "\n")
+    return complete
 
 
 def _copy_tokenizer(source: Path, target: Path) -> None:

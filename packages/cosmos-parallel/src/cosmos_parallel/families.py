@@ -21,9 +21,16 @@ NATIVE_TYPES: Mapping[str, str] = {
     "qwen3": "Qwen3",
     "qwen3_moe": "Qwen3-MoE",
     "deepseek_v3": "DeepSeek-V3, Moonlight-MoE",
+    "gpt_oss": "GPT-OSS",
 }
-_MIXTURES = ("qwen3_moe", "deepseek_v3")
-_TENSOR_STYLES = {"colwise", "colwise_gather_output", "rowwise", "replicated_with_grad_allreduce"}
+_MIXTURES = ("qwen3_moe", "deepseek_v3", "gpt_oss")
+_TENSOR_STYLES = {
+    "colwise",
+    "colwise_gather_output",
+    "rowwise",
+    "rowwise_split_input",
+    "replicated_with_grad_allreduce",
+}
 _FIXED_ROPE = ("default", "linear", "llama3", "yarn")
 
 
@@ -55,12 +62,15 @@ def native_refusal(config: "PretrainedConfig") -> str | None:
     rope = (getattr(settings, "rope_parameters", None) or {}).get("rope_type", "default")
     allowed = ("default",) if kind == "deepseek_v3" else _FIXED_ROPE
     sliding = "sliding_attention" in (getattr(settings, "layer_types", None) or ())
+    biased = bool(getattr(settings, "attention_bias", False))
     found = {
         f"rope type {rope}": rope not in allowed,
         f"activation {settings.hidden_act}": settings.hidden_act != "silu",
-        "biases in attention": bool(getattr(settings, "attention_bias", False)),
+        "biases in attention": biased and kind != "gpt_oss",
+        "no biases in attention": kind == "gpt_oss" and not biased,
         "biases in the feed-forward": bool(getattr(settings, "mlp_bias", False)),
-        "sliding-window attention": sliding,
+        "sliding-window attention": sliding and kind != "gpt_oss",
+        "weights of few bits": getattr(settings, "quantization_config", None) is not None,
         "layers without experts between those with": kind == "qwen3_moe"
         and (settings.decoder_sparse_step != 1 or bool(settings.mlp_only_layers)),
         "rotary embedding on halves": kind == "deepseek_v3"
@@ -118,11 +128,12 @@ def _axes_of(settings: Any, *, is_text: bool) -> tuple[str, ...]:
 
     ``tp`` needs a plan of the model's own in which every style is known here; ``cp`` a decoder of
     text that says which of its modules make a pipeline, as those do that take any attention
-    function.
+    function, and scores that nothing is done to.
     """
     axes = ["dp_replicate", "dp_shard"]
     styles = set((getattr(settings, "base_model_tp_plan", None) or {"": "none"}).values())
-    if is_text and getattr(settings, "base_model_pp_plan", None) and not _num_experts(settings):
+    is_plain = not _num_experts(settings) and not getattr(settings, "attn_logit_softcapping", None)
+    if is_text and getattr(settings, "base_model_pp_plan", None) and is_plain:
         axes.append("cp")
     if styles <= _TENSOR_STYLES:
         axes.append("tp")

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import Replicate
@@ -24,7 +23,7 @@ from torch.nn import functional
 
 from cosmos_parallel.errors import MeshError
 from cosmos_parallel.lora import layers_to_split
-from cosmos_parallel.sequences import Visibility, gather_sequence, padded_positions
+from cosmos_parallel.sequences import Visibility, gather_sequence, kept_columns, padded_rows
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -59,6 +58,8 @@ def _style(name: str) -> ParallelStyle:
             return ColwiseParallel(output_layouts=Replicate())
         case "rowwise":
             return RowwiseParallel()
+        case "rowwise_split_input":
+            return RowwiseParallel(input_layouts=Replicate())
         case "replicated_with_grad_allreduce":
             # a norm over the last dim; whichever other dim is said to be split, it is local, and
             # the gradient of its weight is summed
@@ -102,16 +103,10 @@ class ContextHooks:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if args or kwargs.get("attention_mask") is not None:
             raise MeshError("cp: call the model with input_ids and position_ids only, by name")
-        tokens: Tensor = kwargs["input_ids"]
-        positions: Tensor | None = kwargs.get("position_ids")
-        length, ranks = tokens.shape[1], self._group.size()
-        if positions is None:
-            positions = torch.arange(length, device=tokens.device).expand_as(tokens)
-        whole = -(-length // ranks) * ranks
-        positions = padded_positions(positions, whole)
-        tokens = functional.pad(tokens, (0, whole - length))
-        self._call = _Call(length, kwargs.pop("logits_to_keep", 0))
-        mine = self._group.rank()
+        tokens, positions = kwargs["input_ids"], kwargs.get("position_ids")
+        self._call = _Call(tokens.shape[1], kwargs.pop("logits_to_keep", 0))
+        ranks, mine = self._group.size(), self._group.rank()
+        tokens, positions = padded_rows(tokens, positions, ranks)
         return (), kwargs | {
             "input_ids": tokens.chunk(ranks, dim=1)[mine],
             "position_ids": positions.chunk(ranks, dim=1)[mine],
@@ -119,11 +114,8 @@ class ContextHooks:
         }
 
     def _gather(self, head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        hidden = gather_sequence(args[0], self._group)[:, : self._call.length]
-        keep = self._call.keep
-        if isinstance(keep, Tensor):
-            return (hidden[:, keep],)
-        return (hidden[:, -keep:] if keep else hidden,)
+        hidden = gather_sequence(args[0], self._group)
+        return (kept_columns(hidden, self._call.length, self._call.keep),)
 
 
 def register_context_attention() -> None:
@@ -155,15 +147,16 @@ def _context_attention(  # noqa: PLR0913 - the interface of transformers
     for name in ("softcap", "s_aux"):
         if kwargs.get(name) is not None:
             raise MeshError(f"cp: this model's attention has {name}, which is not supported")
-    group, mask = visibility.group, visibility.mask
-    assert group is not None
-    assert mask is not None
-    whole = [gather_sequence(part.transpose(1, 2), group).transpose(1, 2) for part in (key, value)]
-    if sliding_window is not None:
-        index = torch.arange(mask.shape[-1], device=mask.device)
-        mine = index.chunk(group.size())[group.rank()]
-        mask = mask & (mine[:, None] - index < sliding_window)
+    assert visibility.group is not None
+    keys, values = (
+        gather_sequence(part.transpose(1, 2), visibility.group) for part in (key, value)
+    )
     out = functional.scaled_dot_product_attention(
-        query, *whole, attn_mask=mask, scale=scaling, enable_gqa=True
+        query,
+        keys.transpose(1, 2),
+        values.transpose(1, 2),
+        attn_mask=visibility.mask_of(keys, sliding_window),
+        scale=scaling,
+        enable_gqa=True,
     )
     return out.transpose(1, 2).contiguous(), None

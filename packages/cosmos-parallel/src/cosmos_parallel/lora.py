@@ -7,6 +7,7 @@ in before a model is sharded: FSDP2 then shards them with the layer they belong 
 """
 
 import json
+import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from cosmos_parallel.errors import AdapterError, ExportError
 from cosmos_parallel.mesh import TrainingMesh
+from cosmos_parallel.weight_files import held_part, held_region
 
 if TYPE_CHECKING:
     import peft
@@ -89,6 +91,27 @@ def add_lora(model: nn.Module, config: LoraConfig) -> None:
             )
         except ValueError as error:
             raise AdapterError(f"lora: {error}") from error
+
+
+def start_adapters(model: nn.Module, seed: int) -> None:
+    """Give adapters their first values, the same under every layout; every rank calls.
+
+    A is drawn as ``nn.Linear`` draws its weight and B is 0; of an embedding's, A is 0 and B normal.
+
+    Args:
+        model: with an adapter, sharded or not, in memory.
+        seed: the same on every rank.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if ".lora_" not in name:
+            continue
+        whole = torch.zeros(parameter.shape)
+        if ".lora_A." in name:
+            nn.init.kaiming_uniform_(whole, a=math.sqrt(5), generator=generator)
+        elif ".lora_embedding_B." in name:
+            whole.normal_(generator=generator)
+        held_part(parameter).copy_(whole[held_region(parameter)])
 
 
 def layers_to_split(layer: nn.Module, style: str) -> tuple[nn.Module, ...]:

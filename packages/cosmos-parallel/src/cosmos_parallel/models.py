@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from cosmos_parallel.errors import ModelMismatchError, ModelNotFoundError
+from cosmos_parallel.errors import ModelNotFoundError
 from cosmos_parallel.families import Implementation, check_layout, choose_implementation
 from cosmos_parallel.generic import (
     CONTEXT_ATTENTION,
@@ -17,13 +17,20 @@ from cosmos_parallel.generic import (
     apply_tensor_plan,
     register_context_attention,
 )
-from cosmos_parallel.lora import LoraConfig, add_lora
+from cosmos_parallel.generic_weights import (
+    auto_class,
+    build_empty,
+    cannot_load_error,
+    fill_parts,
+)
+from cosmos_parallel.lora import LoraConfig, add_lora, start_adapters
 from cosmos_parallel.low_precision import LowPrecisionConfig, use_low_precision
 from cosmos_parallel.mesh import TrainingMesh
 from cosmos_parallel.packed_attention import use_packed_attention
 from cosmos_parallel.sharding import mixed_precision_error, shard_module
 from cosmos_parallel.titan import prepare
 from cosmos_parallel.token_ids import guard_token_ids
+from cosmos_parallel.weight_files import mismatch_error
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -129,7 +136,34 @@ def _load_generic(
     if divides_context:
         register_context_attention()
     attention = CONTEXT_ATTENTION if divides_context else config.attention
-    model = _read_model(path, hf_config, getattr(torch, config.dtype), attention)
+    if not divides_context:
+        attention = _supported_attention(hf_config, attention)
+    dtype = getattr(torch, config.dtype)
+    # weights of few bits are turned into others by transformers, whole
+    by_parts = mesh.is_distributed and getattr(hf_config, "quantization_config", None) is None
+    dropout = _turn_dropout_off(hf_config)
+    read = build_empty if by_parts else _read_model
+    model = read(path, hf_config, dtype, attention)
+    for name, rate in dropout.items():
+        setattr(model.config, name, rate)  # an export says what the original said
+    _prepare(model, mesh, config)
+    compute_dtype = getattr(torch, config.compute_dtype)
+    shard_module(
+        model,
+        mesh,
+        blocks=decoder_layers(model),
+        compute_dtype=None if config.compute_dtype == config.dtype else compute_dtype,
+    )
+    if by_parts:
+        fill_parts(model, path, mesh.process.device)
+    if config.lora is not None:
+        start_adapters(model, config.lora.seed)
+    return model
+
+
+def _prepare(model: "PreTrainedModel", mesh: TrainingMesh, config: ModelConfig) -> None:
+    """Change what a model computes with, before FSDP2 shards it."""
+    divides_context = mesh.dims is not None and mesh.config.cp > 1
     if not divides_context:
         use_packed_attention(model)
     if config.low_precision is not None:
@@ -146,14 +180,6 @@ def _load_generic(
     if config.compile != "none":
         for layer in decoder_layers(model):
             layer.compile(backend=config.compile)  # in place: names stay as they are
-    compute_dtype = getattr(torch, config.compute_dtype)
-    shard_module(
-        model,
-        mesh,
-        blocks=decoder_layers(model),
-        compute_dtype=None if config.compute_dtype == config.dtype else compute_dtype,
-    )
-    return model
 
 
 def _load_native(
@@ -185,9 +211,7 @@ def read_config(path: Path) -> "PretrainedConfig":
     try:
         return AutoConfig.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, KeyError, StrictDataclassError) as error:
-        raise ModelMismatchError(
-            f"model directory {path} cannot be loaded as a causal language model: {error}"
-        ) from error
+        raise cannot_load_error(path, error) from error
 
 
 def decoder_layers(model: nn.Module) -> Sequence[nn.Module]:
@@ -226,10 +250,9 @@ def _read_model(
     from safetensors import SafetensorError
 
     try:
-        dropout = _turn_dropout_off(model_config)
         # annotated: the stubs do not know of output_loading_info
         with quiet_transformers():
-            loaded: Any = _auto_class(model_config).from_pretrained(
+            loaded: Any = auto_class(model_config).from_pretrained(
                 path,
                 config=model_config,
                 dtype=dtype,
@@ -247,30 +270,21 @@ def _read_model(
         SafetensorError,
         StrictDataclassError,
     ) as error:
-        raise ModelMismatchError(
-            f"model directory {path} cannot be loaded as a causal language model: {error}"
-        ) from error
+        raise cannot_load_error(path, error) from error
     model, loading = loaded
-    for name, rate in dropout.items():
-        setattr(model.config, name, rate)  # an export says what the original said
     for problem in ("missing_keys", "mismatched_keys"):
         names = sorted(str(name) for name in loading[problem])
         if names:
-            raise ModelMismatchError(
-                f"model directory {path}: {problem.removesuffix('_keys')} weights: "
-                f"{', '.join(names[:5])}{' ...' if len(names) > 5 else ''}; its *.safetensors "
-                "are not of the model that config.json describes"
+            raise mismatch_error(
+                path, [f"{problem.removesuffix('_keys')} weights: {name}" for name in names]
             )
     return model
 
 
-def _auto_class(config: "PretrainedConfig") -> Any:  # both have the same untyped interface
-    """Return what loads a language model, or one that sees images besides."""
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    known = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    return AutoModelForCausalLM if known else AutoModelForImageTextToText
+def _supported_attention(config: "PretrainedConfig", wanted: str) -> str:
+    """Return ``eager`` for a model whose attention cannot be torch's own (GPT-OSS has sinks)."""
+    kind: Any = auto_class(config)._model_mapping.get(type(config), None)
+    return wanted if wanted != "sdpa" or getattr(kind, "_supports_sdpa", True) else "eager"
 
 
 def _turn_dropout_off(config: "PretrainedConfig") -> dict[str, float]:

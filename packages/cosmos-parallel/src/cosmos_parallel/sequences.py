@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional
 
 
 class _GatherSequence(torch.autograd.Function):
@@ -62,11 +63,47 @@ class Visibility:
         seen = (mine[:, None] >= index) & (samples[:, mine, None] == samples[:, None, :])
         return cls(seen[:, None], group)
 
+    def mask_of(self, keys: Tensor, window: int | None) -> Tensor:
+        """Return the mask spelled out, and narrowed to the last ``window`` tokens if given.
 
-def padded_positions(position_ids: Tensor, length: int) -> Tensor:
-    """Return positions of ``[B, length]`` with those of ``[B, T]`` first.
+        Args:
+            keys: of whole sequences, for their number: ``[B, Tk, ...]``.
+            window: how many tokens a query sees, itself the last of them.
+        """
+        index = torch.arange(keys.shape[1], device=keys.device)
+        mine = index if self.group is None else index.chunk(self.group.size())[self.group.rank()]
+        mask = mine[:, None] >= index if self.mask is None else self.mask
+        return mask if window is None else mask & (mine[:, None] - index < window)
+
+
+def padded_rows(
+    token_ids: Tensor, position_ids: Tensor | None, multiple_of: int
+) -> tuple[Tensor, Tensor]:
+    """Return tokens and positions of rows whose length every rank of a group can have a share of.
 
     What is added belongs to the sample before it (no position is 0), after all its tokens.
+
+    Args:
+        token_ids: ``[B, T]``.
+        position_ids: ``[B, T]``; ``None`` where every row is one sample.
+        multiple_of: the length becomes a multiple of this.
     """
-    missing = length - position_ids.shape[1]
-    return torch.nn.functional.pad(position_ids, (0, missing), value=1)
+    length = token_ids.shape[1]
+    if position_ids is None:
+        position_ids = torch.arange(length, device=token_ids.device).expand_as(token_ids)
+    missing = (0, -length % multiple_of)
+    return functional.pad(token_ids, missing), functional.pad(position_ids, missing, value=1)
+
+
+def kept_columns(hidden: Tensor, length: int, keep: int | Tensor) -> Tensor:
+    """Return those columns of ``[B, T', dim]`` of which a caller wants logits.
+
+    Args:
+        hidden: of padded rows.
+        length: columns that the caller gave.
+        keep: the last so many of them (0 for all), or the columns themselves.
+    """
+    given = hidden[:, :length]
+    if isinstance(keep, Tensor):
+        return given[:, keep]
+    return given[:, -keep:] if keep else given

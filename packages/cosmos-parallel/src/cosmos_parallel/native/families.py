@@ -3,8 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torchtitan.models.common import Embedding, Linear, RMSNorm
+from torchtitan.models.common import Linear, RMSNorm
 from torchtitan.models.common.attention import GQAttention, QKVLinear
 from torchtitan.models.common.config_utils import (
     make_ffn_config,
@@ -13,9 +12,8 @@ from torchtitan.models.common.config_utils import (
 )
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.feed_forward import FeedForward
-from torchtitan.models.common.moe import MoE, RoutedExperts
+from torchtitan.models.common.moe import MoE
 from torchtitan.models.common.rope import ComplexRoPE
-from torchtitan.models.common.token_dispatcher import AllToAllTokenDispatcher
 from torchtitan.models.deepseek_v3.model import (
     Attention,
     DeepSeekV3Model,
@@ -26,13 +24,14 @@ from torchtitan.models.llama3.model import Llama3Model, Llama3TransformerBlock
 from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 
-from cosmos_parallel.native.attention import ExactAttention, ExactExperts, HalvesRoPE
+from cosmos_parallel.native.attention import ExactAttention, ExactExperts
+from cosmos_parallel.native.gpt_oss import HF_NAMES, gpt_oss
+from cosmos_parallel.native.names import HfNames
+from cosmos_parallel.native.pieces import UNUSED, norm, outside, rope, routed
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-# Every tensor is read from a file; torchtitan asks for the names all the same.
-_UNUSED: dict[str, Callable[..., Any]] = {}
 _INNER_EPS = 1e-6  # transformers' own for norms inside latent attention, whatever the config says
 _BIASES = {
     f"model.layers.{{}}.self_attn.{q}_proj.bias": f"layers.{{}}.attention.qkv_linear.w{q}.bias"
@@ -45,54 +44,52 @@ def decoder_config(config: "PretrainedConfig") -> Decoder.Config:
     return _BUILDERS[config.model_type](config)
 
 
-def names_of(config: "PretrainedConfig", decoder: Decoder.Config) -> dict[str, str]:
-    """Return the name in torchtitan of every Hugging Face name, both with ``{}`` for numbers.
-
-    A matrix of an expert has two numbers in Hugging Face's name, its layer and itself; torchtitan
-    has the experts of a layer in one tensor, of which they are the leading index.
-    """
+def names_of(config: "PretrainedConfig", decoder: Decoder.Config) -> HfNames:
+    """Return what files call the tensors of a model."""
+    if config.model_type == "gpt_oss":
+        return HF_NAMES
     if config.model_type == "deepseek_v3":
         return _named(DeepSeekV3StateDictAdapter(decoder, None).from_hf_map)  # pyright: ignore
-    return _named(Qwen3StateDictAdapter(decoder, None).from_hf_map) | _BIASES  # pyright: ignore
+    return _named(Qwen3StateDictAdapter(decoder, None).from_hf_map | _BIASES)  # pyright: ignore
 
 
-def _named(table: Mapping[str, str | None]) -> dict[str, str]:
-    return {theirs: ours for theirs, ours in table.items() if ours is not None}
+def _named(table: Mapping[str, str | None]) -> HfNames:
+    return HfNames({theirs: ours for theirs, ours in table.items() if ours is not None})
 
 
 def _llama(config: Any) -> Decoder.Config:
     layers = [
         Llama3TransformerBlock.Config(
-            attention_norm=_norm(config),
-            ffn_norm=_norm(config),
+            attention_norm=norm(config),
+            ffn_norm=norm(config),
             attention=_attention(config),
             feed_forward=_feed_forward(config, config.intermediate_size),
         )
         for _ in range(config.num_hidden_layers)
     ]
-    return Llama3Model.Config(**_outside(config), layers=layers)
+    return Llama3Model.Config(**outside(config), layers=layers)
 
 
 def _qwen(config: Any) -> Decoder.Config:
     mixture = config.model_type == "qwen3_moe"
     layers = [
         Qwen3TransformerBlock.Config(
-            attention_norm=_norm(config),
-            ffn_norm=_norm(config),
+            attention_norm=norm(config),
+            ffn_norm=norm(config),
             attention=_attention(config),
             feed_forward=None if mixture else _feed_forward(config, config.intermediate_size),
             moe=_qwen_experts(config) if mixture else None,
         )
         for _ in range(config.num_hidden_layers)
     ]
-    return Qwen3Model.Config(**_outside(config), layers=layers)
+    return Qwen3Model.Config(**outside(config), layers=layers)
 
 
 def _deepseek(config: Any) -> Decoder.Config:
     layers = [
         DeepSeekV3TransformerBlock.Config(
-            attention_norm=_norm(config),
-            ffn_norm=_norm(config),
+            attention_norm=norm(config),
+            ffn_norm=norm(config),
             attention=_latent_attention(config),
             feed_forward=None
             if layer >= config.first_k_dense_replace
@@ -101,7 +98,7 @@ def _deepseek(config: Any) -> Decoder.Config:
         )
         for layer in range(config.num_hidden_layers)
     ]
-    return DeepSeekV3Model.Config(**_outside(config), layers=layers)
+    return DeepSeekV3Model.Config(**outside(config), layers=layers)
 
 
 _BUILDERS: dict[str, Callable[[Any], Decoder.Config]] = {
@@ -110,41 +107,8 @@ _BUILDERS: dict[str, Callable[[Any], Decoder.Config]] = {
     "qwen3": _qwen,
     "qwen3_moe": _qwen,
     "deepseek_v3": _deepseek,
+    "gpt_oss": gpt_oss,
 }
-
-
-def _outside(config: Any) -> dict[str, Any]:
-    return {
-        "dim": config.hidden_size,
-        "vocab_size": config.vocab_size,
-        "enable_weight_tying": bool(config.tie_word_embeddings),
-        "tok_embeddings": Embedding.Config(
-            num_embeddings=config.vocab_size, embedding_dim=config.hidden_size
-        ),
-        "norm": _norm(config),
-        "lm_head": Linear.Config(in_features=config.hidden_size, out_features=config.vocab_size),
-    }
-
-
-def _norm(config: Any, width: int | None = None) -> RMSNorm.Config:
-    return RMSNorm.Config(normalized_shape=width or config.hidden_size, eps=config.rms_norm_eps)
-
-
-def _rope(config: Any, width: int) -> HalvesRoPE.Config:
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    kind = config.rope_parameters["rope_type"]
-    if kind == "default":
-        steps = torch.arange(0, width, 2, dtype=torch.float32) / width
-        inv_freq, factor = 1.0 / config.rope_parameters["rope_theta"] ** steps, 1.0
-    else:
-        inv_freq, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
-    return HalvesRoPE.Config(
-        dim=width,
-        max_seq_len=config.max_position_embeddings,
-        inv_freq=tuple(inv_freq.tolist()),
-        factor=float(factor),
-    )
 
 
 def _attention(config: Any) -> GQAttention.Config:
@@ -163,9 +127,9 @@ def _attention(config: Any) -> GQAttention.Config:
         wo=Linear.Config(
             in_features=config.num_attention_heads * width, out_features=config.hidden_size
         ),
-        qk_norm=_norm(config, width) if config.model_type.startswith("qwen3") else None,
+        qk_norm=norm(config, width) if config.model_type.startswith("qwen3") else None,
         inner_attention=ExactAttention.Config(),
-        rope=_rope(config, width),
+        rope=rope(config, width),
     )
 
 
@@ -203,20 +167,15 @@ def _latent_attention(config: Any) -> Attention.Config:
 
 def _feed_forward(config: Any, hidden: int) -> FeedForward.Config:
     return make_ffn_config(
-        dim=config.hidden_size, hidden_dim=hidden, w1_param_init=_UNUSED, w2w3_param_init=_UNUSED
+        dim=config.hidden_size, hidden_dim=hidden, w1_param_init=UNUSED, w2w3_param_init=UNUSED
     )
 
 
-def _routed(config: Any, num_experts: int) -> RoutedExperts.Config:
-    return RoutedExperts.Config(
-        inner_experts=ExactExperts.Config(
-            dim=config.hidden_size,
-            hidden_dim=config.moe_intermediate_size,
-            num_experts=num_experts,
-        ),
-        token_dispatcher=AllToAllTokenDispatcher.Config(
-            num_experts=num_experts, top_k=config.num_experts_per_tok
-        ),
+def _swiglu_experts(config: Any, num_experts: int) -> ExactExperts.Config:
+    return ExactExperts.Config(
+        dim=config.hidden_size,
+        hidden_dim=config.moe_intermediate_size,
+        num_experts=num_experts,
     )
 
 
@@ -226,12 +185,12 @@ def _qwen_experts(config: Any) -> MoE.Config:
         router=make_router_config(
             dim=config.hidden_size,
             num_experts=config.num_experts,
-            gate_param_init=_UNUSED,
+            gate_param_init=UNUSED,
             top_k=config.num_experts_per_tok,
             score_func="softmax",
             route_norm=config.norm_topk_prob,
         ),
-        routed_experts=_routed(config, config.num_experts),
+        routed_experts=routed(config, _swiglu_experts(config, config.num_experts)),
         load_balance_coeff=None,
     )
 
@@ -243,7 +202,7 @@ def _deepseek_experts(config: Any) -> MoE.Config:
         router=make_router_config(
             dim=config.hidden_size,
             num_experts=config.n_routed_experts,
-            gate_param_init=_UNUSED,
+            gate_param_init=UNUSED,
             top_k=config.num_experts_per_tok,
             score_func="sigmoid",
             route_norm=config.norm_topk_prob,
@@ -251,7 +210,7 @@ def _deepseek_experts(config: Any) -> MoE.Config:
             num_expert_groups=groups,
             num_limited_groups=config.topk_group if groups else None,
         ),
-        routed_experts=_routed(config, config.n_routed_experts),
+        routed_experts=routed(config, _swiglu_experts(config, config.n_routed_experts)),
         shared_experts=_feed_forward(
             config, config.moe_intermediate_size * config.n_shared_experts
         ),

@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
+from cosmos_parallel.native.names import HfNames
 from cosmos_parallel.native.stage import Stage
-from cosmos_parallel.sequences import padded_positions
+from cosmos_parallel.sequences import kept_columns, padded_rows
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -41,7 +41,7 @@ class NativeCausalLM(nn.Module):
         head: nn.Linear | None,
         *,
         multiple_of: int,
-        hf_names: Mapping[str, str],
+        hf_names: HfNames,
     ) -> None:
         """Join what a rank has.
 
@@ -50,7 +50,7 @@ class NativeCausalLM(nn.Module):
             stages: those of this rank.
             head: the output head, on the rank of the last stage.
             multiple_of: lengths are padded to this: ``cp x tp``.
-            hf_names: torchtitan's name of every Hugging Face name, with ``{}`` for numbers.
+            hf_names: what files call the tensors.
         """
         super().__init__()
         self.config = config
@@ -58,7 +58,7 @@ class NativeCausalLM(nn.Module):
         self.stages = tuple(stages)  # a tuple, so that nothing is registered twice
         self.multiple_of = multiple_of
         self.least_rows = 1
-        self.hf_names = dict(hf_names)
+        self.hf_names = hf_names
         self.body: Body = self._run_stages
         # stands for a head that another rank has, where a loss only looks whether there is one
         self._heads = (head or nn.Linear(1, 1, bias=False, device="meta"),)
@@ -94,20 +94,11 @@ class NativeCausalLM(nn.Module):
         from transformers.modeling_outputs import CausalLMOutput
 
         assert not use_cache, "a model in training keeps no cache"
-        length = input_ids.shape[1]
-        if position_ids is None:
-            position_ids = torch.arange(length, device=input_ids.device).expand_as(input_ids)
-        whole = -(-length // self.multiple_of) * self.multiple_of
-        rows = input_ids.shape[0]
-        extra = max(0, self.least_rows - rows)
-        tokens = functional.pad(input_ids, (0, whole - length, 0, extra))
-        positions = functional.pad(padded_positions(position_ids, whole), (0, 0, 0, extra), value=1)
-        hidden = self.body(tokens, positions)[:rows, :length]
-        if isinstance(logits_to_keep, Tensor):
-            hidden = hidden[:, logits_to_keep]
-        elif logits_to_keep:
-            hidden = hidden[:, -logits_to_keep:]
-        logits = self._heads[0](hidden)
+        rows, length = input_ids.shape
+        tokens, positions = padded_rows(input_ids, position_ids, self.multiple_of)
+        extra = (0, 0, 0, max(0, self.least_rows - rows))
+        hidden = self.body(functional.pad(tokens, extra), functional.pad(positions, extra, value=1))
+        logits = self._heads[0](kept_columns(hidden[:rows], length, logits_to_keep))
         return CausalLMOutput(logits=logits.full_tensor() if _is_split(logits) else logits)
 
     @contextmanager
@@ -125,19 +116,10 @@ class NativeCausalLM(nn.Module):
         Args:
             tensors: by the names of ``state_dict``, whole or on the meta device.
         """
-        ours = {native: theirs for theirs, native in self.hf_names.items()}
-        renamed: dict[str, Any] = {}
-        for name, value in tensors.items():
-            pattern, numbers = _abstract(name.removeprefix("decoder."))
-            theirs = ours.get(pattern)
-            if theirs is None or _is_tied_copy(self.config, theirs):
-                continue
-            if theirs.count("{}") == len(numbers):
-                renamed[theirs.format(*numbers)] = value
-            else:
-                for expert, matrix in enumerate(value.unbind(0)):
-                    renamed[theirs.format(*numbers, expert)] = matrix
-        return renamed
+        return self.hf_names.to_hf(
+            {name.removeprefix("decoder."): value for name, value in tensors.items()},
+            leaving=frozenset(("lm_head.weight",) if self.config.tie_word_embeddings else ()),
+        )
 
     def _run_stages(self, tokens: Tensor, positions: Tensor) -> Tensor:
         return self.stages[0](tokens, positions)
@@ -165,13 +147,3 @@ def _joined(stages: Sequence[Stage], head: nn.Module | None) -> nn.Module:
 
 def _is_split(logits: Any) -> bool:
     return isinstance(logits, DTensor)
-
-
-def _is_tied_copy(config: "PretrainedConfig", hf_name: str) -> bool:
-    return bool(config.tie_word_embeddings) and hf_name == "lm_head.weight"
-
-
-def _abstract(name: str) -> tuple[str, list[str]]:
-    parts = name.split(".")
-    numbers = [part for part in parts if part.isdigit()]
-    return ".".join("{}" if part.isdigit() else part for part in parts), numbers

@@ -21,6 +21,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_sc
 from cosmos_parallel.errors import LossContractError, MeshError
 from cosmos_parallel.mesh import TrainingMesh
 from cosmos_parallel.native.model import NativeCausalLM
+from cosmos_parallel.native.names import HfNames
 from cosmos_parallel.native.stage import Stage
 from cosmos_parallel.passes import LossFunction, LossResult, Pass
 
@@ -57,7 +58,7 @@ class PipelinedCausalLM(NativeCausalLM):
         mesh: TrainingMesh,
         *,
         config: Any,
-        hf_names: Mapping[str, str],
+        hf_names: HfNames,
         hidden_dtype: torch.dtype,
     ) -> None:
         """Join what this rank has.
@@ -67,7 +68,7 @@ class PipelinedCausalLM(NativeCausalLM):
             head: the output head, on the rank of the last stage.
             mesh: the ranks of the replica.
             config: the Hugging Face config.
-            hf_names: torchtitan's name of every Hugging Face name.
+            hf_names: what files call the tensors.
             hidden_dtype: what goes between stages.
         """
         super().__init__(

@@ -1,45 +1,11 @@
 """Fill a model from safetensors, every rank with its own parts only."""
 
-from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
 
-from cosmos_parallel.errors import ModelMismatchError
 from cosmos_parallel.native.model import NativeCausalLM
-
-Region = tuple[slice, ...]
-
-
-def held_region(tensor: Tensor) -> Region:
-    """Return which part of the whole tensor this rank holds.
-
-    On each dim, axes that split the whole come first; then those of FSDP, which splits what tensor
-    or expert parallelism left although it is the outer axis of the mesh (a strided shard).
-    """
-    rows = [torch.arange(size) for size in tensor.shape]
-    if isinstance(tensor, DTensor):
-        mesh = tensor.device_mesh
-        coordinate = mesh.get_coordinate()
-        assert coordinate is not None
-        splits = [
-            (placement, axis)
-            for axis, placement in enumerate(tensor.placements)
-            if not placement.is_replicate()
-        ]
-        splits.sort(key=lambda split: type(split[0]) is not Shard)
-        for placement, axis in splits:
-            dim: int = getattr(placement, "dim")  # noqa: B009 - a strided shard is no public type
-            pieces = rows[dim].chunk(mesh.size(axis))
-            mine = coordinate[axis]
-            rows[dim] = pieces[mine] if mine < len(pieces) else rows[dim][:0]
-    return tuple(
-        slice(int(held[0]), int(held[-1]) + 1) if len(held) else slice(0, 0) for held in rows
-    )
+from cosmos_parallel.weight_files import WeightFiles, held_part, held_region, mismatch_error
 
 
 def fill(model: NativeCausalLM, path: Path) -> None:
@@ -48,70 +14,15 @@ def fill(model: NativeCausalLM, path: Path) -> None:
     Raises:
         ModelMismatchError: naming tensors that are missing or of another shape.
     """
-    wanted = model.state_dict(keep_vars=True)
-    files = _Files(path)
     problems: list[str] = []
-    with files, torch.no_grad():
-        for name, tensor in wanted.items():
-            meta = {name: torch.empty(tensor.shape, device="meta")}
-            stored = model.to_hf(meta)
-            region = held_region(tensor)
-            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    with WeightFiles(path) as files, torch.no_grad():
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            stored = model.to_hf({name: torch.empty(tensor.shape, device="meta")})
+            region, local = held_region(tensor), held_part(tensor)
             assert local.shape == tuple(part.stop - part.start for part in region), name
-            problems += files.read(stored, region, local.detach())
+            if model.hf_names.is_transposed(name.removeprefix("decoder.")):
+                region = (*region[:-2], region[-1], region[-2])
+                local = local.transpose(-2, -1)
+            problems += files.read(stored, region, local)
     if problems:
-        raise ModelMismatchError(
-            f"model directory {path}: {'; '.join(problems[:5])}"
-            f"{' ...' if len(problems) > 5 else ''}; its *.safetensors are not of the model that "
-            "config.json describes"
-        )
-
-
-class _Files:
-    """The safetensors of a directory, open."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._open = ExitStack()
-        self._holding: dict[str, Any] = {}
-
-    def __enter__(self) -> "_Files":
-        from safetensors import SafetensorError, safe_open
-
-        for file in sorted(self._path.glob("*.safetensors")):
-            try:
-                opened = self._open.enter_context(safe_open(file, framework="pt"))
-            except (SafetensorError, OSError) as error:
-                raise ModelMismatchError(f"{file} cannot be read: {error}") from error
-            self._holding |= dict.fromkeys(opened.keys(), opened)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
-
-    def read(self, stored: Mapping[str, Tensor], region: Region, target: Tensor) -> list[str]:
-        """Copy a region into ``target``; return what is wrong.
-
-        Args:
-            stored: the tensor itself, or the matrices that it is a stack of, as the files should
-                have them.
-            region: which part of the tensor, or of the stack, to read.
-            target: as large as the region.
-        """
-        problems: list[str] = []
-        names = list(stored)
-        is_stack = len(region) > len(next(iter(stored.values())).shape) if stored else False
-        for index, name in enumerate(names[region[0]] if is_stack else names):
-            opened = self._holding.get(name)
-            if opened is None:
-                problems.append(f"missing weights: {name}")
-                continue
-            part = opened.get_slice(name)
-            shape, expected = tuple(part.get_shape()), tuple(stored[name].shape)
-            if shape != expected:
-                problems.append(
-                    f"mismatched weights: {name} is {shape}, the config says {expected}"
-                )
-                continue
-            (target[index] if is_stack else target).copy_(part[region[1:] if is_stack else region])
-        return problems
+        raise mismatch_error(path, problems)

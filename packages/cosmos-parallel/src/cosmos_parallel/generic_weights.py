@@ -1,0 +1,215 @@
+"""Models of transformers: read whole, or built empty and filled on each rank with its own parts.
+
+Which tensors of the files make which of the model is transformers' own knowledge (some are renamed,
+stacked or joined); here it is decided how much of each is read:
+
+    one file tensor, renamed at most     this rank's rows and columns of it
+    a stack of experts                   the matrices of this rank's experts
+    anything else                        the sources whole, one tensor of the model after the other
+"""
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from cosmos_parallel.errors import ModelMismatchError
+from cosmos_parallel.weight_files import WeightFiles, held_part, held_region, mismatch_error
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers.core_model_loading import WeightConverter
+
+
+def build_empty(
+    path: Path, config: "PretrainedConfig", dtype: torch.dtype, attention: str
+) -> "PreTrainedModel":
+    """Return the model of a directory on the meta device.
+
+    Raises:
+        ModelMismatchError: if transformers cannot make it.
+    """
+    from transformers import GenerationConfig
+
+    try:
+        with torch.device("meta"):
+            model: PreTrainedModel = auto_class(config).from_config(
+                config, dtype=dtype, attn_implementation=attention
+            )
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise cannot_load_error(path, error) from error
+    model.config.name_or_path = str(path)
+    if (path / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(path)
+    return model
+
+
+def fill_parts(model: "PreTrainedModel", path: Path, device: torch.device) -> None:
+    """Give a sharded model on the meta device memory, and read this rank's part of every weight.
+
+    Adapters are left as they are: no file of the model has them.
+
+    Raises:
+        ModelMismatchError: naming weights that are missing or of another shape.
+    """
+    model.to_empty(device=device)
+    model.tie_weights()
+    _compute_buffers(model)
+    tensors = {
+        name.replace(".base_layer.", "."): value
+        for name, value in model.state_dict(keep_vars=True).items()
+        if ".lora_" not in name
+    }
+    problems: list[str] = []
+    filled: set[int] = set()  # by identity, as tied weights have several names
+    with WeightFiles(path) as files, torch.no_grad():
+        sources = _find_sources(model, tensors, files)
+        for name, source in sources.alike.items():
+            value = tensors[name]
+            region, part = held_region(value), held_part(value)
+            stored = {source: torch.empty(value.shape, device="meta")}
+            problems += files.read(stored, region, part)
+            filled.add(id(value))
+        for first in sources.made:
+            for name, problem in sources.make(first, model, tensors, files):
+                problems += [problem] if problem else []
+                filled.add(id(tensors[name]))
+    problems += [f"missing weights: {name}" for name in tensors if id(tensors[name]) not in filled]
+    if problems:
+        raise mismatch_error(path, problems)
+
+
+@dataclass(slots=True)
+class _Sources:
+    """Where the tensors of a model come from.
+
+    Attributes:
+        alike: the file tensor that a tensor of the model equals.
+        made: what makes the others, by the first that it makes.
+        inputs: file tensors of each of these, by the pattern that they match, in order.
+    """
+
+    alike: dict[str, str] = field(default_factory=dict[str, str])
+    made: "dict[str, WeightConverter]" = field(default_factory=dict)  # type: ignore[assignment]
+    inputs: dict[str, dict[str, list[str]]] = field(default_factory=dict[str, dict[str, list[str]]])
+
+    def make(
+        self,
+        first: str,
+        model: "PreTrainedModel",
+        tensors: Mapping[str, Tensor],
+        files: WeightFiles,
+    ) -> Iterator[tuple[str, str]]:
+        """Read what ``first`` and its like are made from, and write this rank's part of them.
+
+        Yields:
+            Every name that was made, and what is wrong with it.
+        """
+        converter, inputs = self.made[first], self.inputs[first]
+        region = held_region(tensors[first])
+        is_stack = _stacks_experts(converter) and all(
+            len(names) == tensors[first].shape[0] for names in inputs.values()
+        )
+        for pattern, names in inputs.items():
+            for name in names[region[0]] if is_stack else names:
+                converter.add_tensor(first, name, pattern, partial(files.whole, name))  # type: ignore[arg-type]
+        if is_stack and region[0].start == region[0].stop:
+            yield first, ""  # no expert is this rank's
+            return
+        try:
+            made = converter.convert(first, model=model, config=model.config)
+        except (RuntimeError, ValueError) as error:
+            yield first, f"mismatched weights: {first}: {error}"
+            return
+        for name, value in made.items():
+            if name in tensors:
+                yield name, _put(value, tensors[name], name, cut_already=is_stack)
+
+
+def _put(value: Any, tensor: Tensor, name: str, *, cut_already: bool) -> str:
+    """Write this rank's part of a value; return what is wrong with it."""
+    whole: Tensor = value[0] if isinstance(value, list) else value
+    region = held_region(tensor)
+    expected = tuple(tensor.shape)
+    if cut_already:
+        expected = (region[0].stop - region[0].start, *expected[1:])
+        region = (slice(0, expected[0]), *region[1:])
+    if tuple(whole.shape) != expected:
+        return f"mismatched weights: {name} is {tuple(whole.shape)}, the config says {expected}"
+    held_part(tensor).copy_(whole[region])
+    return ""
+
+
+def _stacks_experts(converter: "WeightConverter") -> bool:
+    """Whether each input is a row of what is made: stacked first, then joined on other dims."""
+    from transformers.core_model_loading import Concatenate, MergeModulelist
+
+    first, *others = converter.operations
+    return (
+        isinstance(first, MergeModulelist)
+        and first.dim == 0
+        and all(isinstance(each, Concatenate) and each.dim > 0 for each in others)
+    )
+
+
+def _find_sources(
+    model: "PreTrainedModel", tensors: Mapping[str, Tensor], files: WeightFiles
+) -> _Sources:
+    """Ask transformers what each tensor of the files becomes, as its own loading does."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import (
+        WeightConverter,
+        WeightRenaming,
+        dot_natural_key,
+        rename_source_key,
+    )
+
+    transforms = get_model_conversion_mapping(model)
+    renamings = [each for each in transforms if isinstance(each, WeightRenaming)]
+    converters = [each for each in transforms if isinstance(each, WeightConverter)]
+    by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
+    prefix, known = model.base_model_prefix, dict(tensors)
+    found = _Sources()
+    for name in sorted(files.names, key=dot_natural_key):
+        target, pattern = rename_source_key(name, renamings, converters, prefix, known)
+        if target not in known and name in known:
+            target, pattern = rename_source_key(name, [], [], prefix, known)
+        if target not in known:
+            continue
+        if pattern is None:
+            found.alike[target] = name
+            continue
+        if target not in found.made:
+            found.made[target] = deepcopy(by_pattern[pattern])
+        found.inputs.setdefault(target, {}).setdefault(pattern, []).append(name)
+    # what an export of the model undoes
+    model._weight_conversions = [each for each in transforms if each.was_used()]  # type: ignore[assignment]
+    return found
+
+
+def _compute_buffers(model: "PreTrainedModel") -> None:
+    """Compute what no file has, such as frequencies of rotary embeddings."""
+    for value in model.state_dict(keep_vars=True).values():
+        vars(value)["_is_hf_initialized"] = True  # by which transformers knows what to leave alone
+    model.initialize_weights()
+
+
+def cannot_load_error(path: Path, error: Exception) -> ModelMismatchError:
+    """Say that transformers cannot load a directory."""
+    return ModelMismatchError(
+        f"model directory {path} cannot be loaded as a causal language model: {error}"
+    )
+
+
+def auto_class(config: "PretrainedConfig") -> Any:  # both have the same untyped interface
+    """Return what loads a language model, or one that sees images besides."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    known = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return AutoModelForCausalLM if known else AutoModelForImageTextToText

@@ -1,0 +1,54 @@
+"""Between torchtitan's names of tensors and those of Hugging Face checkpoints."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class HfNames:
+    """How the tensors of a family are called in files, and how they lie there.
+
+    A matrix of an expert has two numbers in Hugging Face's name, its layer and itself, where
+    torchtitan has the experts of a layer in one tensor, of which they are the leading index.
+
+    Attributes:
+        native: torchtitan's name of every Hugging Face name, with ``{}`` for numbers.
+        transposed: Hugging Face names of what files have with its last two dims exchanged.
+    """
+
+    native: Mapping[str, str]
+    transposed: frozenset[str] = frozenset()
+
+    def to_hf(self, tensors: Mapping[str, Any], *, leaving: frozenset[str]) -> dict[str, Any]:
+        """Rename tensors; experts become views of their own matrices.
+
+        Args:
+            tensors: by torchtitan's names, whole or on the meta device.
+            leaving: Hugging Face names of what no file has.
+        """
+        theirs_of = {native: theirs for theirs, native in self.native.items()}
+        renamed: dict[str, Any] = {}
+        for name, value in tensors.items():
+            pattern, numbers = _abstract(name)
+            theirs = theirs_of.get(pattern)
+            if theirs is None or theirs in leaving:
+                continue
+            stored = value.transpose(-2, -1) if theirs in self.transposed else value
+            if theirs.count("{}") == len(numbers):
+                renamed[theirs.format(*numbers)] = stored
+            else:
+                for expert, matrix in enumerate(stored.unbind(0)):
+                    renamed[theirs.format(*numbers, expert)] = matrix
+        return renamed
+
+    def is_transposed(self, name: str) -> bool:
+        """Whether files have the tensor that torchtitan calls so with its last dims exchanged."""
+        pattern, _ = _abstract(name)
+        return pattern in {self.native[theirs] for theirs in self.transposed}
+
+
+def _abstract(name: str) -> tuple[str, list[str]]:
+    parts = name.split(".")
+    numbers = [part for part in parts if part.isdigit()]
+    return ".".join("{}" if part.isdigit() else part for part in parts), numbers

@@ -1,0 +1,61 @@
+"""Pieces of torchtitan's configs that families have in common."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torchtitan.models.common import Embedding, Linear, RMSNorm
+from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
+from torchtitan.models.common.token_dispatcher import AllToAllTokenDispatcher
+
+from cosmos_parallel.native.attention import HalvesRoPE
+
+# Every tensor is read from a file; torchtitan asks for the names all the same.
+UNUSED: dict[str, Callable[..., Any]] = {}
+
+
+def outside(config: Any) -> dict[str, Any]:
+    """Return what every decoder has around its layers."""
+    return {
+        "dim": config.hidden_size,
+        "vocab_size": config.vocab_size,
+        "enable_weight_tying": bool(config.tie_word_embeddings),
+        "tok_embeddings": Embedding.Config(
+            num_embeddings=config.vocab_size, embedding_dim=config.hidden_size
+        ),
+        "norm": norm(config),
+        "lm_head": Linear.Config(in_features=config.hidden_size, out_features=config.vocab_size),
+    }
+
+
+def norm(config: Any, width: int | None = None) -> RMSNorm.Config:
+    """Return a norm over the hidden size, or over ``width``."""
+    return RMSNorm.Config(normalized_shape=width or config.hidden_size, eps=config.rms_norm_eps)
+
+
+def rope(config: Any, width: int) -> HalvesRoPE.Config:
+    """Return the rotary embedding of heads of ``width``, with whatever scaling the config has."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    kind = config.rope_parameters["rope_type"]
+    if kind == "default":
+        steps = torch.arange(0, width, 2, dtype=torch.float32) / width
+        inv_freq, factor = 1.0 / config.rope_parameters["rope_theta"] ** steps, 1.0
+    else:
+        inv_freq, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+    return HalvesRoPE.Config(
+        dim=width,
+        max_seq_len=config.max_position_embeddings,
+        inv_freq=tuple(inv_freq.tolist()),
+        factor=float(factor),
+    )
+
+
+def routed(config: Any, experts: GroupedExperts.Config) -> RoutedExperts.Config:
+    """Return experts with what brings tokens to them and back."""
+    return RoutedExperts.Config(
+        inner_experts=experts,
+        token_dispatcher=AllToAllTokenDispatcher.Config(
+            num_experts=experts.num_experts, top_k=config.num_experts_per_tok
+        ),
+    )
