@@ -4,15 +4,12 @@ CI runs the cases marked so; ``--parallel-axes all`` runs the table.
 """
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from process_trees import run_tree
 
 pytestmark = pytest.mark.timeout(1800)  # one tree of processes runs every case
 POOL = Path(__file__).with_name("parallel_pool.py")
@@ -214,22 +211,8 @@ def results(models, request) -> dict:
         name = f"{family}-{layout}"
         cases.append({"name": name, "model": family, "num_ranks": num_ranks, "degrees": degrees})
     cases += [{"name": name, "num_ranks": 2, **EXTRA[name]} for name in EXTRA if name in further]
-    process = subprocess.Popen(
-        [sys.executable, str(POOL), str(models)],
-        start_new_session=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-    )
-    try:
-        lines = "\n".join(json.dumps(case) for case in cases)
-        output, _ = process.communicate(lines, timeout=120 + 60 * len(cases))
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, output
+    lines = "\n".join(json.dumps(case) for case in cases)
+    run_tree(POOL, models, deadline_s=120 + 60 * len(cases), given=lines)
     return {
         case["name"]: json.loads((models / f"{case['name']}.json").read_text()) for case in cases
     }

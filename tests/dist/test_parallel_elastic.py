@@ -1,14 +1,11 @@
 """Replicas die, are stopped, wake up and join; the losses are those of a run where nobody does."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from process_trees import run_tree
 
 pytest.importorskip("torchft")
 SCRIPT = Path(__file__).with_name("elastic_replicas.py")
@@ -17,25 +14,7 @@ SCRIPT = Path(__file__).with_name("elastic_replicas.py")
 @pytest.fixture(scope="module", params=[1, 2], ids=["one_rank_each", "two_ranks_each"])
 def written(request, tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("elastic")
-    process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), str(directory), str(request.param)],
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(SCRIPT.parent), *sys.path]),
-            "OMP_NUM_THREADS": "1",
-            "RUST_LOG": "error",
-        },
-    )
-    try:
-        output, _ = process.communicate(timeout=280)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, output
+    run_tree(SCRIPT, directory, request.param, deadline_s=280, environment={"RUST_LOG": "error"})
     return directory
 
 

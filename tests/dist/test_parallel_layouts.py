@@ -1,14 +1,11 @@
 """Every data-parallel layout takes the step that one process takes."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from process_trees import run_tree
 
 RANKS = Path(__file__).with_name("parallel_ranks.py")
 # replicas, ranks in each, of which replicated (HSDP)
@@ -40,20 +37,7 @@ def written(tmp_path_factory) -> Path:
     """Run every scenario; importing torch is most of the time, so all in one process tree."""
     directory = tmp_path_factory.mktemp("ranks")
     (directory / "cases.json").write_text(json.dumps(CASES))
-    process = subprocess.Popen(
-        [sys.executable, str(RANKS), str(directory), "layouts", "resharding", "edges"],
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-    )
-    try:
-        output, _ = process.communicate(timeout=270)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, output
+    run_tree(RANKS, directory, "layouts", "resharding", "edges", deadline_s=270)
     return directory
 
 

@@ -1,13 +1,10 @@
 """A checkpoint of FSDP ranks resumes under tensor and pipeline parallelism with the same losses."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from process_trees import run_tree
 
 SCRIPT = Path(__file__).with_name("reshard_ranks.py")
 OTHERS = ["tp2", "fsdp2-tp2", "pp2"]
@@ -16,24 +13,7 @@ OTHERS = ["tp2", "fsdp2-tp2", "pp2"]
 @pytest.fixture(scope="module")
 def written(tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("reshard")
-    process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), str(directory), "fsdp4", *OTHERS],
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(SCRIPT.parent), *sys.path]),
-            "OMP_NUM_THREADS": "1",
-        },
-    )
-    try:
-        output, _ = process.communicate(timeout=280)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, output
+    run_tree(SCRIPT, directory, "fsdp4", *OTHERS, deadline_s=280)
     return directory
 
 

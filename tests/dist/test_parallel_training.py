@@ -1,13 +1,10 @@
 """Optimizers, adapters, averages and packed rows: two ranks take the steps of one."""
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from process_trees import run_tree
 
 RANKS = Path(__file__).with_name("parallel_training_ranks.py")
 CASES = ("muon", "adamw_8bit", "ema", "lora")
@@ -20,20 +17,7 @@ WEIGHTS = {"muon": 2e-3, "adamw_8bit": 2e-4}
 def written(tmp_path_factory) -> Path:
     """Run every case; importing torch is most of the time, so all in one process tree."""
     directory = tmp_path_factory.mktemp("training")
-    process = subprocess.Popen(
-        [sys.executable, str(RANKS), str(directory)],
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-    )
-    try:
-        output, _ = process.communicate(timeout=270)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, output
+    run_tree(RANKS, directory, deadline_s=270)
     return directory
 
 

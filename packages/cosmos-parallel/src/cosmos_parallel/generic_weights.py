@@ -35,6 +35,7 @@ def build_empty(
         ModelMismatchError: if transformers cannot make it.
     """
     from transformers import GenerationConfig
+    from transformers.conversion_mapping import get_model_conversion_mapping
 
     try:
         with torch.device("meta"):
@@ -43,6 +44,8 @@ def build_empty(
             )
     except (ValueError, KeyError, RuntimeError) as error:
         raise cannot_load_error(path, error) from error
+    # asked for now, as FSDP2 gives modules classes of other names; an export undoes these
+    model._weight_conversions = get_model_conversion_mapping(model)  # type: ignore[assignment]
     model.config.name_or_path = str(path)
     if (path / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(path)
@@ -161,7 +164,6 @@ def _find_sources(
     model: "PreTrainedModel", tensors: Mapping[str, Tensor], files: WeightFiles
 ) -> _Sources:
     """Ask transformers what each tensor of the files becomes, as its own loading does."""
-    from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import (
         WeightConverter,
         WeightRenaming,
@@ -169,7 +171,7 @@ def _find_sources(
         rename_source_key,
     )
 
-    transforms = get_model_conversion_mapping(model)
+    transforms: list[Any] = model._weight_conversions  # type: ignore[assignment]
     renamings = [each for each in transforms if isinstance(each, WeightRenaming)]
     converters = [each for each in transforms if isinstance(each, WeightConverter)]
     by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
@@ -187,7 +189,6 @@ def _find_sources(
         if target not in found.made:
             found.made[target] = deepcopy(by_pattern[pattern])
         found.inputs.setdefault(target, {}).setdefault(pattern, []).append(name)
-    # what an export of the model undoes
     model._weight_conversions = [each for each in transforms if each.was_used()]  # type: ignore[assignment]
     return found
 

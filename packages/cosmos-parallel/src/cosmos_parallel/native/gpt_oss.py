@@ -141,8 +141,7 @@ class ExactClampedExperts(GptOssGroupedExperts):
         num_tokens_per_expert_E: Tensor,  # noqa: N803
     ) -> Tensor:
         """Run the tokens, sorted by expert, through their experts."""
-        mesh = self.mlp1_weight_EGD.device_mesh if _is_split(self.mlp1_weight_EGD) else None
-        tp = mesh["tp"].size() if mesh is not None and "tp" in (mesh.mesh_dim_names or ()) else 1
+        tp = _tensor_degree(self.mlp1_weight_EGD)
         up, up_bias, down, down_bias = (
             weight.to_local() if isinstance(weight, DTensor) else weight
             for weight in (
@@ -155,14 +154,22 @@ class ExactClampedExperts(GptOssGroupedExperts):
         ends = torch.cumsum(num_tokens_per_expert_E, dim=0, dtype=torch.int32)
         rows = x_RD.shape[0]
         places = torch.arange(rows, device=x_RD.device, dtype=torch.int32)
-        # rows behind the last expert are padding; they take its bias and are dropped
-        expert = torch.searchsorted(ends, places, right=True).clamp(max=len(up) - 1)
+        expert = torch.searchsorted(ends, places, right=True)
         tokens = x_RD.to(up.dtype)
-        hidden = self._grouped_mm(A=tokens, B_t=up.transpose(-2, -1), offs=ends) + up_bias[expert]
+        hidden = self._grouped_mm(A=tokens, B_t=up.transpose(-2, -1), offs=ends) + _of_rows(
+            up_bias, expert
+        )
         hidden = swiglu(hidden, alpha=self._alpha, limit=self.swiglu_limit)
         out = self._grouped_mm(A=hidden, B_t=down.transpose(-2, -1), offs=ends)
         # ranks that have a part of the features each add theirs up, and the bias once
-        return (out + ScaleBiasForward.apply(down_bias[expert], tp, out.dtype)).type_as(x_RD)
+        return (out + ScaleBiasForward.apply(_of_rows(down_bias, expert), tp, out.dtype)).type_as(
+            x_RD
+        )
+
+
+def _of_rows(bias: Tensor, expert: Tensor) -> Tensor:
+    """Return the bias of each row's expert; rows behind the last expert are padding and have 0."""
+    return torch.cat([bias, torch.zeros_like(bias[:1])])[expert]
 
 
 def gpt_oss(config: Any) -> Decoder.Config:
@@ -229,5 +236,8 @@ def _experts(config: Any) -> GptOssMoE.Config:
     )
 
 
-def _is_split(weight: Any) -> bool:
-    return isinstance(weight, DTensor)
+def _tensor_degree(weight: Any) -> int:
+    """Return among how many ranks the features of each expert are divided."""
+    if not isinstance(weight, DTensor) or "tp" not in (weight.device_mesh.mesh_dim_names or ()):
+        return 1
+    return weight.device_mesh["tp"].size()
