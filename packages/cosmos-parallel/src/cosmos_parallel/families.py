@@ -27,6 +27,7 @@ _MIXTURES = ("qwen3_moe", "deepseek_v3", "gpt_oss")
 _TENSOR_STYLES = {
     "colwise",
     "colwise_gather_output",
+    "embedding_rowwise",
     "rowwise",
     "rowwise_split_input",
     "replicated_with_grad_allreduce",

@@ -44,7 +44,8 @@ def apply_tensor_plan(model: "PreTrainedModel", mesh: "DeviceMesh") -> None:
     head = model.get_output_embeddings()
     for name, module in list(model.named_modules()):
         style = plan.get(re.sub(r"\d+", "*", name))
-        if style is None or (tied and module is head):
+        # embeddings stay whole, also where they are the head: FSDP2 shards them
+        if style in (None, "embedding_rowwise") or (tied and module is head):
             continue
         for layer in layers_to_split(module, style):
             parallelize_module(layer, mesh, _style(style))

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.nn import functional
 from torchtitan.models.common import Linear
 from torchtitan.models.common.attention import QKVLinear
 from torchtitan.models.common.config_utils import make_router_config
@@ -167,6 +168,27 @@ class ExactClampedExperts(GptOssGroupedExperts):
         )
 
 
+class ExactRowwiseLinear(ScaledBiasRowwiseLinear):
+    """A split projection whose bias is added once and has its whole gradient on every rank.
+
+    torchtitan's divides the gradient by the degree as well.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(ScaledBiasRowwiseLinear.Config):
+        """As torchtitan's."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return this rank's summand of the output."""
+        weight, bias = (
+            part.to_local() if isinstance(part, DTensor) else part
+            for part in (self.weight, self.bias)
+        )
+        return functional.linear(
+            input, weight, ScaleBiasForward.apply(bias, self.tp_degree, bias.dtype)
+        )
+
+
 def _of_rows(bias: Tensor, expert: Tensor) -> Tensor:
     """Return the bias of each row's expert; rows behind the last expert are padding and have 0."""
     return torch.cat([bias, torch.zeros_like(bias[:1])])[expert]
@@ -200,7 +222,7 @@ def _attention(config: Any, window: int | None) -> Attention.Config:
         head_dim=width,
         dim=dim,
         qkv_linear=QKVLinear.Config(head_dim=width, wq=queries, wkv=keys),
-        wo=ScaledBiasRowwiseLinear.Config(
+        wo=ExactRowwiseLinear.Config(
             in_features=config.num_attention_heads * width, out_features=dim, bias=True
         ),
         sliding_window_size=window,
