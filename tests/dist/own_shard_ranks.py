@@ -122,7 +122,7 @@ def memory(directory: Path) -> None:
         model = load_causal_lm(directory / "large", mesh)
         loading = watch.growth()
         watch = Watch()
-        export_hf(model, directory / "large-exported", mesh, dtype="bfloat16", max_shard_gb=0.02)
+        export_hf(model, directory / "large-exported", mesh, dtype="bfloat16", max_shard_gb=0.006)
         found = {"loading": loading, "exporting": watch.growth()}
         found["whole"] = sum(p.numel() * p.element_size() for p in model.parameters())
         (directory / f"memory-{place.rank}.json").write_text(json.dumps(found))

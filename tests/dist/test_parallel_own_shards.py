@@ -148,7 +148,7 @@ def test_a_rank_needs_memory_for_its_part_and_not_for_the_whole(written):
         found = json.loads((written / f"memory-{rank}.json").read_text())
         whole = found["whole"]
         assert whole > 50e6
-        # its quarter, and a sixteenth for what reading one tensor takes
+        # its quarter, and what reading one tensor takes
         assert found["loading"] < whole * 0.45, found
-        # one file of 20 MB, its copy in the making, and one gathered tensor
-        assert found["exporting"] < whole * 1.0, found
+        # one layer of 8 MB in bfloat16, its copy in the making, and one gathered tensor
+        assert found["exporting"] < whole * 0.8, found

@@ -219,13 +219,16 @@ class _Export:
         split = split_torch_state_dict_into_shards(renamed, max_shard_size=self._max_bytes)
         files: list[dict[str, int]] = []
         for index, names in enumerate(split.filename_to_tensors.values()):
-            # what is cut out of one tensor shares its memory, which a file does not
-            part = {
-                name: renamed[name].clone(memory_format=torch.contiguous_format) for name in names
-            }
+            part = {name: _by_itself(renamed[name]) for name in names}
             save_file(part, self._scratch / f"{number}-{index}", metadata={"format": "pt"})
             files.append({name: value.nbytes for name, value in part.items()})
         return files
+
+
+def _by_itself(value: Tensor) -> Tensor:
+    """Return a tensor that shares no memory with others, as tensors of a file must not."""
+    is_alone = value.untyped_storage().nbytes() == value.nbytes
+    return value if is_alone and value.is_contiguous() else value.contiguous().clone()
 
 
 def _finish(model: "CausalLM", scratch: Path, written: _Written, dtype: torch.dtype) -> Path:
