@@ -151,4 +151,4 @@ def test_a_rank_needs_memory_for_its_part_and_not_for_the_whole(written):
         # its quarter, and what reading one tensor takes
         assert found["loading"] < whole * 0.45, found
         # one layer of 8 MB in bfloat16, its copy in the making, and one gathered tensor
-        assert found["exporting"] < whole * 0.8, found
+        assert found["exporting"] < whole * 0.9, found
