@@ -116,6 +116,15 @@ def test_what_cannot_be_followed_goes_through_the_engines_loader(one_worker):
     assert set(answer["whole"].values()) == {"reshape cannot be recorded"}
 
 
+@pytest.mark.parametrize("family", ["qwen3-moe"])
+def test_a_worker_fetches_only_what_changed(one_worker, family):
+    (rank,) = one_worker.ranks
+    answer = rank.ask("check_reuse", family=family)
+    assert "error" not in answer, json.dumps(answer)
+    assert answer["different"] == []
+    assert 0 < answer["part"] < answer["whole"] / 5
+
+
 def test_modules_to_which_nothing_is_sent_can_be_kept(one_worker):
     (answer,) = one_worker.check("qwen3", part="layers.1.")
     assert "error" not in answer, json.dumps(answer)

@@ -8,6 +8,7 @@ fresh load of B. Commands and answers are JSON lines, as in the other scripts of
 import gc
 import json
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,39 @@ def check(family: str, *, expert_parallel: bool = False, part: str = "") -> dict
     }
 
 
+def check_reuse(family: str) -> dict[str, Any]:
+    """Load A, send A, change one element in 50, send what changed; what crossed for each."""
+    folder = Path(SETUP["folder"]) / f"{family}-reuse"
+    tensors = new_checkpoint(family, 0, folder / "a")
+    (folder / "b").mkdir()
+    (folder / "b" / "config.json").write_text((folder / "a" / "config.json").read_text())
+    model, config = build(folder / "a", expert_parallel=False)
+    engine = CosmosWeightTransferEngine(
+        WeightTransferConfig(backend="cosmos"), config, torch.device("cpu"), model
+    )
+    crossed: list[int] = []
+    with WeightSender(shards_of(tensors.items()), rank=0, num_ranks=1) as sender:
+        for version in (1, 2):
+            sender.publish(version)
+            if version == 1:
+                where = InitInfo(endpoints=[sender.endpoint], transport="tcp", reuse="changes")
+                engine.init_transfer_engine(where)
+            engine.begin_stage(version, 60.0)
+            while engine.stage_state()["state"] == "running":
+                time.sleep(0.01)
+            crossed.append(engine.stage_state()["wire_bytes"])
+            with set_current_vllm_config(config):
+                engine.update_weights({"version": version})
+            for tensor in tensors.values():
+                tensor.view(-1)[:: 50 if version == 1 else tensor.numel()] += 0.5
+            if version == 1:
+                save_file(tensors, folder / "b" / "model.safetensors", {"format": "pt"})
+        engine.shutdown()
+    fresh, _ = build(folder / "b", expert_parallel=False)
+    different = differences(model, fresh)
+    return {"family": family, "different": different, "whole": crossed[0], "part": crossed[1]}
+
+
 def reply(answer: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
@@ -143,9 +177,9 @@ def main() -> None:
     reply({})
     for line in sys.stdin:
         command = json.loads(line)
-        family, _ = command.pop("family"), command.pop("do")
+        family, do = command.pop("family"), command.pop("do")
         try:
-            reply(check(family, **command))
+            reply(check_reuse(family) if do == "check_reuse" else check(family, **command))
         except Exception as error:  # noqa: BLE001 - the test shows it
             traceback.print_exc()
             reply({"family": family, "error": f"{type(error).__name__}: {error}"})
