@@ -82,7 +82,7 @@ class Constant(nn.Module):
 class ConstantAdapter:
     """Predicts the same velocity everywhere, and remembers what it was shown."""
 
-    def velocity(self, transformer, latents, sigmas, text):
+    def velocity(self, transformer, latents, sigmas, text, given=None):
         self.seen = latents
         return transformer.value.expand_as(latents)
 

@@ -1,9 +1,14 @@
-"""Fine-tuning of diffusion world models on diffusers: adapters, flow matching, SFT."""
+"""Fine-tuning and RL of diffusion world models on diffusers."""
 
 from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition
 from cosmos_wfm.captions import CaptionedImage, ImageCaptions, ImageCaptionsConfig
 from cosmos_wfm.checkup import CheckedPoint, check_model
 from cosmos_wfm.errors import CaptionDataError, PipelineError, WfmConfigError, WfmError
+from cosmos_wfm.families.cosmos_predict import CosmosPredictAdapter, NoSafetyChecker
+from cosmos_wfm.families.sana import SanaAdapter
+from cosmos_wfm.families.sana_video import SanaVideoAdapter
+from cosmos_wfm.families.sd3 import Sd3Adapter
+from cosmos_wfm.families.wan import WanAdapter
 from cosmos_wfm.flow_matching import (
     FlowBatch,
     FlowMatchingConfig,
@@ -12,16 +17,34 @@ from cosmos_wfm.flow_matching import (
     shift_sigmas,
     sigma_weights,
 )
-from cosmos_wfm.loading import load_adapter
-from cosmos_wfm.sd3 import Sd3Adapter
+from cosmos_wfm.loading import find_adapter, load_adapter
+from cosmos_wfm.sampling import (
+    NoisyStep,
+    SdeConfig,
+    Transition,
+    flow_schedule,
+    log_prob,
+    sample_ode,
+    sample_sde,
+    transition,
+)
 from cosmos_wfm.sft import DiffusionSftConfig, train_sft
-from cosmos_wfm.tiny import tiny_captions, tiny_sd3_pipeline
+from cosmos_wfm.tiny import (
+    save_pipeline,
+    tiny_captions,
+    tiny_cosmos_pipeline,
+    tiny_sana_pipeline,
+    tiny_sana_video_pipeline,
+    tiny_sd3_pipeline,
+    tiny_wan_pipeline,
+)
 from cosmos_wfm.tuning import FullTuning, LoraTuning, TuningConfig
 
 __all__ = [
     "CaptionDataError",
     "CaptionedImage",
     "CheckedPoint",
+    "CosmosPredictAdapter",
     "DiffusionModelAdapter",
     "DiffusionSftConfig",
     "FlowBatch",
@@ -30,19 +53,37 @@ __all__ = [
     "ImageCaptions",
     "ImageCaptionsConfig",
     "LoraTuning",
+    "NoSafetyChecker",
+    "NoisyStep",
     "PipelineError",
+    "SanaAdapter",
+    "SanaVideoAdapter",
     "Sd3Adapter",
+    "SdeConfig",
     "TextCondition",
+    "Transition",
     "TuningConfig",
+    "WanAdapter",
     "WfmConfigError",
     "WfmError",
     "check_model",
     "draw_sigmas",
+    "find_adapter",
     "flow_matching_loss",
+    "flow_schedule",
     "load_adapter",
+    "log_prob",
+    "sample_ode",
+    "sample_sde",
+    "save_pipeline",
     "shift_sigmas",
     "sigma_weights",
     "tiny_captions",
+    "tiny_cosmos_pipeline",
+    "tiny_sana_pipeline",
+    "tiny_sana_video_pipeline",
     "tiny_sd3_pipeline",
+    "tiny_wan_pipeline",
     "train_sft",
+    "transition",
 ]

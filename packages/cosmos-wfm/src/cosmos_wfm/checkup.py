@@ -9,9 +9,12 @@ import torch
 from cosmos_wfm.adapter import DiffusionModelAdapter
 from cosmos_wfm.errors import PipelineError
 from cosmos_wfm.flow_matching import FlowBatch, FlowMatchingConfig, flow_matching_loss
-from cosmos_wfm.loading import ADAPTERS, load_adapter, pipeline_class_name
+from cosmos_wfm.loading import find_adapter, load_adapter, pipeline_class_name
+from cosmos_wfm.sampling import SdeConfig, flow_schedule, log_prob, sample_sde, transition
 
 _PROMPT = "a red square"
+_RATIO_TOLERANCE = 1e-4
+_LARGE_PATCH = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,13 +32,14 @@ class CheckedPoint:
     detail: str
 
 
-def check_model(directory: str | Path) -> list[CheckedPoint]:
-    """Check class name, components, embedding shapes, a training pass and a sampling step.
+def check_model(directory: str | Path, *, adapter: str = "") -> list[CheckedPoint]:
+    """Check class name, components, embeddings, an SFT pass, and a rollout step with its RL pass.
 
     Stops at the first point that fails, as the later ones build on it.
 
     Args:
         directory: a local diffusers pipeline.
+        adapter: ``module:Class`` of an adapter of your own.
 
     Returns:
         One point each, in that order; five of them if all is well.
@@ -45,15 +49,15 @@ def check_model(directory: str | Path) -> list[CheckedPoint]:
     loaded: list[DiffusionModelAdapter] = []
 
     def load() -> str:
-        loaded.append(load_adapter(directory))
+        loaded.append(load_adapter(directory, adapter=adapter))
         return ", ".join(sorted(loaded[0].pipeline.components))
 
     checks: list[tuple[str, Callable[[], str]]] = [
-        ("class name", lambda: _check_class(directory)),
+        ("class name", lambda: _check_class(directory, adapter)),
         ("components", load),
         ("embeddings", lambda: _check_embeddings(loaded[0])),
-        ("training pass", lambda: _check_training(loaded[0])),
-        ("sampling step", lambda: _check_sampling(loaded[0])),
+        ("SFT forward", lambda: _check_training(loaded[0])),
+        ("rollout step and RL forward", lambda: _check_rl(loaded[0])),
     ]
     for name, check in checks:
         try:
@@ -72,11 +76,10 @@ def check_model(directory: str | Path) -> list[CheckedPoint]:
     return points
 
 
-def _check_class(directory: Path) -> str:
+def _check_class(directory: Path, adapter: str) -> str:
     name = pipeline_class_name(directory)
-    if name not in ADAPTERS:
-        raise PipelineError(f"{name} has no adapter; there are {', '.join(sorted(ADAPTERS))}")
-    return name
+    find_adapter(name, adapter)
+    return f"{name}, adapter {adapter or 'by class name'}"
 
 
 def _check_embeddings(adapter: DiffusionModelAdapter) -> str:
@@ -109,19 +112,42 @@ def _check_training(adapter: DiffusionModelAdapter) -> str:
     return f"loss {part.total.item():.4g}, {len(gradients)} gradients"
 
 
-@torch.no_grad()
-def _check_sampling(adapter: DiffusionModelAdapter) -> str:
-    latents = torch.zeros_like(adapter.encode_pixels(_pixels(adapter)))
-    sigmas = adapter.schedule(4)
+def _check_rl(adapter: DiffusionModelAdapter) -> str:
+    """Draw one noisy step, then look at its density again, with gradient: the ratio must be 1."""
+    shape = adapter.latent_shape(_num_frames(adapter), *_pixels(adapter).shape[-2:])
     text = adapter.encode_text([_PROMPT])
-    velocity = adapter.velocity(adapter.transformer, latents, sigmas[:1], text)
-    pixels = adapter.decode(latents + (sigmas[1] - sigmas[0]) * velocity)
+
+    def velocity(latents: torch.Tensor, sigmas: torch.Tensor) -> torch.Tensor:
+        return adapter.velocity(adapter.transformer, latents, sigmas, text)
+
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(1, *shape, generator=generator)
+    sde = SdeConfig(num_noisy=1)
+    latents, steps = sample_sde(velocity, noise, flow_schedule(2, adapter.shift), sde, [generator])
+    adapter.transformer.requires_grad_(True)
+    taken = steps[0]
+    rows = [torch.tensor([v]) for v in (taken.sigma, taken.next_sigma, taken.noise_level)]
+    again = transition(taken.latents, velocity(taken.latents, rows[0]), *rows)
+    ratio = (log_prob(taken.following, again) - taken.log_probs).exp()
+    ratio.sum().backward()
+    adapter.transformer.requires_grad_(False)
+    pixels = adapter.decode(latents)
     if not pixels.isfinite().all():
-        raise PipelineError("one sampling step gives pixels that are not finite")
-    return f"sigma {sigmas[0]:.3f} to {sigmas[1]:.3f}, pixels {tuple(pixels.shape)}"
+        raise PipelineError("two sampling steps give pixels that are not finite")
+    if abs(ratio.item() - 1.0) > _RATIO_TOLERANCE:
+        raise PipelineError(
+            f"the ratio of an unchanged policy is {ratio.item():.6f}, not 1: rollout and training "
+            "do not call the model alike"
+        )
+    return f"pixels {tuple(pixels.shape)}, ratio {ratio.item():.6f}"
+
+
+def _num_frames(adapter: DiffusionModelAdapter) -> int:
+    return 1 + adapter.temporal_factor
 
 
 def _pixels(adapter: DiffusionModelAdapter) -> torch.Tensor:
-    """Return a small grey image: four patches a side."""
-    size = 4 * adapter.size_multiple
-    return torch.zeros(1, 3, size, size)
+    """Return a small grey image, four patches a side, or two latent frames of one."""
+    size = (4 if adapter.size_multiple < _LARGE_PATCH else 2) * adapter.size_multiple
+    frames = (_num_frames(adapter),) if adapter.temporal_factor else ()
+    return torch.zeros(1, 3, *frames, size, size)

@@ -69,13 +69,28 @@ class FlowBatch:
         sigmas: noise level of each sample.
         text: embedded prompts.
         weights: of each sample in the step's mean: 1, or 0 for a pass that only keeps step.
+        given: 1 in the latent frames that are a condition: they stay clean and have no error.
     """
 
-    latents: Float[Tensor, "B C h w"]
-    noise: Float[Tensor, "B C h w"]
+    latents: Float[Tensor, "B C *s"]
+    noise: Float[Tensor, "B C *s"]
     sigmas: Float[Tensor, " B"]
     text: TextCondition
     weights: Float[Tensor, " B"]
+    given: Float[Tensor, "B 1 f 1 1"] | None = None
+
+
+def per_sample(values: Float[Tensor, " B"], like: Float[Tensor, "B ..."]) -> Float[Tensor, "B ..."]:
+    """Return one value for each sample in a shape that multiplies the whole sample."""
+    return values.view(-1, *(1 for _ in range(like.dim() - 1)))
+
+
+def add_noise(
+    latents: Float[Tensor, "B C *s"], noise: Float[Tensor, "B C *s"], sigmas: Float[Tensor, " B"]
+) -> Float[Tensor, "B C *s"]:
+    """Return x_σ = (1 - σ) x_0 + σ ε."""
+    level = per_sample(sigmas, latents)
+    return (1.0 - level) * latents + level * noise
 
 
 def shift_sigmas(levels: Float[Tensor, " B"], shift: float) -> Float[Tensor, " B"]:
@@ -128,10 +143,15 @@ def flow_matching_loss(
     """
 
     def loss(transformer: nn.Module, batch: FlowBatch) -> LossSum:
-        sigmas = batch.sigmas[:, None, None, None]
-        noisy = (1.0 - sigmas) * batch.latents + sigmas * batch.noise
-        velocity = adapter.velocity(transformer, noisy, batch.sigmas, batch.text)
-        errors = (velocity - (batch.noise - batch.latents)).float().square().flatten(1).mean(1)
+        noisy = add_noise(batch.latents, batch.noise, batch.sigmas)
+        target = batch.noise - batch.latents
+        if batch.given is not None:
+            noisy = batch.given * batch.latents + (1.0 - batch.given) * noisy
+        velocity = adapter.velocity(transformer, noisy, batch.sigmas, batch.text, batch.given)
+        difference = (velocity - target).float()
+        if batch.given is not None:
+            difference = (1.0 - batch.given) * difference
+        errors = difference.square().flatten(1).mean(1)
         weighed = batch.weights * sigma_weights(batch.sigmas, config.weighting)
         return LossSum(
             total=(weighed * errors).sum(),

@@ -1,7 +1,9 @@
 """From a pipeline directory to its adapter, chosen by what ``model_index.json`` says it is."""
 
+import importlib
 import json
 from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,28 @@ from torch import nn
 
 from cosmos_wfm.adapter import DiffusionModelAdapter
 from cosmos_wfm.errors import PipelineError
-from cosmos_wfm.sd3 import Sd3Adapter
+from cosmos_wfm.families.cosmos_predict import (
+    CosmosPredictAdapter,
+    NoSafetyChecker,
+    resize_without_torchvision,
+)
+from cosmos_wfm.families.sana import SanaAdapter
+from cosmos_wfm.families.sana_video import SanaVideoAdapter
+from cosmos_wfm.families.sd3 import Sd3Adapter
+from cosmos_wfm.families.wan import WanAdapter
 
-ADAPTERS: Mapping[str, Callable[[Any], DiffusionModelAdapter]] = {
+AdapterFactory = Callable[[Any], DiffusionModelAdapter]
+ENTRY_POINTS = "cosmos_wfm.adapters"
+COSMOS = "Cosmos2_5_PredictBasePipeline"
+
+ADAPTERS: Mapping[str, AdapterFactory] = {
     "StableDiffusion3Pipeline": Sd3Adapter,
+    "SanaPipeline": SanaAdapter,
+    "SanaVideoPipeline": SanaVideoAdapter,
+    COSMOS: CosmosPredictAdapter,
+    "WanPipeline": WanAdapter,
 }
-"""Pipeline class name to adapter."""
+"""Pipeline class name to the adapter that comes with this package."""
 
 
 def pipeline_class_name(directory: Path) -> str:
@@ -36,29 +54,74 @@ def pipeline_class_name(directory: Path) -> str:
         raise PipelineError(f"{index} names no pipeline class: {error!r}") from error
 
 
+def find_adapter(class_name: str, named: str = "") -> AdapterFactory:
+    """Return what adapts a pipeline of this class.
+
+    Args:
+        class_name: the pipeline's.
+        named: ``module:Class`` of somebody's own adapter, which is taken then; without one, an
+            entry point of the group ``cosmos_wfm.adapters`` with the pipeline's class name comes
+            after those of this package.
+
+    Raises:
+        PipelineError: if there is none, or what is named cannot be imported.
+    """
+    if named:
+        return _import_adapter(named)
+    if class_name in ADAPTERS:
+        return ADAPTERS[class_name]
+    for entry in entry_points(group=ENTRY_POINTS, name=class_name):
+        return _import_adapter(entry.value)
+    raise PipelineError(
+        f"there is no adapter for {class_name}; there are adapters for "
+        f"{', '.join(sorted(ADAPTERS))}; name your own as module:Class"
+    )
+
+
 def load_adapter(
-    directory: str | Path, dtype: torch.dtype = torch.float32
+    directory: str | Path, dtype: torch.dtype = torch.float32, *, adapter: str = ""
 ) -> DiffusionModelAdapter:
     """Load a local pipeline, frozen and in evaluation mode, and adapt it.
 
     Args:
         directory: as ``save_pretrained`` wrote it; nothing is ever downloaded.
         dtype: of every component.
+        adapter: ``module:Class`` of an adapter of your own; empty for the pipeline's class to say.
 
     Raises:
         PipelineError: if it is no pipeline directory, or one that no adapter is for.
     """
     directory = Path(directory)
     name = pipeline_class_name(directory)
-    if name not in ADAPTERS:
-        raise PipelineError(
-            f"{directory} is a {name}; there are adapters for {', '.join(sorted(ADAPTERS))}"
-        )
-    import diffusers
-
-    pipeline = getattr(diffusers, name).from_pretrained(directory, local_files_only=True)
-    pipeline.to(dtype)
+    try:
+        factory = find_adapter(name, adapter)
+    except PipelineError as error:
+        raise PipelineError(f"{directory} is a {name}: {error}") from error
+    pipeline = _load_pipeline(directory, name, dtype)
     for component in pipeline.components.values():
         if isinstance(component, nn.Module):
             component.requires_grad_(False).eval()
-    return ADAPTERS[name](pipeline)
+    return factory(pipeline)
+
+
+def _load_pipeline(directory: Path, name: str, dtype: torch.dtype) -> Any:
+    diffusers: Any = importlib.import_module("diffusers")  # a lazy module that checkers misread
+    extra: dict[str, object] = {}
+    if name == COSMOS:
+        resize_without_torchvision()
+        extra["safety_checker"] = NoSafetyChecker()
+    pipeline_class = getattr(diffusers, name, diffusers.DiffusionPipeline)
+    pipeline = pipeline_class.from_pretrained(directory, local_files_only=True, **extra)
+    if dtype is not torch.float32:
+        pipeline.to(dtype)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def _import_adapter(named: str) -> AdapterFactory:
+    module, _, attribute = named.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise PipelineError(f"adapter {named} is no module:Class: {error}") from error
+    return found

@@ -1,7 +1,8 @@
 """Which weights are trained, and how they are saved so that diffusers loads them back."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -77,9 +78,11 @@ class LoraTuning:
         def write(target: Path) -> None:
             adapter.pipeline.save_lora_weights(
                 target / "lora",
-                transformer_lora_layers=state,
-                transformer_lora_adapter_metadata=settings,
                 weight_name=LORA_FILE,
+                **{
+                    f"{adapter.denoiser}_lora_layers": state,
+                    f"{adapter.denoiser}_lora_adapter_metadata": settings,
+                },
             )
 
         _write_whole(directory, write)
@@ -109,8 +112,8 @@ class FullTuning:
         with torch.device("meta"):
             fresh = transformer_class.from_config(config)
         fresh.load_state_dict(state, assign=True)
-        components = {**adapter.pipeline.components, "transformer": fresh.eval()}
-        _write_whole(directory, type(adapter.pipeline)(**components).save_pretrained)
+        with _components(adapter.pipeline, _saved_components(adapter, fresh.eval())):
+            _write_whole(directory, adapter.pipeline.save_pretrained)
 
 
 TuningConfig = LoraTuning | FullTuning
@@ -132,6 +135,22 @@ def whole_state(module: nn.Module, *, trained_only: bool = False) -> dict[str, T
         full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         whole[name] = full.detach().cpu().clone()
     return whole
+
+
+def _saved_components(adapter: DiffusionModelAdapter, denoiser: nn.Module) -> dict[str, Any]:
+    """Return what a pipeline is saved with in the place of what it has."""
+    return {adapter.denoiser: denoiser, **dict.fromkeys(adapter.unsaved)}
+
+
+@contextmanager
+def _components(pipeline: Any, replaced: Mapping[str, Any]) -> Generator[None]:
+    """Give a pipeline other components inside the block; its settings stay with it."""
+    own = {name: getattr(pipeline, name) for name in replaced}
+    pipeline.register_modules(**replaced)
+    try:
+        yield
+    finally:
+        pipeline.register_modules(**own)
 
 
 def _unsharded_class(module: nn.Module) -> Any:

@@ -8,8 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from cosmos_wfm.adapter import TextCondition
-
-TIMESTEPS = 1000
+from cosmos_wfm.families.shared import TIMESTEPS, interpolated, no_given_frames, own_schedule
 
 
 class Sd3Adapter:
@@ -19,6 +18,10 @@ class Sd3Adapter:
     the pipeline lays them out; the transformer takes no text mask and a float timestep 1000 σ.
     """
 
+    denoiser = "transformer"
+    unsaved: Sequence[str] = ()
+    temporal_factor = 0
+    max_given_frames = 0
     lora_targets: Sequence[str] = (
         "attn.add_k_proj",
         "attn.add_q_proj",
@@ -62,9 +65,12 @@ class Sd3Adapter:
 
     def schedule(self, num_steps: int) -> Float[Tensor, " S"]:
         """Return the σ of FlowMatchEuler's steps."""
-        scheduler = type(self.pipeline.scheduler).from_config(self.pipeline.scheduler.config)
-        scheduler.set_timesteps(num_steps)
-        return scheduler.sigmas
+        return own_schedule(self.pipeline.scheduler, num_steps)
+
+    def latent_shape(self, frames: int, height: int, width: int) -> tuple[int, ...]:
+        """Return (C, h, w)."""
+        factor = self.pipeline.vae_scale_factor
+        return (self.pipeline.vae.config.latent_channels, height // factor, width // factor)
 
     @torch.no_grad()
     def encode_text(self, prompts: Sequence[str]) -> TextCondition:
@@ -77,6 +83,20 @@ class Sd3Adapter:
             max_sequence_length=self._max_prompt_tokens,
         )
         return {"encoder_hidden_states": embeds, "pooled_projections": pooled}
+
+    def encode_dropped(self, num: int) -> TextCondition:
+        """Return the embedding of empty prompts."""
+        return self.encode_text([""] * num)
+
+    def encode_negative(self, num: int) -> TextCondition:
+        """Return the embedding of empty prompts."""
+        return self.encode_text([""] * num)
+
+    def guide(
+        self, positive: Float[Tensor, "B C h w"], negative: Float[Tensor, "B C h w"], scale: float
+    ) -> Float[Tensor, "B C h w"]:
+        """Return negative + scale · (positive - negative)."""
+        return interpolated(positive, negative, scale)
 
     @torch.no_grad()
     def encode_pixels(self, pixels: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B C h w"]:
@@ -91,8 +111,10 @@ class Sd3Adapter:
         latents: Float[Tensor, "B C h w"],
         sigmas: Float[Tensor, " B"],
         text: TextCondition,
+        given: Float[Tensor, "B 1 f 1 1"] | None = None,
     ) -> Float[Tensor, "B C h w"]:
         """Call the transformer at timestep 1000 σ."""
+        no_given_frames(given, "StableDiffusion3Pipeline")
         return transformer(
             hidden_states=latents, timestep=sigmas * TIMESTEPS, return_dict=False, **text
         )[0]

@@ -1,0 +1,138 @@
+"""What several families have alike: guidance, schedules, prompt enhancement, video latents."""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cosmos_wfm.errors import PipelineError
+
+TIMESTEPS = 1000
+
+
+def interpolated(
+    positive: Float[Tensor, "B C *s"], negative: Float[Tensor, "B C *s"], scale: float
+) -> Float[Tensor, "B C *s"]:
+    """Return negative + scale · (positive - negative), classifier-free guidance's usual form."""
+    return negative + scale * (positive - negative)
+
+
+def no_given_frames(given: Tensor | None, pipeline: str) -> None:
+    """Refuse conditioning frames.
+
+    Raises:
+        PipelineError: if there are any.
+    """
+    if given is not None:
+        raise PipelineError(f"{pipeline} takes no conditioning frames")
+
+
+def own_schedule(scheduler: Any, num_steps: int) -> Float[Tensor, " S"]:
+    """Return the σ that a diffusers scheduler steps through; the scheduler stays as it is."""
+    fresh = type(scheduler).from_config(scheduler.config)
+    fresh.set_timesteps(num_steps)
+    return fresh.sigmas.float()
+
+
+def flow_shift(scheduler: Any, otherwise: float) -> float:
+    """Return the shift that a scheduler is configured with, under either of its names.
+
+    ``FlowMatchEuler`` calls it ``shift``, DPM and UniPC ``flow_shift``; Karras levels have none.
+    """
+    settings = scheduler.config
+    if settings.get("use_karras_sigmas"):
+        return otherwise
+    return float(settings.get("flow_shift") or settings.get("shift") or otherwise)
+
+
+def default_instruction(pipeline: Any) -> Sequence[str]:
+    """Return the instruction that a SANA pipeline puts before every prompt unless told not to."""
+    parameters = inspect.signature(type(pipeline).__call__).parameters
+    return tuple(parameters["complex_human_instruction"].default)
+
+
+@torch.no_grad()
+def gemma_condition(
+    pipeline: Any, prompts: Sequence[str], instruction: Sequence[str], tokens: int
+) -> dict[str, Tensor]:
+    """Return a SANA pipeline's ``encoder_hidden_states`` and ``encoder_attention_mask``."""
+    embeds, mask, _, _ = pipeline.encode_prompt(
+        list(prompts),
+        do_classifier_free_guidance=False,
+        max_sequence_length=tokens,
+        complex_human_instruction=list(instruction),
+    )
+    return {"encoder_hidden_states": embeds, "encoder_attention_mask": mask}
+
+
+def without_learned_variance(
+    prediction: Float[Tensor, "B D *s"], latents: Float[Tensor, "B C *s"]
+) -> Float[Tensor, "B C *s"]:
+    """Return the velocity of a SANA transformer, of which some predict a variance behind it."""
+    return prediction[:, : latents.shape[1]]
+
+
+def latent_constants(vae: Any) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of each channel of a video VAE's latents, [1, C, 1, 1, 1].
+
+    Wan's VAE has them in its config, LTX2's as buffers; others are used as they are.
+    """
+    settings = vae.config
+    if "latents_mean" in settings and settings["latents_mean"] is not None:
+        mean, std = torch.tensor(settings["latents_mean"]), torch.tensor(settings["latents_std"])
+    elif getattr(vae, "latents_mean", None) is not None:
+        mean, std = vae.latents_mean, vae.latents_std
+    else:
+        mean, std = torch.zeros(1), torch.ones(1)
+    shape = (1, -1, 1, 1, 1)
+    return mean.float().view(shape).to(vae.device), std.float().view(shape).to(vae.device)
+
+
+@torch.no_grad()
+def encode_video(vae: Any, pixels: Float[Tensor, "B 3 *S"]) -> Float[Tensor, "B C f h w"]:
+    """Return (z - mean) / std of the posterior's mode, float32; an image is one frame."""
+    if pixels.dim() == 4:
+        pixels = pixels.unsqueeze(2)
+    encoded = vae.encode(pixels.to(vae.device, vae.dtype))
+    mode = getattr(encoded, "latent_dist", None)
+    mean, std = latent_constants(vae)
+    return ((mode.mode() if mode is not None else encoded.latent).float() - mean) / std
+
+
+@torch.no_grad()
+def decode_video(vae: Any, latents: Float[Tensor, "B C f h w"]) -> Float[Tensor, "B 3 F H W"]:
+    """Return pixels of z = latents · std + mean, not clipped."""
+    mean, std = latent_constants(vae)
+    return vae.decode((latents * std + mean).to(vae.dtype), return_dict=False)[0].float()
+
+
+def video_latent_shape(
+    channels: int, frames: int, size: tuple[int, int], factors: tuple[int, int]
+) -> tuple[int, ...]:
+    """Return (C, f, h, w) for ``factors`` (temporal, spatial) of a VAE.
+
+    Raises:
+        PipelineError: if the frames are not 1 and a multiple of the temporal factor.
+    """
+    temporal, spatial = factors
+    check_frames(frames, temporal)
+    return (channels, (frames - 1) // temporal + 1, size[0] // spatial, size[1] // spatial)
+
+
+def check_frames(frames: int, temporal: int) -> None:
+    """Refuse a number of frames that a model has no latents for.
+
+    Raises:
+        PipelineError: names the nearest lengths that are right.
+    """
+    if temporal == 0 and frames != 1:
+        raise PipelineError(f"{frames} frames, but this is a model of images: 1 frame")
+    if temporal and (frames - 1) % temporal:
+        low = (frames - 1) // temporal * temporal + 1
+        raise PipelineError(
+            f"{frames} frames, but this model needs 1 and a multiple of {temporal}, for instance "
+            f"{low} or {low + temporal}"
+        )

@@ -1,0 +1,167 @@
+"""Flow-GRPO: clipped policy gradient over the noisy steps of a sampler (arXiv 2505.05470).
+
+ratio = exp(log p_θ(x' | x) - log p_old(x' | x)),  L = max(-A ratio, -A clip(ratio, 1 - e, 1 + e))
+plus the KL of the two Gaussian steps, ‖μ_θ - μ_ref‖² / (2 s² |Δ|), mean over dimensions. DanceGRPO
+is the same loss over steps of constant noise. Guidance, if there is any, is part of the policy:
+it is in the rollout and in the loss alike.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from cosmos_algos import LossSum
+from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition
+from cosmos_wfm.errors import WfmConfigError
+from cosmos_wfm.policies import Policies
+from cosmos_wfm.sampling import SdeConfig, Transition, log_prob, transition
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlowGrpoConfig:
+    """Flow-GRPO, and with ``sde.kind = "dance"`` DanceGRPO.
+
+    Attributes:
+        clip: e; small, because the log-probability is a mean over dimensions.
+        kl: weight of the steps' KL to the reference.
+        advantage_clip: advantages beyond this count as this.
+        standardise: by the deviation of ``all`` rewards of the step, or of the prompt's ``group``.
+        sde: noise of the sampler, and in which steps; a window of early steps is the fast variant.
+    """
+
+    kind: Literal["flow_grpo"] = "flow_grpo"
+    clip: float = 1e-4
+    kl: float = 0.0
+    advantage_clip: float = 5.0
+    standardise: Literal["all", "group"] = "group"
+    sde: SdeConfig = field(default_factory=SdeConfig)
+
+    def __post_init__(self) -> None:
+        """Check the ranges.
+
+        Raises:
+            WfmConfigError: names the field that is out of range.
+        """
+        if self.clip <= 0 or self.kl < 0 or self.advantage_clip <= 0:
+            raise WfmConfigError(
+                f"flow_grpo: clip {self.clip} and advantage_clip {self.advantage_clip} must be "
+                f"above 0, kl {self.kl} at least 0"
+            )
+        if self.sde.eta == 0:
+            raise WfmConfigError("flow_grpo: sde.eta is 0, but a step without noise has no density")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StepBatch:
+    """Noisy steps that were drawn in rollouts.
+
+    Attributes:
+        latents: x, float32.
+        following: x' that was drawn, float32.
+        sigmas: level of x.
+        next_sigmas: level of x'.
+        noise_levels: s of each step.
+        log_probs: of x' when it was drawn.
+        text: embedded prompts.
+        negative: what guidance leads away from; ``None`` for no guidance.
+        guidance: its scale.
+        advantages: of the sample that the step belongs to, standardised.
+        weights: 1, or 0 for a pass that only keeps step.
+    """
+
+    latents: Float[Tensor, "B C *s"]
+    following: Float[Tensor, "B C *s"]
+    sigmas: Float[Tensor, " B"]
+    next_sigmas: Float[Tensor, " B"]
+    noise_levels: Float[Tensor, " B"]
+    log_probs: Float[Tensor, " B"]
+    text: TextCondition
+    negative: TextCondition | None = None
+    guidance: float = 1.0
+    advantages: Float[Tensor, " B"]
+    weights: Float[Tensor, " B"]
+
+
+def guided_velocity(
+    adapter: DiffusionModelAdapter,
+    transformer: nn.Module,
+    inputs: tuple[Float[Tensor, "B C *s"], Float[Tensor, " B"]],
+    text: TextCondition,
+    negative: TextCondition | None,
+    scale: float,
+) -> Float[Tensor, "B C *s"]:
+    """Return the velocity with guidance; the negative one has no gradient.
+
+    Args:
+        adapter: of the model.
+        transformer: its denoiser, or another of its kind.
+        inputs: x and σ.
+        text: of the prompts.
+        negative: of what is led away from; ``None`` for no guidance.
+        scale: the pipeline's ``guidance_scale``.
+    """
+    latents, sigmas = inputs
+    positive = adapter.velocity(transformer, latents, sigmas, text)
+    if negative is None:
+        return positive
+    with torch.no_grad():
+        away = adapter.velocity(transformer, latents, sigmas, negative)
+    return adapter.guide(positive, away, scale)
+
+
+def flow_grpo_loss(
+    adapter: DiffusionModelAdapter, config: FlowGrpoConfig, policies: Policies
+) -> Callable[[nn.Module, StepBatch], LossSum]:
+    """Return ``loss(transformer, batch)``, a sum over steps for the learner to divide.
+
+    Metrics are sums over steps: ``samples``, ``policy_loss``, ``ratio``, ``clipped`` and ``kl``.
+    """
+
+    def loss(transformer: nn.Module, batch: StepBatch) -> LossSum:
+        def step_of(module: nn.Module) -> Transition:
+            inputs = (batch.latents, batch.sigmas)
+            velocity = guided_velocity(
+                adapter, module, inputs, batch.text, batch.negative, batch.guidance
+            )
+            return transition(
+                batch.latents, velocity, batch.sigmas, batch.next_sigmas, batch.noise_levels
+            )
+
+        reference: Transition | None = None
+        if config.kl > 0:
+            with policies.reference() as module:
+                reference = step_of(module)
+        step = step_of(transformer)
+        ratio = (log_prob(batch.following, step) - batch.log_probs).exp()
+        policy = clipped_surrogate(ratio, batch.advantages, config)
+        kl = torch.zeros_like(policy)
+        if reference is not None:
+            kl = (step.mean - reference.mean).square().flatten(1).mean(1) / (2.0 * step.std**2)
+        outside = (ratio - 1.0).abs() > config.clip
+        sums = {
+            "samples": batch.weights,
+            "policy_loss": batch.weights * policy,
+            "ratio": batch.weights * ratio,
+            "clipped": batch.weights * outside,
+            "kl": batch.weights * kl,
+        }
+        return LossSum(
+            total=(batch.weights * (policy + config.kl * kl)).sum(),
+            weight=batch.weights.sum(),
+            metrics={name: value.detach().sum() for name, value in sums.items()},
+        )
+
+    return loss
+
+
+def clipped_surrogate(
+    ratio: Float[Tensor, " B"], advantages: Float[Tensor, " B"], config: FlowGrpoConfig
+) -> Float[Tensor, " B"]:
+    """Return max(-A ratio, -A clip(ratio, 1 - e, 1 + e)) of each step."""
+    bounded = advantages.clamp(-config.advantage_clip, config.advantage_clip)
+    inside = ratio.clamp(1.0 - config.clip, 1.0 + config.clip)
+    return torch.maximum(-bounded * ratio, -bounded * inside)

@@ -1,0 +1,156 @@
+"""The policies that RL compares with: the one that sampled, and the one that training began from.
+
+With LoRA both are nearly free: ``old`` is a second set of adapters in the same layers, the
+reference is the model without any. With full tuning each is a copy of the denoiser, sharded as it
+is.
+"""
+
+import copy
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from cosmos_wfm.adapter import DiffusionModelAdapter
+from cosmos_wfm.errors import WfmConfigError
+
+TRAINED = "default"
+OLD = "old"
+
+
+class Policies(Protocol):
+    """What a loss may call beside the policy that is trained; nothing of it has a gradient."""
+
+    def old(self) -> AbstractContextManager[nn.Module]:
+        """Give the denoiser as it sampled; the trained one must not be called inside."""
+        ...
+
+    def reference(self) -> AbstractContextManager[nn.Module]:
+        """Give the denoiser as training found it; the trained one must not be called inside."""
+        ...
+
+    def update_old(self, decay: float) -> None:
+        """Move the old policy: old ← decay · old + (1 - decay) · trained; every rank calls."""
+        ...
+
+    def modules(self) -> Sequence[tuple[nn.Module, Sequence[nn.Module]]]:
+        """Return the copies that are to be sharded like the denoiser, each with its blocks."""
+        ...
+
+
+class LoraPolicies:
+    """Adapters ``default`` (trained) and ``old`` in one denoiser; the reference has none active."""
+
+    def __init__(self, adapter: DiffusionModelAdapter) -> None:
+        """Add the adapters ``old`` with the weights of ``default``; call before sharding.
+
+        Raises:
+            WfmConfigError: if the denoiser has no adapters.
+        """
+        self._transformer = cast("Any", adapter.transformer)  # peft's mixin is not in its type
+        settings = getattr(self._transformer, "peft_config", {}).get(TRAINED)
+        if settings is None:
+            raise WfmConfigError("policies: the denoiser has no LoRA; prepare it first")
+        self._transformer.add_adapter(settings, adapter_name=OLD)
+        self._activate(TRAINED)
+        self.update_old(0.0)
+
+    @contextmanager
+    def old(self) -> Generator[nn.Module]:
+        """Switch to the adapters ``old`` inside the block."""
+        self._activate(OLD)
+        try:
+            with torch.no_grad():
+                yield self._transformer
+        finally:
+            self._activate(TRAINED)
+
+    @contextmanager
+    def reference(self) -> Generator[nn.Module]:
+        """Switch all adapters off inside the block."""
+        self._transformer.disable_adapters()
+        try:
+            with torch.no_grad():
+                yield self._transformer
+        finally:
+            self._transformer.enable_adapters()
+            self._activate(TRAINED)
+
+    @torch.no_grad()
+    def update_old(self, decay: float) -> None:
+        """Average the adapters' weights."""
+        weights = dict(self._transformer.named_parameters())
+        for name, old in weights.items():
+            if f".{OLD}." in name:
+                trained = weights[name.replace(f".{OLD}.", f".{TRAINED}.")]
+                _local(old).lerp_(_local(trained), 1.0 - decay)
+
+    def modules(self) -> Sequence[tuple[nn.Module, Sequence[nn.Module]]]:
+        """Return none: everything is in the denoiser."""
+        return ()
+
+    def _activate(self, name: str) -> None:
+        """Choose adapters and what takes a gradient, which peft would otherwise also decide."""
+        self._transformer.set_adapter(name)
+        for parameter_name, parameter in self._transformer.named_parameters():
+            if f".{OLD}." in parameter_name or f".{TRAINED}." in parameter_name:
+                parameter.requires_grad_(f".{TRAINED}." in parameter_name)
+
+
+class CopiedPolicies:
+    """Copies of a denoiser all of whose weights are trained."""
+
+    def __init__(self, adapter: DiffusionModelAdapter, *, old: bool, reference: bool) -> None:
+        """Copy the denoiser as it is; call before sharding.
+
+        Args:
+            adapter: whose denoiser is trained.
+            old: keep an old policy.
+            reference: keep a reference.
+        """
+        self._trained = adapter.transformer
+        names = {id(module): name for name, module in self._trained.named_modules()}
+        self._block_names = [names[id(block)] for block in adapter.blocks]
+        self._old = self._copy() if old else None
+        self._reference = self._copy() if reference else None
+
+    @contextmanager
+    def old(self) -> Generator[nn.Module]:
+        """Give the old policy's copy."""
+        yield from self._give(self._old, "old policy")
+
+    @contextmanager
+    def reference(self) -> Generator[nn.Module]:
+        """Give the reference's copy."""
+        yield from self._give(self._reference, "reference")
+
+    @torch.no_grad()
+    def update_old(self, decay: float) -> None:
+        """Average all weights."""
+        if self._old is None:
+            return
+        trained = dict(self._trained.named_parameters())
+        for name, old in self._old.named_parameters():
+            _local(old).lerp_(_local(trained[name]), 1.0 - decay)
+
+    def modules(self) -> Sequence[tuple[nn.Module, Sequence[nn.Module]]]:
+        """Return the copies that there are."""
+        copies = [module for module in (self._old, self._reference) if module is not None]
+        return [(m, [m.get_submodule(name) for name in self._block_names]) for m in copies]
+
+    def _copy(self) -> nn.Module:
+        return copy.deepcopy(self._trained).requires_grad_(False).eval()
+
+    def _give(self, module: nn.Module | None, name: str) -> Generator[nn.Module]:
+        if module is None:
+            raise WfmConfigError(f"policies: no {name} is kept for this algorithm")
+        with torch.no_grad():
+            yield module
+
+
+def _local(parameter: Tensor) -> Tensor:
+    detached = parameter.detach()
+    return detached.to_local() if isinstance(detached, DTensor) else detached

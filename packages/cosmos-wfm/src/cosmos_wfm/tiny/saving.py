@@ -1,0 +1,23 @@
+"""Writing a pipeline without the stand-ins that it may hold."""
+
+from pathlib import Path
+from typing import Any
+
+from cosmos_wfm.families.cosmos_predict import NoSafetyChecker
+
+
+def save_pipeline(pipeline: Any, directory: str | Path) -> None:
+    """Write a pipeline directory; a safety checker that lets everything pass is left out.
+
+    Args:
+        pipeline: a diffusers pipeline.
+        directory: where to.
+    """
+    checker = getattr(pipeline, "safety_checker", None)
+    if isinstance(checker, NoSafetyChecker):
+        pipeline.register_modules(safety_checker=None)
+    try:
+        pipeline.save_pretrained(directory)
+    finally:
+        if checker is not None:
+            pipeline.register_modules(safety_checker=checker)
