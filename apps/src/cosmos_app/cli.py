@@ -1,14 +1,15 @@
 """The command line: every subcommand parses its arguments and calls one function."""
 
 import asyncio
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from cosmos_app.guarded import guarded as _guarded
 from cosmos_app.quiet import quiet_third_parties
+from cosmos_app.wfm.commands import wfm
 
 _EXAMPLES = """
 \b
@@ -24,23 +25,6 @@ Examples:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def _guarded(function: Callable[[], int]) -> None:
-    """Run a command and exit; known errors become one message and a non-zero exit code."""
-    try:
-        code = function()
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        click.echo("killed; --resume goes on from the newest checkpoint", err=True)
-        sys.exit(130)
-    except Exception as error:  # told apart here, as naming the classes imports every package
-        from cosmos_app.errors import exit_code_of, expected_errors
-
-        if not isinstance(error, expected_errors()):
-            raise
-        click.echo(click.style("error: ", fg="red", bold=True) + str(error), err=True)
-        sys.exit(exit_code_of(error))
-    sys.exit(code)
-
-
 @click.group(epilog=_EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="cosmos-app")
 def main() -> None:
@@ -50,6 +34,9 @@ def main() -> None:
     'rollout' start one process each, for launchers such as torchrun, SLURM and Kubernetes.
     """
     quiet_third_parties()
+
+
+main.add_command(wfm)
 
 
 def _recipe_arguments(command: Command) -> Command:

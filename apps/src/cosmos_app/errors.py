@@ -39,8 +39,9 @@ def expected_errors() -> tuple[type[Exception], ...]:
     from cosmos_parallel import ParallelError
     from cosmos_rollout import RolloutError
     from cosmos_weightsync import WeightSyncError
+    from cosmos_wfm import WfmError
 
-    return (RunError, CosmosError, ParallelError, RolloutError, WeightSyncError)
+    return (RunError, CosmosError, ParallelError, RolloutError, WeightSyncError, WfmError)
 
 
 def exit_code_of(error: Exception) -> int:

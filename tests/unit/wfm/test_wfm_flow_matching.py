@@ -15,6 +15,7 @@ from cosmos_wfm import (
     shift_sigmas,
     sigma_weights,
 )
+from cosmos_wfm.flow_batches import given_mask
 
 
 @pytest.mark.parametrize(
@@ -125,3 +126,24 @@ def test_weights_of_levels_and_of_samples_multiply_but_only_samples_are_counted(
 def test_settings_that_are_no_density_are_refused(settings):
     with pytest.raises(WfmConfigError, match=next(iter(settings))):
         FlowMatchingConfig(**settings)
+
+
+def test_given_frames_stay_clean_and_have_no_error():
+    adapter = ConstantAdapter()
+    latents = torch.ones(1, 1, 3, 1, 1)
+    mask = given_mask([2], latents)
+    given = FlowBatch(
+        latents=latents,
+        noise=torch.full_like(latents, 3.0),
+        sigmas=torch.tensor([0.5]),
+        text={},
+        weights=torch.ones(1),
+        given=mask,
+    )
+
+    part = flow_matching_loss(adapter, FlowMatchingConfig())(Constant(), given)
+
+    assert adapter.seen.flatten().tolist() == [1.0, 1.0, 2.0]
+    # Target 2 in the one frame that is made, mean over all three.
+    assert part.total.item() == pytest.approx(4.0 / 3.0)
+    assert given_mask([3, 0], torch.ones(2, 1, 3, 1, 1)).flatten().tolist() == [1, 1, 0, 0, 0, 0]

@@ -16,7 +16,8 @@ from cosmos_wfm import (
     load_adapter,
     train_sft,
 )
-from cosmos_wfm.sft import sample_index, step_batches
+from cosmos_wfm.flow_batches import sample_index
+from cosmos_wfm.sft import step_batches
 
 
 @pytest.fixture

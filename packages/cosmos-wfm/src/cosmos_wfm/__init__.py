@@ -3,12 +3,20 @@
 from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition
 from cosmos_wfm.captions import CaptionedImage, ImageCaptions, ImageCaptionsConfig
 from cosmos_wfm.checkup import CheckedPoint, check_model
+from cosmos_wfm.ddrl import DdrlBatch, DdrlConfig, ddrl_loss, exponential_advantages
 from cosmos_wfm.errors import CaptionDataError, PipelineError, WfmConfigError, WfmError
 from cosmos_wfm.families.cosmos_predict import CosmosPredictAdapter, NoSafetyChecker
 from cosmos_wfm.families.sana import SanaAdapter
 from cosmos_wfm.families.sana_video import SanaVideoAdapter
 from cosmos_wfm.families.sd3 import Sd3Adapter
 from cosmos_wfm.families.wan import WanAdapter
+from cosmos_wfm.flow_grpo import (
+    FlowGrpoConfig,
+    StepBatch,
+    clipped_surrogate,
+    flow_grpo_loss,
+    guided_velocity,
+)
 from cosmos_wfm.flow_matching import (
     FlowBatch,
     FlowMatchingConfig,
@@ -18,6 +26,12 @@ from cosmos_wfm.flow_matching import (
     sigma_weights,
 )
 from cosmos_wfm.loading import find_adapter, load_adapter
+from cosmos_wfm.matching import AwmConfig, awm_loss
+from cosmos_wfm.nft import ForwardBatch, NftConfig, OldPolicyDecay, nft_errors, nft_loss
+from cosmos_wfm.policies import CopiedPolicies, LoraPolicies, Policies
+from cosmos_wfm.rewards import REWARDS, weighted_reward
+from cosmos_wfm.rl import DiffusionRl, DiffusionRlConfig, train_rl
+from cosmos_wfm.rollouts import SamplerConfig
 from cosmos_wfm.sampling import (
     NoisyStep,
     SdeConfig,
@@ -41,38 +55,61 @@ from cosmos_wfm.tiny import (
 from cosmos_wfm.tuning import FullTuning, LoraTuning, TuningConfig
 
 __all__ = [
+    "REWARDS",
+    "AwmConfig",
     "CaptionDataError",
     "CaptionedImage",
     "CheckedPoint",
+    "CopiedPolicies",
     "CosmosPredictAdapter",
+    "DdrlBatch",
+    "DdrlConfig",
     "DiffusionModelAdapter",
+    "DiffusionRl",
+    "DiffusionRlConfig",
     "DiffusionSftConfig",
     "FlowBatch",
+    "FlowGrpoConfig",
     "FlowMatchingConfig",
+    "ForwardBatch",
     "FullTuning",
     "ImageCaptions",
     "ImageCaptionsConfig",
+    "LoraPolicies",
     "LoraTuning",
+    "NftConfig",
     "NoSafetyChecker",
     "NoisyStep",
+    "OldPolicyDecay",
     "PipelineError",
+    "Policies",
+    "SamplerConfig",
     "SanaAdapter",
     "SanaVideoAdapter",
     "Sd3Adapter",
     "SdeConfig",
+    "StepBatch",
     "TextCondition",
     "Transition",
     "TuningConfig",
     "WanAdapter",
     "WfmConfigError",
     "WfmError",
+    "awm_loss",
     "check_model",
+    "clipped_surrogate",
+    "ddrl_loss",
     "draw_sigmas",
+    "exponential_advantages",
     "find_adapter",
+    "flow_grpo_loss",
     "flow_matching_loss",
     "flow_schedule",
+    "guided_velocity",
     "load_adapter",
     "log_prob",
+    "nft_errors",
+    "nft_loss",
     "sample_ode",
     "sample_sde",
     "save_pipeline",
@@ -84,6 +121,8 @@ __all__ = [
     "tiny_sana_video_pipeline",
     "tiny_sd3_pipeline",
     "tiny_wan_pipeline",
+    "train_rl",
     "train_sft",
     "transition",
+    "weighted_reward",
 ]

@@ -2,10 +2,10 @@
 
     J = E_{p_θ} λ((r - Z) / β) - KL(p_data ‖ p_θ),     λ(x) = -exp(-x)
 
-The forward KL is the plain flow-matching loss on data. Setting ∂J/∂p = λ + p_data / p to 0 gives
-p = p_data exp((r - Z) / β), normalised by Z = β log E_data exp(r / β); over samples of that p itself
-it is Z = -β log E_p exp(-r / β), which is what a group of own samples is asked here. With it the
-mean of λ over the group is -1, and the advantage is 1 - exp(-(r - Z) / β).
+The forward KL is the flow-matching loss on data. Setting ∂J/∂p = λ + p_data / p to 0 gives
+p = p_data exp((r - Z) / β), normalised by Z = β log E_data exp(r / β); over samples of that p
+itself it is Z = -β log E_p exp(-r / β), which is what a group of own samples is asked here. With it
+the mean of λ over the group is -1, and the advantage is 1 - exp(-(r - Z) / β).
 """
 
 import math

@@ -6,6 +6,7 @@ is.
 """
 
 import copy
+import warnings
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, cast
@@ -54,7 +55,9 @@ class LoraPolicies:
         settings = getattr(self._transformer, "peft_config", {}).get(TRAINED)
         if settings is None:
             raise WfmConfigError("policies: the denoiser has no LoRA; prepare it first")
-        self._transformer.add_adapter(settings, adapter_name=OLD)
+        with warnings.catch_warnings():  # that there are two adapters now is the point
+            warnings.filterwarnings("ignore", message="Already found a `peft_config`")
+            self._transformer.add_adapter(settings, adapter_name=OLD)
         self._activate(TRAINED)
         self.update_old(0.0)
 

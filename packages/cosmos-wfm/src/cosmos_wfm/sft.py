@@ -7,8 +7,8 @@ micro-batch it falls into changes nothing.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
-import numpy as np
 import torch
 
 from cosmos_parallel import (
@@ -23,14 +23,15 @@ from cosmos_parallel import (
 from cosmos_wfm.adapter import DiffusionModelAdapter
 from cosmos_wfm.captions import CaptionedImage, ImageCaptionsConfig
 from cosmos_wfm.errors import WfmConfigError
-from cosmos_wfm.flow_matching import (
-    FlowBatch,
-    FlowMatchingConfig,
-    draw_sigmas,
-    flow_matching_loss,
+from cosmos_wfm.flow_batches import (
+    NoisingConfig,
+    noised_batch,
+    sample_index,
+    seeded_generator,
 )
+from cosmos_wfm.flow_matching import FlowBatch, FlowMatchingConfig, flow_matching_loss
 from cosmos_wfm.loading import load_adapter
-from cosmos_wfm.tuning import LoraTuning, TuningConfig
+from cosmos_wfm.tuning import LoraTuning, TuningConfig, save_trained
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +45,8 @@ class DiffusionSftConfig:
         num_steps: optimizer steps.
         batch_size: samples of a step, over all ranks.
         micro_batch_size: samples of one forward pass.
-        caption_dropout: share of samples trained with an empty prompt, for guidance.
+        caption_dropout: share of samples trained without prompt, for guidance.
+        max_given_frames: most latent frames given as condition, where the model takes any.
         save_every: steps between saves; 0 saves at the end only.
         seed: of order, noise and dropout.
         tuning: adapters or all weights.
@@ -52,6 +54,7 @@ class DiffusionSftConfig:
         learner: optimizer, schedule and clipping.
     """
 
+    kind: Literal["wfm_sft"] = "wfm_sft"
     model: str
     data: ImageCaptionsConfig
     output: str
@@ -59,6 +62,7 @@ class DiffusionSftConfig:
     batch_size: int = 8
     micro_batch_size: int = 1
     caption_dropout: float = 0.1
+    max_given_frames: int = 2
     save_every: int = 0
     seed: int = 0
     tuning: TuningConfig = field(default_factory=LoraTuning)
@@ -119,7 +123,7 @@ def train_sft(
         last = step + 1 == config.num_steps
         if last or (config.save_every and (step + 1) % config.save_every == 0):
             target = Path(config.output) / "safetensors" / f"step_{step + 1}"
-            config.tuning.save(adapter, target, writes=mesh.process.rank == 0)
+            save_trained(config.tuning, adapter, learner, target)
             mesh.barrier()
     return target
 
@@ -154,37 +158,17 @@ def _batch(
     step: int,
     places: Sequence[int],
 ) -> FlowBatch:
-    images = [
+    samples = [
         data[sample_index(len(data), step * config.batch_size + place, config.seed)]
         for place in places
     ]
-    latents = adapter.encode_pixels(torch.stack([image.pixels for image in images]))
-    noise, sigmas, prompts = torch.empty_like(latents), latents.new_empty(len(places)), list[str]()
-    for row, (place, image) in enumerate(zip(places, images, strict=True)):
-        generator = _generator(config.seed, step, place)
-        dropped = torch.rand((), generator=generator).item() < config.caption_dropout
-        prompts.append("" if dropped else image.prompt)
-        sigmas[row] = draw_sigmas(config.flow, adapter.shift, 1, generator)[0]
-        noise[row] = torch.randn(latents.shape[1:], generator=generator)
-    return FlowBatch(
-        latents=latents,
-        noise=noise,
-        sigmas=sigmas,
-        text=adapter.encode_text(prompts),
-        weights=torch.ones_like(sigmas),
+    generators = [seeded_generator(config.seed, step, place) for place in places]
+    noising = NoisingConfig(
+        flow=config.flow,
+        caption_dropout=config.caption_dropout,
+        max_given_frames=config.max_given_frames,
     )
-
-
-def sample_index(num_samples: int, position: int, seed: int) -> int:
-    """Return the sample at a position of the endless stream: each epoch is a new permutation."""
-    epoch, place = divmod(position, num_samples)
-    order = np.random.default_rng((seed, epoch)).permutation(num_samples)
-    return int(order[place])
-
-
-def _generator(seed: int, step: int, place: int) -> torch.Generator:
-    mixed = np.random.SeedSequence((seed, step, place)).generate_state(1, np.uint64)[0]
-    return torch.Generator().manual_seed(int(mixed >> 1))
+    return noised_batch(adapter, samples, generators, noising)
 
 
 def _check_size(data: ImageCaptionsConfig, adapter: DiffusionModelAdapter) -> None:

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from cosmos_parallel import Learner
 from cosmos_wfm.adapter import DiffusionModelAdapter
 from cosmos_wfm.errors import WfmConfigError
 
@@ -117,6 +118,15 @@ class FullTuning:
 
 
 TuningConfig = LoraTuning | FullTuning
+
+
+def save_trained(
+    tuning: TuningConfig, adapter: DiffusionModelAdapter, learner: Learner, directory: Path
+) -> None:
+    """Write what a learner trained, or the average it keeps of it; every rank calls."""
+    averaged = learner.ema.in_place() if learner.ema is not None else nullcontext()
+    with averaged:
+        tuning.save(adapter, directory, writes=learner.mesh.process.rank == 0)
 
 
 def whole_state(module: nn.Module, *, trained_only: bool = False) -> dict[str, Tensor]:

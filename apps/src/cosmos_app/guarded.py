@@ -1,0 +1,24 @@
+"""One place where errors that a user can act on become a message and an exit code."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+
+import click
+
+
+def guarded(function: Callable[[], int]) -> None:
+    """Run a command and exit; known errors become one message and a non-zero exit code."""
+    try:
+        code = function()
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        click.echo("killed; --resume goes on from the newest checkpoint", err=True)
+        sys.exit(130)
+    except Exception as error:  # told apart here, as naming the classes imports every package
+        from cosmos_app.errors import exit_code_of, expected_errors
+
+        if not isinstance(error, expected_errors()):
+            raise
+        click.echo(click.style("error: ", fg="red", bold=True) + str(error), err=True)
+        sys.exit(exit_code_of(error))
+    sys.exit(code)

@@ -1,0 +1,1 @@
+"""Commands and recipes of world models: diffusion pipelines, not token models."""

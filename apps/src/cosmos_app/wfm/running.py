@@ -1,0 +1,95 @@
+"""A recipe of a world model, run in this process or in the ranks that torchrun started."""
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from cosmos_app.errors import DataError
+from cosmos_app.roles.process import torchrun_place
+from cosmos_app.roles.ranks import join_ranks
+from cosmos_core.config import config_to_json, load_config
+from cosmos_parallel import (
+    ParallelConfig,
+    StepReport,
+    TrainingMesh,
+    build_mesh,
+    shutdown_distributed,
+)
+from cosmos_wfm import DiffusionRlConfig, DiffusionSftConfig, train_rl, train_sft
+
+WfmRecipe = DiffusionSftConfig | DiffusionRlConfig
+KINDS: Mapping[str, type[DiffusionSftConfig] | type[DiffusionRlConfig]] = {
+    "wfm_sft": DiffusionSftConfig,
+    "wfm_rl": DiffusionRlConfig,
+}
+
+
+def load_wfm_recipe(path: Path, overrides: Sequence[str] = ()) -> WfmRecipe:
+    """Read a recipe of a world model.
+
+    Raises:
+        DataError: if the file cannot be read, or is of another kind.
+        ConfigError: if it is not a recipe of its kind, with every problem in it.
+    """
+    try:
+        kind = tomllib.loads(path.read_text(encoding="utf-8")).get("kind")
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as TOML: {error}") from error
+    if kind not in KINDS:
+        raise DataError(f"{path}: kind is {kind!r}; it must be one of {', '.join(KINDS)}")
+    return load_config(KINDS[kind], path, overrides)
+
+
+def run_wfm_recipe(path: Path, overrides: Sequence[str], *, dry: bool) -> int:
+    """Train to the end; return 0. Figures go to ``<output>/metrics.jsonl`` and, shorter, are shown.
+
+    Raises:
+        DataError: if the recipe cannot be read.
+        ConfigError: if it is not one.
+    """
+    recipe = load_wfm_recipe(path, overrides)
+    if dry:
+        click.echo(config_to_json(recipe))
+        return 0
+    mesh = build_mesh(ParallelConfig(), join_ranks(torchrun_place()))
+    try:
+        directory = train(recipe, mesh)
+    finally:
+        shutdown_distributed()
+    if mesh.process.rank == 0:
+        click.echo(str(directory))
+    return 0
+
+
+def train(recipe: WfmRecipe, mesh: TrainingMesh) -> Path:
+    """Run a recipe on a mesh; every rank calls. Rank 0 writes the recipe and the figures."""
+    output = Path(recipe.output)
+    if mesh.process.rank == 0:
+        output.mkdir(parents=True, exist_ok=True)
+        (output / "recipe.json").write_text(config_to_json(recipe), encoding="utf-8")
+
+    def write(step: int, report: StepReport, figures: Mapping[str, float]) -> None:
+        if mesh.process.rank:
+            return
+        row = {"step": step, **_figures(report), **figures}
+        with (output / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        reward = f"  reward {figures['reward']:.4f}" if "reward" in figures else ""
+        click.echo(f"step {step}/{recipe.num_steps}  loss {report.loss:.4f}{reward}")
+
+    if isinstance(recipe, DiffusionSftConfig):
+        return train_sft(recipe, mesh=mesh, on_step=lambda step, report: write(step, report, {}))
+    return train_rl(recipe, mesh=mesh, on_step=write)
+
+
+def _figures(report: StepReport) -> dict[str, float]:
+    plain = asdict(report)
+    figures = {name: float(plain[name]) for name in ("loss", "grad_norm", "lr", "seconds")}
+    means = {
+        name: report.mean(name, over="samples") for name in report.metrics if name != "samples"
+    }
+    return {**figures, **means}

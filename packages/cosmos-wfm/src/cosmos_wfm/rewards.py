@@ -1,0 +1,134 @@
+"""Rewards of pictures and videos that need no download: pixels and prompts in, numbers out."""
+
+import io
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+from cosmos_wfm.errors import WfmConfigError
+
+Pixels = Float[Tensor, "3 F H W"]
+Reward = Callable[[Pixels, str], float]
+"""From the pixels of one sample in [0, 1], an image being one frame, and its prompt."""
+
+COLOURS: Mapping[str, tuple[float, float, float]] = {
+    "red": (0.86, 0.12, 0.12),
+    "green": (0.12, 0.78, 0.12),
+    "blue": (0.12, 0.12, 0.86),
+    "yellow": (0.86, 0.86, 0.12),
+    "white": (0.98, 0.98, 0.98),
+    "black": (0.02, 0.02, 0.02),
+}
+_JPEG_QUALITY = 95
+_SOFTNESS = 0.1
+
+
+def brightness(pixels: Pixels, prompt: str) -> float:
+    """Return the mean of all pixels and channels, 0 to 1."""
+    return float(pixels.mean())
+
+
+def compressibility(pixels: Pixels, prompt: str) -> float:
+    """Return minus the mean size of a frame as JPEG, in kilobytes."""
+    return -sum(_jpeg_bytes(frame) for frame in pixels.unbind(1)) / pixels.shape[1] / 1000.0
+
+
+def incompressibility(pixels: Pixels, prompt: str) -> float:
+    """Return the mean size of a frame as JPEG, in kilobytes."""
+    return -compressibility(pixels, prompt)
+
+
+def sharpness(pixels: Pixels, prompt: str) -> float:
+    """Return the mean squared Laplacian of the grey picture: 0 for a flat one."""
+    grey = pixels.mean(0)
+    inner = grey[:, 1:-1, 1:-1]
+    around = grey[:, :-2, 1:-1] + grey[:, 2:, 1:-1] + grey[:, 1:-1, :-2] + grey[:, 1:-1, 2:]
+    return float((around - 4.0 * inner).square().mean())
+
+
+def motion(pixels: Pixels, prompt: str) -> float:
+    """Return the mean absolute change from frame to frame; 0 for an image."""
+    if pixels.shape[1] == 1:
+        return 0.0
+    return float((pixels[:, 1:] - pixels[:, :-1]).abs().mean())
+
+
+def flicker(pixels: Pixels, prompt: str) -> float:
+    """Return minus the mean absolute *second* difference over frames: 0 for even motion."""
+    if pixels.shape[1] < 3:
+        return 0.0
+    return -float((pixels[:, 2:] - 2.0 * pixels[:, 1:-1] + pixels[:, :-2]).abs().mean())
+
+
+def prompt_colour(pixels: Pixels, prompt: str) -> float:
+    """Return how much the middle half has the colour that the prompt names first, 0 to 1.
+
+    It is a softmax over minus the squared distances of its mean to all named colours.
+
+    Raises:
+        WfmConfigError: if the prompt names none.
+    """
+    wanted = next((word for word in re.findall(r"[a-z]+", prompt.lower()) if word in COLOURS), None)
+    if wanted is None:
+        raise WfmConfigError(f"reward: {prompt!r} names none of {', '.join(COLOURS)}")
+    height, width = pixels.shape[-2:]
+    middle = pixels[..., height // 4 : -(height // 4), width // 4 : -(width // 4)]
+    mean = middle.mean(dim=(1, 2, 3))
+    distances = {
+        name: float((mean - torch.tensor(colour)).square().sum())
+        for name, colour in COLOURS.items()
+    }
+    scores = {name: math.exp(-distance / _SOFTNESS) for name, distance in distances.items()}
+    return scores[wanted] / max(sum(scores.values()), 1e-12)
+
+
+REWARDS: Mapping[str, Reward] = {
+    "brightness": brightness,
+    "compressibility": compressibility,
+    "flicker": flicker,
+    "incompressibility": incompressibility,
+    "motion": motion,
+    "prompt_colour": prompt_colour,
+    "sharpness": sharpness,
+}
+"""Name in a recipe to reward."""
+
+
+def weighted_reward(weights: Mapping[str, float]) -> Callable[[Tensor, Sequence[str]], list[float]]:
+    """Return a function from pixels [B, 3, (F,) H, W] in [-1, 1] and prompts to weighted sums.
+
+    Args:
+        weights: name of a reward to its weight.
+
+    Raises:
+        WfmConfigError: if a name is unknown or there is none.
+    """
+    unknown = sorted(weights.keys() - REWARDS.keys())
+    if unknown or not weights:
+        raise WfmConfigError(
+            f"reward: {', '.join(unknown) or 'nothing'} is no reward; there are "
+            f"{', '.join(sorted(REWARDS))}"
+        )
+
+    def score(pixels: Tensor, prompts: Sequence[str]) -> list[float]:
+        unit = (pixels.float() * 0.5 + 0.5).clamp(0.0, 1.0)
+        videos = unit if unit.dim() == 5 else unit.unsqueeze(2)
+        return [
+            sum(weight * REWARDS[name](video, prompt) for name, weight in weights.items())
+            for video, prompt in zip(videos, prompts, strict=True)
+        ]
+
+    return score
+
+
+def _jpeg_bytes(frame: Float[Tensor, "3 H W"]) -> int:
+    array = (frame.permute(1, 2, 0).cpu().numpy() * 255.0).round().astype(np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(array).save(buffer, format="JPEG", quality=_JPEG_QUALITY)
+    return buffer.tell()

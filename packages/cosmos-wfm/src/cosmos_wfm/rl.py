@@ -1,0 +1,335 @@
+"""RL of a diffusion model, rollout and training in one process group over one denoiser.
+
+prompts -> rollouts (old policy) -> rewards -> advantages -> one optimizer step -> old policy
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cosmos_algos import batch_std_advantages, grpo_advantages
+from cosmos_parallel import (
+    Learner,
+    LearnerConfig,
+    ParallelConfig,
+    StepReport,
+    TrainingMesh,
+    build_mesh,
+    shard_module,
+)
+from cosmos_wfm.adapter import DiffusionModelAdapter
+from cosmos_wfm.captions import ImageCaptionsConfig
+from cosmos_wfm.ddrl import DdrlBatch, DdrlConfig, ddrl_loss
+from cosmos_wfm.errors import WfmConfigError
+from cosmos_wfm.flow_batches import (
+    NoisingConfig,
+    noised_batch,
+    sample_index,
+    seeded_generator,
+)
+from cosmos_wfm.flow_grpo import FlowGrpoConfig, flow_grpo_loss
+from cosmos_wfm.flow_matching import FlowBatch
+from cosmos_wfm.loading import load_adapter
+from cosmos_wfm.matching import AwmConfig, awm_loss
+from cosmos_wfm.nft import NftConfig, nft_loss
+from cosmos_wfm.policies import CopiedPolicies, LoraPolicies, Policies
+from cosmos_wfm.rewards import weighted_reward
+from cosmos_wfm.rollouts import Rollout, RolloutTask, SamplerConfig
+from cosmos_wfm.tuning import FullTuning, LoraTuning, TuningConfig, save_trained
+
+RlAlgorithm = NftConfig | AwmConfig | FlowGrpoConfig | DdrlConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DiffusionRlConfig:
+    """One RL run.
+
+    Attributes:
+        model: a local diffusers pipeline directory.
+        prompts: a file of prompts, one per line.
+        output: directory under which ``safetensors/step_<N>`` is written.
+        rewards: name of a reward to its weight in the sum.
+        num_steps: optimizer steps.
+        groups_per_step: prompts of a step.
+        samples_per_group: samples of each prompt; 2 or more.
+        micro_batch_size: samples of one forward pass.
+        save_every: steps between saves; 0 saves at the end only.
+        seed: of prompts and noise.
+        sampler: size, steps and guidance of rollouts.
+        algorithm: how rewards become a loss.
+        data: captioned images that DDRL stays close to.
+        tuning: adapters or all weights.
+        learner: optimizer, schedule, clipping and the average that is exported.
+    """
+
+    kind: Literal["wfm_rl"] = "wfm_rl"
+    model: str
+    prompts: str
+    output: str
+    rewards: Mapping[str, float]
+    num_steps: int = 1000
+    groups_per_step: int = 8
+    samples_per_group: int = 8
+    micro_batch_size: int = 4
+    save_every: int = 0
+    seed: int = 0
+    sampler: SamplerConfig = field(default_factory=SamplerConfig)
+    algorithm: RlAlgorithm = field(default_factory=NftConfig)
+    data: ImageCaptionsConfig | None = None
+    tuning: TuningConfig = field(default_factory=LoraTuning)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+
+    def __post_init__(self) -> None:
+        """Check counts, rewards, and that guidance is used where it means something.
+
+        Raises:
+            WfmConfigError: names the field that is out of range.
+        """
+        for name in ("num_steps", "groups_per_step", "micro_batch_size"):
+            if getattr(self, name) < 1:
+                raise WfmConfigError(f"rl: {name} is {getattr(self, name)}; it must be 1 or more")
+        if self.samples_per_group < 2:
+            raise WfmConfigError(
+                f"rl: samples_per_group is {self.samples_per_group}; advantages need 2 or more"
+            )
+        weighted_reward(self.rewards)
+        if isinstance(self.algorithm, DdrlConfig) != (self.data is not None):
+            raise WfmConfigError("rl: ddrl needs data, and the other algorithms take none")
+        if self.sampler.guidance and steps_config(self.algorithm) is None:
+            raise WfmConfigError(
+                f"rl: {self.algorithm.kind} trains the velocity without guidance; "
+                "set sampler.guidance = 0"
+            )
+
+
+class DiffusionRl:
+    """A run, step by step; every rank of the mesh makes one and calls alike.
+
+    Attributes:
+        adapter: the model that is trained.
+        learner: its optimizer.
+        policies: what it is compared with.
+    """
+
+    def __init__(self, config: DiffusionRlConfig, *, mesh: TrainingMesh | None = None) -> None:
+        """Load model and prompts, and shard.
+
+        Raises:
+            PipelineError: if the model cannot be loaded.
+            WfmConfigError: if there are too few prompts.
+        """
+        self._config = config
+        self._mesh = mesh or build_mesh(ParallelConfig())
+        self._prompts = read_prompts(Path(config.prompts), config.groups_per_step)
+        self.adapter = load_adapter(config.model)
+        config.tuning.prepare(self.adapter, seed=config.seed)
+        self.adapter.pipeline.to(self._mesh.process.device)
+        self.policies = make_policies(self.adapter, config)
+        for module, blocks in self.policies.modules():
+            shard_module(module, self._mesh, blocks=blocks)
+        shard_module(self.adapter.transformer, self._mesh, blocks=self.adapter.blocks)
+        self.learner = Learner(self.adapter.transformer, config.learner, mesh=self._mesh)
+        self._reward = weighted_reward(config.rewards)
+        self._loss = make_loss(self.adapter, config.algorithm, self.policies)
+        self._data = config.data.build() if config.data else None
+
+    def step(self, step: int) -> tuple[StepReport, dict[str, float]]:
+        """Take step ``step``, from 0; return the learner's report and the rewards' figures."""
+        config = self._config
+        task = RolloutTask(
+            adapter=self.adapter,
+            config=config.sampler,
+            sde=steps.sde if (steps := steps_config(config.algorithm)) else None,
+            seed=config.seed,
+            step=step,
+            reward=self._reward,
+        )
+        rollouts = self._roll_out(task, step)
+        rewards = self._all_rewards(rollouts)
+        advantages = self._advantages(rewards)
+        batches = [b for rollout in rollouts for b in self._batches(task, rollout, advantages)]
+        report = self.learner.step(batches, self._loss)
+        if isinstance(config.algorithm, NftConfig):
+            self.policies.update_old(config.algorithm.decay.at(step + 1))
+        grouped = rewards.view(config.groups_per_step, -1)
+        flat = (grouped.amax(1) == grouped.amin(1)).double().mean()
+        return report, {
+            "reward": rewards.mean().item(),
+            "reward_std": rewards.std().item(),
+            "groups_without_signal": flat.item(),
+        }
+
+    def save(self, step: int) -> Path:
+        """Write what was trained after ``step`` steps, averaged if the learner keeps an average."""
+        target = Path(self._config.output) / "safetensors" / f"step_{step}"
+        save_trained(self._config.tuning, self.adapter, self.learner, target)
+        self._mesh.barrier()
+        return target
+
+    def _roll_out(self, task: RolloutTask, step: int) -> list[Rollout]:
+        config = self._config
+        total = config.groups_per_step * config.samples_per_group
+        # Ranks draw equally many, as they call the policy together; numbers from ``total`` on
+        # are for that only and count nothing.
+        share = -(-total // self._mesh.data_size)
+        numbers = range(self._mesh.data_rank, share * self._mesh.data_size, self._mesh.data_size)
+        offset = step * config.groups_per_step
+        rollouts: list[Rollout] = []
+        for start in range(0, len(numbers), config.micro_batch_size):
+            part = numbers[start : start + config.micro_batch_size]
+            groups = [number // config.samples_per_group for number in part]
+            prompts = [self._prompts[(offset + group) % len(self._prompts)] for group in groups]
+            with self._sampling_policy() as policy:
+                rollouts.append(task.run(policy, part, prompts))
+        return rollouts
+
+    def _sampling_policy(self) -> Any:
+        """Return the old policy for NFT, whose rollouts it makes, else the trained one."""
+        if isinstance(self._config.algorithm, NftConfig):
+            return self.policies.old()
+        return _Trained(self.adapter)
+
+    def _all_rewards(self, rollouts: Sequence[Rollout]) -> Float[Tensor, " N"]:
+        """Return the rewards of all samples of the step, from all ranks."""
+        config, process = self._config, self._mesh.process
+        num = config.groups_per_step * config.samples_per_group
+        sums = torch.zeros(num, dtype=torch.float64, device=process.device)
+        for rollout in rollouts:
+            for number, reward in zip(rollout.numbers, rollout.rewards.tolist(), strict=True):
+                if number < num:
+                    sums[number] = reward
+        return self._mesh.sum_over_data(sums).cpu()
+
+    def _advantages(self, rewards: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
+        groups = torch.arange(len(rewards)) // self._config.samples_per_group
+        algorithm = self._config.algorithm
+        if isinstance(algorithm, DdrlConfig):
+            return algorithm.advantages(rewards, groups).float()
+        if algorithm.standardise == "all":
+            return batch_std_advantages(rewards, groups, eps=1e-4).float()
+        return grpo_advantages(rewards, groups, eps=1e-4).float()
+
+    def _batches(
+        self, task: RolloutTask, rollout: Rollout, advantages: Float[Tensor, " N"]
+    ) -> Sequence[Any]:
+        """Return the algorithm's micro-batches of a rollout."""
+        algorithm = self._config.algorithm
+        if isinstance(algorithm, DdrlConfig):
+            steps = task.step_batches(rollout, advantages)
+            return [
+                DdrlBatch(steps=batch, data=self._data_batch(task, rollout, place))
+                for place, batch in enumerate(steps)
+            ]
+        if isinstance(algorithm, FlowGrpoConfig):
+            return task.step_batches(rollout, advantages)
+        return task.forward_batches(rollout, advantages, algorithm.timestep_fraction)
+
+    def _data_batch(self, task: RolloutTask, rollout: Rollout, place: int) -> FlowBatch:
+        """Return as many samples of data as the rollout has, for its noisy step ``place``."""
+        config, data = self._config, self._data
+        assert isinstance(config.algorithm, DdrlConfig)
+        assert data is not None
+        total = config.groups_per_step * config.samples_per_group
+        positions = [task.step * total + number for number in rollout.numbers]
+        samples = [data[sample_index(len(data), at, config.seed)] for at in positions]
+        generators = [
+            seeded_generator(config.seed, task.step, number, 2, place) for number in rollout.numbers
+        ]
+        noising = NoisingConfig(flow=config.algorithm.flow)
+        batch = noised_batch(self.adapter, samples, generators, noising)
+        counted = torch.tensor([float(number < total) for number in rollout.numbers])
+        return replace(batch, weights=counted)
+
+
+class _Trained:
+    """The denoiser as it is trained, for the length of a block."""
+
+    def __init__(self, adapter: DiffusionModelAdapter) -> None:
+        self._transformer = adapter.transformer
+
+    def __enter__(self) -> Any:
+        return self._transformer
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def train_rl(
+    config: DiffusionRlConfig,
+    *,
+    mesh: TrainingMesh | None = None,
+    on_step: Callable[[int, StepReport, Mapping[str, float]], None] | None = None,
+) -> Path:
+    """Run to the end and save; every rank of the mesh calls.
+
+    Args:
+        config: the run.
+        mesh: the ranks that share it; ``None`` for this process alone.
+        on_step: called with the number of each finished step, from 1, the learner's report and
+            the figures of the rewards.
+
+    Returns:
+        The directory of the last save, for diffusers to load.
+    """
+    run, target = DiffusionRl(config, mesh=mesh), Path(config.output)
+    for step in range(config.num_steps):
+        report, figures = run.step(step)
+        if on_step is not None:
+            on_step(step + 1, report, figures)
+        if step + 1 == config.num_steps or (
+            config.save_every and (step + 1) % config.save_every == 0
+        ):
+            target = run.save(step + 1)
+    return target
+
+
+def steps_config(algorithm: RlAlgorithm) -> FlowGrpoConfig | None:
+    """Return how an algorithm trains noisy steps; ``None`` for those of the forward process."""
+    if isinstance(algorithm, DdrlConfig):
+        return algorithm.policy
+    return algorithm if isinstance(algorithm, FlowGrpoConfig) else None
+
+
+def make_policies(adapter: DiffusionModelAdapter, config: DiffusionRlConfig) -> Policies:
+    """Return what the algorithm compares with; call after tuning is prepared, before sharding."""
+    if isinstance(config.tuning, FullTuning):
+        old = isinstance(config.algorithm, NftConfig)
+        penalised = steps_config(config.algorithm) or config.algorithm
+        kl = 0.0 if isinstance(penalised, DdrlConfig) else penalised.kl
+        return CopiedPolicies(adapter, old=old, reference=kl > 0)
+    return LoraPolicies(adapter)
+
+
+def make_loss(adapter: DiffusionModelAdapter, algorithm: RlAlgorithm, policies: Policies) -> Any:
+    """Return the algorithm's loss, which takes the batches that the algorithm makes."""
+    match algorithm:
+        case NftConfig():
+            return nft_loss(adapter, algorithm, policies)
+        case AwmConfig():
+            return awm_loss(adapter, algorithm, policies)
+        case FlowGrpoConfig():
+            return flow_grpo_loss(adapter, algorithm, policies)
+        case DdrlConfig():
+            return ddrl_loss(adapter, algorithm, policies)
+
+
+def read_prompts(path: Path, at_least: int) -> list[str]:
+    """Return the prompts of a file, one per line, empty lines left out.
+
+    Raises:
+        WfmConfigError: if there is no such file, or it has too few.
+    """
+    if not path.is_file():
+        raise WfmConfigError(f"rl: there is no file of prompts {path}")
+    prompts = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    prompts = [prompt for prompt in prompts if prompt]
+    if len(prompts) < at_least:
+        raise WfmConfigError(
+            f"rl: {path} has {len(prompts)} prompts, but a step has {at_least} groups"
+        )
+    return prompts

@@ -1,0 +1,190 @@
+"""Rollouts of a step, and the micro-batches that each algorithm trains on.
+
+A step has ``groups x group size`` samples, numbered; rank r of R has the numbers r, r + R, ..., so
+that the samples of one prompt are spread over ranks. Every random number of a sample comes from
+(seed, step, number): ranks and micro-batches change nothing.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition
+from cosmos_wfm.flow_batches import seeded_generator
+from cosmos_wfm.flow_grpo import StepBatch, guided_velocity
+from cosmos_wfm.nft import ForwardBatch
+from cosmos_wfm.sampling import NoisyStep, SdeConfig, flow_schedule, sample_ode, sample_sde
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplerConfig:
+    """How samples are drawn.
+
+    Attributes:
+        num_steps: of the solver.
+        guidance: the pipeline's ``guidance_scale``; 0 for none, as DiffusionNFT is meant.
+        height: of the samples, in pixels.
+        width: of the samples, in pixels.
+        frames: of the samples; 1 for images.
+        shift: of the levels; 0 takes the model's own.
+    """
+
+    num_steps: int = 10
+    guidance: float = 0.0
+    height: int = 512
+    width: int = 512
+    frames: int = 1
+    shift: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Rollout:
+    """A micro-batch of samples.
+
+    Attributes:
+        numbers: of the samples in their step.
+        prompts: of each.
+        latents: x_0.
+        steps: the noisy ones, if the sampler was stochastic.
+        text: embedded prompts.
+        negative: what guidance led away from.
+        rewards: of each sample.
+    """
+
+    numbers: Sequence[int]
+    prompts: Sequence[str]
+    latents: Float[Tensor, "B C *s"]
+    steps: Sequence[NoisyStep]
+    text: TextCondition
+    negative: TextCondition | None
+    rewards: Float[Tensor, " B"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RolloutTask:
+    """What a rank draws in one step.
+
+    Attributes:
+        adapter: the model.
+        config: how.
+        sde: noise of the sampler; ``None`` for the ODE.
+        seed: of the run.
+        step: of the run.
+        reward: from pixels and prompts to numbers.
+    """
+
+    adapter: DiffusionModelAdapter
+    config: SamplerConfig
+    sde: SdeConfig | None
+    seed: int
+    step: int
+    reward: Callable[[Tensor, Sequence[str]], list[float]]
+
+    @property
+    def sigmas(self) -> Float[Tensor, " S"]:
+        """The noise levels that are stepped through."""
+        return flow_schedule(self.config.num_steps, self.config.shift or self.adapter.shift)
+
+    @torch.no_grad()
+    def run(self, policy: nn.Module, numbers: Sequence[int], prompts: Sequence[str]) -> Rollout:
+        """Draw and score one micro-batch; without process groups inside but the policy's own.
+
+        Args:
+            policy: the denoiser that samples.
+            numbers: of the samples.
+            prompts: of each.
+        """
+        adapter, config = self.adapter, self.config
+        text = adapter.encode_text(prompts)
+        negative = adapter.encode_negative(len(prompts)) if config.guidance else None
+
+        def velocity(latents: Tensor, sigmas: Tensor) -> Tensor:
+            inputs = (latents, sigmas)
+            return guided_velocity(adapter, policy, inputs, text, negative, config.guidance)
+
+        generators = [seeded_generator(self.seed, self.step, number) for number in numbers]
+        shape = adapter.latent_shape(config.frames, config.height, config.width)
+        noise = torch.stack([torch.randn(shape, generator=g) for g in generators])
+        steps: Sequence[NoisyStep] = ()
+        if self.sde is None:
+            latents = sample_ode(velocity, noise, self.sigmas)
+        else:
+            latents, steps = sample_sde(velocity, noise, self.sigmas, self.sde, generators)
+        rewards = self.reward(adapter.decode(latents), prompts)
+        return Rollout(
+            numbers=numbers,
+            prompts=prompts,
+            latents=latents,
+            steps=steps,
+            text=text,
+            negative=negative,
+            rewards=torch.tensor(rewards, dtype=torch.float64),
+        )
+
+    def forward_batches(
+        self, rollout: Rollout, advantages: Float[Tensor, " N"], fraction: float
+    ) -> list[ForwardBatch]:
+        """Return the samples with fresh noise at the rollout's levels, in each sample's own order.
+
+        Args:
+            rollout: the samples.
+            advantages: of all samples of the step.
+            fraction: share of the levels that each sample is trained on.
+        """
+        levels, counted = self.sigmas[:-1], _counted(rollout, advantages)
+        generators = [
+            seeded_generator(self.seed, self.step, number, 1) for number in rollout.numbers
+        ]
+        orders = [torch.randperm(len(levels), generator=g) for g in generators]
+        batches: list[ForwardBatch] = []
+        for place in range(max(1, int(len(levels) * fraction))):
+            noise = [torch.randn(rollout.latents.shape[1:], generator=g) for g in generators]
+            batches.append(
+                ForwardBatch(
+                    latents=rollout.latents,
+                    noise=torch.stack(noise),
+                    sigmas=torch.stack([levels[order[place]] for order in orders]),
+                    text=rollout.text,
+                    advantages=counted[0],
+                    weights=counted[1],
+                )
+            )
+        return batches
+
+    def step_batches(self, rollout: Rollout, advantages: Float[Tensor, " N"]) -> list[StepBatch]:
+        """Return the noisy steps of the samples.
+
+        Args:
+            rollout: the samples.
+            advantages: of all samples of the step.
+        """
+        ones = torch.ones(len(rollout.numbers))
+        own, weights = _counted(rollout, advantages)
+        return [
+            StepBatch(
+                latents=step.latents,
+                following=step.following,
+                sigmas=step.sigma * ones,
+                next_sigmas=step.next_sigma * ones,
+                noise_levels=step.noise_level * ones,
+                log_probs=step.log_probs,
+                text=rollout.text,
+                negative=rollout.negative,
+                guidance=self.config.guidance,
+                advantages=own,
+                weights=weights,
+            )
+            for step in rollout.steps
+        ]
+
+
+def _counted(
+    rollout: Rollout, advantages: Float[Tensor, " N"]
+) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
+    """Return the samples' advantages and weights; numbers beyond the step's count nothing."""
+    numbers = torch.tensor(rollout.numbers)
+    own = advantages[numbers.clamp_max(len(advantages) - 1)]
+    return own, (numbers < len(advantages)).to(own.dtype)

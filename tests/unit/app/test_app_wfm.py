@@ -1,0 +1,99 @@
+"""Commands and recipes of world models."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("diffusers")
+
+from cosmos_app.cli import main
+from cosmos_app.wfm.running import load_wfm_recipe
+from cosmos_core.config import ConfigError
+from cosmos_wfm import NftConfig, tiny_captions, tiny_sd3_pipeline
+
+_CONFIGS = sorted((Path(__file__).resolve().parents[3] / "configs" / "wfm").glob("*.toml"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("app-wfm") / "model"
+    tiny_sd3_pipeline(num_layers=1).save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.parametrize("path", _CONFIGS, ids=lambda path: path.stem)
+def test_every_recipe_of_the_repository_parses_and_checks(path):
+    recipe = load_wfm_recipe(path)
+
+    assert recipe.output == f"runs/wfm/{path.stem}"
+
+
+def test_there_are_recipes():
+    assert len(_CONFIGS) > 10
+
+
+def test_a_pipeline_is_checked_in_five_points(model, tmp_path):
+    shown = CliRunner().invoke(main, ["wfm", "check", str(model)])
+    listed = CliRunner().invoke(main, ["wfm", "check", str(model), "--json"])
+    absent = CliRunner().invoke(main, ["wfm", "check", str(tmp_path)])
+
+    assert shown.exit_code == 0, shown.output
+    assert "5. ok   rollout step and RL forward" in shown.stdout
+    assert [point["passed"] for point in json.loads(listed.stdout)] == [True] * 5
+    assert absent.exit_code == 1
+    assert "1. FAIL class name" in absent.stdout
+    assert "points 2 to 5 build on that one" in absent.stdout
+
+
+def test_a_recipe_goes_from_a_file_to_a_checkpoint(model, tmp_path):
+    (tmp_path / "prompts.txt").write_text("a red square\na blue square\n")
+    (tmp_path / "rl.toml").write_text(
+        f'kind = "wfm_rl"\nmodel = "{model}"\nprompts = "{tmp_path}/prompts.txt"\n'
+        f'output = "{tmp_path}/out"\nnum_steps = 2\ngroups_per_step = 2\nsamples_per_group = 2\n'
+        "[rewards]\nprompt_colour = 1.0\n"
+        "[sampler]\nnum_steps = 2\nheight = 16\nwidth = 16\n"
+        '[algorithm]\nkind = "nft"\n[tuning]\nkind = "lora"\nrank = 2\nalpha = 4\n'
+    )
+    ran = CliRunner().invoke(main, ["wfm", "run", str(tmp_path / "rl.toml"), "num_steps=1"])
+
+    assert ran.exit_code == 0, ran.output
+    assert ran.stdout.splitlines()[-1] == str(tmp_path / "out" / "safetensors" / "step_1")
+    assert (tmp_path / "out" / "safetensors" / "step_1" / "lora" / "model.safetensors").is_file()
+    lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [row["step"] for row in rows] == [1]
+    assert {"loss", "reward", "kl", "old_deviation", "groups_without_signal"} <= rows[0].keys()
+
+
+def test_supervised_recipes_run_too(model, tmp_path):
+    tiny_captions(tmp_path / "pairs", size=16)
+    (tmp_path / "sft.toml").write_text(
+        f'kind = "wfm_sft"\nmodel = "{model}"\noutput = "{tmp_path}/out"\nnum_steps = 1\n'
+        f'batch_size = 2\n[data]\npath = "{tmp_path}/pairs"\nheight = 16\nwidth = 16\n'
+    )
+    ran = CliRunner().invoke(main, ["wfm", "run", str(tmp_path / "sft.toml")])
+
+    assert ran.exit_code == 0, ran.output
+    assert os.path.isdir(ran.stdout.splitlines()[-1])
+
+
+def test_unknown_keys_and_kinds_are_refused(tmp_path):
+    path = tmp_path / "recipe.toml"
+    path.write_text(
+        'kind = "wfm_rl"\nmodel = "m"\nprompts = "p"\noutput = "o"\n'
+        '[rewards]\nbrightness = 1.0\n[algorithm]\nkind = "nft"\n'
+        "timesteps_fraction = 0.9\n"
+    )
+
+    # The other spelling is not ignored in silence: the right one is suggested.
+    with pytest.raises(ConfigError, match="timestep_fraction"):
+        load_wfm_recipe(path)
+    path.write_text(path.read_text().replace("timesteps_fraction", "timestep_fraction"))
+    assert load_wfm_recipe(path).algorithm == NftConfig(timestep_fraction=0.9)
+    path.write_text('kind = "sft"\n')
+    wrong = CliRunner().invoke(main, ["wfm", "run", str(path)])
+    assert wrong.exit_code == 2
+    assert "it must be one of wfm_sft, wfm_rl" in wrong.output

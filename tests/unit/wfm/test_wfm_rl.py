@@ -1,0 +1,263 @@
+"""RL steps on tiny pipelines: policies, rollouts, what is saved."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+
+from cosmos_parallel import AdamWConfig, EmaConfig, LearnerConfig
+from cosmos_wfm import (
+    AwmConfig,
+    CopiedPolicies,
+    DdrlConfig,
+    DiffusionRl,
+    DiffusionRlConfig,
+    FlowGrpoConfig,
+    FullTuning,
+    ImageCaptionsConfig,
+    LoraPolicies,
+    LoraTuning,
+    NftConfig,
+    NoSafetyChecker,
+    OldPolicyDecay,
+    SamplerConfig,
+    SdeConfig,
+    WfmConfigError,
+    load_adapter,
+    train_rl,
+)
+
+ALGORITHMS = {
+    "nft": NftConfig(kl=0.01),
+    "awm": AwmConfig(kl=0.01),
+    "flow_grpo": FlowGrpoConfig(clip=0.1, kl=0.01),
+    "dance_window": FlowGrpoConfig(clip=0.1, sde=SdeConfig(kind="dance", eta=0.3, num_noisy=1)),
+}
+
+
+@pytest.fixture
+def recipe(model_dirs, tmp_path):
+    (tmp_path / "prompts.txt").write_text("a red square\n\na blue square\na green square\n")
+    return DiffusionRlConfig(
+        model=str(model_dirs("sd3")),
+        prompts=str(tmp_path / "prompts.txt"),
+        output=str(tmp_path / "out"),
+        rewards={"brightness": 1.0},
+        num_steps=2,
+        groups_per_step=2,
+        samples_per_group=3,
+        micro_batch_size=2,
+        sampler=SamplerConfig(num_steps=3, height=16, width=16),
+        tuning=LoraTuning(rank=2, alpha=6),
+        learner=LearnerConfig(optimizer=AdamWConfig(lr=1e-2), max_grad_norm=1e9),
+    )
+
+
+def output(adapter, module):
+    generator = torch.Generator().manual_seed(3)
+    frames = 5 if adapter.temporal_factor else 1
+    latents = torch.randn(1, *adapter.latent_shape(frames, 32, 32), generator=generator)
+    with torch.no_grad():
+        return adapter.velocity(module, latents, torch.tensor([0.6]), adapter.encode_text(["a"]))
+
+
+def shaken(adapter):
+    """Give the trained weights other values, as training would."""
+    generator = torch.Generator().manual_seed(9)
+    with torch.no_grad():
+        for parameter in adapter.transformer.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+
+
+@pytest.mark.parametrize("tuning", [LoraTuning(rank=2, alpha=6), FullTuning()])
+@pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
+def test_every_algorithm_trains_with_lora_and_in_full(recipe, algorithm, tuning):
+    run = DiffusionRl(replace(recipe, algorithm=algorithm, tuning=tuning))
+    before = output(run.adapter, run.adapter.transformer)
+
+    reports = [run.step(step) for step in range(2)]
+
+    assert all(report.outcome == "updated" for report, _ in reports)
+    assert all(report.grad_norm > 0 for report, _ in reports)
+    assert (output(run.adapter, run.adapter.transformer) - before).abs().max() > 1e-4
+    if isinstance(algorithm, FlowGrpoConfig):
+        # Of the first step's six samples: rollout and training give the same probability.
+        report, _ = reports[0]
+        assert report.mean("ratio", over="samples") == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("form", ["paper", "shortcut"])
+def test_ddrl_trains_on_steps_and_data_together(recipe, data_dir, form):
+    data = ImageCaptionsConfig(path=str(data_dir), height=16, width=16)
+    policy = FlowGrpoConfig(clip=0.1, sde=SdeConfig(num_noisy=1))
+    algorithm = DdrlConfig(form=form, data_weight=0.5, policy=policy)
+    report, _ = DiffusionRl(replace(recipe, algorithm=algorithm, data=data)).step(0)
+
+    assert report.outcome == "updated"
+    assert report.mean("ratio", over="samples") == pytest.approx(1.0, abs=1e-5)
+    # Advantages sum to 0 and ratios are 1: what is left is the data's share.
+    assert report.loss == pytest.approx(0.5 * report.mean("data_loss", over="samples"), abs=1e-4)
+    with pytest.raises(WfmConfigError, match="ddrl needs data"):
+        replace(recipe, algorithm=algorithm)
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_old_and_reference_stay_where_they_were_until_they_are_moved(model_dirs, kind):
+    adapter = load_adapter(model_dirs("sd3"))
+    base = output(adapter, adapter.transformer)
+    tuning = LoraTuning(rank=2, alpha=6) if kind == "lora" else FullTuning()
+    tuning.prepare(adapter, seed=0)
+    policies = (
+        LoraPolicies(adapter)
+        if kind == "lora"
+        else CopiedPolicies(adapter, old=True, reference=True)
+    )
+    shaken(adapter)
+    trained = output(adapter, adapter.transformer)
+    with policies.old() as module:
+        torch.testing.assert_close(output(adapter, module), base)
+    policies.update_old(0.0)
+    with policies.old() as module:
+        torch.testing.assert_close(output(adapter, module), trained)
+    with policies.reference() as module:
+        torch.testing.assert_close(output(adapter, module), base)
+
+    torch.testing.assert_close(output(adapter, adapter.transformer), trained)
+    names = {n for n, p in adapter.transformer.named_parameters() if p.requires_grad}
+    assert names
+    assert not any(".old." in name for name in names)
+    assert (trained - base).abs().max() > 1e-3
+
+
+def test_the_old_policy_moves_by_its_decay(model_dirs):
+    adapter = load_adapter(model_dirs("sd3"))
+    LoraTuning(rank=2, alpha=4).prepare(adapter, seed=0)
+    policies = LoraPolicies(adapter)
+    weights = dict(adapter.transformer.named_parameters())
+    name = next(n for n in weights if ".lora_B.default." in n)
+    with torch.no_grad():
+        weights[name].fill_(1.0)
+
+    policies.update_old(0.75)
+
+    assert weights[name.replace("default", "old")].unique().tolist() == [0.25]
+
+
+def test_a_family_trains_by_nft_and_its_lora_reloads_bit_for_bit(family, recipe, model_dirs):
+    size = {"sampler": SamplerConfig(num_steps=2, height=32, width=32)}
+    if family in {"sana_video", "cosmos", "wan"}:
+        size["sampler"] = replace(size["sampler"], frames=5)
+    run = DiffusionRl(replace(recipe, model=str(model_dirs(family)), micro_batch_size=6, **size))
+    report, _ = run.step(0)
+    shaken(run.adapter)
+    directory = run.save(1)
+
+    extra = {"safety_checker": NoSafetyChecker()} if family == "cosmos" else {}
+    pipeline = DiffusionPipeline.from_pretrained(model_dirs(family), **extra)
+    pipeline.load_lora_weights(
+        directory / "lora", weight_name="model.safetensors", adapter_name="default"
+    )
+    assert report.outcome == "updated"
+    expected = output(run.adapter, run.adapter.transformer)
+    pipeline.transformer.requires_grad_(False)
+    reloaded = type(run.adapter)(pipeline)
+    assert torch.equal(output(reloaded, reloaded.transformer), expected)
+    with run.policies.reference() as module:
+        assert (output(run.adapter, module) - expected).abs().max() > 1e-4
+
+
+def test_full_tuning_of_a_family_is_saved_as_a_pipeline(family, model_dirs, tmp_path):
+    adapter = load_adapter(model_dirs(family))
+    FullTuning().prepare(adapter, seed=0)
+    shaken(adapter)
+
+    FullTuning().save(adapter, tmp_path / "saved", writes=True)
+
+    again = load_adapter(tmp_path / "saved")
+    own, saved = adapter.transformer.state_dict(), again.transformer.state_dict()
+    assert own.keys() == saved.keys()
+    assert all(torch.equal(own[name], saved[name]) for name in own)
+    assert adapter.pipeline.transformer is adapter.transformer
+
+
+def test_an_average_of_the_weights_is_what_is_saved(recipe, model_dirs):
+    learner = replace(recipe.learner, ema=EmaConfig(decay=0.5, ramp=False))
+    run = DiffusionRl(replace(recipe, learner=learner, tuning=FullTuning()))
+    run.step(0)
+    saved = load_adapter(run.save(1)).transformer.state_dict()
+
+    before = load_adapter(model_dirs("sd3")).transformer.state_dict()
+    for name, value in run.adapter.transformer.state_dict().items():
+        if value.is_floating_point() and name in run.learner.ema.averages:
+            torch.testing.assert_close(saved[name], (before[name] + value) / 2)
+
+
+def test_micro_batches_change_nothing(recipe):
+    losses = []
+    for size in (6, 1):
+        run = DiffusionRl(replace(recipe, micro_batch_size=size))
+        losses.append([run.step(step)[0].loss for step in range(2)])
+
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4, abs=1e-6)
+
+
+def test_guidance_is_in_rollouts_and_training_of_flow_grpo(recipe):
+    guided = replace(
+        recipe,
+        algorithm=ALGORITHMS["flow_grpo"],
+        sampler=replace(recipe.sampler, guidance=3.0),
+    )
+    report, _ = DiffusionRl(guided).step(0)
+
+    assert report.mean("ratio", over="samples") == pytest.approx(1.0, abs=1e-5)
+
+
+def test_brightness_rises_under_nft(recipe):
+    run = DiffusionRl(
+        replace(
+            recipe,
+            samples_per_group=8,
+            micro_batch_size=16,
+            algorithm=NftConfig(kl=0.0, decay=OldPolicyDecay(rate=0.0)),
+            tuning=FullTuning(),
+            learner=LearnerConfig(optimizer=AdamWConfig(lr=3e-3)),
+        )
+    )
+    rewards = [run.step(step)[1]["reward"] for step in range(12)]
+
+    assert sum(rewards[-3:]) > sum(rewards[:3]) + 0.02
+
+
+def test_a_run_writes_its_last_step_and_says_what_it_earned(recipe):
+    seen = []
+    directory = train_rl(
+        replace(recipe, num_steps=1), on_step=lambda step, report, figures: seen.append(figures)
+    )
+
+    assert directory.name == "step_1"
+    assert (directory / "lora" / "model.safetensors").is_file()
+    assert 0 < seen[0]["reward"] < 1
+    assert seen[0]["groups_without_signal"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"samples_per_group": 1}, "advantages need 2 or more"),
+        ({"num_steps": 0}, "num_steps is 0"),
+        ({"rewards": {"shine": 1.0}}, "shine is no reward"),
+        ({"sampler": SamplerConfig(guidance=4.5)}, "without guidance"),
+    ],
+)
+def test_settings_that_cannot_run_are_refused(recipe, change, message):
+    with pytest.raises(WfmConfigError, match=message):
+        replace(recipe, **change)
+
+
+def test_prompts_must_be_there_and_enough(recipe, tmp_path):
+    with pytest.raises(WfmConfigError, match="no file of prompts"):
+        DiffusionRl(replace(recipe, prompts=str(tmp_path / "absent.txt")))
+    with pytest.raises(WfmConfigError, match="3 prompts, but a step has 4 groups"):
+        DiffusionRl(replace(recipe, groups_per_step=4))
