@@ -10,6 +10,7 @@ from cosmos_wfm.families.sana import SanaAdapter
 from cosmos_wfm.families.sana_video import SanaVideoAdapter
 from cosmos_wfm.families.sd3 import Sd3Adapter
 from cosmos_wfm.families.wan import WanAdapter
+from cosmos_wfm.flow_batches import NoisingConfig, noised_batch
 from cosmos_wfm.flow_grpo import (
     FlowGrpoConfig,
     StepBatch,
@@ -53,6 +54,7 @@ from cosmos_wfm.tiny import (
     tiny_wan_pipeline,
 )
 from cosmos_wfm.tuning import FullTuning, LoraTuning, TuningConfig
+from cosmos_wfm.videos import VideoCaptions, VideoCaptionsConfig, write_video
 
 __all__ = [
     "REWARDS",
@@ -79,6 +81,7 @@ __all__ = [
     "LoraTuning",
     "NftConfig",
     "NoSafetyChecker",
+    "NoisingConfig",
     "NoisyStep",
     "OldPolicyDecay",
     "PipelineError",
@@ -92,6 +95,8 @@ __all__ = [
     "TextCondition",
     "Transition",
     "TuningConfig",
+    "VideoCaptions",
+    "VideoCaptionsConfig",
     "WanAdapter",
     "WfmConfigError",
     "WfmError",
@@ -110,6 +115,7 @@ __all__ = [
     "log_prob",
     "nft_errors",
     "nft_loss",
+    "noised_batch",
     "sample_ode",
     "sample_sde",
     "save_pipeline",
@@ -125,4 +131,5 @@ __all__ = [
     "train_sft",
     "transition",
     "weighted_reward",
+    "write_video",
 ]

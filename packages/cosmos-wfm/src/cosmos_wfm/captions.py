@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -18,10 +18,10 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 
 
 class CaptionedImage(NamedTuple):
-    """One sample: its prompt, and its pixels in [-1, 1]."""
+    """One sample: its prompt, and its pixels in [-1, 1]; a video has its frames before H."""
 
     prompt: str
-    pixels: Float[Tensor, "3 H W"]
+    pixels: Float[Tensor, "3 ..."]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +35,7 @@ class ImageCaptionsConfig:
         width: of the images, in pixels.
     """
 
+    kind: Literal["images"] = "images"
     path: str
     height: int = 1024
     width: int = 1024
@@ -94,7 +95,7 @@ class ImageCaptions(Sequence[CaptionedImage]):
         prompt, path = self._pairs[index]
         try:
             with Image.open(path) as image:
-                pixels = _fit(image.convert("RGB"), *self._size)
+                pixels = fit(image.convert("RGB"), *self._size)
         except (UnidentifiedImageError, OSError) as error:
             raise CaptionDataError(f"{path} cannot be read as an image: {error}") from error
         return CaptionedImage(prompt, pixels)
@@ -114,7 +115,7 @@ def _read_pair(caption: Path) -> tuple[str, Path] | str:
     return prompt, images[0]
 
 
-def _fit(image: Image.Image, height: int, width: int) -> Float[Tensor, "3 H W"]:
+def fit(image: Image.Image, height: int, width: int) -> Float[Tensor, "3 H W"]:
     """Scale to cover height x width, keep the centre, map to [-1, 1]."""
     scale = max(height / image.height, width / image.width)
     covered = (max(width, round(image.width * scale)), max(height, round(image.height * scale)))

@@ -22,7 +22,8 @@ from cosmos_parallel import (
 )
 from cosmos_wfm.adapter import DiffusionModelAdapter
 from cosmos_wfm.captions import CaptionedImage, ImageCaptionsConfig
-from cosmos_wfm.errors import WfmConfigError
+from cosmos_wfm.errors import PipelineError, WfmConfigError
+from cosmos_wfm.families.shared import check_frames
 from cosmos_wfm.flow_batches import (
     NoisingConfig,
     noised_batch,
@@ -32,6 +33,7 @@ from cosmos_wfm.flow_batches import (
 from cosmos_wfm.flow_matching import FlowBatch, FlowMatchingConfig, flow_matching_loss
 from cosmos_wfm.loading import load_adapter
 from cosmos_wfm.tuning import LoraTuning, TuningConfig, save_trained
+from cosmos_wfm.videos import VideoCaptionsConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +42,7 @@ class DiffusionSftConfig:
 
     Attributes:
         model: a local diffusers pipeline directory.
-        data: the captioned images.
+        data: the captioned images or videos.
         output: directory under which ``safetensors/step_<N>`` is written.
         num_steps: optimizer steps.
         batch_size: samples of a step, over all ranks.
@@ -56,7 +58,7 @@ class DiffusionSftConfig:
 
     kind: Literal["wfm_sft"] = "wfm_sft"
     model: str
-    data: ImageCaptionsConfig
+    data: ImageCaptionsConfig | VideoCaptionsConfig
     output: str
     num_steps: int = 1000
     batch_size: int = 8
@@ -171,9 +173,16 @@ def _batch(
     return noised_batch(adapter, samples, generators, noising)
 
 
-def _check_size(data: ImageCaptionsConfig, adapter: DiffusionModelAdapter) -> None:
+def _check_size(
+    data: ImageCaptionsConfig | VideoCaptionsConfig, adapter: DiffusionModelAdapter
+) -> None:
     multiple = adapter.size_multiple
     if data.height % multiple or data.width % multiple:
         raise WfmConfigError(
             f"data: {data.height}x{data.width} pixels, but this model needs multiples of {multiple}"
         )
+    frames = data.frames if isinstance(data, VideoCaptionsConfig) else 1
+    try:
+        check_frames(frames, adapter.temporal_factor)
+    except PipelineError as error:
+        raise WfmConfigError(f"data: {error}") from error

@@ -1,0 +1,177 @@
+"""Directories of videos with captions: pairs side by side, and Cosmos's own layout.
+
+<path>/0001.json  {"prompt": ...}         <path>/metas/0001.txt   the prompt
+<path>/0001.mp4                           <path>/videos/0001.mp4
+"""
+
+import importlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cosmos_wfm.captions import CaptionedImage, fit
+from cosmos_wfm.errors import CaptionDataError
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VideoCaptionsConfig:
+    """Where the videos are, and which part of each is taken.
+
+    Attributes:
+        path: directory of ``<name>.json`` beside ``<name>.mp4``, or with ``metas`` and ``videos``.
+        frames: of a sample, the first ones of its video.
+        height: of a sample, in pixels.
+        width: of a sample, in pixels.
+        broken: what to do with a video that has no caption, no video, too few frames or cannot be
+            decoded: ``fatal`` refuses the directory, ``skip`` leaves it out and counts it.
+    """
+
+    kind: Literal["videos"] = "videos"
+    path: str
+    frames: int = 81
+    height: int = 480
+    width: int = 832
+    broken: Literal["fatal", "skip"] = "fatal"
+
+    def build(self) -> "VideoCaptions":
+        """Open the directory and look at every video's first frames.
+
+        Raises:
+            CaptionDataError: if there is no usable pair in it, or a broken one that is fatal.
+        """
+        return VideoCaptions(self)
+
+
+class VideoCaptions(Sequence[CaptionedImage]):
+    """The videos of a directory, in order of their names, decoded on access.
+
+    Attributes:
+        problems: what was left out, each named with its reason.
+    """
+
+    def __init__(self, config: VideoCaptionsConfig) -> None:
+        """Match captions and videos, and ask each video for its length.
+
+        Raises:
+            CaptionDataError: see ``VideoCaptionsConfig.build``.
+        """
+        root = Path(config.path)
+        if not root.is_dir():
+            raise CaptionDataError(f"{root} is not a directory")
+        self._config = config
+        self._pairs: list[tuple[str, Path]] = []
+        self.problems: list[str] = []
+        for name, caption, video in _candidates(root):
+            try:
+                self._pairs.append((_usable_pair(caption, video, config.frames), video))
+            except CaptionDataError as error:
+                self.problems.append(f"{name}: {error}")
+        if self.problems and config.broken == "fatal":
+            shown = "; ".join(self.problems[:_SHOWN])
+            more = "; ..." if len(self.problems) > _SHOWN else ""
+            raise CaptionDataError(f"{root}: {len(self.problems)} broken pairs: {shown}{more}")
+        if not self._pairs:
+            raise CaptionDataError(
+                f"{root} has no usable video: neither <name>.json beside <name>.mp4 nor "
+                f"metas/<name>.txt and videos/<name>.mp4 ({len(self.problems)} left out)"
+            )
+
+    def __len__(self) -> int:
+        """Return the number of usable videos."""
+        return len(self._pairs)
+
+    def __getitem__(self, index: int) -> CaptionedImage:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Decode the first frames of one video, scaled to cover and cropped to the centre.
+
+        Raises:
+            CaptionDataError: if the file has changed since it was opened.
+        """
+        prompt, path = self._pairs[index]
+        config = self._config
+        frames = read_frames(path, config.frames)
+        if len(frames) < config.frames:
+            raise CaptionDataError(f"{path} has {len(frames)} frames; {config.frames} are needed")
+        pixels = [fit(frame, config.height, config.width) for frame in frames]
+        return CaptionedImage(prompt, torch.stack(pixels, dim=1))
+
+
+def read_frames(path: Path, most: int) -> list[Any]:
+    """Return the first frames of a video as PIL images; fewer if it is shorter.
+
+    Raises:
+        CaptionDataError: if it cannot be decoded.
+    """
+    av: Any = importlib.import_module("av")
+    try:
+        with av.open(str(path)) as container:
+            found: list[Any] = []
+            for frame in container.decode(video=0):
+                found.append(frame.to_image())
+                if len(found) == most:
+                    break
+            return found
+    except (av.error.FFmpegError, IndexError, OSError) as error:
+        raise CaptionDataError(f"{path.name} cannot be decoded: {error}") from error
+
+
+def write_video(path: Path, pixels: Float[Tensor, "3 F H W"], *, fps: int = 16) -> None:
+    """Write pixels in [-1, 1] as MPEG-4.
+
+    Args:
+        path: of the file, ending in ``.mp4``.
+        pixels: even height and width.
+        fps: frames per second.
+    """
+    av: Any = importlib.import_module("av")
+    scaled = ((pixels.clamp(-1.0, 1.0) + 1.0) * 127.5).round()
+    array = scaled.permute(1, 2, 3, 0).cpu().numpy().astype(np.uint8)
+    with av.open(str(path), mode="w") as container:
+        stream = container.add_stream("mpeg4", rate=fps)
+        stream.height, stream.width = array.shape[1:3]
+        stream.pix_fmt = "yuv420p"
+        for frame in array:
+            for packet in stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")):
+                container.mux(packet)
+        for packet in stream.encode():
+            container.mux(packet)
+
+
+def _candidates(root: Path) -> list[tuple[str, Path, Path]]:
+    """Return name, caption and video of everything that has either, by name."""
+    if (root / "metas").is_dir() or (root / "videos").is_dir():
+        captions, videos, suffix = root / "metas", root / "videos", ".txt"
+    else:
+        captions, videos, suffix = root, root, ".json"
+    names = {path.stem for path in captions.glob(f"*{suffix}")}
+    names |= {path.stem for path in videos.glob("*.mp4")}
+    return [(n, captions / f"{n}{suffix}", videos / f"{n}.mp4") for n in sorted(names)]
+
+
+def _usable_pair(caption: Path, video: Path, frames: int) -> str:
+    """Return the prompt of a pair.
+
+    Raises:
+        CaptionDataError: says what is wrong with it.
+    """
+    for path in (caption, video):
+        if not path.is_file():
+            raise CaptionDataError(f"there is no {path.parent.name}/{path.name}")
+    text = caption.read_text(encoding="utf-8")
+    if caption.suffix == ".json":
+        try:
+            text = json.loads(text)["prompt"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise CaptionDataError(f"no prompt in {caption.name} ({error!r})") from error
+    found = len(read_frames(video, frames))
+    if found < frames:
+        raise CaptionDataError(f"{found} frames in {video.name}; {frames} are needed")
+    return str(text).strip()

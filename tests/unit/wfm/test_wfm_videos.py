@@ -1,0 +1,101 @@
+"""Directories of videos: both layouts, and what is wrong with one."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cosmos_wfm import (
+    CaptionDataError,
+    DiffusionSftConfig,
+    LoraTuning,
+    VideoCaptionsConfig,
+    WfmConfigError,
+    train_sft,
+    write_video,
+)
+
+
+def clip(level, frames=5, size=32):
+    """A flat video that gets brighter from frame to frame."""
+    levels = torch.linspace(level, level + 0.4, frames)
+    return levels.view(1, -1, 1, 1).expand(3, frames, size, size)
+
+
+@pytest.fixture(params=["pairs", "cosmos"])
+def videos(request, tmp_path):
+    root = tmp_path / "data"
+    folder = root / "videos" if request.param == "cosmos" else root
+    folder.mkdir(parents=True)
+    for name, level in (("0001", -0.5), ("0002", 0.0)):
+        write_video(folder / f"{name}.mp4", clip(level))
+        if request.param == "cosmos":
+            (root / "metas").mkdir(exist_ok=True)
+            (root / "metas" / f"{name}.txt").write_text(f"prompt {name}\n")
+        else:
+            (root / f"{name}.json").write_text(json.dumps({"prompt": f"prompt {name}"}))
+    return VideoCaptionsConfig(path=str(root), frames=5, height=32, width=32)
+
+
+def test_both_layouts_give_prompts_and_frames_in_order(videos):
+    data = videos.build()
+
+    assert [sample.prompt for sample in data] == ["prompt 0001", "prompt 0002"]
+    pixels = data[0].pixels
+    assert pixels.shape == (3, 5, 32, 32)
+    means = pixels.mean(dim=(0, 2, 3)).tolist()
+    assert means == pytest.approx([-0.5, -0.4, -0.3, -0.2, -0.1], abs=0.03)
+    assert replace(videos, frames=2, height=16).build()[1].pixels.shape == (3, 2, 16, 32)
+
+
+def test_a_broken_video_is_named_and_fatal_or_counted_and_skipped(videos, tmp_path):
+    folder = next((tmp_path / "data").rglob("0001.mp4")).parent
+    (folder / "0003.mp4").write_bytes(b"no video")
+    write_video(folder / "0004.mp4", clip(0.0, frames=3))
+    caption = next((tmp_path / "data").rglob("0001.[tj]*"))
+    for name in ("0003", "0004", "0005"):
+        (caption.parent / f"{name}{caption.suffix}").write_bytes(caption.read_bytes())
+
+    with pytest.raises(
+        CaptionDataError, match=r"3 broken pairs: 0003: 0003\.mp4 cannot be decoded"
+    ):
+        videos.build()
+    data = replace(videos, broken="skip").build()
+
+    assert len(data) == 2
+    assert [problem[:4] for problem in data.problems] == ["0003", "0004", "0005"]
+    assert "3 frames in 0004.mp4; 5 are needed" in data.problems[1]
+    assert "there is no" in data.problems[2]
+
+
+def test_a_directory_without_videos_is_refused(tmp_path):
+    with pytest.raises(CaptionDataError, match="has no usable video"):
+        VideoCaptionsConfig(path=str(tmp_path)).build()
+    with pytest.raises(CaptionDataError, match="is not a directory"):
+        VideoCaptionsConfig(path=str(tmp_path / "absent")).build()
+
+
+def test_a_video_model_is_tuned_on_videos(videos, model_dirs, family, tmp_path):
+    recipe = DiffusionSftConfig(
+        model=str(model_dirs(family)),
+        data=videos,
+        output=str(tmp_path / "out"),
+        num_steps=1,
+        batch_size=2,
+        micro_batch_size=2,
+        caption_dropout=0.5,
+        tuning=LoraTuning(rank=2, alpha=4),
+    )
+    if family in {"sd3", "sana"}:
+        with pytest.raises(WfmConfigError, match="5 frames, but this is a model of images"):
+            train_sft(recipe)
+        return
+    reports = []
+
+    directory = train_sft(recipe, on_step=lambda step, report: reports.append(report))
+
+    assert reports[0].outcome == "updated"
+    assert (directory / "lora" / "model.safetensors").is_file()
+    with pytest.raises(WfmConfigError, match="multiple of 4"):
+        train_sft(replace(recipe, data=replace(videos, frames=4)))
