@@ -62,7 +62,8 @@ def run(
 ) -> None:
     r"""Run a recipe to its end on this machine: Redis, controller, policy, rollouts, report.
 
-    A recipe with kind = "sft" at its top is supervised fine-tuning: it has no rollouts.
+    A recipe with kind = "sft" at its top is supervised fine-tuning: it has no rollouts. One of kind
+    "wfm_sft" or "wfm_rl" trains a diffusion world model in this process, or in torchrun's.
 
     Ctrl-C stops cleanly: the step in hand is finished and a checkpoint written; --resume goes on
     with the same sample stream. A second Ctrl-C kills.
@@ -77,12 +78,16 @@ def run(
     from cosmos_app.recipes import load_any_recipe
     from cosmos_app.sft.launch import run_sft_recipe
     from cosmos_app.sft.recipe import SftRecipe
+    from cosmos_app.wfm.recipe import WfmRecipe
+    from cosmos_app.wfm.running import run_wfm
 
     shorthand = {"rollout.replicas": rollouts, "output": output}
     extra = [f"{path}={value}" for path, value in shorthand.items() if value is not None]
 
     def start() -> int:
         parsed = load_any_recipe(recipe, [*overrides, *extra])
+        if isinstance(parsed, WfmRecipe):
+            return run_wfm(parsed)
         if isinstance(parsed, SftRecipe):
             return asyncio.run(run_sft_recipe(parsed, resume=resume, as_json=as_json))
         check_address(parsed.dashboard)
@@ -104,9 +109,13 @@ def check(recipe: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:
     from cosmos_app.recipes import load_any_recipe
     from cosmos_app.sft.check import check_sft
     from cosmos_app.sft.recipe import SftRecipe
+    from cosmos_app.wfm.recipe import WfmRecipe
+    from cosmos_app.wfm.running import check_wfm
 
     def start() -> int:
         parsed = load_any_recipe(recipe, overrides)
+        if isinstance(parsed, WfmRecipe):
+            return check_wfm(parsed)
         if isinstance(parsed, SftRecipe):
             return check_sft(parsed, as_json=as_json)
         return check_recipe(parsed, as_json=as_json)

@@ -1,4 +1,4 @@
-"""Which kind of run a recipe is: ``kind = "rl"``, which need not be said, or ``kind = "sft"``."""
+"""Which kind of run a recipe is: ``kind = "rl"`` (need not be said), ``"sft"``, or one of wfm."""
 
 import json
 import tomllib
@@ -7,14 +7,16 @@ from pathlib import Path
 
 from cosmos_app.recipe import Recipe, load_recipe
 from cosmos_app.sft.recipe import SftRecipe
+from cosmos_app.wfm.recipe import WFM_KINDS, WfmRecipe
 from cosmos_core.config import config_from_json, load_config
 from cosmos_core.rundir import RunDirectory
 
-AnyRecipe = Recipe | SftRecipe
+TokenRecipe = Recipe | SftRecipe
+AnyRecipe = TokenRecipe | WfmRecipe
 
 
 def load_any_recipe(path: Path, overrides: Sequence[str] = ()) -> AnyRecipe:
-    """Read a recipe of either kind.
+    """Read a recipe of any kind.
 
     Raises:
         ConfigError: if the file or an override is not a recipe, with every problem in it.
@@ -25,10 +27,12 @@ def load_any_recipe(path: Path, overrides: Sequence[str] = ()) -> AnyRecipe:
         kind = None  # what is wrong is said by the loader, with its place
     if kind == "sft":
         return load_config(SftRecipe, path, overrides)
+    if kind in WFM_KINDS:
+        return load_config(WFM_KINDS[kind], path, overrides)
     return load_recipe(path, overrides)
 
 
-def recipe_of_run(run: RunDirectory) -> AnyRecipe:
+def recipe_of_run(run: RunDirectory) -> TokenRecipe:
     """Read the recipe that a run directory holds.
 
     Raises:

@@ -72,9 +72,9 @@ def test_supervised_recipes_run_too(model, tmp_path):
     tiny_captions(tmp_path / "pairs", size=16)
     (tmp_path / "sft.toml").write_text(
         f'kind = "wfm_sft"\nmodel = "{model}"\noutput = "{tmp_path}/out"\nnum_steps = 1\n'
-        f'batch_size = 2\n[data]\npath = "{tmp_path}/pairs"\nheight = 16\nwidth = 16\n'
+        f'batch_size = 2\n[data]\nkind = "images"\npath = "{tmp_path}/pairs"\nheight = 16\nwidth = 16\n'
     )
-    ran = CliRunner().invoke(main, ["wfm", "run", str(tmp_path / "sft.toml")])
+    ran = CliRunner().invoke(main, ["run", str(tmp_path / "sft.toml")])
 
     assert ran.exit_code == 0, ran.output
     assert os.path.isdir(ran.stdout.splitlines()[-1])
@@ -93,7 +93,7 @@ def test_unknown_keys_and_kinds_are_refused(tmp_path):
         load_wfm_recipe(path)
     path.write_text(path.read_text().replace("timesteps_fraction", "timestep_fraction"))
     assert load_wfm_recipe(path).algorithm == NftConfig(timestep_fraction=0.9)
-    path.write_text('kind = "sft"\n')
+    path.write_text("seed = 1\n")
     wrong = CliRunner().invoke(main, ["wfm", "run", str(path)])
     assert wrong.exit_code == 2
-    assert "it must be one of wfm_sft, wfm_rl" in wrong.output
+    assert "kind is none of wfm_rl, wfm_sft" in wrong.output

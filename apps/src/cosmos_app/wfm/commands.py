@@ -30,12 +30,11 @@ def check(model: Path, *, adapter: str, as_json: bool) -> None:
 @wfm.command()
 @click.argument("recipe", type=click.Path(path_type=Path), metavar="RECIPE.toml")
 @click.argument("overrides", nargs=-1, metavar="[PATH=VALUE]...")
-@click.option("--dry", is_flag=True, help="Read and check the recipe, start nothing.")
-def run(recipe: Path, overrides: tuple[str, ...], *, dry: bool) -> None:
+def run(recipe: Path, overrides: tuple[str, ...]) -> None:
     """Train by a recipe of kind wfm_sft or wfm_rl, in this process or in torchrun's.
 
-    The last line names the directory that diffusers loads.
+    The last line names the directory that diffusers loads. 'cosmos-app run' does the same.
     """
-    from cosmos_app.wfm.running import run_wfm_recipe
+    from cosmos_app.wfm.running import load_wfm_recipe, run_wfm
 
-    guarded(lambda: run_wfm_recipe(recipe, overrides, dry=dry))
+    guarded(lambda: run_wfm(load_wfm_recipe(recipe, overrides)))

@@ -1,7 +1,6 @@
 """A recipe of a world model, run in this process or in the ranks that torchrun started."""
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -9,9 +8,11 @@ from pathlib import Path
 import click
 
 from cosmos_app.errors import DataError
+from cosmos_app.recipes import load_any_recipe
 from cosmos_app.roles.process import torchrun_place
 from cosmos_app.roles.ranks import join_ranks
-from cosmos_core.config import config_to_json, load_config
+from cosmos_app.wfm.recipe import WFM_KINDS, WfmRecipe
+from cosmos_core.config import config_to_json
 from cosmos_parallel import (
     ParallelConfig,
     StepReport,
@@ -19,42 +20,29 @@ from cosmos_parallel import (
     build_mesh,
     shutdown_distributed,
 )
-from cosmos_wfm import DiffusionRlConfig, DiffusionSftConfig, train_rl, train_sft
+from cosmos_wfm import DiffusionSftConfig, train_rl, train_sft
 
-WfmRecipe = DiffusionSftConfig | DiffusionRlConfig
-KINDS: Mapping[str, type[DiffusionSftConfig] | type[DiffusionRlConfig]] = {
-    "wfm_sft": DiffusionSftConfig,
-    "wfm_rl": DiffusionRlConfig,
-}
+KINDS_TEXT = ", ".join(WFM_KINDS)
 
 
 def load_wfm_recipe(path: Path, overrides: Sequence[str] = ()) -> WfmRecipe:
     """Read a recipe of a world model.
 
     Raises:
-        DataError: if the file cannot be read, or is of another kind.
+        DataError: if it is of another kind.
         ConfigError: if it is not a recipe of its kind, with every problem in it.
     """
-    try:
-        kind = tomllib.loads(path.read_text(encoding="utf-8")).get("kind")
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as TOML: {error}") from error
-    if kind not in KINDS:
-        raise DataError(f"{path}: kind is {kind!r}; it must be one of {', '.join(KINDS)}")
-    return load_config(KINDS[kind], path, overrides)
+    recipe = load_any_recipe(path, overrides)
+    if not isinstance(recipe, WfmRecipe):
+        raise DataError(f"{path} is no recipe of a world model: kind is none of {KINDS_TEXT}")
+    return recipe
 
 
-def run_wfm_recipe(path: Path, overrides: Sequence[str], *, dry: bool) -> int:
+def run_wfm(recipe: WfmRecipe) -> int:
     """Train to the end; return 0. Figures go to ``<output>/metrics.jsonl`` and, shorter, are shown.
 
-    Raises:
-        DataError: if the recipe cannot be read.
-        ConfigError: if it is not one.
+    The last line that is printed is the directory that diffusers loads.
     """
-    recipe = load_wfm_recipe(path, overrides)
-    if dry:
-        click.echo(config_to_json(recipe))
-        return 0
     mesh = build_mesh(ParallelConfig(), join_ranks(torchrun_place()))
     try:
         directory = train(recipe, mesh)
@@ -62,6 +50,12 @@ def run_wfm_recipe(path: Path, overrides: Sequence[str], *, dry: bool) -> int:
         shutdown_distributed()
     if mesh.process.rank == 0:
         click.echo(str(directory))
+    return 0
+
+
+def check_wfm(recipe: WfmRecipe) -> int:
+    """Print the resolved recipe; return 0. What can be wrong with one is found by reading it."""
+    click.echo(config_to_json(recipe))
     return 0
 
 
