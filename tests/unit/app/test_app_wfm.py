@@ -72,7 +72,8 @@ def test_supervised_recipes_run_too(model, tmp_path):
     tiny_captions(tmp_path / "pairs", size=16)
     (tmp_path / "sft.toml").write_text(
         f'kind = "wfm_sft"\nmodel = "{model}"\noutput = "{tmp_path}/out"\nnum_steps = 1\n'
-        f'batch_size = 2\n[data]\nkind = "images"\npath = "{tmp_path}/pairs"\nheight = 16\nwidth = 16\n'
+        f'batch_size = 2\n[data]\nkind = "images"\npath = "{tmp_path}/pairs"\n'
+        "height = 16\nwidth = 16\n"
     )
     ran = CliRunner().invoke(main, ["run", str(tmp_path / "sft.toml")])
 

@@ -1,0 +1,94 @@
+"""Rollouts: whose sample is whose, and that settings reach the sampler."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import cosmos_wfm
+from cosmos_wfm import SamplerConfig, SdeConfig, load_adapter
+from cosmos_wfm.rollouts import RolloutTask
+
+
+@pytest.fixture
+def task(model_dirs):
+    return RolloutTask(
+        adapter=load_adapter(model_dirs("sd3")),
+        config=SamplerConfig(num_steps=3, height=16, width=16),
+        sde=None,
+        seed=0,
+        step=2,
+        reward=lambda pixels, prompts: [float(len(prompt)) for prompt in prompts],
+    )
+
+
+def run(task, numbers, prompts):
+    return task.run(task.adapter.transformer, numbers, prompts)
+
+
+def test_samples_of_several_prompts_in_one_micro_batch_keep_their_own(task):
+    together = run(task, [0, 1, 2, 3], ["a", "a", "bcd", "bcd"])
+    alone = run(task, [2], ["bcd"])
+
+    torch.testing.assert_close(together.latents[2:3], alone.latents, atol=1e-5, rtol=0)
+    assert together.rewards.tolist() == [1.0, 1.0, 3.0, 3.0]
+    assert (together.latents[2] - together.latents[3]).abs().max() > 0.1
+    advantages = torch.tensor([-1.0, 1.0, -2.0, 2.0])
+    batch = task.forward_batches(together, advantages, 1.0)[0]
+    assert batch.advantages.tolist() == advantages.tolist()
+
+
+def test_each_sample_has_its_own_order_of_the_rollouts_own_levels(task):
+    rollout = run(task, [0, 1, 2], ["a", "b", "c"])
+    batches = task.forward_batches(rollout, torch.zeros(3), 0.99)
+
+    # Two of three levels: the share is rounded down.
+    assert len(batches) == 2
+    levels = set(task.sigmas[:-1].tolist())
+    for row in range(3):
+        own = [batch.sigmas[row].item() for batch in batches]
+        assert len(set(own)) == 2
+        assert set(own) <= levels
+    assert task.forward_batches(rollout, torch.zeros(3), 1.0)[2].sigmas.tolist() != [levels]
+
+
+def test_numbers_beyond_the_steps_samples_count_nothing(task):
+    rollout = run(task, [1, 3], ["a", "b"])
+
+    weights = [b.weights.tolist() for b in task.forward_batches(rollout, torch.ones(3), 1.0)]
+    assert weights == [[1.0, 0.0]] * 3
+
+
+def test_the_sampler_is_the_ode_unless_noise_is_asked_for(task):
+    plain = run(task, [0], ["a"])
+    noisy = run(replace(task, sde=SdeConfig(eta=0.7)), [0], ["a"])
+
+    assert len(plain.steps) == 0
+    assert [step.noise_level > 0 for step in noisy.steps] == [True, True]
+    assert (plain.latents - noisy.latents).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["sana_video", "cosmos", "wan"])
+def test_a_video_has_the_frames_of_its_recipe(task, model_dirs, name):
+    video = replace(
+        task,
+        adapter=load_adapter(model_dirs(name)),
+        config=SamplerConfig(num_steps=1, height=32, width=64, frames=9),
+    )
+
+    rollout = run(video, [0], ["a"])
+
+    assert rollout.latents.shape[2:] == (3, *video.adapter.latent_shape(9, 32, 64)[2:])
+    assert video.adapter.decode(rollout.latents).shape == (1, 3, 9, 32, 64)
+
+
+def test_latents_and_probabilities_stay_float32(task):
+    noisy = run(replace(task, sde=SdeConfig()), [0], ["a"])
+
+    assert {noisy.latents.dtype, noisy.steps[0].log_probs.dtype} == {torch.float32}
+
+
+def test_no_device_is_written_into_the_code():
+    for path in Path(cosmos_wfm.__file__).parent.rglob("*.py"):
+        assert "cuda" not in path.read_text(encoding="utf-8"), path
