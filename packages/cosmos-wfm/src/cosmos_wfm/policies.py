@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from cosmos_wfm.adapter import DiffusionModelAdapter
@@ -135,6 +136,8 @@ class CopiedPolicies:
         """Average all weights."""
         if self._old is None:
             return
+        if isinstance(self._old, FSDPModule):
+            self._old.reshard()  # after a forward pass alone FSDP2 leaves the root gathered
         trained = dict(self._trained.named_parameters())
         for name, old in self._old.named_parameters():
             _local(old).lerp_(_local(trained[name]), 1.0 - decay)
