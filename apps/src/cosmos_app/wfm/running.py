@@ -1,6 +1,7 @@
 """A recipe of a world model, run in this process or in the ranks that torchrun started."""
 
 import json
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -8,11 +9,10 @@ from pathlib import Path
 import click
 
 from cosmos_app.errors import DataError
-from cosmos_app.recipes import load_any_recipe
 from cosmos_app.roles.process import torchrun_place
 from cosmos_app.roles.ranks import join_ranks
 from cosmos_app.wfm.recipe import WFM_KINDS, WfmRecipe
-from cosmos_core.config import config_to_json
+from cosmos_core.config import config_to_json, load_config
 from cosmos_parallel import (
     ParallelConfig,
     StepReport,
@@ -29,13 +29,16 @@ def load_wfm_recipe(path: Path, overrides: Sequence[str] = ()) -> WfmRecipe:
     """Read a recipe of a world model.
 
     Raises:
-        DataError: if it is of another kind.
+        DataError: if the file cannot be read, or is of another kind.
         ConfigError: if it is not a recipe of its kind, with every problem in it.
     """
-    recipe = load_any_recipe(path, overrides)
-    if not isinstance(recipe, WfmRecipe):
+    try:
+        kind = tomllib.loads(path.read_text(encoding="utf-8")).get("kind")
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as TOML: {error}") from error
+    if kind not in WFM_KINDS:
         raise DataError(f"{path} is no recipe of a world model: kind is none of {KINDS_TEXT}")
-    return recipe
+    return load_config(WFM_KINDS[kind], path, overrides)
 
 
 def run_wfm(recipe: WfmRecipe) -> int:
