@@ -43,6 +43,7 @@ class RunFeed:
         status: what the controller last said; empty for a run that is over.
         report: the report of a run that is over; empty before.
         problem: why there is no status; empty while there is one.
+        num_steps: steps that the recipe wants; 0 if it does not say.
         num_bad_lines: lines of metrics that are none.
         revision: grows with everything new.
     """
@@ -57,6 +58,7 @@ class RunFeed:
         self.status: Mapping[str, Any] = {}
         self.report: Mapping[str, Any] = {}
         self.problem = ""
+        self.num_steps = _planned_steps(run)
         self.num_bad_lines = 0
         self.revision = 0
         self._metrics = Tail(run.metrics)
@@ -151,3 +153,9 @@ class RunFeed:
         if problem != self.problem:
             self.problem = problem
             self.revision += 1
+
+
+def _planned_steps(run: RunDirectory) -> int:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return int(json.loads(run.config.read_text())["trainer"]["steps"])
+    return 0

@@ -103,8 +103,8 @@ function drawFigures(view) {
   figure("queues", shortNumber(inFlight), "groups in flight");
   drawCurves(byId("c-queues"), [bySteps("queue_generating", "first"), bySteps("queue_ready", "second"), bySteps("queue_waiting", "third")], true);
   const stalls = [...curve("stall_ms").values].sort((a, b) => a - b);
-  figure("stalls", shortNumber(stalls[Math.floor(stalls.length / 2)]),
-    stalls.length ? `median, max ${shortNumber(stalls[stalls.length - 1])}` : "");
+  figure("stalls", stalls.length ? String(Math.round(stalls[Math.floor(stalls.length / 2)])) : "–",
+    stalls.length ? `median, max ${Math.round(stalls[stalls.length - 1])}` : "");
   drawCurves(byId("c-stalls"), [byTime("stall_ms", "dot")], true);
 }
 
