@@ -49,7 +49,7 @@ ROOT = HERE.parent
 POLICY = "policy-0"
 _POLL_S = 0.25
 _START_S = 120.0
-_RUN_S = 60.0
+_RUN_S = 180.0
 _STOP_S = 30.0
 
 
