@@ -6,7 +6,7 @@ from rich.console import Console
 
 from cosmos_app.errors import NothingToResumeError
 from cosmos_app.prepare import run_files
-from cosmos_app.recipes import AnyRecipe, recipe_of_run
+from cosmos_app.recipes import TokenRecipe, recipe_of_run
 from cosmos_app.sft.files import checkpoints_of, model_of
 from cosmos_app.sft.recipe import SftRecipe
 from cosmos_core.rundir import RunDirectory
@@ -44,7 +44,7 @@ def export_checkpoint(run_dir: Path, destination: Path, *, step: int | None) -> 
     return 0
 
 
-def _places_of(recipe: AnyRecipe, run: RunDirectory) -> tuple[Path, Path | str]:
+def _places_of(recipe: TokenRecipe, run: RunDirectory) -> tuple[Path, Path | str]:
     """Return the model that training started from, and where its checkpoints lie."""
     if isinstance(recipe, SftRecipe):
         return model_of(recipe, run), checkpoints_of(recipe, run)

@@ -27,7 +27,7 @@ def load_any_recipe(path: Path, overrides: Sequence[str] = ()) -> AnyRecipe:
         kind = None  # what is wrong is said by the loader, with its place
     if kind == "sft":
         return load_config(SftRecipe, path, overrides)
-    if kind in WFM_KINDS:
+    if isinstance(kind, str) and kind in WFM_KINDS:
         return load_config(WFM_KINDS[kind], path, overrides)
     return load_recipe(path, overrides)
 

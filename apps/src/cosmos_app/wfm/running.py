@@ -36,7 +36,7 @@ def load_wfm_recipe(path: Path, overrides: Sequence[str] = ()) -> WfmRecipe:
         kind = tomllib.loads(path.read_text(encoding="utf-8")).get("kind")
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as TOML: {error}") from error
-    if kind not in WFM_KINDS:
+    if not isinstance(kind, str) or kind not in WFM_KINDS:
         raise DataError(f"{path} is no recipe of a world model: kind is none of {KINDS_TEXT}")
     return load_config(WFM_KINDS[kind], path, overrides)
 
