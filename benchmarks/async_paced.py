@@ -334,3 +334,7 @@ class TimedScorer:
         """Score a sample as the pool does."""
         with self._decoder.scoring():
             return await self._pool.score(sample)
+
+    async def score_group(self, samples: Any, outcomes: Any) -> Any:
+        """Add what depends on the whole group, as the pool does."""
+        return await self._pool.score_group(samples, outcomes)

@@ -21,7 +21,7 @@ from cosmos_app.recipe import Recipe
 from cosmos_app.roles.parent import die_with_parent
 from cosmos_app.roles.policy import PolicyProcess
 from cosmos_app.roles.process import RunContext, TorchrunPlace
-from cosmos_app.roles.rollout import RolloutProcess
+from cosmos_app.roles.rollout import ReplicaParts, RolloutProcess
 from cosmos_app.roles.weights import ReceivedWeights
 from cosmos_core.bus import Bus
 from cosmos_core.config import config_from_json
@@ -52,7 +52,8 @@ async def roll_out(job: Job, context: RunContext, replica: str, pool: Any) -> Di
     scorer: Any = TimedScorer(pool, decoder)
     try:
         async with await Bus.connect(context.redis_url, context.namespace) as bus:
-            await RolloutProcess(context, bus, replica, engine, scorer).run()
+            parts = ReplicaParts(engine=engine, pool=scorer, environment=None)
+            await RolloutProcess(context, bus, replica, parts).run()
     finally:
         await engine.aclose()
         source.close()
