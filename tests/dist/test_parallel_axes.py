@@ -197,10 +197,11 @@ def models(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def results(models, request) -> dict:
     """Run the cases of the tests that are selected, in one tree of processes."""
-    asked = [getattr(item, "callspec", None) for item in request.session.items]
+    here = [item for item in request.session.items if item.path == request.path]
+    asked = [getattr(item, "callspec", None) for item in here]
     chosen = [spec.params["case"] for spec in asked if spec and "case" in spec.params]
     further = {spec.params["name"] for spec in asked if spec and "name" in spec.params}
-    if any("export" in item.name for item in request.session.items):
+    if any("export" in item.name for item in here):
         further.add("exported-pp2")
     whole = {"degrees": {}, "num_ranks": 1, "implementation": "transformers"}
     used = {family for family, _ in chosen} | {EXTRA[name]["model"] for name in further}
