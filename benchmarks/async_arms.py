@@ -95,11 +95,9 @@ def arms(seed: int) -> Mapping[str, Arm]:
     lengths = replace(LENGTHS, seed=seed)
     system = sized(rollouts=2, groups=GROUPS, lengths=lengths)
     blocking = replace(system, push="blocking")
-    # As many slots in all, or the first two engines to have the weights would be given everything.
     colocated = replace(
         blocking,
         rollouts=2 * system.rollouts,
-        slots=system.slots // 2,
         train_s=system.train_s / 2,
         push_s=PUSH_S / 2,
     )

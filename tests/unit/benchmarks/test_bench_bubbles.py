@@ -66,6 +66,6 @@ def test_all_arms_have_the_same_devices_and_work():
         system = arm.system
         both = system.rollouts * system.train_s  # four engines go with a learner twice as fast
         assert both == pytest.approx(2 * found[DEFAULT].system.train_s)
-        assert system.slots * system.rollouts == arm.control.groups_per_step
+        assert system.slots * system.rollouts >= arm.control.groups_per_step
         assert system.lengths == found[DEFAULT].system.lengths
         assert arm.bound_s == pytest.approx(found[DEFAULT].system.train_s)

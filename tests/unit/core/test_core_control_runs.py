@@ -279,6 +279,7 @@ def test_a_policy_that_falls_back_to_a_checkpoint_has_its_lost_steps_issued_agai
     world.queue = [e for e in world.queue if getattr(e[2], "replica", "") != "policy-0"]
     heapq.heapify(world.queue)
     world.deliver(CheckpointSaved(replica="policy-0", step=3, path="x"))
+    world.deliver(ReplicaLeft(replica="policy-0", reason="killed"))
     world.join("policy-0", "policy", version=4)
     world.run()
     assert sorted(world.trained) == list(range(12))

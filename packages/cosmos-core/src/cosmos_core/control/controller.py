@@ -19,6 +19,7 @@ from cosmos_core.control.books import Books, books_of
 from cosmos_core.control.config import ControllerConfig
 from cosmos_core.control.cut import cut_of, state_from_cut
 from cosmos_core.control.groups import GroupTable
+from cosmos_core.control.loads import order_loads
 from cosmos_core.control.replicas import ReplicaTable
 from cosmos_core.control.state import (
     UNKNOWN_VERSION,
@@ -38,7 +39,6 @@ from cosmos_core.messages import (
     GroupFailed,
     GroupFinished,
     LoadFailed,
-    LoadVersion,
     Progress,
     ReplicaJoined,
     ReplicaLeft,
@@ -168,6 +168,7 @@ class Controller:
             case Tick():
                 for name in self._replicas.silent(now):
                     self._lose(name, "silent")
+                self._replicas.wake(now)
                 self._behind.update(self.state.replicas)
             case StopRequested():
                 self.state.stopping = self.state.stopping or event.reason or STOPPED
@@ -235,6 +236,10 @@ class Controller:
     def _answer(
         self, replica: ReplicaState, event: GroupFinished | GroupFailed, now: float
     ) -> None:
+        if isinstance(event, GroupFailed):
+            self._replicas.note_failure(replica, event.reason, now)
+        else:
+            self._replicas.note_success(replica)
         if event.group.source == rounds.SOURCE:
             self._rounds.take_in(event)
             if isinstance(event, GroupFinished):
@@ -313,32 +318,11 @@ class Controller:
         self._commands.append((replica.name, command))
 
     def _order_loads(self, now: float) -> None:
-        """Have rollout replicas that are behind load the newest version, from any that serves it.
-
-        Looks only at replicas for which something has changed, and at all of them with a tick.
-        """
-        if not self._behind:
-            return
-        behind, self._behind = sorted(self._behind), set[str]()
-        policies = self.state.policies()
-        target = max((policy.published for policy in policies), default=UNKNOWN_VERSION)
-        servers = [p.endpoints for p in policies if p.published == target and p.endpoints]
-        if not servers or target == UNKNOWN_VERSION:
-            return
-        for name in behind:
-            replica = self.state.replicas.get(name)
-            if (
-                replica is not None
-                and replica.role == "rollout"
-                and replica.version != target
-                and replica.loading == UNKNOWN_VERSION
-                and now >= replica.retry_at_s
-                and not self._rounds.pins(replica)
-            ):
-                replica.loading = target
-                endpoints = servers[replica.seat % len(servers)]
-                load = LoadVersion(version=target, endpoints=endpoints)
-                self._commands.append((name, load))
+        """Look only at replicas for which something has changed, and at all of them with a tick."""
+        if self._behind:
+            behind, self._behind = sorted(self._behind), set[str]()
+            orders = order_loads(self.state, behind, now, self._rounds.pins)
+            self._commands.extend(orders)
 
     # ---------------------------------------------------------------- what follows
 
@@ -385,6 +369,8 @@ class Controller:
         if self._rounds.blocks_training:
             return
         while (replica := self._replicas.with_room(self._steps.may_dispatch)) is not None:
+            if replica.busy >= self._share_of(replica):
+                return
             group = self._groups.next_prompt()
             if group is None:
                 return
@@ -397,3 +383,6 @@ class Controller:
                 num_samples=self.config.samples_per_group,
             )
             self._commands.append((replica.name, generate))
+
+    def _share_of(self, replica: ReplicaState) -> int:
+        return self._replicas.share(replica, self._groups.room(), self._steps.may_dispatch)

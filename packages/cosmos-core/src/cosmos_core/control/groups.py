@@ -80,6 +80,13 @@ class GroupTable:
             return None
         return group
 
+    def room(self) -> int:
+        """Return how many groups the depth allows to be sampled at once now."""
+        state, config = self._state, self._config
+        steps = min(config.staleness.depth + 1, config.num_steps - state.step)
+        done = self._stages["ready"] + self._stages["training"]
+        return max(0, steps * config.groups_per_step - done)
+
     # ---------------------------------------------------------------- changing
 
     def next_prompt(self) -> GroupState | None:
@@ -89,9 +96,8 @@ class GroupTable:
             if group is not None and group.stage == "waiting":
                 return group
             heapq.heappop(self._waiting)
-        state, config = self._state, self._config
-        steps = min(config.staleness.depth + 1, config.num_steps - state.step)
-        if len(state.groups) >= steps * config.groups_per_step:
+        state = self._state
+        if self._stages["waiting"] + self._stages["generating"] >= self.room():
             return None
         group = GroupState(ordinal=state.next_ordinal)
         state.next_ordinal += 1

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from cosmos_core.control.config import ControllerConfig
 from cosmos_core.control.state import (
+    FAILURES_ALLOWED,
     UNKNOWN_VERSION,
     ControllerState,
     ReplicaState,
@@ -12,6 +13,8 @@ from cosmos_core.control.state import (
 from cosmos_core.messages import ReplicaJoined
 
 _STALE_ENTRIES = 4
+_FIRST_REST_S = 0.5
+_LONGEST_REST_S = 30.0
 
 
 class ReplicaTable:
@@ -27,6 +30,9 @@ class ReplicaTable:
         self._config = config
         self._room: dict[int, list[tuple[int, str]]] = {}
         self._num_entries = 0
+        self._slots: dict[int, int] = {}
+        for replica in state.rollouts():
+            self._count_slots(replica, 1)
         self._sort()
 
     def add(self, event: ReplicaJoined, now: float) -> ReplicaState:
@@ -47,6 +53,7 @@ class ReplicaTable:
         self._state.replicas[replica.name] = replica
         if replica.role == "policy":
             self._state.policy_names.append(replica.name)
+        self._count_slots(replica, 1)
         self._enter(replica)
         return replica
 
@@ -54,7 +61,10 @@ class ReplicaTable:
         """Forget a replica."""
         if name in self._state.policy_names:
             self._state.policy_names.remove(name)
-        return self._state.replicas.pop(name, None)
+        replica = self._state.replicas.pop(name, None)
+        if replica is not None:
+            self._count_slots(replica, -1)
+        return replica
 
     def occupy(self, replica: ReplicaState, change: int) -> None:
         """Note that a replica holds one group more or less."""
@@ -63,8 +73,37 @@ class ReplicaTable:
 
     def set_version(self, replica: ReplicaState, version: int) -> None:
         """Note which weights a replica holds."""
+        self._count_slots(replica, -1)
         replica.version = version
+        self._count_slots(replica, 1)
         self._enter(replica)
+
+    def note_failure(self, replica: ReplicaState, reason: str, now: float) -> None:
+        """Have a replica rest, each time for twice as long, if its groups keep failing.
+
+        Without it a broken engine, which always has room, would be given every prompt there is.
+        """
+        replica.last_failure = reason
+        if replica.resting:
+            return  # it was given this group before
+        replica.failures += 1
+        extra = replica.failures - FAILURES_ALLOWED
+        if extra >= 0:
+            replica.resting = True
+            replica.rest_until_s = now + min(_FIRST_REST_S * 2.0**extra, _LONGEST_REST_S)
+
+    def note_success(self, replica: ReplicaState) -> None:
+        """Trust a replica again: a group of its came back."""
+        if replica.failures:
+            replica.failures, replica.resting, replica.last_failure = 0, False, ""
+            self._enter(replica)
+
+    def wake(self, now: float) -> None:
+        """End the rests that are over."""
+        for replica in self._state.rollouts():
+            if replica.resting and now >= replica.rest_until_s:
+                replica.resting = False
+                self._enter(replica)
 
     def silent(self, now: float) -> list[str]:
         """Return replicas whose lease has run out."""
@@ -85,6 +124,23 @@ class ReplicaTable:
             if best is None or (-top.free, top.name) < (-best.free, best.name):
                 best = top
         return best
+
+    def share(self, replica: ReplicaState, room: int, is_allowed: Callable[[int], bool]) -> int:
+        """Return how many of ``room`` groups are a replica's, by slots.
+
+        While others are about to have weights that may be sampled with, prompts are kept for them:
+        whoever has the weights first would otherwise be given everything.
+        """
+        total = sum(self._slots.values())
+        allowed = sum(count for version, count in self._slots.items() if is_allowed(version))
+        return replica.slots if allowed == total else -(-room * replica.slots // total)
+
+    def _count_slots(self, replica: ReplicaState, change: int) -> None:
+        if replica.role == "rollout":
+            count = self._slots.get(replica.version, 0) + change * replica.slots
+            self._slots[replica.version] = count
+            if not count:
+                del self._slots[replica.version]
 
     def _top(self, version: int) -> ReplicaState | None:
         heap = self._room[version]

@@ -9,6 +9,8 @@ from cosmos_core.messages import GroupId, Role, SampleRef
 GroupStage = Literal["waiting", "generating", "ready", "training"]
 TRAIN = "train"
 UNKNOWN_VERSION = -1
+FAILURES_ALLOWED = 3
+"""After so many groups in a row that failed, a replica is given one at a time, with pauses."""
 
 
 class GroupState(msgspec.Struct, kw_only=True):
@@ -38,6 +40,8 @@ class ReplicaState(msgspec.Struct, kw_only=True):
     ``seat`` numbers joins; ``worked`` says whether it has done anything since it joined; ``busy``
     counts groups given to it; ``loading`` is the version it was told to load; ``taint`` says that
     this load is of weights that no longer exist; ``published`` is what a policy replica serves.
+    ``failures`` counts groups that failed since the last that came back; ``resting`` says that it
+    is given nothing because of them until ``rest_until_s``, and ``last_failure`` names the last.
     """
 
     name: str
@@ -55,10 +59,18 @@ class ReplicaState(msgspec.Struct, kw_only=True):
     retry_at_s: float = 0.0
     published: int = UNKNOWN_VERSION
     stopped: bool = False
+    failures: int = 0
+    resting: bool = False
+    rest_until_s: float = 0.0
+    last_failure: str = ""
 
     @property
     def free(self) -> int:
-        """Groups it has room for."""
+        """Groups it may be given: none while it rests, one to try it with after that."""
+        if self.resting:
+            return 0
+        if self.failures >= FAILURES_ALLOWED:
+            return min(1, self.slots) - self.busy
         return self.slots - self.busy
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from cosmos_core.control.books import Books
 from cosmos_core.control.config import ControllerConfig
-from cosmos_core.control.state import ControllerState
+from cosmos_core.control.state import FAILURES_ALLOWED, ControllerState
 
 _MOST_REPLICAS = 100
 
@@ -41,6 +41,8 @@ def status_of(
                 "loading": replica.loading,
                 "busy": replica.busy,
                 "slots": replica.slots,
+                "failures": replica.failures,
+                "last_failure": replica.last_failure,
                 "silent_s": now - replica.seen_s,
             }
             for replica in list(state.replicas.values())[:_MOST_REPLICAS]
@@ -57,7 +59,7 @@ def _training(state: ControllerState, now: float) -> dict[str, float] | None:
 
 def waiting_for(state: ControllerState, config: ControllerConfig, now: float) -> str:
     """Say in one line what the run waits for, by name."""
-    looks = (_end, _policies, _step, _rollouts, _validation, _group, _weights)
+    looks = (_end, _policies, _step, _rollouts, _failing, _validation, _group, _weights)
     for look in looks:
         if found := look(state, config, now):
             return found
@@ -102,6 +104,19 @@ def _step(state: ControllerState, config: ControllerConfig, now: float) -> str:
 def _rollouts(state: ControllerState, config: ControllerConfig, now: float) -> str:
     del config, now
     return "" if state.rollouts() else "a rollout replica to join"
+
+
+def _failing(state: ControllerState, config: ControllerConfig, now: float) -> str:
+    del config
+    rollouts = state.rollouts()
+    if any(replica.failures < FAILURES_ALLOWED for replica in rollouts):
+        return ""
+    worst = min(rollouts, key=lambda replica: (replica.rest_until_s, replica.name))
+    pause_s = max(0.0, worst.rest_until_s - now)
+    return (
+        f"rollout replicas that do not fail: {worst.name}, tried again in {pause_s:.1f} s, "
+        f"said {worst.last_failure}"
+    )
 
 
 def _validation(state: ControllerState, config: ControllerConfig, now: float) -> str:
