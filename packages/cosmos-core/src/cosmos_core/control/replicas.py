@@ -132,6 +132,8 @@ class ReplicaTable:
         whoever has the weights first would otherwise be given everything.
         """
         total = sum(self._slots.values())
+        if total <= room:
+            return replica.slots  # enough for everybody
         allowed = sum(count for version, count in self._slots.items() if is_allowed(version))
         return replica.slots if allowed == total else -(-room * replica.slots // total)
 
