@@ -18,12 +18,8 @@ import pytest_asyncio
 torch = pytest.importorskip("torch")
 
 from safetensors.torch import load_file  # noqa: E402
-from transformers import (  # noqa: E402
-    AutoModelForCausalLM,
-    DynamicCache,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from tiny_models import random_qwen3  # noqa: E402
+from transformers import AutoModelForCausalLM, DynamicCache  # noqa: E402
 
 from cosmos_core.trajectory import VersionSpan  # noqa: E402
 from cosmos_rollout import (  # noqa: E402
@@ -222,21 +218,9 @@ def weights(tmp_path_factory) -> list[Path]:
     """Two tiny Qwen3 models; large initial weights, so that they disagree about every token."""
     directory, paths = tmp_path_factory.mktemp("models"), []
     for seed in (0, 1):
-        torch.manual_seed(seed)
-        config = Qwen3Config(
-            vocab_size=VOCABULARY,
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=32,
-            max_position_embeddings=CONTEXT,
-            tie_word_embeddings=False,
-            initializer_range=0.2,
-        )
         paths.append(directory / f"seed{seed}")
-        Qwen3ForCausalLM(config).save_pretrained(paths[-1])
+        model = random_qwen3(seed, vocabulary=VOCABULARY, context=CONTEXT)
+        model.save_pretrained(paths[-1])
     return paths
 
 

@@ -1,11 +1,8 @@
 """Scores taken inside the forward pass of an FSDP2 model: two ranks give one's gradient."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
+
+from process_trees import run_ranks
 
 DEADLINE_S = 120
 
@@ -97,32 +94,9 @@ dist.destroy_process_group()
 
 
 def test_two_ranks_give_the_gradient_of_one(tmp_path):
-    script = tmp_path / "worker.py"
-    script.write_text(WORKER)
-    paths = os.pathsep.join(path for path in sys.path if path)
-    ranks = []
-    for rank in range(2):
-        with (tmp_path / f"rank{rank}.log").open("w") as log:
-            ranks.append(
-                subprocess.Popen(
-                    [sys.executable, script, str(rank), tmp_path / "store", tmp_path / "out.json"],
-                    env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-                    stderr=log,
-                    start_new_session=True,
-                )
-            )
-    try:
-        codes = [rank.wait(timeout=DEADLINE_S) for rank in ranks]
-    finally:
-        for rank in ranks:
-            if rank.poll() is None:
-                os.killpg(rank.pid, signal.SIGKILL)
-    assert codes == [0, 0], logs(tmp_path)
+    ranks = [(rank, tmp_path / "store", tmp_path / "out.json") for rank in range(2)]
+    run_ranks(WORKER, tmp_path, ranks, DEADLINE_S)
 
     errors = json.loads((tmp_path / "out.json").read_text())
     assert len(errors) == 7
     assert max(errors.values()) < 1e-6, errors
-
-
-def logs(directory: Path) -> str:
-    return "\n".join(path.read_text() for path in sorted(directory.glob("*.log")))

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from process_trees import run_tree
+from tiny_models import write_random
 
 pytestmark = pytest.mark.timeout(1800)  # one tree of processes runs every case
 POOL = Path(__file__).with_name("parallel_pool.py")
@@ -183,14 +184,7 @@ def models(tmp_path_factory) -> Path:
     """Write a tiny model of every family."""
     directory = tmp_path_factory.mktemp("axes")
     for family, make in FAMILIES.items():
-        torch.manual_seed(0)
-        config = make()
-        seeing = hasattr(config, "vision_config")
-        kind = "AutoModelForImageTextToText" if seeing else "AutoModelForCausalLM"
-        model = getattr(transformers, kind).from_config(config).float()
-        for name, parameter in model.named_parameters():
-            torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.2)
-        model.save_pretrained(directory / family)
+        write_random(make(), directory / family)
     return directory
 
 

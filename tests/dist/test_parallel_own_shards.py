@@ -8,6 +8,7 @@ import torch
 import transformers
 from process_trees import run_tree
 from safetensors import safe_open
+from tiny_models import write_random
 
 pytest.importorskip("peft")
 SCRIPT = Path(__file__).with_name("own_shard_ranks.py")
@@ -80,14 +81,7 @@ def inputs_of(family: str) -> dict[str, torch.Tensor]:
 def written(tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("shards")
     for family, make in FAMILIES.items():
-        torch.manual_seed(0)
-        config = make()
-        seeing = hasattr(config, "vision_config")
-        kind = "AutoModelForImageTextToText" if seeing else "AutoModelForCausalLM"
-        model = getattr(transformers, kind).from_config(config).float()
-        for name, parameter in model.named_parameters():
-            torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.2)
-        model.save_pretrained(directory / family)
+        write_random(make(), directory / family)
         torch.save(inputs_of(family), directory / f"{family}.pt")
     # 56 MB, of which the largest tensor is 4
     config = transformers.LlamaConfig(**LARGE | {"num_hidden_layers": 3, "head_dim": 128})

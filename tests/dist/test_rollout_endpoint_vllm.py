@@ -17,7 +17,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 tokenizers = pytest.importorskip("tokenizers")
 
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM  # noqa: E402
+from tiny_models import random_qwen3  # noqa: E402
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM  # noqa: E402
 
 from cosmos_rollout import (  # noqa: E402
     EndpointConfig,
@@ -39,20 +40,7 @@ START_S = 540.0
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=SIZE,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=False,
-        initializer_range=0.2,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(path)
+    random_qwen3(0, vocabulary=SIZE, context=CONTEXT).save_pretrained(path)
     words = {f"w{i}": i for i in range(SIZE)}
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()

@@ -16,7 +16,7 @@ pytest.importorskip("vllm")
 torch = pytest.importorskip("torch")
 pytest.importorskip("cosmos_weightsync")
 
-from transformers import Qwen3Config, Qwen3ForCausalLM  # noqa: E402
+from tiny_models import random_qwen3  # noqa: E402
 
 from cosmos_core.messages import (  # noqa: E402
     Generate,
@@ -76,20 +76,7 @@ class OneForAll:
 
 
 def build(seed: int):
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        initializer_range=0.2,
-    )
-    return Qwen3ForCausalLM(config).eval()
+    return random_qwen3(seed, vocabulary=64, context=512, tied=True).eval()
 
 
 class Breakable:

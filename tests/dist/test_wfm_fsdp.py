@@ -1,13 +1,9 @@
 """Fine-tuning on two FSDP2 ranks: the losses and the saved weights are those of one process."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from process_trees import run_ranks
 
 DEADLINE_S = 200
 
@@ -56,8 +52,9 @@ def test_two_ranks_train_and_save_what_one_does(tmp_path):
     tiny_sd3_pipeline().save_pretrained(tmp_path / "model")
     tiny_captions(tmp_path / "data", size=16)
 
-    run_ranks(tmp_path, 1)
-    run_ranks(tmp_path, 2)
+    for size in (1, 2):
+        ranks = [(rank, size, tmp_path) for rank in range(size)]
+        run_ranks(WORKER, tmp_path, ranks, DEADLINE_S)
 
     losses = [json.loads((tmp_path / f"losses{n}.json").read_text()) for n in (1, 2)]
     assert len(losses[0]) == 6
@@ -71,27 +68,3 @@ def test_two_ranks_train_and_save_what_one_does(tmp_path):
         # Adam divides gradients that differ by rounding: at 3 steps of 1e-3 some digits are lost.
         for name in one:
             torch.testing.assert_close(two[name], one[name], atol=2e-4, rtol=0)
-
-
-def run_ranks(root: Path, world_size: int) -> None:
-    paths = os.pathsep.join(path for path in sys.path if path)
-    ranks = []
-    for rank in range(world_size):
-        with (root / f"rank{rank}of{world_size}.log").open("w") as log:
-            ranks.append(
-                subprocess.Popen(
-                    [sys.executable, "-c", WORKER, str(rank), str(world_size), str(root)],
-                    env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            )
-    try:
-        codes = [rank.wait(timeout=DEADLINE_S) for rank in ranks]
-    finally:
-        for rank in ranks:
-            if rank.poll() is None:
-                os.killpg(rank.pid, signal.SIGKILL)
-    logs = "\n".join(path.read_text()[-3000:] for path in sorted(root.glob("*.log")))
-    assert codes == [0] * world_size, logs

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 
@@ -45,3 +45,37 @@ def run_tree(
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, output
     return output
+
+
+def run_ranks(
+    worker: str, root: Path, commands: Sequence[Sequence[object]], deadline_s: float
+) -> None:
+    """Run one program in several processes at once, each with its own arguments; all must end well.
+
+    Args:
+        worker: the program's text; it has this process's import path and one thread.
+        root: where each process leaves what it wrote, in a ``.log`` file of its own.
+        commands: the arguments of each.
+        deadline_s: after which they are killed.
+    """
+    path = os.pathsep.join(part for part in sys.path if part)
+    ranks: list[subprocess.Popen[bytes]] = []
+    for rank, arguments in enumerate(commands):
+        with (root / f"rank{rank}of{len(commands)}.log").open("w") as log:
+            ranks.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", worker, *map(str, arguments)],
+                    env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            )
+    try:
+        codes = [rank.wait(timeout=deadline_s) for rank in ranks]
+    finally:
+        for rank in ranks:
+            if rank.poll() is None:
+                os.killpg(rank.pid, signal.SIGKILL)
+    logs = "\n".join(file.read_text()[-3000:] for file in sorted(root.glob("*.log")))
+    assert codes == [0] * len(commands), logs

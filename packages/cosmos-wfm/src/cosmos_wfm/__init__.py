@@ -14,7 +14,6 @@ from cosmos_wfm.flow_batches import NoisingConfig, noised_batch
 from cosmos_wfm.flow_grpo import (
     FlowGrpoConfig,
     StepBatch,
-    clipped_surrogate,
     flow_grpo_loss,
     guided_velocity,
 )
@@ -102,7 +101,6 @@ __all__ = [
     "WfmError",
     "awm_loss",
     "check_model",
-    "clipped_surrogate",
     "ddrl_loss",
     "draw_sigmas",
     "exponential_advantages",

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from cosmos_algos import LossSum
+from cosmos_algos import ClipConfig, LossSum, clipped_surrogate
 from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition
 from cosmos_wfm.errors import WfmConfigError
 from cosmos_wfm.policies import Policies
@@ -120,6 +120,8 @@ def flow_grpo_loss(
 
     Metrics are sums over steps: ``samples``, ``policy_loss``, ``ratio``, ``clipped`` and ``kl``.
     """
+    # a ratio is above 0, so nothing is clipped below where the clip is wider than 1
+    clip = ClipConfig(low=min(config.clip, 1.0), high=config.clip)
 
     def loss(transformer: nn.Module, batch: StepBatch) -> LossSum:
         def step_of(module: nn.Module) -> Transition:
@@ -137,7 +139,8 @@ def flow_grpo_loss(
                 reference = step_of(module)
         step = step_of(transformer)
         ratio = (log_prob(batch.following, step) - batch.log_probs).exp()
-        policy = clipped_surrogate(ratio, batch.advantages, config)
+        advantages = batch.advantages.clamp(-config.advantage_clip, config.advantage_clip)
+        policy = clipped_surrogate(ratio, advantages, clip).losses
         kl = torch.zeros_like(policy)
         if reference is not None:
             kl = (step.mean - reference.mean).square().flatten(1).mean(1) / (2.0 * step.std**2)
@@ -156,12 +159,3 @@ def flow_grpo_loss(
         )
 
     return loss
-
-
-def clipped_surrogate(
-    ratio: Float[Tensor, " B"], advantages: Float[Tensor, " B"], config: FlowGrpoConfig
-) -> Float[Tensor, " B"]:
-    """Return max(-A ratio, -A clip(ratio, 1 - e, 1 + e)) of each step."""
-    bounded = advantages.clamp(-config.advantage_clip, config.advantage_clip)
-    inside = ratio.clamp(1.0 - config.clip, 1.0 + config.clip)
-    return torch.maximum(-bounded * ratio, -bounded * inside)

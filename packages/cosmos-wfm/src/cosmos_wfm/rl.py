@@ -4,6 +4,7 @@ prompts -> rollouts (old policy) -> rewards -> advantages -> one optimizer step 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -188,11 +189,11 @@ class DiffusionRl:
                 rollouts.append(task.run(policy, part, prompts))
         return rollouts
 
-    def _sampling_policy(self) -> Any:
+    def _sampling_policy(self) -> AbstractContextManager[Any]:
         """Return the old policy for NFT, whose rollouts it makes, else the trained one."""
         if isinstance(self._config.algorithm, NftConfig):
             return self.policies.old()
-        return _Trained(self.adapter)
+        return nullcontext(self.adapter.transformer)
 
     def _all_rewards(self, rollouts: Sequence[Rollout]) -> Float[Tensor, " N"]:
         """Return the rewards of all samples of the step, from all ranks."""
@@ -244,19 +245,6 @@ class DiffusionRl:
         batch = noised_batch(self.adapter, samples, generators, noising)
         counted = torch.tensor([float(number < total) for number in rollout.numbers])
         return replace(batch, weights=counted)
-
-
-class _Trained:
-    """The denoiser as it is trained, for the length of a block."""
-
-    def __init__(self, adapter: DiffusionModelAdapter) -> None:
-        self._transformer = adapter.transformer
-
-    def __enter__(self) -> Any:
-        return self._transformer
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 def train_rl(

@@ -27,6 +27,7 @@ from cosmos_rollout.engine import (
     check_request,
 )
 from cosmos_rollout.engines.setup import EngineSetup
+from cosmos_rollout.engines.tasks import samples_as_finished
 from cosmos_rollout.errors import EngineClosedError, EngineError, EngineStartError, WeightLoadError
 
 _ANY_TOKEN = 1 << 31
@@ -154,19 +155,9 @@ class EndpointEngine:
             check_request(request, context_length=self._context_length, vocabulary_size=size)
             for request in requests
         ]
-        finished: asyncio.Queue[asyncio.Task[GeneratedSample]] = asyncio.Queue()
-        tasks = [asyncio.create_task(self._sample(request)) for request in checked]
-        for task in tasks:
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            task.add_done_callback(finished.put_nowait)
-        try:
-            for _ in tasks:
-                yield (await finished.get()).result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        async with aclosing(samples_as_finished(checked, self._sample, self._tasks)) as samples:
+            async for sample in samples:
+                yield sample
 
     async def logprobs(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Return float32[T]: what the model gives each of these tokens after those before it.

@@ -7,6 +7,7 @@ own spans, whose labels are our version numbers.
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from cosmos_rollout.engine import (
     check_request,
 )
 from cosmos_rollout.engines.setup import EngineSetup
+from cosmos_rollout.engines.tasks import samples_as_finished
 from cosmos_rollout.engines.vllm_executors import (
     TetheredMultiprocExecutor,
     TetheredUniProcExecutor,
@@ -139,19 +141,9 @@ class VLLMEngine:
             check_request(request, context_length=self.context_length, vocabulary_size=size)
             for request in requests
         ]
-        finished: asyncio.Queue[asyncio.Task[GeneratedSample]] = asyncio.Queue()
-        tasks = [asyncio.create_task(self._sample(request)) for request in checked]
-        for task in tasks:
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            task.add_done_callback(finished.put_nowait)
-        try:
-            for _ in tasks:
-                yield (await finished.get()).result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        async with aclosing(samples_as_finished(checked, self._sample, self._tasks)) as samples:
+            async for sample in samples:
+                yield sample
 
     async def pause(self) -> None:
         """Freeze every request at the next token boundary, its keys and values kept."""

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from cosmos_wfm.adapter import TextCondition
 from cosmos_wfm.families.shared import (
     TIMESTEPS,
-    default_instruction,
+    GemmaPrompts,
     flow_shift,
-    gemma_condition,
     interpolated,
     no_given_frames,
     own_schedule,
@@ -60,9 +59,7 @@ class SanaAdapter:
             instruction: put before each prompt; ``None`` for the pipeline's own.
         """
         self.pipeline = pipeline
-        self._max_prompt_tokens = max_prompt_tokens
-        own = default_instruction(pipeline)
-        self._instruction = own if instruction is None else tuple(instruction)
+        self._prompts = GemmaPrompts(pipeline, max_prompt_tokens, instruction)
 
     @property
     def transformer(self) -> nn.Module:
@@ -95,15 +92,15 @@ class SanaAdapter:
 
     def encode_text(self, prompts: Sequence[str]) -> TextCondition:
         """Return ``encoder_hidden_states`` [B, L, D] and ``encoder_attention_mask`` [B, L]."""
-        return gemma_condition(self.pipeline, prompts, self._instruction, self._max_prompt_tokens)
+        return self._prompts.encode(prompts)
 
     def encode_dropped(self, num: int) -> TextCondition:
         """Return empty prompts without instruction."""
-        return self.encode_negative(num)
+        return self._prompts.empty(num)
 
     def encode_negative(self, num: int) -> TextCondition:
         """Return empty prompts without instruction."""
-        return gemma_condition(self.pipeline, [""] * num, (), self._max_prompt_tokens)
+        return self._prompts.empty(num)
 
     def guide(
         self, positive: Float[Tensor, "B C h w"], negative: Float[Tensor, "B C h w"], scale: float

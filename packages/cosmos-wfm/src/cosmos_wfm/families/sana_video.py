@@ -10,11 +10,10 @@ from cosmos_wfm.adapter import TextCondition
 from cosmos_wfm.families.sana import SANA_LORA_TARGETS
 from cosmos_wfm.families.shared import (
     TIMESTEPS,
+    GemmaPrompts,
     decode_video,
-    default_instruction,
     encode_video,
     flow_shift,
-    gemma_condition,
     interpolated,
     no_given_frames,
     own_schedule,
@@ -50,9 +49,7 @@ class SanaVideoAdapter:
             instruction: put before each prompt; ``None`` for the pipeline's own.
         """
         self.pipeline = pipeline
-        self._max_prompt_tokens = max_prompt_tokens
-        own = default_instruction(pipeline)
-        self._instruction = own if instruction is None else tuple(instruction)
+        self._prompts = GemmaPrompts(pipeline, max_prompt_tokens, instruction)
 
     @property
     def transformer(self) -> nn.Module:
@@ -91,15 +88,15 @@ class SanaVideoAdapter:
 
     def encode_text(self, prompts: Sequence[str]) -> TextCondition:
         """Return ``encoder_hidden_states`` [B, L, D] and ``encoder_attention_mask`` [B, L]."""
-        return gemma_condition(self.pipeline, prompts, self._instruction, self._max_prompt_tokens)
+        return self._prompts.encode(prompts)
 
     def encode_dropped(self, num: int) -> TextCondition:
         """Return empty prompts without instruction."""
-        return self.encode_negative(num)
+        return self._prompts.empty(num)
 
     def encode_negative(self, num: int) -> TextCondition:
         """Return empty prompts without instruction."""
-        return gemma_condition(self.pipeline, [""] * num, (), self._max_prompt_tokens)
+        return self._prompts.empty(num)
 
     def guide(
         self,

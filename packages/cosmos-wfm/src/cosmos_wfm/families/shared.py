@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from cosmos_wfm.adapter import TextCondition
 from cosmos_wfm.errors import PipelineError
 
 TIMESTEPS = 1000
@@ -48,24 +49,40 @@ def flow_shift(scheduler: Any, otherwise: float) -> float:
     return float(settings.get("flow_shift") or settings.get("shift") or otherwise)
 
 
-def default_instruction(pipeline: Any) -> Sequence[str]:
-    """Return the instruction that a SANA pipeline puts before every prompt unless told not to."""
-    parameters = inspect.signature(type(pipeline).__call__).parameters
-    return tuple(parameters["complex_human_instruction"].default)
+class GemmaPrompts:
+    """Prompts as SANA pipelines embed them, with an instruction in front of each."""
 
+    def __init__(self, pipeline: Any, max_tokens: int, instruction: Sequence[str] | None) -> None:
+        """Take an instruction, or the one that the pipeline's call has by default.
 
-@torch.no_grad()
-def gemma_condition(
-    pipeline: Any, prompts: Sequence[str], instruction: Sequence[str], tokens: int
-) -> dict[str, Tensor]:
-    """Return a SANA pipeline's ``encoder_hidden_states`` and ``encoder_attention_mask``."""
-    embeds, mask, _, _ = pipeline.encode_prompt(
-        list(prompts),
-        do_classifier_free_guidance=False,
-        max_sequence_length=tokens,
-        complex_human_instruction=list(instruction),
-    )
-    return {"encoder_hidden_states": embeds, "encoder_attention_mask": mask}
+        Args:
+            pipeline: of SANA images or videos.
+            max_tokens: of a prompt, without the instruction.
+            instruction: put before each prompt; ``None`` for the pipeline's own.
+        """
+        parameters = inspect.signature(type(pipeline).__call__).parameters
+        own: Sequence[str] = parameters["complex_human_instruction"].default
+        self._pipeline = pipeline
+        self._max_tokens = max_tokens
+        self._instruction = list(own if instruction is None else instruction)
+
+    def encode(self, prompts: Sequence[str]) -> TextCondition:
+        """Return ``encoder_hidden_states`` [B, L, D] and ``encoder_attention_mask`` [B, L]."""
+        return self._embedded(list(prompts), self._instruction)
+
+    def empty(self, num: int) -> TextCondition:
+        """Return empty prompts without instruction."""
+        return self._embedded([""] * num, [])
+
+    @torch.no_grad()
+    def _embedded(self, prompts: list[str], instruction: list[str]) -> TextCondition:
+        embeds, mask, _, _ = self._pipeline.encode_prompt(
+            prompts,
+            do_classifier_free_guidance=False,
+            max_sequence_length=self._max_tokens,
+            complex_human_instruction=instruction,
+        )
+        return {"encoder_hidden_states": embeds, "encoder_attention_mask": mask}
 
 
 def without_learned_variance(
