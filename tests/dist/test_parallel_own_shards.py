@@ -83,8 +83,8 @@ def written(tmp_path_factory) -> Path:
     for family, make in FAMILIES.items():
         write_random(make(), directory / family)
         torch.save(inputs_of(family), directory / f"{family}.pt")
-    # 56 MB, of which the largest tensor is 4
-    config = transformers.LlamaConfig(**LARGE | {"num_hidden_layers": 3, "head_dim": 128})
+    # 103 MB, of which the largest tensor is 4
+    config = transformers.LlamaConfig(**LARGE | {"num_hidden_layers": 6, "head_dim": 128})
     transformers.LlamaForCausalLM(config).save_pretrained(directory / "large")
     cases = {"2": list(FAMILIES), "4": ON_FOUR}
     (directory / "cases.json").write_text(json.dumps(cases))
