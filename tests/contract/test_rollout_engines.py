@@ -337,6 +337,20 @@ async def test_the_seed_decides_the_sample_whoever_else_is_there(subject):
     assert other.token_ids.tolist() != first.token_ids.tolist()
 
 
+async def test_more_prompt_tokens_than_one_step_takes_are_sampled_with_their_seeds(subject):
+    prompts = {f"r{i}": ((i + 1, 7, 21) * 80)[:240] for i in range(14)}  # 3,360 tokens at once
+    requests = [ask(name, prompt, max_new_tokens=4, seed=5) for name, prompt in prompts.items()]
+    together = await collect(subject.engine, *requests)
+    for name, prompt in prompts.items():
+        if subject.has_model:
+            expected, _ = subject.reference.logprobs(
+                prompt, together[name].token_ids, together[name].versions, 1.0
+            )
+            np.testing.assert_allclose(together[name].logprobs, expected, atol=1e-3)
+    alone = await one(subject.engine, requests[-1])
+    assert alone.token_ids.tolist() == together["r13"].token_ids.tolist()
+
+
 async def test_a_stop_token_ends_the_answer_and_belongs_to_it(subject):
     free = await one(subject.engine, ask("free", temperature=0.0, max_new_tokens=30))
     stop = int(free.token_ids[7])

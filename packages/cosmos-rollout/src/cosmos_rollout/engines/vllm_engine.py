@@ -45,7 +45,14 @@ from cosmos_rollout.errors import (
     WeightLoadError,
 )
 
-_CPU_ARGUMENTS = {"kv_cache_memory_bytes": 64 << 20, "block_size": 32, "enforce_eager": True}
+_CPU_ARGUMENTS = {
+    "kv_cache_memory_bytes": 64 << 20,
+    "block_size": 32,
+    "enforce_eager": True,
+    # After a part of a prompt vLLM winds the request's generator back, which torch's on a CPU
+    # cannot: more prompt tokens than fit into one step would end the engine.
+    "enable_chunked_prefill": False,
+}
 _ALWAYS = {
     "skip_tokenizer_init": True,  # token ids in and out; text never passes through
     "generation_config": "vllm",  # sampling settings come with each request, not with the model
