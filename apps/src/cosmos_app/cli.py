@@ -10,6 +10,7 @@ import click
 from cosmos_app.guarded import guarded as _guarded
 from cosmos_app.quiet import quiet_third_parties
 from cosmos_app.wfm.commands import wfm
+from cosmos_app.wfm.reward_service.commands import reward_service
 
 _EXAMPLES = """
 \b
@@ -37,6 +38,7 @@ def main() -> None:
 
 
 main.add_command(wfm)
+main.add_command(reward_service)
 
 
 def _recipe_arguments(command: Command) -> Command:

@@ -12,6 +12,7 @@ from cosmos_app.errors import DataError
 from cosmos_app.roles.process import torchrun_place
 from cosmos_app.roles.ranks import join_ranks
 from cosmos_app.wfm.recipe import WFM_KINDS, WfmRecipe
+from cosmos_app.wfm.rewarding import reward_client
 from cosmos_core.config import config_to_json, load_config
 from cosmos_parallel import (
     ParallelConfig,
@@ -80,7 +81,8 @@ def train(recipe: WfmRecipe, mesh: TrainingMesh) -> Path:
 
     if isinstance(recipe, DiffusionSftConfig):
         return train_sft(recipe, mesh=mesh, on_step=lambda step, report: write(step, report, {}))
-    return train_rl(recipe, mesh=mesh, on_step=write)
+    with reward_client(recipe) as scorer:
+        return train_rl(recipe, mesh=mesh, scorer=scorer, on_step=write)
 
 
 def _figures(report: StepReport) -> dict[str, float]:

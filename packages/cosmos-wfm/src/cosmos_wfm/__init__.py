@@ -4,7 +4,14 @@ from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition
 from cosmos_wfm.captions import CaptionedImage, ImageCaptions, ImageCaptionsConfig
 from cosmos_wfm.checkup import CheckedPoint, check_model
 from cosmos_wfm.ddrl import DdrlBatch, DdrlConfig, ddrl_loss, exponential_advantages
-from cosmos_wfm.errors import CaptionDataError, PipelineError, WfmConfigError, WfmError
+from cosmos_wfm.errors import (
+    CaptionDataError,
+    PipelineError,
+    RewardRequestError,
+    RewardServiceError,
+    WfmConfigError,
+    WfmError,
+)
 from cosmos_wfm.families.cosmos_predict import CosmosPredictAdapter, NoSafetyChecker
 from cosmos_wfm.families.sana import SanaAdapter
 from cosmos_wfm.families.sana_video import SanaVideoAdapter
@@ -29,7 +36,9 @@ from cosmos_wfm.loading import find_adapter, load_adapter
 from cosmos_wfm.matching import AwmConfig, awm_loss
 from cosmos_wfm.nft import ForwardBatch, NftConfig, OldPolicyDecay, nft_errors, nft_loss
 from cosmos_wfm.policies import CopiedPolicies, LoraPolicies, Policies
-from cosmos_wfm.rewards import REWARDS, weighted_reward
+from cosmos_wfm.reward_client import EnqueueTimeout, RewardClient, RewardServiceConfig, Scorer
+from cosmos_wfm.reward_wire import RewardRequest, media_of, pack_request, parse_request
+from cosmos_wfm.rewards import COLOURS, REWARDS, local_scorer, weighted_reward
 from cosmos_wfm.rl import DiffusionRl, DiffusionRlConfig, train_rl
 from cosmos_wfm.rollouts import SamplerConfig
 from cosmos_wfm.sampling import (
@@ -56,6 +65,7 @@ from cosmos_wfm.tuning import FullTuning, LoraTuning, TuningConfig
 from cosmos_wfm.videos import VideoCaptions, VideoCaptionsConfig, write_video
 
 __all__ = [
+    "COLOURS",
     "REWARDS",
     "AwmConfig",
     "CaptionDataError",
@@ -69,6 +79,7 @@ __all__ = [
     "DiffusionRl",
     "DiffusionRlConfig",
     "DiffusionSftConfig",
+    "EnqueueTimeout",
     "FlowBatch",
     "FlowGrpoConfig",
     "FlowMatchingConfig",
@@ -85,9 +96,15 @@ __all__ = [
     "OldPolicyDecay",
     "PipelineError",
     "Policies",
+    "RewardClient",
+    "RewardRequest",
+    "RewardRequestError",
+    "RewardServiceConfig",
+    "RewardServiceError",
     "SamplerConfig",
     "SanaAdapter",
     "SanaVideoAdapter",
+    "Scorer",
     "Sd3Adapter",
     "SdeConfig",
     "StepBatch",
@@ -110,10 +127,14 @@ __all__ = [
     "flow_schedule",
     "guided_velocity",
     "load_adapter",
+    "local_scorer",
     "log_prob",
+    "media_of",
     "nft_errors",
     "nft_loss",
     "noised_batch",
+    "pack_request",
+    "parse_request",
     "sample_ode",
     "sample_sde",
     "save_pipeline",

@@ -15,3 +15,11 @@ class PipelineError(WfmError):
 
 class CaptionDataError(WfmError):
     """A data set directory with a broken or missing pair: raised on opening, names the files."""
+
+
+class RewardRequestError(WfmError, ValueError):
+    """A request to a reward service that is not what it must be: raised before it is scored."""
+
+
+class RewardServiceError(WfmError):
+    """A reward service that refused, failed or did not answer in time: raised for its scores."""

@@ -4,6 +4,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 
 import numpy as np
 import torch
@@ -123,6 +124,24 @@ def weighted_reward(weights: Mapping[str, float]) -> Callable[[Tensor, Sequence[
             sum(weight * REWARDS[name](video, prompt) for name, weight in weights.items())
             for video, prompt in zip(videos, prompts, strict=True)
         ]
+
+    return score
+
+
+def local_scorer(
+    weights: Mapping[str, float],
+) -> Callable[[Tensor, Sequence[str]], "Future[list[float]]"]:
+    """Return ``weighted_reward(weights)`` as what a rollout asks: its answer is there at once.
+
+    Raises:
+        WfmConfigError: if a name is unknown or there is none.
+    """
+    reward = weighted_reward(weights)
+
+    def score(pixels: Tensor, prompts: Sequence[str]) -> "Future[list[float]]":
+        done: Future[list[float]] = Future()
+        done.set_result(reward(pixels, prompts))
+        return done
 
     return score
 

@@ -39,7 +39,8 @@ from cosmos_wfm.loading import load_adapter
 from cosmos_wfm.matching import AwmConfig, awm_loss
 from cosmos_wfm.nft import NftConfig, nft_loss
 from cosmos_wfm.policies import CopiedPolicies, LoraPolicies, Policies
-from cosmos_wfm.rewards import weighted_reward
+from cosmos_wfm.reward_client import RewardServiceConfig, Scorer
+from cosmos_wfm.rewards import local_scorer
 from cosmos_wfm.rollouts import Rollout, RolloutTask, SamplerConfig
 from cosmos_wfm.tuning import FullTuning, LoraTuning, TuningConfig, save_trained
 
@@ -55,6 +56,7 @@ class DiffusionRlConfig:
         prompts: a file of prompts, one per line.
         output: directory under which ``safetensors/step_<N>`` is written.
         rewards: name of a reward to its weight in the sum.
+        reward_service: who computes them; this process if it is ``None``.
         num_steps: optimizer steps.
         groups_per_step: prompts of a step.
         samples_per_group: samples of each prompt; 2 or more.
@@ -73,6 +75,7 @@ class DiffusionRlConfig:
     prompts: str
     output: str
     rewards: Mapping[str, float]
+    reward_service: RewardServiceConfig | None = None
     num_steps: int = 1000
     groups_per_step: int = 8
     samples_per_group: int = 8
@@ -98,7 +101,8 @@ class DiffusionRlConfig:
             raise WfmConfigError(
                 f"rl: samples_per_group is {self.samples_per_group}; advantages need 2 or more"
             )
-        weighted_reward(self.rewards)
+        if self.reward_service is None:
+            local_scorer(self.rewards)
         if isinstance(self.algorithm, DdrlConfig) != (self.data is not None):
             raise WfmConfigError("rl: ddrl needs data, and the other algorithms take none")
         if self.sampler.guidance and steps_config(self.algorithm) is None:
@@ -117,13 +121,27 @@ class DiffusionRl:
         policies: what it is compared with.
     """
 
-    def __init__(self, config: DiffusionRlConfig, *, mesh: TrainingMesh | None = None) -> None:
+    def __init__(
+        self,
+        config: DiffusionRlConfig,
+        *,
+        mesh: TrainingMesh | None = None,
+        scorer: Scorer | None = None,
+    ) -> None:
         """Load model and prompts, and shard.
+
+        Args:
+            config: the run.
+            mesh: the ranks that share it; ``None`` for this process alone.
+            scorer: what computes rewards; ``None`` for those of this package, in this process.
 
         Raises:
             PipelineError: if the model cannot be loaded.
-            WfmConfigError: if there are too few prompts.
+            WfmConfigError: if there are too few prompts, or no client of the service that the
+                config names.
         """
+        if config.reward_service is not None and scorer is None:
+            raise WfmConfigError("rl: reward_service is set; pass its RewardClient as scorer")
         self._config = config
         self._mesh = mesh or build_mesh(ParallelConfig())
         self._prompts = read_prompts(Path(config.prompts), config.groups_per_step)
@@ -135,7 +153,7 @@ class DiffusionRl:
             shard_module(module, self._mesh, blocks=blocks)
         shard_module(self.adapter.transformer, self._mesh, blocks=self.adapter.blocks)
         self.learner = Learner(self.adapter.transformer, config.learner, mesh=self._mesh)
-        self._reward = weighted_reward(config.rewards)
+        self._scorer = scorer or local_scorer(config.rewards)
         self._loss = make_loss(self.adapter, config.algorithm, self.policies)
         self._data = config.data.build() if config.data else None
 
@@ -148,7 +166,7 @@ class DiffusionRl:
             sde=steps.sde if (steps := steps_config(config.algorithm)) else None,
             seed=config.seed,
             step=step,
-            reward=self._reward,
+            reward=self._scorer,
         )
         rollouts = self._roll_out(task, step)
         rewards = self._all_rewards(rollouts)
@@ -201,7 +219,7 @@ class DiffusionRl:
         num = config.groups_per_step * config.samples_per_group
         sums = torch.zeros(num, dtype=torch.float64, device=process.device)
         for rollout in rollouts:
-            for number, reward in zip(rollout.numbers, rollout.rewards.tolist(), strict=True):
+            for number, reward in zip(rollout.numbers, rollout.rewards.result(), strict=True):
                 if number < num:
                     sums[number] = reward
         return self._mesh.sum_over_data(sums).cpu()
@@ -251,6 +269,7 @@ def train_rl(
     config: DiffusionRlConfig,
     *,
     mesh: TrainingMesh | None = None,
+    scorer: Scorer | None = None,
     on_step: Callable[[int, StepReport, Mapping[str, float]], None] | None = None,
 ) -> Path:
     """Run to the end and save; every rank of the mesh calls.
@@ -258,13 +277,14 @@ def train_rl(
     Args:
         config: the run.
         mesh: the ranks that share it; ``None`` for this process alone.
+        scorer: what computes rewards; ``None`` for those of this package, in this process.
         on_step: called with the number of each finished step, from 1, the learner's report and
             the figures of the rewards.
 
     Returns:
         The directory of the last save, for diffusers to load.
     """
-    run, target = DiffusionRl(config, mesh=mesh), Path(config.output)
+    run, target = DiffusionRl(config, mesh=mesh, scorer=scorer), Path(config.output)
     for step in range(config.num_steps):
         report, figures = run.step(step)
         if on_step is not None:

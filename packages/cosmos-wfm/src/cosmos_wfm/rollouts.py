@@ -5,7 +5,8 @@ that the samples of one prompt are spread over ranks. Every random number of a s
 (seed, step, number): ranks and micro-batches change nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition
 from cosmos_wfm.flow_batches import seeded_generator
 from cosmos_wfm.flow_grpo import StepBatch, guided_velocity
 from cosmos_wfm.nft import ForwardBatch
+from cosmos_wfm.reward_client import Scorer
 from cosmos_wfm.sampling import NoisyStep, SdeConfig, flow_schedule, sample_ode, sample_sde
 
 
@@ -51,7 +53,7 @@ class Rollout:
         steps: the noisy ones, if the sampler was stochastic.
         text: embedded prompts.
         negative: what guidance led away from.
-        rewards: of each sample.
+        rewards: of each sample, now or later.
     """
 
     numbers: Sequence[int]
@@ -60,7 +62,7 @@ class Rollout:
     steps: Sequence[NoisyStep]
     text: TextCondition
     negative: TextCondition | None
-    rewards: Float[Tensor, " B"]
+    rewards: Future[list[float]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -73,7 +75,7 @@ class RolloutTask:
         sde: noise of the sampler; ``None`` for the ODE.
         seed: of the run.
         step: of the run.
-        reward: from pixels and prompts to numbers.
+        reward: from pixels and prompts to numbers, which need not be there at once.
     """
 
     adapter: DiffusionModelAdapter
@@ -81,7 +83,7 @@ class RolloutTask:
     sde: SdeConfig | None
     seed: int
     step: int
-    reward: Callable[[Tensor, Sequence[str]], list[float]]
+    reward: Scorer
 
     @property
     def sigmas(self) -> Float[Tensor, " S"]:
@@ -90,7 +92,7 @@ class RolloutTask:
 
     @torch.no_grad()
     def run(self, policy: nn.Module, numbers: Sequence[int], prompts: Sequence[str]) -> Rollout:
-        """Draw and score one micro-batch; without process groups inside but the policy's own.
+        """Draw one micro-batch and have it scored; its only collectives are the policy's own.
 
         Args:
             policy: the denoiser that samples.
@@ -113,7 +115,6 @@ class RolloutTask:
             latents = sample_ode(velocity, noise, self.sigmas)
         else:
             latents, steps = sample_sde(velocity, noise, self.sigmas, self.sde, generators)
-        rewards = self.reward(adapter.decode(latents), prompts)
         return Rollout(
             numbers=numbers,
             prompts=prompts,
@@ -121,7 +122,7 @@ class RolloutTask:
             steps=steps,
             text=text,
             negative=negative,
-            rewards=torch.tensor(rewards, dtype=torch.float64),
+            rewards=self.reward(adapter.decode(latents), prompts),
         )
 
     def forward_batches(

@@ -1,0 +1,1 @@
+"""``cosmos-app reward-service``: scores of pictures and videos over HTTP, a process per reward."""

@@ -1,0 +1,64 @@
+"""``cosmos-app reward-service``."""
+
+import asyncio
+from pathlib import Path
+
+import click
+
+from cosmos_app.guarded import guarded
+
+
+@click.command("reward-service")
+@click.argument("rewards", nargs=-1, required=True, metavar="NAME[=module:function]...")
+@click.option(
+    "--listen", default="127.0.0.1:0", show_default=True, help="HOST:PORT; port 0 for a free one."
+)
+@click.option("--capacity", default=64, show_default=True, help="Requests that wait per reward.")
+@click.option("--deadline-s", default=600.0, show_default=True, help="For scoring one request.")
+@click.option(
+    "--token-file", type=click.Path(path_type=Path), help="First line; else REMOTE_REWARD_TOKEN."
+)
+@click.option(
+    "--not-ready-status",
+    type=click.Choice(["202", "400"]),
+    default="202",
+    show_default=True,
+    help="Answer to a fetch that comes too early; older clients know 400.",
+)
+def reward_service(
+    rewards: tuple[str, ...],
+    *,
+    listen: str,
+    capacity: int,
+    deadline_s: float,
+    token_file: Path | None,
+    not_ready_status: str,
+) -> None:
+    """Score pictures and videos over HTTP, each reward in a process of its own.
+
+    REWARDS are built in (brightness, compressibility, prompt_colour, ...) or your own functions
+    from a RewardRequest to lists of scores. Prints what clients need in their environment;
+    without a token it makes one. Ends with Ctrl-C.
+    """
+    from cosmos_app.wfm.reward_service.config import RewardServerConfig
+    from cosmos_app.wfm.reward_service.serving import (
+        parse_address,
+        parse_rewards,
+        serve_rewards,
+        service_token,
+    )
+
+    def start() -> int:
+        host, port = parse_address(listen)
+        config = RewardServerConfig(
+            rewards=parse_rewards(rewards),
+            host=host,
+            port=port,
+            capacity=capacity,
+            deadline_s=deadline_s,
+            not_ready_status=400 if not_ready_status == "400" else 202,
+        )
+        token, is_new = service_token(token_file)
+        return asyncio.run(serve_rewards(config, token, is_new_token=is_new))
+
+    guarded(start)
