@@ -1,5 +1,6 @@
 """Rollouts: whose sample is whose, and that settings reach the sampler."""
 
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,12 @@ from cosmos_wfm import SamplerConfig, SdeConfig, load_adapter
 from cosmos_wfm.rollouts import RolloutTask
 
 
+def lengths(pixels, prompts):
+    scores = Future()
+    scores.set_result([float(len(prompt)) for prompt in prompts])
+    return scores
+
+
 @pytest.fixture
 def task(model_dirs):
     return RolloutTask(
@@ -19,7 +26,7 @@ def task(model_dirs):
         sde=None,
         seed=0,
         step=2,
-        reward=lambda pixels, prompts: [float(len(prompt)) for prompt in prompts],
+        reward=lengths,
     )
 
 
@@ -32,7 +39,7 @@ def test_samples_of_several_prompts_in_one_micro_batch_keep_their_own(task):
     alone = run(task, [2], ["bcd"])
 
     torch.testing.assert_close(together.latents[2:3], alone.latents, atol=1e-5, rtol=0)
-    assert together.rewards.tolist() == [1.0, 1.0, 3.0, 3.0]
+    assert together.rewards.result() == [1.0, 1.0, 3.0, 3.0]
     assert (together.latents[2] - together.latents[3]).abs().max() > 0.1
     advantages = torch.tensor([-1.0, 1.0, -2.0, 2.0])
     batch = task.forward_batches(together, advantages, 1.0)[0]
