@@ -3,22 +3,57 @@
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Protocol
 
 from rich.console import Console
 from rich.table import Table
 
 from cosmos_app.bubble import Bubble, predict_bubble
-from cosmos_app.errors import StarvedSlotsError
+from cosmos_app.errors import DataError, StarvedSlotsError
 from cosmos_app.output import print_json
-from cosmos_app.prepare import require_layout, require_model
-from cosmos_app.recipe import Recipe
+from cosmos_app.prepare import require_trainable
+from cosmos_app.quickstart.tiny_model import TinyModelConfig
+from cosmos_app.recipe import PolicyConfig, Recipe
 from cosmos_core.config import config_to_json
+from cosmos_parallel import ModelConfig as HeldModelConfig
 
-_BYTES_OF = {"float32": 4, "bfloat16": 2}
-_ADAM_BYTES = 8  # two fp32 moments
-_MIB = 1 << 20
+BYTES_OF = {"float32": 4, "bfloat16": 2}
+MIB = 1 << 20
 _MATRIX = 768
 _TRIES = 5
+
+
+class SizedModel(Protocol):
+    """The model section of a recipe, of whatever kind."""
+
+    @property
+    def path(self) -> Path | None:
+        """A model directory."""
+        ...
+
+    @property
+    def tiny(self) -> TinyModelConfig:
+        """Sizes of the model that is built when there is none."""
+        ...
+
+    @property
+    def training(self) -> HeldModelConfig:
+        """How it is held."""
+        ...
+
+
+class SizedRecipe(Protocol):
+    """What counting parameters needs of a recipe."""
+
+    @property
+    def model(self) -> SizedModel:
+        """What is trained."""
+        ...
+
+    @property
+    def policy(self) -> PolicyConfig:
+        """By how many ranks."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,19 +99,22 @@ class Forecast:
     warnings: tuple[str, ...]
 
 
-def count_parameters(recipe: Recipe) -> int:
+def count_parameters(recipe: SizedRecipe) -> int:
     """Return the parameters of the recipe's model without reading or making its weights.
+
+    Of a model that is built for the run the vocabulary is not known yet; a small one is counted.
 
     Raises:
         DataError: if the recipe names a directory without a model in it.
+        MeshError: if the model cannot be divided as the recipe says.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 
-    tiny = recipe.model.tiny
-    if recipe.model.path is not None:
-        require_model(recipe.model.path)
-        config = AutoConfig.from_pretrained(recipe.model.path)
+    model, tiny = recipe.model, recipe.model.tiny
+    if model.path is not None:
+        require_trainable(model.path, recipe.policy, model.training)
+        config = AutoConfig.from_pretrained(model.path)
     else:
         config = Qwen3Config(
             vocab_size=16,
@@ -89,8 +127,13 @@ def count_parameters(recipe: Recipe) -> int:
             tie_word_embeddings=tiny.tie_embeddings,
         )
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    return sum(parameter.numel() for parameter in model.parameters())
+        built = AutoModelForCausalLM.from_config(config)
+    return sum(parameter.numel() for parameter in built.parameters())
+
+
+def trained_mib(parameters: int, training: HeldModelConfig) -> float:
+    """Return the memory of weights, gradients and two moments, each held as the weights are."""
+    return 4 * parameters * BYTES_OF[training.dtype] / MIB
 
 
 def matrix_rate() -> float:
@@ -118,9 +161,8 @@ def forecast(recipe: Recipe, parameters: int, rate: float) -> Forecast:
     samples = recipe.trainer.groups_per_step * recipe.trainer.samples_per_group
     operations = parameters * samples * recipe.rollout.sampling.max_new_tokens
     ranks = recipe.policy.replicas * recipe.policy.ranks
-    weight_bytes = parameters * _BYTES_OF[recipe.model.training.dtype]
-    trained_bytes = 2 * weight_bytes + parameters * _ADAM_BYTES
-    snapshot_bytes = 2 * weight_bytes
+    weight_bytes = parameters * BYTES_OF[recipe.model.training.dtype]
+    policy_mib = trained_mib(parameters, recipe.model.training) + 2 * weight_bytes / MIB
     in_flight = (recipe.staleness.depth + 1) * recipe.trainer.groups_per_step
     slots = recipe.rollout.replicas * recipe.rollout.slots
     available = recipe.staleness.depth * recipe.trainer.groups_per_step
@@ -139,12 +181,12 @@ def forecast(recipe: Recipe, parameters: int, rate: float) -> Forecast:
             Placement(
                 role="policy",
                 processes=recipe.policy.replicas * recipe.policy.ranks,
-                memory_mib=(trained_bytes + snapshot_bytes) / recipe.policy.ranks / _MIB,
+                memory_mib=policy_mib / recipe.policy.ranks,
             ),
             Placement(
                 role="rollout",
                 processes=recipe.rollout.replicas,
-                memory_mib=2 * weight_bytes / _MIB,
+                memory_mib=2 * weight_bytes / MIB,
             ),
         ),
         parameters=parameters,
@@ -168,9 +210,6 @@ def check_recipe(recipe: Recipe, *, as_json: bool) -> int:
     """
     for path in (recipe.data.path, recipe.data.held_out_path):
         _require_file(path)
-    if recipe.model.path is not None:
-        require_model(recipe.model.path)
-        require_layout(recipe, recipe.model.path)
     predicted = forecast(recipe, count_parameters(recipe), matrix_rate())
     if as_json:
         print_json(asdict(predicted))
@@ -206,7 +245,5 @@ def _show(recipe: Recipe, predicted: Forecast) -> None:
 
 
 def _require_file(path: Path | None) -> None:
-    from cosmos_app.errors import DataError
-
     if path is not None and not path.is_file():
         raise DataError(f"data file {path}: no such file")

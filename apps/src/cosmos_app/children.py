@@ -3,11 +3,15 @@
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 
-from cosmos_app.recipe import Recipe
+from cosmos_app.recipe import LaunchConfig, PolicyConfig, Recipe
 from cosmos_app.supervisor import ChildSpec
 from cosmos_core.rundir import RunDirectory
 
+Command = tuple[str, ...]
+# what torch asks for before it calls cuBLAS deterministic
+_DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 QUIET = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -24,25 +28,33 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def threads_per_process(recipe: Recipe, cores: int) -> int:
-    """Share the cores among the processes that compute; never fewer than one thread each."""
-    computing = recipe.policy.replicas * recipe.policy.ranks + recipe.rollout.replicas
-    return max(1, cores // computing)
-
-
 def environment(recipe: Recipe) -> Mapping[str, str]:
-    """Return what every child finds in its environment beside our own."""
+    """Return what every child of a run with rollouts finds in its environment beside our own."""
     if has_gpu():
-        return QUIET
+        return {**QUIET, **_DETERMINISTIC} if recipe.trainer.deterministic else QUIET
     from cosmos_rollout import cpu_environment
 
-    threads = threads_per_process(recipe, os.cpu_count() or 1)
-    return {**QUIET, **cpu_environment(), "OMP_NUM_THREADS": str(threads)}
+    computing = recipe.policy.replicas * recipe.policy.ranks + recipe.rollout.replicas
+    return {**QUIET, **cpu_environment(), "OMP_NUM_THREADS": threads_of_each(computing)}
 
 
-def policy_names(recipe: Recipe) -> list[str]:
-    """Return the names of the policy replicas."""
-    return [f"policy-{index}" for index in range(recipe.policy.replicas)]
+def training_environment(policy: PolicyConfig, *, is_deterministic: bool) -> Mapping[str, str]:
+    """Return the same for a run without rollouts; a number of threads that is set stays."""
+    quiet = {**QUIET, "RUST_LOG": "error"}
+    if has_gpu():
+        return {**quiet, **_DETERMINISTIC} if is_deterministic else quiet
+    threads = os.environ.get("OMP_NUM_THREADS", threads_of_each(policy.replicas * policy.ranks))
+    return {**quiet, "OMP_NUM_THREADS": threads}
+
+
+def threads_of_each(computing: int) -> str:
+    """Share the cores among the processes that compute; never fewer than one thread each."""
+    return str(max(1, (os.cpu_count() or 1) // computing))
+
+
+def policy_names(policy: PolicyConfig) -> list[str]:
+    """Return the names of the replicas that train."""
+    return [f"policy-{index}" for index in range(policy.replicas)]
 
 
 def rollout_names(recipe: Recipe) -> list[str]:
@@ -50,48 +62,61 @@ def rollout_names(recipe: Recipe) -> list[str]:
     return [f"rollout-{index}" for index in range(recipe.rollout.replicas)]
 
 
-def app_command(*arguments: str) -> tuple[str, ...]:
+def app_command(*arguments: str) -> Command:
     """Return the command line of one process of ours."""
     return (sys.executable, "-m", "cosmos_app", *arguments)
 
 
-def torchrun_command(ranks: int, *arguments: str) -> tuple[str, ...]:
+def torchrun_command(ranks: int, *arguments: str) -> Command:
     """Return the command line of several ranks, started by torchrun on this machine."""
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    launcher = (sys.executable, "-m", "cosmos_app.torchrun", "--standalone")
     return (*launcher, f"--nproc-per-node={ranks}", "-m", "cosmos_app", *arguments)
 
 
-def child_specs(recipe: Recipe, run: RunDirectory) -> list[ChildSpec]:
-    """Return the controller, the policy replicas and the rollout replicas of a run."""
-    shared = environment(recipe)
-    where = str(run.path)
-    commands = {"controller": app_command("controller", where)}
-    for name in policy_names(recipe):
-        arguments = ("policy", where, "--replica", name)
-        ranks = recipe.policy.ranks
+def policy_commands(role: str, policy: PolicyConfig, run: RunDirectory) -> dict[str, Command]:
+    """Return the command line of every replica that trains, by its name."""
+    commands: dict[str, Command] = {}
+    for name in policy_names(policy):
+        arguments = (role, str(run.path), "--replica", name)
+        several = policy.ranks > 1
         commands[name] = (
-            app_command(*arguments) if ranks == 1 else torchrun_command(ranks, *arguments)
+            torchrun_command(policy.ranks, *arguments) if several else app_command(*arguments)
         )
-    for name in rollout_names(recipe):
-        commands[name] = app_command("rollout", where, "--replica", name)
+    return commands
+
+
+def specs_of(
+    commands: Mapping[str, Command],
+    run: RunDirectory,
+    launch: LaunchConfig,
+    surroundings: Mapping[str, str],
+) -> list[ChildSpec]:
+    """Return how to start each command, with a log of its own."""
     return [
         ChildSpec(
             name=name,
             argv=argv,
-            environment=shared,
+            environment=surroundings,
             log=run.logs / f"{name}.log",
-            restarts=recipe.launch.restarts,
+            restarts=launch.restarts,
         )
         for name, argv in commands.items()
     ]
 
 
+def child_specs(recipe: Recipe, run: RunDirectory) -> list[ChildSpec]:
+    """Return the controller, the policy replicas and the rollout replicas of a run."""
+    where = str(run.path)
+    commands = {
+        "controller": app_command("controller", where),
+        **policy_commands("policy", recipe.policy, run),
+        **{n: app_command("rollout", where, "--replica", n) for n in rollout_names(recipe)},
+    }
+    return specs_of(commands, run, recipe.launch, environment(recipe))
+
+
 def warmup_spec(recipe: Recipe, run: RunDirectory) -> ChildSpec:
     """Return the process that fine-tunes a freshly built model."""
-    return ChildSpec(
-        name="warmup",
-        argv=app_command("warmup", str(run.path)),
-        environment=environment(recipe),
-        log=run.logs / "warmup.log",
-        restarts=0,
-    )
+    command = {"warmup": app_command("warmup", str(run.path))}
+    (spec,) = specs_of(command, run, replace(recipe.launch, restarts=0), environment(recipe))
+    return spec

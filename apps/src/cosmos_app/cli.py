@@ -64,8 +64,9 @@ def run(
 ) -> None:
     r"""Run a recipe to its end on this machine: Redis, controller, policy, rollouts, report.
 
-    A recipe with kind = "sft" at its top is supervised fine-tuning: it has no rollouts. One of kind
-    "wfm_sft" or "wfm_rl" trains a diffusion world model in this process, or in torchrun's.
+    A recipe with kind = "sft", "preference" or "distillation" at its top trains on given data: it
+    has no rollouts. One of kind "wfm_sft" or "wfm_rl" trains a diffusion world model in this
+    process, or in torchrun's.
 
     Ctrl-C stops cleanly: the step in hand is finished and a checkpoint written; --resume goes on
     with the same sample stream. A second Ctrl-C kills.
@@ -76,10 +77,10 @@ def run(
       policy.replicas=2  rollout.engine.max_running=64  data.path=my.jsonl
     """
     from cosmos_app.dashboard.server import check_address
+    from cosmos_app.given.launch import run_given_recipe
     from cosmos_app.launcher import run_recipe
+    from cosmos_app.recipe import Recipe
     from cosmos_app.recipes import load_any_recipe
-    from cosmos_app.sft.launch import run_sft_recipe
-    from cosmos_app.sft.recipe import SftRecipe
     from cosmos_app.wfm.recipe import WfmRecipe
     from cosmos_app.wfm.running import run_wfm
 
@@ -90,10 +91,10 @@ def run(
         parsed = load_any_recipe(recipe, [*overrides, *extra])
         if isinstance(parsed, WfmRecipe):
             return run_wfm(parsed)
-        if isinstance(parsed, SftRecipe):
-            return asyncio.run(run_sft_recipe(parsed, resume=resume, as_json=as_json))
-        check_address(parsed.dashboard)
-        return asyncio.run(run_recipe(parsed, resume=resume, as_json=as_json))
+        if isinstance(parsed, Recipe):
+            check_address(parsed.dashboard)
+            return asyncio.run(run_recipe(parsed, resume=resume, as_json=as_json))
+        return asyncio.run(run_given_recipe(parsed, resume=resume, as_json=as_json))
 
     _guarded(start)
 
@@ -108,9 +109,9 @@ def check(recipe: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:
     optimizer, and whether the admission depth keeps the rollout slots busy.
     """
     from cosmos_app.check import check_recipe
+    from cosmos_app.given.check import check_given
+    from cosmos_app.recipe import Recipe
     from cosmos_app.recipes import load_any_recipe
-    from cosmos_app.sft.check import check_sft
-    from cosmos_app.sft.recipe import SftRecipe
     from cosmos_app.wfm.recipe import WfmRecipe
     from cosmos_app.wfm.running import check_wfm
 
@@ -118,9 +119,9 @@ def check(recipe: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:
         parsed = load_any_recipe(recipe, overrides)
         if isinstance(parsed, WfmRecipe):
             return check_wfm(parsed)
-        if isinstance(parsed, SftRecipe):
-            return check_sft(parsed, as_json=as_json)
-        return check_recipe(parsed, as_json=as_json)
+        if isinstance(parsed, Recipe):
+            return check_recipe(parsed, as_json=as_json)
+        return check_given(parsed, as_json=as_json)
 
     _guarded(start)
 
@@ -267,14 +268,14 @@ def rollout(run_dir: Path, redis_url: str | None, *, replica: str) -> None:
 @main.command()
 @_role_options
 @click.option("--replica", required=True, help="Name of this replica, policy-0 and so on.")
-def sft(run_dir: Path, redis_url: str | None, *, replica: str) -> None:
-    """Run one rank of a replica of a supervised run: it trains on given examples.
+def learner(run_dir: Path, redis_url: str | None, *, replica: str) -> None:
+    """Run one rank of a replica of a run on given data: it trains, and nothing is generated.
 
     Started by torchrun for more than one rank. Of several replicas any may die and come back.
     """
-    from cosmos_app.sft.role import run_sft
+    from cosmos_app.given.role import run_learner
 
-    _guarded(lambda: asyncio.run(run_sft(run_dir, redis_url, replica)))
+    _guarded(lambda: asyncio.run(run_learner(run_dir, redis_url, replica)))
 
 
 @main.command()
@@ -282,7 +283,7 @@ def sft(run_dir: Path, redis_url: str | None, *, replica: str) -> None:
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where replicas reach it.")
 def meeting(run_dir: Path, *, host: str) -> None:
     """Host the place where the replicas of a supervised run meet before each step."""
-    from cosmos_app.sft.meeting import run_meeting
+    from cosmos_app.given.meeting import run_meeting
 
     _guarded(lambda: asyncio.run(run_meeting(run_dir, host)))
 

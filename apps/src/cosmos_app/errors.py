@@ -5,6 +5,8 @@ Exit codes: 1 the run failed, 2 the recipe or its files are wrong, 3 stopped bef
 
 from cosmos_core.errors import CosmosError
 
+REFUSED = 2
+
 
 class RunError(RuntimeError):
     """Parent of what can go wrong with a run; the message says what to do about it."""
@@ -22,6 +24,10 @@ class StarvedSlotsError(RunError):
     """Raised by 'check' when a recipe has more rollout slots than its admission can fill."""
 
 
+class WrongStreamError(RunError):
+    """Raised when a run is to go on with other examples than those of its checkpoint."""
+
+
 class NothingToResumeError(RunError):
     """Raised when there is no run or no checkpoint where one is needed."""
 
@@ -34,23 +40,69 @@ class DashboardAddressError(RunError):
     """Raised when the address of the dashboard cannot be had, as when its port is in use."""
 
 
+class ChildRefusedError(ChildFailedError):
+    """Raised when a child would refuse its recipe or files again; it is not restarted."""
+
+
 def expected_errors() -> tuple[type[Exception], ...]:
     """Return the errors that are a message and an exit code, not a traceback."""
+    from cosmos_algos import AlgosError
     from cosmos_parallel import ParallelError
     from cosmos_rollout import RolloutError
     from cosmos_weightsync import WeightSyncError
     from cosmos_wfm import WfmError
 
-    return (RunError, CosmosError, ParallelError, RolloutError, WeightSyncError, WfmError)
+    return (
+        RunError,
+        CosmosError,
+        AlgosError,
+        ParallelError,
+        RolloutError,
+        WeightSyncError,
+        WfmError,
+    )
 
 
 def exit_code_of(error: Exception) -> int:
     """Return the exit code of an expected error."""
-    from cosmos_core.config import ConfigError
-
     if isinstance(error, InterruptedRunError):
         return 3
-    wrong_input = (
-        ConfigError | DataError | NothingToResumeError | DashboardAddressError | StarvedSlotsError
+    return REFUSED if isinstance(error, _errors_that_stay()) else 1
+
+
+def _errors_that_stay() -> tuple[type[Exception], ...]:
+    """Return the errors that the same recipe and files would raise again."""
+    from cosmos_algos import AlgorithmConfigError, ModelHeadError
+    from cosmos_core.config import ConfigError
+    from cosmos_parallel import (
+        AdapterError,
+        CheckpointMismatchError,
+        MeshError,
+        ModelMismatchError,
+        ModelNotFoundError,
+        OptimizerError,
+        PackingError,
+        PrecisionError,
+        SftDataError,
     )
-    return 2 if isinstance(error, wrong_input) else 1
+
+    return (
+        ConfigError,
+        DashboardAddressError,
+        DataError,
+        WrongStreamError,
+        NothingToResumeError,
+        StarvedSlotsError,
+        ChildRefusedError,
+        AlgorithmConfigError,
+        ModelHeadError,
+        AdapterError,
+        CheckpointMismatchError,
+        MeshError,
+        ModelMismatchError,
+        ModelNotFoundError,
+        OptimizerError,
+        PackingError,
+        PrecisionError,
+        SftDataError,
+    )

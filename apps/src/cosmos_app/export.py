@@ -5,17 +5,17 @@ from pathlib import Path
 from rich.console import Console
 
 from cosmos_app.errors import NothingToResumeError
+from cosmos_app.exporting import export_trained
+from cosmos_app.given.files import checkpoints_of, model_of
 from cosmos_app.prepare import run_files
+from cosmos_app.recipe import Recipe
 from cosmos_app.recipes import TokenRecipe, recipe_of_run
-from cosmos_app.sft.files import checkpoints_of, model_of
-from cosmos_app.sft.recipe import SftRecipe
 from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import (
     CheckpointStore,
     Learner,
     ParallelConfig,
     build_mesh,
-    export_hf,
     load_causal_lm,
 )
 
@@ -39,13 +39,13 @@ def export_checkpoint(run_dir: Path, destination: Path, *, step: int | None) -> 
         raise NothingToResumeError(f"{run.path} has no checkpoint of step {step}; it has: {there}")
     model = load_causal_lm(start, mesh, recipe.model.training)
     checkpoint = store.load(Learner(model, recipe.learner, mesh=mesh), step)
-    export_hf(model, destination, mesh, tokenizer_dir=start)
+    export_trained(model, destination, mesh, base=start, training=recipe.model.training)
     Console().print(f"step {checkpoint.step} of {run.path} is in {destination}")
     return 0
 
 
 def _places_of(recipe: TokenRecipe, run: RunDirectory) -> tuple[Path, Path | str]:
     """Return the model that training started from, and where its checkpoints lie."""
-    if isinstance(recipe, SftRecipe):
-        return model_of(recipe, run), checkpoints_of(recipe, run)
-    return run_files(recipe, run.path).model, run.checkpoints
+    if isinstance(recipe, Recipe):
+        return run_files(recipe, run.path).model, run.checkpoints
+    return model_of(recipe, run), checkpoints_of(recipe, run)

@@ -6,24 +6,18 @@ files ─► redis ─► warm-up ─► controller + policies + rollouts ─►
 """
 
 import asyncio
-import contextlib
 import functools
-import itertools
-import json
-import signal
 import time
-import uuid
-from collections.abc import AsyncGenerator, Generator, Mapping
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 from rich.console import Console
 
 from cosmos_app.children import child_specs, policy_names, rollout_names, warmup_spec
-from cosmos_app.control_files import write_address, write_control
+from cosmos_app.control_files import write_control
 from cosmos_app.dashboard.address import announce_dashboard
-from cosmos_app.errors import InterruptedRunError, NothingToResumeError
-from cosmos_app.output import print_json
+from cosmos_app.errors import InterruptedRunError
+from cosmos_app.frame import NO_CHECKPOINT, Answers, RunFrame, hand_in, open_redis, open_run
 from cosmos_app.prepare import (
     RunFiles,
     check_inputs,
@@ -32,36 +26,18 @@ from cosmos_app.prepare import (
     prepare_model,
     run_files,
 )
-from cosmos_app.recipe import BusConfig, Recipe, controller_config
+from cosmos_app.recipe import Recipe, controller_config
 from cosmos_app.report import Outcome, RunReport, build_report, draw_report, print_report
 from cosmos_app.samples import last_samples
-from cosmos_app.supervisor import Incident, Supervisor
-from cosmos_core.bus import Bus, RedisServer
-from cosmos_core.config import config_to_json
+from cosmos_app.supervisor import Incident
+from cosmos_core.bus import Bus
 from cosmos_core.control import ALL_DONE
 from cosmos_core.messages import ReplicaLeft, StopRequested
-from cosmos_core.metrics import MetricRecord, SinkContext, open_sinks, read_metrics
-from cosmos_core.rundir import RunDirectory, write_atomic
+from cosmos_core.metrics import MetricRecord, read_metrics
+from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import CheckpointStore, ParallelConfig, build_mesh
 
 _WARMUP_LINES = 8
-
-
-class LaunchedRecipe(Protocol):
-    """What opening a run needs of its recipe, of whatever kind."""
-
-    @property
-    def output(self) -> Path:
-        """The run directory."""
-        ...
-
-    @property
-    def bus(self) -> BusConfig:
-        """The control plane."""
-        ...
-
-
-RUN_MARKER = "run.json"
 
 
 async def run_recipe(recipe: Recipe, *, resume: bool, as_json: bool) -> int:
@@ -86,54 +62,15 @@ async def run_recipe(recipe: Recipe, *, resume: bool, as_json: bool) -> int:
         if parameters:
             console.print(f"model: built with {parameters:,} parameters in {files.built_model}")
         async with open_redis(recipe, run) as url:
-            launch = Launch(recipe, run, files, url, console)
+            launch = Launch(recipe, run, files, url, console, is_resumed=resume)
             report = await launch.run()
-        write_atomic(run.report, json.dumps(report.to_json(), indent=2, default=str))
+        hand_in(report.to_json(), run, lambda: print_report(report, console), as_json=as_json)
         draw_report(report, run.path / "report.png")
-        if as_json:
-            print_json(report.to_json())
-        else:
-            print_report(report, console)
         if report.finished != ALL_DONE:
             raise InterruptedRunError(
                 f"stopped at step {report.steps}: {report.finished}; go on with --resume"
             )
     return 0
-
-
-def open_run(recipe: LaunchedRecipe, console: Console, *, resume: bool) -> RunDirectory:
-    """Lock the run directory: the recipe's, or the next free one beside an earlier run."""
-    if resume:
-        if not recipe.output.exists():
-            raise NothingToResumeError(f"{recipe.output}: there is no run to resume; drop --resume")
-        run = RunDirectory.resume(recipe.output)
-        write_atomic(run.config, config_to_json(recipe))
-        return run
-    output = _free_output(recipe.output)
-    if output != recipe.output:
-        console.print(f"{recipe.output} holds an earlier run; this one goes to {output}")
-    tables: dict[str, Any] = json.loads(config_to_json(recipe))
-    text = json.dumps({**tables, "output": str(output)}, indent=2) + "\n"
-    return RunDirectory.create(output, config_json=text, now_s=time.time())
-
-
-def _free_output(output: Path) -> Path:
-    numbered = (output.with_name(f"{output.name}-{number}") for number in itertools.count(2))
-    candidates = itertools.chain([output], numbered)
-    return next(path for path in candidates if not (path / RUN_MARKER).exists())
-
-
-@contextlib.asynccontextmanager
-async def open_redis(recipe: LaunchedRecipe, run: RunDirectory) -> AsyncGenerator[str]:
-    """Give the URL of the recipe's server, or of a bundled one that lives as long as the run."""
-    if recipe.bus.url is not None:
-        yield recipe.bus.url
-        return
-    server = await asyncio.to_thread(RedisServer.start, run.redis, port=recipe.bus.port)
-    try:
-        yield server.url
-    finally:
-        await asyncio.to_thread(server.stop)
 
 
 class Launch:
@@ -144,49 +81,49 @@ class Launch:
     """
 
     def __init__(
-        self, recipe: Recipe, run: RunDirectory, files: RunFiles, url: str, console: Console
+        self,
+        recipe: Recipe,
+        run: RunDirectory,
+        files: RunFiles,
+        url: str,
+        console: Console,
+        *,
+        is_resumed: bool = False,
     ) -> None:
         """Nothing is started yet."""
+        self._is_resumed = is_resumed
         self._recipe = recipe
         self._run = run
         self._files = files
-        self._url = url
         self._console = console
-        self._namespace = f"cosmos.{run.name}.{uuid.uuid4().hex[:8]}"
-        self._supervisor = Supervisor(self._on_incident)
+        answers = Answers(
+            stop=self._ask_to_stop, incident=self._on_incident, record=self._show_warmup
+        )
+        self._frame = RunFrame(recipe, run, url, console, answers)
+        self._supervisor = self._frame.supervisor
         self._bus: Bus | None = None
-        self._stop_reason = ""
 
     async def run(self) -> RunReport:
         """Start everything, watch it to its end, report."""
         started = time.monotonic()
-        write_address(self._run, self._url, self._namespace)
-        async with await Bus.connect(self._url, self._namespace) as bus:
+        async with self._frame.open() as bus:
             self._bus = bus
-            metrics = asyncio.create_task(self._pass_metrics_on(bus))
-            try:
-                with self._interruptible():
-                    await self._warm_up()
-                    await self._train()
-                status = await bus.read_status()
-            finally:
-                await self._supervisor.stop(self._recipe.launch.stop_grace_s)
-                metrics.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await metrics
+            await self._warm_up()
+            await self._train()
+            status = await bus.read_status()
         return self._report(status, time.monotonic() - started)
 
     # ---------------------------------------------------------------- the phases
 
     async def _warm_up(self) -> None:
-        if self._files.model.exists() or self._stop_reason:
+        if self._files.model.exists() or self._frame.stop_reason:
             return
         spec = warmup_spec(self._recipe, self._run)
         self._supervisor.start(spec)
         await self._supervisor.wait([spec.name])
 
     async def _train(self) -> None:
-        if self._stop_reason:
+        if self._frame.stop_reason:
             return
         write_control(
             self._run,
@@ -199,7 +136,7 @@ class Launch:
         say = functools.partial(self._console.print, soft_wrap=True)
         announcing = asyncio.create_task(announce_dashboard(self._run, say))
         try:
-            await self._supervisor.wait(["controller", *policy_names(self._recipe)])
+            await self._supervisor.wait(["controller", *policy_names(self._recipe.policy)])
         finally:
             announcing.cancel()
         await self._supervisor.wait_briefly(
@@ -210,78 +147,36 @@ class Launch:
         """Return the sample stream of the newest checkpoint; empty for a run without one."""
         store = CheckpointStore(self._run.checkpoints, build_mesh(ParallelConfig()))
         step = store.latest()
+        if step is None and self._is_resumed:
+            self._console.print(NO_CHECKPOINT)
         return b"" if step is None else store.extra(step)
-
-    async def _pass_metrics_on(self, bus: Bus) -> None:
-        context = SinkContext(
-            run=self._run,
-            num_steps=self._recipe.trainer.steps,
-            console=self._console,
-            config=json.loads(config_to_json(self._recipe)),
-        )
-        sinks = open_sinks(self._recipe.sinks, context)
-        try:
-            async for record in bus.metrics():
-                sinks.write(record)
-                if record.role == "warmup":
-                    self._show_warmup(record)
-        finally:
-            sinks.close()
 
     def _show_warmup(self, record: MetricRecord) -> None:
         steps = self._recipe.warmup.steps
-        if (record.step + 1) % max(1, steps // _WARMUP_LINES) == 0:
+        if record.role == "warmup" and (record.step + 1) % max(1, steps // _WARMUP_LINES) == 0:
             loss = record.values["loss"]
             self._console.print(f"warm-up step {record.step + 1}/{steps}  loss {loss:.3f}")
 
     # ---------------------------------------------------------------- what may happen
 
     async def _on_incident(self, incident: Incident) -> None:
-        self._console.print(
-            f"[yellow]{incident.name} (pid {incident.pid}) died: {incident.how}; "
-            f"{incident.outcome}[/]"
-        )
         if self._bus is None or incident.name == "controller":
             return
         await self._bus.send_event(ReplicaLeft(replica=incident.name, reason=incident.how))
-        if incident.name in policy_names(self._recipe):
+        if incident.name in policy_names(self._recipe.policy):
             await self._recycle_policies(self._bus, incident.name)
 
     async def _recycle_policies(self, bus: Bus, dead: str) -> None:
         """Policy replicas sum gradients with one another: all go back to the last checkpoint."""
-        for name in policy_names(self._recipe):
+        for name in policy_names(self._recipe.policy):
             if name != dead and self._supervisor.recycle(name):
                 self._console.print(f"{name} starts again from the last checkpoint with {dead}")
                 await bus.send_event(ReplicaLeft(replica=name, reason=f"{dead} died"))
 
-    @contextlib.contextmanager
-    def _interruptible(self) -> Generator[None]:
-        """Have the first Ctrl-C stop the run cleanly and the second one kill it."""
-        loop = asyncio.get_running_loop()
-        task = asyncio.current_task()
-        assert task is not None
-
-        def interrupt() -> None:
-            if self._stop_reason:
-                task.cancel()
-                return
-            self._stop_reason = "Ctrl-C"
-            self._console.print("[bold]stopping after the step in hand; Ctrl-C again kills[/]")
-            stopping.append(asyncio.create_task(self._ask_to_stop()))
-
-        stopping: list[asyncio.Task[None]] = []
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(signum, interrupt)
-        try:
-            yield
-        finally:
-            for signum in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(signum)
-
     async def _ask_to_stop(self) -> None:
         self._supervisor.terminate("warmup")
         if self._bus is not None:
-            await self._bus.send_event(StopRequested(reason=self._stop_reason))
+            await self._bus.send_event(StopRequested(reason=self._frame.stop_reason))
 
     # ---------------------------------------------------------------- the end
 
@@ -290,7 +185,7 @@ class Launch:
         export = self._run.export / "model"
         outcome = Outcome(
             run_dir=self._run.path,
-            finished=status.get("finished") or self._stop_reason or "nothing was started",
+            finished=status.get("finished") or self._frame.stop_reason or "nothing was started",
             seconds=seconds,
             accuracies={
                 int(version): result["mean_reward"]

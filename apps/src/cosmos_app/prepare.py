@@ -4,15 +4,15 @@ Everything made here lies in the run directory, is made once, and is found again
 """
 
 import json
-import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from cosmos_app.errors import DataError
 from cosmos_app.quickstart.arithmetic import Row, arithmetic_rows, write_rows
-from cosmos_app.quickstart.tiny_model import build_tiny_model
-from cosmos_app.recipe import Recipe
+from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
+from cosmos_app.recipe import PolicyConfig, Recipe
+from cosmos_parallel import ModelConfig as HeldModelConfig
 from cosmos_parallel import check_layout, read_config
 
 _FEWEST_HELD_OUT = 1
@@ -58,8 +58,7 @@ def check_inputs(recipe: Recipe) -> None:
         if path is not None:
             count_rows(path)
     if recipe.model.path is not None:
-        require_model(recipe.model.path)
-        require_layout(recipe, recipe.model.path)
+        require_trainable(recipe.model.path, recipe.policy, recipe.model.training)
 
 
 def prepare_data(recipe: Recipe, files: RunFiles) -> tuple[int, int]:
@@ -96,30 +95,38 @@ def prepare_model(recipe: Recipe, files: RunFiles) -> int:
     if recipe.model.path is not None:
         require_model(recipe.model.path)
         return 0
-    if (files.built_model / "config.json").exists():
-        return 0
     texts = (
         json.dumps(row, ensure_ascii=False)
         for path in (files.train, files.held_out)
         for row in _rows_of(path)
     )
-    partial = files.built_model.with_suffix(".partial")
-    parameters = build_tiny_model(partial, texts, recipe.model.tiny, recipe.seed)
-    os.replace(partial, files.built_model)
+    return build_once(files.built_model, texts, recipe.model.tiny, recipe.seed)
+
+
+def build_once(directory: Path, texts: Iterable[str], tiny: TinyModelConfig, seed: int) -> int:
+    """Build a tiny model that knows the characters of ``texts``, unless it is there already.
+
+    Returns:
+        Its number of parameters; 0 if it was there.
+    """
+    if directory.exists():
+        return 0
+    partial = directory.with_suffix(".partial")
+    parameters = build_tiny_model(partial, texts, tiny, seed)
+    partial.replace(directory)
     return parameters
 
 
-def require_layout(recipe: Recipe, path: Path) -> None:
-    """Check that a policy replica can divide the model among its ranks.
+def require_trainable(path: Path, policy: PolicyConfig, training: HeldModelConfig) -> None:
+    """Check that a directory holds a model, and that a replica's ranks can divide it.
 
     Raises:
+        DataError: naming what is missing.
         MeshError: saying which degree does not divide what.
     """
+    require_model(path)
     check_layout(
-        read_config(path),
-        recipe.policy.parallel,
-        recipe.policy.ranks,
-        implementation=recipe.model.training.implementation,
+        read_config(path), policy.parallel, policy.ranks, implementation=training.implementation
     )
 
 

@@ -95,6 +95,9 @@ class TrainerConfig:
         checkpoint_every: steps between checkpoints; the last step always has one; 0 for only that.
         keep_checkpoints: how many are kept.
         drop_zero_signal: replace groups whose rewards are all equal (DAPO dynamic sampling).
+        keep_bad_steps: write the batches of steps whose loss or gradient was not finite to
+            ``bad_steps/`` of the run directory.
+        deterministic: have policies use deterministic kernels, and refuse what has none.
     """
 
     steps: int = 200
@@ -105,6 +108,8 @@ class TrainerConfig:
     checkpoint_every: int = 50
     keep_checkpoints: int = 2
     drop_zero_signal: bool = False
+    keep_bad_steps: bool = True
+    deterministic: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -284,11 +289,6 @@ class Recipe:
                 "log-probabilities are only comparable at one temperature"
             )
         self.policy.parallel.resolve(self.policy.ranks)
-        if self.model.training.lora is not None:
-            raise ValueError(
-                "model.training.lora: this command sends whole models to its rollout replicas; "
-                "it trains no adapters"
-            )
         _check_algorithm(self)
 
 

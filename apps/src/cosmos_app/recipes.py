@@ -1,17 +1,17 @@
-"""Which kind of run a recipe is: ``kind = "rl"`` (need not be said), ``"sft"``, or one of wfm."""
+"""Which kind of run a recipe is: ``"rl"``, which need not be said, on given data, or of wfm."""
 
 import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
+from cosmos_app.given.recipe import GIVEN_KINDS, GivenRecipe
 from cosmos_app.recipe import Recipe, load_recipe
-from cosmos_app.sft.recipe import SftRecipe
 from cosmos_app.wfm.recipe import WFM_KINDS, WfmRecipe
 from cosmos_core.config import config_from_json, load_config
 from cosmos_core.rundir import RunDirectory
 
-TokenRecipe = Recipe | SftRecipe
+TokenRecipe = Recipe | GivenRecipe
 AnyRecipe = TokenRecipe | WfmRecipe
 
 
@@ -25,8 +25,8 @@ def load_any_recipe(path: Path, overrides: Sequence[str] = ()) -> AnyRecipe:
         kind = tomllib.loads(path.read_text(encoding="utf-8")).get("kind")
     except (OSError, ValueError):
         kind = None  # what is wrong is said by the loader, with its place
-    if kind == "sft":
-        return load_config(SftRecipe, path, overrides)
+    if isinstance(kind, str) and kind in GIVEN_KINDS:
+        return load_config(GIVEN_KINDS[kind], path, overrides)
     if isinstance(kind, str) and kind in WFM_KINDS:
         return load_config(WFM_KINDS[kind], path, overrides)
     return load_recipe(path, overrides)
@@ -39,5 +39,4 @@ def recipe_of_run(run: RunDirectory) -> TokenRecipe:
         ConfigError: if it is not one of this version.
     """
     text = run.config.read_text(encoding="utf-8")
-    is_sft = json.loads(text).get("kind") == "sft"
-    return config_from_json(SftRecipe if is_sft else Recipe, text)
+    return config_from_json(GIVEN_KINDS.get(json.loads(text).get("kind"), Recipe), text)

@@ -95,11 +95,13 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else float("nan")
 
 
+def median(values: Sequence[float]) -> float:
+    """Return the upper median; not a number when there is nothing."""
+    return sorted(values)[len(values) // 2] if values else float("nan")
+
+
 def _median_and_max(values: Sequence[float]) -> tuple[float, float]:
-    if not values:
-        return (float("nan"), float("nan"))
-    ordered = sorted(values)
-    return (ordered[len(ordered) // 2], ordered[-1])
+    return median(values), max(values, default=float("nan"))
 
 
 def _length_ratio(records: Sequence[MetricRecord]) -> float:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cosmos_app.errors import ChildFailedError
+from cosmos_app.errors import REFUSED, ChildFailedError, ChildRefusedError
 
 Outcome = Literal["restarted", "gave up", "finished"]
 _FIRST_BACKOFF_S = 0.5
@@ -81,7 +81,8 @@ OnExit = Callable[[Incident], Awaitable[None]]
 class Supervisor:
     """Runs children until they finish, are stopped, or one of them cannot be kept alive.
 
-    A child that exits with code 0 has finished and is not started again.
+    A child that exits with code 0 has finished and is not started again; nor is one that exits with
+    code 2, because its recipe or files are wrong.
     """
 
     def __init__(self, on_incident: OnExit) -> None:
@@ -173,6 +174,8 @@ class Supervisor:
             if spec.name in self._recycled:
                 self._recycled.remove(spec.name)
                 continue
+            if returncode == REFUSED:
+                restarts_left = 0  # it would refuse again
             await self._note_death(spec, process.pid, returncode, restarts_left)
             restarts_left -= 1
             await asyncio.sleep(backoff_s)
@@ -191,9 +194,11 @@ class Supervisor:
         self.incidents.append(incident)
         await self._on_incident(incident)
         if not restarts_left:
+            said = f"the end of {spec.log}:\n{log_tail(spec.log)}"
+            if returncode == REFUSED:
+                raise ChildRefusedError(f"{spec.name} cannot do what it was asked to; {said}")
             raise ChildFailedError(
-                f"{spec.name} died ({incident.how}) and has no restarts left; "
-                f"the end of {spec.log}:\n{log_tail(spec.log)}"
+                f"{spec.name} died ({incident.how}) and has no restarts left; {said}"
             )
 
     async def _spawn(self, spec: ChildSpec) -> asyncio.subprocess.Process:

@@ -28,7 +28,6 @@ def test_every_algorithm_without_a_critic_runs_and_corrects_by_default(config: t
         (["algorithm.kind=ppo"], "'ppo', which needs a critic"),
         (["algorithm.kind=on_policy_distillation"], "needs a teacher: set model.teacher"),
         (["algorithm.objective.kl.reset_every=5"], "keeps the first policy as reference"),
-        (["model.training.lora.rank=8"], "it trains no adapters"),
     ],
 )
 def test_what_no_rank_has_is_refused_before_anything_starts(

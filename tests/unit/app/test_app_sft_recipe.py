@@ -4,12 +4,13 @@ import json
 
 import pytest
 
+from cosmos_app.given.check import forecast_given
+from cosmos_app.given.files import prepare_model
+from cosmos_app.given.launch import child_specs
+from cosmos_app.given.recipe import SftRecipe
+from cosmos_app.given.tasks import supervised
 from cosmos_app.recipe import Recipe
 from cosmos_app.recipes import load_any_recipe, recipe_of_run
-from cosmos_app.sft.check import forecast_sft
-from cosmos_app.sft.files import load_examples, prepare_model
-from cosmos_app.sft.launch import child_specs
-from cosmos_app.sft.recipe import SftRecipe
 from cosmos_core.config import ConfigError, config_to_json
 from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import SftDataError
@@ -75,14 +76,16 @@ def test_examples_are_kept_back_and_the_tiny_model_knows_their_characters(run, f
     recipe = load_any_recipe(file)
     assert prepare_model(recipe, run) > 0
     assert prepare_model(recipe, run) == 0  # made once
-    train, held_out = load_examples(recipe, run.path / "model")
-    assert (len(train.examples), len(held_out.examples)) == (8, 2)
-    forecast = forecast_sft(recipe)
+    task = supervised(recipe.data, recipe.trainer.batch, run.path / "model")
+    assert task.num_examples == 8
+    held_out = task.held_out(rank=0, size=1)
+    assert sum(len(batch.token_ids) for batch in held_out) == 2  # padded: a row each
+    forecast = forecast_given(recipe)
     # 4 steps of 4 examples over the 8 that are trained on
     assert (forecast.rows, forecast.epochs, forecast.processes) == (10, 2.0, 1)
     data.unlink()
     with pytest.raises(SftDataError, match="No such file"):
-        forecast_sft(recipe)
+        forecast_given(recipe)
 
 
 def test_several_replicas_have_a_meeting_place(run, file):

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_app.supervisor import ChildFailedError, ChildSpec, Incident, Supervisor, describe_exit
+from cosmos_app.errors import ChildFailedError, ChildRefusedError
+from cosmos_app.supervisor import ChildSpec, Incident, Supervisor, describe_exit
 
 
 async def _ignore(incident: Incident) -> None:
@@ -47,6 +49,23 @@ async def test_a_child_that_exits_with_zero_has_finished(tmp_path: Path) -> None
     supervisor.start(_spec(tmp_path, "pass"))
     await supervisor.wait(["child"])
     assert supervisor.incidents == []
+
+
+async def test_a_child_that_refuses_its_recipe_is_not_asked_again(tmp_path: Path) -> None:
+    supervisor = Supervisor(_ignore)
+    code = "import sys; print('no such model'); sys.exit(2)"
+    supervisor.start(_spec(tmp_path, code, restarts=5))
+    with pytest.raises(ChildRefusedError, match="no such model"):
+        await supervisor.wait(["child"])
+    assert [incident.outcome for incident in supervisor.incidents] == ["gave up"]
+
+
+def test_torchrun_passes_a_refusal_of_its_ranks_on(tmp_path: Path) -> None:
+    script = tmp_path / "refuse.py"
+    script.write_text("import sys; sys.exit(2)")
+    command = [sys.executable, "-m", "cosmos_app.torchrun", "--standalone", str(script)]
+    ended = subprocess.run(command, capture_output=True, timeout=240, check=False)
+    assert ended.returncode == 2, ended.stderr
 
 
 async def test_a_child_that_dies_is_restarted_then_given_up_with_its_log(tmp_path: Path) -> None:

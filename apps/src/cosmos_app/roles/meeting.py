@@ -31,7 +31,7 @@ def meet_replicas(context: RunContext, index: int, process: ProcessContext) -> R
     Raises:
         RunError: if the replicas did not meet in time.
     """
-    names = policy_names(context.recipe)
+    names = policy_names(context.recipe.policy)
     meeting_point = context.run.path / f"meeting.{process.rank}"
     deadline = time.monotonic() + _MEET_S
     if index == 0:

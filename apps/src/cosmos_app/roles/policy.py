@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -25,6 +26,7 @@ from cosmos_app.roles.parent import die_with_parent
 from cosmos_app.roles.process import RunContext, TorchrunPlace, open_context, torchrun_place
 from cosmos_app.roles.ranks import gather_texts, join_ranks
 from cosmos_app.roles.trainer import Seat, Trainer
+from cosmos_app.settings import bad_steps_kept, kernels
 from cosmos_app.step_share import StepShare
 from cosmos_core.activity import ActivityMeter
 from cosmos_core.bus import Bus, ReplicaChannel
@@ -241,15 +243,18 @@ class PolicyProcess:
         recipe = self._context.recipe
         process = join_ranks(self._place)
         mesh = build_mesh(recipe.policy.parallel, process)
-        names = policy_names(recipe)
+        names = policy_names(recipe.policy)
         index = names.index(self._replica)
         store = CheckpointStore(
             self._context.run.checkpoints,
             mesh,
             retention=RetentionConfig(keep=recipe.trainer.keep_checkpoints),
         )
+        learner = bad_steps_kept(
+            recipe.learner, self._context.run, keep=recipe.trainer.keep_bad_steps
+        )
         return Trainer(
-            recipe,
+            replace(recipe, learner=learner),
             self._context.files.model,
             Seat(replica_index=index, num_replicas=len(names), mesh=mesh),
             store,
@@ -266,14 +271,16 @@ async def run_policy(run_dir: Path, redis_url: str | None, replica: str) -> int:
     die_with_parent()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     context = open_context(run_dir, redis_url)
-    if replica not in policy_names(context.recipe):
+    if replica not in policy_names(context.recipe.policy):
         raise RunError(
             f"{replica}: this run's policy replicas are "
-            f"{', '.join(policy_names(context.recipe))}; raise policy.replicas"
+            f"{', '.join(policy_names(context.recipe.policy))}; raise policy.replicas"
         )
     try:
         async with await Bus.connect(context.redis_url, context.namespace) as bus:
-            await PolicyProcess(context, bus, replica, torchrun_place()).run()
+            recipe = context.recipe
+            with kernels(recipe.seed, are_deterministic=recipe.trainer.deterministic):
+                await PolicyProcess(context, bus, replica, torchrun_place()).run()
     finally:
         shutdown_distributed()
     return 0

@@ -5,6 +5,7 @@ commands ─► Generate ──► producer ──► trajectories to the store 
 """
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from typing import Any
 import cosmos_rollout
 from cosmos_app.recipe import Recipe
 from cosmos_app.report import Sample
+from cosmos_app.roles.adapters import MergedWeights, MergingClient
 from cosmos_app.roles.parent import die_with_parent
 from cosmos_app.roles.process import RunContext, open_context
 from cosmos_app.roles.weights import ReceivedWeights, vllm_client
@@ -37,6 +39,7 @@ from cosmos_core.trajectory import Trajectory, encode_trajectory
 from cosmos_rollout import (
     EngineSetup,
     Environment,
+    KvPolicy,
     OccupancyReading,
     Producer,
     ProducerConfig,
@@ -63,37 +66,56 @@ async def run_rollout(run_dir: Path, redis_url: str | None, replica: str) -> int
     die_with_parent()
     context = open_context(run_dir, redis_url)
     pool = context.recipe.reward.build()
-    try:
+    async with contextlib.AsyncExitStack() as ended:
+        ended.push_async_callback(pool.aclose)
         await pool.start()
         chosen = context.recipe.rollout.environment
         environment = chosen.build() if chosen is not None else None
-        try:
-            engine = await context.recipe.rollout.engine.build(_engine_setup(context))
-            parts = ReplicaParts(engine=engine, pool=pool, environment=environment)
-            try:
-                async with await Bus.connect(context.redis_url, context.namespace) as bus:
-                    await RolloutProcess(context, bus, replica, parts).run()
-            finally:
-                await engine.aclose()
-        finally:
-            if environment is not None:
-                await environment.aclose()
-    finally:
-        await pool.aclose()
+        if environment is not None:
+            ended.push_async_callback(environment.aclose)
+        engine = await context.recipe.rollout.engine.build(_engine_setup(context, ended))
+        ended.push_async_callback(engine.aclose)
+        parts = ReplicaParts(engine=engine, pool=pool, environment=environment)
+        async with await Bus.connect(context.redis_url, context.namespace) as bus:
+            await RolloutProcess(context, bus, replica, parts).run()
     return 0
 
 
-def _engine_setup(context: RunContext) -> EngineSetup:
+def _engine_setup(context: RunContext, ended: contextlib.AsyncExitStack) -> EngineSetup:
     sync = context.recipe.weight_sync
     arguments: dict[str, Any] = {}
     if isinstance(context.recipe.rollout.engine, cosmos_rollout.VLLMConfig):
         from cosmos_weightsync.integrations.vllm import engine_arguments
 
         arguments = engine_arguments()
+    model = context.files.model
+    if context.recipe.model.training.lora is not None:
+        return _merging_setup(context, arguments, ended)
     return EngineSetup(
-        model_path=context.files.model,
+        model_path=model,
         weight_client=partial(vllm_client, sync),
         weight_source=ReceivedWeights(sync),
+        engine_arguments=arguments,
+    )
+
+
+def _merging_setup(
+    context: RunContext, arguments: dict[str, Any], ended: contextlib.AsyncExitStack
+) -> EngineSetup:
+    """Return how an engine gets whole weights where the policy sends adapters."""
+    sync, model = context.recipe.weight_sync, context.files.model
+    merged = MergedWeights(sync, model)
+    ended.callback(merged.close)
+
+    def client(engine: Any, kv: KvPolicy) -> MergingClient:  # vLLM's AsyncLLM
+        made = MergingClient(vllm_client(sync, engine, kv), merged, sync)
+        ended.callback(made.close)
+        return made
+
+    return EngineSetup(
+        model_path=model,
+        weight_client=client,
+        weight_source=merged,
         engine_arguments=arguments,
     )
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from torch import nn
 
 from cosmos_algos import ScoreField, TokenBatch, policy_loss, summarise_metrics
+from cosmos_app.exporting import export_trained
 from cosmos_app.recipe import Recipe
+from cosmos_app.roles.weights import sender_config
 from cosmos_app.step_share import (
     BatchPlan,
     StepShare,
@@ -27,20 +29,19 @@ from cosmos_parallel import (
     HasHfNames,
     Learner,
     LossResult,
+    PeftView,
     ReplicaGroup,
     StepReport,
     TrainingMesh,
     check_packable,
     device_peak_flops,
-    export_hf,
     load_causal_lm,
     model_cost,
     runs_packed_rows,
     throughput,
 )
-from cosmos_weightsync import SenderConfig, Shard, WeightSender, converted_shards, shards_of
-
-_MIB = 1 << 20
+from cosmos_weightsync import Shard, WeightSender, converted_shards, shards_of
+from cosmos_weightsync.encodings import adapter_shards
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,14 +104,11 @@ class Trainer:
         self._loss = policy_loss(recipe.algorithm)
         self._reference = self._frozen("reference_logprobs", model_dir)
         self._teacher = self._frozen("teacher_logprobs", recipe.model.teacher)
-        sync = recipe.weight_sync
         self._sender = WeightSender(
-            _shards(self._model),
+            _shards(self._model, recipe),
             rank=seat.mesh.process.rank,
             num_ranks=seat.mesh.process.world_size,
-            config=SenderConfig(
-                wire_dtype=sync.wire_dtype, bucket_bytes=int(sync.bucket_mib * _MIB)
-            ),
+            config=sender_config(recipe.weight_sync),
         )
         self._sender.publish(self.version)
 
@@ -152,6 +150,7 @@ class Trainer:
             "lr": report.lr,
             "train_s": report.seconds,
             "num_passes": float(report.num_passes),
+            "skipped": float(report.outcome != "updated"),
         }
 
     def save(self, cut: bytes) -> str:
@@ -165,8 +164,14 @@ class Trainer:
         return self._checkpoints.path(step)
 
     def export(self, directory: Path) -> None:
-        """Write the present weights as a Hugging Face model."""
-        export_hf(self._model, directory, self._seat.mesh, tokenizer_dir=self._model_dir)
+        """Write the present weights as a Hugging Face model, and an adapter besides."""
+        export_trained(
+            self._model,
+            directory,
+            self._seat.mesh,
+            base=self._model_dir,
+            training=self._recipe.model.training,
+        )
 
     def close(self) -> None:
         """Stop serving weights."""
@@ -206,7 +211,8 @@ class Trainer:
         """Load a model that only scores, if the algorithm needs one; every rank calls."""
         if needed_for not in self._algorithm.needs or model_dir is None:
             return None
-        model = load_causal_lm(model_dir, self._seat.mesh, self._recipe.model.training)
+        plain = replace(self._recipe.model.training, lora=None)
+        model = load_causal_lm(model_dir, self._seat.mesh, plain)
         return model.requires_grad_(False)
 
 
@@ -227,8 +233,10 @@ def _without_sizes(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if not name.startswith("batch/")}
 
 
-def _shards(model: nn.Module) -> tuple[Shard, ...]:
-    """Describe what this rank holds, by the names of the checkpoint."""
+def _shards(model: nn.Module, recipe: Recipe) -> tuple[Shard, ...]:
+    """Describe what this rank sends: all it holds, in names of the checkpoint, or the adapter."""
+    if recipe.model.training.lora is not None:
+        return adapter_shards(PeftView(model))
     if isinstance(model, HasHfNames):
         return converted_shards(model, model.to_hf)
     return shards_of(model)

@@ -4,6 +4,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -45,7 +46,9 @@ async def run_warmup(run_dir: Path, redis_url: str | None) -> int:
 def _train(context: RunContext) -> Iterator[tuple[int, StepReport]]:
     config = context.recipe.warmup
     mesh = build_mesh(ParallelConfig())
-    model = load_causal_lm(context.files.built_model, mesh, context.recipe.model.training)
+    # whole weights are warmed up, also where adapters are trained later
+    plain = replace(context.recipe.model.training, lora=None)
+    model = load_causal_lm(context.files.built_model, mesh, plain)
     learner = Learner(model, config.learner, mesh=mesh)
     data = _rows_as_examples(context)
     batches = SftBatchConfig(

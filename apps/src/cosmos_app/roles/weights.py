@@ -11,9 +11,14 @@ import torch
 
 from cosmos_app.recipe import WeightSyncConfig
 from cosmos_rollout import KvPolicy, WeightClient
-from cosmos_weightsync import ReceiverConfig, WeightReceiver
+from cosmos_weightsync import ReceiverConfig, SenderConfig, WeightReceiver
 
 _MIB = 1 << 20
+
+
+def sender_config(config: WeightSyncConfig) -> SenderConfig:
+    """Return how a sender serves."""
+    return SenderConfig(wire_dtype=config.wire_dtype, bucket_bytes=int(config.bucket_mib * _MIB))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

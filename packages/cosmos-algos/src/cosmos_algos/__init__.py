@@ -75,6 +75,7 @@ from cosmos_algos.recipes.aipo import AipoConfig
 from cosmos_algos.recipes.cispo import CispoConfig
 from cosmos_algos.recipes.dapo import DapoConfig
 from cosmos_algos.recipes.decoupled_ppo import DecoupledPpoConfig
+from cosmos_algos.recipes.distillation import DistillationConfig
 from cosmos_algos.recipes.dpo import DpoConfig
 from cosmos_algos.recipes.dr_grpo import DrGrpoConfig
 from cosmos_algos.recipes.grpo import GrpoConfig
@@ -159,6 +160,7 @@ __all__ = [
     "DapoConfig",
     "DecoupledPpoConfig",
     "Distances",
+    "DistillationConfig",
     "DpoConfig",
     "DrGrpoConfig",
     "EmptyStepError",

@@ -7,6 +7,7 @@ from cosmos_parallel.ema import Ema, EmaConfig
 from cosmos_parallel.errors import (
     AdapterError,
     CheckpointError,
+    CheckpointMismatchError,
     ExportError,
     LossContractError,
     MeshError,
@@ -31,6 +32,7 @@ from cosmos_parallel.families import (
 )
 from cosmos_parallel.learner import Learner, LearnerConfig
 from cosmos_parallel.lora import LoraConfig, PeftView, adapter_tensors, add_lora, export_lora
+from cosmos_parallel.lora_merge import load_weights, merge_directories, merged_weights
 from cosmos_parallel.low_precision import LowPrecisionConfig, use_low_precision
 from cosmos_parallel.membership import (
     Attendance,
@@ -74,13 +76,22 @@ from cosmos_parallel.process import (
 )
 from cosmos_parallel.replicas import ReplicaGroup, ReplicaMembership, StoreReplicaGroup
 from cosmos_parallel.schedule import ScheduleConfig
-from cosmos_parallel.sft import SftLoss, fit, sft_loss, validate
+from cosmos_parallel.sft import (
+    Answers,
+    SftLoss,
+    answer_logits,
+    batch_sizes,
+    fit,
+    sft_loss,
+    validate,
+)
 from cosmos_parallel.sft_batches import (
     SftBatch,
     SftBatchConfig,
     empty_batch,
     lay_out,
     step_batches,
+    step_examples,
 )
 from cosmos_parallel.sft_data import SftData, SftExample, SftFormat, encode_example, load_sft_data
 from cosmos_parallel.sft_rows import read_rows
@@ -98,10 +109,12 @@ __all__ = [
     "AdamW8bitConfig",
     "AdamWConfig",
     "AdapterError",
+    "Answers",
     "Attendance",
     "Attendee",
     "Checkpoint",
     "CheckpointError",
+    "CheckpointMismatchError",
     "CheckpointStore",
     "ElasticConfig",
     "ElasticReplicas",
@@ -163,7 +176,9 @@ __all__ = [
     "TrainingMesh",
     "adapter_tensors",
     "add_lora",
+    "answer_logits",
     "balanced_parts",
+    "batch_sizes",
     "broadcast_bytes",
     "build_mesh",
     "check_layout",
@@ -181,6 +196,9 @@ __all__ = [
     "lay_out",
     "load_causal_lm",
     "load_sft_data",
+    "load_weights",
+    "merge_directories",
+    "merged_weights",
     "model_cost",
     "model_tensors",
     "open_meeting_store",
@@ -196,6 +214,7 @@ __all__ = [
     "shard_module",
     "shutdown_distributed",
     "step_batches",
+    "step_examples",
     "supported_models",
     "throughput",
     "use_low_precision",

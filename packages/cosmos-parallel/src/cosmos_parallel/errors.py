@@ -58,6 +58,10 @@ class CheckpointError(ParallelError):
     """Raised when a checkpoint cannot be written, is missing, damaged or of another model."""
 
 
+class CheckpointMismatchError(CheckpointError):
+    """Raised when a checkpoint is of another model; the next attempt would find the same."""
+
+
 class ExportError(ParallelError):
     """Raised when a model cannot be written in Hugging Face form."""
 

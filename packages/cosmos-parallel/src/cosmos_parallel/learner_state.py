@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import STORAGE_TYPES, TensorStorageMetadata
 
-from cosmos_parallel.errors import CheckpointError
+from cosmos_parallel.errors import CheckpointError, CheckpointMismatchError
 from cosmos_parallel.learner import Learner
 from cosmos_parallel.optimizer import KeepsOwnState
 from cosmos_parallel.process import ProcessContext
@@ -58,7 +58,7 @@ def state_to_fill(
         shape = tuple(found.size) if isinstance(found, TensorStorageMetadata) else None
         if shape != tuple(value.shape):
             offer = "has no such tensor" if shape is None else f"has {shape}"
-            raise CheckpointError(
+            raise CheckpointMismatchError(
                 f"checkpoint {path} is of another model: {name.removeprefix('model.')} needs "
                 f"{tuple(value.shape)}, the checkpoint {offer}; a checkpoint goes on in the "
                 "implementation (torchtitan's or transformers') and with the adapters it was "

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +48,30 @@ def sft_loss(model: nn.Module, batch: SftBatch) -> SftLoss:
         model: a transformers causal language model.
         batch: on any device.
     """
+    answers = answer_logits(model, batch)
+    total, num_correct = _cross_entropy(answers.logits, answers.targets, answers.mask)
+    return SftLoss(
+        total=total,
+        weight=answers.mask.sum(),
+        metrics={"num_correct": num_correct, **batch_sizes(batch, total.device)},
+    )
+
+
+class Answers(NamedTuple):
+    """Logits [N, V] of N columns, their targets [N], and which of these are trained [N]."""
+
+    logits: Tensor
+    targets: Tensor
+    mask: Tensor
+
+
+def answer_logits(model: nn.Module, batch: SftBatch) -> Answers:
+    """Run the model once and return its logits in columns where some row is trained.
+
+    Args:
+        model: a transformers causal language model.
+        batch: on any device.
+    """
     device = next(model.parameters()).device
     token_ids, trainable = batch.token_ids.to(device), batch.trainable.to(device)
     columns = _columns(trainable)
@@ -57,19 +82,19 @@ def sft_loss(model: nn.Module, batch: SftBatch) -> SftLoss:
         logits = model(**arguments, logits_to_keep=columns).logits
     else:
         logits = model(**arguments).logits[:, columns]
-    targets = token_ids[:, columns + 1].flatten()
-    mask = trainable[:, columns + 1].flatten()
-    total, num_correct = _cross_entropy(logits.flatten(0, 1), targets, mask)
-    num_tokens = torch.tensor(batch.num_tokens, device=device)
-    return SftLoss(
-        total=total,
-        weight=mask.sum(),
-        metrics={
-            "num_correct": num_correct,
-            "num_tokens": num_tokens,
-            "num_places": torch.tensor(batch.token_ids.numel(), device=device),
-        },
+    return Answers(
+        logits.flatten(0, 1),
+        token_ids[:, columns + 1].flatten(),
+        trainable[:, columns + 1].flatten(),
     )
+
+
+def batch_sizes(batch: SftBatch, device: torch.device) -> dict[str, Tensor]:
+    """Return ``num_tokens`` of a batch, and ``num_places`` with padding."""
+    return {
+        "num_tokens": torch.tensor(batch.num_tokens, device=device),
+        "num_places": torch.tensor(batch.token_ids.numel(), device=device),
+    }
 
 
 def fit(

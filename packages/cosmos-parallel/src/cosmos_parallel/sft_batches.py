@@ -67,18 +67,23 @@ class SftBatchConfig:
 def step_batches(
     data: SftData, config: SftBatchConfig, step: int, *, rank: int = 0, size: int = 1
 ) -> list[SftBatch]:
-    """Return the micro-batches of this rank in ``step``, counted from 0.
+    """Return the micro-batches of this rank in ``step``, counted from 0; see `step_examples`."""
+    chosen = [data.examples[i] for i in step_examples(len(data.examples), config, step)]
+    return lay_out(chosen, config, rank=rank, size=size)
+
+
+def step_examples(num_examples: int, config: SftBatchConfig, step: int) -> list[int]:
+    """Return which of ``num_examples`` make ``step``, counted from 0.
 
     Examples come in a new order in every pass over the data; a step may span two passes.
     """
-    total = len(data.examples)
     first, last = step * config.batch_size, (step + 1) * config.batch_size
-    chosen: list[SftExample] = []
-    for epoch in range(first // total, -(-last // total)):
-        order = np.random.default_rng([config.seed, epoch]).permutation(total)
-        start, end = max(first - epoch * total, 0), min(last - epoch * total, total)
-        chosen += [data.examples[index] for index in order[start:end]]
-    return lay_out(chosen, config, rank=rank, size=size)
+    chosen: list[int] = []
+    for epoch in range(first // num_examples, -(-last // num_examples)):
+        order = np.random.default_rng([config.seed, epoch]).permutation(num_examples)
+        start = max(first - epoch * num_examples, 0)
+        chosen += order[start : last - epoch * num_examples].tolist()
+    return chosen
 
 
 def lay_out(

@@ -3,8 +3,8 @@
 import asyncio
 from pathlib import Path
 
+from cosmos_app.given.files import recipe_of, write_meeting_place
 from cosmos_app.roles.parent import die_with_parent
-from cosmos_app.sft.files import recipe_of, write_meeting_place
 from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import MeetingPlace
 

@@ -1,28 +1,25 @@
-"""``cosmos-app check`` of a supervised recipe: what it would start, before anything is started."""
+"""``cosmos-app check`` of a recipe with given data: what it would start."""
 
 from dataclasses import asdict, dataclass
 
 from rich.console import Console
 
+from cosmos_app.check import count_parameters, trained_mib
+from cosmos_app.given.recipe import GivenRecipe
 from cosmos_app.output import print_json
-from cosmos_app.prepare import require_model
-from cosmos_app.sft.recipe import SftRecipe
 from cosmos_core.config import config_to_json
 from cosmos_parallel import read_rows
 
-_BYTES_OF = {"float32": 4, "bfloat16": 2}
-_MIB = 1 << 20
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SftForecast:
-    """What a supervised recipe would do.
+class GivenForecast:
+    """What a recipe with given data would do.
 
     Attributes:
         processes: ranks of all replicas.
         rows: examples before any is dropped for its length.
         epochs: how often each is seen.
-        parameters: of the model; 0 when it is built from the data.
+        parameters: of the model; of one with few characters when it is built from the data.
         memory_mib: of weights, gradients and two moments on each rank, activations apart.
     """
 
@@ -33,34 +30,35 @@ class SftForecast:
     memory_mib: float
 
 
-def forecast_sft(recipe: SftRecipe) -> SftForecast:
+def forecast_given(recipe: GivenRecipe) -> GivenForecast:
     """Read the data once and count; nothing is loaded.
 
     Raises:
         DataError: if the recipe names a directory without a model in it.
+        MeshError: if the model cannot be divided as the recipe says.
         SftDataError: if the data cannot be read.
     """
     rows = sum(1 for _ in read_rows(recipe.data.path, recipe.data.rows.split))
-    parameters = _count_parameters(recipe)
-    trained_bytes = parameters * 4 * _BYTES_OF[recipe.model.training.dtype]
+    parameters = count_parameters(recipe)
     trainer = recipe.trainer
-    return SftForecast(
+    return GivenForecast(
         processes=recipe.policy.replicas * recipe.policy.ranks,
         rows=rows,
         epochs=trainer.steps * trainer.batch.batch_size / max(1, rows - recipe.data.held_out),
         parameters=parameters,
-        memory_mib=trained_bytes / recipe.policy.ranks / _MIB,
+        memory_mib=trained_mib(parameters, recipe.model.training) / recipe.policy.ranks,
     )
 
 
-def check_sft(recipe: SftRecipe, *, as_json: bool) -> int:
+def check_given(recipe: GivenRecipe, *, as_json: bool) -> int:
     """Print the resolved recipe and its forecast; return 0.
 
     Raises:
         DataError: if the recipe names a directory without a model in it.
+        MeshError: if the model cannot be divided as the recipe says.
         SftDataError: if the data cannot be read.
     """
-    predicted = forecast_sft(recipe)
+    predicted = forecast_given(recipe)
     if as_json:
         print_json(asdict(predicted))
         return 0
@@ -72,15 +70,3 @@ def check_sft(recipe: SftRecipe, *, as_json: bool) -> int:
         f"{predicted.memory_mib:.1f} MiB each for weights, gradients and optimizer"
     )
     return 0
-
-
-def _count_parameters(recipe: SftRecipe) -> int:
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    if recipe.model.path is None:
-        return 0
-    require_model(recipe.model.path)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(recipe.model.path))
-    return sum(parameter.numel() for parameter in model.parameters())

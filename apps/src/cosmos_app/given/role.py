@@ -1,4 +1,4 @@
-"""A replica of a supervised run: meet the others, take a step, tell; until the last step.
+"""A replica of a run on given data: meet the others, take a step, tell; until the last step.
 
 A replica that is alone has nobody to meet. Of several, the first writes checkpoints and validates;
 who is first may change from step to step.
@@ -17,12 +17,13 @@ import torch
 
 from cosmos_app.control_files import read_address
 from cosmos_app.errors import RunError
+from cosmos_app.given.files import is_asked_to_stop, read_meeting_place, recipe_of
+from cosmos_app.given.recipe import GivenRecipe
+from cosmos_app.given.trainer import GivenTrainer
 from cosmos_app.roles.parent import die_with_parent
 from cosmos_app.roles.process import TorchrunPlace, torchrun_place
 from cosmos_app.roles.ranks import join_ranks
-from cosmos_app.sft.files import is_asked_to_stop, read_meeting_place, recipe_of
-from cosmos_app.sft.recipe import SftRecipe
-from cosmos_app.sft.trainer import SftTrainer
+from cosmos_app.settings import kernels
 from cosmos_core.bus import Bus
 from cosmos_core.metrics import MetricRecord
 from cosmos_core.rundir import RunDirectory
@@ -80,10 +81,10 @@ class Alone:
         """Do nothing."""
 
 
-class SftProcess:
+class GivenProcess:
     """One rank's loop."""
 
-    def __init__(self, recipe: SftRecipe, run: RunDirectory, bus: Bus, replica: str) -> None:
+    def __init__(self, recipe: GivenRecipe, run: RunDirectory, bus: Bus, replica: str) -> None:
         """Nothing is loaded yet; ``run`` does."""
         self._recipe = recipe
         self._run = run
@@ -95,7 +96,7 @@ class SftProcess:
     async def run(self) -> None:
         """Train until the last step, or until asked to stop."""
         mesh = await self._blocking(self._build_mesh)
-        trainer = await self._blocking(lambda: SftTrainer(self._recipe, self._run, mesh))
+        trainer = await self._blocking(lambda: GivenTrainer(self._recipe, self._run, mesh))
         replicas = await self._blocking(lambda: self._open_replicas(mesh))
         try:
             await self._train(trainer, replicas)
@@ -104,7 +105,7 @@ class SftProcess:
             await self._blocking(trainer.close)
             self._thread.shutdown()
 
-    async def _train(self, trainer: SftTrainer, replicas: Replicas) -> None:
+    async def _train(self, trainer: GivenTrainer, replicas: Replicas) -> None:
         is_first = True
         while trainer.step < self._recipe.trainer.steps:
             seat = await self._blocking(
@@ -125,7 +126,7 @@ class SftProcess:
         if is_first:
             await self._finish(trainer)
 
-    async def _look_after(self, trainer: SftTrainer, figures: dict[str, float]) -> None:
+    async def _look_after(self, trainer: GivenTrainer, figures: dict[str, float]) -> None:
         """Validate, save and tell after a step, as the first replica."""
         config = self._recipe.trainer
         saves = trainer.is_due(config.checkpoint_every)
@@ -143,7 +144,7 @@ class SftProcess:
             )
             await self._bus.send_metrics([record])
 
-    async def _finish(self, trainer: SftTrainer) -> None:
+    async def _finish(self, trainer: GivenTrainer) -> None:
         await self._blocking(lambda: trainer.save(None))
         if trainer.step == self._recipe.trainer.steps:
             await self._blocking(trainer.export)
@@ -173,11 +174,11 @@ class SftProcess:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
 
-async def run_sft(run_dir: Path, redis_url: str | None, replica: str) -> int:
-    """Run one rank of a replica of a supervised run to its end; return 0.
+async def run_learner(run_dir: Path, redis_url: str | None, replica: str) -> int:
+    """Run one rank of a replica of a run on given data to its end; return 0.
 
     Raises:
-        ConfigError: if the run is no supervised one.
+        ConfigError: if the run is of another kind.
         RunError: if it was never started.
     """
     die_with_parent()
@@ -187,7 +188,8 @@ async def run_sft(run_dir: Path, redis_url: str | None, replica: str) -> int:
     written_url, namespace = read_address(run)
     try:
         async with await Bus.connect(redis_url or written_url, namespace) as bus:
-            await SftProcess(recipe, run, bus, replica).run()
+            with kernels(recipe.seed, are_deterministic=recipe.trainer.deterministic):
+                await GivenProcess(recipe, run, bus, replica).run()
     finally:
         shutdown_distributed()
     return 0

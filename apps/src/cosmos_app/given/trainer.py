@@ -1,32 +1,30 @@
-"""One rank of a supervised run: model, learner, data, checkpoints; its methods block.
+"""One rank of a run on given data: model, learner, task, checkpoints; its methods block.
 
 All ranks of a replica call them in the same order. A step's examples are a function of the step
 and the recipe alone, so they are the same whoever takes the step, and after a restart.
 """
 
 import json
-from dataclasses import asdict
 
-from cosmos_app.errors import RunError
-from cosmos_app.sft.files import checkpoints_of, load_examples, model_of
-from cosmos_app.sft.recipe import SftRecipe
+from cosmos_app.errors import WrongStreamError
+from cosmos_app.exporting import export_trained
+from cosmos_app.given.files import checkpoints_of, model_of
+from cosmos_app.given.recipe import GivenRecipe
+from cosmos_app.given.tasks import open_task
+from cosmos_app.settings import bad_steps_kept
 from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import (
     CheckpointStore,
     Learner,
+    LearnerConfig,
     Seat,
     StepReport,
     TrainingMesh,
-    empty_batch,
-    export_hf,
     load_causal_lm,
-    sft_loss,
-    step_batches,
-    validate,
 )
 
 
-class SftTrainer:
+class GivenTrainer:
     """What a rank trains.
 
     Attributes:
@@ -34,20 +32,20 @@ class SftTrainer:
         step: the step to take next.
     """
 
-    def __init__(self, recipe: SftRecipe, run: RunDirectory, mesh: TrainingMesh) -> None:
+    def __init__(self, recipe: GivenRecipe, run: RunDirectory, mesh: TrainingMesh) -> None:
         """Load model, data and the newest checkpoint, if there is one.
 
         Raises:
             CheckpointError: if that cannot be loaded; nothing is begun anew.
-            RunError: if it was saved on other examples.
+            WrongStreamError: if it was saved on other examples.
         """
         self._recipe = recipe
         self._run = run
         self._mesh = mesh
         self._model_dir = model_of(recipe, run)
-        self._data, self._held_out = load_examples(recipe, self._model_dir)
+        self._task = open_task(recipe, self._model_dir, mesh)
         self._model = load_causal_lm(self._model_dir, mesh, recipe.model.training)
-        self.learner = Learner(self._model, recipe.learner, mesh=mesh)
+        self.learner = Learner(self._model, learner_config(recipe, run), mesh=mesh)
         self._store = CheckpointStore(
             checkpoints_of(recipe, run), mesh, retention=recipe.trainer.retention
         )
@@ -66,16 +64,19 @@ class SftTrainer:
             ReplicaLostError: if the step is void; nothing is updated.
         """
         mesh = self._mesh
-        batches = step_batches(
-            self._data,
-            self._recipe.trainer.batch,
+        self._task.prepare(self.learner, seat.step)
+        batches = self._task.batches(
             seat.step,
             rank=seat.index * mesh.data_size + mesh.data_rank,
             size=seat.size * mesh.data_size,
         )
-        report = self.learner.step(batches, sft_loss, filler=empty_batch())
+        report = self.learner.step(batches, self._task.loss, filler=self._task.filler)
         self.step = seat.step + 1
-        return {**_figures(report), "replicas": float(seat.size)}
+        return {
+            **_figures(report),
+            **self._task.figures(report),
+            "replicas": float(seat.size),
+        }
 
     def is_due(self, every: int) -> bool:
         """Whether what is done every so many steps is due after the last one."""
@@ -83,9 +84,10 @@ class SftTrainer:
 
     def validate(self) -> float | None:
         """Return the loss over the examples kept back; ``None`` if there are none."""
-        if self._held_out is None:
+        batches = self._task.held_out(rank=self._mesh.data_rank, size=self._mesh.data_size)
+        if batches is None:
             return None
-        return validate(self.learner, self._held_out, self._recipe.trainer.batch).loss
+        return self.learner.evaluate(batches, self._task.loss, filler=self._task.filler).loss
 
     def save(self, score: float | None) -> None:
         """Begin to write a checkpoint after the last step taken, unless there is one."""
@@ -94,12 +96,13 @@ class SftTrainer:
             self._store.start_save(self.step - 1, self.learner, self._position(), score=score)
 
     def export(self) -> None:
-        """Write the model as a Hugging Face directory."""
-        export_hf(
+        """Write the model as a Hugging Face directory, and an adapter besides."""
+        export_trained(
             self._model,
             self._run.export / "model",
             self._mesh,
-            tokenizer_dir=self._model_dir,
+            base=self._model_dir,
+            training=self._recipe.model.training,
             dtype=self._recipe.trainer.export_dtype,
         )
 
@@ -110,7 +113,7 @@ class SftTrainer:
     def _position(self) -> bytes:
         """Return what the stream of examples depends on."""
         place = {
-            "num_examples": len(self._data.examples),
+            "num_examples": self._task.num_examples,
             "batch_size": self._recipe.trainer.batch.batch_size,
             "seed": self._recipe.trainer.batch.seed,
         }
@@ -124,23 +127,23 @@ class SftTrainer:
             if saved.get(name) != value
         ]
         if changed:
-            raise RunError(
+            raise WrongStreamError(
                 f"{path} was saved on another stream of examples ({'; '.join(changed)}): resume "
                 "with the data and batch settings of that run, or begin a new one"
             )
 
 
+def learner_config(recipe: GivenRecipe, run: RunDirectory) -> LearnerConfig:
+    """Return the learner's settings, with a place in the run directory for bad steps."""
+    return bad_steps_kept(recipe.learner, run, keep=recipe.trainer.keep_bad_steps)
+
+
 def _figures(report: StepReport) -> dict[str, float]:
-    plain = asdict(report)
-    names = ("loss", "grad_norm", "lr", "num_passes")
-    figures = {name: float(plain[name]) for name in names}
     return {
-        **figures,
-        "trained_tokens": report.weight,
-        "tokens": report.metrics["num_tokens"],
-        "useful_tokens": report.mean("num_tokens", over="num_places"),
-        "accuracy": report.mean("num_correct"),
-        "tokens_per_second": report.per_second("num_tokens"),
+        "loss": report.loss,
+        "grad_norm": report.grad_norm,
+        "lr": report.lr,
+        "num_passes": float(report.num_passes),
         "train_s": report.seconds,
         "skipped": float(report.outcome != "updated"),
     }

@@ -1,0 +1,238 @@
+"""What every run on this machine stands in: directory, Redis, metrics, Ctrl-C, processes.
+
+::
+
+    open_run ─► open_redis ─► RunFrame.open: sinks + signal handlers ─► (the run) ─► all stopped
+"""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import signal
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+
+from cosmos_app.control_files import write_address
+from cosmos_app.errors import NothingToResumeError
+from cosmos_app.output import print_json
+from cosmos_app.recipe import BusConfig, LaunchConfig
+from cosmos_app.supervisor import Incident, Supervisor
+from cosmos_core.bus import Bus, RedisServer
+from cosmos_core.config import config_to_json
+from cosmos_core.metrics import MetricRecord, SinkConfig, SinkContext, open_sinks
+from cosmos_core.rundir import RunDirectory, write_atomic
+
+_RUN_MARKER = "run.json"
+NO_CHECKPOINT = (
+    "[yellow]the run was stopped before its first checkpoint: it begins again at step 0[/]"
+)
+
+
+class Loop(Protocol):
+    """The training loop of a recipe."""
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps in all."""
+        ...
+
+
+class LaunchedRecipe(Protocol):
+    """What is needed of a recipe of whatever kind."""
+
+    @property
+    def output(self) -> Path:
+        """The run directory."""
+        ...
+
+    @property
+    def bus(self) -> BusConfig:
+        """The control plane."""
+        ...
+
+    @property
+    def launch(self) -> LaunchConfig:
+        """How processes are kept alive."""
+        ...
+
+    @property
+    def sinks(self) -> tuple[SinkConfig, ...]:
+        """Where metrics go."""
+        ...
+
+    @property
+    def trainer(self) -> Loop:
+        """The loop of optimizer steps."""
+        ...
+
+
+def open_run(recipe: LaunchedRecipe, console: Console, *, resume: bool) -> RunDirectory:
+    """Lock the run directory: the recipe's, or the next free one beside an earlier run.
+
+    Raises:
+        NothingToResumeError: if a run is to go on that is not there.
+        RunExistsError: if the directory holds something else.
+    """
+    if resume:
+        if not recipe.output.exists():
+            raise NothingToResumeError(f"{recipe.output}: there is no run to resume; drop --resume")
+        run = RunDirectory.resume(recipe.output)
+        write_atomic(run.config, config_to_json(recipe))
+        return run
+    output = _free_output(recipe.output)
+    if output != recipe.output:
+        console.print(f"{recipe.output} holds an earlier run; this one goes to {output}")
+    tables: dict[str, Any] = json.loads(config_to_json(recipe))
+    text = json.dumps({**tables, "output": str(output)}, indent=2) + "\n"
+    return RunDirectory.create(output, config_json=text, now_s=time.time())
+
+
+def _free_output(output: Path) -> Path:
+    numbered = (output.with_name(f"{output.name}-{number}") for number in itertools.count(2))
+    candidates = itertools.chain([output], numbered)
+    return next(path for path in candidates if not (path / _RUN_MARKER).exists())
+
+
+@contextlib.asynccontextmanager
+async def open_redis(recipe: LaunchedRecipe, run: RunDirectory) -> AsyncGenerator[str]:
+    """Give the URL of the recipe's server, or of a bundled one that lives as long as the run."""
+    if recipe.bus.url is not None:
+        yield recipe.bus.url
+        return
+    server = await asyncio.to_thread(RedisServer.start, run.redis, port=recipe.bus.port)
+    try:
+        yield server.url
+    finally:
+        await asyncio.to_thread(server.stop)
+
+
+def hand_in(
+    report: Mapping[str, Any], run: RunDirectory, show: Callable[[], None], *, as_json: bool
+) -> None:
+    """Keep a run's report in its directory and show it, to a program or to a person."""
+    write_atomic(run.report, json.dumps(report, indent=2, default=str))
+    if as_json:
+        print_json(report)
+    else:
+        show()
+
+
+async def _nothing(_: Incident, /) -> None:
+    """Do nothing more about a child's death."""
+
+
+def _ignore(_: MetricRecord, /) -> None:
+    """Do nothing more with a metric."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answers:
+    """What a kind of run does about what may happen.
+
+    Attributes:
+        stop: asks the processes to end after the step in hand; called once.
+        incident: called after a child's death was printed, before it is started again.
+        record: called with every metric that was written to the sinks.
+    """
+
+    stop: Callable[[], Awaitable[None]]
+    incident: Callable[[Incident], Awaitable[None]] = _nothing
+    record: Callable[[MetricRecord], None] = _ignore
+
+
+class RunFrame:
+    """One run's surroundings, from its first process to its last.
+
+    Attributes:
+        supervisor: of its processes.
+        stop_reason: why it was asked to stop before its end; empty if it was not.
+    """
+
+    def __init__(
+        self,
+        recipe: LaunchedRecipe,
+        run: RunDirectory,
+        url: str,
+        console: Console,
+        answers: Answers,
+    ) -> None:
+        """Nothing is started yet."""
+        self.supervisor = Supervisor(self._on_incident)
+        self.stop_reason = ""
+        self._recipe = recipe
+        self._run = run
+        self._url = url
+        self._console = console
+        self._answers = answers
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncGenerator[Bus]:
+        """Give the run's bus; inside, metrics flow to the sinks and Ctrl-C stops the run.
+
+        All children have ended when the block is left.
+        """
+        namespace = f"cosmos.{self._run.name}.{uuid.uuid4().hex[:8]}"
+        write_address(self._run, self._url, namespace)
+        async with await Bus.connect(self._url, namespace) as bus:
+            metrics = asyncio.create_task(self._pass_metrics_on(bus))
+            try:
+                with self._interruptible():
+                    yield bus
+            finally:
+                await self.supervisor.stop(self._recipe.launch.stop_grace_s)
+                metrics.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await metrics
+
+    async def _pass_metrics_on(self, bus: Bus) -> None:
+        context = SinkContext(
+            run=self._run,
+            num_steps=self._recipe.trainer.steps,
+            console=self._console,
+            config=json.loads(config_to_json(self._recipe)),
+        )
+        sinks = open_sinks(self._recipe.sinks, context)
+        try:
+            async for record in bus.metrics():
+                sinks.write(record)
+                self._answers.record(record)
+        finally:
+            sinks.close()
+
+    async def _on_incident(self, incident: Incident) -> None:
+        self._console.print(
+            f"[yellow]{incident.name} (pid {incident.pid}) died: {incident.how}; "
+            f"{incident.outcome}[/]"
+        )
+        await self._answers.incident(incident)
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Generator[None]:
+        """Have the first Ctrl-C stop the run cleanly and the second one kill it."""
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+
+        def interrupt() -> None:
+            if self.stop_reason:
+                task.cancel()
+                return
+            self.stop_reason = "Ctrl-C"
+            self._console.print("[bold]stopping after the step in hand; Ctrl-C again kills[/]")
+            stopping.append(asyncio.ensure_future(self._answers.stop()))
+
+        stopping: list[asyncio.Future[None]] = []
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(signum, interrupt)
+        try:
+            yield
+        finally:
+            for signum in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(signum)

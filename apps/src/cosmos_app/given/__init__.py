@@ -1,0 +1,1 @@
+"""Runs on given data, without rollouts: recipes, role and launcher."""

@@ -1,0 +1,75 @@
+"""What a run on given data finds and leaves in its run directory."""
+
+import json
+from pathlib import Path
+
+from cosmos_app.given.recipe import GIVEN_KINDS, GivenRecipe, SftRecipe
+from cosmos_app.prepare import build_once, require_trainable
+from cosmos_core.config import config_from_json
+from cosmos_core.rundir import RunDirectory, write_atomic
+from cosmos_parallel import read_rows
+
+_MEETING_FILE = "meeting_place"
+_STOP_FILE = "stop"
+
+
+def recipe_of(run: RunDirectory) -> GivenRecipe:
+    """Read the recipe that the directory of a run on given data holds.
+
+    Raises:
+        ConfigError: if it is another kind of run.
+    """
+    text = run.config.read_text(encoding="utf-8")
+    return config_from_json(GIVEN_KINDS.get(json.loads(text).get("kind"), SftRecipe), text)
+
+
+def model_of(recipe: GivenRecipe, run: RunDirectory) -> Path:
+    """Return the directory of the model that training starts from."""
+    return (recipe.model.path or run.path / "model").absolute()
+
+
+def checkpoints_of(recipe: GivenRecipe, run: RunDirectory) -> Path | str:
+    """Return where the checkpoints of a run lie."""
+    return recipe.trainer.checkpoints or run.checkpoints
+
+
+def prepare_model(recipe: GivenRecipe, run: RunDirectory) -> int:
+    """Build the tiny model when the recipe names none; return its number of parameters, or 0.
+
+    Raises:
+        DataError: if the recipe names a directory without a model in it.
+        MeshError: if the model cannot be divided as the recipe says.
+        SftDataError: if the data cannot be read.
+    """
+    if recipe.model.path is not None:
+        require_trainable(recipe.model.path, recipe.policy, recipe.model.training)
+        return 0
+    texts = (str(row) for _, row in read_rows(recipe.data.path, recipe.data.rows.split))
+    return build_once(model_of(recipe, run), texts, recipe.model.tiny, recipe.seed)
+
+
+def write_meeting_place(run: RunDirectory, address: str) -> None:
+    """Leave where the replicas of a run meet."""
+    write_atomic(run.path / _MEETING_FILE, address)
+
+
+def forget_meeting_place(run: RunDirectory) -> None:
+    """Remove what an earlier launch left."""
+    (run.path / _MEETING_FILE).unlink(missing_ok=True)
+    (run.path / _STOP_FILE).unlink(missing_ok=True)
+
+
+def read_meeting_place(run: RunDirectory) -> str | None:
+    """Return where the replicas of a run meet, once that is known."""
+    path = run.path / _MEETING_FILE
+    return path.read_text() if path.exists() else None
+
+
+def ask_to_stop(run: RunDirectory) -> None:
+    """Ask all replicas to end after the step in hand."""
+    (run.path / _STOP_FILE).touch()
+
+
+def is_asked_to_stop(run: RunDirectory) -> bool:
+    """Whether somebody asked for that."""
+    return (run.path / _STOP_FILE).exists()

@@ -1,0 +1,181 @@
+"""``cosmos-app run`` of a recipe with given data, from the empty directory to the report.
+
+files ─► redis (metrics) ─► meeting place + replicas ─► (watch) ─► report
+                              ▲  restarted when they die; the others go on without them
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from cosmos_app.children import (
+    app_command,
+    policy_commands,
+    policy_names,
+    specs_of,
+    training_environment,
+)
+from cosmos_app.errors import InterruptedRunError
+from cosmos_app.frame import NO_CHECKPOINT, Answers, RunFrame, hand_in, open_redis, open_run
+from cosmos_app.given.files import ask_to_stop, checkpoints_of, forget_meeting_place, prepare_model
+from cosmos_app.given.recipe import GivenRecipe
+from cosmos_app.report import median
+from cosmos_app.supervisor import ChildSpec, Incident
+from cosmos_core.metrics import MetricRecord, read_metrics
+from cosmos_core.rundir import RunDirectory
+from cosmos_parallel import CheckpointStore, ParallelConfig, build_mesh
+
+_MEETING = "meeting"
+_LAST_METRICS_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GivenReport:
+    """What a run did.
+
+    Attributes:
+        run_dir: where it all lies.
+        finished: whether the last step was taken.
+        seconds: wall time.
+        steps: optimizer steps taken, those of earlier launches counted.
+        losses: training loss by step.
+        validation_losses: loss over the examples kept back, by step.
+        tokens_per_second: median over steps.
+        incidents: processes that died unasked, and what was done.
+        export: the Hugging Face model, if one was written.
+    """
+
+    run_dir: str
+    finished: bool
+    seconds: float
+    steps: int
+    losses: dict[int, float]
+    validation_losses: dict[int, float]
+    tokens_per_second: float
+    incidents: tuple[Incident, ...]
+    export: str
+
+
+async def run_given_recipe(recipe: GivenRecipe, *, resume: bool, as_json: bool) -> int:
+    """Run a recipe with given data to its end; return the exit code.
+
+    Raises:
+        RunExistsError: if the output directory holds a run and ``resume`` was not asked for.
+        NothingToResumeError: if it holds none and it was.
+        DataError: if the model cannot be used.
+        ParallelError: if the data cannot be used.
+        ChildFailedError: if a process could not be kept alive.
+        InterruptedRunError: after a clean stop before the last step.
+    """
+    console = Console(stderr=as_json)
+    run = open_run(recipe, console, resume=resume)
+    with run:
+        parameters = prepare_model(recipe, run)
+        if parameters:
+            console.print(f"model: built with {parameters:,} parameters in {run.path / 'model'}")
+        if resume and not has_checkpoint(recipe, run):
+            console.print(NO_CHECKPOINT)
+        async with open_redis(recipe, run) as url:
+            report = await GivenLaunch(recipe, run, url, console).run()
+        hand_in(asdict(report), run, lambda: print_report(report, console), as_json=as_json)
+    if not report.finished:
+        raise InterruptedRunError(f"stopped at step {report.steps}; go on with --resume")
+    return 0
+
+
+class GivenLaunch:
+    """One run from its first process to its last."""
+
+    def __init__(self, recipe: GivenRecipe, run: RunDirectory, url: str, console: Console) -> None:
+        """Nothing is started yet."""
+        self._recipe = recipe
+        self._run = run
+        self._frame = RunFrame(recipe, run, url, console, Answers(stop=self._ask_to_stop))
+
+    async def run(self) -> GivenReport:
+        """Start everything, watch it to its end, report."""
+        started = time.monotonic()
+        forget_meeting_place(self._run)
+        supervisor = self._frame.supervisor
+        async with self._frame.open():
+            for spec in child_specs(self._recipe, self._run):
+                supervisor.start(spec)
+            await supervisor.wait(policy_names(self._recipe.policy))
+            # what the replicas said last may still be on its way
+            await asyncio.sleep(_LAST_METRICS_S)
+        return self._report(time.monotonic() - started)
+
+    async def _ask_to_stop(self) -> None:
+        ask_to_stop(self._run)
+
+    def _report(self, seconds: float) -> GivenReport:
+        records = read_metrics(self._run.metrics) if self._run.metrics.exists() else []
+        export = self._run.export / "model"
+        steps = max((record.step + 1 for record in records), default=0)
+        return GivenReport(
+            run_dir=str(self._run.path),
+            finished=steps == self._recipe.trainer.steps and export.exists(),
+            seconds=seconds,
+            steps=steps,
+            losses=_series(records, "loss"),
+            validation_losses=_series(records, "validation_loss"),
+            tokens_per_second=median(list(_series(records, "tokens_per_second").values()) or [0.0]),
+            incidents=tuple(self._frame.supervisor.incidents),
+            export=str(export) if export.exists() else "",
+        )
+
+
+def has_checkpoint(recipe: GivenRecipe, run: RunDirectory) -> bool:
+    """Whether a run has a checkpoint to go on from."""
+    store = CheckpointStore(checkpoints_of(recipe, run), build_mesh(ParallelConfig()))
+    return store.latest() is not None
+
+
+def child_specs(recipe: GivenRecipe, run: RunDirectory) -> list[ChildSpec]:
+    """Return the replicas of a run, and where they meet if there are several."""
+    several = recipe.policy.replicas > 1
+    commands = {
+        **({_MEETING: app_command("meeting", str(run.path))} if several else {}),
+        **policy_commands("learner", recipe.policy, run),
+    }
+    return specs_of(
+        commands,
+        run,
+        recipe.launch,
+        training_environment(recipe.policy, is_deterministic=recipe.trainer.deterministic),
+    )
+
+
+def print_report(report: GivenReport, console: Console) -> None:
+    """Show a report to a person."""
+    table = Table(show_header=False, title=report.run_dir)
+    losses = list(report.losses.values())
+    rows = [
+        ("steps", str(report.steps)),
+        ("loss", f"{losses[0]:.4f} -> {losses[-1]:.4f}" if losses else "none"),
+        *(("validation loss", text) for text in _validation_text(report)),
+        ("tokens/s", f"{report.tokens_per_second:,.0f}"),
+        ("seconds", f"{report.seconds:.1f}"),
+        *(("died", f"{i.name}: {i.how}; {i.outcome}") for i in report.incidents),
+        ("model", report.export or "not written: the run did not come to its end"),
+    ]
+    for name, value in rows:
+        table.add_row(name, value)
+    console.print(table)
+
+
+def _validation_text(report: GivenReport) -> list[str]:
+    found = report.validation_losses
+    if not found:
+        return []
+    best = min(found, key=lambda step: found[step])
+    last = found[max(found)]
+    return [f"{last:.4f} at the end, best {found[best]:.4f} after step {best}"]
+
+
+def _series(records: Sequence[MetricRecord], name: str) -> dict[int, float]:
+    return {record.step: record.values[name] for record in records if name in record.values}

@@ -1,0 +1,219 @@
+"""Preferences: pairs for DPO and IPO, marked samples for KTO, with a frozen reference."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from cosmos_algos import (
+    DpoConfig,
+    KtoBatch,
+    KtoConfig,
+    LabelledTokens,
+    LossSum,
+    SampleWeights,
+    TokenBatch,
+    collate_labelled,
+    collate_pairs,
+    empty_batch,
+    kto_baseline,
+    model_scores,
+    split_batches,
+)
+from cosmos_app.given.preference_data import MarkedSample, Pair, mismatched
+from cosmos_parallel import (
+    Learner,
+    LossResult,
+    SftBatchConfig,
+    StepReport,
+    balanced_parts,
+    step_examples,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """How samples become micro-batches.
+
+    Attributes:
+        batch: examples in a step, and tokens in a micro-batch.
+        vocab_size: token ids have to be below it.
+    """
+
+    batch: SftBatchConfig
+    vocab_size: int
+
+
+def _shares(lengths: Sequence[int], layout: Layout, rank: int, size: int) -> list[list[int]]:
+    """Return the micro-batches of a share, as indices."""
+    mine = balanced_parts(lengths, size)[rank]
+    parts = split_batches([lengths[index] for index in mine], layout.batch.max_tokens)
+    return [[mine[row] for row in rows] for rows in parts]
+
+
+class PairTask:
+    """Better and worse answers to one prompt, by DPO or IPO; see ``Task``."""
+
+    def __init__(
+        self,
+        data: tuple[Sequence[Pair], Sequence[Pair]],
+        reference: nn.Module,
+        algorithm: DpoConfig,
+        layout: Layout,
+    ) -> None:
+        """Keep the pairs in memory.
+
+        Args:
+            data: pairs to train on, and pairs kept back.
+            reference: frozen; of the same mesh as the policy.
+            algorithm: DPO, or its bounded relative.
+            layout: how pairs become micro-batches.
+        """
+        self._train, self._held_out = data
+        self._reference = reference
+        self._algorithm = algorithm
+        self._layout = layout
+        self.num_examples = len(self._train)
+        self.filler = empty_batch(num_rows=2)
+
+    def prepare(self, learner: Learner, step: int) -> None:
+        """Need nothing."""
+
+    def batches(self, step: int, *, rank: int, size: int) -> list[TokenBatch]:
+        """Return share ``rank`` of ``size`` of a step."""
+        chosen = step_examples(self.num_examples, self._layout.batch, step)
+        return self._lay_out([self._train[index] for index in chosen], rank, size)
+
+    def held_out(self, *, rank: int, size: int) -> list[TokenBatch] | None:
+        """Return a share of the pairs kept back; ``None`` if there are none."""
+        return self._lay_out(self._held_out, rank, size) if self._held_out else None
+
+    def loss(self, model: nn.Module, batch: TokenBatch) -> LossResult:
+        """Score a batch by reference and policy, and sum over its pairs."""
+        moved = batch.to(next(model.parameters()).device)
+        scored = self._algorithm.with_reference(self._reference, moved)
+        result = self._algorithm.loss(model, scored)
+        return replace(result, metrics={**result.metrics, **_sizes(moved)})
+
+    def figures(self, report: StepReport) -> Mapping[str, float]:
+        """Return how often and by how much the better answer is ahead."""
+        means = {
+            name: report.mean(name, over="pairs")
+            for name in ("accuracy", "margin", "chosen", "rejected")
+        }
+        return {**means, **_token_figures(report)}
+
+    def _lay_out(self, pairs: Sequence[Pair], rank: int, size: int) -> list[TokenBatch]:
+        lengths = [2 * max(len(sample.token_ids) for sample in pair) for pair in pairs]
+        return [
+            collate_pairs([pairs[i] for i in rows], vocab_size=self._layout.vocab_size)
+            for rows in _shares(lengths, self._layout, rank, size)
+        ]
+
+
+class KtoTask:
+    """Answers that are good or bad, by KTO; see ``Task``."""
+
+    def __init__(
+        self,
+        data: tuple[Sequence[MarkedSample], Sequence[MarkedSample]],
+        reference: nn.Module,
+        algorithm: KtoConfig,
+        layout: Layout,
+    ) -> None:
+        """Keep the samples in memory; arguments as of ``PairTask``."""
+        self._train, self._held_out = data
+        self._reference = reference
+        self._algorithm = algorithm
+        self._layout = layout
+        self._baseline = torch.zeros(())
+        self.num_examples = len(self._train)
+        self.filler = KtoBatch(
+            tokens=empty_batch(),
+            desirable=torch.ones(1, dtype=torch.bool),
+            baseline=torch.zeros(()),
+        )
+
+    def prepare(self, learner: Learner, step: int) -> None:
+        """Estimate the divergence over the whole step, on every replica by itself."""
+        mesh = learner.mesh
+        chosen = step_examples(self.num_examples, self._layout.batch, step)
+        others = mismatched([self._train[index] for index in chosen])
+        lengths = [len(sample.token_ids) for sample in others]
+        batches = [
+            self._collate([others[i] for i in rows])
+            for rows in _shares(lengths, self._layout, mesh.data_rank, mesh.data_size)
+        ]
+        found = learner.evaluate(batches, self._ratio_sums, filler=empty_batch())
+        self._baseline = kto_baseline(
+            torch.tensor(found.loss * found.weight), torch.tensor(found.weight)
+        )
+
+    def batches(self, step: int, *, rank: int, size: int) -> list[KtoBatch]:
+        """Return share ``rank`` of ``size`` of a step."""
+        chosen = step_examples(self.num_examples, self._layout.batch, step)
+        return self._lay_out([self._train[index] for index in chosen], rank, size)
+
+    def held_out(self, *, rank: int, size: int) -> list[KtoBatch] | None:
+        """Return a share of the samples kept back, judged by the last step's divergence."""
+        return self._lay_out(self._held_out, rank, size) if self._held_out else None
+
+    def loss(self, model: nn.Module, batch: KtoBatch) -> LossResult:
+        """Score a batch by reference and policy, and sum over its samples."""
+        moved = batch.to(next(model.parameters()).device)
+        scored = replace(moved, tokens=self._with_reference(moved.tokens))
+        result = self._algorithm.loss(model, scored)
+        return replace(result, metrics={**result.metrics, **_sizes(moved.tokens)})
+
+    def figures(self, report: StepReport) -> Mapping[str, float]:
+        """Return the mean log-ratio and the estimate that it is held against."""
+        return {
+            "log_ratio": report.mean("log_ratio", over="samples"),
+            "divergence": float(self._baseline),
+            **_token_figures(report),
+        }
+
+    def _ratio_sums(self, model: nn.Module, batch: TokenBatch) -> LossSum:
+        moved = self._with_reference(batch.to(next(model.parameters()).device))
+        ratios = self._algorithm.log_ratios(model, moved)
+        return LossSum(
+            total=(ratios * moved.denominators).sum(), weight=moved.denominators.sum(), metrics={}
+        )
+
+    @torch.no_grad()
+    def _with_reference(self, batch: TokenBatch) -> TokenBatch:
+        scores = model_scores(self._reference, batch, chunk=self._algorithm.logprob_chunk)
+        return replace(batch, reference_logprobs=scores.logprobs)
+
+    def _collate(self, samples: Sequence[LabelledTokens]) -> TokenBatch:
+        ones = torch.ones(len(samples), dtype=torch.float64)
+        return collate_labelled(
+            samples, SampleWeights(ones, ones), vocab_size=self._layout.vocab_size
+        )
+
+    def _lay_out(self, samples: Sequence[MarkedSample], rank: int, size: int) -> list[KtoBatch]:
+        lengths = [len(sample.tokens.token_ids) for sample in samples]
+        return [
+            KtoBatch(
+                tokens=self._collate([samples[i].tokens for i in rows]),
+                desirable=torch.tensor([samples[i].desirable for i in rows]),
+                baseline=self._baseline,
+            )
+            for rows in _shares(lengths, self._layout, rank, size)
+        ]
+
+
+def _sizes(batch: TokenBatch) -> dict[str, Tensor]:
+    return {
+        "num_tokens": batch.valid.sum().double(),
+        "num_places": torch.tensor(float(batch.token_ids.numel()), device=batch.valid.device),
+    }
+
+
+def _token_figures(report: StepReport) -> dict[str, float]:
+    return {
+        "tokens": report.metrics["num_tokens"],
+        "useful_tokens": report.mean("num_tokens", over="num_places"),
+        "tokens_per_second": report.per_second("num_tokens"),
+    }

@@ -1,0 +1,64 @@
+"""Supervised fine-tuning: examples, and the likelihood of their answers."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+
+from cosmos_parallel import (
+    Learner,
+    LossResult,
+    SftBatch,
+    SftBatchConfig,
+    SftData,
+    SftExample,
+    StepReport,
+    empty_batch,
+    lay_out,
+    sft_loss,
+    step_batches,
+)
+
+
+class SftTask:
+    """The likelihood of given answers; see ``Task``."""
+
+    def __init__(
+        self, train: Sequence[SftExample], held_out: Sequence[SftExample], config: SftBatchConfig
+    ) -> None:
+        """Keep the examples in memory."""
+        self._data = SftData(examples=tuple(train))
+        self._held_out = tuple(held_out)
+        self._config = config
+        self.num_examples = len(train)
+        self.filler = empty_batch()
+
+    def prepare(self, learner: Learner, step: int) -> None:
+        """Need nothing."""
+
+    def batches(self, step: int, *, rank: int, size: int) -> list[SftBatch]:
+        """Return share ``rank`` of ``size`` of a step."""
+        return step_batches(self._data, self._config, step, rank=rank, size=size)
+
+    def held_out(self, *, rank: int, size: int) -> list[SftBatch] | None:
+        """Return a share of the examples kept back; ``None`` if there are none."""
+        if not self._held_out:
+            return None
+        return lay_out(self._held_out, self._config, rank=rank, size=size)
+
+    def loss(self, model: nn.Module, batch: SftBatch) -> LossResult:
+        """Return the summed cross-entropy of a batch."""
+        return sft_loss(model, batch)
+
+    def figures(self, report: StepReport) -> Mapping[str, float]:
+        """Return tokens, speed and accuracy."""
+        return {**token_figures(report), "accuracy": report.mean("num_correct")}
+
+
+def token_figures(report: StepReport) -> dict[str, float]:
+    """Return how many tokens a step had, and how fast it was."""
+    return {
+        "trained_tokens": report.weight,
+        "tokens": report.metrics["num_tokens"],
+        "useful_tokens": report.mean("num_tokens", over="num_places"),
+        "tokens_per_second": report.per_second("num_tokens"),
+    }

@@ -1,0 +1,79 @@
+"""What the trainer of a run on given data needs of that which it learns."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from torch import nn
+
+from cosmos_app.errors import RunError
+from cosmos_app.given.preference_data import PreferenceFormat
+from cosmos_app.given.recipe import PreferenceDataConfig, SftDataConfig
+from cosmos_parallel import Learner, LossResult, SftFormat, StepReport
+
+Batch = TypeVar("Batch")
+Example = TypeVar("Example")
+Rows = SftFormat | PreferenceFormat
+
+
+class Task(Protocol[Batch]):
+    """Examples, their batches and their loss, on one rank.
+
+    All ranks call the methods in the same order.
+    """
+
+    @property
+    def num_examples(self) -> int:
+        """Examples to train on."""
+        ...
+
+    @property
+    def filler(self) -> Batch:
+        """A batch of weight 0."""
+        ...
+
+    def prepare(self, learner: Learner, step: int) -> None:
+        """Work out what a step needs of all its examples, before any rank takes it."""
+        ...
+
+    def batches(self, step: int, *, rank: int, size: int) -> Sequence[Batch]:
+        """Return share ``rank`` of ``size`` of a step."""
+        ...
+
+    def held_out(self, *, rank: int, size: int) -> Sequence[Batch] | None:
+        """Return a share of the examples kept back; ``None`` if there are none."""
+        ...
+
+    def loss(self, model: nn.Module, batch: Batch) -> LossResult:
+        """Run the model over a batch."""
+        ...
+
+    def figures(self, report: StepReport) -> Mapping[str, float]:
+        """Return metrics of a step beside loss, norm and rate."""
+        ...
+
+
+def split_off(
+    config: SftDataConfig | PreferenceDataConfig,
+    load: Callable[[Path, Rows], Sequence[Example]],
+) -> tuple[Sequence[Example], Sequence[Example]]:
+    """Return the examples to train on, and those to validate on, which may be none.
+
+    Raises:
+        SftDataError: if they cannot be read.
+        RunError: if nothing is left to train on.
+    """
+    train = load(config.path, config.rows)
+    held_out: Sequence[Example] = ()
+    if config.validation_path is not None:
+        held_out = load(config.validation_path, config.rows)
+    elif config.validation_split:
+        held_out = load(config.path, replace(config.rows, split=config.validation_split))
+    kept = len(train) - config.held_out
+    if kept < 1:
+        raise RunError(
+            f"data.held_out is {config.held_out}, but {config.path} has {len(train)} examples "
+            f"of at most {config.rows.max_tokens} tokens: none would be left to train on"
+        )
+    return (train[:kept], train[kept:]) if config.held_out else (train, held_out)

@@ -1,0 +1,109 @@
+"""Which task a recipe is, with its data read and its frozen models loaded."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from cosmos_algos import DpoConfig
+from cosmos_app.errors import DataError
+from cosmos_app.given.distillation import DistillationTask
+from cosmos_app.given.preference_data import PreferenceFormat, load_marked, load_pairs
+from cosmos_app.given.preferences import KtoTask, Layout, PairTask
+from cosmos_app.given.recipe import (
+    DistillationRecipe,
+    GivenRecipe,
+    PreferenceRecipe,
+    SftDataConfig,
+)
+from cosmos_app.given.supervised import SftTask
+from cosmos_app.given.task import Rows, Task, split_off
+from cosmos_parallel import (
+    SftBatchConfig,
+    SftExample,
+    SftFormat,
+    TrainingMesh,
+    check_model_directory,
+    load_causal_lm,
+    load_sft_data,
+    read_config,
+)
+
+
+def open_task(recipe: GivenRecipe, model_dir: Path, mesh: TrainingMesh) -> Task[Any]:
+    """Read the data of a recipe and load the models that only score; every rank calls.
+
+    Raises:
+        SftDataError: if the data cannot be read.
+        RunError: if nothing is left to train on.
+        ModelNotFoundError: if there is no teacher where the recipe says.
+        DataError: if the teacher has other tokens than the model.
+    """
+    match recipe:
+        case PreferenceRecipe():
+            return _preferences(recipe, model_dir, mesh)
+        case DistillationRecipe():
+            examples = supervised(recipe.data, recipe.trainer.batch, model_dir)
+            _require_one_vocabulary(recipe.teacher, model_dir)
+            teacher = _frozen(recipe.teacher, mesh, recipe)
+            return DistillationTask(examples, teacher, recipe.algorithm)
+        case _:
+            return supervised(recipe.data, recipe.trainer.batch, model_dir)
+
+
+def supervised(data: SftDataConfig, batch: SftBatchConfig, model_dir: Path) -> SftTask:
+    """Read supervised examples.
+
+    Raises:
+        SftDataError: if they cannot be read.
+        RunError: if nothing is left to train on.
+    """
+    tokenizer = _tokenizer(model_dir)
+
+    def load(path: Path, rows: Rows) -> tuple[SftExample, ...]:
+        assert isinstance(rows, SftFormat)
+        return load_sft_data(path, tokenizer, rows).examples
+
+    train, held_out = split_off(data, load)
+    return SftTask(train, held_out, batch)
+
+
+def _preferences(
+    recipe: PreferenceRecipe, model_dir: Path, mesh: TrainingMesh
+) -> PairTask | KtoTask:
+    tokenizer, algorithm = _tokenizer(model_dir), recipe.algorithm
+    reference = _frozen(model_dir, mesh, recipe)
+    layout = Layout(batch=recipe.trainer.batch, vocab_size=len(tokenizer))
+
+    def rows_of(rows: Rows) -> PreferenceFormat:
+        assert isinstance(rows, PreferenceFormat)
+        return rows
+
+    if isinstance(algorithm, DpoConfig):
+        pairs = split_off(recipe.data, lambda path, r: load_pairs(path, tokenizer, rows_of(r)))
+        return PairTask(pairs, reference, algorithm, layout)
+    marked = split_off(recipe.data, lambda path, r: load_marked(path, tokenizer, rows_of(r)))
+    return KtoTask(marked, reference, algorithm, layout)
+
+
+def _frozen(path: Path, mesh: TrainingMesh, recipe: GivenRecipe) -> nn.Module:
+    """Load a model that only scores."""
+    model = load_causal_lm(path, mesh, replace(recipe.model.training, lora=None))
+    return model.requires_grad_(False)
+
+
+def _require_one_vocabulary(teacher: Path, model_dir: Path) -> None:
+    check_model_directory(teacher)
+    theirs, ours = (read_config(path).get_text_config().vocab_size for path in (teacher, model_dir))
+    if theirs != ours:
+        raise DataError(
+            f"teacher={teacher}: it knows {theirs} tokens and the model {ours}; they need one "
+            "vocabulary"
+        )
+
+
+def _tokenizer(model_dir: Path) -> Any:  # a tokenizer of transformers
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model_dir)

@@ -1,0 +1,26 @@
+"""Settings that depend on where a run lies, and those that hold for a whole process."""
+
+import contextlib
+from collections.abc import Generator
+from dataclasses import replace
+
+from cosmos_core.rundir import RunDirectory
+from cosmos_parallel import LearnerConfig, deterministic, seed_everything
+
+
+def bad_steps_kept(config: LearnerConfig, run: RunDirectory, *, keep: bool) -> LearnerConfig:
+    """Return the learner's settings with ``bad_steps/`` of the run for steps that are not finite.
+
+    A directory that the recipe names stays.
+    """
+    if not keep or config.dump_directory is not None:
+        return config
+    return replace(config, dump_directory=run.path / "bad_steps")
+
+
+@contextlib.contextmanager
+def kernels(seed: int, *, are_deterministic: bool) -> Generator[None]:
+    """Seed everything, and inside the block have deterministic kernels if asked for."""
+    seed_everything(seed)
+    with deterministic() if are_deterministic else contextlib.nullcontext():
+        yield

@@ -1,1 +1,0 @@
-"""Supervised fine-tuning as a run of its own: recipe, role and launcher."""

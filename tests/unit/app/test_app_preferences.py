@@ -1,0 +1,238 @@
+"""Preferences and distillation on given data: rows, steps, and where the losses begin and go."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cosmos_algos import DistillationConfig, DpoConfig, KtoConfig, kto_baseline
+from cosmos_app.errors import RunError
+from cosmos_app.given.distillation import DistillationTask
+from cosmos_app.given.preference_data import (
+    PreferenceFormat,
+    load_marked,
+    load_pairs,
+    mismatched,
+)
+from cosmos_app.given.preferences import KtoTask, Layout, PairTask
+from cosmos_app.given.recipe import PreferenceDataConfig, SftDataConfig
+from cosmos_app.given.task import split_off
+from cosmos_app.given.tasks import supervised
+from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
+from cosmos_parallel import (
+    AdamWConfig,
+    Learner,
+    LearnerConfig,
+    ParallelConfig,
+    SftBatchConfig,
+    SftDataError,
+    answer_logits,
+    build_mesh,
+    load_causal_lm,
+    step_examples,
+)
+
+TINY = TinyModelConfig(hidden_size=16, num_layers=1, num_heads=2, head_dim=32)
+ALPHABET = "0123456789+=abcdefghijklmnopqrstuvwxyz {}\"':,"
+BATCH = SftBatchConfig(batch_size=4, max_tokens=64)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    torch.set_num_threads(1)
+    directory = tmp_path_factory.mktemp("tiny") / "model"
+    build_tiny_model(directory, [ALPHABET], TINY, seed=0)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model_dir):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model_dir)
+
+
+def load(model_dir):
+    return load_causal_lm(model_dir, build_mesh(ParallelConfig()))
+
+
+def written(path, rows):
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def pair_rows(count=6):
+    return [
+        {"prompt": f"{n}+{n}=", "chosen": str(2 * n), "rejected": "abc"[: 1 + n % 3]}
+        for n in range(count)
+    ]
+
+
+def texts(tokenizer, sample):
+    ids = torch.tensor(sample.token_ids)
+    judged = ids[torch.tensor(sample.trainable)]
+    return tokenizer.decode(ids), tokenizer.decode(judged)
+
+
+def test_a_pair_is_judged_by_its_answers_alone(tmp_path, tokenizer):
+    path = written(tmp_path / "rows.jsonl", pair_rows(2))
+    pairs = load_pairs(path, tokenizer, PreferenceFormat())
+    assert [texts(tokenizer, sample) for sample in pairs[1]] == [
+        ("<bos>1+1=2<eos>", "2<eos>"),
+        ("<bos>1+1=ab<eos>", "ab<eos>"),
+    ]
+    assert len(load_pairs(path, tokenizer, PreferenceFormat(max_tokens=7))) == 1  # one is longer
+
+
+def test_of_a_conversation_only_the_last_answer_is_judged(tmp_path, tokenizer):
+    turns = [("user", "a"), ("assistant", "b"), ("user", "c")]
+    prompt = [{"role": role, "content": content} for role, content in turns]
+    row = {
+        "prompt": prompt,
+        "chosen": [{"role": "assistant", "content": "d"}],
+        "rejected": [{"role": "assistant", "content": "e"}],
+    }
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}a{% endif %}"
+    )
+    try:
+        (pair,) = load_pairs(written(tmp_path / "c.jsonl", [row]), tokenizer, PreferenceFormat())
+    finally:
+        tokenizer.chat_template = None
+    assert [texts(tokenizer, sample)[1] for sample in pair] == ["d<eos>", "e<eos>"]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "a", "chosen": "b"}, r"rows.jsonl:1: field 'rejected' is missing"),
+        ({"prompt": "a", "chosen": "b", "rejected": "b"}, "are the same"),
+    ],
+)
+def test_a_row_that_is_no_pair_is_named(tmp_path, tokenizer, row, message):
+    with pytest.raises(SftDataError, match=message):
+        load_pairs(written(tmp_path / "rows.jsonl", [row]), tokenizer, PreferenceFormat())
+
+
+def test_a_sample_without_a_mark_is_named(tmp_path, tokenizer):
+    path = written(tmp_path / "rows.jsonl", [{"prompt": "a", "response": "b", "label": "yes"}])
+    with pytest.raises(SftDataError, match=r"rows.jsonl:1: field 'label' must be true or false"):
+        load_marked(path, tokenizer, PreferenceFormat())
+
+
+def test_rows_kept_back_leave_some_to_train_on(tmp_path, tokenizer):
+    data = PreferenceDataConfig(path=written(tmp_path / "rows.jsonl", pair_rows(6)), held_out=2)
+    read = lambda path, rows: load_pairs(path, tokenizer, rows)  # noqa: E731
+    train, held_out = split_off(data, read)
+    assert (len(train), len(held_out)) == (4, 2)
+    with pytest.raises(RunError, match="none would be left to train on"):
+        split_off(replace(data, held_out=6), read)
+
+
+def pair_task(tmp_path, model_dir, tokenizer, algorithm):
+    path = written(tmp_path / "rows.jsonl", pair_rows(6))
+    pairs = load_pairs(path, tokenizer, PreferenceFormat())
+    layout = Layout(batch=BATCH, vocab_size=len(tokenizer))
+    reference = load(model_dir).requires_grad_(False)
+    return PairTask((pairs[:4], pairs[4:]), reference, algorithm, layout)
+
+
+def test_dpo_begins_at_log_two_and_prefers_what_it_was_shown(tmp_path, model_dir, tokenizer):
+    task = pair_task(tmp_path, model_dir, tokenizer, DpoConfig(beta=0.5))
+    config = LearnerConfig(optimizer=AdamWConfig(lr=1e-2))
+    learner = Learner(load(model_dir), config)
+    reports = [
+        learner.step(task.batches(step, rank=0, size=1), task.loss, filler=task.filler)
+        for step in range(12)
+    ]
+    assert reports[0].loss == pytest.approx(math.log(2.0), rel=1e-5)  # the policy is the reference
+    assert reports[0].weight == 4  # pairs
+    assert reports[-1].loss < 0.8 * reports[0].loss
+    figures = task.figures(reports[-1])
+    assert figures["accuracy"] == 1.0
+    assert figures["margin"] == pytest.approx(figures["chosen"] - figures["rejected"], rel=1e-5)
+    held_out = task.held_out(rank=0, size=1)
+    assert learner.evaluate(held_out, task.loss).weight == 2
+
+
+def test_the_shares_of_two_ranks_make_the_loss_of_one(tmp_path, model_dir, tokenizer):
+    task = pair_task(tmp_path, model_dir, tokenizer, DpoConfig())
+    moved = load(model_dir)
+    with torch.no_grad():
+        for parameter in moved.parameters():
+            parameter.mul_(1.05)
+    totals = [
+        sum(float(task.loss(moved, batch).total.detach()) for batch in batches)
+        for batches in (
+            task.batches(0, rank=0, size=1),
+            task.batches(0, rank=0, size=2) + task.batches(0, rank=1, size=2),
+        )
+    ]
+    assert totals[0] == pytest.approx(totals[1], rel=1e-5)
+    assert float(task.loss(moved, task.filler).total.detach()) == 0.0
+
+
+def test_kto_begins_at_a_half_and_takes_its_baseline_from_other_answers(
+    tmp_path, model_dir, tokenizer
+):
+    rows = [{"prompt": f"{n}+=", "response": str(n), "label": n % 2 == 0} for n in range(4)]
+    path = written(tmp_path / "rows.jsonl", rows)
+    marked = load_marked(path, tokenizer, PreferenceFormat())
+    assert [sample.desirable for sample in marked] == [True, False, True, False]
+    others = mismatched(marked)
+    assert texts(tokenizer, others[3]) == ("<bos>3+=0<eos>", "0<eos>")
+    layout = Layout(batch=BATCH, vocab_size=len(tokenizer))
+    algorithm = KtoConfig(beta=0.5)
+    task = KtoTask((marked, []), load(model_dir).requires_grad_(False), algorithm, layout)
+    learner = Learner(load(model_dir), LearnerConfig(optimizer=AdamWConfig(lr=1e-2)))
+    losses = []
+    for step in range(8):
+        task.prepare(learner, step)
+        report = learner.step(task.batches(step, rank=0, size=1), task.loss, filler=task.filler)
+        losses.append(report.loss)
+    assert losses[0] == pytest.approx(0.5, rel=1e-5)
+    assert losses[-1] < losses[0]
+    task.prepare(learner, 8)
+    others = mismatched([marked[index] for index in step_examples(4, BATCH, 8)])
+    found = learner.evaluate([task._collate(others)], task._ratio_sums)
+    expected = kto_baseline(torch.tensor(found.loss * 4), torch.tensor(4.0))
+    assert task.figures(report)["divergence"] == pytest.approx(float(expected), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        DistillationConfig(),
+        DistillationConfig(beta=0.5, top_k=4),
+        DistillationConfig(beta=1.0, temperature=2.0),
+    ],
+)
+def test_a_student_comes_nearer_to_its_teacher_on_packed_rows(tmp_path, model_dir, algorithm):
+    rows = [{"prompt": f"{n}+{n}=", "response": str(2 * n)} for n in range(6)]
+    data = SftDataConfig(path=written(tmp_path / "rows.jsonl", rows), held_out=2)
+    batch = SftBatchConfig(batch_size=4, max_tokens=32, layout="packed", bucket=1)
+    examples = supervised(data, batch, model_dir)
+    teacher = load(model_dir).requires_grad_(False)
+    with torch.no_grad():
+        teacher.lm_head.weight.mul_(30.0)  # another distribution, surer of itself
+    task = DistillationTask(examples, teacher, algorithm)
+    student = load(model_dir)
+    first = task.batches(0, rank=0, size=1)
+    own = DistillationTask(examples, student, algorithm)
+    assert float(own.loss(student, first[0]).total.detach()) == pytest.approx(0.0, abs=1e-4)
+    if algorithm.beta == 0.0:
+        with torch.no_grad():
+            goal, mine = answer_logits(teacher, first[0]), answer_logits(student, first[0])
+        p, q = goal.logits.double().softmax(-1), mine.logits.double().softmax(-1)
+        expected = (p * (p / q).log()).sum(-1)[mine.mask].sum()
+        found = task.loss(student, first[0]).total.detach()
+        assert float(found) == pytest.approx(float(expected), rel=1e-4)
+    learner = Learner(student, LearnerConfig(optimizer=AdamWConfig(lr=2e-2)))
+    reports = [
+        learner.step(task.batches(step, rank=0, size=1), task.loss, filler=task.filler)
+        for step in range(10)
+    ]
+    assert reports[-1].loss < 0.8 * reports[0].loss

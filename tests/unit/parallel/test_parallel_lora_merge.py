@@ -1,0 +1,75 @@
+"""Adapters added to weights: as peft adds them, and refused where they do not fit."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from cosmos_parallel import AdapterError, merge_directories, merged_weights
+
+peft = pytest.importorskip("peft")
+# peft says so where it cannot look a base model up
+pytestmark = pytest.mark.filterwarnings("ignore:Could not find a config file:UserWarning")
+
+
+@pytest.mark.parametrize("rank_stabilised", [False, True])
+def test_weights_with_an_adapter_are_those_of_peft(model_directory, tmp_path, rank_stabilised):
+    base = model_directory("Qwen3", tied=False)
+    torch.manual_seed(0)
+    config = peft.LoraConfig(
+        r=4, lora_alpha=6, target_modules="all-linear", use_rslora=rank_stabilised
+    )
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.1)
+    model.save_pretrained(tmp_path / "adapter")
+    merge_directories(base, tmp_path / "adapter", tmp_path / "merged")
+    expected = model.merge_and_unload().state_dict()
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").state_dict()
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6, msg=name)
+
+
+def test_one_layer_by_hand():
+    base = {"a.weight": torch.zeros(2, 3), "b.weight": torch.ones(2, 2)}
+    adapter = {
+        "base_model.model.a.lora_A.weight": torch.tensor([[1.0, 2.0, 3.0]]),
+        "base_model.model.a.lora_B.weight": torch.tensor([[1.0], [-1.0]]),
+    }
+    found = merged_weights(base, adapter, {"lora_alpha": 2.0})
+    assert found.keys() == {"a.weight"}
+    assert found["a.weight"].tolist() == [[2.0, 4.0, 6.0], [-2.0, -4.0, -6.0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "message"),
+    [
+        ("c", {"lora_alpha": 1}, "c is for a weight of .2, 2.; the base has no such weight"),
+        ("a", {"lora_alpha": 1}, "the base has one of .2, 3."),
+        ("a", {"lora_alpha": 1, "use_dora": True}, "use_dora is set"),
+    ],
+)
+def test_an_adapter_that_does_not_fit_is_refused(name, config, message):
+    adapter = {
+        f"base_model.model.{name}.lora_A.weight": torch.ones(1, 2),
+        f"base_model.model.{name}.lora_B.weight": torch.ones(2, 1),
+    }
+    with pytest.raises(AdapterError, match=message):
+        merged_weights({"a.weight": torch.zeros(2, 3)}, adapter, config)
+
+
+def test_a_directory_without_the_layer_leaves_nothing_behind(model_directory, tmp_path):
+    from safetensors.torch import save_file
+
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"lora_alpha": 1}))
+    tensors = {f"base_model.model.x.lora_{k}.weight": torch.ones(2, 2) for k in "AB"}
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    with pytest.raises(AdapterError, match=r"has no weight for base_model\.model\.x"):
+        merge_directories(model_directory("Qwen3"), adapter, tmp_path / "merged")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter"]
