@@ -99,7 +99,7 @@ def test_a_stopped_run_resumes_on_two_ranks_with_the_same_weights(
 def test_the_others_go_on_when_a_replica_is_killed(whole: Run, runner: Runner) -> None:
     pytest.importorskip("torchft")
     run = runner.start(
-        *SETTINGS, f"data.path={ROWS}", "policy.replicas=2", "elastic.lease_s=2", recipe=RECIPE
+        *SETTINGS, f"data.path={ROWS}", "policy.replicas=2", "elastic.lease_s=5", recipe=RECIPE
     )
     run.wait_for(lambda: any(r["values"]["replicas"] == 2 for r in run.metrics("controller")))
     os.kill(run.child("policy-0"), signal.SIGKILL)
