@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # Two share the suite out as tests/conftest.py says; 0 runs it in one process.
 TEST_WORKERS ?= 2
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench test-gpu standalone clean
+.PHONY: help setup demo demo-wfm test check bench test-gpu standalone clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -14,6 +14,10 @@ setup: ## create .venv with everything in it (a second call returns at once)
 
 demo: setup ## train a tiny model with asynchronous RL; DEMO_ARGS="--rollouts 1 seed=2"
 	@$(BIN)/cosmos-app run configs/quickstart.toml $(DEMO_ARGS)
+
+demo-wfm: setup ## teach a tiny SD3 colours by reward; DEMO_ARGS="--seed 1"
+	@OMP_NUM_THREADS=1 $(BIN)/cosmos-app wfm demo configs/wfm/tiny_shapes_sft.toml \
+		configs/wfm/tiny_shapes_nft.toml $(DEMO_ARGS)
 
 test: setup ## all tests that need no GPU; PYTEST_ARGS="tests/unit -x" TEST_WORKERS=0
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadscope \

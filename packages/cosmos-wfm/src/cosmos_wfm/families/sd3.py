@@ -38,10 +38,13 @@ class Sd3Adapter:
 
         Args:
             pipeline: a ``StableDiffusion3Pipeline`` (diffusers has no usable type for it).
-            max_prompt_tokens: T5 tokens of a prompt; CLIP takes its first 77 anyway.
+            max_prompt_tokens: T5 tokens of a prompt, if its tokenizer takes as many; CLIP takes
+                its first 77 anyway.
         """
         self.pipeline = pipeline
-        self._max_prompt_tokens = max_prompt_tokens
+        tokenizer = pipeline.tokenizer_3
+        own = max_prompt_tokens if tokenizer is None else int(tokenizer.model_max_length)
+        self._max_prompt_tokens = min(max_prompt_tokens, own)
 
     @property
     def transformer(self) -> nn.Module:
