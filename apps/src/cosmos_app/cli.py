@@ -90,7 +90,7 @@ def run(
     def start() -> int:
         parsed = load_any_recipe(recipe, [*overrides, *extra])
         if isinstance(parsed, WfmRecipe):
-            return run_wfm(parsed)
+            return run_wfm(parsed, resume=resume)
         if isinstance(parsed, Recipe):
             check_address(parsed.dashboard)
             return asyncio.run(run_recipe(parsed, resume=resume, as_json=as_json))

@@ -30,14 +30,15 @@ def check(model: Path, *, adapter: str, as_json: bool) -> None:
 @wfm.command()
 @click.argument("recipe", type=click.Path(path_type=Path), metavar="RECIPE.toml")
 @click.argument("overrides", nargs=-1, metavar="[PATH=VALUE]...")
-def run(recipe: Path, overrides: tuple[str, ...]) -> None:
+@click.option("--resume", is_flag=True, help="Go on from the newest checkpoint of that output.")
+def run(recipe: Path, overrides: tuple[str, ...], *, resume: bool) -> None:
     """Train by a recipe of kind wfm_sft or wfm_rl, in this process or in torchrun's.
 
     The last line names the directory that diffusers loads. 'cosmos-app run' does the same.
     """
     from cosmos_app.wfm.running import load_wfm_recipe, run_wfm
 
-    guarded(lambda: run_wfm(load_wfm_recipe(recipe, overrides)))
+    guarded(lambda: run_wfm(load_wfm_recipe(recipe, overrides), resume=resume))
 
 
 @wfm.command()

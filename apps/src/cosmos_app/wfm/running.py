@@ -42,14 +42,18 @@ def load_wfm_recipe(path: Path, overrides: Sequence[str] = ()) -> WfmRecipe:
     return load_config(WFM_KINDS[kind], path, overrides)
 
 
-def run_wfm(recipe: WfmRecipe) -> int:
+def run_wfm(recipe: WfmRecipe, *, resume: bool = False) -> int:
     """Train to the end; return 0. Figures go to ``<output>/metrics.jsonl`` and, shorter, are shown.
 
     The last line that is printed is the directory that diffusers loads.
+
+    Args:
+        recipe: what to train.
+        resume: go on from the newest checkpoint of its output, if there is one.
     """
     mesh = build_mesh(ParallelConfig(), join_ranks(torchrun_place()))
     try:
-        directory = train(recipe, mesh)
+        directory = train(recipe, mesh, resume=resume)
     finally:
         shutdown_distributed()
     if mesh.process.rank == 0:
@@ -63,26 +67,46 @@ def check_wfm(recipe: WfmRecipe) -> int:
     return 0
 
 
-def train(recipe: WfmRecipe, mesh: TrainingMesh) -> Path:
+def train(recipe: WfmRecipe, mesh: TrainingMesh, *, resume: bool = False) -> Path:
     """Run a recipe on a mesh; every rank calls. Rank 0 writes the recipe and the figures."""
     output = Path(recipe.output)
     if mesh.process.rank == 0:
         output.mkdir(parents=True, exist_ok=True)
         (output / "recipe.json").write_text(config_to_json(recipe), encoding="utf-8")
 
+    metrics = output / "metrics.jsonl"
+    first: list[int] = []
+
     def write(step: int, report: StepReport, figures: Mapping[str, float]) -> None:
         if mesh.process.rank:
             return
+        if not first:
+            first.append(step)
+            keep_before(metrics, step)
         row = {"step": step, **_figures(report), **figures}
-        with (output / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        with metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         reward = f"  reward {figures['reward']:.4f}" if "reward" in figures else ""
         click.echo(f"step {step}/{recipe.num_steps}  loss {report.loss:.4f}{reward}")
 
     if isinstance(recipe, DiffusionSftConfig):
-        return train_sft(recipe, mesh=mesh, on_step=lambda step, report: write(step, report, {}))
+        return train_sft(
+            recipe,
+            mesh=mesh,
+            resume=resume,
+            on_step=lambda step, report: write(step, report, {}),
+        )
     with reward_client(recipe) as scorer:
-        return train_rl(recipe, mesh=mesh, scorer=scorer, on_step=write)
+        return train_rl(recipe, mesh=mesh, scorer=scorer, resume=resume, on_step=write)
+
+
+def keep_before(metrics: Path, step: int) -> None:
+    """Drop the rows of steps that are taken again, and one that was cut off."""
+    if not metrics.exists():
+        return
+    whole = metrics.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
+    kept = [row for row in whole if json.loads(row)["step"] < step]
+    metrics.write_text("".join(f"{row}\n" for row in kept), encoding="utf-8")
 
 
 def _figures(report: StepReport) -> dict[str, float]:

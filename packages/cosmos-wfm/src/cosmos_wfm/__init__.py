@@ -62,6 +62,7 @@ from cosmos_wfm.tiny import (
     tiny_wan_pipeline,
 )
 from cosmos_wfm.tuning import FullTuning, LoraTuning, TuningConfig
+from cosmos_wfm.validation import ValidationConfig, draw_samples, save_grid, write_samples
 from cosmos_wfm.videos import VideoCaptions, VideoCaptionsConfig, write_video
 
 __all__ = [
@@ -111,6 +112,7 @@ __all__ = [
     "TextCondition",
     "Transition",
     "TuningConfig",
+    "ValidationConfig",
     "VideoCaptions",
     "VideoCaptionsConfig",
     "WanAdapter",
@@ -119,6 +121,7 @@ __all__ = [
     "awm_loss",
     "check_model",
     "ddrl_loss",
+    "draw_samples",
     "draw_sigmas",
     "exponential_advantages",
     "find_adapter",
@@ -137,6 +140,7 @@ __all__ = [
     "parse_request",
     "sample_ode",
     "sample_sde",
+    "save_grid",
     "save_pipeline",
     "shift_sigmas",
     "sigma_weights",
@@ -150,5 +154,6 @@ __all__ = [
     "train_sft",
     "transition",
     "weighted_reward",
+    "write_samples",
     "write_video",
 ]

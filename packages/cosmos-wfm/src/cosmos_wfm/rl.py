@@ -42,7 +42,9 @@ from cosmos_wfm.policies import CopiedPolicies, LoraPolicies, Policies
 from cosmos_wfm.reward_client import RewardServiceConfig, Scorer
 from cosmos_wfm.rewards import local_scorer
 from cosmos_wfm.rollouts import Rollout, RolloutTask, SamplerConfig
-from cosmos_wfm.tuning import FullTuning, LoraTuning, TuningConfig, save_trained
+from cosmos_wfm.training_run import RunOutputs, TrainingRun
+from cosmos_wfm.tuning import FullTuning, LoraTuning, TuningConfig
+from cosmos_wfm.validation import ValidationConfig
 
 RlAlgorithm = NftConfig | AwmConfig | FlowGrpoConfig | DdrlConfig
 
@@ -62,6 +64,8 @@ class DiffusionRlConfig:
         samples_per_group: samples of each prompt; 2 or more.
         micro_batch_size: samples of one forward pass.
         save_every: steps between saves; 0 saves at the end only.
+        checkpoint_every: steps between checkpoints to go on from; 0 writes none.
+        validation: pictures that are drawn on the way.
         seed: of prompts and noise.
         sampler: size, steps and guidance of rollouts.
         algorithm: how rewards become a loss.
@@ -81,6 +85,8 @@ class DiffusionRlConfig:
     samples_per_group: int = 8
     micro_batch_size: int = 4
     save_every: int = 0
+    checkpoint_every: int = 0
+    validation: ValidationConfig | None = None
     seed: int = 0
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
     algorithm: RlAlgorithm = field(default_factory=NftConfig)
@@ -185,10 +191,30 @@ class DiffusionRl:
 
     def save(self, step: int) -> Path:
         """Write what was trained after ``step`` steps, averaged if the learner keeps an average."""
-        target = Path(self._config.output) / "safetensors" / f"step_{step}"
-        save_trained(self._config.tuning, self.adapter, self.learner, target)
-        self._mesh.barrier()
-        return target
+        return self.run().save(step)
+
+    def run(self) -> TrainingRun:
+        """Return this run's saves, checkpoints and pictures."""
+        config = self._config
+        return TrainingRun(
+            adapter=self.adapter,
+            learner=self.learner,
+            mesh=self._mesh,
+            tuning=config.tuning,
+            outputs=RunOutputs(
+                output=Path(config.output),
+                num_steps=config.num_steps,
+                save_every=config.save_every,
+                checkpoint_every=config.checkpoint_every,
+                validation=config.validation,
+            ),
+            resumed=self._resumed,
+        )
+
+    def _resumed(self) -> None:
+        """Put right what is in no checkpoint: a copy of the denoiser that was the newest policy."""
+        if isinstance(self.policies, CopiedPolicies) and _has_old(self._config.algorithm):
+            self.policies.update_old(0.0)
 
     def _roll_out(self, task: RolloutTask, step: int) -> list[Rollout]:
         config = self._config
@@ -270,6 +296,7 @@ def train_rl(
     *,
     mesh: TrainingMesh | None = None,
     scorer: Scorer | None = None,
+    resume: bool = False,
     on_step: Callable[[int, StepReport, Mapping[str, float]], None] | None = None,
 ) -> Path:
     """Run to the end and save; every rank of the mesh calls.
@@ -278,22 +305,38 @@ def train_rl(
         config: the run.
         mesh: the ranks that share it; ``None`` for this process alone.
         scorer: what computes rewards; ``None`` for those of this package, in this process.
+        resume: go on from the newest checkpoint in the output directory, if there is one.
         on_step: called with the number of each finished step, from 1, the learner's report and
             the figures of the rewards.
 
     Returns:
         The directory of the last save, for diffusers to load.
+
+    Raises:
+        WfmConfigError: if the output directory has checkpoints and is not to be resumed, or this
+            run cannot be.
     """
-    run, target = DiffusionRl(config, mesh=mesh, scorer=scorer), Path(config.output)
-    for step in range(config.num_steps):
+    if resume and isinstance(config.tuning, FullTuning) and _is_slow(config.algorithm):
+        raise WfmConfigError(
+            "rl: a run of all weights whose old policy lags cannot be resumed: that policy is in "
+            "no checkpoint; set algorithm.decay.rate = 0, or tune adapters"
+        )
+    run = DiffusionRl(config, mesh=mesh, scorer=scorer)
+
+    def take(step: int) -> None:
         report, figures = run.step(step)
         if on_step is not None:
             on_step(step + 1, report, figures)
-        if step + 1 == config.num_steps or (
-            config.save_every and (step + 1) % config.save_every == 0
-        ):
-            target = run.save(step + 1)
-    return target
+
+    return run.run().take_steps(take, resume=resume)
+
+
+def _has_old(algorithm: RlAlgorithm) -> bool:
+    return isinstance(algorithm, NftConfig)
+
+
+def _is_slow(algorithm: RlAlgorithm) -> bool:
+    return isinstance(algorithm, NftConfig) and algorithm.decay.rate > 0
 
 
 def steps_config(algorithm: RlAlgorithm) -> FlowGrpoConfig | None:

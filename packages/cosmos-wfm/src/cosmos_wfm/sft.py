@@ -32,7 +32,9 @@ from cosmos_wfm.flow_batches import (
 )
 from cosmos_wfm.flow_matching import FlowBatch, FlowMatchingConfig, flow_matching_loss
 from cosmos_wfm.loading import load_adapter
-from cosmos_wfm.tuning import LoraTuning, TuningConfig, save_trained
+from cosmos_wfm.training_run import RunOutputs, TrainingRun
+from cosmos_wfm.tuning import LoraTuning, TuningConfig
+from cosmos_wfm.validation import ValidationConfig
 from cosmos_wfm.videos import VideoCaptionsConfig
 
 
@@ -50,6 +52,8 @@ class DiffusionSftConfig:
         caption_dropout: share of samples trained without prompt, for guidance.
         max_given_frames: most latent frames given as condition, where the model takes any.
         save_every: steps between saves; 0 saves at the end only.
+        checkpoint_every: steps between checkpoints to go on from; 0 writes none.
+        validation: pictures that are drawn on the way.
         seed: of order, noise and dropout.
         tuning: adapters or all weights.
         flow: noise levels and loss weights.
@@ -66,6 +70,8 @@ class DiffusionSftConfig:
     caption_dropout: float = 0.1
     max_given_frames: int = 2
     save_every: int = 0
+    checkpoint_every: int = 0
+    validation: ValidationConfig | None = None
     seed: int = 0
     tuning: TuningConfig = field(default_factory=LoraTuning)
     flow: FlowMatchingConfig = field(default_factory=FlowMatchingConfig)
@@ -90,6 +96,7 @@ def train_sft(
     config: DiffusionSftConfig,
     *,
     mesh: TrainingMesh | None = None,
+    resume: bool = False,
     on_step: Callable[[int, StepReport], None] = lambda step, report: None,
 ) -> Path:
     """Fine-tune and save; every rank of the mesh calls.
@@ -97,6 +104,7 @@ def train_sft(
     Args:
         config: the run.
         mesh: the ranks that share it; ``None`` for this process alone.
+        resume: go on from the newest checkpoint in the output directory, if there is one.
         on_step: called with the number of each finished step, from 1, and its report.
 
     Returns:
@@ -105,7 +113,8 @@ def train_sft(
     Raises:
         PipelineError: if the model cannot be loaded.
         CaptionDataError: if the data cannot be read.
-        WfmConfigError: if image sizes do not fit the model.
+        WfmConfigError: if image sizes do not fit the model, or the output directory has
+            checkpoints and is not to be resumed.
     """
     mesh = mesh or build_mesh(ParallelConfig())
     adapter = load_adapter(config.model)
@@ -116,18 +125,23 @@ def train_sft(
     shard_module(adapter.transformer, mesh, blocks=adapter.blocks)
     learner = Learner(adapter.transformer, config.learner, mesh=mesh)
     loss = flow_matching_loss(adapter, config.flow)
-    target = Path(config.output)
-    for step in range(config.num_steps):
+
+    def take(step: int) -> None:
         batches = step_batches(config, adapter, data, step, mesh=mesh)
         filler = replace(batches[-1], weights=torch.zeros_like(batches[-1].weights))
-        report = learner.step(batches, loss, filler=filler)
-        on_step(step + 1, report)
-        last = step + 1 == config.num_steps
-        if last or (config.save_every and (step + 1) % config.save_every == 0):
-            target = Path(config.output) / "safetensors" / f"step_{step + 1}"
-            save_trained(config.tuning, adapter, learner, target)
-            mesh.barrier()
-    return target
+        on_step(step + 1, learner.step(batches, loss, filler=filler))
+
+    outputs = RunOutputs(
+        output=Path(config.output),
+        num_steps=config.num_steps,
+        save_every=config.save_every,
+        checkpoint_every=config.checkpoint_every,
+        validation=config.validation,
+    )
+    run = TrainingRun(
+        adapter=adapter, learner=learner, mesh=mesh, tuning=config.tuning, outputs=outputs
+    )
+    return run.take_steps(take, resume=resume)
 
 
 def step_batches(

@@ -4,13 +4,13 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 
 from cosmos_app.errors import DataError
-from cosmos_app.wfm.demo.accuracy import Shown, show
+from cosmos_app.wfm.demo.accuracy import colour_accuracy
 from cosmos_app.wfm.demo.model import build_model
 from cosmos_app.wfm.demo.service import client_of, reward_service
 from cosmos_app.wfm.demo.shapes import HELD_OUT, SHAPES, SIZE, prompts_of, write_shapes
@@ -21,21 +21,37 @@ from cosmos_wfm import (
     DiffusionRlConfig,
     DiffusionSftConfig,
     ImageCaptionsConfig,
+    ValidationConfig,
+    draw_samples,
     load_adapter,
+    save_grid,
     train_rl,
     train_sft,
 )
 
-_AUTOENCODER_STEPS = 400
 _AUTOENCODER_BATCH = 32
-_PICTURES_EACH = 20
 _SHARE_RIGHT = 0.5
 _SHOWN_EACH = 24
+_GRID_COLUMNS = 12
+_ENLARGED = 4
 _TELL_EVERY = 100
 _TELL_RL_EVERY = 5
 
 
-def run_demo(sft: Path, rl: Path, output: Path, *, seed: int) -> int:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoSize:
+    """How much is built.
+
+    Attributes:
+        pictures_each: of each shape in each colour.
+        autoencoder_steps: of its training.
+    """
+
+    pictures_each: int = 20
+    autoencoder_steps: int = 400
+
+
+def run_demo(sft: Path, rl: Path, output: Path, *, seed: int, size: DemoSize | None = None) -> int:
     """Run the demonstration; return 0. Its last lines say where the pictures are.
 
     Args:
@@ -43,6 +59,7 @@ def run_demo(sft: Path, rl: Path, output: Path, *, seed: int) -> int:
         rl: recipe of the second half.
         output: directory to make; numbered if it is there.
         seed: of everything.
+        size: of what is built.
 
     Raises:
         DataError: if a recipe is not of its kind.
@@ -55,12 +72,16 @@ def run_demo(sft: Path, rl: Path, output: Path, *, seed: int) -> int:
         log = output / "reward-service.log"
         service = reward_service(list(rl_recipe.rewards), log)
         found = stack.enter_context(service)  # ready before it is needed
-        base = build_base(sft_recipe, output, seed=seed)
-        prompts, held_out = prompts_of(SHAPES[:-1]), prompts_of([HELD_OUT])
+        base = build_base(sft_recipe, output, seed=seed, size=size or DemoSize())
+        prompts = prompts_of(SHAPES[:-1])
+        shown = ValidationConfig(
+            prompts=tuple(prompts_of([HELD_OUT])),
+            samples_per_prompt=_SHOWN_EACH,
+            sampler=rl_recipe.sampler,
+        )
         (output / "prompts.txt").write_text("\n".join(prompts) + "\n", encoding="utf-8")
-        num_steps = rl_recipe.sampler.num_steps
-        before = show(load_adapter(base), held_out, num_each=_SHOWN_EACH, num_steps=num_steps)
-        click.echo(f"held-out colour accuracy after SFT: {before.accuracy:.3f}")
+        before = look(load_adapter(base), shown, output / "before.png")
+        click.echo(f"held-out colour accuracy after SFT: {before:.3f}")
         recipe = replace(
             rl_recipe,
             model=str(base),
@@ -70,20 +91,33 @@ def run_demo(sft: Path, rl: Path, output: Path, *, seed: int) -> int:
         )
         scorer = stack.enter_context(client_of(recipe, found))
         trained = train_rl(recipe, scorer=scorer, on_step=_tell_reward(recipe.num_steps))
-    after = show(tuned(base, trained), held_out, num_each=_SHOWN_EACH, num_steps=num_steps)
+    after = look(tuned(base, trained), shown, output / "after.png")
     seconds = time.perf_counter() - started
-    _finish(output, before, after, seconds)
+    report = {"before": before, "after": after, "gain": after - before, "seconds": seconds}
+    (output / "report.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+    click.echo(
+        f"held-out colour accuracy {before:.3f} -> {after:.3f} ({after - before:+.3f}) "
+        f"in {seconds:.0f} s"
+    )
+    click.echo(f"{output / 'before.png'}\n{output / 'after.png'}")
     return 0
 
 
-def build_base(recipe: DiffusionSftConfig, output: Path, *, seed: int) -> Path:
+def look(adapter: DiffusionModelAdapter, shown: ValidationConfig, path: Path) -> float:
+    """Draw pictures, write some of them as a grid, and return how many have the right colour."""
+    pixels = draw_samples(adapter, shown)
+    save_grid(pixels[:, :_GRID_COLUMNS], path, enlarged=_ENLARGED)
+    return colour_accuracy(pixels, shown.prompts)
+
+
+def build_base(recipe: DiffusionSftConfig, output: Path, *, seed: int, size: DemoSize) -> Path:
     """Make pictures and a model, fine-tune it on them; return its pipeline directory."""
     pairs = ImageCaptionsConfig(path=str(output / "pairs"), height=SIZE, width=SIZE)
-    write_shapes(output / "pairs", num_each=_PICTURES_EACH, share_right=_SHARE_RIGHT, seed=seed)
+    write_shapes(output / "pairs", num_each=size.pictures_each, share_right=_SHARE_RIGHT, seed=seed)
     error = build_model(
         output / "model",
         pairs.build(),
-        num_steps=_AUTOENCODER_STEPS,
+        num_steps=size.autoencoder_steps,
         batch_size=_AUTOENCODER_BATCH,
         seed=seed,
     )
@@ -130,16 +164,3 @@ def _tell_reward(num_steps: int) -> Callable[[int, StepReport, Mapping[str, floa
             click.echo(f"RL step {step}/{num_steps}  reward {figures['reward']:.3f}")
 
     return tell
-
-
-def _finish(output: Path, before: Shown, after: Shown, seconds: float) -> None:
-    gain = after.accuracy - before.accuracy
-    report = {"before": before.accuracy, "after": after.accuracy, "gain": gain, "seconds": seconds}
-    (output / "report.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
-    for name, shown in (("before", before), ("after", after)):
-        shown.save_grid(output / f"{name}.png")
-    click.echo(
-        f"held-out colour accuracy {before.accuracy:.3f} -> {after.accuracy:.3f} ({gain:+.3f}) "
-        f"in {seconds:.0f} s"
-    )
-    click.echo(f"{output / 'before.png'}\n{output / 'after.png'}")

@@ -1,0 +1,139 @@
+"""The steps of a run, and what is written on the way: saves, checkpoints, pictures to look at.
+
+<output>/safetensors/step_<N>/   what diffusers loads
+<output>/checkpoints/            what the run goes on from, on any number of ranks
+<output>/validation/step_<N>/    grid.png, and videos
+
+All randomness of a step comes from its number, so a run that goes on takes the steps that it would
+have taken.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from cosmos_parallel import CheckpointStore, Learner, TrainingMesh
+from cosmos_wfm.adapter import DiffusionModelAdapter
+from cosmos_wfm.errors import WfmConfigError
+from cosmos_wfm.tuning import TuningConfig, save_trained
+from cosmos_wfm.validation import ValidationConfig, draw_samples, prompts_text, write_samples
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunOutputs:
+    """What a run writes, and how often.
+
+    Attributes:
+        output: the run's directory.
+        num_steps: optimizer steps in all.
+        save_every: steps between saves; 0 saves at the end only.
+        checkpoint_every: steps between checkpoints; 0 writes none.
+        validation: pictures; ``None`` draws none.
+    """
+
+    output: Path
+    num_steps: int
+    save_every: int
+    checkpoint_every: int
+    validation: ValidationConfig | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TrainingRun:
+    """A model in training; every rank of its mesh has one and calls alike.
+
+    Attributes:
+        adapter: the model.
+        learner: trains it.
+        mesh: the ranks.
+        tuning: what of it is trained, and how that is saved.
+        outputs: what is written.
+        resumed: called when a checkpoint was loaded.
+    """
+
+    adapter: DiffusionModelAdapter
+    learner: Learner
+    mesh: TrainingMesh
+    tuning: TuningConfig
+    outputs: RunOutputs
+    resumed: Callable[[], None] = lambda: None
+
+    def take_steps(self, step: Callable[[int], None], *, resume: bool) -> Path:
+        """Take the steps that are left, and write what is due.
+
+        Args:
+            step: takes the step of a number, from 0.
+            resume: go on from the newest checkpoint, if there is one.
+
+        Returns:
+            The directory of the last save, for diffusers to load.
+
+        Raises:
+            WfmConfigError: if there are checkpoints of another run and ``resume`` is not set.
+            CheckpointError: if a checkpoint cannot be read or written.
+        """
+        outputs = self.outputs
+        store, done = self._open(resume=resume)
+        try:
+            if not done:
+                self._validate(0)
+            for number in range(done, outputs.num_steps):
+                step(number)
+                done = number + 1
+                if _due(done, outputs.checkpoint_every, last=False) and store is not None:
+                    store.start_save(done, self.learner)
+                if _due(done, outputs.save_every, last=done == outputs.num_steps):
+                    self.save(done)
+                self._validate(done)
+        finally:
+            if store is not None:
+                store.close()
+        return self._save_directory(outputs.num_steps)
+
+    def save(self, step: int) -> Path:
+        """Write what was trained after ``step`` steps, averaged if the learner keeps an average."""
+        target = self._save_directory(step)
+        save_trained(self.tuning, self.adapter, self.learner, target)
+        self.mesh.barrier()
+        return target
+
+    def _save_directory(self, step: int) -> Path:
+        return self.outputs.output / "safetensors" / f"step_{step}"
+
+    def _open(self, *, resume: bool) -> tuple[CheckpointStore | None, int]:
+        if not self.outputs.checkpoint_every and not resume:
+            return None, 0
+        store = CheckpointStore(self.outputs.output / "checkpoints", self.mesh)
+        newest = store.latest()
+        if newest is None:
+            return store, 0
+        if not resume:
+            store.close()
+            raise WfmConfigError(
+                f"{self.outputs.output} has checkpoints of a run, the newest of step {newest}; go "
+                "on with --resume, or name another output"
+            )
+        done = store.load(self.learner).step
+        self.resumed()
+        return store, done
+
+    def _validate(self, done: int) -> None:
+        config = self.outputs.validation
+        if config is None or not (done == 0 or _due(done, config.every, last=self._is_last(done))):
+            return
+        ema = self.learner.ema
+        with ema.in_place() if ema is not None else nullcontext():
+            pixels = draw_samples(self.adapter, config)
+        if self.mesh.process.rank == 0:
+            directory = self.outputs.output / "validation" / f"step_{done}"
+            write_samples(pixels, directory)
+            (directory / "prompts.txt").write_text(prompts_text(config.prompts), encoding="utf-8")
+        self.mesh.barrier()
+
+    def _is_last(self, done: int) -> bool:
+        return done == self.outputs.num_steps
+
+
+def _due(done: int, every: int, *, last: bool) -> bool:
+    return last or (every > 0 and done % every == 0)

@@ -1,0 +1,121 @@
+"""Pictures and videos of fixed prompts from fixed noise, drawn while training: people look."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+from cosmos_wfm.adapter import DiffusionModelAdapter
+from cosmos_wfm.errors import WfmConfigError
+from cosmos_wfm.flow_batches import seeded_generator
+from cosmos_wfm.flow_grpo import guided_velocity
+from cosmos_wfm.rollouts import SamplerConfig
+from cosmos_wfm.sampling import flow_schedule, sample_ode
+from cosmos_wfm.videos import write_video
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValidationConfig:
+    """What is drawn, and how often.
+
+    Attributes:
+        prompts: what of; a row of the grid each.
+        every: steps between; before the first and after the last step in any case.
+        samples_per_prompt: columns of the grid.
+        sampler: size, steps and guidance.
+        seed: of the noise, which is the same each time.
+    """
+
+    prompts: tuple[str, ...]
+    every: int = 100
+    samples_per_prompt: int = 4
+    sampler: SamplerConfig = field(default_factory=SamplerConfig)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check that something is drawn.
+
+        Raises:
+            WfmConfigError: names what is missing.
+        """
+        if not self.prompts or self.every < 1 or self.samples_per_prompt < 1:
+            raise WfmConfigError(
+                f"validation: {len(self.prompts)} prompts, every {self.every}, "
+                f"samples_per_prompt {self.samples_per_prompt}; each must be 1 or more"
+            )
+
+
+@torch.no_grad()
+def draw_samples(
+    adapter: DiffusionModelAdapter, config: ValidationConfig
+) -> Float[Tensor, "P K 3 *S"]:
+    """Draw samples with the denoiser as it is; every rank of a sharded one calls.
+
+    Returns:
+        Pixels in [-1, 1], not clipped: a row for each prompt.
+    """
+    sampler, num = config.sampler, config.samples_per_prompt
+    sigmas = flow_schedule(sampler.num_steps, sampler.shift or adapter.shift)
+    shape = adapter.latent_shape(sampler.frames, sampler.height, sampler.width)
+    rows: list[Tensor] = []
+    for row, prompt in enumerate(config.prompts):
+        text = adapter.encode_text([prompt] * num)
+        negative = adapter.encode_negative(num) if sampler.guidance else None
+        generators = [seeded_generator(config.seed, row, column) for column in range(num)]
+        noise = torch.stack([torch.randn(shape, generator=each) for each in generators])
+
+        def velocity(
+            latents: Tensor, levels: Tensor, text: object = text, negative: object = negative
+        ) -> Tensor:
+            return guided_velocity(
+                adapter, adapter.transformer, (latents, levels), text, negative, sampler.guidance
+            )
+
+        rows.append(adapter.decode(sample_ode(velocity, noise, sigmas)).cpu())
+    return torch.stack(rows)
+
+
+def write_samples(pixels: Float[Tensor, "P K 3 *S"], directory: Path, *, fps: int = 16) -> None:
+    """Write ``grid.png``, and of videos one ``<row>_<column>.mp4`` each as well.
+
+    The grid of videos has the first, middle and last frame of each, side by side.
+
+    Args:
+        pixels: in [-1, 1]; a row for each prompt.
+        directory: made if it is not there.
+        fps: of videos.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    if pixels.dim() == 5:
+        save_grid(pixels, directory / "grid.png")
+        return
+    for row, videos in enumerate(pixels):
+        for column, video in enumerate(videos):
+            write_video(directory / f"{row}_{column}.mp4", video, fps=fps)
+    frames = pixels.shape[3]
+    chosen = pixels[:, :, :, [0, frames // 2, frames - 1]]
+    save_grid(chosen.permute(0, 1, 3, 2, 4, 5).flatten(1, 2), directory / "grid.png")
+
+
+def save_grid(pixels: Float[Tensor, "P K 3 H W"], path: Path, *, enlarged: int = 1) -> None:
+    """Write pictures in [-1, 1] as one PNG, a row for each prompt.
+
+    Args:
+        pixels: what to show.
+        path: of the file.
+        enlarged: pixels of the file for one of a picture, each way.
+    """
+    scaled = (pixels.float() * 127.5 + 127.5).round().clamp(0, 255).to(torch.uint8)
+    grid = scaled.permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1)  # [P·H, K·W, 3]
+    picture = Image.fromarray(grid.contiguous().numpy())
+    size = (picture.width * enlarged, picture.height * enlarged)
+    picture.resize(size, Image.Resampling.NEAREST).save(path)
+
+
+def prompts_text(prompts: Sequence[str]) -> str:
+    """Return what says which row of a grid is which prompt."""
+    return "".join(f"{row}: {prompt}\n" for row, prompt in enumerate(prompts))

@@ -1,0 +1,165 @@
+"""Runs that go on: the same losses, the same weights; and pictures drawn on the way."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from cosmos_parallel import AdamWConfig, EmaConfig, LearnerConfig
+from cosmos_wfm import (
+    DiffusionRlConfig,
+    DiffusionSftConfig,
+    FullTuning,
+    ImageCaptionsConfig,
+    LoraTuning,
+    NftConfig,
+    OldPolicyDecay,
+    SamplerConfig,
+    ValidationConfig,
+    WfmConfigError,
+    save_grid,
+    train_rl,
+    train_sft,
+    write_samples,
+)
+
+LEARNER = LearnerConfig(optimizer=AdamWConfig(lr=3e-3), ema=EmaConfig(decay=0.5))
+FULL = "transformer/diffusion_pytorch_model.safetensors"
+LORA = "lora/model.safetensors"
+
+
+def opened(path):
+    """Return a picture, with its file closed again."""
+    with Image.open(path) as picture:
+        return picture.copy()
+
+
+class StoppedError(Exception):
+    """A run that is cut off."""
+
+
+@pytest.fixture
+def sft(model_dirs, data_dir, tmp_path):
+    return DiffusionSftConfig(
+        model=str(model_dirs("sd3")),
+        data=ImageCaptionsConfig(path=str(data_dir), height=16, width=16),
+        output=str(tmp_path / "whole"),
+        num_steps=5,
+        batch_size=4,  # 6 pictures: steps 2 and 4 begin in the middle of an epoch
+        micro_batch_size=2,
+        tuning=FullTuning(),
+        learner=LEARNER,
+    )
+
+
+@pytest.fixture
+def rl(model_dirs, tmp_path):
+    (tmp_path / "prompts.txt").write_text("a red square\na blue square\na green square\n")
+    return DiffusionRlConfig(
+        model=str(model_dirs("sd3")),
+        prompts=str(tmp_path / "prompts.txt"),
+        output=str(tmp_path / "whole"),
+        rewards={"brightness": 1.0},
+        num_steps=4,
+        groups_per_step=2,
+        samples_per_group=2,
+        sampler=SamplerConfig(num_steps=2, height=16, width=16),
+        tuning=LoraTuning(rank=2, alpha=4),
+        algorithm=NftConfig(decay=OldPolicyDecay(rate=0.2)),
+        learner=LEARNER,
+    )
+
+
+def losses_of(train, recipe, *, stop_after=None, resume=False):
+    seen = {}
+
+    def note(step, report, figures=None):
+        seen[step] = (report.loss, (figures or {}).get("reward"))
+        if step == stop_after:
+            raise StoppedError
+
+    try:
+        train(recipe, resume=resume, on_step=note)
+    except StoppedError:
+        assert stop_after is not None
+    return seen
+
+
+def went_on(train, recipe, tmp_path, file, *, stop_after, first):
+    """Compare a run with one that was cut off after a step and went on from its checkpoint."""
+    whole = losses_of(train, recipe)
+    cut = replace(recipe, output=str(tmp_path / "cut"), checkpoint_every=2)
+    losses_of(train, cut, stop_after=stop_after)
+    with pytest.raises(WfmConfigError, match="checkpoints of a run, the newest of step 2"):
+        train(cut)
+    rest = losses_of(train, cut, resume=True)
+
+    assert rest == {step: value for step, value in whole.items() if step >= first}
+    last = f"safetensors/step_{recipe.num_steps}/{file}"
+    ours, theirs = load_file(tmp_path / "cut" / last), load_file(tmp_path / "whole" / last)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+
+
+def test_fine_tuning_goes_on_in_the_middle_of_an_epoch_with_the_same_losses(sft, tmp_path):
+    went_on(train_sft, sft, tmp_path, FULL, stop_after=3, first=3)
+
+
+def test_rl_with_adapters_goes_on_with_its_lagging_old_policy(rl, tmp_path):
+    went_on(train_rl, rl, tmp_path, LORA, stop_after=3, first=3)
+
+
+def test_rl_of_all_weights_goes_on_if_its_old_policy_is_the_newest(rl, tmp_path):
+    full = replace(rl, tuning=FullTuning(), algorithm=NftConfig(decay=OldPolicyDecay(rate=0.0)))
+    went_on(train_rl, full, tmp_path, FULL, stop_after=3, first=3)
+    with pytest.raises(WfmConfigError, match="whose old policy lags"):
+        train_rl(replace(full, algorithm=rl.algorithm), resume=True)
+
+
+def test_pictures_are_drawn_before_on_the_way_and_after(sft, tmp_path):
+    shown = ValidationConfig(
+        prompts=("a red square", "a blue square"),
+        every=2,
+        samples_per_prompt=3,
+        sampler=SamplerConfig(num_steps=2, height=16, width=20, guidance=3.0),
+    )
+    train_sft(replace(sft, validation=shown, num_steps=3))
+
+    drawn = sorted((tmp_path / "whole" / "validation").iterdir())
+    assert [path.name for path in drawn] == ["step_0", "step_2", "step_3"]
+    for path in drawn:
+        assert opened(path / "grid.png").size == (3 * 20, 2 * 16)
+        assert (path / "prompts.txt").read_text() == "0: a red square\n1: a blue square\n"
+    grids = [(path / "grid.png").read_bytes() for path in drawn]
+    assert len(set(grids)) == 3  # the same noise, other weights
+
+
+def test_a_grid_has_each_picture_in_its_place(tmp_path):
+    pixels = torch.linspace(-1.2, 1.2, 6).view(2, 3, 1, 1, 1).expand(2, 3, 3, 4, 4)
+    save_grid(pixels, tmp_path / "grid.png", enlarged=2)
+    picture = opened(tmp_path / "grid.png")
+
+    assert picture.size == (3 * 8, 2 * 8)
+    middles = [picture.getpixel((8 * x + 4, 8 * y + 4))[0] for y in range(2) for x in range(3)]
+    assert middles == [0, 36, 97, 158, 219, 255]
+
+
+def test_videos_are_written_one_by_one_and_as_three_frames(tmp_path):
+    frames = torch.linspace(-1.0, 1.0, 5)[:, None, None].expand(5, 16, 16)
+    write_samples(frames.expand(1, 2, 3, 5, 16, 16), tmp_path / "out")
+
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "0_0.mp4",
+        "0_1.mp4",
+        "grid.png",
+    ]
+    grid = opened(tmp_path / "out" / "grid.png")
+    assert [grid.getpixel((16 * x + 8, 8))[0] for x in range(6)] == [0, 128, 255] * 2
+
+
+@pytest.mark.parametrize("change", [{"prompts": ()}, {"every": 0}, {"samples_per_prompt": 0}])
+def test_a_validation_that_draws_nothing_is_refused(change):
+    with pytest.raises(WfmConfigError, match="each must be 1 or more"):
+        ValidationConfig(**{"prompts": ("a",), **change})
