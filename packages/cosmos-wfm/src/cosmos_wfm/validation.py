@@ -9,7 +9,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from cosmos_wfm.adapter import DiffusionModelAdapter
+from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition
 from cosmos_wfm.errors import WfmConfigError
 from cosmos_wfm.flow_batches import seeded_generator
 from cosmos_wfm.flow_grpo import guided_velocity
@@ -69,7 +69,10 @@ def draw_samples(
         noise = torch.stack([torch.randn(shape, generator=each) for each in generators])
 
         def velocity(
-            latents: Tensor, levels: Tensor, text: object = text, negative: object = negative
+            latents: Tensor,
+            levels: Tensor,
+            text: TextCondition = text,
+            negative: TextCondition | None = negative,
         ) -> Tensor:
             return guided_velocity(
                 adapter, adapter.transformer, (latents, levels), text, negative, sampler.guidance
