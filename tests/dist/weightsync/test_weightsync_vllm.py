@@ -56,10 +56,10 @@ class Setup:
     folder: Path
     version: int = 0
 
-    def publish(self) -> None:
+    def publish(self, scale: float = 0.05, stride: int = 1) -> None:
         """A new version, and what torch says it is, for the reference."""
         self.version += 1
-        self.trainer.ask("step", scale=0.05)
+        self.trainer.ask("step", scale=scale, stride=stride)
         self.trainer.ask("save", path=str(self.folder / f"{self.version}.pt"))
         self.trainer.ask("publish", version=self.version)
 
@@ -186,6 +186,25 @@ def test_a_failed_staging_leaves_the_engine_serving_what_it_had(setup):
     setup.publish()
     setup.engine.ask("connect", endpoints=setup.trainer.endpoints, transport="tcp")
     assert setup.engine.ask("load", version=setup.version)["version"] == setup.version
+
+
+def test_an_engine_fetches_only_what_changed_if_it_is_told_so(setup):
+    setup.publish()
+    where = {"endpoints": setup.trainer.endpoints, "transport": "tcp"}
+    answer = setup.engine.ask("connect", **where, reuse="everything")
+    assert answer["error"] == "ConfigurationError"
+    setup.engine.ask("connect", **where, reuse="changes")
+    whole = setup.engine.ask("load", version=setup.version)
+    assert whole["wire_bytes"] == whole["num_bytes"]
+    setup.publish(scale=0.5, stride=50)  # One element in 50.
+    part = setup.engine.ask("load", version=setup.version)
+    assert part["version"] == setup.version
+    assert 0 < part["wire_bytes"] < whole["wire_bytes"] / 5
+    fresh = setup.engine.ask("generate", prompt=PROMPTS[1], num_tokens=20)
+    assert check(setup, fresh) == [setup.version]
+    setup.publish(scale=0.0)
+    same = setup.engine.ask("load", version=setup.version)
+    assert (same["version"], same["wire_bytes"]) == (setup.version, 0)
 
 
 def test_kept_keys_and_values_are_those_of_the_old_version(setup):

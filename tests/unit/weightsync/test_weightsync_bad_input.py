@@ -12,6 +12,8 @@ from cosmos_weightsync import (
     Box,
     DeadlineError,
     DigestError,
+    FileSender,
+    FileSenderConfig,
     Layout,
     LayoutError,
     PeerLostError,
@@ -127,12 +129,20 @@ def test_damage_on_the_wire_is_an_error_that_names_the_region(
     assert served["w"].eq(-1).all()
 
 
+X_WANTED = r"x \[0:2\]: wanted here, none of 1 sender ranks has it"
+W_SHAPE = (
+    r"w: receivers want shape \(30, 21\), senders have \(30, 20\): "
+    r"\[0:30, 0:21\] of receiver 0 against \[0:30, 0:20\] of sender 0"
+)
+W_DTYPE = r"w \[0:4, 0:20\]: wanted here as bfloat16, sender rank 0 sends float32"
+
+
 @pytest.mark.parametrize(
     ("wanted", "error", "message"),
     [
-        ([ShardSpec("x", (2,), Box.full((2,)), "float32")], UnknownTensorError, "x: no sender"),
-        ([rows(0, 30, shape=(30, 21))], UnknownTensorError, r"w: receivers want shape \(30, 21\)"),
-        ([rows(0, 4, dtype="bfloat16")], LayoutError, "w: wanted as bfloat16, senders send float"),
+        ([ShardSpec("x", (2,), Box.full((2,)), "float32")], UnknownTensorError, X_WANTED),
+        ([rows(0, 30, shape=(30, 21))], UnknownTensorError, W_SHAPE),
+        ([rows(0, 4, dtype="bfloat16")], LayoutError, W_DTYPE),
     ],
 )
 def test_layouts_that_do_not_fit_are_refused_and_the_version_in_use_stays(
@@ -155,8 +165,19 @@ def test_a_region_that_nobody_offers_is_named_with_the_rank_that_wants_it(stack)
 
 @pytest.mark.parametrize("other", [rows(5, 9), rows(0, 30), rows(9, 12)])
 def test_a_region_wanted_twice_is_named(other):
-    with pytest.raises(LayoutError, match=r"w: \[\d+:\d+, 0:20\] is wanted twice"):
+    with pytest.raises(LayoutError, match=r"w: this receiver wants \[\d+:\d+, 0:20\] twice"):
         WeightReceiver(["127.0.0.1:1"], wanted=[rows(0, 10), other])
+
+
+def test_a_region_held_twice_by_one_rank_is_named(tmp_path):
+    """One of the two would be sent, and nobody could say which."""
+    held = [Shard(rows(0, 10), torch.zeros(10, 20)), Shard(rows(8, 30), torch.ones(22, 20))]
+    message = r"w: sender rank 3 holds \[8:10, 0:20\] twice, in \[0:10.* and in \[8:30"
+    with pytest.raises(LayoutError, match=message):
+        WeightSender(held, rank=3, num_ranks=4)
+    config = FileSenderConfig(session="s")
+    with pytest.raises(LayoutError, match=message):
+        FileSender(held, tmp_path, rank=3, num_ranks=4, config=config)
 
 
 def test_pieces_next_to_one_another_are_not_wanted_twice(stack, sender):
@@ -192,7 +213,7 @@ def opening(sender: WeightSender, wanted: list[ShardSpec], **changed: object) ->
     [
         ({"transport": "pigeon"}, ProtocolError, "'pigeon' is none of"),
         ({"digest": "0" * 32}, ProtocolError, "planned 000.* are .* here"),
-        ({"layout": "0" * 32}, ProtocolError, "this holder has another"),
+        ({"layout": "0" * 32}, ProtocolError, "sender rank 0 has another"),
         ({"pieces": {"num_ranks": 1}}, LayoutError, "not a layout"),
         ({"bucket_bytes": "many"}, ProtocolError, "malformed 'open'"),
     ],
@@ -207,9 +228,17 @@ def test_a_reader_with_another_plan_is_refused(stack, sender, changed, error, me
 @pytest.mark.parametrize(
     ("wanted", "error", "message"),
     [
-        (rows(0, 4, dtype="float16"), LayoutError, "w: wanted as float16"),
-        (rows(0, 4, shape=(30, 10)), LayoutError, r"wanted as float32 \(30, 10\), held as"),
-        (ShardSpec("x", (2,), Box.full((2,)), "float32"), UnknownTensorError, "x: this holder"),
+        (rows(0, 4, dtype="float16"), LayoutError, r"w \[0:4, .*: wanted as float16"),
+        (
+            rows(0, 4, shape=(30, 10)),
+            LayoutError,
+            r"wanted as float32 \(30, 10\), held by sender rank 0 as",
+        ),
+        (
+            ShardSpec("x", (2,), Box.full((2,)), "float32"),
+            UnknownTensorError,
+            "x .*: sender rank 0 has no",
+        ),
     ],
 )
 def test_a_holder_gives_only_what_it_holds(stack, sender, wanted, error, message):

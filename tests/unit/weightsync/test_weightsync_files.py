@@ -254,14 +254,17 @@ def test_a_truncated_file_is_found_and_named(tmp_path):
     file = directory / "model.safetensors"
     with file.open("r+b") as handle:
         handle.truncate(file.stat().st_size - 1)
-    with pytest.raises(CorruptFileError, match=r"v00000002/model\.safetensors: \d+ bytes, not"):
+    with pytest.raises(
+        CorruptFileError,
+        match=r"v00000002/model\.safetensors: \d+ bytes, not \d+; steps \[0:\d+\] is",
+    ):
         receiver.stage(2)
 
 
 def test_a_missing_file_is_found_and_named(tmp_path):
     receiver, _, directory = committed(tmp_path)
     (directory / "model.safetensors").unlink()
-    with pytest.raises(CorruptFileError, match=r"model\.safetensors: is missing"):
+    with pytest.raises(CorruptFileError, match=r"model\.safetensors: is missing; \w+ \[.*\] is"):
         receiver.stage(2)
 
 
@@ -296,7 +299,8 @@ def test_no_room_is_said_with_file_and_tensor_and_leaves_what_was_there(tmp_path
     resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, before[1]))
     try:
         with pytest.raises(
-            StorageFullError, match=r"model\.safetensors: no room left .*stopped at wide"
+            StorageFullError,
+            match=r"sender rank 0: .*safetensors: no room left .*stopped at wide \[0:64, ",
         ):
             sender.publish(2)
     finally:

@@ -321,14 +321,14 @@ def test_equal_bytes_have_equal_digests_and_others_have_not(trainer, stack):
 def test_a_tensor_the_senders_do_not_have_is_named(trainer, stack):
     spec = ShardSpec("head", (3, 2), Box.full((3, 2)), "float32")
     receiver = stack.enter_context(WeightReceiver(trainer.endpoints, wanted=[spec]))
-    with pytest.raises(UnknownTensorError, match="head: no sender has it"):
+    with pytest.raises(UnknownTensorError, match=r"head .*: wanted here, none of"):
         receiver.stage()
 
 
 def test_specs_of_another_dtype_than_the_wire_are_refused(trainer, stack):
     spec = ShardSpec("norm", (16,), Box.full((16,)), "bfloat16")
     receiver = stack.enter_context(WeightReceiver(trainer.endpoints, wanted=[spec]))
-    with pytest.raises(LayoutError, match="norm: wanted as bfloat16, senders send float32"):
+    with pytest.raises(LayoutError, match=r"norm .*: wanted here as bfloat16, .* sends float32"):
         receiver.stage()
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.errors import LayoutError
 
-__all__ = ["ITEM_BYTES", "Geometry", "Layout", "ShardSpec", "TensorEntry"]
+__all__ = ["ITEM_BYTES", "Geometry", "Layout", "ShardSpec", "TensorEntry", "check_once"]
 
 ITEM_BYTES: Mapping[str, int] = {
     "float64": 8,
@@ -82,6 +82,31 @@ class ShardSpec:
     def num_bytes(self) -> int:
         """Bytes of this part."""
         return self.box.numel * ITEM_BYTES[self.dtype]
+
+
+def check_once(specs: Iterable[ShardSpec], who: str) -> None:
+    """Refuse specs of one rank that share an element.
+
+    Args:
+        specs: All of one rank.
+        who: "receiver 0 wants", "sender rank 3 holds": begins the sentence of the error.
+
+    Raises:
+        LayoutError: an element is in two of them.
+    """
+    by_name: dict[str, list[Box]] = {}
+    for spec in specs:
+        if not spec.box.is_empty:
+            by_name.setdefault(spec.name, []).append(spec.box)
+    for name, boxes in by_name.items():
+        starts = np.array([box.start for box in boxes], dtype=np.int64)
+        stops = np.array([box.stop for box in boxes], dtype=np.int64)
+        for index, box in enumerate(boxes[1:], start=1):
+            low = np.maximum(starts[:index], starts[index])
+            high = np.minimum(stops[:index], stops[index])
+            for other in np.flatnonzero((low < high).all(axis=1)).tolist():
+                shared = Box(tuple(low[other].tolist()), tuple(high[other].tolist()))
+                raise LayoutError(f"{name}: {who} {shared} twice, in {boxes[other]} and in {box}")
 
 
 @dataclass(frozen=True, eq=False, slots=True)

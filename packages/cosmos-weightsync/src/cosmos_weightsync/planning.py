@@ -101,12 +101,24 @@ def _matches(senders: Layout, receivers: Layout) -> Iterator[tuple[tuple[str, ..
 def _check_offered(name: str, senders: Layout, receivers: Layout) -> None:
     if name not in senders.tensors:
         raise UnknownTensorError(
-            f"{name}: no sender has it; they have {len(senders.tensors)} tensors"
-            f"{_nearest(name, senders.tensors)}"
+            f"{name}: {_first(name, receivers, 'receiver')} is wanted, no sender has it; they have "
+            f"{len(senders.tensors)} tensors{_nearest(name, senders.tensors)}"
         )
     have, want = senders.shape_of(name), receivers.shape_of(name)
     if have != want:
-        raise UnknownTensorError(f"{name}: receivers want shape {want}, senders have {have}")
+        raise UnknownTensorError(
+            f"{name}: receivers want shape {want}, senders have {have}: "
+            f"{_first(name, receivers, 'receiver')} against {_first(name, senders, 'sender')}"
+        )
+
+
+def _first(name: str, side: Layout, role: str) -> str:
+    """The region of the first rank that has one."""
+    cut = side.geometries[side.tensors[name].geometry]
+    if not len(cut.ranks):
+        return f"nothing of any {role}"
+    rank = int(cut.ranks[0])
+    return f"{cut.boxes_of(rank)[0]} of {role} {rank}"
 
 
 def _nearest(name: str, names: Mapping[str, object]) -> str:

@@ -13,7 +13,7 @@ from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.edges import BucketPool
 from cosmos_weightsync.encodings import Cast, EncodedShards, encode
 from cosmos_weightsync.errors import ConfigurationError
-from cosmos_weightsync.layout import Layout
+from cosmos_weightsync.layout import Layout, check_once
 from cosmos_weightsync.membership import Member
 from cosmos_weightsync.published import PublishedVersions
 from cosmos_weightsync.runs import new_run_id
@@ -116,6 +116,7 @@ class WeightSender:
 
     Raises:
         ConfigurationError: the rank is out of range, or the address cannot be listened on.
+        LayoutError: a region is in two of the shards.
 
     Example:
         >>> sender = WeightSender(shards_of(model), rank=rank, num_ranks=2)
@@ -138,6 +139,7 @@ class WeightSender:
         self._config = config
         self._run_id = config.run_id or new_run_id(rank, num_ranks)
         source = _published(shards, config.wire_dtype)
+        check_once(source.specs, f"sender rank {rank} holds")
         self._layout = Layout.from_ranks([source.specs])
         self._snapshots = SnapshotStore(
             source,

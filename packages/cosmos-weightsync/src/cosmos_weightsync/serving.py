@@ -171,14 +171,15 @@ class ServingSession:
         digest = wanted.digest()
         if layout is None or frame["layout"] != layout.digest():
             raise ProtocolError(
-                f"planned with a layout of digest {frame['layout']}, this holder has another"
+                f"planned with a layout of digest {frame['layout']}, "
+                f"{self._identity.role} rank {self._identity.rank} has another"
             )
         if frame["digest"] != digest:
             raise ProtocolError(
                 f"planned {frame['digest']}, the same pieces are {digest} here: do both run the "
                 "same version of this library?"
             )
-        _check_held(wanted, layout)
+        _check_held(wanted, layout, f"{self._identity.role} rank {self._identity.rank}")
         return pieces_of(wanted, self._identity.rank), digest
 
     def _pin(self, frame: Mapping[str, Any], deadline: Deadline) -> None:
@@ -246,21 +247,21 @@ class ServingSession:
             self._pinned = None
 
 
-def _check_held(wanted: Layout, held: Layout) -> None:
+def _check_held(wanted: Layout, held: Layout, holder: str) -> None:
     """Refuse what cannot be read out of what is held."""
     for spec in wanted.specs_of(0):
         entry = held.tensors.get(spec.name)
         if entry is None:
-            raise UnknownTensorError(f"{spec.name}: this holder has no such tensor")
+            raise UnknownTensorError(f"{spec.name} {spec.box}: {holder} has no such tensor")
         if entry.dtype != spec.dtype or held.shape_of(spec.name) != spec.global_shape:
             raise LayoutError(
-                f"{spec.name}: wanted as {spec.dtype} {spec.global_shape}, held as {entry.dtype} "
-                f"{held.shape_of(spec.name)}"
+                f"{spec.name} {spec.box}: wanted as {spec.dtype} {spec.global_shape}, held by "
+                f"{holder} as {entry.dtype} {held.shape_of(spec.name)}"
             )
         boxes = held.geometries[entry.geometry].boxes_of(0)
         if not any(box.contains(spec.box) for box in boxes):
             missing = subtract_all(spec.box, boxes)
             raise UncoveredRegionError(
-                f"{spec.name} {spec.box}: not in one box here, "
+                f"{spec.name} {spec.box}: not in one box of {holder}, "
                 f"{', '.join(map(str, missing)) or 'nothing'} is missing altogether"
             )

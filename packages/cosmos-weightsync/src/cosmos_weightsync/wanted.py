@@ -7,9 +7,8 @@ from typing import Literal
 import torch
 
 from cosmos_weightsync.arenas import Arena
-from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.errors import LayoutError, UnknownTensorError
-from cosmos_weightsync.layout import Layout, ShardSpec
+from cosmos_weightsync.layout import Layout, ShardSpec, check_once
 from cosmos_weightsync.shards import Shard, torch_dtype
 
 __all__ = ["Mode", "WantedWeights"]
@@ -46,7 +45,7 @@ class WantedWeights:
         self.specs = None if found is None else tuple(s for s in specs if not s.box.is_empty)
         if mode == "in_place" and len(self.targets) != len(self.specs or (None,)):
             raise LayoutError("an in-place receiver needs shards with tensors to receive into")
-        _check_once(self.specs or ())
+        check_once(self.specs or (), "this receiver wants")
 
     @property
     def device(self) -> str:
@@ -79,25 +78,15 @@ class WantedWeights:
     def _arriving_as(self, spec: ShardSpec, senders: Layout) -> ShardSpec:
         if spec.name not in senders.tensors:
             raise UnknownTensorError(
-                f"{spec.name}: no sender has it; they have {len(senders.tensors)} tensors"
+                f"{spec.name} {spec.box}: wanted here, none of {senders.num_ranks} sender ranks "
+                f"has it; they have {len(senders.tensors)} tensors"
             )
         dtype = senders.tensors[spec.name].dtype
         if dtype != spec.dtype and (self._mode == "in_place" or not self.targets):
+            ranks = senders.geometries[senders.tensors[spec.name].geometry].ranks.tolist()
             raise LayoutError(
-                f"{spec.name}: wanted as {spec.dtype}, senders send {dtype}; set their "
-                "SenderConfig.wire_dtype, or hand over shards to cast into"
+                f"{spec.name} {spec.box}: wanted here as {spec.dtype}, sender rank "
+                f"{min(ranks, default=0)} sends {dtype}; set its SenderConfig.wire_dtype, or hand "
+                "over shards to cast into"
             )
         return replace(spec, dtype=dtype)
-
-
-def _check_once(specs: Iterable[ShardSpec]) -> None:
-    seen: dict[str, list[Box]] = {}
-    for spec in specs:
-        boxes = seen.setdefault(spec.name, [])
-        for box in boxes:
-            shared = spec.box.intersect(box)
-            if shared is not None:
-                raise LayoutError(
-                    f"{spec.name}: {shared} is wanted twice, in {box} and in {spec.box}"
-                )
-        boxes.append(spec.box)

@@ -147,6 +147,17 @@ def committed_versions(storage: Storage) -> list[int]:
     return sorted(found)
 
 
+def _first_lost(boxes: Iterable[StoredBox], file: str, num_bytes: int) -> str:
+    """What begins or goes on behind the first bytes of a file."""
+    lost = (
+        box.stored
+        for box in boxes
+        if box.stored.file == file and box.stored.offset + box.stored.spec.num_bytes > num_bytes
+    )
+    stored = min(lost, key=lambda item: item.offset, default=None)
+    return "nothing" if stored is None else f"{stored.spec.name} {stored.spec.box}"
+
+
 def read_manifest(storage: Storage, directory: str = "") -> Manifest:
     """The manifest of a directory; the files it names must be there in their sizes.
 
@@ -164,6 +175,7 @@ def read_manifest(storage: Storage, directory: str = "") -> Manifest:
             raise CorruptFileError(
                 f"{storage.url}/{directory}/{file}: "
                 + ("is missing" if found is None else f"{found} bytes, not {size}")
+                + f"; {_first_lost(manifest.boxes, file, found or 0)} is lost"
             )
     return manifest
 

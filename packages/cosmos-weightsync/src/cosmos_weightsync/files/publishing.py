@@ -24,6 +24,7 @@ from cosmos_weightsync.errors import (
     ConfigurationError,
     DeadlineError,
     PeerLostError,
+    StorageError,
     VersionError,
     WeightSyncError,
 )
@@ -37,7 +38,7 @@ from cosmos_weightsync.files.manifests import (
 )
 from cosmos_weightsync.files.storage import Storage, open_storage
 from cosmos_weightsync.files.writing import write_file
-from cosmos_weightsync.layout import Layout, ShardSpec
+from cosmos_weightsync.layout import Layout, ShardSpec, check_once
 from cosmos_weightsync.shards import Shard, torch_dtype
 
 __all__ = ["FileSender", "FileSenderConfig"]
@@ -85,6 +86,7 @@ class FileSender:
 
     Raises:
         ConfigurationError: the rank is out of range, or several ranks have no session.
+        LayoutError: a region is in two of the shards.
 
     Example:
         >>> sender = FileSender(shards_of(model), "checkpoints")
@@ -109,6 +111,7 @@ class FileSender:
                 "new after every restart"
             )
         held = [shard for shard in shards if not shard.spec.box.is_empty]
+        check_once((shard.spec for shard in held), f"sender rank {rank} holds")
         self._config = config
         self._rank, self._num_ranks = rank, num_ranks
         self._session = config.session or secrets.token_hex(4)
@@ -147,9 +150,12 @@ class FileSender:
         for owner, file, specs in self._agreed_files(parts, deadline):
             if owner == self._rank:
                 path = f"{staging}/{file}"
-                sizes[file], found = write_file(
-                    self._storage, path, specs, self._held, {"format": "pt"}
-                )
+                try:
+                    sizes[file], found = write_file(
+                        self._storage, path, specs, self._held, {"format": "pt"}
+                    )
+                except StorageError as error:
+                    raise type(error)(f"sender rank {self._rank}: {error}") from error
                 boxes.extend(found)
         own = {"files": sizes, "boxes": [box.to_json() for box in boxes]}
         if self._rank == 0:

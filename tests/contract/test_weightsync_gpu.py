@@ -1,4 +1,7 @@
-"""CUDA IPC between two processes; in one process a handle cannot be opened, so no threads here."""
+"""What needs a GPU: CUDA IPC and NCCL between two processes, packing and casting on a device.
+
+In one process neither can a handle be opened nor NCCL join two ranks on a device: no threads here.
+"""
 
 import json
 import os
@@ -14,20 +17,20 @@ from cosmos_weightsync.checksums import tensor_checksum
 from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.edges import BucketPool, pull_edge
-from cosmos_weightsync.transports import CudaIpcTransport
+from cosmos_weightsync.transports import CudaIpcTransport, ProcessGroupTransport
 
 BUCKET_BYTES = 1 << 20
 BOXES = {"rows": Box((100, 0), (700, 512)), "columns": Box((3, 77), (700, 333))}
 SHAPE = (700, 512)
 
-# Holds both tensors where the second argument says, and serves the edge twice.
+# Holds both tensors where the second argument says, and serves the edge twice over the third.
 SENDER = """
 import json, sys, torch
 from cosmos_weightsync import Box, Piece
 from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.edges import BucketPool, serve_edge
-from cosmos_weightsync.transports import CudaIpcTransport
+from cosmos_weightsync.transports import CudaIpcTransport, ProcessGroupTransport
 boxes, shape, bucket = json.loads(sys.argv[1])
 pieces, held = [], []
 for seed, (name, (start, stop)) in enumerate(boxes.items()):
@@ -35,7 +38,11 @@ for seed, (name, (start, stop)) in enumerate(boxes.items()):
     pieces.append(Piece(name, box, 0, 0, 4 * box.numel))
     values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     held.append((name, Box.full(shape), values.to(sys.argv[2])))
-pending = CudaIpcTransport().prepare("sender", "")
+if sys.argv[3] == "nccl":
+    transport = ProcessGroupTransport("nccl")
+else:
+    transport = CudaIpcTransport()
+pending = transport.prepare("sender", "127.0.0.1")
 print(json.dumps(dict(pending.description)), flush=True)
 channel = pending.connect(json.loads(sys.stdin.readline()), Deadline.after(60))
 for _ in range(2):
@@ -54,13 +61,23 @@ def test_without_a_device_the_transport_says_so():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("wanted_in", ["cuda", "cpu"])
-@pytest.mark.parametrize("held_in", ["cuda", "cpu"])
-def test_an_edge_moves_its_boxes_between_processes(held_in, wanted_in):
+@pytest.mark.parametrize(
+    ("over", "held_in", "wanted_in"),
+    [
+        ("cuda_ipc", "cuda", "cuda"),
+        ("cuda_ipc", "cuda", "cpu"),
+        ("cuda_ipc", "cpu", "cuda"),
+        ("cuda_ipc", "cpu", "cpu"),
+        ("nccl", "cuda", "cuda:1"),  # Both boxes in one group of sends, in buckets on the device.
+    ],
+)
+def test_an_edge_moves_its_boxes_between_processes(over, held_in, wanted_in):
+    if over == "nccl" and torch.cuda.device_count() < 2:
+        pytest.skip("waits for two CUDA devices: NCCL joins no two ranks on one")
     source = Path(sys.modules["cosmos_weightsync"].__file__ or "").parents[1]
     boxes = {name: (box.start, box.stop) for name, box in BOXES.items()}
     sender = subprocess.Popen(
-        [sys.executable, "-c", SENDER, json.dumps([boxes, SHAPE, BUCKET_BYTES]), held_in],
+        [sys.executable, "-c", SENDER, json.dumps([boxes, SHAPE, BUCKET_BYTES]), held_in, over],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -71,7 +88,8 @@ def test_an_edge_moves_its_boxes_between_processes(held_in, wanted_in):
     assert sender.stdout is not None
     with sender, sender.stdin, sender.stdout:
         try:
-            pending = CudaIpcTransport().prepare("receiver", "")
+            ours = ProcessGroupTransport("nccl", 1) if over == "nccl" else CudaIpcTransport()
+            pending = ours.prepare("receiver", "127.0.0.1")
             description = json.loads(sender.stdout.readline())
             print(json.dumps(dict(pending.description)), file=sender.stdin, flush=True)
             channel = pending.connect(description, Deadline.after(60))
@@ -116,3 +134,14 @@ def test_what_a_gpu_casts_and_packs_is_what_a_processor_would():
     for name, box in BOXES.items():
         part = box.relative_to(Box.full(SHAPE))
         assert torch.equal(there[name].cpu()[part], values.bfloat16()[part])
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_the_benchmark_holds_every_kind_of_work_against_a_copy():
+    script = Path(__file__).parents[2] / "benchmarks" / "weightsync_gpu.py"
+    command = [sys.executable, str(script), "--mib", "64", "--repeats", "3"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
+    rows = [line.split(" | ")[0] for line in done.stdout.splitlines()[2:]]
+    kinds = ["copy", "pack half of the columns", "cast to bfloat16", "FP8 by rows"]
+    assert rows == [f"| {kind}" for kind in [*kinds, "FP8 by blocks", "read over CUDA IPC"]]
