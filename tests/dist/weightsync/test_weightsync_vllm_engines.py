@@ -14,7 +14,8 @@ UNLIKE = ["qwen3-moe", "deepseek-v3", "phi3"]
 """Experts in one tensor, latent attention, checkpoints with a fused qkv."""
 ALL = [
     *("llama2", "llama3", "qwen2.5", "qwen3", "qwen3-tied", "qwen3-moe", "qwen2.5-vl"),
-    *("deepseek-v3", "moonlight", "mistral", "gemma2", "gemma3", "phi3", "gpt-oss"),
+    *("deepseek-v3", "moonlight", "mistral", "gemma", "gemma2", "gemma3", "phi2", "phi3"),
+    "gpt-oss",
 ]
 
 

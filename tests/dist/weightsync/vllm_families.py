@@ -72,8 +72,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek-v3": ("deepseek_v3", {**LATENT, "q_lora_rank": 32}),
     "moonlight": ("deepseek_v3", LATENT),
     "mistral": ("mistral", {}),
+    "gemma": ("gemma", {"tie_word_embeddings": True}),
     "gemma2": ("gemma2", {"tie_word_embeddings": True}),
     "gemma3": ("gemma3_text", {"tie_word_embeddings": True}),
+    "phi2": ("phi", {"num_attention_heads": 2, "num_key_value_heads": 2}),  # 64 // 2 is 32.
     "phi3": ("phi3", {}),
     "bloom": ("bloom", {"n_head": 4, "n_layer": 2, "tie_word_embeddings": True}),
     "gpt-oss": ("gpt_oss", {"intermediate_size": 128, "num_local_experts": 4}),

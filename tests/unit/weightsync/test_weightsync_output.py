@@ -46,3 +46,17 @@ def test_an_error_is_a_line_and_what_to_do_about_it(published):
     assert result.exit_code == 1
     assert file.name in result.stderr
     assert "Fetch or publish it again." in result.stderr
+
+
+def test_the_list_of_commands_says_each_in_whole_sentences():
+    lines = CliRunner().invoke(main, ["--help"]).stdout.partition("Commands:")[2].splitlines()
+    said = [line for line in lines if line.startswith("  ")][:6]
+    assert [line.split()[0] for line in said] == sorted(main.commands)
+    assert all(line.endswith(".") and "..." not in line for line in said)
+
+
+@pytest.mark.parametrize("option", ["--size", "--repeats"])
+def test_nothing_cannot_be_measured(option):
+    result = CliRunner().invoke(main, ["bench", option, "0"])
+    assert result.exit_code == 2
+    assert "x>=1" in result.stderr

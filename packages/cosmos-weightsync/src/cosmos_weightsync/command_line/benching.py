@@ -20,6 +20,7 @@ from cosmos_weightsync.errors import TransportUnavailableError
 __all__ = ["bench", "serve"]
 
 _TRANSPORTS = ("shared_memory", "cross_memory", "tcp", "process_group")
+_COUNT = click.IntRange(min=1)
 
 
 def serve(pipe: Connection, num_mib: int) -> None:
@@ -50,10 +51,13 @@ def _shards(num_mib: int) -> Any:
     epilog=examples(
         "cosmos-weightsync bench --size 1024",
         "cosmos-weightsync bench --transport tcp --json",
-    )
+    ),
+    short_help="How fast each transport is on this machine, against a copy.",
 )
-@click.option("--size", "num_mib", default=256, show_default=True, help="MiB of weights.")
-@click.option("--repeats", default=5, show_default=True, help="Transfers per transport.")
+@click.option("--size", "num_mib", default=256, show_default=True, type=_COUNT, help="MiB to move.")
+@click.option(
+    "--repeats", default=5, show_default=True, type=_COUNT, help="Transfers per transport."
+)
 @click.option(
     "--transport", "names", multiple=True, type=click.Choice(_TRANSPORTS), help="Only these."
 )

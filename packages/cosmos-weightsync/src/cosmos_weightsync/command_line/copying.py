@@ -31,7 +31,8 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object a 
     epilog=examples(
         "cosmos-weightsync push ./model --host 10.0.0.5",
         "cosmos-weightsync push ./model --once --json",
-    )
+    ),
+    short_help="Serve a checkpoint directory to other machines.",
 )
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
@@ -81,7 +82,8 @@ def _serve(server: DirectoryServer, total: int, *, once: bool, as_json: bool) ->
     epilog=examples(
         "cosmos-weightsync pull 10.0.0.5:4321 ./model --token-file token",
         "cosmos-weightsync pull s3://bucket/run/v00000007 ./model",
-    )
+    ),
+    short_help="Fetch a checkpoint; run it again to go on.",
 )
 @click.argument("source")
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
@@ -146,7 +148,8 @@ def _opened(source: str, token: str, timeout_s: float) -> ReadableStorage:
     epilog=examples(
         "cosmos-weightsync verify checkpoints/v00000007",
         "cosmos-weightsync verify ./model ./copy --json",
-    )
+    ),
+    short_help="Check a directory against its manifest or another one.",
 )
 @click.argument("directory")
 @click.argument("other", required=False)

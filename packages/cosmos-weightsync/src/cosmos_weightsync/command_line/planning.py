@@ -19,7 +19,8 @@ __all__ = ["plan"]
         "cosmos-weightsync plan ./Qwen3-8B --senders fsdp=8 --receivers tp=2,replicas=4",
         "cosmos-weightsync plan ./Qwen3-8B --senders fsdp=64 --receivers tp=8 --gpus-per-host 8",
         "cosmos-weightsync plan 16GB --receivers tp=4 --json",
-    )
+    ),
+    short_help="Who would send how much to whom, and the bound.",
 )
 @sides_arguments
 @topology_options

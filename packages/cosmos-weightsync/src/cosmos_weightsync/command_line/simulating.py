@@ -51,6 +51,7 @@ def parse_failure(text: str, num_senders: int, num_receivers: int) -> Failure:
         "cosmos-weightsync simulate trainer.msgpack engine.msgpack --topology cluster.json",
         "cosmos-weightsync simulate 16GB --receivers replicas=4 --figure timeline.png",
     ),
+    short_help="How long a transfer would take, event by event.",
 )
 @sides_arguments
 @topology_options
