@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from cosmos_weightsync import FileSender, shards_of
 from cosmos_weightsync.command_line import main
+from cosmos_weightsync.command_line.output import report
 
 
 @pytest.fixture
@@ -60,3 +61,14 @@ def test_nothing_cannot_be_measured(option):
     result = CliRunner().invoke(main, ["bench", option, "0"])
     assert result.exit_code == 2
     assert "x>=1" in result.stderr
+
+
+def test_a_command_that_is_shown_is_on_one_line_to_be_copied(capsys):
+    command = "cosmos-weightsync pull 10.0.0.5:4321 DIR --token " + 60 * "t"
+    report({"total_bytes": 2000, "pull": command, "hosts": ["a", "b"]}, as_json=False)
+    assert capsys.readouterr().out.splitlines() == [
+        " total bytes  2.0 KB",
+        f" pull         {command}",
+        " hosts        a",
+        "              b",
+    ]

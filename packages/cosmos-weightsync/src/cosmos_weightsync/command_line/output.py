@@ -62,11 +62,14 @@ def report(content: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(content))
         return
-    table = Table(show_header=False, box=None)
+    width = max(map(len, content), default=0)
     for key, value in content.items():
         is_bytes = key.endswith("bytes") and isinstance(value, int)
-        table.add_row(key.replace("_", " "), human_bytes(value) if is_bytes else _text(value))
-    Console().print(table)
+        text = human_bytes(value) if is_bytes else _text(value)
+        # Never wrapped: a command that is shown is copied.
+        for number, line in enumerate(text.split("\n")):
+            title = "" if number else key.replace("_", " ")
+            click.echo(f" {title:<{width}}  {line}")
 
 
 def echo_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -7,12 +7,14 @@ Fused projections, expert maps, replicated heads and padded vocabularies come ou
 no table of models exists.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.errors import UnknownTensorError
@@ -163,12 +165,28 @@ def _run_loader(model: nn.Module, senders: Layout, trace: LoadTrace) -> None:
             yield name, trace.tensor(name, senders.shape_of(name), torch_dtype(entry.dtype))
 
     try:
-        with torch.no_grad(), trace:
+        with torch.no_grad(), _renewed_parameters_watched(model, trace), trace:
             model.load_weights(traced())  # pyright: ignore[reportCallIssue]
     except Exception as error:
         raise UnknownTensorError(
             f"{current}: the engine's loader cannot take it: {type(error).__name__}: {error}"
         ) from error
+
+
+@contextmanager
+def _renewed_parameters_watched(model: nn.Module, trace: LoadTrace) -> Generator[None]:
+    """Some loaders make a parameter anew before they fill it: what goes in there is noted too."""
+    paths = {id(module): path for path, module in model.named_modules()}
+
+    def watch(module: nn.Module, name: str, parameter: Tensor | None) -> None:
+        if parameter is not None and id(module) in paths:
+            trace.watch((paths[id(module)], name), parameter)
+
+    hook = register_module_parameter_registration_hook(watch)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _spread_opaque(trace: LoadTrace) -> set[tuple[str, str]]:
