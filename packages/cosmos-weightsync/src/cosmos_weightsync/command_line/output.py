@@ -69,7 +69,7 @@ def report(content: Mapping[str, Any], *, as_json: bool) -> None:
         # Never wrapped: a command that is shown is copied.
         for number, line in enumerate(text.split("\n")):
             title = "" if number else key.replace("_", " ")
-            click.echo(f" {title:<{width}}  {line}")
+            click.echo(f" {title:<{width}}  {line}".rstrip())
 
 
 def echo_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
