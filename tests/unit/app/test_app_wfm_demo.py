@@ -43,7 +43,7 @@ def test_half_of_the_captions_are_wrong(tmp_path):
 @pytest.mark.slow
 def test_the_whole_demonstration_goes_through_with_a_few_steps(tmp_path, capsys):
     recipes = []
-    for name, steps in (("tiny_shapes_sft", 600), ("tiny_shapes_nft", 24)):
+    for name, steps in (("tiny_shapes_sft", 600), ("tiny_shapes_nft", 40)):
         text = (_CONFIGS / f"{name}.toml").read_text()
         assert f"\nnum_steps = {steps}\n" in text
         recipes.append(tmp_path / f"{name}.toml")
