@@ -1,9 +1,10 @@
 """Reward per CPU second of DiffusionNFT, Flow-GRPO and DDRL on the coloured shapes of the demo.
 
-    python benchmarks/wfm.py [--quick] [--seeds 0,1] [--budget-s 60]
+    python benchmarks/wfm.py [--quick] [--seeds 0,1] [--demos DIR,...] [--budget-s 60]
 
-Each seed has one fine-tuned tiny SD3; every method starts from it, in turn, with rewards computed in
-the process, and stops when its CPU seconds are spent. Prints a Markdown table.
+Each seed has one fine-tuned tiny SD3, made here or by 'make demo-wfm' before; every method starts
+from it, in turn, with rewards computed in the process, and stops when its CPU seconds are spent.
+Prints a Markdown table.
 """
 
 import argparse
@@ -43,7 +44,6 @@ METHODS = {
     "Flow-GRPO, first 4 steps noisy": FAST,
     "Flow-GRPO, all steps noisy": FlowGrpoConfig(clip=5e-3),
     "DDRL, paper's form": DdrlConfig(beta=0.5, data_weight=0.01, policy=FAST),
-    "DDRL, shortcut": DdrlConfig(form="shortcut", data_weight=0.01, policy=FAST),
 }
 
 
@@ -74,28 +74,32 @@ def run(recipe: DiffusionRlConfig, budget_s: float, shown: ValidationConfig) -> 
     return Curve(seconds=seconds, rewards=rewards, accuracy=accuracy)
 
 
-def one_seed(seed: int, root: Path, budget_s: float, *, quick: bool) -> Mapping[str, Curve]:
-    """Make a base and run every method from it; return their curves."""
+def make_demo(seed: int, root: Path, *, quick: bool) -> Path:
+    """Make what the demonstration makes before RL."""
     sft = load_wfm_recipe(CONFIGS / "tiny_shapes_sft.toml")
-    rl = load_wfm_recipe(CONFIGS / "tiny_shapes_nft.toml")
     assert isinstance(sft, DiffusionSftConfig)
-    assert isinstance(rl, DiffusionRlConfig)
     root.mkdir()
     size = DemoSize(pictures_each=2, autoencoder_steps=3) if quick else DemoSize()
-    sft = replace(sft, num_steps=3) if quick else sft
-    base = build_base(sft, root, seed=seed, size=size)
+    build_base(replace(sft, num_steps=3) if quick else sft, root, seed=seed, size=size)
     (root / "prompts.txt").write_text("\n".join(prompts_of(SHAPES[:-1])))
+    return root
+
+
+def compare(demo: Path, seed: int, budget_s: float) -> Mapping[str, Curve]:
+    """Run every method from a demonstration's fine-tuned model; return their curves."""
+    rl = load_wfm_recipe(CONFIGS / "tiny_shapes_nft.toml")
+    assert isinstance(rl, DiffusionRlConfig)
+    (base,) = (demo / "sft" / "safetensors").glob("step_*")
     shown = ValidationConfig(
         prompts=tuple(prompts_of([HELD_OUT])), samples_per_prompt=24, sampler=rl.sampler
     )
-    pairs = ImageCaptionsConfig(path=str(root / "pairs"), height=SIZE, width=SIZE)
+    pairs = ImageCaptionsConfig(path=str(demo / "pairs"), height=SIZE, width=SIZE)
     curves: dict[str, Curve] = {}
     for name, algorithm in METHODS.items():
         recipe = replace(
             rl,
             model=str(base),
-            prompts=str(root / "prompts.txt"),
-            output=str(root / "out"),
+            prompts=str(demo / "prompts.txt"),
             reward_service=None,
             algorithm=algorithm,
             data=pairs if isinstance(algorithm, DdrlConfig) else None,
@@ -132,6 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seeds", default="0,1")
+    parser.add_argument("--demos", default="", help="outputs of 'make demo-wfm', one per seed")
     parser.add_argument("--budget-s", type=float, default=60.0)
     arguments = parser.parse_args()
     seeds = [0] if arguments.quick else [int(seed) for seed in arguments.seeds.split(",")]
@@ -139,10 +144,10 @@ def main() -> None:
     torch.set_num_threads(1)
     quiet_third_parties()
     with tempfile.TemporaryDirectory() as scratch:
-        runs = [
-            one_seed(seed, Path(scratch) / str(seed), budget_s, quick=arguments.quick)
-            for seed in seeds
+        demos = [Path(name) for name in arguments.demos.split(",") if name] or [
+            make_demo(seed, Path(scratch) / str(seed), quick=arguments.quick) for seed in seeds
         ]
+        runs = [compare(demo, seed, budget_s) for demo, seed in zip(demos, seeds, strict=True)]
     print(table(runs, budget_s))
 
 

@@ -187,3 +187,11 @@ def test_every_rank_draws_the_same_first_adapters(model_dir):
 
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_computing_activations_again_changes_no_loss(recipe):
+    few = replace(recipe, num_steps=3)
+    _, kept = trained(few)
+    _, again = trained(replace(few, recompute=True))
+
+    assert again == pytest.approx(kept, abs=1e-6)

@@ -39,11 +39,12 @@ from cosmos_wfm.loading import load_adapter
 from cosmos_wfm.matching import AwmConfig, awm_loss
 from cosmos_wfm.nft import NftConfig, nft_loss
 from cosmos_wfm.policies import CopiedPolicies, LoraPolicies, Policies
+from cosmos_wfm.prompts import read_prompts
 from cosmos_wfm.reward_client import RewardServiceConfig, Scorer
 from cosmos_wfm.rewards import local_scorer
 from cosmos_wfm.rollouts import Rollout, RolloutTask, SamplerConfig
 from cosmos_wfm.training_run import RunOutputs, TrainingRun
-from cosmos_wfm.tuning import FullTuning, LoraTuning, TuningConfig
+from cosmos_wfm.tuning import FullTuning, LoraTuning, TuningConfig, recompute_blocks
 from cosmos_wfm.validation import ValidationConfig
 
 RlAlgorithm = NftConfig | AwmConfig | FlowGrpoConfig | DdrlConfig
@@ -55,7 +56,7 @@ class DiffusionRlConfig:
 
     Attributes:
         model: a local diffusers pipeline directory.
-        prompts: a file of prompts, one per line.
+        prompts: a file of prompts, one per line or as JSON lines, or the directory of a set.
         output: directory under which ``safetensors/step_<N>`` is written.
         rewards: name of a reward to its weight in the sum.
         reward_service: who computes them; this process if it is ``None``.
@@ -65,6 +66,7 @@ class DiffusionRlConfig:
         micro_batch_size: samples of one forward pass.
         save_every: steps between saves; 0 saves at the end only.
         checkpoint_every: steps between checkpoints to go on from; 0 writes none.
+        recompute: keep no activations of the denoiser's blocks, compute them again instead.
         validation: pictures that are drawn on the way.
         seed: of prompts and noise.
         sampler: size, steps and guidance of rollouts.
@@ -86,6 +88,7 @@ class DiffusionRlConfig:
     micro_batch_size: int = 4
     save_every: int = 0
     checkpoint_every: int = 0
+    recompute: bool = False
     validation: ValidationConfig | None = None
     seed: int = 0
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
@@ -155,6 +158,8 @@ class DiffusionRl:
         config.tuning.prepare(self.adapter, seed=config.seed)
         self.adapter.pipeline.to(self._mesh.process.device)
         self.policies = make_policies(self.adapter, config)
+        if config.recompute:
+            recompute_blocks(self.adapter)
         for module, blocks in self.policies.modules():
             shard_module(module, self._mesh, blocks=blocks)
         shard_module(self.adapter.transformer, self._mesh, blocks=self.adapter.blocks)
@@ -367,20 +372,3 @@ def make_loss(adapter: DiffusionModelAdapter, algorithm: RlAlgorithm, policies: 
             return flow_grpo_loss(adapter, algorithm, policies)
         case DdrlConfig():
             return ddrl_loss(adapter, algorithm, policies)
-
-
-def read_prompts(path: Path, at_least: int) -> list[str]:
-    """Return the prompts of a file, one per line, empty lines left out.
-
-    Raises:
-        WfmConfigError: if there is no such file, or it has too few.
-    """
-    if not path.is_file():
-        raise WfmConfigError(f"rl: there is no file of prompts {path}")
-    prompts = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    prompts = [prompt for prompt in prompts if prompt]
-    if len(prompts) < at_least:
-        raise WfmConfigError(
-            f"rl: {path} has {len(prompts)} prompts, but a step has {at_least} groups"
-        )
-    return prompts

@@ -33,7 +33,7 @@ from cosmos_wfm.flow_batches import (
 from cosmos_wfm.flow_matching import FlowBatch, FlowMatchingConfig, flow_matching_loss
 from cosmos_wfm.loading import load_adapter
 from cosmos_wfm.training_run import RunOutputs, TrainingRun
-from cosmos_wfm.tuning import LoraTuning, TuningConfig
+from cosmos_wfm.tuning import LoraTuning, TuningConfig, recompute_blocks
 from cosmos_wfm.validation import ValidationConfig
 from cosmos_wfm.videos import VideoCaptionsConfig
 
@@ -53,6 +53,7 @@ class DiffusionSftConfig:
         max_given_frames: most latent frames given as condition, where the model takes any.
         save_every: steps between saves; 0 saves at the end only.
         checkpoint_every: steps between checkpoints to go on from; 0 writes none.
+        recompute: keep no activations of the denoiser's blocks, compute them again instead.
         validation: pictures that are drawn on the way.
         seed: of order, noise and dropout.
         tuning: adapters or all weights.
@@ -71,6 +72,7 @@ class DiffusionSftConfig:
     max_given_frames: int = 2
     save_every: int = 0
     checkpoint_every: int = 0
+    recompute: bool = False
     validation: ValidationConfig | None = None
     seed: int = 0
     tuning: TuningConfig = field(default_factory=LoraTuning)
@@ -121,6 +123,8 @@ def train_sft(
     _check_size(config.data, adapter)
     data = config.data.build()
     config.tuning.prepare(adapter, seed=config.seed)
+    if config.recompute:
+        recompute_blocks(adapter)
     adapter.pipeline.to(mesh.process.device)
     shard_module(adapter.transformer, mesh, blocks=adapter.blocks)
     learner = Learner(adapter.transformer, config.learner, mesh=mesh)

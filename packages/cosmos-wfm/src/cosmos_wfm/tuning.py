@@ -120,6 +120,20 @@ class FullTuning:
 TuningConfig = LoraTuning | FullTuning
 
 
+def recompute_blocks(adapter: DiffusionModelAdapter) -> None:
+    """Have backward compute each block's activations again instead of keeping them.
+
+    Raises:
+        WfmConfigError: if the denoiser cannot.
+    """
+    transformer = cast("Any", adapter.transformer)  # diffusers' mixin is not in nn.Module's type
+    try:
+        transformer.enable_gradient_checkpointing()
+    except (AttributeError, ValueError) as error:
+        name = type(transformer).__name__
+        raise WfmConfigError(f"recompute: {name} does not support it: {error}") from error
+
+
 def save_trained(
     tuning: TuningConfig, adapter: DiffusionModelAdapter, learner: Learner, directory: Path
 ) -> None:
