@@ -1,6 +1,6 @@
 """Every benchmark, one after the other, written to benchmarks/RESULTS.md.
 
-    python benchmarks/run.py [--quick] [--only rl,async,weightsync,delta,controller]
+    python benchmarks/run.py [--quick] [--only rl,async,weightsync,...]
 
 A part is a script that prints a Markdown table. Its table goes between the part's two markers in
 RESULTS.md, with date, machine, versions and command; the words around the markers are kept.
@@ -56,6 +56,7 @@ PARTS = (
     Part(name="planner", arguments=("--calibrate",), quick=("--quick", "--calibrate")),
     Part(name="controller", quick=("--steps", "2")),
     Part(name="training"),
+    Part(name="wfm"),
     Part(name="logprobs", quick=("--tokens", "256", "--vocabulary", "4096", "--rounds", "1")),
 )
 

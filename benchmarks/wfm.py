@@ -9,6 +9,7 @@ Prints a Markdown table.
 
 import argparse
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -106,6 +107,7 @@ def compare(demo: Path, seed: int, budget_s: float) -> Mapping[str, Curve]:
             seed=seed,
         )
         curves[name] = run(recipe, budget_s, shown)
+        print(f"seed {seed}: {name}: {curves[name]}", file=sys.stderr, flush=True)
     return curves
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline, StableDiffusion3Pipeline
 
-from cosmos_parallel import AdamWConfig, LearnerConfig
+from cosmos_parallel import AdamWConfig, LearnerConfig, ParallelConfig
 from cosmos_wfm import (
     DiffusionSftConfig,
     FullTuning,
@@ -195,3 +195,9 @@ def test_computing_activations_again_changes_no_loss(recipe):
     _, again = trained(replace(few, recompute=True))
 
     assert again == pytest.approx(kept, abs=1e-6)
+
+
+def test_axes_without_a_plan_are_refused(recipe):
+    with pytest.raises(WfmConfigError, match=r"parallel\.tp is 2"):
+        replace(recipe, parallel=ParallelConfig(tp=2))
+    assert replace(recipe, parallel=ParallelConfig(dp_replicate=2)).parallel.dp_replicate == 2

@@ -15,7 +15,6 @@ from cosmos_app.wfm.recipe import WFM_KINDS, WfmRecipe
 from cosmos_app.wfm.rewarding import reward_client
 from cosmos_core.config import config_to_json, load_config
 from cosmos_parallel import (
-    ParallelConfig,
     StepReport,
     TrainingMesh,
     build_mesh,
@@ -51,7 +50,7 @@ def run_wfm(recipe: WfmRecipe, *, resume: bool = False) -> int:
         recipe: what to train.
         resume: go on from the newest checkpoint of its output, if there is one.
     """
-    mesh = build_mesh(ParallelConfig(), join_ranks(torchrun_place()))
+    mesh = build_mesh(recipe.parallel, join_ranks(torchrun_place()))
     try:
         directory = train(recipe, mesh, resume=resume)
     finally:

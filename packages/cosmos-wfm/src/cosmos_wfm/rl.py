@@ -43,7 +43,7 @@ from cosmos_wfm.prompts import read_prompts
 from cosmos_wfm.reward_client import RewardServiceConfig, Scorer
 from cosmos_wfm.rewards import local_scorer
 from cosmos_wfm.rollouts import Rollout, RolloutTask, SamplerConfig
-from cosmos_wfm.training_run import RunOutputs, TrainingRun
+from cosmos_wfm.training_run import RunOutputs, TrainingRun, check_parallel
 from cosmos_wfm.tuning import FullTuning, LoraTuning, TuningConfig, recompute_blocks
 from cosmos_wfm.validation import ValidationConfig
 
@@ -73,6 +73,7 @@ class DiffusionRlConfig:
         algorithm: how rewards become a loss.
         data: captioned images that DDRL stays close to.
         tuning: adapters or all weights.
+        parallel: how ranks share the work: FSDP2, or HSDP with ``dp_replicate``.
         learner: optimizer, schedule, clipping and the average that is exported.
     """
 
@@ -95,6 +96,7 @@ class DiffusionRlConfig:
     algorithm: RlAlgorithm = field(default_factory=NftConfig)
     data: ImageCaptionsConfig | None = None
     tuning: TuningConfig = field(default_factory=LoraTuning)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
 
     def __post_init__(self) -> None:
@@ -103,6 +105,7 @@ class DiffusionRlConfig:
         Raises:
             WfmConfigError: names the field that is out of range.
         """
+        check_parallel(self.parallel)
         for name in ("num_steps", "groups_per_step", "micro_batch_size"):
             if getattr(self, name) < 1:
                 raise WfmConfigError(f"rl: {name} is {getattr(self, name)}; it must be 1 or more")

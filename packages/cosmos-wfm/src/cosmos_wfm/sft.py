@@ -32,7 +32,7 @@ from cosmos_wfm.flow_batches import (
 )
 from cosmos_wfm.flow_matching import FlowBatch, FlowMatchingConfig, flow_matching_loss
 from cosmos_wfm.loading import load_adapter
-from cosmos_wfm.training_run import RunOutputs, TrainingRun
+from cosmos_wfm.training_run import RunOutputs, TrainingRun, check_parallel
 from cosmos_wfm.tuning import LoraTuning, TuningConfig, recompute_blocks
 from cosmos_wfm.validation import ValidationConfig
 from cosmos_wfm.videos import VideoCaptionsConfig
@@ -58,6 +58,7 @@ class DiffusionSftConfig:
         seed: of order, noise and dropout.
         tuning: adapters or all weights.
         flow: noise levels and loss weights.
+        parallel: how ranks share the work: FSDP2, or HSDP with ``dp_replicate``.
         learner: optimizer, schedule and clipping.
     """
 
@@ -77,6 +78,7 @@ class DiffusionSftConfig:
     seed: int = 0
     tuning: TuningConfig = field(default_factory=LoraTuning)
     flow: FlowMatchingConfig = field(default_factory=FlowMatchingConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
 
     def __post_init__(self) -> None:
@@ -85,6 +87,7 @@ class DiffusionSftConfig:
         Raises:
             WfmConfigError: names the field that is out of range.
         """
+        check_parallel(self.parallel)
         for name in ("num_steps", "batch_size", "micro_batch_size"):
             if getattr(self, name) < 1:
                 raise WfmConfigError(f"sft: {name} is {getattr(self, name)}; it must be 1 or more")

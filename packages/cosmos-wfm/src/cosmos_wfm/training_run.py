@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from cosmos_parallel import CheckpointStore, Learner, TrainingMesh
+from cosmos_parallel import CheckpointStore, Learner, ParallelConfig, TrainingMesh
 from cosmos_wfm.adapter import DiffusionModelAdapter
 from cosmos_wfm.errors import WfmConfigError
 from cosmos_wfm.tuning import TuningConfig, save_trained
@@ -133,6 +133,20 @@ class TrainingRun:
 
     def _is_last(self, done: int) -> bool:
         return done == self.outputs.num_steps
+
+
+def check_parallel(parallel: ParallelConfig) -> None:
+    """Refuse axes that denoisers have no plan for.
+
+    Raises:
+        WfmConfigError: if ranks are to share anything but samples and weights.
+    """
+    for axis in ("cp", "tp", "pp", "ep"):
+        if getattr(parallel, axis) != 1:
+            raise WfmConfigError(
+                f"parallel.{axis} is {getattr(parallel, axis)}; denoisers are sharded by dp_shard "
+                "and dp_replicate only"
+            )
 
 
 def _due(done: int, every: int, *, last: bool) -> bool:
