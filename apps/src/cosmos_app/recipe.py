@@ -192,12 +192,16 @@ class WeightSyncConfig:
     Attributes:
         transport: ``auto`` takes the best that both sides can use: shared memory on one host.
         wire_dtype: weights are cast to this once before they are sent; empty for as they are.
+        quantised: bits in which engines hold matrices, made once by the sender: "fp8" (e4m3, a
+            scale for each row) or "mxfp8" (one for every 32 values); the rest is sent in
+            ``wire_dtype``, bfloat16 if that is empty. Only vLLM serves them.
         bucket_mib: size of a transfer bucket.
         deadline_s: longest that a version may be on its way.
     """
 
     transport: Literal["auto", "shared_memory", "process_group", "tcp"] = "auto"
     wire_dtype: Literal["", "float32", "bfloat16"] = ""
+    quantised: Literal["", "fp8", "mxfp8"] = ""
     bucket_mib: float = 16.0
     deadline_s: float = 120.0
 
@@ -287,6 +291,12 @@ class Recipe:
             raise ValueError(
                 f"rollout.sampling.temperature is {sampled} and algorithm.temperature {trained}; "
                 "log-probabilities are only comparable at one temperature"
+            )
+        quantised, engine = self.weight_sync.quantised, self.rollout.engine.kind
+        if quantised and engine != "vllm":
+            raise ValueError(
+                f"weight_sync.quantised is {quantised!r} and rollout.engine.kind {engine!r}; "
+                "only vllm serves quantised weights"
             )
         self.policy.parallel.resolve(self.policy.ranks)
         _check_algorithm(self)

@@ -81,6 +81,13 @@ def test_different_temperatures_of_sampler_and_trainer_are_refused() -> None:
     assert "algorithm.temperature" in result.output
 
 
+def test_fewer_bits_for_an_engine_that_serves_none_are_refused() -> None:
+    changes = ("weight_sync.quantised=fp8", "rollout.engine.kind=transformers")
+    result = call("check", str(QUICKSTART), *changes)
+    assert result.exit_code == 2
+    assert "only vllm serves quantised weights" in " ".join(result.output.split())
+
+
 def test_status_of_what_is_no_run_says_so(tmp_path: Path) -> None:
     result = call("status", str(tmp_path))
     assert result.exit_code == 1

@@ -16,6 +16,7 @@ from pathlib import Path
 from torch import Tensor
 
 from cosmos_app.recipe import WeightSyncConfig
+from cosmos_app.roles.quantised import quantised_shards
 from cosmos_app.roles.weights import ReceivedWeights, Staged, sender_config
 from cosmos_parallel import load_weights, merged_weights
 from cosmos_rollout import WeightClient
@@ -127,7 +128,8 @@ class MergingClient:
         if self._sender is None:
             self._whole = {name: tensor.clone() for name, tensor in staged.tensors.items()}
             self._sender = WeightSender(
-                shards_of(self._whole.items()), config=sender_config(self._config)
+                quantised_shards(shards_of(self._whole.items()), self._config),
+                config=sender_config(self._config),
             )
         else:
             for name, tensor in staged.tensors.items():

@@ -20,6 +20,7 @@ from cosmos_app.report import Sample
 from cosmos_app.roles.adapters import MergedWeights, MergingClient
 from cosmos_app.roles.parent import die_with_parent
 from cosmos_app.roles.process import RunContext, open_context
+from cosmos_app.roles.quantised import engine_model
 from cosmos_app.roles.weights import ReceivedWeights, vllm_client
 from cosmos_app.samples import append_samples, append_trajectories
 from cosmos_app.shown_samples import SampleShow
@@ -73,7 +74,15 @@ async def run_rollout(run_dir: Path, redis_url: str | None, replica: str) -> int
         environment = chosen.build() if chosen is not None else None
         if environment is not None:
             ended.push_async_callback(environment.aclose)
-        engine = await context.recipe.rollout.engine.build(_engine_setup(context, ended))
+        model = await asyncio.to_thread(
+            engine_model,
+            context.files.model,
+            context.recipe.weight_sync,
+            context.run.path,
+            replica,
+        )
+        setup = _engine_setup(context, model, ended)
+        engine = await context.recipe.rollout.engine.build(setup)
         ended.push_async_callback(engine.aclose)
         parts = ReplicaParts(engine=engine, pool=pool, environment=environment)
         async with await Bus.connect(context.redis_url, context.namespace) as bus:
@@ -81,16 +90,17 @@ async def run_rollout(run_dir: Path, redis_url: str | None, replica: str) -> int
     return 0
 
 
-def _engine_setup(context: RunContext, ended: contextlib.AsyncExitStack) -> EngineSetup:
+def _engine_setup(
+    context: RunContext, model: Path, ended: contextlib.AsyncExitStack
+) -> EngineSetup:
     sync = context.recipe.weight_sync
     arguments: dict[str, Any] = {}
     if isinstance(context.recipe.rollout.engine, cosmos_rollout.VLLMConfig):
         from cosmos_weightsync.integrations.vllm import engine_arguments
 
         arguments = engine_arguments()
-    model = context.files.model
     if context.recipe.model.training.lora is not None:
-        return _merging_setup(context, arguments, ended)
+        return _merging_setup(context, model, arguments, ended)
     return EngineSetup(
         model_path=model,
         weight_client=partial(vllm_client, sync),
@@ -100,11 +110,14 @@ def _engine_setup(context: RunContext, ended: contextlib.AsyncExitStack) -> Engi
 
 
 def _merging_setup(
-    context: RunContext, arguments: dict[str, Any], ended: contextlib.AsyncExitStack
+    context: RunContext,
+    model: Path,
+    arguments: dict[str, Any],
+    ended: contextlib.AsyncExitStack,
 ) -> EngineSetup:
     """Return how an engine gets whole weights where the policy sends adapters."""
-    sync, model = context.recipe.weight_sync, context.files.model
-    merged = MergedWeights(sync, model)
+    sync = context.recipe.weight_sync
+    merged = MergedWeights(sync, context.files.model)
     ended.callback(merged.close)
 
     def client(engine: Any, kv: KvPolicy) -> MergingClient:  # vLLM's AsyncLLM

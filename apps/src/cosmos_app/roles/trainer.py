@@ -13,6 +13,7 @@ from torch import nn
 from cosmos_algos import ScoreField, TokenBatch, policy_loss, summarise_metrics
 from cosmos_app.exporting import export_trained
 from cosmos_app.recipe import Recipe
+from cosmos_app.roles.quantised import quantised_shards
 from cosmos_app.roles.weights import sender_config
 from cosmos_app.step_share import (
     BatchPlan,
@@ -41,7 +42,7 @@ from cosmos_parallel import (
     throughput,
 )
 from cosmos_weightsync import Shard, WeightSender, converted_shards, shards_of
-from cosmos_weightsync.encodings import adapter_shards
+from cosmos_weightsync.encodings import EncodedShards, adapter_shards
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +106,7 @@ class Trainer:
         self._reference = self._frozen("reference_logprobs", model_dir)
         self._teacher = self._frozen("teacher_logprobs", recipe.model.teacher)
         self._sender = WeightSender(
-            _shards(self._model, recipe),
+            self._published(),
             rank=seat.mesh.process.rank,
             num_ranks=seat.mesh.process.world_size,
             config=sender_config(recipe.weight_sync),
@@ -176,6 +177,13 @@ class Trainer:
     def close(self) -> None:
         """Stop serving weights."""
         self._sender.close()
+
+    def _published(self) -> Sequence[Shard] | EncodedShards:
+        """Return what this rank sends; adapters are quantised where they are added to the rest."""
+        shards = _shards(self._model, self._recipe)
+        if self._recipe.model.training.lora is not None:
+            return shards
+        return quantised_shards(shards, self._recipe.weight_sync, self._seat.mesh.process)
 
     def _counted_loss(self, model: nn.Module, batch: TokenBatch) -> LossResult:
         """Score a batch by the models that its loss needs, in each pass: ranks pass equally often.

@@ -18,7 +18,8 @@ _MIB = 1 << 20
 
 def sender_config(config: WeightSyncConfig) -> SenderConfig:
     """Return how a sender serves."""
-    return SenderConfig(wire_dtype=config.wire_dtype, bucket_bytes=int(config.bucket_mib * _MIB))
+    wire = "" if config.quantised else config.wire_dtype
+    return SenderConfig(wire_dtype=wire, bucket_bytes=int(config.bucket_mib * _MIB))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
