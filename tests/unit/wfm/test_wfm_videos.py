@@ -8,8 +8,14 @@ import torch
 
 from cosmos_wfm import (
     CaptionDataError,
+    DdrlConfig,
+    DiffusionRl,
+    DiffusionRlConfig,
     DiffusionSftConfig,
+    FlowGrpoConfig,
     LoraTuning,
+    SamplerConfig,
+    SdeConfig,
     VideoCaptionsConfig,
     WfmConfigError,
     train_sft,
@@ -99,3 +105,24 @@ def test_a_video_model_is_tuned_on_videos(videos, model_dirs, family, tmp_path):
     assert (directory / "lora" / "model.safetensors").is_file()
     with pytest.raises(WfmConfigError, match="multiple of 4"):
         train_sft(replace(recipe, data=replace(videos, frames=4)))
+
+
+def test_ddrl_of_a_video_model_stays_close_to_videos(videos, model_dirs, tmp_path):
+    (tmp_path / "prompts.txt").write_text("prompt 0001\n")
+    recipe = DiffusionRlConfig(
+        model=str(model_dirs("cosmos")),
+        prompts=str(tmp_path / "prompts.txt"),
+        output=str(tmp_path / "out"),
+        rewards={"motion": 1.0},
+        groups_per_step=1,
+        samples_per_group=2,
+        sampler=SamplerConfig(num_steps=2, height=32, width=32, frames=5),
+        algorithm=DdrlConfig(data_weight=0.5, policy=FlowGrpoConfig(sde=SdeConfig(num_noisy=1))),
+        data=videos,
+        tuning=LoraTuning(rank=2, alpha=4),
+    )
+    report, _ = DiffusionRl(recipe).step(0)
+
+    # Advantages sum to 0 and ratios are 1: what is left is the data's share.
+    assert report.loss == pytest.approx(0.5 * report.mean("data_loss", over="samples"), abs=1e-4)
+    assert report.loss > 0.1

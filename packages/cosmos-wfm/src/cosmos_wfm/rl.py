@@ -46,6 +46,7 @@ from cosmos_wfm.rollouts import Rollout, RolloutTask, SamplerConfig
 from cosmos_wfm.training_run import RunOutputs, TrainingRun, check_parallel
 from cosmos_wfm.tuning import FullTuning, LoraTuning, TuningConfig, recompute_blocks
 from cosmos_wfm.validation import ValidationConfig
+from cosmos_wfm.videos import VideoCaptionsConfig
 
 RlAlgorithm = NftConfig | AwmConfig | FlowGrpoConfig | DdrlConfig
 
@@ -71,7 +72,7 @@ class DiffusionRlConfig:
         seed: of prompts and noise.
         sampler: size, steps and guidance of rollouts.
         algorithm: how rewards become a loss.
-        data: captioned images that DDRL stays close to.
+        data: captioned images or videos that DDRL stays close to.
         tuning: adapters or all weights.
         parallel: how ranks share the work: FSDP2, or HSDP with ``dp_replicate``.
         learner: optimizer, schedule, clipping and the average that is exported.
@@ -94,7 +95,7 @@ class DiffusionRlConfig:
     seed: int = 0
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
     algorithm: RlAlgorithm = field(default_factory=NftConfig)
-    data: ImageCaptionsConfig | None = None
+    data: ImageCaptionsConfig | VideoCaptionsConfig | None = None
     tuning: TuningConfig = field(default_factory=LoraTuning)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
