@@ -4,6 +4,9 @@
  * not, which saves a third of the traffic of memory. What is hashed is the source, four kilobytes at
  * a time, while the first-level cache holds it. The hash is XXH3 of 64 bits, seed 0, for inputs of
  * more than 240 bytes (https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md).
+ *
+ * The same for rows that come out of another process or over a stream socket: they land in a little
+ * memory that stays in the second-level cache, and are hashed and moved on from there.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -12,7 +15,9 @@
 #include <string.h>
 
 #if defined(__linux__)
+#include <sys/socket.h>
 #include <sys/uio.h>
+#include <time.h>
 #endif
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -20,7 +25,7 @@
 #endif
 
 enum { STRIPE = 64, STRIPES_PER_BLOCK = 16, CHUNK = 1024, FAR = 6144, SHORTEST_STREAM = 256,
-       MOST_RUNS = 1024, SCRATCH = 128 << 10 };
+       MOST_RUNS = 1024, SCRATCH = 128 << 10, ENDED = -1 };
 
 static const uint32_t P32_1 = 0x9E3779B1U, P32_2 = 0x85EBCA77U, P32_3 = 0xC2B2AE3DU;
 static const uint64_t P64_1 = 0x9E3779B185EBCA87U, P64_2 = 0xC2B2AE3D27D4EB4FU,
@@ -165,6 +170,9 @@ static void add(struct running *hash, const uint8_t *data, size_t size) {
     hash->pending = size;
 }
 
+/* Carry a hash on over bytes that lie in the cache. */
+void cosmos_add(struct running *hash, const uint8_t *data, size_t size) { add(hash, data, size); }
+
 size_t cosmos_state_bytes(void) { return sizeof(struct running); }
 
 void cosmos_start(struct running *hash) {
@@ -236,6 +244,64 @@ int cosmos_read(struct running *hash, uint8_t *to, int process, uint64_t from, p
         if ((size_t)found != here.iov_len) return EFAULT;
         cosmos_move(hash, to, 0, scratch, 0, found, 1);
         to += found;
+    }
+    return 0;
+#else
+    return ENOSYS;
+#endif
+}
+
+#if defined(__linux__)
+static int is_past(double moment) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec + 1e-9 * now.tv_nsec > moment;
+}
+#endif
+
+/* Fill one contiguous place from a stream socket, by way of the second-level cache; `hash` may be
+ * null. One wait lasts as long as the socket's own limit says, all of them until the moment `until`
+ * of the monotonic clock. Returns 0, `ENDED` where the stream does, or an `errno`. */
+int cosmos_receive(struct running *hash, uint8_t *to, size_t size, int stream, double until) {
+#if defined(__linux__)
+    _Alignas(STRIPE) uint8_t scratch[SCRATCH];
+    for (size_t done = 0; done < size;) {
+        /* What is moved at a time ends with a line of the target, as in `cosmos_move`. */
+        size_t room = SCRATCH - (uintptr_t)(to + done) % STRIPE;
+        room = size - done < room ? size - done : room;
+        ssize_t found = recv(stream, scratch, room, MSG_WAITALL);
+        if (found == 0) return ENDED;
+        if (found < 0 && errno != EINTR) return errno;
+        if (found > 0) {
+            cosmos_move(hash, to + done, 0, scratch, 0, found, 1);
+            done += found;
+        }
+        if (done < size && is_past(until)) return EAGAIN;
+    }
+    return 0;
+#else
+    return ENOSYS;
+#endif
+}
+
+/* Send rows over a stream socket, straight from where they lie; limits and result as above. */
+int cosmos_send(const uint8_t *from, ptrdiff_t step, size_t row_bytes, size_t num_rows, int stream,
+                double until) {
+#if defined(__linux__)
+    size_t row = 0, inside = 0;
+    while (row < num_rows) {
+        struct iovec runs[MOST_RUNS];
+        size_t count = 0;
+        for (size_t next = row; next < num_rows && count < MOST_RUNS; next++, count++) {
+            size_t skipped = next == row ? inside : 0;
+            runs[count].iov_base = (void *)(from + (ptrdiff_t)next * step + skipped);
+            runs[count].iov_len = row_bytes - skipped;
+        }
+        struct msghdr message = {.msg_iov = runs, .msg_iovlen = count};
+        ssize_t sent = sendmsg(stream, &message, MSG_NOSIGNAL);
+        if (sent < 0 && errno != EINTR) return errno;
+        if (sent > 0) inside += sent, row += inside / row_bytes, inside %= row_bytes;
+        if (row < num_rows && is_past(until)) return EAGAIN;
     }
     return 0;
 #else

@@ -70,6 +70,14 @@ class Channel:
         self.deadly.count()
         self.channel.recv_into(view, deadline)
 
+    def send_rows(self, rows, deadline) -> None:
+        self.deadly.count()
+        self.channel.send_rows(rows, deadline)
+
+    def recv_hashed(self, into, checksum, deadline) -> None:
+        self.deadly.count()
+        self.channel.recv_hashed(into, checksum, deadline)
+
 
 class Member:
     """A sender or receiver of a small model; sender ranks all hold the whole of it."""

@@ -40,7 +40,7 @@ def test_packing_and_unpacking_moves_every_element(shapes, bucket):
     sent = HeldBoxes((name, Box.full(t.shape), t) for name, t in tensors.items())
     copies = {name: torch.full_like(t, -1) for name, t in tensors.items()}
     received = HeldBoxes((name, Box.full(t.shape), t) for name, t in copies.items())
-    sums: dict[int, RunningChecksum] = {}
+    sums = [RunningChecksum(piece.num_bytes) for piece in pieces]
     for message in schedule(pieces, bucket):
         assert message.num_bytes <= bucket
         content = pack(message, sent, torch.empty(bucket, dtype=torch.uint8))
@@ -81,7 +81,7 @@ def test_a_checksum_of_memory_equals_that_of_the_messages():
     tensor = torch.randn(7, 5)
     held = HeldBoxes([("w", Box.full((7, 5)), tensor)])
     part = piece("w", Box((1, 1), (6, 4)))
-    sums: dict[int, RunningChecksum] = {}
+    sums = [RunningChecksum()]
     for message in schedule([part], 32):
         add_checksums(message, pack(message, held, torch.empty(32, dtype=torch.uint8)), sums)
     assert sums[0].value == piece_checksum(held, part)

@@ -110,7 +110,7 @@ class _Channel:
 
 
 def test_what_travels_is_what_was_planned(stack):
-    """Messages of 2 MiB where nobody passes on, which is TCP's own size; of a chunk where one does.
+    """Messages of TCP's own size where nobody passes on; of a chunk where one does.
 
     The receivers do not know of each other at version 1, and do at version 2.
     """
@@ -136,7 +136,7 @@ def test_what_travels_is_what_was_planned(stack):
         receiver = WeightReceiver(wanted=wanted, config=config, transports=[largest])
         receivers.append(stack.enter_context(receiver))
         receiver.stage(1)
-        assert largest.num_bytes == 2 * MIB
+        assert largest.num_bytes == Largest.capabilities.message_bytes == 8 * MIB
     for receiver in receivers:
         receiver._attendance.wait_for(
             lambda view: [m.version for m in view.members if m.layout].count(1) == 3,

@@ -3,6 +3,11 @@
 import errno
 import os
 import random
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -81,3 +86,72 @@ def test_memory_that_is_not_there_is_an_error_of_the_system(compiled):
     with pytest.raises(OSError, match=r"address|permitted") as caught:
         compiled.read_and_hash(os.getpid(), 4096, 1, np.zeros((300_000, 1), np.uint8))
     assert caught.value.errno in {errno.EFAULT, errno.EPERM}
+
+
+@pytest.fixture
+def stream() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Both ends of one; the second waits half a minute for bytes."""
+    ends = socket.socketpair()
+    ends[1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 30, 0))
+    with ends[0], ends[1]:
+        yield ends
+
+
+def in_half_a_minute() -> float:
+    return time.monotonic() + 30.0
+
+
+@pytest.mark.parametrize(("rows", "row_bytes", "step", "into_step"), SHAPES)
+def test_rows_cross_a_stream_and_are_hashed_on_arrival(
+    compiled, stream, rows, row_bytes, step, into_step
+):
+    del into_step
+    source = laid_out(rows, row_bytes, step, noise(rows * step + row_bytes))
+    target = np.zeros(rows * row_bytes + 7, np.uint8)
+    into = target[7:]
+    state = compiled.start()
+    half = into.size // 2  # Two messages, one text.
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(compiled.send, source, stream[0].fileno(), in_half_a_minute())
+        for part in (into[:half], into[half:]):
+            compiled.receive(state, part, stream[1].fileno(), in_half_a_minute())
+        sent.result()
+    assert into.tobytes() == source.tobytes()
+    assert not target[:7].any()
+    if into.size >= 241:
+        assert compiled.value(state) == xxhash.xxh3_64_intdigest(source.tobytes())
+
+
+def test_what_is_larger_than_any_buffer_crosses_a_stream(compiled, stream):
+    source = laid_out(3000, 3000, 3001, noise(3001 * 3000))
+    into, state = np.zeros(source.size, np.uint8), compiled.start()
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(compiled.send, source, stream[0].fileno(), in_half_a_minute())
+        compiled.receive(state, into, stream[1].fileno(), in_half_a_minute())
+        sent.result()
+    assert compiled.value(state) == xxhash.xxh3_64_intdigest(source.tobytes())
+    assert into.tobytes() == source.tobytes()
+
+
+def test_a_stream_that_ends_early_says_so(compiled, stream):
+    stream[0].sendall(b"abc")
+    stream[0].close()
+    with pytest.raises(EOFError):
+        compiled.receive(
+            compiled.start(), np.zeros(4, np.uint8), stream[1].fileno(), in_half_a_minute()
+        )
+
+
+def test_nobody_waits_for_a_stream_beyond_the_limit(compiled, stream):
+    stream[1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 0, 1000))
+    stream[0].sendall(b"abc")
+    with pytest.raises(BlockingIOError):
+        compiled.receive(
+            compiled.start(), np.zeros(4, np.uint8), stream[1].fileno(), time.monotonic()
+        )
+
+
+def test_a_peer_that_left_is_an_error_of_the_system(compiled, stream):
+    stream[1].close()
+    with pytest.raises(BrokenPipeError):
+        compiled.send(np.zeros((1, 9), np.uint8), stream[0].fileno(), in_half_a_minute())

@@ -15,6 +15,7 @@ from torch import Tensor
 from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.layout import ShardSpec
 from cosmos_weightsync.planning import Piece
+from cosmos_weightsync.streaming import SHORTEST_COMPILED, compiled_rows
 
 __all__ = [
     "BLOCK_BYTES",
@@ -32,23 +33,38 @@ BLOCK_BYTES = 1 << 20
 
 
 class RunningChecksum:
-    """A checksum that is carried on over the parts of a box."""
+    """A checksum that is carried on over the parts of a box.
 
-    def __init__(self) -> None:
+    Args:
+        num_bytes: How many there will be, where that is known: of enough of them, the compiled
+            library can take care.
+
+    Attributes:
+        compiled: The library's state of it; ``None`` if the library does not take care.
+    """
+
+    def __init__(self, num_bytes: int = 0) -> None:
+        self._engine = compiled_rows() if num_bytes >= SHORTEST_COMPILED else None
+        self.compiled = None if self._engine is None else self._engine.start()
         self._state = xxhash.xxh3_64()
 
     def add(self, content: Tensor) -> None:
         """Carry on over a contiguous tensor."""
-        self._state.update(flat_bytes(content).cpu().numpy().data)
+        self.add_bytes(flat_bytes(content).cpu().numpy())
 
     def add_bytes(self, content: np.ndarray) -> None:
-        """Carry on over bytes."""
-        self._state.update(content.data)
+        """Carry on over contiguous bytes."""
+        if self._engine is None:
+            self._state.update(content.data)
+        else:
+            self._engine.add(self.compiled, content)
 
     @property
     def value(self) -> int:
         """The checksum of everything so far."""
-        return self._state.intdigest()
+        if self._engine is None:
+            return self._state.intdigest()
+        return self._engine.value(self.compiled)
 
 
 def flat_bytes(tensor: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from cosmos_weightsync.arenas import ALIGNMENT, Arena
 from cosmos_weightsync.boxes import Box
+from cosmos_weightsync.byte_rows import byte_rows
 from cosmos_weightsync.checksums import (
     RunningChecksum,
     VersionChecksums,
@@ -30,6 +31,7 @@ __all__ = [
     "Message",
     "add_checksums",
     "flat_bytes",
+    "message_rows",
     "message_view",
     "pack",
     "piece_checksum",
@@ -117,7 +119,7 @@ class HeldBoxes:
         self._on_arrival = on_arrival
         self._held: dict[str, list[tuple[Box, Tensor]]] = {}
         self._views: dict[tuple[str, Box], Tensor] = {}
-        self._raw: dict[tuple[str, Box], np.ndarray | None] = {}
+        self._rows: dict[tuple[str, Box], np.ndarray | None] = {}
         for name, box, tensor in held:
             self._held.setdefault(name, []).append((box, tensor))
 
@@ -136,11 +138,15 @@ class HeldBoxes:
 
     def raw(self, name: str, box: Box) -> np.ndarray | None:
         """The bytes of this box, if they follow one another in host memory; see `view`."""
+        rows = self.rows(name, box)
+        return rows.reshape(-1) if rows is not None and rows.shape[1] == 1 else None
+
+    def rows(self, name: str, box: Box) -> np.ndarray | None:
+        """The bytes of this box as rows in host memory, if it falls into any; see `view`."""
         view = self.view(name, box)
-        if (name, box) not in self._raw:
-            is_plain = view.is_contiguous() and view.device.type == "cpu"
-            self._raw[name, box] = flat_bytes(view).numpy() if is_plain else None
-        return self._raw[name, box]
+        if (name, box) not in self._rows:
+            self._rows[name, box] = byte_rows(view)
+        return self._rows[name, box]
 
     def _make(self, name: str, box: Box) -> Tensor:
         for origin, tensor in self._held.get(name, ()):
@@ -167,6 +173,13 @@ def message_view(message: Message, held: HeldBoxes, device: torch.device) -> Ten
     return flat_bytes(view) if view.is_contiguous() and view.device == device else None
 
 
+def message_rows(message: Message, held: HeldBoxes) -> np.ndarray | None:
+    """The memory of a message as rows of bytes, if it is of one piece that falls into such."""
+    if len(message.chunks) != 1:
+        return None
+    return held.rows(message.chunks[0].name, message.chunks[0].box)
+
+
 def pack(message: Message, held: HeldBoxes, bucket: Tensor) -> Tensor:
     """Copy the chunks into the bucket; returns the part of the bucket that is the message."""
     for chunk, part in _parts(message, bucket):
@@ -187,10 +200,10 @@ def _parts(message: Message, bucket: Tensor) -> Iterator[tuple[Chunk, Tensor]]:
         yield chunk, bucket[chunk.offset : chunk.offset + chunk.num_bytes]
 
 
-def add_checksums(message: Message, content: Tensor, sums: dict[int, RunningChecksum]) -> None:
+def add_checksums(message: Message, content: Tensor, sums: Sequence[RunningChecksum]) -> None:
     """Carry on the running checksum of every piece that has a chunk in this message."""
     for chunk, part in _parts(message, content):
-        sums.setdefault(chunk.piece, RunningChecksum()).add(part)
+        sums[chunk.piece].add(part)
 
 
 def piece_checksum(held: HeldBoxes, piece: Piece) -> int:

@@ -5,7 +5,8 @@ runs at the source and `pull_edge` at the receiver, at the same time; each retur
 every piece, and equal checksums are what makes a transfer good. Nothing but bytes crosses the
 channel.
 
-Over a one-sided channel the receiver copies out of the source's memory. Over the others the pieces
+Over a one-sided channel the receiver copies out of the source's memory. Over a stream, pieces of
+some size leave from the rows they lie in and are hashed as they arrive. Over the others the pieces
 travel as messages, two packed ones in the bucket at a time: while one is on its way, the source
 packs the next, and the receiver hashes and unpacks the one before. How many messages may be under
 way is the transport's policy; a stream socket has its own window.
@@ -36,6 +37,7 @@ from cosmos_weightsync.chunks import (
     HeldBoxes,
     Message,
     add_checksums,
+    message_rows,
     message_view,
     pack,
     schedule,
@@ -44,7 +46,13 @@ from cosmos_weightsync.chunks import (
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import DigestError
 from cosmos_weightsync.planning import Piece
-from cosmos_weightsync.transports import BatchedChannel, Channel, Window, one_sided
+from cosmos_weightsync.transports import (
+    BatchedChannel,
+    Channel,
+    StreamChannel,
+    Window,
+    one_sided,
+)
 
 __all__ = ["BucketPool", "compare_checksums", "pull_edge", "serve_edge", "source_checksums"]
 
@@ -179,7 +187,12 @@ def _send(
     under_way = _UnderWay(channel.capabilities.groups)
     batched = channel if isinstance(channel, BatchedChannel) else None
     turn = 0
+    stream = channel if isinstance(channel, StreamChannel) else None
     for message in _messages(channel, pieces, bucket_bytes):
+        rows = None if stream is None else message_rows(message, held)
+        if stream is not None and rows is not None:
+            stream.send_rows(rows, deadline)
+            continue
         content = message_view(message, held, channel.device)
         half = None if content is not None else turn % 2
         under_way.make_room(half)
@@ -275,7 +288,7 @@ class _Arrival:
     view: Tensor
     is_direct: bool
 
-    def end(self, held: HeldBoxes, sums: dict[int, RunningChecksum]) -> None:
+    def end(self, held: HeldBoxes, sums: Sequence[RunningChecksum]) -> None:
         add_checksums(self.message, self.view, sums)
         if not self.is_direct:
             unpack(self.message, held, self.view)
@@ -291,11 +304,14 @@ def _receive(
     bucket_bytes: int,
     deadline: Deadline,
 ) -> list[int]:
-    sums: dict[int, RunningChecksum] = {}
+    sums = [RunningChecksum(piece.num_bytes) for piece in pieces]
     under_way = _UnderWay(channel.capabilities.groups)
     batched = channel if isinstance(channel, BatchedChannel) else None
+    stream = channel if isinstance(channel, StreamChannel) else None
     turn = 0
     for message in _messages(channel, pieces, bucket_bytes):
+        if stream is not None and _stream_in(stream, message, held, sums, deadline):
+            continue
         view = message_view(message, held, channel.device)
         half = None if view is not None else turn % 2
         under_way.make_room(half)
@@ -311,7 +327,24 @@ def _receive(
             channel.recv_into(view, deadline)
             arrival.end(held, sums)
     under_way.drain()
-    return [sums[index].value for index in range(len(pieces))]
+    return [running.value for running in sums]
+
+
+def _stream_in(
+    channel: StreamChannel,
+    message: Message,
+    held: HeldBoxes,
+    sums: Sequence[RunningChecksum],
+    deadline: Deadline,
+) -> bool:
+    """Receive a message straight into place, if it is of one piece and its place has no gaps."""
+    first = message.chunks[0]
+    raw = held.raw(first.name, first.box) if len(message.chunks) == 1 else None
+    if raw is None:
+        return False
+    channel.recv_hashed(raw, sums[first.piece], deadline)
+    held.arrived(first.name, first.box)
+    return True
 
 
 def _after(wait: Callable[[], None], end: Callable[[], None]) -> Callable[[], None]:

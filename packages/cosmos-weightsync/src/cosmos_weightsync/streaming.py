@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-__all__ = ["CompiledRows", "PlainRows", "compiled_rows", "row_engine"]
+__all__ = ["SHORTEST_COMPILED", "CompiledRows", "PlainRows", "compiled_rows", "row_engine"]
 
 BLOCK_BYTES = 1 << 20
 SHORTEST_COMPILED = 241
@@ -74,6 +74,14 @@ class CompiledRows:
             ctypes.c_int,
             *(pointer, pointer, ctypes.c_int, ctypes.c_uint64, step, size, size),
         )
+        until, number = ctypes.c_double, ctypes.c_int
+        self._add = _function(library.cosmos_add, None, pointer, pointer, size)
+        self._receive = _function(
+            library.cosmos_receive, number, pointer, pointer, size, number, until
+        )
+        self._send = _function(
+            library.cosmos_send, number, pointer, step, size, size, number, until
+        )
         self._state_bytes = int(_function(library.cosmos_state_bytes, size)())
 
     def copy(self, rows: np.ndarray, into: np.ndarray) -> None:
@@ -84,7 +92,7 @@ class CompiledRows:
         """See `PlainRows.copy_and_hash`."""
         if rows.size < SHORTEST_COMPILED:
             return PlainRows().copy_and_hash(rows, into)
-        state = self._state()
+        state = self.start()
         self._move(state, _address(into), into.strides[0], *_source(rows, into))
         return int(self._value(state))
 
@@ -92,7 +100,7 @@ class CompiledRows:
         """See `PlainRows.hash`."""
         if rows.size < SHORTEST_COMPILED:
             return PlainRows().hash(rows)
-        state = self._state()
+        state = self.start()
         self._move(state, None, 0, *_source(rows, rows))
         return int(self._value(state))
 
@@ -108,7 +116,7 @@ class CompiledRows:
         Raises:
             OSError: the system refused; its number says why.
         """
-        state = self._state()
+        state = self.start()
         num_rows, row_bytes = into.shape
         if step == row_bytes:
             num_rows, row_bytes = 1, into.size
@@ -118,10 +126,49 @@ class CompiledRows:
         is_short = into.size < SHORTEST_COMPILED
         return PlainRows().hash(into) if is_short else int(self._value(state))
 
-    def _state(self) -> Any:
+    def receive(self, state: Any, into: np.ndarray, stream: int, until: float) -> None:
+        """Fill contiguous memory from a stream socket, and carry a checksum on over it.
+
+        Args:
+            state: From `start`.
+            into: Bytes.
+            stream: The descriptor; it must be this socket's until this returns.
+            until: The moment of the monotonic clock at which to give up; a single wait lasts as
+                long as ``SO_RCVTIMEO`` says.
+
+        Raises:
+            EOFError: the stream ended.
+            OSError: what the system says; `BlockingIOError` when it took too long.
+        """
+        _check(self._receive(state, _address(into), into.size, stream, until))
+
+    def send(self, rows: np.ndarray, stream: int, until: float) -> None:
+        """Send rows over a stream socket from where they lie; see `receive`."""
+        num_rows, row_bytes = rows.shape
+        if rows.strides[0] == row_bytes:
+            num_rows, row_bytes = 1, rows.size
+        _check(self._send(_address(rows), rows.strides[0], row_bytes, num_rows, stream, until))
+
+    def add(self, state: Any, content: np.ndarray) -> None:
+        """Carry a checksum on over contiguous bytes."""
+        self._add(state, _address(content), content.size)
+
+    def value(self, state: Any) -> int:
+        """The XXH3 of all that was added, which must be `SHORTEST_COMPILED` bytes or more."""
+        return int(self._value(state))
+
+    def start(self) -> Any:
+        """A checksum of nothing yet, to be carried on."""
         state = ctypes.create_string_buffer(self._state_bytes)
         self._start(state)
         return state
+
+
+def _check(result: int) -> None:
+    if result < 0:
+        raise EOFError
+    if result:
+        raise OSError(result, os.strerror(result))
 
 
 def _function(function: Any, result: Any, *arguments: Any) -> Callable[..., Any]:
@@ -147,7 +194,7 @@ def compiled_rows() -> CompiledRows | None:
     path = Path(__file__).with_name("_streaming.so")
     try:
         return CompiledRows(path) if path.exists() else None
-    except OSError:  # Made on another kind of machine.
+    except (OSError, AttributeError):  # Made on another kind of machine, or from other source.
         return None
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from cosmos_weightsync.arenas import Arena
-from cosmos_weightsync.checksums import BLOCK_BYTES
+from cosmos_weightsync.checksums import BLOCK_BYTES, RunningChecksum
 from cosmos_weightsync.deadlines import Deadline
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "OneSidedChannel",
     "PendingChannel",
     "Side",
+    "StreamChannel",
     "Transport",
     "Window",
     "one_sided",
@@ -170,6 +171,33 @@ class BatchedChannel(Channel, Protocol):
         """Start to receive; the view is full once what this returns has been called.
 
         Calling it waits for the message, and raises as `recv_into`.
+        """
+        ...
+
+
+@runtime_checkable
+class StreamChannel(Channel, Protocol):
+    """A channel that takes host memory as it lies, and gives it back hashed.
+
+    Its messages are those of `Channel`: either end may use either way for any of them.
+    """
+
+    def send_rows(self, rows: np.ndarray, deadline: Deadline) -> None:
+        """Send a message, as `send` does.
+
+        Args:
+            rows: ``uint8[rows, row_bytes]``; each row is contiguous, any step leads to the next.
+            deadline: When to give up.
+        """
+        ...
+
+    def recv_hashed(self, into: np.ndarray, checksum: RunningChecksum, deadline: Deadline) -> None:
+        """Receive a message, as `recv_into` does, and carry the checksum on over it.
+
+        Args:
+            into: Contiguous bytes.
+            checksum: Of the piece that the message is a part of.
+            deadline: When to give up.
         """
         ...
 

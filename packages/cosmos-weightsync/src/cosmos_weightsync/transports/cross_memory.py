@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from cosmos_weightsync.arenas import Arena
+from cosmos_weightsync.byte_rows import row_bytes_of
 from cosmos_weightsync.checksums import RunningChecksum
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import (
@@ -29,7 +30,6 @@ from cosmos_weightsync.streaming import compiled_rows
 from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, Side, Window
 from cosmos_weightsync.transports.exposing import receive_exposed, send_exposed
 from cosmos_weightsync.transports.host_sockets import HostConnection, prepare_on_host
-from cosmos_weightsync.transports.windows import row_bytes_of
 
 __all__ = ["CrossMemoryTransport", "read_process"]
 

@@ -5,12 +5,15 @@ import hmac
 import secrets
 import socket
 import struct
+import threading
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from cosmos_weightsync.checksums import RunningChecksum
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import (
     DeadlineError,
@@ -19,6 +22,7 @@ from cosmos_weightsync.errors import (
     TransportUnavailableError,
 )
 from cosmos_weightsync.frames import recv_exactly
+from cosmos_weightsync.streaming import CompiledRows, PlainRows, row_engine
 from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, Side
 
 __all__ = ["TcpTransport", "prepare_tcp"]
@@ -26,7 +30,7 @@ __all__ = ["TcpTransport", "prepare_tcp"]
 _KEY_BYTES = 16
 _TIME = struct.Struct("@ll")
 """``struct timeval``: seconds and microseconds."""
-_CAPABILITIES = Capabilities(direct_bytes=64 << 10, message_bytes=2 << 20)
+_CAPABILITIES = Capabilities(direct_bytes=64 << 10, message_bytes=8 << 20)
 
 
 class _TcpChannel:
@@ -36,9 +40,12 @@ class _TcpChannel:
     Python's own timeouts take two for every few hundred KiB.
     """
 
-    def __init__(self, connection: socket.socket, peer: str) -> None:
+    def __init__(self, connection: socket.socket, peer: str, compiled: CompiledRows | None) -> None:
+        self._compiled = compiled
         self._socket = connection
         self._peer = peer
+        # Held while the compiled library has the descriptor, whose number is soon somebody else's.
+        self._lent = threading.Lock()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(None)
 
@@ -75,6 +82,37 @@ class _TcpChannel:
                 raise PeerLostError(f"{self._peer} closed the connection")
             left = left[count:]
 
+    def send_rows(self, rows: np.ndarray, deadline: Deadline) -> None:
+        engine = self._compiled
+        if engine is None:
+            self.send(torch.from_numpy(np.ascontiguousarray(rows).reshape(-1)), deadline)
+            return
+        try:
+            with self._lent:
+                self._limit(socket.SO_SNDTIMEO, deadline)
+                engine.send(rows, self._socket.fileno(), deadline.at)
+        except BlockingIOError as error:
+            raise DeadlineError(f"{self._peer} did not take the bytes in time") from error
+        except OSError as error:
+            raise PeerLostError(f"{self._peer} is gone: {error}") from error
+
+    def recv_hashed(self, into: np.ndarray, checksum: RunningChecksum, deadline: Deadline) -> None:
+        engine = self._compiled
+        if engine is None or checksum.compiled is None:
+            self.recv_into(torch.from_numpy(into), deadline)
+            checksum.add_bytes(into)
+            return
+        try:
+            with self._lent:
+                self._limit(socket.SO_RCVTIMEO, deadline)
+                engine.receive(checksum.compiled, into, self._socket.fileno(), deadline.at)
+        except EOFError as error:
+            raise PeerLostError(f"{self._peer} closed the connection") from error
+        except BlockingIOError as error:
+            raise DeadlineError(f"nothing from {self._peer} in time") from error
+        except OSError as error:
+            raise PeerLostError(f"{self._peer} is gone: {error}") from error
+
     def _limit(self, option: int, deadline: Deadline) -> None:
         """Have the next call on the socket end in time, without bytes if need be."""
         microseconds = max(1, int(1e6 * deadline.remaining(self._peer)))
@@ -88,7 +126,8 @@ class _TcpChannel:
     def close(self) -> None:
         with contextlib.suppress(OSError):  # Not connected any more is what is asked for.
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        with self._lent:  # Whoever waits is awake now, and soon done.
+            self._socket.close()
 
 
 class _Listening:
@@ -102,9 +141,6 @@ class _Listening:
     @property
     def description(self) -> Mapping[str, Any]:
         return {"host": self._address[0], "port": self._address[1], "key": self._key}
-
-    def connect(self, peer: Mapping[str, Any], deadline: Deadline) -> _TcpChannel:
-        return _TcpChannel(*self.meet(peer, deadline))
 
     def meet(self, peer: Mapping[str, Any], deadline: Deadline) -> tuple[socket.socket, str]:
         with self._listener:
@@ -136,9 +172,6 @@ class _Connecting:
     def description(self) -> Mapping[str, Any]:
         return {}
 
-    def connect(self, peer: Mapping[str, Any], deadline: Deadline) -> _TcpChannel:
-        return _TcpChannel(*self.meet(peer, deadline))
-
     def meet(self, peer: Mapping[str, Any], deadline: Deadline) -> tuple[socket.socket, str]:
         address = (str(peer.get("host")), int(peer.get("port", 0)))
         name = f"sender at {address}"
@@ -169,8 +202,32 @@ def prepare_tcp(side: Side, host: str) -> _Listening | _Connecting:
         raise TransportUnavailableError(f"cannot listen on {host}: {error}") from error
 
 
+class _PendingTcp:
+    def __init__(self, end: _Listening | _Connecting, compiled: CompiledRows | None) -> None:
+        self._end = end
+        self._compiled = compiled
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        return self._end.description
+
+    def connect(self, peer: Mapping[str, Any], deadline: Deadline) -> _TcpChannel:
+        return _TcpChannel(*self._end.meet(peer, deadline), self._compiled)
+
+    def close(self) -> None:
+        self._end.close()
+
+
 class TcpTransport:
-    """One TCP connection per channel; the sender listens."""
+    """One TCP connection per channel; the sender listens.
+
+    Args:
+        rows: What moves rows of bytes; by default the compiled library, where there is one.
+    """
+
+    def __init__(self, rows: PlainRows | CompiledRows | None = None) -> None:
+        engine = rows or row_engine()
+        self._compiled = engine if isinstance(engine, CompiledRows) else None
 
     @property
     def name(self) -> str:
@@ -179,9 +236,9 @@ class TcpTransport:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Large contiguous pieces go in place; messages are short enough to be hashed in cache."""
+        """Pieces of some size go from where they lie into place, and are hashed on arrival."""
         return _CAPABILITIES
 
     def prepare(self, side: Side, host: str) -> PendingChannel:
         """Listen on ``host`` as the sender; nothing yet as the receiver."""
-        return prepare_tcp(side, host)
+        return _PendingTcp(prepare_tcp(side, host), self._compiled)
