@@ -17,7 +17,7 @@ import torch
 
 from cosmos_weightsync import Box, DeadlineError, PeerLostError, Piece, WeightSyncError
 from cosmos_weightsync.arenas import Arena
-from cosmos_weightsync.checksums import RunningChecksum, tensor_checksum
+from cosmos_weightsync.checksums import tensor_checksum
 from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.edges import BucketPool, pull_edge, serve_edge
@@ -29,7 +29,6 @@ from cosmos_weightsync.transports import (
     NixlTransport,
     ProcessGroupTransport,
     SharedMemoryTransport,
-    StreamChannel,
     TcpTransport,
     Transport,
 )
@@ -173,64 +172,6 @@ def test_a_sender_that_nobody_joins_gives_up_in_time(kind):
             pending.connect({}, soon(0.3))
     finally:
         pending.close()
-
-
-@pytest.fixture(params=["compiled", "plain"])
-def receives(request: pytest.FixtureRequest) -> Transport:
-    return TcpTransport(PlainRows()) if request.param == "plain" else TcpTransport()
-
-
-@pytest.fixture(params=["compiled", "plain"])
-def streams(
-    request: pytest.FixtureRequest, receives: Transport, pool: ThreadPoolExecutor
-) -> Iterator[tuple[Channel, Channel]]:
-    """(sender's end, receiver's end) of TCP, each with or without the compiled library."""
-    sends = TcpTransport(PlainRows()) if request.param == "plain" else TcpTransport()
-    sender, receiver = sends.prepare("sender", HOST), receives.prepare("receiver", HOST)
-    accepted = pool.submit(sender.connect, receiver.description, soon())
-    receiving = receiver.connect(sender.description, soon())
-    sending = accepted.result()
-    yield sending, receiving
-    sending.close()
-    receiving.close()
-
-
-def test_rows_travel_as_the_message_that_they_are(streams, pool):
-    sending, receiving = streams
-    assert isinstance(sending, StreamChannel)
-    assert isinstance(receiving, StreamChannel)
-    columns = content(3000 * 1000, 1).view(3000, 1000)[:, 100:900]
-    text = columns.contiguous().view(-1)
-    whole = RunningChecksum(2 * text.numel())
-    arrived = torch.zeros(3 * text.numel(), dtype=torch.uint8)
-    first, second, third = arrived.chunk(3)
-
-    def send() -> None:
-        sending.send_rows(columns.numpy(), soon())
-        sending.send(text, soon())
-        sending.send_rows(columns.numpy(), soon())
-
-    sent = pool.submit(send)
-    receiving.recv_hashed(first.numpy(), whole, soon())
-    receiving.recv_hashed(second.numpy(), whole, soon())
-    receiving.recv_into(third, soon())
-    sent.result()
-    assert torch.equal(arrived, text.repeat(3))
-    assert whole.value == tensor_checksum(arrived[: 2 * text.numel()])
-
-
-def test_whoever_waits_in_a_stream_is_woken(streams, pool):
-    sending, receiving = streams
-    into, rows = torch.zeros(64 << 20, dtype=torch.uint8).numpy(), content(64 << 20, 2)
-    with pytest.raises(DeadlineError):
-        receiving.recv_hashed(into[:1000], RunningChecksum(1000), soon(0.2))
-    waits = pool.submit(receiving.recv_hashed, into, RunningChecksum(into.size), soon())
-    sends = pool.submit(sending.send_rows, rows.view(1, -1).numpy(), soon())
-    time.sleep(0.05)
-    receiving.close()
-    for ended in (waits, sends):
-        with pytest.raises(PeerLostError):
-            ended.result(timeout=15)
 
 
 def test_many_channels_work_side_by_side(transport, pool):

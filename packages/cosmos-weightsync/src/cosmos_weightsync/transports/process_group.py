@@ -29,7 +29,7 @@ from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, 
 __all__ = ["ProcessGroupTransport"]
 
 _CAPABILITIES = {
-    "cpu": Capabilities(message_bytes=4 << 20, groups=2),  # Gloo: packing costs more than a call.
+    "cpu": Capabilities(message_bytes=4 << 20, groups=16),  # Gloo: packing costs more than a call.
     "cuda": Capabilities(  # NCCL: a call costs more than packing.
         devices=frozenset({"cpu", "cuda"}),
         copies=0,

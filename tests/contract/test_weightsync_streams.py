@@ -1,0 +1,89 @@
+"""Rows over TCP, where either end may or may not have the compiled library."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from cosmos_weightsync import DeadlineError, PeerLostError
+from cosmos_weightsync.checksums import RunningChecksum, tensor_checksum
+from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.streaming import PlainRows
+from cosmos_weightsync.transports import Channel, StreamChannel, TcpTransport, Transport
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as executor:
+        yield executor
+
+
+def soon(seconds: float = 30.0) -> Deadline:
+    return Deadline.after(seconds)
+
+
+def content(size: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator)
+
+
+@pytest.fixture(params=["compiled", "plain"])
+def receives(request: pytest.FixtureRequest) -> Transport:
+    return TcpTransport(PlainRows()) if request.param == "plain" else TcpTransport()
+
+
+@pytest.fixture(params=["compiled", "plain"])
+def streams(
+    request: pytest.FixtureRequest, receives: Transport, pool: ThreadPoolExecutor
+) -> Iterator[tuple[Channel, Channel]]:
+    """(sender's end, receiver's end) of TCP, each with or without the compiled library."""
+    sends = TcpTransport(PlainRows()) if request.param == "plain" else TcpTransport()
+    sender, receiver = sends.prepare("sender", HOST), receives.prepare("receiver", HOST)
+    accepted = pool.submit(sender.connect, receiver.description, soon())
+    receiving = receiver.connect(sender.description, soon())
+    sending = accepted.result()
+    yield sending, receiving
+    sending.close()
+    receiving.close()
+
+
+def test_rows_travel_as_the_message_that_they_are(streams, pool):
+    sending, receiving = streams
+    assert isinstance(sending, StreamChannel)
+    assert isinstance(receiving, StreamChannel)
+    columns = content(3000 * 1000, 1).view(3000, 1000)[:, 100:900]
+    text = columns.contiguous().view(-1)
+    whole = RunningChecksum(2 * text.numel())
+    arrived = torch.zeros(3 * text.numel(), dtype=torch.uint8)
+    first, second, third = arrived.chunk(3)
+
+    def send() -> None:
+        sending.send_rows(columns.numpy(), soon())
+        sending.send(text, soon())
+        sending.send_rows(columns.numpy(), soon())
+
+    sent = pool.submit(send)
+    receiving.recv_hashed(first.numpy(), whole, soon())
+    receiving.recv_hashed(second.numpy(), whole, soon())
+    receiving.recv_into(third, soon())
+    sent.result()
+    assert torch.equal(arrived, text.repeat(3))
+    assert whole.value == tensor_checksum(arrived[: 2 * text.numel()])
+
+
+def test_whoever_waits_in_a_stream_is_woken(streams, pool):
+    sending, receiving = streams
+    into, rows = torch.zeros(64 << 20, dtype=torch.uint8).numpy(), content(64 << 20, 2)
+    with pytest.raises(DeadlineError):
+        receiving.recv_hashed(into[:1000], RunningChecksum(1000), soon(0.2))
+    waits = pool.submit(receiving.recv_hashed, into, RunningChecksum(into.size), soon())
+    sends = pool.submit(sending.send_rows, rows.view(1, -1).numpy(), soon())
+    time.sleep(0.05)
+    receiving.close()
+    for ended in (waits, sends):
+        with pytest.raises(PeerLostError):
+            ended.result(timeout=15)
