@@ -30,6 +30,8 @@ __all__ = ["TcpTransport", "prepare_tcp"]
 _KEY_BYTES = 16
 _TIME = struct.Struct("@ll")
 """``struct timeval``: seconds and microseconds."""
+_RESET = struct.pack("@ii", 1, 0)
+"""``struct linger``: on, for no time."""
 _CAPABILITIES = Capabilities(direct_bytes=64 << 10, message_bytes=8 << 20)
 
 
@@ -203,8 +205,9 @@ def prepare_tcp(side: Side, host: str) -> _Listening | _Connecting:
 
 
 class _PendingTcp:
-    def __init__(self, end: _Listening | _Connecting, compiled: CompiledRows | None) -> None:
-        self._end = end
+    def __init__(self, side: Side, host: str, compiled: CompiledRows | None) -> None:
+        self._side: Side = side
+        self._end = prepare_tcp(side, host)
         self._compiled = compiled
 
     @property
@@ -212,7 +215,12 @@ class _PendingTcp:
         return self._end.description
 
     def connect(self, peer: Mapping[str, Any], deadline: Deadline) -> _TcpChannel:
-        return _TcpChannel(*self._end.meet(peer, deadline), self._compiled)
+        connection, name = self._end.meet(peer, deadline)
+        if self._side == "receiver":
+            # Closing resets the connection: without unread bytes it would merely be shut, and a
+            # sender that waits for room would not learn of it.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        return _TcpChannel(connection, name, self._compiled)
 
     def close(self) -> None:
         self._end.close()
@@ -241,4 +249,4 @@ class TcpTransport:
 
     def prepare(self, side: Side, host: str) -> PendingChannel:
         """Listen on ``host`` as the sender; nothing yet as the receiver."""
-        return _PendingTcp(prepare_tcp(side, host), self._compiled)
+        return _PendingTcp(side, host, self._compiled)
