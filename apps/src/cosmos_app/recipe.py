@@ -309,9 +309,12 @@ def _check_algorithm(recipe: Recipe) -> None:
         ValueError: naming the setting.
     """
     kind, algorithm = recipe.algorithm.kind, recipe.algorithm.build()
-    if "values" in algorithm.needs:
+    parallel = recipe.policy.parallel
+    split = [axis for axis in ("tp", "cp", "pp") if getattr(parallel, axis) > 1]
+    if algorithm.critic is not None and split:
         raise ValueError(
-            f"algorithm.kind is {kind!r}, which needs a critic; this command trains none"
+            f"algorithm.kind is {kind!r}, whose critic needs whole hidden states, and "
+            f"policy.parallel.{split[0]} divides them: use dp_replicate and dp_shard alone"
         )
     if "teacher_logprobs" in algorithm.needs and recipe.model.teacher is None:
         raise ValueError(

@@ -90,7 +90,8 @@ WHOLE_OBJECTIVES = {
 def test_every_part_of_an_objective_is_independent_of_the_split(name, num_ranks):
     samples = random_samples(seed=5)
     algorithm = WHOLE_OBJECTIVES[name].build()
-    model, other = TinyModel().double(), TinyModel(seed=1).double()
+    model = (TinyModel() if algorithm.critic is None else TinyCritic()).double()
+    other = TinyModel(seed=1).double()
     whole = gradient(model, algorithm, samples, [Share(max_tokens=10_000)], other)
 
     shares = [Share(max_tokens=20, rank=rank, num_ranks=num_ranks) for rank in range(num_ranks)]
@@ -161,6 +162,15 @@ class TinyModel(nn.Module):
         return Output
 
 
+class TinyCritic(TinyModel):
+    """The same with a value head, which says something else of every token."""
+
+    def __init__(self, seed=0):
+        super().__init__(seed)
+        self.value_head = nn.Linear(6, 1, bias=False)
+        nn.init.constant_(self.value_head.weight, 0.3)
+
+
 def random_samples(seed):
     random = np.random.default_rng(seed)
     samples = []
@@ -193,6 +203,8 @@ def gradient(model, algorithm, samples, shares, other=None):
         for batch in [*algorithm.batches(samples, share, policy_version=0), empty_batch()]:
             if other is not None:
                 batch = algorithm.with_teacher(other, algorithm.with_reference(other, batch))
+            if algorithm.critic is not None:
+                batch = algorithm.with_critic(model, batch)
             part = algorithm.loss(model, batch)
             part.total.backward()
             weight += part.weight

@@ -20,7 +20,6 @@ from cosmos_algos import (
     DpoConfig,
     DrGrpoConfig,
     EmptyStepError,
-    GaeConfig,
     GivenDataConfig,
     GrpoConfig,
     GspoClip,
@@ -39,7 +38,6 @@ from cosmos_algos import (
     Share,
     TokenIdError,
     policy_loss,
-    with_gae,
 )
 from cosmos_core.config import ConfigError, config_from_json, config_to_json, load_config
 from cosmos_core.trajectory import Trajectory, VersionSpan
@@ -104,8 +102,8 @@ def test_every_algorithm_trains_on_a_step_once_its_batches_have_what_it_needs(co
 
     (batch,) = algorithm.batches(samples(), Share(max_tokens=100), policy_version=2)
     batch = algorithm.with_teacher(other, algorithm.with_reference(other, batch))
-    if config is PpoConfig:
-        batch = with_gae(replace(batch, values=torch.zeros_like(batch.advantages)), GaeConfig())
+    if algorithm.critic is not None:
+        batch = algorithm.with_critic(model, batch)
     part = policy_loss(recipe)(model, batch)
     part.total.backward()
 
@@ -130,8 +128,9 @@ def test_the_likelihood_of_positive_samples_has_the_count_of_the_whole_step():
     total = weight = 0.0
     plain = replace(config, imitation_coefficient=0.0)
     for sign, one in ((1, config), (-1, plain)):
-        for batch in one.build().batches(step, Share(max_tokens=4), policy_version=2):
-            part = policy_loss(one)(model, batch)
+        algorithm = one.build()
+        for batch in algorithm.batches(step, Share(max_tokens=4), policy_version=2):
+            part = algorithm.loss(model, algorithm.with_critic(model, batch))
             total += sign * part.total.item()
             weight = weight + part.weight.item() if sign > 0 else weight
 
@@ -187,13 +186,15 @@ class TinyModel(nn.Module):
         super().__init__()
         torch.manual_seed(seed)
         self.embed = nn.Embedding(7, 7)
+        self.head = nn.Identity()
+        self.value_head = nn.Linear(7, 1, bias=False)
 
     def get_output_embeddings(self):
-        return nn.Identity()
+        return self.head
 
     def forward(self, input_ids, use_cache):
         class Output:
-            logits = self.embed(input_ids)
+            logits = self.head(self.embed(input_ids))
 
         return Output
 

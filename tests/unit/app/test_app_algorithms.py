@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from cosmos_algos import AlgorithmConfig, OnPolicyDistillationConfig, PpoConfig
+from cosmos_algos import AlgorithmConfig, OnPolicyDistillationConfig
 from cosmos_app.recipe import ModelConfig, Recipe, load_recipe
 
 
@@ -16,8 +16,8 @@ def test_the_default_run_is_stale_and_corrected() -> None:
     assert recipe.algorithm.build().objective.corrects
 
 
-@pytest.mark.parametrize("config", [c for c in get_args(AlgorithmConfig) if c is not PpoConfig])
-def test_every_algorithm_without_a_critic_runs_and_corrects_by_default(config: type) -> None:
+@pytest.mark.parametrize("config", get_args(AlgorithmConfig))
+def test_every_algorithm_runs_and_corrects_by_default(config: type) -> None:
     recipe = replace(Recipe(), algorithm=config(), model=ModelConfig(teacher=Path("teacher")))
     assert recipe.algorithm.build().objective.corrects
 
@@ -25,7 +25,10 @@ def test_every_algorithm_without_a_critic_runs_and_corrects_by_default(config: t
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["algorithm.kind=ppo"], "'ppo', which needs a critic"),
+        (
+            ["algorithm.kind=ppo", "policy.ranks=2", "policy.parallel.tp=2"],
+            "'ppo', whose critic needs whole hidden states, and policy.parallel.tp divides them",
+        ),
         (["algorithm.kind=on_policy_distillation"], "needs a teacher: set model.teacher"),
         (["algorithm.objective.kl.reset_every=5"], "keeps the first policy as reference"),
     ],

@@ -13,6 +13,7 @@ from torch import nn
 from cosmos_algos import ScoreField, TokenBatch, policy_loss, summarise_metrics
 from cosmos_app.exporting import export_trained
 from cosmos_app.recipe import Recipe
+from cosmos_app.roles.critic import critic_figures, critic_step
 from cosmos_app.roles.quantised import quantised_shards
 from cosmos_app.roles.weights import sender_config
 from cosmos_app.step_share import (
@@ -36,6 +37,7 @@ from cosmos_parallel import (
     TrainingMesh,
     check_packable,
     device_peak_flops,
+    is_of_value_head,
     load_causal_lm,
     model_cost,
     runs_packed_rows,
@@ -93,7 +95,11 @@ class Trainer:
         self._seat = seat
         self._checkpoints = checkpoints
         self._model_dir = model_dir
-        self._model = load_causal_lm(model_dir, seat.mesh, recipe.model.training)
+        self._algorithm = recipe.algorithm.build()
+        with_critic = self._algorithm.critic is not None
+        self._model = load_causal_lm(
+            model_dir, seat.mesh, replace(recipe.model.training, value_head=with_critic)
+        )
         self._learner = Learner(
             self._model, recipe.learner, mesh=seat.mesh, replica_group=replica_group
         )
@@ -101,7 +107,6 @@ class Trainer:
             self.version = checkpoints.load(self._learner).step + 1
         self._plan = _batch_plan(self._model, recipe)
         self._cost = model_cost(self._model)
-        self._algorithm = recipe.algorithm.build()
         self._loss = policy_loss(recipe.algorithm)
         self._reference = self._frozen("reference_logprobs", model_dir)
         self._teacher = self._frozen("teacher_logprobs", recipe.model.teacher)
@@ -138,13 +143,14 @@ class Trainer:
         """Take one step and publish it if asked; return its metrics, the same on every rank."""
         batches = batches_of_share(share, trajectories, self._plan, policy_version=train.step)
         device = self._seat.mesh.process.device
-        report = self._learner.step([batch.to(device) for batch in batches], self._counted_loss)
+        report = self._take([batch.to(device) for batch in batches])
         self.version = train.step + 1
         if train.publish:
             self._sender.publish(self.version)
+        means = summarise_metrics(_without_sizes(report.metrics))
         return {
             **step_statistics(train),
-            **_flat(summarise_metrics(_without_sizes(report.metrics))),
+            **_flat(means | critic_figures(means)),
             **self._speed(report),
             "loss": report.loss,
             "grad_norm": report.grad_norm,
@@ -185,19 +191,35 @@ class Trainer:
             return shards
         return quantised_shards(shards, self._recipe.weight_sync, self._seat.mesh.process)
 
+    def _take(self, batches: Sequence[TokenBatch]) -> StepReport:
+        if self._algorithm.critic is None:
+            return self._learner.step(batches, self._counted_loss)
+        return critic_step(
+            self._learner, batches, self._algorithm, value=self._valued, loss=self._counted_loss
+        )
+
+    def _valued(self, model: nn.Module, batch: TokenBatch) -> TokenBatch:
+        self.num_passes += 1
+        return self._algorithm.with_critic(model, self._scored(batch))
+
     def _counted_loss(self, model: nn.Module, batch: TokenBatch) -> LossResult:
-        """Score a batch by the models that its loss needs, in each pass: ranks pass equally often.
+        """Score a batch by the models that its loss needs, and sum its loss."""
+        self.num_passes += 1
+        scored = self._scored(batch)
+        result = self._loss(model, scored)
+        return replace(result, metrics={**result.metrics, **batch_sizes(batch)})
+
+    def _scored(self, batch: TokenBatch) -> TokenBatch:
+        """Score a batch by other models, unless it is; in each pass: ranks pass equally often.
 
         Scoring ahead of the step would leave ranks with different numbers of batches waiting for
         each other inside the sharded model.
         """
-        self.num_passes += 1
-        if self._reference is not None:
+        if self._reference is not None and batch.reference_logprobs is None:
             batch = self._algorithm.with_reference(self._reference, batch)
-        if self._teacher is not None:
+        if self._teacher is not None and batch.teacher_logprobs is None:
             batch = self._algorithm.with_teacher(self._teacher, batch)
-        result = self._loss(model, batch)
-        return replace(result, metrics={**result.metrics, **batch_sizes(batch)})
+        return batch
 
     def _speed(self, report: StepReport) -> dict[str, float]:
         """Return tokens per second and rank, their share of what was worked on, and MFU."""
@@ -247,7 +269,11 @@ def _shards(model: nn.Module, recipe: Recipe) -> tuple[Shard, ...]:
         return adapter_shards(PeftView(model))
     if isinstance(model, HasHfNames):
         return converted_shards(model, model.to_hf)
-    return shards_of(model)
+    return shards_of(
+        (name, parameter)
+        for name, parameter in model.named_parameters()
+        if not is_of_value_head(name)
+    )
 
 
 def _vocab_size(model: nn.Module) -> int:

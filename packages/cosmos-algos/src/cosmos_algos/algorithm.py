@@ -16,13 +16,15 @@ from cosmos_algos.aggregation import (
     sample_weights,
 )
 from cosmos_algos.batch import ScoreField, TokenBatch, collate
+from cosmos_algos.divergence import KlConfig, kl_values
 from cosmos_algos.errors import AlgorithmConfigError, EmptyStepError
 from cosmos_algos.logprobs import TokenScores
 from cosmos_algos.loss_sum import LossSum
 from cosmos_algos.objective import ObjectiveConfig, policy_objective
-from cosmos_algos.scoring import model_scores
+from cosmos_algos.scoring import model_scores, scores_and_values
 from cosmos_algos.splitting import split_batches, split_ranks
 from cosmos_algos.surrogate import GspoClip
+from cosmos_algos.values import CriticConfig, critic_objective, with_gae
 from cosmos_core.trajectory import Trajectory
 
 
@@ -88,6 +90,8 @@ class Algorithm:
         k: of advantage ``pass_at_k``.
         imitation_coefficient: weight of the negative log-likelihood of samples with a positive
             reward; 0 for none.
+        critic: how a value head of the model is used and trained; ``None`` for no critic.
+        epochs: optimizer steps over the samples of each step.
     """
 
     advantage: AdvantageName
@@ -97,9 +101,19 @@ class Algorithm:
     logprob_chunk: int
     k: int = 1
     imitation_coefficient: float = 0.0
+    critic: CriticConfig | None = None
+    epochs: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse a mean that weighs GSPO's samples by their length."""
+        """Refuse a mean that weighs GSPO's samples by their length, and no epoch at all."""
+        if self.epochs < 1:
+            raise AlgorithmConfigError(f"epochs is {self.epochs}; it must be 1 or more")
+        kl = self.objective.kl
+        if self.critic and kl.coefficient and kl.place == "reward" and kl.estimator != "k1":
+            raise AlgorithmConfigError(
+                f"ppo: kl.estimator {kl.estimator!r} in the reward has a gradient besides, which "
+                "a critic does not give back: use 'k1', or kl.place = 'loss'"
+            )
         sequence_loss = isinstance(self.objective.surrogate, GspoClip)
         if sequence_loss and self.aggregation.mode != "sequence_mean":
             raise AlgorithmConfigError(
@@ -113,7 +127,7 @@ class Algorithm:
         wanted: dict[ScoreField, bool] = {
             "reference_logprobs": self.objective.kl.coefficient > 0.0,
             "teacher_logprobs": self.objective.teacher_coefficient != 0.0,
-            "values": self.advantage == "reward",
+            "values": self.critic is not None,
         }
         return frozenset(field for field, needed in wanted.items() if needed)
 
@@ -202,9 +216,61 @@ class Algorithm:
         """
         return replace(batch, old_logprobs=self.scores(model, batch).logprobs)
 
+    @torch.no_grad()
+    def with_critic(self, model: nn.Module, batch: TokenBatch) -> TokenBatch:
+        """Return the batch with old log-probabilities and values, and advantages made of these.
+
+        Advantages are not whitened: that takes the moments of the whole step.
+
+        Args:
+            model: the policy at the start of the step, with a value head.
+            batch: with the reference's log-probabilities, if the reward is penalised by them.
+
+        Raises:
+            AlgorithmConfigError: if the algorithm has no critic.
+            MissingScoresError: if the batch lacks what a penalty needs.
+        """
+        if self.critic is None:
+            raise AlgorithmConfigError("this algorithm has no critic")
+        scores, values = scores_and_values(
+            model, batch, temperature=self.temperature, chunk=self.logprob_chunk
+        )
+        kept = values.where(batch.trainable, 0.0)
+        valued = replace(batch, old_logprobs=scores.logprobs, values=kept)
+        penalties, kl = None, self.objective.kl
+        if kl.coefficient and kl.place == "reward":
+            reference = batch.scores_of("reference_logprobs", "kl.coefficient over 0")
+            penalties = kl.coefficient * kl_values(scores.logprobs, reference, kl.estimator)
+        return with_gae(valued, self.critic.gae, penalties)
+
     def loss(self, model: nn.Module, batch: TokenBatch) -> LossSum:
-        """Run the model once over a batch and return the batch's part of the step's loss."""
-        return policy_objective(self.scores(model, batch), batch, self.objective)
+        """Run the model once over a batch and return the batch's part of the step's loss.
+
+        With a critic its loss is added (PPO, arXiv 1707.06347, eq. 9).
+
+        Raises:
+            MissingScoresError: if the batch lacks what the algorithm needs.
+        """
+        if self.critic is None:
+            return policy_objective(self.scores(model, batch), batch, self.objective)
+        scores, values = scores_and_values(
+            model, batch, temperature=self.temperature, chunk=self.logprob_chunk
+        )
+        policy = policy_objective(scores, batch, self._objective_beside_critic())
+        returns = batch.scores_of("returns", "the value loss")
+        critic = critic_objective(values, batch, returns, self.critic)
+        sums = {f"critic/{name}": v for name, v in critic.metrics.items() if name != "tokens"}
+        return replace(
+            policy,
+            total=policy.total + self.critic.coefficient * critic.total,
+            metrics={**policy.metrics, **sums},
+        )
+
+    def _objective_beside_critic(self) -> ObjectiveConfig:
+        """Return the objective without a penalty that is in the rewards of the critic already."""
+        if self.objective.kl.place != "reward":
+            return self.objective
+        return replace(self.objective, kl=KlConfig())
 
 
 def policy_algorithm(

@@ -24,7 +24,7 @@ from cosmos_algos.errors import MissingScoresError, TokenIdError, TrajectoryErro
 from cosmos_algos.samples import Samples
 from cosmos_core.trajectory import Trajectory
 
-ScoreField = Literal["old_logprobs", "reference_logprobs", "teacher_logprobs", "values"]
+ScoreField = Literal["old_logprobs", "reference_logprobs", "teacher_logprobs", "values", "returns"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -45,6 +45,7 @@ class TokenBatch:
         reference_logprobs: log π_ref of the target, if the caller computed it.
         teacher_logprobs: log-probability of the target under a teacher, likewise.
         values: what a critic expected before the target was drawn, likewise.
+        returns: what the critic should have expected, once advantages are made of its values.
         imitation_weights: weight of the target's negative log-likelihood in the step's sum.
         segments: number of the sample that each column belongs to, for rows that hold several.
         names: group and sibling of each sample, for messages.
@@ -63,6 +64,7 @@ class TokenBatch:
     reference_logprobs: Float[Tensor, "B T"] | None = None
     teacher_logprobs: Float[Tensor, "B T"] | None = None
     values: Float[Tensor, "B T"] | None = None
+    returns: Float[Tensor, "B T"] | None = None
     imitation_weights: Float[Tensor, "B T"] | None = None
     segments: Int[Tensor, "B T"] | None = None
     names: tuple[str, ...] = ()

@@ -70,6 +70,78 @@ def model_scores(
     return TokenScores(returned[..., 0], returned[..., 1])
 
 
+def scores_and_values(
+    model: nn.Module, batch: TokenBatch, *, temperature: float = 1.0, chunk: int = DEFAULT_CHUNK
+) -> tuple[TokenScores, Float[Tensor, "B T"]]:
+    """Run the model once; score its targets, and value the states that they are drawn in.
+
+    Args:
+        model: as for `model_scores`, with a child ``value_head`` from hidden states to one number.
+        batch: what to score.
+        temperature: what the sampler divided logits by.
+        chunk: targets projected onto the vocabulary at a time; 0 makes the whole logits.
+
+    Raises:
+        ModelHeadError: as `model_scores`, and if the model has no value head.
+    """
+    asked = _ValueHead(model)
+    hook = _find_head(model).register_forward_pre_hook(asked.value)
+    try:
+        scores = model_scores(model, batch, temperature=temperature, chunk=chunk)
+    finally:
+        hook.remove()
+    return scores, asked.answer(batch)
+
+
+def head_values(model: nn.Module, batch: TokenBatch) -> Float[Tensor, "B T"]:
+    """Run a model with a ``value_head`` once and return its values of all columns.
+
+    Raises:
+        ModelHeadError: if the model has no value head, or no output head before which it stands.
+    """
+    asked = _ValueHead(model)
+    hook = _find_head(model).register_forward_pre_hook(asked.value_only)
+    try:
+        model(**_inputs(batch))
+    finally:
+        hook.remove()
+    return asked.answer(batch)
+
+
+class _ValueHead:
+    """A hook before the output head, which sees all hidden states.
+
+    FSDP2 has gathered the root's parameters by then, and the value head is one of them.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        head = getattr(model, "value_head", None)
+        if not isinstance(head, nn.Module):
+            raise ModelHeadError(
+                f"{type(model).__name__} has no child value_head, which a critic needs: load it "
+                "with one"
+            )
+        self._head = head
+        self._values: Tensor | None = None
+
+    def value(self, head: nn.Module, args: tuple[Any, ...]) -> None:
+        """Value every column."""
+        del head
+        values = self._head(args[0])[..., 0]
+        self._values = values if values.dtype == torch.float64 else values.float()
+
+    def value_only(self, head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Value every column, and let one of them through to the output head."""
+        self.value(head, args)
+        return (args[0][:, :1], *args[1:])
+
+    def answer(self, batch: TokenBatch) -> Float[Tensor, "B T"]:
+        """Return the values of the pass."""
+        if self._values is None or self._values.shape != batch.token_ids.shape:
+            raise ModelHeadError("the output head was not called with a hidden state per token")
+        return self._values
+
+
 class _ScoringHead:
     """The pair of hooks of one forward pass, and what passes between them."""
 

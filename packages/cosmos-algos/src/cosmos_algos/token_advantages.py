@@ -8,7 +8,7 @@ are *skipped*: the value and the advantage of the next trained token are carried
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cosmos_algos.samples import Samples
@@ -62,25 +62,77 @@ def generalised_advantages(
         values: V of the state that each token was drawn in.
         samples: the trained tokens and which belong together.
         config: γ and λ.
-        bootstrap: V of the state after the last token of a row that was cut short; 0 by default.
+        bootstrap: V of the state after the last sample of a row that was cut short; 0 by default.
 
     Returns:
         Advantages, 0 where not trained.
     """
-    next_value = rewards.new_zeros(rewards.shape[0]) if bootstrap is None else bootstrap
+    table = _Table.of(samples)
+    reward, value = table.put(rewards), table.put(values)
+    next_value = rewards.new_zeros(table.num_samples)
+    if bootstrap is not None:
+        next_value = torch.where(table.is_last_of_row, bootstrap[table.row], next_value)
     carried = torch.zeros_like(next_value)
-    columns: list[Tensor] = []
-    for t in reversed(range(rewards.shape[1])):
-        if samples.segments is not None and t + 1 < rewards.shape[1]:
-            same = samples.segments[:, t] == samples.segments[:, t + 1]
-            next_value, carried = next_value * same, carried * same
-        here = samples.trainable[:, t]
-        error = rewards[:, t] + config.discount * next_value - values[:, t]
-        advantage = error + config.discount * config.decay * carried
-        carried = torch.where(here, advantage, carried)
-        next_value = torch.where(here, values[:, t], next_value)
-        columns.append(torch.where(here, advantage, 0.0))
-    return torch.stack(columns[::-1], dim=1)
+    advantages = torch.zeros_like(reward)
+    for t in reversed(range(reward.shape[1])):
+        here = t < table.lengths
+        error = reward[:, t] + config.discount * next_value - value[:, t]
+        carried = torch.where(here, error + config.discount * config.decay * carried, carried)
+        next_value = torch.where(here, value[:, t], next_value)
+        advantages[:, t] = carried
+    return table.take(advantages)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Table:
+    """The trained tokens of a batch, a line for each sample that has any: a short loop over them.
+
+    Attributes:
+        place: where the trained tokens stand in the batch.
+        sample: the line of each.
+        column: its place in the line.
+        lengths: trained tokens of each line.
+        row: row of the batch that the line's sample is in.
+        is_last_of_row: whether it is the last sample there.
+    """
+
+    place: Bool[Tensor, "B T"]
+    sample: Int[Tensor, " N"]
+    column: Int[Tensor, " N"]
+    lengths: Int[Tensor, " S"]
+    row: Int[Tensor, " S"]
+    is_last_of_row: Bool[Tensor, " S"]
+
+    @staticmethod
+    def of(samples: Samples) -> "_Table":
+        place = samples.trainable
+        rows = place.nonzero()[:, 0]
+        segments = torch.zeros_like(rows) if samples.segments is None else samples.segments[place]
+        size = int(segments.max()) + 1 if segments.numel() else 1
+        numbers, sample, lengths = torch.unique_consecutive(
+            rows * size + segments, return_inverse=True, return_counts=True
+        )
+        starts = lengths.cumsum(0) - lengths
+        row = torch.div(numbers, size, rounding_mode="floor")
+        is_last = torch.ones_like(row, dtype=torch.bool)
+        is_last[:-1] = row[1:] != row[:-1]
+        column = torch.arange(len(sample), device=sample.device) - starts[sample]
+        return _Table(place, sample, column, lengths, row, is_last)
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.lengths)
+
+    def put(self, values: Float[Tensor, "B T"]) -> Float[Tensor, "S L"]:
+        width = int(self.lengths.max()) if self.num_samples else 0
+        table = values.new_zeros(self.num_samples, width)
+        table[self.sample, self.column] = values[self.place]
+        return table
+
+    def take(self, table: Float[Tensor, "S L"]) -> Float[Tensor, "B T"]:
+        values = table.new_zeros(self.place.shape)
+        values[self.place] = table[self.sample, self.column]
+        return values
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,6 +10,7 @@ from cosmos_algos.batch import TokenBatch
 from cosmos_algos.errors import AlgorithmConfigError, ModelHeadError
 from cosmos_algos.loss_sum import LossSum
 from cosmos_algos.rows import position_ids
+from cosmos_algos.scoring import head_values
 from cosmos_algos.token_advantages import (
     GaeConfig,
     Moments,
@@ -26,17 +27,25 @@ class CriticConfig:
 
     Attributes:
         gae: how its values become advantages.
-        clip: values move at most this far from those of the rollout's critic before the gradient
+        clip: values move at most this far from those at the start of the step before the gradient
             stops; 0 for no clip.
+        coefficient: weight of the value loss beside the policy's.
+        whiten: give the advantages of the whole step mean 0 and variance 1.
     """
 
     gae: GaeConfig = field(default_factory=GaeConfig)
     clip: float = 0.2
+    coefficient: float = 0.5
+    whiten: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse a negative clip."""
+        """Refuse a negative clip or coefficient."""
         if self.clip < 0.0:
             raise AlgorithmConfigError(f"critic: clip {self.clip} must not be negative")
+        if self.coefficient < 0.0:
+            raise AlgorithmConfigError(
+                f"critic: coefficient {self.coefficient} must not be negative"
+            )
 
 
 def value_losses(
@@ -66,13 +75,15 @@ def critic_values(critic: nn.Module, batch: TokenBatch) -> Float[Tensor, "B T"]:
     """Return what a critic expects before each target is drawn.
 
     Args:
-        critic: a Hugging Face model with one output per token, as
-            ``AutoModelForTokenClassification`` with ``num_labels=1``.
+        critic: a language model with a child ``value_head``, or a Hugging Face model with one
+            output per token, as ``AutoModelForTokenClassification`` with ``num_labels=1``.
         batch: what to value.
 
     Raises:
         ModelHeadError: if there is not exactly one output per token.
     """
+    if isinstance(getattr(critic, "value_head", None), nn.Module):
+        return head_values(critic, batch)
     rows = {} if batch.segments is None else {"position_ids": position_ids(batch.segments)}
     outputs = critic(input_ids=batch.token_ids, **rows).logits
     if outputs.shape != (*batch.token_ids.shape, 1):
@@ -83,19 +94,29 @@ def critic_values(critic: nn.Module, batch: TokenBatch) -> Float[Tensor, "B T"]:
     return outputs[..., 0].float() if outputs.dtype != torch.float64 else outputs[..., 0]
 
 
-def with_gae(batch: TokenBatch, config: GaeConfig) -> TokenBatch:
+def with_gae(
+    batch: TokenBatch, config: GaeConfig, penalties: Float[Tensor, "B T"] | None = None
+) -> TokenBatch:
     """Return the batch with the advantages of its values, in place of a reward per sample.
 
     The batch's advantages are taken as each sample's reward (advantage ``reward``), given at its
-    last trained token.
+    last trained token. ``returns`` become A + V.
+
+    Args:
+        batch: with values.
+        config: γ and λ.
+        penalties: what each token costs beside, such as β KL; none by default.
 
     Raises:
         MissingScoresError: if the batch has no values.
     """
     values = batch.scores_of("values", "generalised advantage estimation")
     rewards = terminal_rewards(batch.samples, batch.advantages)
+    if penalties is not None:
+        rewards = rewards - penalties
     advantages = generalised_advantages(rewards, values, batch.samples, config)
-    return replace(batch, advantages=advantages)
+    returns = (advantages + values).where(batch.trainable, 0.0)
+    return replace(batch, advantages=advantages, returns=returns)
 
 
 def advantage_moments(batch: TokenBatch) -> Moments:

@@ -104,6 +104,7 @@ from cosmos_parallel.throughput import (
     model_cost,
     throughput,
 )
+from cosmos_parallel.value_head import is_of_value_head
 
 __all__ = [
     "AdamW8bitConfig",
@@ -193,6 +194,7 @@ __all__ = [
     "export_lora",
     "fit",
     "init_distributed",
+    "is_of_value_head",
     "lay_out",
     "load_causal_lm",
     "load_sft_data",

@@ -19,7 +19,7 @@ from cosmos_parallel.errors import ExportError
 from cosmos_parallel.export_files import FilePlan, TensorPlace, file_names, plan_files
 from cosmos_parallel.mesh import TrainingMesh
 from cosmos_parallel.models import DtypeName, quiet_transformers
-from cosmos_parallel.sharding import model_tensors
+from cosmos_parallel.value_head import language_model_tensors
 
 if TYPE_CHECKING:
     from cosmos_parallel.models import CausalLM
@@ -157,7 +157,7 @@ def _plan(
 
 def _exported_tensors(model: "CausalLM") -> dict[str, Tensor]:
     ignored: set[str] = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
-    return {name: value for name, value in model_tensors(model).items() if name not in ignored}
+    return {name: value for name, value in language_model_tensors(model) if name not in ignored}
 
 
 class _Export:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from cosmos_parallel.errors import ModelMismatchError
+from cosmos_parallel.value_head import is_of_value_head
 from cosmos_parallel.weight_files import WeightFiles, held_part, held_region, mismatch_error
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def build_empty(
 def fill_parts(model: "PreTrainedModel", path: Path, device: torch.device) -> None:
     """Give a sharded model on the meta device memory, and read this rank's part of every weight.
 
-    Adapters are left as they are: no file of the model has them.
+    Adapters and a value head are left as they are: no file of the model has them.
 
     Raises:
         ModelMismatchError: naming weights that are missing or of another shape.
@@ -66,7 +67,7 @@ def fill_parts(model: "PreTrainedModel", path: Path, device: torch.device) -> No
     tensors = {
         name.replace(".base_layer.", "."): value
         for name, value in model.state_dict(keep_vars=True).items()
-        if ".lora_" not in name
+        if ".lora_" not in name and not is_of_value_head(name)
     }
     problems: list[str] = []
     filled: set[int] = set()  # by identity, as tied weights have several names

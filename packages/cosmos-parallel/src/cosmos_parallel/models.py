@@ -30,6 +30,7 @@ from cosmos_parallel.packed_attention import use_packed_attention
 from cosmos_parallel.sharding import mixed_precision_error, shard_module
 from cosmos_parallel.titan import prepare
 from cosmos_parallel.token_ids import guard_token_ids
+from cosmos_parallel.value_head import add_value_head, require_value_head_fits, start_value_head
 from cosmos_parallel.weight_files import mismatch_error
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class ModelConfig:
             samples are attended to sample by sample.
         implementation: whose code computes the model. ``auto`` is that of transformers, unless the
             mesh has an axis that it lacks and torchtitan's has.
+        value_head: add a linear layer ``value_head`` from last hidden states to one number, which
+            begins at 0; for critics and reward models, in transformers' implementation.
     """
 
     dtype: DtypeName = "float32"
@@ -68,6 +71,7 @@ class ModelConfig:
     lora: LoraConfig | None = None
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     implementation: Implementation = "auto"
+    value_head: bool = False
 
 
 def check_model_directory(path: Path, *, needs_tokenizer: bool = False) -> None:
@@ -117,10 +121,12 @@ def load_causal_lm(path: Path, mesh: TrainingMesh, config: ModelConfig | None = 
     config = config or ModelConfig()
     check_model_directory(path)
     hf_config = read_config(path)
-    # adapters and 8-bit products go into modules of transformers
-    is_plain = config.lora is None and config.low_precision is None
+    # adapters, 8-bit products and value heads go into modules of transformers
+    is_plain = config.lora is None and config.low_precision is None and not config.value_head
     wanted = config.implementation if is_plain else "transformers"
     check_layout(hf_config, mesh.config, mesh.process.world_size, implementation=wanted)
+    if config.value_head:
+        require_value_head_fits(mesh)
     if choose_implementation(hf_config, mesh.config, wanted) == "native":
         model: CausalLM = _load_native(path, hf_config, mesh, config)
     else:
@@ -158,6 +164,8 @@ def _load_generic(
         fill_parts(model, path, mesh.process.device)
     if config.lora is not None:
         start_adapters(model, config.lora.seed)
+    if config.value_head:
+        start_value_head(model)
     return model
 
 
@@ -170,6 +178,8 @@ def _prepare(model: "PreTrainedModel", mesh: TrainingMesh, config: ModelConfig) 
         use_low_precision(model, config.low_precision, mesh.process.device)
     if config.lora is not None:
         add_lora(model, config.lora)
+    if config.value_head:
+        add_value_head(model)
     model.train()
     if config.activation_checkpointing == "full":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

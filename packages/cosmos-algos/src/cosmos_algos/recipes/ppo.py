@@ -4,7 +4,7 @@ Schulman et al., arXiv 1707.06347, eq. 7 and 9. The loss of positive samples is 
 (arXiv 2504.05118).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from cosmos_algos.advantages import AdvantageName
@@ -17,7 +17,7 @@ from cosmos_algos.values import CriticConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PpoConfig:
-    """PPO; batches need ``values`` and pass through ``with_gae`` before the loss.
+    """PPO; batches pass through ``Algorithm.with_critic`` before the loss.
 
     Attributes:
         advantage: formula of the advantages.
@@ -27,6 +27,8 @@ class PpoConfig:
         logprob_chunk: targets projected onto the vocabulary at a time; 0 for whole logits.
         critic: how values become advantages, and how they are trained.
         imitation_coefficient: weight of the likelihood of samples with a positive reward.
+        epochs: optimizer steps over the samples of each step; ratios and values of later ones are
+            clipped at those of the first.
     """
 
     kind: Literal["ppo"] = "ppo"
@@ -37,7 +39,9 @@ class PpoConfig:
     logprob_chunk: int = DEFAULT_CHUNK
     critic: CriticConfig = field(default_factory=CriticConfig)
     imitation_coefficient: float = 0.0
+    epochs: int = 1
 
     def build(self) -> Algorithm:
         """Make the algorithm."""
-        return policy_algorithm(self, imitation_coefficient=self.imitation_coefficient)
+        made = policy_algorithm(self, imitation_coefficient=self.imitation_coefficient)
+        return replace(made, critic=self.critic, epochs=self.epochs)

@@ -1,0 +1,100 @@
+"""Steps with a critic: every sample is valued before the first update, then trained on for epochs.
+
+batches ─value─► moments over ranks and replicas ─► whitened batches ─► update ─► update ...
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from cosmos_algos import (
+    Algorithm,
+    CriticConfig,
+    LossSum,
+    Moments,
+    TokenBatch,
+    advantage_moments,
+    with_whitened_advantages,
+)
+from cosmos_parallel import Learner, LossResult, StepReport
+
+_OF_THE_LAST = ("clipped", "critic/clipped")
+
+
+def critic_step(
+    learner: Learner,
+    batches: Sequence[TokenBatch],
+    algorithm: Algorithm,
+    *,
+    value: Callable[[nn.Module, TokenBatch], TokenBatch],
+    loss: Callable[[nn.Module, TokenBatch], LossResult],
+) -> StepReport:
+    """Take the updates of one step; all ranks of all replicas call together.
+
+    Args:
+        learner: of a model with a value head.
+        batches: this rank's, at least one.
+        algorithm: with a critic.
+        value: returns a batch with values and the advantages made of them.
+        loss: of such a batch.
+
+    Returns:
+        What the first update says, with the time of all, and with what the last one clipped.
+    """
+    assert algorithm.critic is not None
+    valued, seconds = _valued(learner, batches, value, algorithm.critic), 0.0
+    reports: list[StepReport] = []
+    for _ in range(algorithm.epochs):
+        reports.append(learner.step(valued, loss))
+        seconds += reports[-1].seconds
+    first, last = reports[0], reports[-1]
+    clipped = {name: last.metrics[name] for name in _OF_THE_LAST if name in last.metrics}
+    return replace(last, loss=first.loss, metrics={**first.metrics, **clipped}, seconds=seconds)
+
+
+def critic_figures(means: Mapping[str, float]) -> dict[str, float]:
+    """Return which share of the variance of returns the critic explains.
+
+    Args:
+        means: metrics of a step, per trained token.
+    """
+    if "critic/return" not in means:
+        return {}
+    variance = means["critic/return_squared"] - means["critic/return"] ** 2
+    if variance <= 0.0:
+        return {}
+    return {"critic/explained": 1.0 - means["critic/squared_error"] / variance}
+
+
+def _valued(
+    learner: Learner,
+    batches: Sequence[TokenBatch],
+    value: Callable[[nn.Module, TokenBatch], TokenBatch],
+    critic: CriticConfig,
+) -> list[TokenBatch]:
+    """Return this rank's batches with advantages, whitened over all samples of the step."""
+    found: list[TokenBatch] = []
+
+    def measure(model: nn.Module, batch: TokenBatch) -> LossSum:
+        found.append(value(model, batch))
+        moments = advantage_moments(found[-1])
+        return LossSum(
+            total=moments.total, weight=moments.count, metrics={"squares": moments.squares}
+        )
+
+    sums = learner.evaluate(batches, measure)
+    mine = found[: len(batches)]  # what fills in for other ranks' batches is done with
+    if not critic.whiten:
+        return mine
+    device = learner.mesh.process.device
+    packed = torch.tensor(
+        [sums.weight, sums.loss * sums.weight, sums.metrics["squares"]],
+        dtype=torch.float64,
+        device=device,
+    )
+    if learner.replica_group is not None:
+        learner.replica_group.sum_([packed])
+    moments = Moments(*packed)
+    return [with_whitened_advantages(batch, moments) for batch in mine]

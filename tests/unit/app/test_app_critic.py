@@ -1,0 +1,188 @@
+"""PPO with a critic in a policy's trainer, against a loop written from the paper's formulas."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cosmos_algos import CriticConfig, GaeConfig, KlConfig, ObjectiveConfig, PpoConfig
+from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
+from cosmos_app.recipe import ModelConfig, Recipe, TrainerConfig
+from cosmos_app.roles.trainer import Seat, Trainer, _shards
+from cosmos_core.messages import SampleRef, Train
+from cosmos_core.trajectory import Trajectory, VersionSpan
+from cosmos_parallel import CheckpointStore, LearnerConfig, ParallelConfig, SgdConfig, build_mesh
+
+TINY = TinyModelConfig(hidden_size=16, num_layers=1, num_heads=2, head_dim=32)
+GAMMA, LAMBDA, VALUE_WEIGHT, RATE, MOMENTUM, KL = 0.9, 0.8, 0.7, 0.5, 0.9, 0.05
+# a prompt of two tokens, then what is trained on, and its reward
+SAMPLES = (((4, 5, 6), 1.0), ((5,), 0.0), ((6, 6), -0.5), ((7, 4, 3, 5), 1.0))
+BEHAVIOUR = -2.0
+
+
+def sample(index: int) -> Trajectory:
+    response, reward = SAMPLES[index]
+    length = 2 + len(response)
+    return Trajectory(
+        prompt_id="p",
+        group="g",
+        sibling=index,
+        attempt=0,
+        token_ids=np.array([3, 4, *response], np.int32),
+        logprobs=np.array([0.0, 0.0] + [BEHAVIOUR] * len(response), np.float32),
+        trainable=np.arange(length) >= 2,
+        versions=(VersionSpan(-1, 2), VersionSpan(0, length - 2)),
+        rewards={},
+        reward=reward,
+        finish_reason="stop",
+    )
+
+
+def train(step: int) -> Train:
+    refs = tuple(
+        SampleRef(sibling=i, status="completed", key=str(i), num_tokens=len(r), reward=reward)
+        for i, (r, reward) in enumerate(SAMPLES)
+    )
+    return Train(step=step, groups=(refs,), publish=False)
+
+
+class Loop:
+    """Two epochs of PPO on whole sequences, one after the other, in float64."""
+
+    def __init__(self, directory: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64)
+        self.first = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64)
+        self.head = torch.zeros(1, 16, dtype=torch.float64, requires_grad=True)
+        self.trained = [*self.model.parameters(), self.head]
+        self.optimizer = torch.optim.SGD(self.trained, lr=RATE, momentum=MOMENTUM)
+
+    def scores(self, model: torch.nn.Module, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probability of each trained token, and the value of the state before it."""
+        ids = torch.tensor([[3, 4, *SAMPLES[index][0]]])
+        out = model(ids, output_hidden_states=True)
+        logprobs = out.logits[0].log_softmax(-1)[1:-1].gather(-1, ids[0, 2:, None])[:, 0]
+        return logprobs, (out.hidden_states[-1][0, 1:-1] @ self.head.T)[:, 0]
+
+    def step(self) -> None:
+        olds, advantages, returns = [], [], []
+        with torch.no_grad():
+            for index, (response, reward) in enumerate(SAMPLES):
+                logprobs, values = self.scores(self.model, index)
+                reference, _ = self.scores(self.first, index)
+                given = (-KL * (logprobs - reference)).tolist()
+                given[-1] += reward
+                carried, later, mine = 0.0, 0.0, [0.0] * len(response)
+                for t in reversed(range(len(response))):
+                    error = given[t] + GAMMA * later - values[t].item()
+                    carried = error + GAMMA * LAMBDA * carried
+                    later, mine[t] = values[t].item(), carried
+                olds.append((logprobs, values))
+                advantages.append(torch.tensor(mine, dtype=torch.float64))
+                returns.append(advantages[-1] + values)
+        every = torch.cat(advantages)
+        for _ in range(2):
+            loss = torch.zeros((), dtype=torch.float64)
+            for index in range(len(SAMPLES)):
+                logprobs, values = self.scores(self.model, index)
+                old_logprobs, old_values = olds[index]
+                white = (advantages[index] - every.mean()) / every.std()
+                ratio = (logprobs - old_logprobs).exp()
+                clipped = ratio.clamp(0.8, 1.2)
+                weight = (old_logprobs - BEHAVIOUR).exp().clamp(max=2.0)
+                loss = loss - (weight * torch.minimum(ratio * white, clipped * white)).sum()
+                held = old_values + (values - old_values).clamp(-0.2, 0.2)
+                errors = torch.maximum((values - returns[index]) ** 2, (held - returns[index]) ** 2)
+                loss = loss + VALUE_WEIGHT * 0.5 * errors.sum()
+            self.optimizer.zero_grad()
+            (loss / len(every)).backward()
+            torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
+            self.optimizer.step()
+
+
+@pytest.fixture
+def recipe() -> Recipe:
+    return replace(
+        Recipe(),
+        algorithm=PpoConfig(
+            critic=CriticConfig(
+                gae=GaeConfig(discount=GAMMA, decay=LAMBDA), coefficient=VALUE_WEIGHT
+            ),
+            objective=ObjectiveConfig(kl=KlConfig(coefficient=KL, estimator="k1", place="reward")),
+            epochs=2,
+        ),
+        learner=LearnerConfig(optimizer=SgdConfig(lr=RATE, momentum=MOMENTUM)),
+        model=ModelConfig(tiny=TINY),
+    )
+
+
+@pytest.mark.parametrize(
+    ("layout", "tokens"), [("packed", 64), ("padded", 64), ("padded", 6)]
+)  # 6 makes micro-batches of one sample each
+def test_steps_of_ppo_equal_a_loop_over_sequences(
+    tmp_path: Path, recipe: Recipe, layout: str, tokens: int
+) -> None:
+    torch.set_num_threads(1)
+    build_tiny_model(tmp_path / "model", ["0123456789+=?"], TINY, seed=0)
+    mesh = build_mesh(ParallelConfig())
+    store = CheckpointStore(tmp_path / "checkpoints", mesh)
+    chosen = TrainerConfig(tokens_per_batch=tokens, layout=layout)  # type: ignore[arg-type]
+    seat = Seat(replica_index=0, num_replicas=1, mesh=mesh)
+    trainer = Trainer(replace(recipe, trainer=chosen), tmp_path / "model", seat, store, None)
+    loop = Loop(tmp_path / "model")
+    try:
+        figures: list[dict[str, float]] = []
+        for step in range(3):
+            command = train(step)
+            share = trainer.share(command)
+            figures.append(
+                trainer.train(command, share, [sample(int(ref.key)) for ref in share.refs])
+            )
+            loop.step()
+        trained = dict(trainer._model.named_parameters())
+        for name, expected in loop.model.named_parameters():
+            torch.testing.assert_close(trained[name].double(), expected, rtol=1e-4, atol=1e-5)
+        head = trained["value_head.weight"].detach()
+        torch.testing.assert_close(head.double(), loop.head.detach(), rtol=1e-4, atol=1e-5)
+        assert head.abs().max() > 0.01
+        # ratios and values were held back, else the clips would not be shown
+        assert max(each["clipped"] for each in figures) > 0.0
+        assert max(each["critic_clipped"] for each in figures) > 0.0
+        assert figures[0]["critic_value"] == 0.0
+        sent = {shard.spec.name for shard in _shards(trainer._model, recipe)}
+        assert sent == trained.keys() - {"value_head.weight"}
+    finally:
+        trainer.close()
+
+
+def test_a_critic_is_saved_and_is_no_part_of_an_export(tmp_path: Path, recipe: Recipe) -> None:
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(1)
+    build_tiny_model(tmp_path / "model", ["0123456789+=?"], TINY, seed=0)
+    mesh = build_mesh(ParallelConfig())
+    seat = Seat(replica_index=0, num_replicas=1, mesh=mesh)
+    heads: list[torch.Tensor] = []
+    for launch in range(2):
+        store = CheckpointStore(tmp_path / "checkpoints", mesh)
+        trainer = Trainer(recipe, tmp_path / "model", seat, store, None)
+        try:
+            if not launch:
+                command = train(0)
+                share = trainer.share(command)
+                trainer.train(command, share, [sample(int(ref.key)) for ref in share.refs])
+                trainer.save(b"")
+                trainer.export(tmp_path / "export")
+            heads.append(trainer._model.get_submodule("value_head").weight.detach().clone())
+        finally:
+            trainer.close()
+    assert heads[0].abs().max() > 0.0
+    assert torch.equal(*heads)
+    loaded, info = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "export", output_loading_info=True
+    )
+    assert not any(info[problem] for problem in ("missing_keys", "unexpected_keys"))
+    assert sum(p.numel() for p in loaded.parameters()) > 0
