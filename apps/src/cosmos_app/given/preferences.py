@@ -52,6 +52,33 @@ def _shares(lengths: Sequence[int], layout: Layout, rank: int, size: int) -> lis
     return [[mine[row] for row in rows] for rows in parts]
 
 
+class PairData:
+    """Pairs in memory, and the batches of a step or of what is kept back; see ``Task``."""
+
+    def __init__(self, data: tuple[Sequence[Pair], Sequence[Pair]], layout: Layout) -> None:
+        """Keep pairs to train on, and pairs kept back."""
+        self._train, self._held_out = data
+        self._layout = layout
+        self.num_examples = len(self._train)
+        self.filler = empty_batch(num_rows=2)
+
+    def batches(self, step: int, *, rank: int, size: int) -> list[TokenBatch]:
+        """Return share ``rank`` of ``size`` of a step."""
+        chosen = step_examples(self.num_examples, self._layout.batch, step)
+        return self._lay_out([self._train[index] for index in chosen], rank, size)
+
+    def held_out(self, *, rank: int, size: int) -> list[TokenBatch] | None:
+        """Return a share of the pairs kept back; ``None`` if there are none."""
+        return self._lay_out(self._held_out, rank, size) if self._held_out else None
+
+    def _lay_out(self, pairs: Sequence[Pair], rank: int, size: int) -> list[TokenBatch]:
+        lengths = [2 * max(len(sample.token_ids) for sample in pair) for pair in pairs]
+        return [
+            collate_pairs([pairs[i] for i in rows], vocab_size=self._layout.vocab_size)
+            for rows in _shares(lengths, self._layout, rank, size)
+        ]
+
+
 class PairTask:
     """Better and worse answers to one prompt, by DPO or IPO; see ``Task``."""
 
@@ -70,31 +97,29 @@ class PairTask:
             algorithm: DPO, or its bounded relative.
             layout: how pairs become micro-batches.
         """
-        self._train, self._held_out = data
+        self._pairs = PairData(data, layout)
         self._reference = reference
         self._algorithm = algorithm
-        self._layout = layout
-        self.num_examples = len(self._train)
-        self.filler = empty_batch(num_rows=2)
+        self.num_examples = self._pairs.num_examples
+        self.filler = self._pairs.filler
 
     def prepare(self, learner: Learner, step: int) -> None:
         """Need nothing."""
 
     def batches(self, step: int, *, rank: int, size: int) -> list[TokenBatch]:
         """Return share ``rank`` of ``size`` of a step."""
-        chosen = step_examples(self.num_examples, self._layout.batch, step)
-        return self._lay_out([self._train[index] for index in chosen], rank, size)
+        return self._pairs.batches(step, rank=rank, size=size)
 
     def held_out(self, *, rank: int, size: int) -> list[TokenBatch] | None:
         """Return a share of the pairs kept back; ``None`` if there are none."""
-        return self._lay_out(self._held_out, rank, size) if self._held_out else None
+        return self._pairs.held_out(rank=rank, size=size)
 
     def loss(self, model: nn.Module, batch: TokenBatch) -> LossResult:
         """Score a batch by reference and policy, and sum over its pairs."""
         moved = batch.to(next(model.parameters()).device)
         scored = self._algorithm.with_reference(self._reference, moved)
         result = self._algorithm.loss(model, scored)
-        return replace(result, metrics={**result.metrics, **_sizes(moved)})
+        return replace(result, metrics={**result.metrics, **row_sizes(moved)})
 
     def figures(self, report: StepReport) -> Mapping[str, float]:
         """Return how often and by how much the better answer is ahead."""
@@ -102,14 +127,7 @@ class PairTask:
             name: report.mean(name, over="pairs")
             for name in ("accuracy", "margin", "chosen", "rejected")
         }
-        return {**means, **_token_figures(report)}
-
-    def _lay_out(self, pairs: Sequence[Pair], rank: int, size: int) -> list[TokenBatch]:
-        lengths = [2 * max(len(sample.token_ids) for sample in pair) for pair in pairs]
-        return [
-            collate_pairs([pairs[i] for i in rows], vocab_size=self._layout.vocab_size)
-            for rows in _shares(lengths, self._layout, rank, size)
-        ]
+        return {**means, **row_figures(report)}
 
 
 class KtoTask:
@@ -164,14 +182,14 @@ class KtoTask:
         moved = batch.to(next(model.parameters()).device)
         scored = replace(moved, tokens=self._with_reference(moved.tokens))
         result = self._algorithm.loss(model, scored)
-        return replace(result, metrics={**result.metrics, **_sizes(moved.tokens)})
+        return replace(result, metrics={**result.metrics, **row_sizes(moved.tokens)})
 
     def figures(self, report: StepReport) -> Mapping[str, float]:
         """Return the mean log-ratio and the estimate that it is held against."""
         return {
             "log_ratio": report.mean("log_ratio", over="samples"),
             "divergence": float(self._baseline),
-            **_token_figures(report),
+            **row_figures(report),
         }
 
     def _ratio_sums(self, model: nn.Module, batch: TokenBatch) -> LossSum:
@@ -204,14 +222,16 @@ class KtoTask:
         ]
 
 
-def _sizes(batch: TokenBatch) -> dict[str, Tensor]:
+def row_sizes(batch: TokenBatch) -> dict[str, Tensor]:
+    """Return ``num_tokens`` of a batch, and ``num_places`` with padding."""
     return {
         "num_tokens": batch.valid.sum().double(),
         "num_places": torch.tensor(float(batch.token_ids.numel()), device=batch.valid.device),
     }
 
 
-def _token_figures(report: StepReport) -> dict[str, float]:
+def row_figures(report: StepReport) -> dict[str, float]:
+    """Return how many tokens a step had, and how fast it was."""
     return {
         "tokens": report.metrics["num_tokens"],
         "useful_tokens": report.mean("num_tokens", over="num_places"),

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from cosmos_algos import DistillationConfig, DpoConfig, KtoConfig
+from cosmos_algos import DistillationConfig, DpoConfig, KtoConfig, RewardModelConfig
 from cosmos_app.given.preference_data import PreferenceFormat
 from cosmos_app.quickstart.tiny_model import TinyModelConfig
 from cosmos_app.recipe import BusConfig, LaunchConfig, PolicyConfig
@@ -202,10 +202,57 @@ class PreferenceRecipe:
             ValueError: naming the settings that do not go together.
         """
         _check(self.policy, self.data)
-        if self.trainer.batch.layout != "padded":
+        _check_rows(self.trainer)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardModelRecipe:
+    """One run of a reward model from preferences; exported, it is a sequence classifier.
+
+    Attributes:
+        kind: says that this is one.
+        seed: of the tiny model's weights; the order of examples has ``trainer.batch.seed``.
+        output: the run directory.
+        model: what is trained.
+        data: on what.
+        algorithm: what is made of them.
+        learner: optimizer, schedule and clipping.
+        trainer: the loop.
+        policy: replicas and ranks that train.
+        elastic: how long replicas wait for each other, when there are several.
+        bus: where metrics travel.
+        launch: how processes are kept alive.
+        sinks: where metrics go.
+    """
+
+    kind: Literal["reward_model"] = "reward_model"
+    seed: int = 0
+    output: Path = Path("runs/reward_model")
+    model: GivenModelConfig = field(default_factory=GivenModelConfig)
+    data: PreferenceDataConfig
+    algorithm: RewardModelConfig = field(default_factory=RewardModelConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    trainer: GivenTrainerConfig = field(default_factory=GivenTrainerConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    elastic: ElasticConfig = field(default_factory=ElasticConfig)
+    bus: BusConfig = field(default_factory=BusConfig)
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+    sinks: tuple[SinkConfig, ...] = DEFAULT_SINKS
+
+    def __post_init__(self) -> None:
+        """Check the rules between sections.
+
+        Raises:
+            ValueError: naming the settings that do not go together.
+        """
+        _check(self.policy, self.data)
+        _check_rows(self.trainer)
+        parallel = self.policy.parallel
+        split = [axis for axis in ("tp", "cp", "pp") if getattr(parallel, axis) > 1]
+        if split:
             raise ValueError(
-                f"trainer.batch.layout is {self.trainer.batch.layout!r}; preferences are judged by "
-                "whole samples, each in a row of its own: use 'padded'"
+                f"policy.parallel.{split[0]} divides what a reward is made of, whole hidden "
+                "states: use dp_replicate and dp_shard alone"
             )
 
 
@@ -254,10 +301,11 @@ class DistillationRecipe:
         _check(self.policy, self.data)
 
 
-GivenRecipe = SftRecipe | PreferenceRecipe | DistillationRecipe
+GivenRecipe = SftRecipe | PreferenceRecipe | RewardModelRecipe | DistillationRecipe
 GIVEN_KINDS: dict[str, type[GivenRecipe]] = {
     "sft": SftRecipe,
     "preference": PreferenceRecipe,
+    "reward_model": RewardModelRecipe,
     "distillation": DistillationRecipe,
 }
 
@@ -273,4 +321,12 @@ def _check(policy: PolicyConfig, data: SftDataConfig | PreferenceDataConfig) -> 
         raise ValueError(
             "data.held_out keeps examples back for validation, but the recipe names others: "
             "drop one of the two"
+        )
+
+
+def _check_rows(trainer: GivenTrainerConfig) -> None:
+    if trainer.batch.layout != "padded":
+        raise ValueError(
+            f"trainer.batch.layout is {trainer.batch.layout!r}; preferences are judged by "
+            "whole samples, each in a row of its own: use 'padded'"
         )

@@ -8,6 +8,7 @@ from torch import nn
 
 from cosmos_algos import DpoConfig
 from cosmos_app.errors import DataError
+from cosmos_app.given.classifier import require_classifier
 from cosmos_app.given.distillation import DistillationTask
 from cosmos_app.given.preference_data import PreferenceFormat, load_marked, load_pairs
 from cosmos_app.given.preferences import KtoTask, Layout, PairTask
@@ -15,8 +16,10 @@ from cosmos_app.given.recipe import (
     DistillationRecipe,
     GivenRecipe,
     PreferenceRecipe,
+    RewardModelRecipe,
     SftDataConfig,
 )
+from cosmos_app.given.reward_model import RewardTask
 from cosmos_app.given.supervised import SftTask
 from cosmos_app.given.task import Rows, Task, split_off
 from cosmos_parallel import (
@@ -43,6 +46,8 @@ def open_task(recipe: GivenRecipe, model_dir: Path, mesh: TrainingMesh) -> Task[
     match recipe:
         case PreferenceRecipe():
             return _preferences(recipe, model_dir, mesh)
+        case RewardModelRecipe():
+            return _rewards(recipe, model_dir)
         case DistillationRecipe():
             examples = supervised(recipe.data, recipe.trainer.batch, model_dir)
             _require_one_vocabulary(recipe.teacher, model_dir)
@@ -76,15 +81,28 @@ def _preferences(
     reference = _frozen(model_dir, mesh, recipe)
     layout = Layout(batch=recipe.trainer.batch, vocab_size=len(tokenizer))
 
-    def rows_of(rows: Rows) -> PreferenceFormat:
-        assert isinstance(rows, PreferenceFormat)
-        return rows
-
     if isinstance(algorithm, DpoConfig):
-        pairs = split_off(recipe.data, lambda path, r: load_pairs(path, tokenizer, rows_of(r)))
+        pairs = split_off(
+            recipe.data, lambda path, r: load_pairs(path, tokenizer, _preference_rows(r))
+        )
         return PairTask(pairs, reference, algorithm, layout)
-    marked = split_off(recipe.data, lambda path, r: load_marked(path, tokenizer, rows_of(r)))
+    marked = split_off(
+        recipe.data, lambda path, r: load_marked(path, tokenizer, _preference_rows(r))
+    )
     return KtoTask(marked, reference, algorithm, layout)
+
+
+def _rewards(recipe: RewardModelRecipe, model_dir: Path) -> RewardTask:
+    require_classifier(model_dir)
+    tokenizer = _tokenizer(model_dir)
+    layout = Layout(batch=recipe.trainer.batch, vocab_size=len(tokenizer))
+    pairs = split_off(recipe.data, lambda path, r: load_pairs(path, tokenizer, _preference_rows(r)))
+    return RewardTask(pairs, recipe.algorithm, layout)
+
+
+def _preference_rows(rows: Rows) -> PreferenceFormat:
+    assert isinstance(rows, PreferenceFormat)
+    return rows
 
 
 def _frozen(path: Path, mesh: TrainingMesh, recipe: GivenRecipe) -> nn.Module:

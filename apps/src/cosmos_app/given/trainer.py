@@ -5,11 +5,13 @@ and the recipe alone, so they are the same whoever takes the step, and after a r
 """
 
 import json
+from dataclasses import replace
 
 from cosmos_app.errors import WrongStreamError
 from cosmos_app.exporting import export_trained
+from cosmos_app.given.classifier import export_classifier
 from cosmos_app.given.files import checkpoints_of, model_of
-from cosmos_app.given.recipe import GivenRecipe
+from cosmos_app.given.recipe import GivenRecipe, RewardModelRecipe
 from cosmos_app.given.tasks import open_task
 from cosmos_app.settings import bad_steps_kept
 from cosmos_core.rundir import RunDirectory
@@ -44,7 +46,10 @@ class GivenTrainer:
         self._mesh = mesh
         self._model_dir = model_of(recipe, run)
         self._task = open_task(recipe, self._model_dir, mesh)
-        self._model = load_causal_lm(self._model_dir, mesh, recipe.model.training)
+        self._is_rewarding = isinstance(recipe, RewardModelRecipe)
+        self._model = load_causal_lm(
+            self._model_dir, mesh, replace(recipe.model.training, value_head=self._is_rewarding)
+        )
         self.learner = Learner(self._model, learner_config(recipe, run), mesh=mesh)
         self._store = CheckpointStore(
             checkpoints_of(recipe, run), mesh, retention=recipe.trainer.retention
@@ -97,7 +102,8 @@ class GivenTrainer:
 
     def export(self) -> None:
         """Write the model as a Hugging Face directory, and an adapter besides."""
-        export_trained(
+        write = export_classifier if self._is_rewarding else export_trained
+        write(
             self._model,
             self._run.export / "model",
             self._mesh,

@@ -104,9 +104,10 @@ from cosmos_parallel.throughput import (
     model_cost,
     throughput,
 )
-from cosmos_parallel.value_head import is_of_value_head
+from cosmos_parallel.value_head import VALUE_HEAD, is_of_value_head
 
 __all__ = [
+    "VALUE_HEAD",
     "AdamW8bitConfig",
     "AdamWConfig",
     "AdapterError",

@@ -11,6 +11,7 @@ from cosmos_rollout.rewards.builtin import (
 from cosmos_rollout.rewards.code import CodeReward
 from cosmos_rollout.rewards.group import GroupReward
 from cosmos_rollout.rewards.kinds import RewardConfig
+from cosmos_rollout.rewards.model import ModelReward
 from cosmos_rollout.rewards.pool import RewardPool, RewardPoolConfig
 from cosmos_rollout.rewards.sandbox import ProgramResult, SandboxLimits, run_program
 from cosmos_rollout.rewards.scoring import (
@@ -33,6 +34,7 @@ __all__ = [
     "Gsm8kReward",
     "LengthReward",
     "MathReward",
+    "ModelReward",
     "MultipleChoiceReward",
     "Outcome",
     "ProgramResult",

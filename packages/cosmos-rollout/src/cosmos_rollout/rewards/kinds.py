@@ -9,6 +9,7 @@ from cosmos_rollout.rewards.builtin import (
     PythonReward,
 )
 from cosmos_rollout.rewards.code import CodeReward
+from cosmos_rollout.rewards.model import ModelReward
 
 RewardConfig = (
     ExactReward
@@ -19,5 +20,6 @@ RewardConfig = (
     | CodeReward
     | FormatReward
     | LengthReward
+    | ModelReward
     | PythonReward
 )
