@@ -17,8 +17,7 @@ ON_POLICY = ("staleness.depth=0", "staleness.bound=0")
 # smallest differences into steps of full size, as Adam does
 MOVING = (
     "reward.rewards=[{kind='length', target=0, limit=32}]",
-    "learner.optimizer.kind=sgd",
-    "learner.optimizer.lr=0.1",
+    "learner.optimizer={kind='sgd', lr=0.1}",
 )
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
