@@ -105,14 +105,29 @@ def specs_of(
 
 
 def child_specs(recipe: Recipe, run: RunDirectory) -> list[ChildSpec]:
-    """Return the controller, the policy replicas and the rollout replicas of a run."""
+    """Return the controllers, the policy replicas and the rollout replicas of a run.
+
+    Where others start the replicas, this machine starts the controllers alone.
+    """
     where = str(run.path)
-    commands = {
-        "controller": app_command("controller", where),
-        **policy_commands("policy", recipe.policy, run),
-        **{n: app_command("rollout", where, "--replica", n) for n in rollout_names(recipe)},
-    }
-    return specs_of(commands, run, recipe.launch, environment(recipe))
+    commands = {n: app_command("controller", where, "--name", n) for n in controller_names(recipe)}
+    if not recipe.launch.external:
+        commands |= policy_commands("policy", recipe.policy, run)
+    specs = specs_of(commands, run, recipe.launch, environment(recipe))
+    names = [] if recipe.launch.external else rollout_names(recipe)
+    return [*specs, *(rollout_spec(recipe, run, name) for name in names)]
+
+
+def controller_names(recipe: Recipe) -> list[str]:
+    """Return the names of the controller and of those that stand by."""
+    return ["controller", *(f"standby-{index}" for index in range(recipe.launch.standbys))]
+
+
+def rollout_spec(recipe: Recipe, run: RunDirectory, name: str) -> ChildSpec:
+    """Return a rollout replica."""
+    command = {name: app_command("rollout", str(run.path), "--replica", name)}
+    (spec,) = specs_of(command, run, recipe.launch, environment(recipe))
+    return spec
 
 
 def warmup_spec(recipe: Recipe, run: RunDirectory) -> ChildSpec:

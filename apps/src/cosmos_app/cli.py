@@ -7,7 +7,9 @@ from typing import Any, TypeVar
 
 import click
 
+from cosmos_app.clusters.config import LauncherName
 from cosmos_app.guarded import guarded as _guarded
+from cosmos_app.operating_commands import scale, stop
 from cosmos_app.quiet import quiet_third_parties
 from cosmos_app.wfm.commands import wfm
 from cosmos_app.wfm.reward_service.commands import reward_service
@@ -21,6 +23,8 @@ Examples:
   cosmos-app run configs/quickstart.toml --resume
   cosmos-app check configs/quickstart.toml
   cosmos-app status runs/quickstart
+  cosmos-app scale runs/quickstart --rollouts 3
+  cosmos-app stop runs/quickstart
 """
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -37,8 +41,8 @@ def main() -> None:
     quiet_third_parties()
 
 
-main.add_command(wfm)
-main.add_command(reward_service)
+for _command in (wfm, reward_service, scale, stop):
+    main.add_command(_command)
 
 
 def _recipe_arguments(command: Command) -> Command:
@@ -53,7 +57,15 @@ def _recipe_arguments(command: Command) -> Command:
 @click.option("--output", type=click.Path(path_type=Path), help="Shorthand for output=DIR.")
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint of that output.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, nothing else.")
-def run(
+@click.option(
+    "--launcher",
+    type=click.Choice(["local", "slurm", "kubernetes"]),
+    default="local",
+    show_default=True,
+    help="Where: here, or on the machines of the recipe's [cluster].",
+)
+@click.option("--dry-run", is_flag=True, help="Print what a cluster would be handed; do nothing.")
+def run(  # noqa: PLR0913, click hands every option over by name
     recipe: Path,
     overrides: tuple[str, ...],
     *,
@@ -61,6 +73,8 @@ def run(
     output: Path | None,
     resume: bool,
     as_json: bool,
+    launcher: LauncherName,
+    dry_run: bool,
 ) -> None:
     r"""Run a recipe to its end on this machine: Redis, controller, policy, rollouts, report.
 
@@ -71,11 +85,15 @@ def run(
     Ctrl-C stops cleanly: the step in hand is finished and a checkpoint written; --resume goes on
     with the same sample stream. A second Ctrl-C kills.
 
+    With --launcher slurm or kubernetes the run is handed to a cluster, whose machines the table
+    [cluster] describes: an sbatch script or a JobSet is written beside the output and submitted.
+
     \b
     Overrides are PATH=VALUE with the names of the recipe, for instance
       trainer.steps=50  learner.optimizer.lr=3e-4  staleness.depth=0  staleness.bound=0
       policy.replicas=2  rollout.engine.max_running=64  data.path=my.jsonl
     """
+    from cosmos_app.clusters.submit import run_elsewhere
     from cosmos_app.dashboard.server import check_address
     from cosmos_app.given.launch import run_given_recipe
     from cosmos_app.launcher import run_recipe
@@ -89,6 +107,8 @@ def run(
 
     def start() -> int:
         parsed = load_any_recipe(recipe, [*overrides, *extra])
+        if launcher != "local" or dry_run:
+            return run_elsewhere(parsed, recipe, (*overrides, *extra), launcher, dry_run=dry_run)
         if isinstance(parsed, WfmRecipe):
             return run_wfm(parsed, resume=resume)
         if isinstance(parsed, Recipe):
@@ -209,7 +229,16 @@ def _role_options(command: Command) -> Command:
         "redis_url",
         help="URL of the run's Redis; by default the one the run directory names.",
     )(command)
-    return click.argument("run_dir", type=click.Path(path_type=Path, exists=True))(command)
+    return click.argument("run_dir", type=click.Path(path_type=Path))(command)
+
+
+_wait_option = click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(0),
+    default=0.0,
+    help="Seconds to wait for the run, where somebody else starts it; 0: it is there.",
+)
 
 
 @main.command(hidden=True)
@@ -241,28 +270,40 @@ def controller(run_dir: Path, redis_url: str | None, *, name: str) -> None:
 @main.command()
 @_role_options
 @click.option("--replica", required=True, help="Name of this replica, policy-0 and so on.")
-def policy(run_dir: Path, redis_url: str | None, *, replica: str) -> None:
+@_wait_option
+def policy(run_dir: Path, redis_url: str | None, *, replica: str, wait_s: float) -> None:
     """Run one rank of a policy replica: it trains.
 
     Started by torchrun for more than one rank; rank, world size and rendezvous are read from
     the variables torchrun sets.
     """
+    from cosmos_app.roles.joining import await_run
     from cosmos_app.roles.policy import run_policy
 
-    _guarded(lambda: asyncio.run(run_policy(run_dir, redis_url, replica)))
+    async def start() -> int:
+        await await_run(run_dir, wait_s)
+        return await run_policy(run_dir, redis_url, replica)
+
+    _guarded(lambda: asyncio.run(start()))
 
 
 @main.command()
 @_role_options
 @click.option("--replica", required=True, help="Name of this replica, rollout-0 and so on.")
-def rollout(run_dir: Path, redis_url: str | None, *, replica: str) -> None:
+@_wait_option
+def rollout(run_dir: Path, redis_url: str | None, *, replica: str, wait_s: float) -> None:
     """Run a rollout replica: it generates and scores.
 
     May join and leave a running run at any time; it is given the newest weights first.
     """
+    from cosmos_app.roles.joining import await_run
     from cosmos_app.roles.rollout import run_rollout
 
-    _guarded(lambda: asyncio.run(run_rollout(run_dir, redis_url, replica)))
+    async def start() -> int:
+        await await_run(run_dir, wait_s)
+        return await run_rollout(run_dir, redis_url, replica)
+
+    _guarded(lambda: asyncio.run(start()))
 
 
 @main.command()

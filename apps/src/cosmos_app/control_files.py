@@ -1,5 +1,6 @@
 """What the launcher leaves for the controller's process, which imports no torch and no recipe."""
 
+import secrets
 from pathlib import Path
 
 from cosmos_app.errors import RunError
@@ -11,6 +12,8 @@ _REDIS_FILE = "redis.url"
 _NAMESPACE_FILE = "namespace"
 _CONTROLLER_FILE = "controller.json"
 _CUT_FILE = "cut.msgpack"
+_WEIGHTS_TOKEN_FILE = "weights.token"
+_TOKEN_BYTES = 24
 
 
 def write_address(run: RunDirectory, redis_url: str, namespace: str) -> None:
@@ -31,6 +34,20 @@ def read_address(run: RunDirectory) -> tuple[str, str]:
         return (run.path / _REDIS_FILE).read_text(), (run.path / _NAMESPACE_FILE).read_text()
     except FileNotFoundError as error:
         raise RunError(f"{run.path} was never started; use 'cosmos-app run'") from error
+
+
+def write_weights_token(run: RunDirectory) -> None:
+    """Leave what policy replicas want to be shown by whoever fetches weights over a network."""
+    path = run.path / _WEIGHTS_TOKEN_FILE
+    path.touch(mode=0o600)
+    if not path.read_text():
+        path.write_text(secrets.token_urlsafe(_TOKEN_BYTES))
+
+
+def read_weights_token(run: RunDirectory) -> str:
+    """Return what `write_weights_token` left; empty for a run on one machine."""
+    path = run.path / _WEIGHTS_TOKEN_FILE
+    return path.read_text() if path.exists() else ""
 
 
 def write_control(run: RunDirectory, config: ControllerConfig, cut: bytes) -> None:

@@ -165,6 +165,7 @@ _SENTENCES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "LoadFailed": lambda e: f"could not load version {e['version']}: {e['reason']}",
     "CheckpointSaved": lambda e: f"saved a checkpoint after step {e['step']}",
     "StopRequested": lambda e: f"somebody asked the run to stop: {e['reason']}",
+    "ScaleRequested": lambda e: f"somebody asked for {e['rollouts']} rollout replicas",
     "Train": lambda e: f"is to train step {e['step']} on {e['num_groups']} groups",
     "LoadVersion": lambda e: f"is to load version {e['version']}",
     "Stop": lambda e: f"is to stop: {e['reason']}",

@@ -106,7 +106,9 @@ async def open_redis(recipe: LaunchedRecipe, run: RunDirectory) -> AsyncGenerato
     if recipe.bus.url is not None:
         yield recipe.bus.url
         return
-    server = await asyncio.to_thread(RedisServer.start, run.redis, port=recipe.bus.port)
+    server = await asyncio.to_thread(
+        RedisServer.start, run.redis, port=recipe.bus.port, host=recipe.bus.host
+    )
     try:
         yield server.url
     finally:

@@ -13,8 +13,14 @@ from typing import Any
 
 from rich.console import Console
 
-from cosmos_app.children import child_specs, policy_names, rollout_names, warmup_spec
-from cosmos_app.control_files import write_control
+from cosmos_app.children import (
+    child_specs,
+    controller_names,
+    policy_names,
+    rollout_spec,
+    warmup_spec,
+)
+from cosmos_app.control_files import write_control, write_weights_token
 from cosmos_app.dashboard.address import announce_dashboard
 from cosmos_app.errors import InterruptedRunError
 from cosmos_app.frame import NO_CHECKPOINT, Answers, RunFrame, hand_in, open_redis, open_run
@@ -28,6 +34,7 @@ from cosmos_app.prepare import (
 )
 from cosmos_app.recipe import Recipe, controller_config
 from cosmos_app.report import Outcome, RunReport, build_report, draw_report, print_report
+from cosmos_app.rollout_count import await_farewells, keep_rollouts
 from cosmos_app.samples import last_samples
 from cosmos_app.supervisor import Incident
 from cosmos_core.bus import Bus
@@ -109,7 +116,7 @@ class Launch:
         async with self._frame.open() as bus:
             self._bus = bus
             await self._warm_up()
-            await self._train()
+            await self._train(bus)
             status = await bus.read_status()
         return self._report(status, time.monotonic() - started)
 
@@ -122,9 +129,12 @@ class Launch:
         self._supervisor.start(spec)
         await self._supervisor.wait([spec.name])
 
-    async def _train(self) -> None:
+    async def _train(self, bus: Bus) -> None:
         if self._frame.stop_reason:
             return
+        is_external = self._recipe.launch.external
+        if is_external:
+            write_weights_token(self._run)
         write_control(
             self._run,
             controller_config(self._recipe, count_rows(self._files.held_out)),
@@ -134,14 +144,21 @@ class Launch:
         for spec in specs:
             self._supervisor.start(spec)
         say = functools.partial(self._console.print, soft_wrap=True)
-        announcing = asyncio.create_task(announce_dashboard(self._run, say))
+        beside = [asyncio.create_task(announce_dashboard(self._run, say))]
+        if not is_external:
+            spec_of = functools.partial(rollout_spec, self._recipe, self._run)
+            keeping = keep_rollouts(bus, self._supervisor, spec_of, say)
+            beside.append(asyncio.create_task(keeping))
         try:
-            await self._supervisor.wait(["controller", *policy_names(self._recipe.policy)])
+            policies = [] if is_external else policy_names(self._recipe.policy)
+            await self._supervisor.wait([*controller_names(self._recipe), *policies])
         finally:
-            announcing.cancel()
-        await self._supervisor.wait_briefly(
-            rollout_names(self._recipe), self._recipe.launch.stop_grace_s
-        )
+            for task in beside:
+                task.cancel()
+        grace_s = self._recipe.launch.stop_grace_s
+        await self._supervisor.wait_briefly(self._supervisor.running(), grace_s)
+        if is_external:
+            await await_farewells(bus, grace_s)
 
     def _cut(self) -> bytes:
         """Return the sample stream of the newest checkpoint; empty for a run without one."""
@@ -160,7 +177,7 @@ class Launch:
     # ---------------------------------------------------------------- what may happen
 
     async def _on_incident(self, incident: Incident) -> None:
-        if self._bus is None or incident.name == "controller":
+        if self._bus is None or incident.name in controller_names(self._recipe):
             return
         await self._bus.send_event(ReplicaLeft(replica=incident.name, reason=incident.how))
         if incident.name in policy_names(self._recipe.policy):

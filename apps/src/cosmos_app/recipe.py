@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from cosmos_algos import AlgorithmConfig, GrpoConfig
+from cosmos_app.clusters.config import ClusterConfig
 from cosmos_app.dashboard.config import DashboardConfig
 from cosmos_app.quickstart.arithmetic import ArithmeticConfig
 from cosmos_app.quickstart.tiny_model import TinyModelConfig
@@ -213,11 +214,14 @@ class BusConfig:
     Attributes:
         url: a Redis or Valkey server, 6.2 or later; the bundled one is started when there is none.
         port: of the bundled server; 0 for any free one.
+        host: IPv4 address that the bundled server listens on beside loopback, for replicas on other
+            machines; it always has a password.
         lease_s: a replica that shows no progress for this long is declared dead.
     """
 
     url: str | None = None
     port: int = 0
+    host: str = "127.0.0.1"
     lease_s: float = 30.0
 
 
@@ -227,11 +231,27 @@ class LaunchConfig:
 
     Attributes:
         restarts: how often each process is started again after it died.
+        standbys: controllers that wait to take over from the one that has the lease.
+        external: policy and rollout replicas are started by somebody else, such as SLURM, and join
+            when the run is there.
         stop_grace_s: time for a clean stop before processes are killed.
     """
 
     restarts: int = 3
+    standbys: int = 0
+    external: bool = False
     stop_grace_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Check the counts.
+
+        Raises:
+            ValueError: if one is negative.
+        """
+        if self.restarts < 0 or self.standbys < 0:
+            raise ValueError(
+                f"restarts is {self.restarts} and standbys {self.standbys}; neither may be negative"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -256,6 +276,7 @@ class Recipe:
         weight_sync: how weights travel.
         bus: the control plane.
         launch: how processes are kept alive.
+        cluster: what a run on many machines asks for.
         dashboard: the page and HTTP API that the controller serves.
         sinks: where metrics go.
     """
@@ -277,6 +298,7 @@ class Recipe:
     weight_sync: WeightSyncConfig = field(default_factory=WeightSyncConfig)
     bus: BusConfig = field(default_factory=BusConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     dashboard: DashboardConfig = field(default_factory=DashboardConfig)
     sinks: tuple[SinkConfig, ...] = (ConsoleSinkConfig(), JsonlSinkConfig())
 

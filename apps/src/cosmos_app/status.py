@@ -53,10 +53,11 @@ def draw_status(status: Mapping[str, Any], now_s: float) -> Group:
     if not status:
         return Group(Text("the controller has not said anything yet"))
     age_s = now_s - status["time_s"]
-    replicas = Table("replica", "role", "version", "silent for")
+    replicas = Table("replica", "role", "version", "silent for", "")
     for name, replica in sorted(status.get("replicas", {}).items()):
+        state = "leaving" if replica.get("leaving") else replica.get("last_failure", "")
         replicas.add_row(
-            name, replica["role"], str(replica["version"]), f"{replica['silent_s']:.1f} s"
+            name, replica["role"], str(replica["version"]), f"{replica['silent_s']:.1f} s", state
         )
     books = status.get("books", {})
     lines = [
@@ -64,6 +65,10 @@ def draw_status(status: Mapping[str, Any], now_s: float) -> Group:
         Text(f"waiting for {status.get('waiting_for')}"),
         Text(f"books, in groups: {describe_books(books)}"),
     ]
+    if (wanted := status.get("wanted_rollouts", -1)) >= 0:
+        lines.append(Text(f"rollout replicas wanted: {wanted}"))
+    if status.get("stopping") and not status.get("finished"):
+        lines.append(Text(f"stopping: {status['stopping']}", style="yellow"))
     if age_s > _STALE_S and not status.get("finished"):
         lines.append(Text(f"the controller is silent for {age_s:.0f} s", style="yellow"))
     if status.get("finished"):

@@ -20,6 +20,7 @@ Outcome = Literal["restarted", "gave up", "finished"]
 _FIRST_BACKOFF_S = 0.5
 _LONGEST_BACKOFF_S = 30.0
 _LOG_TAIL_LINES = 15
+_LOOK_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,6 +105,10 @@ class Supervisor:
         process = self._processes.get(name)
         return process.pid if process and process.returncode is None else None
 
+    def running(self) -> list[str]:
+        """Return the names of the children that have not finished, those between starts too."""
+        return [name for name, task in self._tasks.items() if not task.done()]
+
     async def wait(self, names: Sequence[str]) -> None:
         """Return when all of these children have finished.
 
@@ -118,12 +123,16 @@ class Supervisor:
             waiting = {task for task in waiting if not task.done()}
             running = [task for task in self._tasks.values() if not task.done()]
             if waiting:
-                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                # others may be started meanwhile
+                await asyncio.wait(
+                    running, timeout=_LOOK_AGAIN_S, return_when=asyncio.FIRST_COMPLETED
+                )
 
     async def wait_briefly(self, names: Sequence[str], longest_s: float) -> None:
         """Return when these children have finished, or after ``longest_s``."""
         tasks = [self._tasks[name] for name in names]
-        await asyncio.wait(tasks, timeout=longest_s)
+        if tasks:
+            await asyncio.wait(tasks, timeout=longest_s)
 
     def terminate(self, name: str) -> None:
         """Ask one child to end; it is not started again."""

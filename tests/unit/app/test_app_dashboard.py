@@ -21,6 +21,7 @@ from cosmos_app.dashboard.history import Curve, History, Point
 from cosmos_app.dashboard.server import bind, check_address, open_address
 from cosmos_app.dashboard.tail import Tail
 from cosmos_app.errors import DashboardAddressError, DataError
+from cosmos_core.messages import Event, ScaleRequested, StopRequested
 from cosmos_core.metrics import MetricRecord
 from cosmos_core.rundir import RunDirectory
 
@@ -89,6 +90,29 @@ async def test_nothing_answers_without_the_token(client: Any, path: str) -> None
 async def test_nothing_can_be_changed(client: Any, method: str) -> None:
     answer = await client.request(method, "/api/run", headers=BEARER)
     assert answer.status_code == 405
+
+
+async def test_a_run_is_stopped_and_scaled_by_whoever_sends_the_token_as_a_header(
+    feed: RunFeed,
+) -> None:
+    sent: list[Event] = []
+
+    async def send(event: Event) -> None:
+        sent.append(event)
+
+    app = make_app(Served(feed=feed, clock=lambda: START_S, send=send), TOKEN)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+        await client.get("/", params={"token": TOKEN})
+        assert client.cookies, "a browser that has been here"
+        assert (await client.post("/api/stop")).status_code == 401
+        assert (await client.post("/api/stop", headers=BEARER)).status_code == 202
+        scaled = {"rollouts": 3}
+        assert (await client.post("/api/scale", params=scaled)).status_code == 401
+        assert (await client.post("/api/scale", params=scaled, headers=BEARER)).status_code == 202
+        refused = await client.post("/api/scale", params={"rollouts": -1}, headers=BEARER)
+        assert refused.status_code == 422
+    assert sent == [StopRequested(reason="asked by HTTP"), ScaleRequested(rollouts=3)]
 
 
 async def test_a_browser_shows_the_token_once_and_keeps_a_cookie(client: Any) -> None:

@@ -4,14 +4,18 @@ from collections import Counter
 
 from cosmos_core.control import Controller, ControllerConfig, StalenessConfig
 from cosmos_core.messages import (
+    Command,
     Event,
     Generate,
     GroupFailed,
     GroupFinished,
     Progress,
     ReplicaJoined,
+    ReplicaLeft,
     SampleRef,
+    ScaleRequested,
     StepFinished,
+    Stop,
     Tick,
     VersionLoaded,
     VersionPublished,
@@ -132,3 +136,28 @@ def test_one_group_that_comes_back_ends_the_distrust() -> None:
     probe = given(made, Tick(), 1.6)
     assert len(probe) == 1
     assert len(given(made, finished(*probe[0]), 1.7)) == 8
+
+
+def test_a_replica_beyond_the_wanted_number_finishes_its_groups_and_is_told_to_stop() -> None:
+    made = controller(2, 4, groups=20)
+    given(made, loaded("rollout-0"), 0.0)
+    held = given(made, loaded("rollout-1"), 0.0)
+    assert [name for name, _ in held] == ["rollout-1"] * 8
+    assert made.handle(ScaleRequested(rollouts=1), 1.0) == []
+    assert made.status(1.0)["replicas"]["rollout-1"]["leaving"]
+    told: list[tuple[str, Command]] = []
+    for each in held:
+        told.extend(made.handle(finished(*each), 2.0))
+    assert [(name, type(each)) for name, each in told] == [("rollout-1", Stop)]
+    made.handle(ReplicaLeft(replica="rollout-1", reason="stopped"), 3.0)
+    counters = made.status(3.0)["counters"]
+    assert (counters["retries"], counters["replicas_lost"]) == (0, 0)
+
+
+def test_one_that_was_leaving_stays_when_more_are_wanted_again() -> None:
+    made = controller(2, 4)
+    given(made, loaded("rollout-0"), 0.0)
+    (first, *_) = given(made, loaded("rollout-1"), 0.0)
+    made.handle(ScaleRequested(rollouts=1), 1.0)
+    assert given(made, finished(*first), 1.0) == []
+    assert {name for name, _ in given(made, ScaleRequested(rollouts=2), 1.0)} == {"rollout-1"}

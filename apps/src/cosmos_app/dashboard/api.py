@@ -1,7 +1,7 @@
-"""The dashboard's HTTP API: every route reads, and every route wants the token."""
+"""The dashboard's HTTP API: every route wants the token; two ask the controller for something."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -30,6 +30,7 @@ from cosmos_app.dashboard.view import (
     sample_views,
     timeline_view,
 )
+from cosmos_core.messages import Event, ScaleRequested, StopRequested
 
 _PAGE = Path(__file__).parent / "page"
 _TYPES = {
@@ -44,15 +45,21 @@ _LONGEST_WINDOW_S = 7 * 24 * 3600.0
 _EVENTS_ON_PAGE = 100
 
 Window = Annotated[float, Query(gt=0, le=_LONGEST_WINDOW_S, description="Seconds looked back.")]
+Reason = Annotated[str, Query(min_length=1, max_length=200, description="Shown to people.")]
+Wanted = Annotated[int, Query(ge=0, le=100_000, description="How many there are to be.")]
 Most = Annotated[int, Query(ge=0, le=1000, description="How many at most.")]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Served:
-    """What the routes read: the feed, and seconds since the epoch."""
+    """What the routes read: the feed, and seconds since the epoch.
+
+    ``send`` tells the controller something; there is none where a run is only replayed.
+    """
 
     feed: RunFeed
     clock: Callable[[], float] = time.time
+    send: Callable[[Event], Awaitable[None]] | None = None
 
 
 def make_app(served: Served, token: str) -> ASGIApp:
@@ -68,6 +75,8 @@ def make_app(served: Served, token: str) -> ASGIApp:
     _add_run_routes(app, served)
     _add_history_routes(app, served)
     _add_page_routes(app, served)
+    if served.send is not None:
+        _add_control_routes(app, served.send)
     return TokenGate(app, token)
 
 
@@ -106,6 +115,16 @@ def _add_history_routes(app: FastAPI, served: Served) -> None:
     @app.get("/api/events", summary="Newest events")
     async def events(most: Most = _EVENTS_ON_PAGE, which: WhichEvents = "all") -> list[EventView]:
         return event_views(feed, most, which=which)
+
+
+def _add_control_routes(app: FastAPI, send: Callable[[Event], Awaitable[None]]) -> None:
+    @app.post("/api/stop", status_code=202, summary="End the run cleanly, with a checkpoint")
+    async def stop(reason: Reason = "asked by HTTP") -> None:
+        await send(StopRequested(reason=reason))
+
+    @app.post("/api/scale", status_code=202, summary="Ask for a number of rollout replicas")
+    async def scale(rollouts: Wanted) -> None:
+        await send(ScaleRequested(rollouts=rollouts))
 
 
 def _add_page_routes(app: FastAPI, served: Served) -> None:

@@ -5,7 +5,7 @@ import contextlib
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import uvicorn
 
@@ -14,6 +14,7 @@ from cosmos_app.dashboard.api import Served, make_app
 from cosmos_app.dashboard.config import DashboardConfig
 from cosmos_app.dashboard.feed import RunFeed
 from cosmos_app.errors import DashboardAddressError, DataError
+from cosmos_core.messages import Event
 from cosmos_core.rundir import RunDirectory
 
 _LET_GO_S = 5.0
@@ -126,6 +127,7 @@ async def serve(
     token: str,
     *,
     started: Callable[[], None] = lambda: None,
+    send: Callable[[Event], Awaitable[None]] | None = None,
 ) -> None:
     """Serve a run's dashboard until cancelled or told to end by a signal.
 
@@ -134,12 +136,13 @@ async def serve(
         taken: a listening socket; it is closed in the end.
         token: what requests have to show.
         started: called once, when what was recorded so far is read.
+        send: tells the controller what somebody asks for; none for a run that is over.
     """
     feed = RunFeed(run)
     await feed.look()
     # No access log: the address of the first request holds the token.
     config = uvicorn.Config(
-        make_app(Served(feed=feed), token),
+        make_app(Served(feed=feed, send=send), token),
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=1,

@@ -27,14 +27,15 @@ from cosmos_weightsync.encodings.selection import ADAPTER_CONFIG
 class MergedWeights:
     """A ``WeightSource`` for engines of this process: the base with the newest adapter added."""
 
-    def __init__(self, config: WeightSyncConfig, base: Path) -> None:
+    def __init__(self, config: WeightSyncConfig, base: Path, token: str = "") -> None:
         """Nothing is read or connected before the first version is asked for.
 
         Args:
             config: how adapters travel.
             base: the model directory that the adapters belong to.
+            token: opens the senders of adapters.
         """
-        self._adapters = ReceivedWeights(config)
+        self._adapters = ReceivedWeights(config, token)
         self._path = base
         self._base: dict[str, Tensor] = {}
 

@@ -9,11 +9,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from cosmos_app.control_files import read_address
 from cosmos_app.dashboard.config import DashboardConfig, read_dashboard_config
 from cosmos_app.errors import DashboardAddressError, DataError
 from cosmos_app.event_log import EventLog
 from cosmos_app.roles.parent import die_with_parent
-from cosmos_core.bus import Dispatch
+from cosmos_core.bus import Bus, Dispatch
 from cosmos_core.messages import Event
 from cosmos_core.rundir import RunDirectory
 
@@ -38,7 +39,15 @@ async def run_dashboard(run_dir: Path) -> int:
     except (DashboardAddressError, DataError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    await serve(run, taken, address.token, started=lambda: write_address_file(run, address))
+    url, namespace = read_address(run)
+    async with await Bus.connect(url, namespace) as bus:
+        await serve(
+            run,
+            taken,
+            address.token,
+            started=lambda: write_address_file(run, address),
+            send=bus.send_event,
+        )
     return 0
 
 

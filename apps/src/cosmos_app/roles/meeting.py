@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cosmos_app.children import policy_names
 from cosmos_app.errors import RunError
-from cosmos_app.roles.process import RunContext
+from cosmos_app.roles.process import RunContext, own_address
 from cosmos_core.rundir import write_atomic
 from cosmos_parallel import (
     ParallelError,
@@ -35,8 +35,9 @@ def meet_replicas(context: RunContext, index: int, process: ProcessContext) -> R
     meeting_point = context.run.path / f"meeting.{process.rank}"
     deadline = time.monotonic() + _MEET_S
     if index == 0:
-        store = open_store("127.0.0.1", 0, hosting=True, timeout_s=_MEET_S)
-        write_atomic(meeting_point, f"127.0.0.1:{store.port}:{os.getpid()}")
+        host = own_address()
+        store = open_store(host, 0, hosting=True, timeout_s=_MEET_S)
+        write_atomic(meeting_point, f"{host}:{store.port}:{os.getpid()}")
         members = ReplicaMembership(
             names=tuple(names), index=0, epoch=os.getpid(), rank=process.rank
         )

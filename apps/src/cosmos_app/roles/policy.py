@@ -20,10 +20,17 @@ from typing import Protocol, TypeVar
 import torch
 
 from cosmos_app.children import policy_names
+from cosmos_app.control_files import read_weights_token
 from cosmos_app.errors import RunError
 from cosmos_app.roles.meeting import meet_replicas
 from cosmos_app.roles.parent import die_with_parent
-from cosmos_app.roles.process import RunContext, TorchrunPlace, open_context, torchrun_place
+from cosmos_app.roles.process import (
+    RunContext,
+    TorchrunPlace,
+    open_context,
+    own_address,
+    torchrun_place,
+)
 from cosmos_app.roles.ranks import gather_texts, join_ranks
 from cosmos_app.roles.trainer import Seat, Trainer
 from cosmos_app.settings import bad_steps_kept, kernels
@@ -256,7 +263,13 @@ class PolicyProcess:
         return Trainer(
             replace(recipe, learner=learner),
             self._context.files.model,
-            Seat(replica_index=index, num_replicas=len(names), mesh=mesh),
+            Seat(
+                replica_index=index,
+                num_replicas=len(names),
+                mesh=mesh,
+                host=own_address(),
+                token=read_weights_token(self._context.run),
+            ),
             store,
             meet_replicas(self._context, index, process) if len(names) > 1 else None,
         )

@@ -57,6 +57,11 @@ def torchrun_place() -> TorchrunPlace:
     )
 
 
+def own_address() -> str:
+    """Return the address that replicas on other machines reach this one by; loopback by default."""
+    return os.environ.get("COSMOS_HOST", "127.0.0.1")
+
+
 def open_context(run_dir: Path, redis_url: str | None) -> RunContext:
     """Read what a role process needs to know of its run.
 

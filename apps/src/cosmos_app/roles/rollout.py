@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import cosmos_rollout
+from cosmos_app.control_files import read_weights_token
 from cosmos_app.recipe import Recipe
 from cosmos_app.report import Sample
 from cosmos_app.roles.adapters import MergedWeights, MergingClient
@@ -93,7 +94,7 @@ async def run_rollout(run_dir: Path, redis_url: str | None, replica: str) -> int
 def _engine_setup(
     context: RunContext, model: Path, ended: contextlib.AsyncExitStack
 ) -> EngineSetup:
-    sync = context.recipe.weight_sync
+    sync, token = context.recipe.weight_sync, read_weights_token(context.run)
     arguments: dict[str, Any] = {}
     if isinstance(context.recipe.rollout.engine, cosmos_rollout.VLLMConfig):
         from cosmos_weightsync.integrations.vllm import engine_arguments
@@ -103,8 +104,8 @@ def _engine_setup(
         return _merging_setup(context, model, arguments, ended)
     return EngineSetup(
         model_path=model,
-        weight_client=partial(vllm_client, sync),
-        weight_source=ReceivedWeights(sync),
+        weight_client=partial(vllm_client, sync, token=token),
+        weight_source=ReceivedWeights(sync, token),
         engine_arguments=arguments,
     )
 
@@ -117,7 +118,7 @@ def _merging_setup(
 ) -> EngineSetup:
     """Return how an engine gets whole weights where the policy sends adapters."""
     sync = context.recipe.weight_sync
-    merged = MergedWeights(sync, context.files.model)
+    merged = MergedWeights(sync, context.files.model, read_weights_token(context.run))
     ended.callback(merged.close)
 
     def client(engine: Any, kv: KvPolicy) -> MergingClient:  # vLLM's AsyncLLM

@@ -55,11 +55,15 @@ class Seat:
         replica_index: position of the replica among the policy replicas.
         num_replicas: policy replicas.
         mesh: the ranks of the replica.
+        host: where this rank serves its weights.
+        token: what it wants to be shown there; empty on loopback.
     """
 
     replica_index: int
     num_replicas: int
     mesh: TrainingMesh
+    host: str = "127.0.0.1"
+    token: str = ""
 
     @property
     def index(self) -> int:
@@ -114,7 +118,9 @@ class Trainer:
             self._published(),
             rank=seat.mesh.process.rank,
             num_ranks=seat.mesh.process.world_size,
-            config=sender_config(recipe.weight_sync),
+            config=replace(
+                sender_config(recipe.weight_sync), bind_host=seat.host, token=seat.token
+            ),
         )
         self._sender.publish(self.version)
 

@@ -33,9 +33,10 @@ class Staged:
 class ReceivedWeights:
     """A ``WeightSource`` for engines of this process: whole tensors, fetched and verified."""
 
-    def __init__(self, config: WeightSyncConfig) -> None:
-        """Nothing is connected before the first version is asked for."""
+    def __init__(self, config: WeightSyncConfig, token: str = "") -> None:
+        """Nothing is connected before the first version is asked for; ``token`` opens senders."""
         self._config = config
+        self._token = token
         self._endpoints: tuple[str, ...] = ()
         self._receiver: WeightReceiver | None = None
 
@@ -52,6 +53,7 @@ class ReceivedWeights:
                 config=ReceiverConfig(
                     transport=self._config.transport,
                     bucket_bytes=int(self._config.bucket_mib * _MIB),
+                    token=self._token,
                 ),
             )
             self._endpoints = tuple(endpoints)
@@ -68,7 +70,9 @@ class ReceivedWeights:
             self._receiver = None
 
 
-def vllm_client(config: WeightSyncConfig, engine: Any, kv: KvPolicy) -> WeightClient:
+def vllm_client(
+    config: WeightSyncConfig, engine: Any, kv: KvPolicy, *, token: str = ""
+) -> WeightClient:
     """Return what moves weights into vLLM's workers; ``engine`` is vLLM's AsyncLLM."""
     from cosmos_weightsync.integrations.vllm import VLLMWeightClient
 
@@ -78,6 +82,7 @@ def vllm_client(config: WeightSyncConfig, engine: Any, kv: KvPolicy) -> WeightCl
         init_info={
             "transport": config.transport,
             "bucket_bytes": int(config.bucket_mib * _MIB),
+            "token": token,
         },
         timeout_s=config.deadline_s,
     )

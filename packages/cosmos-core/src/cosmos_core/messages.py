@@ -144,6 +144,15 @@ class StopRequested(Message, frozen=True, kw_only=True, tag=True):
     reason: str
 
 
+class ScaleRequested(Message, frozen=True, kw_only=True, tag=True):
+    """Somebody asked for this many rollout replicas; those beyond it finish their groups and stop.
+
+    Who started the run starts those that are missing.
+    """
+
+    rollouts: int
+
+
 class Tick(Message, frozen=True, kw_only=True, tag=True):
     """Time passed; leases are looked at."""
 
@@ -160,6 +169,7 @@ Event = (
     | LoadFailed
     | CheckpointSaved
     | StopRequested
+    | ScaleRequested
     | Tick
 )
 

@@ -14,7 +14,13 @@ from cosmos_core.bus.channel import ReplicaChannel
 from cosmos_core.bus.errors import BusError, BusUnreachableError, PayloadMissingError
 from cosmos_core.bus.keys import Keys
 from cosmos_core.bus.streams import Entry, stream_entries
-from cosmos_core.messages import Event, ReplicaJoined, encode_message
+from cosmos_core.messages import (
+    Event,
+    ReplicaJoined,
+    ReplicaLeft,
+    decode_event,
+    encode_message,
+)
 from cosmos_core.metrics import MetricRecord
 
 Answer = TypeVar("Answer")
@@ -147,6 +153,12 @@ class Bus:
         """Report something that is not a replica's own word, such as its death."""
         fields = {b"r": b"", b"i": b"", b"m": encode_message(event)}
         await self.call(lambda c: c.xadd(self.keys.events, fields))
+
+    async def farewells(self) -> set[str]:
+        """Return the replicas that have said that they leave, since a controller last listened."""
+        entries = await self.call(lambda c: c.xrange(self.keys.events))
+        events = [decode_event(fields[b"m"]) for _, fields in entries]
+        return {event.replica for event in events if isinstance(event, ReplicaLeft)}
 
     # ------------------------------------------------------------------ payloads
 

@@ -123,7 +123,7 @@ class ControllerHost:
         # A run begins with a snapshot, so that a cut given to a later start is not mistaken for it.
         is_new = past.state is None
         await ledger.commit(Commit(cursor="", snapshot=controller.snapshot() if is_new else b""))
-        if self._journal is not None:
+        if self._journal is not None and not controller.finished:
             self._journal.begin(ledger.token)
         self._turned = time.monotonic()
         while not controller.finished:

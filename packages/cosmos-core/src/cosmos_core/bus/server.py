@@ -13,7 +13,7 @@ from pathlib import Path
 from cosmos_core.bus.errors import ServerStartError
 
 _CONFIG = """\
-bind 127.0.0.1
+bind {bind}
 port {port}
 requirepass {password}
 dir {directory}
@@ -25,6 +25,7 @@ appendfsync everysec
 save ""
 maxmemory-policy noeviction
 """
+_LOOPBACK = "127.0.0.1"
 _START_S = 10.0
 _STOP_S = 10.0
 _ATTEMPTS = 3
@@ -42,11 +43,11 @@ class RedisServer:
         pid: its process.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, password: str) -> None:
-        """Take over a server that answers; `start` is the way to get one."""
+    def __init__(self, process: subprocess.Popen[bytes], address: str, password: str) -> None:
+        """Take over a server that answers at ``host:port``; `start` is the way to get one."""
         self._process = process
-        self.port = port
-        self.url = f"redis://:{password}@127.0.0.1:{port}/0"
+        self.port = int(address.rpartition(":")[2])
+        self.url = f"redis://:{password}@{address}/0"
 
     @property
     def pid(self) -> int:
@@ -54,7 +55,9 @@ class RedisServer:
         return self._process.pid
 
     @classmethod
-    def start(cls, directory: Path, *, port: int = 0, password: str = "") -> "RedisServer":
+    def start(
+        cls, directory: Path, *, port: int = 0, password: str = "", host: str = _LOOPBACK
+    ) -> "RedisServer":
         """Start a server on ``directory`` and wait until it answers.
 
         What an earlier server left there is loaded; if that one still runs, it is stopped first.
@@ -63,6 +66,7 @@ class RedisServer:
             directory: holds data, config and log; made if missing.
             port: 0 for any free one.
             password: empty for a random one.
+            host: an IPv4 address of this machine that others reach it by, for runs on several.
 
         Raises:
             ServerStartError: with the end of the server's log, or with what to install.
@@ -74,11 +78,11 @@ class RedisServer:
         password = password or secrets.token_hex(16)
         problem = ""
         for _ in range(1 if port else _ATTEMPTS):
-            chosen = port or _free_port()
-            process = _spawn(binary, directory, chosen, password)
+            chosen = port or _free_port(host)
+            process = _spawn(binary, directory, f"{host}:{chosen}", password)
             problem = _wait_until_up(process, directory / "redis.pid", chosen)
             if not problem:
-                return cls(process, chosen, password)
+                return cls(process, f"{host}:{chosen}", password)
             _end(process)
         log = _tail(directory / "redis.log")
         raise ServerStartError(f"the bundled Redis did not start in {directory}: {problem}\n{log}")
@@ -100,11 +104,14 @@ def _server_binary() -> Path:
     )
 
 
-def _spawn(binary: Path, directory: Path, port: int, password: str) -> subprocess.Popen[bytes]:
+def _spawn(binary: Path, directory: Path, address: str, password: str) -> subprocess.Popen[bytes]:
     # The password goes into a file of ours: arguments are visible to every user of the machine.
     config = directory / "redis.conf"
     config.touch(mode=0o600)
-    config.write_text(_CONFIG.format(port=port, password=password, directory=directory))
+    host, _, port = address.rpartition(":")
+    bind = _LOOPBACK if host == _LOOPBACK else f"{_LOOPBACK} {host}"
+    fields = {"bind": bind, "port": port, "password": password, "directory": directory}
+    config.write_text(_CONFIG.format(**fields))
     return subprocess.Popen(
         [binary, config],
         stdin=subprocess.DEVNULL,
@@ -155,9 +162,9 @@ def _stop_predecessor(directory: Path) -> None:
             time.sleep(0.02)
 
 
-def _free_port() -> int:
+def _free_port(host: str) -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 

@@ -21,6 +21,7 @@ from cosmos_core.control.cut import cut_of, state_from_cut
 from cosmos_core.control.groups import GroupTable
 from cosmos_core.control.loads import order_loads
 from cosmos_core.control.replicas import ReplicaTable
+from cosmos_core.control.scaling import dismiss
 from cosmos_core.control.state import (
     UNKNOWN_VERSION,
     ControllerState,
@@ -42,6 +43,7 @@ from cosmos_core.messages import (
     Progress,
     ReplicaJoined,
     ReplicaLeft,
+    ScaleRequested,
     StepFinished,
     Stop,
     StopRequested,
@@ -172,6 +174,8 @@ class Controller:
                 self._behind.update(self.state.replicas)
             case StopRequested():
                 self.state.stopping = self.state.stopping or event.reason or STOPPED
+            case ScaleRequested():
+                self.state.wanted_rollouts = max(0, event.rollouts)
             case ReplicaJoined():
                 self._join(event, now)
             case _:
@@ -340,6 +344,7 @@ class Controller:
             self._commands.extend(self._rounds.give_out())
             if had_round and self.state.round is None:
                 self._behind.update(self.state.replicas)
+            self._commands.extend(dismiss(self.state, self._replicas))
             self._give_out(now)
         self._order_loads(now)
 

@@ -78,6 +78,12 @@ class ReplicaTable:
         self._count_slots(replica, 1)
         self._enter(replica)
 
+    def set_leaving(self, replica: ReplicaState, *, is_leaving: bool) -> None:
+        """Note that a replica is to be given nothing more, or that it may stay after all."""
+        if replica.leaving != is_leaving:
+            replica.leaving = is_leaving
+            self._enter(replica)
+
     def note_failure(self, replica: ReplicaState, reason: str, now: float) -> None:
         """Have a replica rest, each time for twice as long, if its groups keep failing.
 

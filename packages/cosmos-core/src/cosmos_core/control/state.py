@@ -42,6 +42,7 @@ class ReplicaState(msgspec.Struct, kw_only=True):
     this load is of weights that no longer exist; ``published`` is what a policy replica serves.
     ``failures`` counts groups that failed since the last that came back; ``resting`` says that it
     is given nothing because of them until ``rest_until_s``, and ``last_failure`` names the last.
+    ``leaving`` says that it is given nothing more, ``dismissed`` that it was told to stop.
     """
 
     name: str
@@ -63,11 +64,13 @@ class ReplicaState(msgspec.Struct, kw_only=True):
     resting: bool = False
     rest_until_s: float = 0.0
     last_failure: str = ""
+    leaving: bool = False
+    dismissed: bool = False
 
     @property
     def free(self) -> int:
-        """Groups it may be given: none while it rests, one to try it with after that."""
-        if self.resting:
+        """Groups it may be given: none while it rests or leaves, one to try it after a rest."""
+        if self.resting or self.leaving:
             return 0
         if self.failures >= FAILURES_ALLOWED:
             return min(1, self.slots) - self.busy
@@ -144,7 +147,8 @@ class ControllerState(msgspec.Struct, kw_only=True):
     """The fold of all events.
 
     ``lineage_from``: versions after it may have existed twice, since policy replicas fell back to
-    a checkpoint; a number alone does not identify them.
+    a checkpoint; a number alone does not identify them. ``wanted_rollouts``: how many rollout
+    replicas somebody asked for while the run went on; -1 if nobody did.
     """
 
     step: int = 0
@@ -160,6 +164,7 @@ class ControllerState(msgspec.Struct, kw_only=True):
     counters: Counters = msgspec.field(default_factory=Counters)
     last_step: StepStats | None = None
     lineage_from: int = UNKNOWN_VERSION
+    wanted_rollouts: int = -1
     stopping: str = ""
     stop: bytes | None = None
     finished: str = ""

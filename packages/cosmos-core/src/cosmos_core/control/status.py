@@ -22,6 +22,7 @@ def status_of(
         "num_steps": config.num_steps,
         "published": max((policy.published for policy in state.policies()), default=-1),
         "stopping": state.stopping,
+        "wanted_rollouts": state.wanted_rollouts,
         "finished": state.finished,
         "waiting_for": waiting_for(state, config, now),
         "books": {
@@ -41,6 +42,7 @@ def status_of(
                 "loading": replica.loading,
                 "busy": replica.busy,
                 "slots": replica.slots,
+                "leaving": replica.leaving,
                 "failures": replica.failures,
                 "last_failure": replica.last_failure,
                 "silent_s": now - replica.seen_s,
@@ -103,6 +105,8 @@ def _step(state: ControllerState, config: ControllerConfig, now: float) -> str:
 
 def _rollouts(state: ControllerState, config: ControllerConfig, now: float) -> str:
     del config, now
+    if state.wanted_rollouts == 0:
+        return "somebody to want a rollout replica again, by 'cosmos-app scale'"
     return "" if state.rollouts() else "a rollout replica to join"
 
 

@@ -1,0 +1,122 @@
+"""A run as one JobSet: a head pod, an indexed Job for each policy replica, a Job for each rollout.
+
+JobSet (jobset.x-k8s.io/v1alpha2) gives pods names that resolve, and starts the set again, from the
+newest checkpoint, when a policy replica is lost. A rollout pod that dies is replaced by its Job.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from cosmos_app.children import QUIET
+from cosmos_app.clusters.config import ClusterConfig
+from cosmos_app.clusters.placement import Placement
+
+_TOKEN_FOLDER = "/etc/cosmos"
+_JOB_INDEX = "metadata.annotations['jobset.sigs.k8s.io/job-index']"
+
+
+def jobset_manifest(placement: Placement, cluster: ClusterConfig) -> str:
+    """Return the manifest that ``kubectl apply`` takes."""
+    jobs = [
+        _job("head", 1, _pods([_head(placement)], cluster, gpus=0), retries=0),
+        *(
+            _job(
+                f"policy-{index}",
+                1,
+                _pods(_policy(placement, cluster, index), cluster, gpus=placement.ranks_per_node),
+                retries=0,
+                nodes=placement.policy_nodes,
+            )
+            for index in range(placement.policy_replicas)
+        ),
+    ]
+    if placement.rollouts:
+        pods = _pods(_rollout(placement, cluster), cluster, gpus=placement.gpus_per_rollout)
+        jobs.append(_job("rollout", placement.rollouts, pods, retries=1000))
+    manifest = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": placement.name, "namespace": cluster.namespace},
+        "spec": {
+            "network": {"enableDNSHostnames": True, "subdomain": placement.name},
+            "successPolicy": {"operator": "All", "targetReplicatedJobs": ["head"]},
+            "failurePolicy": {"maxRestarts": cluster.max_restarts},
+            "replicatedJobs": jobs,
+        },
+    }
+    return yaml.safe_dump(manifest, sort_keys=False, width=1000)
+
+
+def _head(placement: Placement) -> str:
+    command = placement.head_command("$COSMOS_HOST", f"dashboard.token_file={_TOKEN_FOLDER}/token")
+    marker = placement.run_dir / "run.json"
+    # The first start makes the run, a later one of the same set goes on with it.
+    return f"if [ -e {marker} ]; then again=--resume; fi; exec {' '.join(command)} ${{again:-}}"
+
+
+def _policy(placement: Placement, cluster: ClusterConfig, index: int) -> Sequence[str]:
+    first = f"{placement.name}-policy-{index}-0-0.{placement.name}"
+    return [
+        "exec python -m torch.distributed.run",
+        f"--nnodes={placement.policy_nodes}",
+        "--node-rank=$JOB_COMPLETION_INDEX",
+        f"--nproc-per-node={placement.ranks_per_node}",
+        f"--master-addr={first}",
+        f"--master-port={cluster.rendezvous_port + index}",
+        "-m cosmos_app",
+        *placement.role_command("policy", f"policy-{index}", cluster.join_s),
+    ]
+
+
+def _rollout(placement: Placement, cluster: ClusterConfig) -> Sequence[str]:
+    role = placement.role_command("rollout", "rollout-$ROLLOUT_INDEX", cluster.join_s)
+    return ["exec cosmos-app", *role]
+
+
+def _job(
+    name: str, replicas: int, pods: Mapping[str, Any], *, retries: int, nodes: int = 1
+) -> dict[str, Any]:
+    spec = {
+        "completionMode": "Indexed",
+        "parallelism": nodes,
+        "completions": nodes,
+        "backoffLimit": retries,
+        "template": {"spec": pods},
+    }
+    return {"name": name, "replicas": replicas, "template": {"spec": spec}}
+
+
+def _pods(words: Sequence[str], cluster: ClusterConfig, *, gpus: int) -> dict[str, Any]:
+    fields = {"COSMOS_HOST": "status.podIP", "ROLLOUT_INDEX": _JOB_INDEX}
+    container: dict[str, Any] = {
+        "name": "cosmos",
+        "image": cluster.image,
+        "workingDir": cluster.mount,
+        "command": ["bash", "-c", " ".join(words)],
+        "env": [
+            *({"name": name, "value": value} for name, value in sorted(QUIET.items())),
+            *(
+                {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+                for name, path in fields.items()
+            ),
+        ],
+        "volumeMounts": [
+            {"name": "shared", "mountPath": cluster.mount},
+            {"name": "token", "mountPath": _TOKEN_FOLDER, "readOnly": True},
+            {"name": "memory", "mountPath": "/dev/shm"},
+        ],
+    }
+    if gpus:
+        container["resources"] = {"limits": {"nvidia.com/gpu": gpus}}
+    return {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": cluster.grace_s,
+        "containers": [container],
+        "volumes": [
+            {"name": "shared", "persistentVolumeClaim": {"claimName": cluster.volume_claim}},
+            {"name": "token", "secret": {"secretName": cluster.secret, "defaultMode": 0o400}},
+            {"name": "memory", "emptyDir": {"medium": "Memory"}},
+        ],
+    }

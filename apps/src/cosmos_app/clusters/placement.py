@@ -1,0 +1,108 @@
+"""Which processes of a run go to which machines of a cluster, and the command line of each."""
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from cosmos_app.errors import DataError
+from cosmos_app.recipe import Recipe
+from cosmos_rollout import VLLMConfig
+
+_LONGEST_NAME = 40
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """A run on a cluster: a head, policy replicas, rollout replicas.
+
+    Attributes:
+        name: of the job; letters, digits and hyphens.
+        run_dir: its directory, on shared storage.
+        recipe_file: the file it is read from.
+        overrides: given on the command line.
+        policy_replicas: how many.
+        policy_nodes: machines of each.
+        ranks_per_node: ranks of a policy replica on each of its machines.
+        rollouts: how many.
+        gpus_per_rollout: of each.
+        rollouts_per_node: how many share a machine.
+    """
+
+    name: str
+    run_dir: Path
+    recipe_file: Path
+    overrides: tuple[str, ...]
+    policy_replicas: int
+    policy_nodes: int
+    ranks_per_node: int
+    rollouts: int
+    gpus_per_rollout: int
+    rollouts_per_node: int
+
+    @property
+    def rollout_nodes(self) -> int:
+        """Machines of all rollout replicas."""
+        return math.ceil(self.rollouts / self.rollouts_per_node)
+
+    @property
+    def nodes(self) -> int:
+        """Machines in all; the head needs no GPU and shares the first."""
+        return self.policy_replicas * self.policy_nodes + self.rollout_nodes
+
+    def head_command(self, address: str, *more: str) -> list[str]:
+        """Return the process that starts Redis and controller and writes the report."""
+        return [
+            "cosmos-app",
+            "run",
+            str(self.recipe_file),
+            *self.overrides,
+            "launch.external=true",
+            f"bus.host={address}",
+            *more,
+        ]
+
+    def role_command(self, role: str, replica: str, join_s: int) -> list[str]:
+        """Return the arguments of a role's process, behind ``python -m cosmos_app``."""
+        return [role, str(self.run_dir), "--replica", replica, "--wait", str(join_s)]
+
+
+def place(recipe: Recipe, recipe_file: Path, overrides: tuple[str, ...]) -> Placement:
+    """Return where a recipe's processes go.
+
+    Raises:
+        DataError: naming what does not fit the machines.
+    """
+    gpus = recipe.cluster.gpus_per_node
+    nodes = math.ceil(recipe.policy.ranks / gpus)
+    if recipe.policy.ranks % nodes:
+        raise DataError(
+            f"policy.ranks is {recipe.policy.ranks}, which {nodes} machines of "
+            f"cluster.gpus_per_node={gpus} cannot share evenly; want a multiple of {nodes}"
+        )
+    engine = recipe.rollout.engine
+    each = 1
+    if isinstance(engine, VLLMConfig):
+        each = engine.tensor_parallel * engine.pipeline_parallel
+    if each > gpus:
+        raise DataError(
+            f"rollout.engine needs {each} GPUs and a machine has cluster.gpus_per_node={gpus}; "
+            "an engine stays on one machine: lower tensor_parallel or pipeline_parallel"
+        )
+    return Placement(
+        name=_job_name(recipe.output),
+        run_dir=recipe.output,
+        recipe_file=recipe_file,
+        overrides=overrides,
+        policy_replicas=recipe.policy.replicas,
+        policy_nodes=nodes,
+        ranks_per_node=recipe.policy.ranks // nodes,
+        rollouts=recipe.rollout.replicas,
+        gpus_per_rollout=each,
+        rollouts_per_node=gpus // each,
+    )
+
+
+def _job_name(output: Path) -> str:
+    name = re.sub(r"[^a-z0-9]+", "-", output.name.lower()).strip("-")[:_LONGEST_NAME].rstrip("-")
+    return f"cosmos-{name or 'run'}"

@@ -1,0 +1,136 @@
+"""A run as one sbatch script: a head, a step for each policy replica, one for all rollouts.
+
+::
+
+    machine 0: head (Redis, controller, report) + policy-0    machines 1..: further ranks, rollouts
+    every step: srun ─► torchrun or cosmos-app ─► joins by the run directory on shared storage
+"""
+
+import shlex
+from collections.abc import Sequence
+
+from cosmos_app.clusters.config import ClusterConfig
+from cosmos_app.clusters.placement import Placement
+
+_HEAD = """\
+#!/bin/bash
+{directives}
+
+# Written by cosmos-app. The run directory has to lie on storage that all machines share.
+set -euo pipefail
+{setup}
+{environment}
+
+nodes=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))
+address_of() {{ srun --overlap --nodes=1 --ntasks=1 --nodelist="$1" hostname -I | cut -d' ' -f1; }}
+export COSMOS_RESUME=""
+if [ -e {marker} ]; then COSMOS_RESUME="--resume"; fi
+"""
+_TAIL = """\
+# Shortly before the time limit, or by 'scancel --signal=TERM --batch': stop with a checkpoint.
+trap 'cosmos-app stop {run_dir} --wait 0 || true' TERM
+
+status=0
+while kill -0 "$head" 2>/dev/null; do
+  wait "$head" && status=0 || status=$?
+done
+for ((left = {grace_s}; left > 0; left--)); do
+  if [ -z "$(jobs -rp)" ]; then break; fi
+  sleep 1
+done
+kill "${{steps[@]}}" 2>/dev/null || true
+wait || true
+exit "$status"
+"""
+
+
+def sbatch_script(placement: Placement, cluster: ClusterConfig) -> str:
+    """Return the script that ``sbatch`` takes."""
+    directives = {
+        "job-name": placement.name,
+        "nodes": str(placement.nodes),
+        "gpus-per-node": str(cluster.gpus_per_node),
+        "time": cluster.time_limit,
+        "signal": f"B:TERM@{cluster.grace_s}",
+        "output": f"{placement.run_dir}.slurm-%j.log",
+        "partition": cluster.partition,
+        "account": cluster.account,
+    }
+    head = _HEAD.format(
+        directives="\n".join(f"#SBATCH --{name}={v}" for name, v in directives.items() if v),
+        setup=cluster.setup or ":",
+        environment=_exports(),
+        marker=shlex.quote(str(placement.run_dir / "run.json")),
+    )
+    parts = [head, _head_step(placement), "steps=()"]
+    parts += [_policy_step(placement, cluster, index) for index in range(placement.policy_replicas)]
+    parts += [_rollout_step(placement, cluster)] if placement.rollouts else []
+    parts.append(_TAIL.format(run_dir=shlex.quote(str(placement.run_dir)), grace_s=cluster.grace_s))
+    return "\n".join(parts)
+
+
+def _exports() -> str:
+    from cosmos_app.children import QUIET
+
+    return "\n".join(f"export {name}={value}" for name, value in sorted(QUIET.items()))
+
+
+def _head_step(placement: Placement) -> str:
+    command = placement.head_command("$COSMOS_HOST", "$COSMOS_RESUME")
+    return (
+        'COSMOS_HOST=$(address_of "${nodes[0]}")\nexport COSMOS_HOST\n'
+        'srun --overlap --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" --gpus=0 '
+        f"{_shell(command)} &\n"
+        "head=$!\n"
+    )
+
+
+def _policy_step(placement: Placement, cluster: ClusterConfig, index: int) -> str:
+    first, count = index * placement.policy_nodes, placement.policy_nodes
+    role = placement.role_command("policy", f"policy-{index}", cluster.join_s)
+    torchrun = [
+        "python",
+        "-m",
+        "torch.distributed.run",
+        f"--nnodes={count}",
+        f"--nproc-per-node={placement.ranks_per_node}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-id={placement.name}-policy-{index}",
+        f"--rdzv-endpoint=$meeting:{cluster.rendezvous_port + index}",
+        "-m",
+        "cosmos_app",
+        *role,
+    ]
+    return (
+        f'meeting=$(address_of "${{nodes[{first}]}}")\n'
+        f"srun --overlap --nodes={count} --ntasks={count} --ntasks-per-node=1 "
+        f'--nodelist="$(IFS=,; echo "${{nodes[*]:{first}:{count}}}")" '
+        f"--gpus-per-task={placement.ranks_per_node} --kill-on-bad-exit=1 "
+        f"{_on_its_host(torchrun)} &\n"
+        "steps+=($!)\n"
+    )
+
+
+def _rollout_step(placement: Placement, cluster: ClusterConfig) -> str:
+    first, count = placement.policy_replicas * placement.policy_nodes, placement.rollout_nodes
+    role = placement.role_command("rollout", "rollout-$SLURM_PROCID", cluster.join_s)
+    return (
+        f"srun --overlap --nodes={count} --ntasks={placement.rollouts} "
+        f"--ntasks-per-node={min(placement.rollouts, placement.rollouts_per_node)} "
+        f'--nodelist="$(IFS=,; echo "${{nodes[*]:{first}:{count}}}")" '
+        f"--gpus-per-task={placement.gpus_per_rollout} --kill-on-bad-exit=0 "
+        f"{_on_its_host(['cosmos-app', *role])} &\n"
+        "steps+=($!)\n"
+    )
+
+
+def _on_its_host(command: Sequence[str]) -> str:
+    """Return a command that knows the address of the machine it runs on."""
+    inner = f"COSMOS_HOST=$(hostname -I | cut -d' ' -f1) exec {_shell(command)}"
+    escaped = inner.replace("'", "'\\''").replace("$meeting", "'\"$meeting\"'")
+    return f"bash -c '{escaped}'"
+
+
+def _shell(command: Sequence[str]) -> str:
+    """Return words for a shell; those with a variable are left for it to fill in."""
+    return " ".join(word if "$" in word else shlex.quote(word) for word in command)

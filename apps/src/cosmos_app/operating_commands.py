@@ -1,0 +1,49 @@
+"""``cosmos-app stop`` and ``scale``, on the command line."""
+
+import asyncio
+from pathlib import Path
+
+import click
+
+from cosmos_app.guarded import guarded
+
+_RUN = click.Path(path_type=Path, exists=True)
+
+
+@click.command()
+@click.argument("run_dir", type=_RUN)
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(0),
+    default=300.0,
+    show_default=True,
+    help="Seconds to wait for the end; 0 returns at once.",
+)
+def stop(run_dir: Path, *, wait_s: float) -> None:
+    """End a run cleanly, from anywhere: the step in hand is finished and a checkpoint written.
+
+    Asks the controller over its HTTP API, with the token of the run directory. The run goes on with
+    'cosmos-app run ... --resume'.
+    """
+    from cosmos_app.operations import stop_run
+
+    guarded(lambda: asyncio.run(stop_run(run_dir, wait_s=wait_s)))
+
+
+@click.command()
+@click.argument("run_dir", type=_RUN)
+@click.option("--rollouts", type=click.IntRange(0), required=True, help="How many there are to be.")
+def scale(run_dir: Path, *, rollouts: int) -> None:
+    r"""Change the number of rollout replicas of a run while it goes on.
+
+    New ones generate as soon as they have the newest weights; of too many, the last to come finish
+    the groups they hold and leave. On a cluster, start the new ones yourself:
+
+    \b
+    cosmos-app scale runs/quickstart --rollouts 4
+    cosmos-app rollout runs/quickstart --replica rollout-4   # on any machine with that directory
+    """
+    from cosmos_app.operations import scale_run
+
+    guarded(lambda: asyncio.run(scale_run(run_dir, rollouts)))

@@ -1,0 +1,106 @@
+"""``cosmos-app stop`` and ``scale``: what somebody asks of the controller of a run, over HTTP.
+
+The controller's API, which its token opens, is asked; where a recipe serves none, the run's Redis.
+"""
+
+import asyncio
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from cosmos_app.control_files import read_address
+from cosmos_app.dashboard.address import read_address_file
+from cosmos_app.errors import RunError
+from cosmos_core.bus import Bus, BusUnreachableError
+from cosmos_core.messages import Event, ScaleRequested, StopRequested
+from cosmos_core.rundir import RunDirectory
+
+STOP_REASON = "cosmos-app stop"
+_ANSWER_S = 10.0
+_LOOK_S = 0.5
+
+
+async def stop_run(run_dir: Path, *, wait_s: float) -> int:
+    """Ask a run to end after the step in hand, with a checkpoint; wait for that; return 0.
+
+    Raises:
+        NotARunDirectoryError: if there is no run.
+        RunError: if it was never started, is not running, or has not ended in ``wait_s``.
+    """
+    run = RunDirectory.open(run_dir)
+    await _ask(run, "stop", {"reason": STOP_REASON}, StopRequested(reason=STOP_REASON))
+    Console().print(f"{run.path}: asked to stop after the step in hand")
+    if wait_s:
+        step = await _ended(run, wait_s)
+        Console().print(f"{run.path}: stopped at step {step}; go on with --resume")
+    return 0
+
+
+async def scale_run(run_dir: Path, rollouts: int) -> int:
+    """Ask for a number of rollout replicas; return 0.
+
+    Raises:
+        NotARunDirectoryError: if there is no run.
+        RunError: if it was never started or is not running.
+    """
+    run = RunDirectory.open(run_dir)
+    await _ask(run, "scale", {"rollouts": rollouts}, ScaleRequested(rollouts=rollouts))
+    Console().print(f"{run.path}: {rollouts} rollout replicas are wanted; see 'cosmos-app status'")
+    return 0
+
+
+async def _ask(run: RunDirectory, route: str, query: Mapping[str, Any], event: Event) -> None:
+    url, namespace = read_address(run)
+    try:
+        async with await Bus.connect(url, namespace, connect_s=3.0) as bus:
+            status = await bus.read_status()
+            if status.get("finished"):
+                raise RunError(f"{run.path} has ended: {status['finished']}")
+            if not await asyncio.to_thread(_post, run, route, query):
+                await bus.send_event(event)
+    except BusUnreachableError as error:
+        raise RunError(f"{run.path} is not running: {error}") from error
+
+
+def _post(run: RunDirectory, route: str, query: Mapping[str, Any]) -> bool:
+    """Ask the API of a run's controller; tell whether there was one that answers."""
+    address = read_address_file(run)
+    if address is None:
+        return False
+    base = address.url.partition("?")[0]
+    request = urllib.request.Request(
+        f"{base}api/{route}?{urllib.parse.urlencode(query)}",
+        method="POST",
+        headers={"Authorization": f"Bearer {address.token}"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=_ANSWER_S):
+            return True
+    except urllib.error.HTTPError as error:
+        raise RunError(f"{base}api/{route} answers {error.code}: {error.reason}") from error
+    except OSError:
+        return False
+
+
+async def _ended(run: RunDirectory, wait_s: float) -> int:
+    """Wait for the end of a run; return the step it is at."""
+    url, namespace = read_address(run)
+    deadline, status = time.monotonic() + wait_s, dict[str, Any]()
+    while time.monotonic() < deadline:
+        try:
+            async with await Bus.connect(url, namespace, connect_s=1.0, patience_s=1.0) as bus:
+                status = await bus.read_status()
+        except BusUnreachableError:
+            return status.get("step", 0)  # its server went with it
+        if status.get("finished"):
+            return status["step"]
+        await asyncio.sleep(_LOOK_S)
+    raise RunError(
+        f"{run.path} has not ended in {wait_s:g} s; it waits for {status.get('waiting_for')}"
+    )

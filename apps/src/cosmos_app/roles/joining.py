@@ -1,0 +1,37 @@
+"""Waiting for a run that somebody starts on another machine, as SLURM and Kubernetes have it."""
+
+import asyncio
+import time
+from pathlib import Path
+
+from cosmos_app.control_files import read_address
+from cosmos_app.errors import RunError
+from cosmos_core.bus import Bus, BusUnreachableError
+from cosmos_core.errors import CosmosError
+from cosmos_core.rundir import RunDirectory
+
+_LOOK_S = 1.0
+
+
+async def await_run(run_dir: Path, wait_s: float) -> None:
+    """Return when the controller of a run speaks: model, data and addresses are there by then.
+
+    Raises:
+        RunError: naming what was missing when ``wait_s`` was over.
+    """
+    if not wait_s:
+        return
+    deadline = time.monotonic() + wait_s
+    while missing := await _missing(run_dir):
+        if time.monotonic() + _LOOK_S > deadline:
+            raise RunError(f"waited {wait_s:g} s for the run in {run_dir}: {missing}")
+        await asyncio.sleep(_LOOK_S)
+
+
+async def _missing(run_dir: Path) -> str:
+    try:
+        url, namespace = read_address(RunDirectory.open(run_dir))
+        async with await Bus.connect(url, namespace, connect_s=2.0, patience_s=2.0) as bus:
+            return "" if await bus.read_status() else "its controller has not spoken yet"
+    except (BusUnreachableError, RunError, CosmosError) as error:
+        return str(error)

@@ -1,0 +1,65 @@
+"""A run that is scaled and stopped from outside, and taken over by a controller that stood by."""
+
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from real_runs import SMALL, SOURCES, Run, Runner, assert_balanced
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def ask(run: Run, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, SOURCES))}
+    command = [sys.executable, "-m", "cosmos_app", arguments[0], str(run.output), *arguments[1:]]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=400, check=False
+    )
+
+
+def events(run: Run, kind: str) -> list[dict[str, Any]]:
+    from cosmos_app.event_log import read_events
+
+    return [e for e in read_events(run.output / "events.jsonl") if e["type"] == kind]
+
+
+def test_a_run_is_scaled_up_and_down_taken_over_and_stopped_with_a_checkpoint(
+    runner: Runner,
+) -> None:
+    run = runner.start(
+        *SMALL,
+        "trainer.steps=100000",
+        "launch.standbys=1",
+        "launch.restarts=3",
+        "validation.before=false",
+    )
+    run.wait_for(lambda: run.steps_done() >= 1)
+
+    scaled = ask(run, "scale", "--rollouts", "2")
+    assert scaled.returncode == 0, scaled.stderr
+    joins = lambda: {e["replica"] for e in events(run, "ReplicaJoined")}  # noqa: E731
+    run.wait_for(lambda: "rollout-1" in joins())
+    made = lambda name: [e for e in events(run, "GroupFinished") if e["replica"] == name]  # noqa: E731
+    run.wait_for(lambda: bool(made("rollout-1")))
+    assert "wanted: 2" in ask(run, "status").stdout
+
+    assert ask(run, "scale", "--rollouts", "1").returncode == 0
+    left = lambda: [e for e in events(run, "ReplicaLeft") if e["replica"] == "rollout-1"]  # noqa: E731
+    run.wait_for(lambda: bool(left()))
+    assert left()[-1]["reason"] == "stopped"
+
+    os.kill(run.child("controller"), signal.SIGKILL)
+    before = run.steps_done()
+    run.wait_for(lambda: run.steps_done() >= before + 2)
+
+    stopped = ask(run, "stop")
+    assert stopped.returncode == 0, stopped.stderr
+    assert run.finish() == 3, run.logs()
+    assert run.report["finished"] == "cosmos-app stop"
+    assert_balanced(run.report["books"])
+    assert list((run.output / "checkpoints").iterdir())
+    steps = [record["step"] for record in run.metrics("controller")]
+    assert sorted(set(steps)) == list(range(max(steps) + 1))
