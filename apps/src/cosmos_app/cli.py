@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from cosmos_app.clusters.config import LauncherName
+from cosmos_app.cluster_config import LauncherName
 from cosmos_app.guarded import guarded as _guarded
 from cosmos_app.operating_commands import scale, stop
 from cosmos_app.quiet import quiet_third_parties

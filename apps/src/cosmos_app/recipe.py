@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from cosmos_algos import AlgorithmConfig, GrpoConfig
-from cosmos_app.clusters.config import ClusterConfig
+from cosmos_app.cluster_config import ClusterConfig
 from cosmos_app.dashboard.config import DashboardConfig
 from cosmos_app.quickstart.arithmetic import ArithmeticConfig
 from cosmos_app.quickstart.tiny_model import TinyModelConfig

@@ -5,7 +5,7 @@ The controller sends those away that are too many; the launcher, here, starts wh
 
 import asyncio
 import itertools
-import time
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -51,7 +51,8 @@ async def await_farewells(bus: Bus, longest_s: float) -> None:
 
     Until then they may be writing an export, or have the order to stop before them.
     """
-    deadline = time.monotonic() + longest_s
-    status = await bus.read_status()
-    while set(status.get("replicas", {})) - await bus.farewells() and time.monotonic() < deadline:
+    known = set((await bus.read_status()).get("replicas", {}))
+    for _ in range(math.ceil(longest_s / _LOOK_S)):
+        if known <= await bus.farewells():
+            return
         await asyncio.sleep(_LOOK_S)

@@ -20,6 +20,7 @@ from cosmos_core.metrics import (
     JsonlSinkConfig,
     MetricRecord,
     MetricsFormatError,
+    MlflowSinkConfig,
     SinkContext,
     TensorBoardSinkConfig,
     WandbSinkConfig,
@@ -242,8 +243,12 @@ def test_wandb_keeps_the_run_offline_in_the_run_directory(context: SinkContext):
 _WITHOUT = """
 import sys
 sys.modules[sys.argv[1]] = None  # what an import meets on a machine without the extra
-from cosmos_core.metrics import MissingExtraError, TensorBoardSinkConfig, WandbSinkConfig
-config = {"wandb": WandbSinkConfig, "tensorboard": TensorBoardSinkConfig}[sys.argv[1]]()
+from cosmos_core.metrics import (
+    MissingExtraError, MlflowSinkConfig, TensorBoardSinkConfig, WandbSinkConfig
+)
+config = {
+    "wandb": WandbSinkConfig, "tensorboard": TensorBoardSinkConfig, "mlflow": MlflowSinkConfig
+}[sys.argv[1]]()
 try:
     config.build(None)
 except MissingExtraError as error:
@@ -251,13 +256,35 @@ except MissingExtraError as error:
 """
 
 
-@pytest.mark.parametrize("module", ["wandb", "tensorboard"])
+@pytest.mark.parametrize("module", ["wandb", "tensorboard", "mlflow"])
 def test_a_missing_extra_says_what_to_install(module: str, child_environment: dict[str, str]):
     command = [sys.executable, "-c", _WITHOUT, module]
     done = subprocess.run(
         command, env=child_environment, capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == f'the {module} sink needs an extra: pip install "cosmos-core[{module}]"'
+
+
+@pytest.mark.filterwarnings("ignore")  # those of MLflow's own libraries
+def test_mlflow_finds_every_point_at_its_step_and_time(context: SinkContext):
+    pytest.importorskip("mlflow.tracking")
+    from mlflow.tracking import MlflowClient
+
+    sink = MlflowSinkConfig(batch=2).build(context)
+    sink.write(MetricRecord(100.0, "policy", "policy-0", 0, {"loss": 0.5, "grad_norm": 2.0}))
+    sink.write(MetricRecord(101.5, "policy", "policy-0", 1, {"loss": 0.25}))
+    sink.close()
+    sink.close()
+    client = MlflowClient(tracking_uri=f"sqlite:///{context.run.path / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("cosmos")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    history = client.get_metric_history(run.info.run_id, "policy-0/loss")
+    assert [(p.step, p.timestamp, p.value) for p in history] == [
+        (0, 100_000, 0.5),
+        (1, 101_500, 0.25),
+    ]
+    assert run.data.metrics == {"policy-0/loss": 0.25, "policy-0/grad_norm": 2.0}
 
 
 # All together

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from cosmos_app.children import QUIET
-from cosmos_app.clusters.config import ClusterConfig
+from cosmos_app.cluster_config import ClusterConfig
 from cosmos_app.clusters.placement import Placement
 
 _TOKEN_FOLDER = "/etc/cosmos"

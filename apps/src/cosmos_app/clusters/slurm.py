@@ -9,7 +9,7 @@
 import shlex
 from collections.abc import Sequence
 
-from cosmos_app.clusters.config import ClusterConfig
+from cosmos_app.cluster_config import ClusterConfig
 from cosmos_app.clusters.placement import Placement
 
 _HEAD = """\

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from cosmos_app.clusters.config import LauncherName
+from cosmos_app.cluster_config import LauncherName
 from cosmos_app.clusters.kubernetes import jobset_manifest
 from cosmos_app.clusters.placement import place
 from cosmos_app.clusters.slurm import sbatch_script

@@ -147,7 +147,49 @@ class WandbSinkConfig:
         )
 
 
-SinkConfig = ConsoleSinkConfig | JsonlSinkConfig | TensorBoardSinkConfig | WandbSinkConfig
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MlflowSinkConfig:
+    """An MLflow run; in a database file of the run directory unless a server is given.
+
+    Attributes:
+        kind: MLflow.
+        uri: a tracking server; none for ``mlflow.db`` of the run directory, which
+            ``mlflow ui --backend-store-uri sqlite:///mlflow.db`` shows.
+        experiment: the experiment it belongs to.
+        batch: points that are sent at once, at most 500.
+    """
+
+    kind: Literal["mlflow"] = "mlflow"
+    uri: str | None = None
+    experiment: str = "cosmos"
+    batch: int = 100
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise ValueError(f"batch has to be at least 1, found {self.batch}")
+
+    def build(self, context: SinkContext) -> MetricSink:
+        """Start the run.
+
+        Raises:
+            MissingExtraError: if MLflow is not installed.
+        """
+        try:
+            from cosmos_core.metrics.mlflow import MlflowSink
+        except ModuleNotFoundError as error:
+            raise MissingExtraError("mlflow", "mlflow") from error
+        return MlflowSink(
+            self.uri or f"sqlite:///{(context.run.path / 'mlflow.db').absolute()}",
+            experiment=self.experiment,
+            name=context.run.name,
+            config=context.config,
+            batch=self.batch,
+        )
+
+
+SinkConfig = (
+    ConsoleSinkConfig | JsonlSinkConfig | TensorBoardSinkConfig | WandbSinkConfig | MlflowSinkConfig
+)
 
 
 def open_sinks(configs: Sequence[SinkConfig], context: SinkContext) -> FanOut:

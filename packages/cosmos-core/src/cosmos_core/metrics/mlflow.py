@@ -1,0 +1,69 @@
+"""Metric records as an MLflow run, through MLflow's own client."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mlflow.entities import Metric, Param, RunStatus
+from mlflow.tracking import MlflowClient
+
+from cosmos_core.metrics.record import MetricRecord
+
+_MOST_AT_ONCE = 500
+_MOST_PARAMS = 100
+_LONGEST_PARAM = 250
+_MS = 1000
+
+
+class MlflowSink:
+    """Logs ``replica/name`` values at their step and time; the resolved recipe becomes parameters.
+
+    Points are handed on in batches of one request, at the latest when the sink is closed.
+    """
+
+    def __init__(
+        self, uri: str, *, experiment: str, name: str, config: Mapping[str, Any], batch: int
+    ) -> None:
+        self._client = MlflowClient(tracking_uri=uri)
+        found = self._client.get_experiment_by_name(experiment)
+        wanted = (
+            self._client.create_experiment(experiment) if found is None else found.experiment_id
+        )
+        run = self._client.create_run(wanted, tags={"mlflow.runName": name})
+        self._run_id: str | None = run.info.run_id
+        self._batch = min(batch, _MOST_AT_ONCE)
+        self._waiting = list[Metric]()
+        params = [Param(key, value[:_LONGEST_PARAM]) for key, value in _flat("", config)]
+        for start in range(0, len(params), _MOST_PARAMS):
+            self._client.log_batch(run.info.run_id, params=params[start : start + _MOST_PARAMS])
+
+    def write(self, record: MetricRecord) -> None:
+        """Queue the record's values."""
+        if self._run_id is None:
+            raise ValueError("the MLflow run is closed")
+        moment = int(record.time_s * _MS)
+        self._waiting += [
+            Metric(f"{record.replica}/{name}", value, moment, record.step)
+            for name, value in record.values.items()
+        ]
+        if len(self._waiting) >= self._batch:
+            self._send(self._run_id)
+
+    def close(self) -> None:
+        """Send what is left and end the run."""
+        if self._run_id is not None:
+            self._send(self._run_id)
+            self._client.set_terminated(self._run_id, RunStatus.to_string(RunStatus.FINISHED))
+            self._run_id = None
+
+    def _send(self, run_id: str) -> None:
+        waiting, self._waiting = self._waiting, []
+        for start in range(0, len(waiting), _MOST_AT_ONCE):
+            self._client.log_batch(run_id, metrics=waiting[start : start + _MOST_AT_ONCE])
+
+
+def _flat(prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(f"{prefix}{key}.", value)
+        else:
+            yield f"{prefix}{key}", str(value)
