@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from real_runs import SMALL, SOURCES, Run, Runner, assert_balanced
 
+_LONG_S = 400.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
@@ -36,24 +37,24 @@ def test_a_run_is_scaled_up_and_down_taken_over_and_stopped_with_a_checkpoint(
         "launch.restarts=3",
         "validation.before=false",
     )
-    run.wait_for(lambda: run.steps_done() >= 1)
+    run.wait_for(lambda: run.steps_done() >= 1, _LONG_S)
 
     scaled = ask(run, "scale", "--rollouts", "2")
     assert scaled.returncode == 0, scaled.stderr
     joins = lambda: {e["replica"] for e in events(run, "ReplicaJoined")}  # noqa: E731
-    run.wait_for(lambda: "rollout-1" in joins())
+    run.wait_for(lambda: "rollout-1" in joins(), _LONG_S)
     made = lambda name: [e for e in events(run, "GroupFinished") if e["replica"] == name]  # noqa: E731
-    run.wait_for(lambda: bool(made("rollout-1")))
+    run.wait_for(lambda: bool(made("rollout-1")), _LONG_S)
     assert "wanted: 2" in ask(run, "status").stdout
 
     assert ask(run, "scale", "--rollouts", "1").returncode == 0
     left = lambda: [e for e in events(run, "ReplicaLeft") if e["replica"] == "rollout-1"]  # noqa: E731
-    run.wait_for(lambda: bool(left()))
+    run.wait_for(lambda: bool(left()), _LONG_S)
     assert left()[-1]["reason"] == "stopped"
 
     os.kill(run.child("controller"), signal.SIGKILL)
     before = run.steps_done()
-    run.wait_for(lambda: run.steps_done() >= before + 2)
+    run.wait_for(lambda: run.steps_done() >= before + 2, _LONG_S)
 
     stopped = ask(run, "stop")
     assert stopped.returncode == 0, stopped.stderr
