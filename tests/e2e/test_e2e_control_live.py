@@ -5,7 +5,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -97,7 +97,7 @@ class World:
 @contextlib.asynccontextmanager
 async def world(
     url: str, namespace: str = "live"
-) -> AsyncIterator[tuple[World, list[asyncio.Task[None]]]]:
+) -> AsyncGenerator[tuple[World, list[asyncio.Task[None]]]]:
     async with await Bus.connect(url, namespace) as bus:
         made = World(bus)
         tasks = [

@@ -3,8 +3,13 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mlflow.entities import Metric, Param, RunStatus
-from mlflow.tracking import MlflowClient
+# MLflow asks for versions that do not go with ours, so it is not where types are checked.
+from mlflow.entities import (  # pyright: ignore[reportMissingImports]
+    Metric,
+    Param,
+    RunStatus,
+)
+from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
 
 from cosmos_core.metrics.record import MetricRecord
 
