@@ -146,8 +146,9 @@ async def test_a_live_run_is_scaled_down_and_stopped_by_its_token(live: Controll
         async with asyncio.timeout(DEADLINE_S):
             done, _ = await asyncio.wait(rollouts, return_when=asyncio.FIRST_COMPLETED)
         assert done == {rollouts[1]}, "the last to come has left"
-        shown = await command("status", where)
-        assert "rollout replicas wanted: 1" in shown.output
+        async with asyncio.timeout(DEADLINE_S):  # the controller reports a little after it acts
+            while "rollout replicas wanted: 1" not in (await command("status", where)).output:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
         await until_step(made, made.steps[-1] + 3)
 
         stopped = await command("stop", where, "--wait", "60")
