@@ -41,6 +41,7 @@ def rude(sample):
         case "exit": sys.exit("bye")
         case "nan": return float("nan")
         case "none": return None
+        case "pid": return os.getpid()
         case "memory": return len(bytearray(8 << 30))
     return 1.0
 
@@ -49,6 +50,10 @@ def no_argument():
 
 value = 3
 """
+
+
+def parent_of(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def sample(response: str, answer: str | None = None, **fields) -> RewardInput:
@@ -156,6 +161,21 @@ async def test_a_bad_reward_costs_its_sample_only(pool, response, error, message
     assert message is None or bad.message == message
     assert good == Scored(rewards={"exact": 1.0, "rude": 1.0}, total=2.5)
     assert pool.failures[f"rude: {error}"] == before + 1
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("victim", ["idle worker", "fork server"])
+async def test_rewards_go_on_when_processes_that_do_nothing_are_killed(pool, victim):
+    failures = dict(pool.failures)
+    outcome = await pool.score(sample("pid", "x"))
+    worker = int(outcome.rewards["rude"])
+    os.kill(worker if victim == "idle worker" else parent_of(worker), signal.SIGKILL)
+    for _ in range(20):  # through the moments in which the pool finds out
+        outcome = await pool.score(sample("pid", "x"))
+        assert isinstance(outcome, Scored), outcome
+        await asyncio.sleep(0.05)
+    assert int(outcome.rewards["rude"]) != worker
+    assert pool.failures == failures
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -4,8 +4,8 @@ import asyncio
 import multiprocessing
 import os
 from collections import Counter
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from cosmos_rollout.rewards.batching import Batcher
 from cosmos_rollout.rewards.builtin import BoxedMathReward, ExactReward
 from cosmos_rollout.rewards.group import GroupReward
 from cosmos_rollout.rewards.kinds import RewardConfig
+from cosmos_rollout.rewards.lasting_pool import LastingPool
 from cosmos_rollout.rewards.scoring import Failure, Outcome, RewardInput, Scored
 from cosmos_rollout.rewards.worker import (
     prepare,
@@ -78,11 +79,13 @@ class RewardPool:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_preload(config.rewards))
         self._config = config
-        self._pool = ProcessPool(
-            max_workers=config.num_workers,
-            initializer=start_worker,
-            initargs=(os.getpid(), config.memory_mib << 20),
-            context=context,
+        self._workers = LastingPool(
+            lambda: ProcessPool(
+                max_workers=config.num_workers,
+                initializer=start_worker,
+                initargs=(os.getpid(), config.memory_mib << 20),
+                context=context,
+            )
         )
         self._batcher = Batcher(self._score_batch, num_lanes=config.num_workers)
         self._failures: Counter[str] = Counter()
@@ -105,15 +108,14 @@ class RewardPool:
             RewardError: if one of them cannot be imported or called.
         """
         for config in (*self._config.rewards, *self._config.group_rewards):
-            future = self._pool.schedule(
-                prepare, args=(config,), timeout=self._config.start_timeout_s
-            )
             try:
-                problem = await asyncio.wrap_future(future)
+                problem = await self._workers.run(prepare, (config,), self._config.start_timeout_s)
             except TimeoutError:
                 problem = f"importing it took more than {self._config.start_timeout_s} s"
             except ProcessExpired as error:
                 problem = f"importing it ended the process (exit code {error.exitcode})"
+            except BrokenProcessPool as error:
+                problem = str(error)
             if problem:
                 raise RewardError(f"reward {config.name} cannot be used: {problem}")
 
@@ -148,18 +150,17 @@ class RewardPool:
     async def aclose(self) -> None:
         """Drop what is pending and end the workers. Idempotent."""
         await self._batcher.aclose()
-        await asyncio.to_thread(self._close)
+        await self._workers.aclose()
 
     async def _score_batch(self, samples: Sequence[RewardInput]) -> Sequence[_Values]:
         """Compute every reward of every sample in one hand-over."""
         rewards = self._config.rewards
         if len(samples) > 1:
-            future = self._pool.schedule(
-                score_all, args=(rewards, tuple(samples)), timeout=self._config.timeout_s
-            )
             try:
-                return await asyncio.wrap_future(future)
-            except (TimeoutError, ProcessExpired):
+                return await self._workers.run(
+                    score_all, (rewards, tuple(samples)), self._config.timeout_s
+                )
+            except (TimeoutError, ProcessExpired, BrokenProcessPool):
                 pass  # one of them hangs or kills; found out below
         return [
             await asyncio.gather(*(self._score_one(config, sample) for config in rewards))
@@ -167,28 +168,28 @@ class RewardPool:
         ]
 
     async def _score_one(self, config: RewardConfig, sample: RewardInput) -> float | Failure:
-        future = self._pool.schedule(score, args=(config, sample), timeout=self._config.timeout_s)
-        return await self._guard(config.name, future)
+        return await self._guard(config.name, score, (config, sample))
 
     async def _group_values(
         self, config: GroupReward, samples: Sequence[RewardInput]
     ) -> Sequence[float | Failure]:
-        future = self._pool.schedule(
-            score_group, args=(config, tuple(samples)), timeout=self._config.timeout_s
-        )
-        values = await self._guard(config.name, future)
+        values = await self._guard(config.name, score_group, (config, tuple(samples)))
         return [values] * len(samples) if isinstance(values, Failure) else values
 
-    async def _guard(self, reward: str, future: "Future[T]") -> T | Failure:
-        """Wait for a worker; a `Failure` if it was too slow or died."""
+    async def _guard(
+        self, reward: str, function: Callable[..., T], arguments: tuple[object, ...]
+    ) -> T | Failure:
+        """Have a worker compute something; a `Failure` if it was too slow or died."""
         try:
-            return await asyncio.wrap_future(future)
+            return await self._workers.run(function, arguments, self._config.timeout_s)
         except TimeoutError:
             words = f"no result within {self._config.timeout_s} s"
             return Failure(reward=reward, error="TimeoutError", message=words)
         except ProcessExpired as error:
             words = f"the worker process died (exit code {error.exitcode})"
             return Failure(reward=reward, error="ProcessDied", message=words)
+        except BrokenProcessPool as error:
+            return Failure(reward=reward, error="ProcessDied", message=str(error))
 
     def _add(self, config: GroupReward, outcome: Outcome, value: float | Failure) -> Outcome:
         if isinstance(outcome, Failure):
@@ -201,10 +202,6 @@ class RewardPool:
             rewards={**outcome.rewards, config.name: value},
             total=outcome.total + config.weight * value,
         )
-
-    def _close(self) -> None:
-        self._pool.stop()
-        self._pool.join()
 
 
 def _preload(rewards: Sequence[RewardConfig]) -> list[str]:
