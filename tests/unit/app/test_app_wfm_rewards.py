@@ -315,6 +315,7 @@ def test_the_environment_fills_in_what_a_recipe_leaves_out():
     ("arguments", "message"),
     [
         (["shine"], "shine is no reward; there are brightness"),
+        (["pickscore"], "say where it is, as pickscore=DIRECTORY"),
         (["x=nowhere:f"], "nowhere:f is no module:function"),
         (["brightness", "--listen", "8000"], "want HOST:PORT"),
         (["brightness", "--token-file", "/nowhere/token"], "cannot be read"),

@@ -34,11 +34,12 @@ from cosmos_wfm.flow_matching import (
 )
 from cosmos_wfm.loading import find_adapter, load_adapter
 from cosmos_wfm.matching import AwmConfig, awm_loss
+from cosmos_wfm.model_rewards import MODEL_REWARDS, ScoreRequest, load_model_reward
 from cosmos_wfm.nft import ForwardBatch, NftConfig, OldPolicyDecay, nft_errors, nft_loss
 from cosmos_wfm.policies import CopiedPolicies, LoraPolicies, Policies
 from cosmos_wfm.reward_client import EnqueueTimeout, RewardClient, RewardServiceConfig, Scorer
 from cosmos_wfm.reward_wire import RewardRequest, media_of, pack_request, parse_request
-from cosmos_wfm.rewards import COLOURS, REWARDS, local_scorer, weighted_reward
+from cosmos_wfm.rewards import REWARDS, local_scorer, weighted_reward
 from cosmos_wfm.rl import DiffusionRl, DiffusionRlConfig, train_rl
 from cosmos_wfm.rollouts import SamplerConfig
 from cosmos_wfm.sampling import (
@@ -51,6 +52,7 @@ from cosmos_wfm.sampling import (
     sample_sde,
     transition,
 )
+from cosmos_wfm.scenes import COLOURS, Scene, SeenShape, WantedShape, find_shapes, read_scene
 from cosmos_wfm.sft import DiffusionSftConfig, train_sft
 from cosmos_wfm.tiny import (
     save_pipeline,
@@ -67,6 +69,7 @@ from cosmos_wfm.videos import VideoCaptions, VideoCaptionsConfig, write_video
 
 __all__ = [
     "COLOURS",
+    "MODEL_REWARDS",
     "REWARDS",
     "AwmConfig",
     "CaptionDataError",
@@ -105,9 +108,12 @@ __all__ = [
     "SamplerConfig",
     "SanaAdapter",
     "SanaVideoAdapter",
+    "Scene",
+    "ScoreRequest",
     "Scorer",
     "Sd3Adapter",
     "SdeConfig",
+    "SeenShape",
     "StepBatch",
     "TextCondition",
     "Transition",
@@ -116,6 +122,7 @@ __all__ = [
     "VideoCaptions",
     "VideoCaptionsConfig",
     "WanAdapter",
+    "WantedShape",
     "WfmConfigError",
     "WfmError",
     "awm_loss",
@@ -125,11 +132,13 @@ __all__ = [
     "draw_sigmas",
     "exponential_advantages",
     "find_adapter",
+    "find_shapes",
     "flow_grpo_loss",
     "flow_matching_loss",
     "flow_schedule",
     "guided_velocity",
     "load_adapter",
+    "load_model_reward",
     "local_scorer",
     "log_prob",
     "media_of",
@@ -138,6 +147,7 @@ __all__ = [
     "noised_batch",
     "pack_request",
     "parse_request",
+    "read_scene",
     "sample_ode",
     "sample_sde",
     "save_grid",

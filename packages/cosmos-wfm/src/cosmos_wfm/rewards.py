@@ -13,19 +13,22 @@ from PIL import Image
 from torch import Tensor
 
 from cosmos_wfm.errors import WfmConfigError
+from cosmos_wfm.scenes import (
+    COLOURS,
+    Scene,
+    SeenShape,
+    coloured,
+    counted,
+    find_shapes,
+    placed,
+    present,
+    read_scene,
+)
 
 Pixels = Float[Tensor, "3 F H W"]
 Reward = Callable[[Pixels, str], float]
 """From the pixels of one sample in [0, 1], an image being one frame, and its prompt."""
 
-COLOURS: Mapping[str, tuple[float, float, float]] = {
-    "red": (0.86, 0.12, 0.12),
-    "green": (0.12, 0.78, 0.12),
-    "blue": (0.12, 0.12, 0.86),
-    "yellow": (0.86, 0.86, 0.12),
-    "white": (0.98, 0.98, 0.98),
-    "black": (0.02, 0.02, 0.02),
-}
 _JPEG_QUALITY = 95
 _SOFTNESS = 0.1
 
@@ -89,6 +92,41 @@ def prompt_colour(pixels: Pixels, prompt: str) -> float:
     return scores[wanted] / max(sum(scores.values()), 1e-12)
 
 
+def shape(pixels: Pixels, prompt: str) -> float:
+    """Return the share of the shapes which the prompt names that are there, 0 to 1.
+
+    For this and the following: ``scenes`` says how shapes are found; videos are averaged over
+    frames; a prompt that names no shape is a WfmConfigError.
+    """
+    return _over_frames(pixels, prompt, present)
+
+
+def shape_colour(pixels: Pixels, prompt: str) -> float:
+    """Return the share of the prompt's coloured shapes that are there in their colour, 0 to 1."""
+    return _over_frames(pixels, prompt, coloured)
+
+
+def shape_count(pixels: Pixels, prompt: str) -> float:
+    """Return how near the numbers of shapes are to the prompt's, 0 to 1."""
+    return _over_frames(pixels, prompt, counted)
+
+
+def shape_position(pixels: Pixels, prompt: str) -> float:
+    """Return whether shapes are left of, right of, above or below each other as asked, 0 or 1."""
+    return _over_frames(pixels, prompt, placed)
+
+
+def shapes(pixels: Pixels, prompt: str) -> float:
+    """Return the mean of shape, colour, count and position, 0 to 1."""
+    parts = (shape, shape_colour, shape_count, shape_position)
+    return sum(part(pixels, prompt) for part in parts) / len(parts)
+
+
+def shapes_strict(pixels: Pixels, prompt: str) -> float:
+    """Return 1 if everything is as the prompt asks, else 0: GenEval's own measure."""
+    return float(shapes(pixels, prompt) == 1.0)
+
+
 REWARDS: Mapping[str, Reward] = {
     "brightness": brightness,
     "compressibility": compressibility,
@@ -96,6 +134,12 @@ REWARDS: Mapping[str, Reward] = {
     "incompressibility": incompressibility,
     "motion": motion,
     "prompt_colour": prompt_colour,
+    "shape": shape,
+    "shape_colour": shape_colour,
+    "shape_count": shape_count,
+    "shape_position": shape_position,
+    "shapes": shapes,
+    "shapes_strict": shapes_strict,
     "sharpness": sharpness,
 }
 """Name in a recipe to reward."""
@@ -144,6 +188,13 @@ def local_scorer(
         return done
 
     return score
+
+
+def _over_frames(
+    pixels: Pixels, prompt: str, measure: Callable[[Scene, Sequence[SeenShape]], float]
+) -> float:
+    scene = read_scene(prompt)
+    return sum(measure(scene, find_shapes(f)) for f in pixels.unbind(1)) / pixels.shape[1]
 
 
 def _jpeg_bytes(frame: Float[Tensor, "3 H W"]) -> int:

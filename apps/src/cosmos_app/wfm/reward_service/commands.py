@@ -9,7 +9,7 @@ from cosmos_app.guarded import guarded
 
 
 @click.command("reward-service")
-@click.argument("rewards", nargs=-1, required=True, metavar="NAME[=module:function]...")
+@click.argument("rewards", nargs=-1, required=True, metavar="NAME[=DIRECTORY|=module:function]...")
 @click.option(
     "--listen", default="127.0.0.1:0", show_default=True, help="HOST:PORT; port 0 for a free one."
 )
@@ -36,8 +36,10 @@ def reward_service(
 ) -> None:
     """Score pictures and videos over HTTP, each reward in a process of its own.
 
-    REWARDS are built in (brightness, compressibility, prompt_colour, ...) or your own functions
-    from a RewardRequest to lists of scores. Prints what clients need in their environment;
+    REWARDS are built in (brightness, shapes, prompt_colour, ...), models in a local directory
+    (pickscore, hpsv2, hpsv3, image_reward, ocr, gen_eval, video_align, cosmos_reason1), a judge at
+    an OpenAI-style address (judge=http://host:8000/v1), or your own functions from a RewardRequest
+    to lists of scores. Prints what clients need in their environment;
     without a token it makes one. Ends with Ctrl-C.
     """
     from cosmos_app.wfm.reward_service.config import RewardServerConfig

@@ -14,7 +14,7 @@ from cosmos_app.wfm.reward_service.api import make_app
 from cosmos_app.wfm.reward_service.config import RewardServerConfig
 from cosmos_app.wfm.reward_service.processes import ScoringProcess
 from cosmos_app.wfm.reward_service.queue import RewardQueue
-from cosmos_app.wfm.reward_service.rewards import find_scorer
+from cosmos_app.wfm.reward_service.rewards import check_reward
 
 _TOKEN_BYTES = 24
 _LEAST_TOKEN = 16
@@ -29,7 +29,7 @@ def parse_rewards(named: tuple[str, ...]) -> dict[str, str]:
     """
     rewards = {name: spec for name, _, spec in (each.partition("=") for each in named)}
     for name, spec in rewards.items():
-        find_scorer(name, spec if ":" in spec else "")
+        check_reward(name, spec)
     return rewards
 
 

@@ -1,0 +1,71 @@
+"""Pictures of a request as vision models take them: resized, cut or padded, normalised."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import interpolate, pad
+
+from cosmos_wfm.errors import WfmConfigError
+from cosmos_wfm.reward_wire import RewardRequest
+
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+def middle_frames(request: RewardRequest) -> Float[Tensor, "B 3 H W"]:
+    """Return the pictures, of videos the frame in the middle, in [0, 1]."""
+    pixels = request.pixels()
+    return pixels[:, :, pixels.shape[2] // 2]
+
+
+def resized(pictures: Float[Tensor, "B 3 H W"], height: int, width: int) -> Tensor:
+    """Return pictures of another size, bicubic without aliases, rounded as 8 bits are."""
+    scaled = interpolate(
+        pictures, size=(height, width), mode="bicubic", align_corners=False, antialias=True
+    )
+    return (scaled * 255.0).round().clamp(0.0, 255.0) / 255.0
+
+
+def cropped(pictures: Float[Tensor, "B 3 H W"], size: int) -> Float[Tensor, "B 3 S S"]:
+    """Return the middle of pictures whose shorter side was brought to ``size``."""
+    height, width = pictures.shape[-2:]
+    if height <= width:
+        pictures = resized(pictures, size, int(size * width / height))
+    else:
+        pictures = resized(pictures, int(size * height / width), size)
+    top, left = (pictures.shape[-2] - size) // 2, (pictures.shape[-1] - size) // 2
+    return pictures[..., top : top + size, left : left + size]
+
+
+def padded(pictures: Float[Tensor, "B 3 H W"], size: int) -> Float[Tensor, "B 3 S S"]:
+    """Return pictures whose longer side was brought to ``size``, black on both other sides."""
+    height, width = pictures.shape[-2:]
+    scale = size / max(height, width)
+    pictures = resized(pictures, round(height * scale), round(width * scale))
+    down, across = size - pictures.shape[-2], size - pictures.shape[-1]
+    return pad(pictures, (across // 2, across - across // 2, down // 2, down - down // 2))
+
+
+def normalised(
+    pictures: Float[Tensor, "B 3 H W"],
+    mean: tuple[float, ...] = CLIP_MEAN,
+    std: tuple[float, ...] = CLIP_STD,
+) -> Float[Tensor, "B 3 H W"]:
+    """Return (pictures - mean) / std of each channel."""
+    channels = (1, 3, 1, 1)
+    return (pictures - torch.tensor(mean).view(channels)) / torch.tensor(std).view(channels)
+
+
+def from_directory(model_class: Any, directory: str, reward: str) -> Any:
+    """Load a model, or its tokenizer, frozen and in evaluation mode; nothing is downloaded.
+
+    Raises:
+        WfmConfigError: if it cannot be read from there.
+    """
+    try:
+        loaded = model_class.from_pretrained(directory, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise WfmConfigError(f"{reward}: {directory} cannot be loaded: {error}") from error
+    return loaded.requires_grad_(False).eval() if isinstance(loaded, torch.nn.Module) else loaded
