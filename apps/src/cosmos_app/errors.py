@@ -73,6 +73,7 @@ def exit_code_of(error: Exception) -> int:
 def _errors_that_stay() -> tuple[type[Exception], ...]:
     """Return the errors that the same recipe and files would raise again."""
     from cosmos_algos import AlgorithmConfigError, ModelHeadError
+    from cosmos_core.bus import CodeVersionError
     from cosmos_core.config import ConfigError
     from cosmos_parallel import (
         AdapterError,
@@ -87,6 +88,7 @@ def _errors_that_stay() -> tuple[type[Exception], ...]:
     )
 
     return (
+        CodeVersionError,
         ConfigError,
         DashboardAddressError,
         DataError,

@@ -67,6 +67,8 @@ def draw_status(status: Mapping[str, Any], now_s: float) -> Group:
     ]
     if (wanted := status.get("wanted_rollouts", -1)) >= 0:
         lines.append(Text(f"rollout replicas wanted: {wanted}"))
+    refused = status.get("refused", {}).values()
+    lines.extend(Text(f"refused: {reason}", style="red") for reason in refused)
     if status.get("stopping") and not status.get("finished"):
         lines.append(Text(f"stopping: {status['stopping']}", style="yellow"))
     if age_s > _STALE_S and not status.get("finished"):

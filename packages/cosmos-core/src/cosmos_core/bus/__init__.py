@@ -1,10 +1,12 @@
 """The control plane over Redis: a bundled server, typed records, and the loop of the controller."""
 
 from cosmos_core.bus.channel import ReplicaChannel
+from cosmos_core.bus.code_version import code_version
 from cosmos_core.bus.connection import Bus, mask_password
 from cosmos_core.bus.errors import (
     BusError,
     BusUnreachableError,
+    CodeVersionError,
     FencedError,
     LeaseHeldError,
     PayloadMissingError,
@@ -19,6 +21,7 @@ __all__ = [
     "Bus",
     "BusError",
     "BusUnreachableError",
+    "CodeVersionError",
     "Commit",
     "ControllerHost",
     "Dispatch",
@@ -35,5 +38,6 @@ __all__ = [
     "Reported",
     "ServerStartError",
     "SupersededError",
+    "code_version",
     "mask_password",
 ]

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from cosmos_core.bus.errors import BusUnreachableError, SupersededError
+from cosmos_core.bus.code_version import code_version
+from cosmos_core.bus.errors import BusUnreachableError, CodeVersionError, SupersededError
 from cosmos_core.bus.keys import Keys
 from cosmos_core.bus.streams import Entry, entry_number, stream_entries
 from cosmos_core.messages import (
@@ -73,8 +74,8 @@ class ReplicaChannel:
         return self
 
     async def __aexit__(self, _: object, error: BaseException | None, *__: object) -> None:
-        if isinstance(error, SupersededError):
-            return
+        if isinstance(error, SupersededError | CodeVersionError):
+            return  # the controller knows, and would not listen
         reason = "stopped" if error is None else f"{type(error).__name__}: {error}"
         with contextlib.suppress(BusUnreachableError):
             await self._append(
@@ -104,6 +105,7 @@ class ReplicaChannel:
 
         Raises:
             SupersededError: if another process has joined under this name.
+            CodeVersionError: if the controller runs other code than this process.
             BusUnreachableError: if Redis stays away for longer than the patience of the bus.
         """
         last = b"0-0"
@@ -132,6 +134,8 @@ class ReplicaChannel:
         if epoch < self._epoch:
             return []
         self._epoch = epoch
+        if b"refused" in fields:
+            raise CodeVersionError(fields[b"refused"].decode())
         if b"superseded" in fields:
             raise SupersededError(f"another process has joined as {self.replica}; this one stops")
         if b"rejoin" in fields:
@@ -162,6 +166,7 @@ class ReplicaChannel:
         fields = {
             b"r": self.replica.encode(),
             b"i": self.incarnation.encode(),
+            b"v": code_version().encode(),
             b"m": encode_message(event),
         }
         entry = await self._call(lambda c: c.xadd(self._keys.events, fields), patience_s=patience_s)

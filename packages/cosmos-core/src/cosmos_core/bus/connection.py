@@ -11,6 +11,7 @@ from redis import asyncio as redis_asyncio
 from redis import exceptions
 
 from cosmos_core.bus.channel import ReplicaChannel
+from cosmos_core.bus.code_version import code_version
 from cosmos_core.bus.errors import BusError, BusUnreachableError, PayloadMissingError
 from cosmos_core.bus.keys import Keys
 from cosmos_core.bus.streams import Entry, stream_entries
@@ -151,13 +152,15 @@ class Bus:
 
     async def send_event(self, event: Event) -> None:
         """Report something that is not a replica's own word, such as its death."""
-        fields = {b"r": b"", b"i": b"", b"m": encode_message(event)}
+        code = code_version().encode()
+        fields = {b"r": b"", b"i": b"", b"v": code, b"m": encode_message(event)}
         await self.call(lambda c: c.xadd(self.keys.events, fields))
 
     async def farewells(self) -> set[str]:
         """Return the replicas that have said that they leave, since a controller last listened."""
         entries = await self.call(lambda c: c.xrange(self.keys.events))
-        events = [decode_event(fields[b"m"]) for _, fields in entries]
+        ours = code_version().encode()
+        events = [decode_event(f[b"m"]) for _, f in entries if f.get(b"v") == ours]
         return {event.replica for event in events if isinstance(event, ReplicaLeft)}
 
     # ------------------------------------------------------------------ payloads

@@ -27,6 +27,10 @@ class SupersededError(BusError):
     """Raised to a replica when a newer process has joined under its name: it must stop."""
 
 
+class CodeVersionError(BusError):
+    """Raised to a replica whose code is not that of the controller: the same would happen again."""
+
+
 class PayloadMissingError(BusError, KeyError):
     """Raised by `Bus.get_payloads` for keys that were never stored or are already deleted."""
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from cosmos_core.bus.code_version import code_version, difference
 from cosmos_core.bus.connection import Bus
 from cosmos_core.bus.ledger import Commit, Dispatch, Ledger, Logged, Past, Reported
 from cosmos_core.control import Controller, ControllerConfig, StepStats
@@ -28,6 +29,7 @@ from cosmos_core.metrics import MetricRecord
 
 _STATUS_EVERY_S = 0.5
 _LONGEST_TURN_S = 1.0
+_MOST_REFUSED = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,6 +110,7 @@ class ControllerHost:
         self._turned = 0.0
         self._ticked = 0.0
         self._status_at = float("-inf")
+        self._refused: dict[str, str] = {}
 
     async def run(self) -> str:
         """Control the run to its end; return why it ended.
@@ -152,7 +155,7 @@ class ControllerHost:
         self, ledger: Ledger, controller: Controller, events: Sequence[Reported]
     ) -> None:
         self._advance_clock()
-        turn = _Turn(controller, self._now)
+        turn = _Turn(controller, self._now, self._refused)
         for reported in events:
             turn.take_in(reported)
         if self._now - self._ticked >= self._host.tick_s:
@@ -197,6 +200,7 @@ class ControllerHost:
         status: dict[str, Any] = {
             "time_s": time.time(),
             "epoch": ledger.token,
+            "refused": self._refused,
             **controller.status(self._now),
         }
         await self._bus.write_status(status)
@@ -205,16 +209,22 @@ class ControllerHost:
 class _Turn:
     """The events of one commit and what follows from them."""
 
-    def __init__(self, controller: Controller, now: float) -> None:
+    def __init__(self, controller: Controller, now: float, refused: dict[str, str]) -> None:
         self.logged: list[Logged] = []
         self.events: list[Event] = []
         self.dispatches: list[Dispatch] = []
         self._controller = controller
         self._now = now
+        self._refused = refused
 
     def take_in(self, reported: Reported) -> None:
         """Hand an event to the controller, unless its sender is not who we think it is."""
+        if reported.code != code_version():
+            self._refuse(reported)
+            return
         event = decode_event(reported.data)
+        if isinstance(event, ReplicaJoined):
+            self._refused.pop(event.replica, None)
         if reported.replica and not isinstance(event, ReplicaJoined):
             known = self._controller.incarnation_of(reported.replica)
             if known != reported.incarnation:
@@ -235,6 +245,25 @@ class _Turn:
             self.dispatches.append(
                 Dispatch(replica=replica, incarnation=incarnation, command=command)
             )
+
+    def _refuse(self, reported: Reported) -> None:
+        """Turn away who runs other code, unread: its messages may mean something else here."""
+        reason = difference(reported.replica or "somebody", reported.code, code_version())
+        if len(self._refused) < _MOST_REFUSED:
+            self._refused[reported.replica] = reason
+        if not reported.replica:
+            return
+        if self._controller.incarnation_of(reported.replica) == reported.incarnation:
+            # it joined a controller of its own code, which was started again with another
+            self.handle(ReplicaLeft(replica=reported.replica, reason="runs other code"))
+        self.dispatches.append(
+            Dispatch(
+                replica=reported.replica,
+                incarnation=reported.incarnation,
+                notice="refused",
+                about=reason,
+            )
+        )
 
     def _answer_stranger(self, reported: Reported, known: str | None, event: Event) -> None:
         if isinstance(event, ReplicaLeft):

@@ -5,7 +5,7 @@ from them to the replicas' streams, moves the cursor over the events, and delete
 needs any more. Whatever dies before it leaves events that are read again; after it, they are done.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -24,12 +24,14 @@ _START = "0-0"
 class Reported(msgspec.Struct, frozen=True, array_like=True):
     """An event as it came in: its place in the stream, who sent it, and its bytes.
 
-    ``replica`` and ``incarnation`` are empty when it is not a replica's own word.
+    ``replica`` and ``incarnation`` are empty when it is not a replica's own word. ``code`` is the
+    code version of who sent it: bytes of another one may mean something else, or nothing.
     """
 
     entry: str
     replica: str
     incarnation: str
+    code: str
     data: bytes
 
 
@@ -43,7 +45,8 @@ class Logged(msgspec.Struct, frozen=True, array_like=True):
 class Dispatch(msgspec.Struct, frozen=True, kw_only=True):
     """A command for one incarnation of a replica; without a command it is a ``notice``.
 
-    Notices are ``rejoin``, with the event that showed the need of it, and ``superseded``.
+    Notices are ``rejoin``, with the event that showed the need of it, ``superseded``, and
+    ``refused``, with the reason.
     """
 
     replica: str
@@ -159,10 +162,7 @@ class Ledger:
         answer = await self._bus.call(
             lambda c: c.xread(streams, count=limit, block=max(1, int(wait_s * 1000)))
         )
-        return [
-            Reported(entry.decode(), f[b"r"].decode(), f[b"i"].decode(), f[b"m"])
-            for entry, f in stream_entries(answer)
-        ]
+        return [_reported(entry, fields) for entry, fields in stream_entries(answer)]
 
     async def commit(self, commit: Commit) -> None:
         """Make a commit true, and renew the lease.
@@ -224,6 +224,16 @@ class Ledger:
     async def _log_page(self, start: str) -> list[Entry]:
         log = self._bus.keys.log
         return await self._bus.call(lambda c: c.xrange(log, min=start, count=_LOG_PAGE))
+
+
+def _reported(entry: bytes, fields: Mapping[bytes, bytes]) -> Reported:
+    return Reported(
+        entry=entry.decode(),
+        replica=fields[b"r"].decode(),
+        incarnation=fields[b"i"].decode(),
+        code=fields.get(b"v", b"").decode(),
+        data=fields[b"m"],
+    )
 
 
 def _decode(data: bytes, kind: type[Any]) -> Any:
