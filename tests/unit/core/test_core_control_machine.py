@@ -172,7 +172,11 @@ class World(RuleBasedStateMachine):
         del replica.sampling[group]
         if choice % 7 == 0:
             failed = GroupFailed(
-                replica=replica.name, group=group, attempt=attempt, reason="engine"
+                replica=replica.name,
+                group=group,
+                attempt=attempt,
+                reason="engine",
+                drop_as="prompt too long" if choice % 2 else "",
             )
             self.say(replica, failed)
             return

@@ -53,6 +53,7 @@ class World:
     trained: dict[int, tuple[tuple[SampleRef, ...], ...]] = field(default_factory=dict)
     now: float = 0.0
     saved: list[int] = field(default_factory=list)
+    with_signal: set[str] = field(default_factory=set)
     cuts: dict[int, bytes] = field(default_factory=dict)
 
     def later(self, event: Event, longest: float = 1.0) -> None:
@@ -151,6 +152,8 @@ class World:
             )
             for i in range(command.num_samples)
         )
+        if len({sample.reward for sample in samples}) > 1:
+            self.with_signal.update(sample.key for sample in samples)
         self.later(
             GroupFinished(
                 replica=name, group=command.group, attempt=command.attempt, samples=samples
@@ -228,6 +231,23 @@ def test_deaths_failures_and_controller_restarts_lose_nothing(
     world = _world(config, seed, kills=6, failures=0.1, restart_controller=0.2)
     world.run()
     _assert_complete(world)
+
+
+@pytest.mark.parametrize(("depth", "bound"), [(0, 0), (1, 2), (2, 4)])
+@pytest.mark.parametrize("seed", range(4))
+def test_groups_without_signal_are_replaced_one_for_one_and_nothing_is_sampled_in_vain(
+    depth: int, bound: int, seed: int
+) -> None:
+    """Half of the pairs of rewards are equal: 48 groups take about 96 prompts, and not one more."""
+    world = _world(_config(depth, bound, drop_zero_signal=True), seed)
+    world.run()
+    _assert_complete(world)
+    books = world.controller.books()
+    trained = {sample.key for groups in world.trained.values() for g in groups for sample in g}
+    assert trained == world.with_signal, "all that was worth training on was trained on"
+    assert books.dropped.keys() == {"no signal"}
+    assert books.issued == 48 + books.dropped["no signal"]
+    assert 60 < books.issued < 150
 
 
 def test_synchronous_runs_train_every_prompt_in_order_on_its_own_version() -> None:

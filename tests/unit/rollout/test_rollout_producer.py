@@ -259,6 +259,33 @@ async def test_a_store_that_is_down_is_a_failed_group():
         assert event.reason == "ConnectionError: Redis is gone"
 
 
+@pytest.mark.parametrize(
+    ("prompt", "drop_as", "reason"),
+    [
+        ("1" * 64, "prompt too long", "64 tokens, a context of 64 leaves room for 63 at most"),
+        ("", "empty prompt", "the prompt has no tokens"),
+    ],
+)
+async def test_a_prompt_that_no_engine_takes_says_so_for_the_books(prompt, drop_as, reason):
+    async with World() as world:
+        world.producer = Producer(
+            ProducerParts(
+                engine=world.engine,
+                prompts={"train": PromptSet([PromptRow(prompt_id="0", prompt=prompt)])},
+                tokenizer=Letters(),
+                scorer=world.scorer,
+                publish=world.store.publish,
+            ),
+            ProducerConfig(sampling=Sampling(stop_token_ids=(STOP,))),
+            replica="rollout-0",
+        )
+        world.producer.submit(generate(0))
+        (event,) = await world.events(1)
+        assert isinstance(event, GroupFailed)
+        assert event.drop_as == drop_as
+        assert reason in event.reason
+
+
 async def test_a_dead_engine_fails_every_group_and_then_the_producer():
     async with World(step_s=0.002) as world:
         for ordinal in (9, 8):

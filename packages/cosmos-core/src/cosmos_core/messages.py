@@ -91,12 +91,17 @@ class GroupFinished(Message, frozen=True, kw_only=True, tag=True):
 
 
 class GroupFailed(Message, frozen=True, kw_only=True, tag=True):
-    """One attempt at a group came to nothing; an infrastructure failure is never a sample."""
+    """One attempt at a group came to nothing; an infrastructure failure is never a sample.
+
+    ``drop_as`` is empty, or a few words for what is wrong with the prompt itself: whoever tried it
+    again would fail too, so it is dropped and counted under these words.
+    """
 
     replica: str
     group: GroupId
     attempt: int
     reason: str
+    drop_as: str = ""
 
 
 class StepFinished(Message, frozen=True, kw_only=True, tag=True):

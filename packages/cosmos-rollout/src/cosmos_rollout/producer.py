@@ -32,9 +32,12 @@ from cosmos_rollout.engine import RolloutEngine, Sampling
 from cosmos_rollout.environments import ChatTokenizer, Environment, EpisodeLimits
 from cosmos_rollout.episode import Episode
 from cosmos_rollout.errors import (
+    EmptyPromptError,
     EngineClosedError,
     EngineDeadError,
     PromptDataError,
+    PromptTooLongError,
+    TokenRangeError,
     WeightLoadError,
 )
 from cosmos_rollout.occupancy import Occupancy, OccupancyReading
@@ -50,6 +53,11 @@ from cosmos_rollout.siblings import (
 )
 
 GroupEvent = GroupFinished | GroupFailed
+_DROPPED_AS: Mapping[type[BaseException], str] = {
+    PromptTooLongError: "prompt too long",
+    EmptyPromptError: "empty prompt",
+    TokenRangeError: "prompt not of this vocabulary",
+}
 Publish = Callable[[Sequence[Trajectory]], Awaitable[Sequence[str]]]
 """Stores trajectories durably and returns the key of each."""
 
@@ -278,9 +286,12 @@ class Producer:
         self._events.put_nowait(event)
 
     def _failed(self, command: Generate, error: BaseException) -> GroupFailed:
-        reason = f"{type(error).__name__}: {error}"
         return GroupFailed(
-            replica=self._replica, group=command.group, attempt=command.attempt, reason=reason
+            replica=self._replica,
+            group=command.group,
+            attempt=command.attempt,
+            reason=f"{type(error).__name__}: {error}",
+            drop_as=_DROPPED_AS.get(type(error), ""),
         )
 
     async def _attempt(self, command: Generate) -> GroupEvent:

@@ -254,7 +254,7 @@ class Controller:
             self._replicas.occupy(replica, -1)
         if isinstance(event, GroupFailed):
             if group is not None:
-                self._groups.retry(group)
+                self._groups.give_up(group, event.drop_as)
         elif group is None:
             self._discard_duplicate(event)
         else:

@@ -131,6 +131,13 @@ class GroupTable:
         if self._config.drop_zero_signal and len({s.reward for s in completed}) == 1:
             self.drop(group, "no signal")
 
+    def give_up(self, group: GroupState, drop_as: str) -> None:
+        """Drop a group for good reason, or have it sampled again if there is none."""
+        if drop_as:
+            self.drop(group, drop_as)
+        else:
+            self.retry(group)
+
     def retry(self, group: GroupState) -> None:
         """Have a group sampled again, or drop it after its last attempt."""
         self._state.counters.retries += 1

@@ -112,6 +112,8 @@ class Rounds:
         rewards = [sample.reward for sample in samples if sample.status == "completed"]
         if rewards:
             opened.rewards.extend(rewards)
+        elif isinstance(event, GroupFailed) and event.drop_as:
+            opened.failed += 1
         else:
             self._retry(opened, ordinal)
         self._close_if_done(opened)
