@@ -10,6 +10,7 @@ import torch
 from real_runs import SMALL, Run, Runner, assert_balanced
 from safetensors.torch import load_file
 
+from cosmos_app.event_log import read_events
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 
 ON_POLICY = ("staleness.depth=0", "staleness.bound=0")
@@ -82,25 +83,42 @@ def test_two_policy_ranks_and_two_policy_replicas_give_the_weights_of_one(runner
     assert last["critic_value"] != 0.0
 
 
-def test_a_reward_that_raises_costs_that_sample_only_and_is_counted(
+def test_rewards_that_raise_or_give_nan_and_prompts_too_long_cost_themselves_and_are_counted(
     runner: Runner, tmp_path: Path
 ) -> None:
     reward = tmp_path / "reward.py"
     reward.write_text(
         "def score(sample):\n"
-        "    if len(sample.response) % 2:\n"
-        "        raise RuntimeError('odd responses displease me')\n"
-        "    return 1.0 if '1' in sample.response else 0.0\n"
+        "    kind = sum(map(ord, sample.response)) % 5\n"
+        "    if kind == 0:\n"
+        "        raise RuntimeError('this response displeases me')\n"
+        "    return float('nan') if kind == 1 else float(kind)\n"
     )
+    data = tmp_path / "sums.jsonl"
+    prompts = [f"{first}+{second}=" for first in range(6) for second in range(5)]
+    rows = ["+".join("1" * 200), *prompts, "+".join("2" * 200)]  # the last are held out
+    data.write_text("".join(json.dumps({"prompt": p, "answer": "3"}) + "\n" for p in rows))
     run = runner.complete(
         *SMALL,
-        "trainer.steps=2",
+        "trainer.steps=4",
         "staleness.depth=0",
         "staleness.bound=0",
+        "data.path=" + str(data),
+        "rollout.engine.context_length=128",
+        "validation.before=false",
         f"reward.rewards=[{{kind='python', function='{reward}:score', name='mine'}}]",
     )
-    assert run.report["steps"] == 2
-    assert_balanced(run.report["books"])
+    report = run.report
+    assert report["steps"] == 4
+    assert_balanced(report["books"])
+    assert report["books"]["dropped"]["prompt too long"] >= 1
+    assert report["failures"].keys() == {"reward mine: RuntimeError", "reward mine: ValueError"}
+    assert all(count > 0 for count in report["failures"].values())
+    assert "reward mine: ValueError" in run.text
+    assert "prompt too long" in run.text
+    named = [e for e in read_events(run.output / "events.jsonl") if e["type"] == "GroupFailed"]
+    assert all("PromptTooLongError: request train.0." in event["reason"] for event in named)
+    assert named
 
 
 def test_your_own_data_and_model_run_by_the_same_recipe(runner: Runner, tmp_path: Path) -> None:

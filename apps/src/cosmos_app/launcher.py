@@ -209,6 +209,7 @@ class Launch:
                 for version, result in status.get("validations", {}).items()
             },
             books=status.get("books", {}),
+            failures=status.get("counters", {}).get("failures", {}),
             incidents=self._supervisor.incidents,
             samples=last_samples(self._run.path / "samples"),
             export=str(export) if export.exists() else "",

@@ -52,6 +52,7 @@ class RunReport:
         switched: share of samples with tokens of more than one weight version.
         length_ratio: mean trained length over mean generated length; 1 when nothing is biased.
         books: issued = consumed + dropped + in flight, in groups.
+        failures: samples that failed and were not trained on, by what failed.
         incidents: processes that died unasked, and what was done.
         samples: a few texts.
         export: the Hugging Face checkpoint, if one was written.
@@ -73,6 +74,7 @@ class RunReport:
     switched: float
     length_ratio: float
     books: Mapping[str, Any]
+    failures: Mapping[str, int]
     incidents: tuple[Incident, ...]
     samples: tuple[Sample, ...]
     export: str
@@ -119,6 +121,7 @@ class Outcome:
     seconds: float
     accuracies: Mapping[int, float]
     books: Mapping[str, Any]
+    failures: Mapping[str, int]
     incidents: Sequence[Incident]
     samples: Sequence[Sample]
     export: str
@@ -156,6 +159,7 @@ def build_report(records: Sequence[MetricRecord], outcome: Outcome) -> RunReport
         switched=_mean(_values(records, "policy", "switched")),
         length_ratio=_length_ratio(records),
         books=dict(outcome.books),
+        failures=dict(outcome.failures),
         incidents=tuple(outcome.incidents),
         samples=tuple(outcome.samples),
         export=outcome.export,
@@ -200,6 +204,9 @@ def _numbers(report: RunReport) -> Table:
         ("trained / generated length", f"{report.length_ratio:.3f}"),
         ("books, in groups", describe_books(report.books)),
     ]
+    if report.failures:
+        failed = (f"{count} of {kind}" for kind, count in sorted(report.failures.items()))
+        rows.append(("samples that failed", ", ".join(failed)))
     for name, value in rows:
         table.add_row(f"[dim]{name}[/]", value)
     return table

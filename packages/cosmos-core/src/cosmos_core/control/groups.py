@@ -17,6 +17,9 @@ from cosmos_core.control.state import (
 )
 from cosmos_core.messages import GroupFailed, GroupFinished, SampleRef
 
+_MOST_KINDS = 50
+_LONGEST_KIND = 100
+
 
 class GroupTable:
     """All changes to ``state.groups`` go through here; what it counts follows from the state.
@@ -117,6 +120,9 @@ class GroupTable:
         completed = [sample for sample in samples if sample.status == "completed"]
         counters = self._state.counters
         counters.samples_failed += len(samples) - len(completed)
+        for sample in samples:
+            if sample.status != "completed":
+                _count_failure(counters.failures, sample.failure)
         counters.generated_samples += len(completed)
         counters.generated_tokens += sum(sample.num_tokens for sample in completed)
         needed = min(self._config.min_group_samples, self._config.samples_per_group)
@@ -207,3 +213,11 @@ class GroupTable:
             (held.add if change > 0 else held.discard)(group.ordinal)
             if not held:
                 del self._held[group.replica]
+
+
+def _count_failure(failures: dict[str, int], failure: str) -> None:
+    """Count ``"reward mine: ValueError: the reward is nan"`` under its first two parts."""
+    kind = ": ".join(failure.split(": ")[:2])[:_LONGEST_KIND]
+    if kind not in failures and len(failures) >= _MOST_KINDS:
+        kind = "others"
+    failures[kind] = failures.get(kind, 0) + 1

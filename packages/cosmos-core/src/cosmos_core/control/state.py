@@ -125,7 +125,10 @@ class StepStats(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Counters(msgspec.Struct, kw_only=True):
-    """Sums that only grow; but consumed shrinks when a policy falls back to a checkpoint."""
+    """Sums that only grow; but consumed shrinks when a policy falls back to a checkpoint.
+
+    ``failures`` says of what samples failed, by who is to blame and the class of the failure.
+    """
 
     issued: int = 0
     consumed: int = 0
@@ -139,6 +142,7 @@ class Counters(msgspec.Struct, kw_only=True):
     steps_void: int = 0
     steps_skipped: int = 0
     samples_failed: int = 0
+    failures: dict[str, int] = msgspec.field(default_factory=dict)
     generated_samples: int = 0
     generated_tokens: int = 0
 

@@ -15,11 +15,12 @@ from cosmos_weightsync.command_line.output import (
     show_errors,
     show_progress,
 )
-from cosmos_weightsync.errors import TransportUnavailableError
+from cosmos_weightsync.errors import DeadlineError, TransportUnavailableError
 
 __all__ = ["bench", "serve"]
 
 _TRANSPORTS = ("shared_memory", "cross_memory", "tcp", "process_group")
+_PATIENCE_S = 120.0
 _COUNT = click.IntRange(min=1)
 
 
@@ -80,7 +81,7 @@ def bench(num_mib: int, repeats: int, names: tuple[str, ...], as_json: bool) -> 
                 facts: dict[str, Any] = {
                     "copy_bound": _speed(_copy_times(num_mib, repeats), num_mib)
                 }
-                endpoint = ours.recv()
+                endpoint = _answer(ours)
                 for number, name in enumerate(chosen):
                     times = _times(ours, (endpoint, name), 1000 * number, repeats)
                     advance(repeats * (num_mib << 20))
@@ -98,6 +99,17 @@ def bench(num_mib: int, repeats: int, names: tuple[str, ...], as_json: bool) -> 
         if not as_json:
             facts = {name: _line(value) for name, value in facts.items()}
         report({"moved": human_bytes(num_mib << 20), **facts}, as_json=as_json)
+
+
+def _answer(pipe: Connection) -> Any:
+    """Return what the sending process says next.
+
+    Raises:
+        DeadlineError: it says nothing.
+    """
+    if not pipe.poll(_PATIENCE_S):
+        raise DeadlineError(f"the sending process said nothing for {_PATIENCE_S:g} s")
+    return pipe.recv()  # there is something, if only its end
 
 
 def _line(value: Any) -> str:
@@ -128,7 +140,7 @@ def _times(pipe: Connection, edge: tuple[str, str], first: int, repeats: int) ->
     try:
         for version in range(first, first + repeats + 1):
             pipe.send(version)
-            pipe.recv()
+            _answer(pipe)
             started = time.monotonic()
             receiver.stage(version, timeout_s=120.0)
             times.append(time.monotonic() - started)
