@@ -165,6 +165,7 @@ def end_on_sigterm() -> None:
     """Have SIGTERM raise, as Ctrl-C does, so that what is being measured ends with us."""
 
     def stop(signum: int, frame: FrameType | None) -> None:
+        signal.signal(signum, signal.SIG_IGN)  # a second one must not stop us from tidying up
         raise SystemExit(f"stopped by signal {signum}")
 
     signal.signal(signal.SIGTERM, stop)

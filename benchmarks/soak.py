@@ -1,6 +1,6 @@
 """The soak: real runs whose processes are killed at random moments, and what became of it all.
 
-    python benchmarks/soak.py [--kills 200] [--kills-per-run 40] [--seed 0] [--victims redis policy]
+    python benchmarks/soak.py [--kills 200] [--kills-per-run 50] [--seed 0] [--victims redis policy]
                               [--json out.json]
 
 Each run is `cosmos-app run` of the quickstart with a tiny model, the scripted engine and a random
@@ -36,14 +36,15 @@ from cosmos_app.event_log import parse_events
 from cosmos_core.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
-VICTIMS = ("controller", "policy", "rollout", "reward", "redis")
+# How often each is chosen: a policy takes longest to come back, and nothing else is hit meanwhile.
+VICTIMS = {"controller": 3, "policy": 1, "rollout": 2, "reward": 3, "redis": 2}
 GROUPS = 4
 _LONGEST_START_S = 300.0
 _POLL_S = 0.2
-_KILLS_WITHOUT_A_STEP = 4
+_KILLS_WITHOUT_A_STEP = 8
+_ENGINE = "rollout.engine={{kind='scripted', vocabulary_size=32, step_s={step_s}}}"
 _SETTINGS = (
     "warmup.steps=0",
-    "rollout.engine={kind='scripted', vocabulary_size=32, step_s=0.05}",
     "reward.rewards=[{kind='length', target=1, limit=16}]",
     f"trainer.groups_per_step={GROUPS}",
     "trainer.samples_per_group=2",
@@ -91,9 +92,16 @@ class Soak:
         output: its run directory; its log lies beside it.
         soaked: what to do; filled in.
         victims: kinds of processes to choose from.
+        step_s: that engines take for a token of every sample.
     """
 
-    def __init__(self, output: Path, soaked: Soaked, victims: Sequence[str] = VICTIMS) -> None:
+    def __init__(
+        self,
+        output: Path,
+        soaked: Soaked,
+        victims: Sequence[str] = tuple(VICTIMS),
+        step_s: float = 0.05,
+    ) -> None:
         self.soaked = soaked
         self.output = output
         self._rng = random.Random(soaked.seed)
@@ -103,7 +111,7 @@ class Soak:
         self._steps = StepCount(output / "events.jsonl")
         self._log = output.with_suffix(".log").open("wb")
         command = [sys.executable, "-m", "cosmos_app", "run", str(ROOT / "configs/quickstart.toml")]
-        shape = (f"output={output}", f"trainer.steps={soaked.steps}")
+        shape = (f"output={output}", f"trainer.steps={soaked.steps}", _ENGINE.format(step_s=step_s))
         pace = _IN_STEP if soaked.is_in_step else ()
         self._process = subprocess.Popen(
             [*command, *shape, *_SETTINGS, *pace],
@@ -150,7 +158,10 @@ class Soak:
 
     def _kill_one(self) -> None:
         """Kill somebody who lives; a kind of which nobody does is just being started again."""
-        for victim in self._rng.sample(self._victims, len(self._victims)):
+        left = list(self._victims)
+        while left:
+            (victim,) = self._rng.choices(left, [VICTIMS[each] for each in left])
+            left.remove(victim)
             found = self._living(victim)
             if found:
                 os.kill(self._rng.choice(found), signal.SIGKILL)
@@ -276,7 +287,7 @@ def left_alone(folder: Path, steps: int, longest_s: float) -> dict[str, bytes]:
     if not (output / "export").exists():
         shutil.rmtree(output, ignore_errors=True)
         soaked = Soaked(seed=-1, steps=steps, is_in_step=True)
-        problems = Soak(output, soaked).run(0, 1.0, longest_s).problems
+        problems = Soak(output, soaked, step_s=0.0).run(0, 1.0, longest_s).problems
         if problems:
             raise RuntimeError(f"a run without a kill failed: {'; '.join(problems)}; see {output}")
     return weights_of(output)
@@ -301,11 +312,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--kills-per-run", type=int, default=40)
-    parser.add_argument("--steps-per-kill", type=int, default=6)
-    parser.add_argument("--pause", type=float, default=8.0, help="mean seconds between kills")
+    parser.add_argument("--kills-per-run", type=int, default=50)
+    parser.add_argument("--steps-per-kill", type=int, default=8)
+    parser.add_argument("--pause", type=float, default=5.0, help="mean seconds between kills")
     parser.add_argument("--seed", type=int, default=0, help="of the first run; others follow")
-    parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=VICTIMS)
+    parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=tuple(VICTIMS))
     parser.add_argument("--longest", type=float, default=300.0, help="seconds without a step")
     parser.add_argument("--out", type=Path, default=ROOT / "runs/bench/soak", help="scratch")
     parser.add_argument("--json", type=Path, help="what became of each run; resumed from if there")
