@@ -26,6 +26,7 @@ from cosmos_core.simulation import (
     write_log,
 )
 from cosmos_core.trajectory import Trajectory
+from cosmos_parallel import ReplicaLostError
 from cosmos_rollout import GenerationRequest, StagedWeights
 from cosmos_rollout.engines.in_process import DecodedToken
 from cosmos_weightsync import SenderConfig, WeightSender, shards_of
@@ -273,6 +274,14 @@ class PacedTrainer:
     def endpoint(self) -> str:
         """Where the weights are served."""
         return self._sender.endpoint
+
+    def meet(self, step: int) -> int:
+        """There is nobody to meet."""
+        return step
+
+    def lose(self, error: ReplicaLostError) -> None:
+        """Nobody can be lost."""
+        raise error
 
     def share(self, train: Train) -> StepShare:
         """Return the whole step."""

@@ -10,6 +10,7 @@ from cosmos_app.supervisor import ChildSpec
 from cosmos_core.rundir import RunDirectory
 
 Command = tuple[str, ...]
+MEETING = "meeting"
 # what torch asks for before it calls cuBLAS deterministic
 _DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 QUIET = {
@@ -75,14 +76,19 @@ def torchrun_command(ranks: int, *arguments: str) -> Command:
 
 def policy_commands(role: str, policy: PolicyConfig, run: RunDirectory) -> dict[str, Command]:
     """Return the command line of every replica that trains, by its name."""
-    commands: dict[str, Command] = {}
-    for name in policy_names(policy):
-        arguments = (role, str(run.path), "--replica", name)
-        several = policy.ranks > 1
-        commands[name] = (
-            torchrun_command(policy.ranks, *arguments) if several else app_command(*arguments)
-        )
-    return commands
+    return {name: policy_command(role, policy, run, name) for name in policy_names(policy)}
+
+
+def policy_command(role: str, policy: PolicyConfig, run: RunDirectory, name: str) -> Command:
+    """Return the command line of a replica that trains."""
+    arguments = (role, str(run.path), "--replica", name)
+    several = policy.ranks > 1
+    return torchrun_command(policy.ranks, *arguments) if several else app_command(*arguments)
+
+
+def meeting_command(run: RunDirectory) -> Command:
+    """Return the command line of the place where replicas that come and go meet."""
+    return app_command(MEETING, str(run.path))
 
 
 def specs_of(
@@ -111,6 +117,8 @@ def child_specs(recipe: Recipe, run: RunDirectory) -> list[ChildSpec]:
     """
     where = str(run.path)
     commands = {n: app_command("controller", where, "--name", n) for n in controller_names(recipe)}
+    if recipe.elastic is not None:
+        commands[MEETING] = meeting_command(run)
     if not recipe.launch.external:
         commands |= policy_commands("policy", recipe.policy, run)
     specs = specs_of(commands, run, recipe.launch, environment(recipe))
@@ -126,6 +134,15 @@ def controller_names(recipe: Recipe) -> list[str]:
 def rollout_spec(recipe: Recipe, run: RunDirectory, name: str) -> ChildSpec:
     """Return a rollout replica."""
     command = {name: app_command("rollout", str(run.path), "--replica", name)}
+    (spec,) = specs_of(command, run, recipe.launch, environment(recipe))
+    return spec
+
+
+def replica_spec(recipe: Recipe, run: RunDirectory, name: str) -> ChildSpec:
+    """Return a replica of the kind its name begins with, to be added to a run."""
+    if not name.startswith("policy-"):
+        return rollout_spec(recipe, run, name)
+    command = {name: policy_command("policy", recipe.policy, run, name)}
     (spec,) = specs_of(command, run, recipe.launch, environment(recipe))
     return spec
 

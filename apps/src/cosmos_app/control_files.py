@@ -13,6 +13,7 @@ _NAMESPACE_FILE = "namespace"
 _CONTROLLER_FILE = "controller.json"
 _CUT_FILE = "cut.msgpack"
 _WEIGHTS_TOKEN_FILE = "weights.token"
+_MEETING_FILE = "meeting_place"
 _TOKEN_BYTES = 24
 
 
@@ -48,6 +49,22 @@ def read_weights_token(run: RunDirectory) -> str:
     """Return what `write_weights_token` left; empty for a run on one machine."""
     path = run.path / _WEIGHTS_TOKEN_FILE
     return path.read_text() if path.exists() else ""
+
+
+def write_meeting_place(run: RunDirectory, address: str) -> None:
+    """Leave where the replicas that train meet before each step."""
+    write_atomic(run.path / _MEETING_FILE, address)
+
+
+def forget_meeting_place(run: RunDirectory) -> None:
+    """Remove what an earlier launch left."""
+    (run.path / _MEETING_FILE).unlink(missing_ok=True)
+
+
+def read_meeting_place(run: RunDirectory) -> str | None:
+    """Return where the replicas that train meet, once that is known."""
+    path = run.path / _MEETING_FILE
+    return path.read_text() if path.exists() else None
 
 
 def write_control(run: RunDirectory, config: ControllerConfig, cut: bytes) -> None:

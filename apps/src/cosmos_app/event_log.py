@@ -147,6 +147,11 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
             yield from parse_events([line])
 
 
+def _wanted(event: Mapping[str, Any]) -> str:
+    wishes = {"rollout": event["rollouts"], "policy": event.get("policies", -1)}
+    return " and ".join(f"{n} {role} replicas" for role, n in wishes.items() if n >= 0)
+
+
 _SENTENCES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "ReplicaJoined": lambda e: f"joined as {e['role']} at version {e['version']}",
     "ReplicaLeft": lambda e: f"left: {e['reason']}",
@@ -165,7 +170,7 @@ _SENTENCES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "LoadFailed": lambda e: f"could not load version {e['version']}: {e['reason']}",
     "CheckpointSaved": lambda e: f"saved a checkpoint after step {e['step']}",
     "StopRequested": lambda e: f"somebody asked the run to stop: {e['reason']}",
-    "ScaleRequested": lambda e: f"somebody asked for {e['rollouts']} rollout replicas",
+    "ScaleRequested": lambda e: f"somebody asked for {_wanted(e)}",
     "Train": lambda e: f"is to train step {e['step']} on {e['num_groups']} groups",
     "LoadVersion": lambda e: f"is to load version {e['version']}",
     "Stop": lambda e: f"is to stop: {e['reason']}",

@@ -14,13 +14,14 @@ from typing import Any
 from rich.console import Console
 
 from cosmos_app.children import (
+    MEETING,
     child_specs,
     controller_names,
     policy_names,
-    rollout_spec,
+    replica_spec,
     warmup_spec,
 )
-from cosmos_app.control_files import write_control, write_weights_token
+from cosmos_app.control_files import forget_meeting_place, write_control, write_weights_token
 from cosmos_app.dashboard.address import announce_dashboard
 from cosmos_app.errors import InterruptedRunError
 from cosmos_app.frame import NO_CHECKPOINT, Answers, RunFrame, hand_in, open_redis, open_run
@@ -33,8 +34,8 @@ from cosmos_app.prepare import (
     run_files,
 )
 from cosmos_app.recipe import Recipe, controller_config
+from cosmos_app.replica_count import await_farewells, keep_replicas
 from cosmos_app.report import Outcome, RunReport, build_report, draw_report, print_report
-from cosmos_app.rollout_count import await_farewells, keep_rollouts
 from cosmos_app.samples import last_samples
 from cosmos_app.supervisor import Incident
 from cosmos_core.bus import Bus
@@ -140,14 +141,15 @@ class Launch:
             controller_config(self._recipe, count_rows(self._files.held_out)),
             self._cut(),
         )
+        forget_meeting_place(self._run)
         specs = child_specs(self._recipe, self._run)
         for spec in specs:
             self._supervisor.start(spec)
         say = functools.partial(self._console.print, soft_wrap=True)
         beside = [asyncio.create_task(announce_dashboard(self._run, say))]
         if not is_external:
-            spec_of = functools.partial(rollout_spec, self._recipe, self._run)
-            keeping = keep_rollouts(bus, self._supervisor, spec_of, say)
+            spec_of = functools.partial(replica_spec, self._recipe, self._run)
+            keeping = keep_replicas(bus, self._supervisor, spec_of, say)
             beside.append(asyncio.create_task(keeping))
         try:
             policies = [] if is_external else policy_names(self._recipe.policy)
@@ -156,7 +158,8 @@ class Launch:
             for task in beside:
                 task.cancel()
         grace_s = self._recipe.launch.stop_grace_s
-        await self._supervisor.wait_briefly(self._supervisor.running(), grace_s)
+        leaving = [name for name in self._supervisor.running() if name != MEETING]
+        await self._supervisor.wait_briefly(leaving, grace_s)
         if is_external:
             await await_farewells(bus, grace_s)
 
@@ -177,10 +180,10 @@ class Launch:
     # ---------------------------------------------------------------- what may happen
 
     async def _on_incident(self, incident: Incident) -> None:
-        if self._bus is None or incident.name in controller_names(self._recipe):
+        if self._bus is None or incident.name in (MEETING, *controller_names(self._recipe)):
             return
         await self._bus.send_event(ReplicaLeft(replica=incident.name, reason=incident.how))
-        if incident.name in policy_names(self._recipe.policy):
+        if self._recipe.elastic is None and incident.name in policy_names(self._recipe.policy):
             await self._recycle_policies(self._bus, incident.name)
 
     async def _recycle_policies(self, bus: Bus, dead: str) -> None:

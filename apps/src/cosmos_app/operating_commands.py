@@ -33,12 +33,14 @@ def stop(run_dir: Path, *, wait_s: float) -> None:
 
 @click.command()
 @click.argument("run_dir", type=_RUN)
-@click.option("--rollouts", type=click.IntRange(0), required=True, help="How many there are to be.")
-def scale(run_dir: Path, *, rollouts: int) -> None:
-    r"""Change the number of rollout replicas of a run while it goes on.
+@click.option("--rollouts", type=click.IntRange(0), default=-1, help="How many are to generate.")
+@click.option("--policies", type=click.IntRange(1), default=-1, help="How many are to train.")
+def scale(run_dir: Path, *, rollouts: int, policies: int) -> None:
+    r"""Change the number of replicas of a run while it goes on.
 
-    New ones generate as soon as they have the newest weights; of too many, the last to come finish
-    the groups they hold and leave. On a cluster, start the new ones yourself:
+    New rollouts generate as soon as they have the newest weights; of too many, the last to come
+    finish the groups they hold and leave. Policies, of recipes with [elastic], join with the next
+    step and leave after one. On a cluster, start the new ones yourself:
 
     \b
     cosmos-app scale runs/quickstart --rollouts 4
@@ -46,4 +48,6 @@ def scale(run_dir: Path, *, rollouts: int) -> None:
     """
     from cosmos_app.operations import scale_run
 
-    guarded(lambda: asyncio.run(scale_run(run_dir, rollouts)))
+    if rollouts < 0 and policies < 0:
+        raise click.UsageError("say how many: --rollouts, --policies or both")
+    guarded(lambda: asyncio.run(scale_run(run_dir, rollouts=rollouts, policies=policies)))

@@ -17,6 +17,7 @@ from rich.console import Console
 from cosmos_app.control_files import read_address
 from cosmos_app.dashboard.address import read_address_file
 from cosmos_app.errors import RunError
+from cosmos_app.recipes import recipe_of_run
 from cosmos_core.bus import Bus, BusUnreachableError
 from cosmos_core.messages import Event, ScaleRequested, StopRequested
 from cosmos_core.rundir import RunDirectory
@@ -42,16 +43,24 @@ async def stop_run(run_dir: Path, *, wait_s: float) -> int:
     return 0
 
 
-async def scale_run(run_dir: Path, rollouts: int) -> int:
-    """Ask for a number of rollout replicas; return 0.
+async def scale_run(run_dir: Path, *, rollouts: int = -1, policies: int = -1) -> int:
+    """Ask for a number of rollout or policy replicas, -1 for as many as there are; return 0.
 
     Raises:
         NotARunDirectoryError: if there is no run.
-        RunError: if it was never started or is not running.
+        RunError: if it was never started or is not running, or its policy replicas are fixed.
     """
     run = RunDirectory.open(run_dir)
-    await _ask(run, "scale", {"rollouts": rollouts}, ScaleRequested(rollouts=rollouts))
-    Console().print(f"{run.path}: {rollouts} rollout replicas are wanted; see 'cosmos-app status'")
+    if policies >= 0 and recipe_of_run(run).elastic is None:
+        raise RunError(
+            f"{run.path}: its policy replicas sum gradients as they are; give the recipe [elastic] "
+            "for replicas that come and go"
+        )
+    asked = ScaleRequested(rollouts=rollouts, policies=policies)
+    wanted = {kind: n for kind, n in (("rollouts", rollouts), ("policies", policies)) if n >= 0}
+    await _ask(run, "scale", wanted, asked)
+    said = " and ".join(f"{n} {kind}" for kind, n in wanted.items())
+    Console().print(f"{run.path}: {said} are wanted; see 'cosmos-app status'")
     return 0
 
 

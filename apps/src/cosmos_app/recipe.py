@@ -17,7 +17,7 @@ from cosmos_app.quickstart.tiny_model import TinyModelConfig
 from cosmos_core.config import load_config
 from cosmos_core.control import ControllerConfig, StalenessConfig, ValidationPlan
 from cosmos_core.metrics import ConsoleSinkConfig, JsonlSinkConfig, SinkConfig
-from cosmos_parallel import LearnerConfig, ParallelConfig
+from cosmos_parallel import ElasticConfig, LearnerConfig, ParallelConfig
 from cosmos_parallel import ModelConfig as HeldModelConfig
 from cosmos_rollout import (
     EngineConfig,
@@ -269,6 +269,8 @@ class Recipe:
         learner: optimizer, schedule and clipping of RL.
         trainer: its loop.
         policy: the replicas that train.
+        elastic: how long policy replicas wait for each other, if they come and go while the others
+            go on; without it one that dies takes all back to the last checkpoint.
         rollout: the replicas that generate.
         reward: what is rewarded, and by how many processes in each rollout replica.
         staleness: how far sampling may run ahead of training.
@@ -291,6 +293,7 @@ class Recipe:
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
+    elastic: ElasticConfig | None = None
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     reward: RewardPoolConfig = field(default_factory=RewardPoolConfig)
     staleness: StalenessConfig = field(default_factory=StalenessConfig)
@@ -338,6 +341,11 @@ def _check_algorithm(recipe: Recipe) -> None:
             f"algorithm.kind is {kind!r}, whose critic needs whole hidden states, and "
             f"policy.parallel.{split[0]} divides them: use dp_replicate and dp_shard alone"
         )
+    if algorithm.critic is not None and recipe.elastic is not None:
+        raise ValueError(
+            f"algorithm.kind is {kind!r}, which updates several times in a step, and elastic "
+            "replicas can only take a step whole or not at all: leave elastic out"
+        )
     if "teacher_logprobs" in algorithm.needs and recipe.model.teacher is None:
         raise ValueError(
             f"algorithm.kind is {kind!r}, which needs a teacher: set model.teacher to its directory"
@@ -356,6 +364,7 @@ def controller_config(recipe: Recipe, num_held_out: int) -> ControllerConfig:
         groups_per_step=trainer.groups_per_step,
         samples_per_group=trainer.samples_per_group,
         num_policies=recipe.policy.replicas,
+        min_policies=0 if recipe.elastic is None else recipe.elastic.min_replicas,
         staleness=recipe.staleness,
         validation=ValidationPlan(
             num_prompts=min(validation.prompts or num_held_out, num_held_out),

@@ -65,8 +65,9 @@ def draw_status(status: Mapping[str, Any], now_s: float) -> Group:
         Text(f"waiting for {status.get('waiting_for')}"),
         Text(f"books, in groups: {describe_books(books)}"),
     ]
-    if (wanted := status.get("wanted_rollouts", -1)) >= 0:
-        lines.append(Text(f"rollout replicas wanted: {wanted}"))
+    for role, key in (("rollout", "wanted_rollouts"), ("policy", "wanted_policies")):
+        if (wanted := status.get(key, -1)) >= 0:
+            lines.append(Text(f"{role} replicas wanted: {wanted}"))
     refused = status.get("refused", {}).values()
     lines.extend(Text(f"refused: {reason}", style="red") for reason in refused)
     if status.get("stopping") and not status.get("finished"):

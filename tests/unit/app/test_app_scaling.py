@@ -1,4 +1,4 @@
-"""Who is started when more rollout replicas are wanted; what stop and scale say of dead runs."""
+"""Who is started when more replicas are wanted; what stop and scale say of dead runs."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from cosmos_app.cli import main
 from cosmos_app.control_files import write_address
-from cosmos_app.rollout_count import missing_rollouts
+from cosmos_app.replica_count import missing_replicas
 from cosmos_core.rundir import RunDirectory
 
 
@@ -31,12 +31,14 @@ def status(wanted: int, leaving: tuple[str, ...] = (), **more: Any) -> dict[str,
         (status(2, leaving=("rollout-1",)), {"rollout-0", "rollout-1"}, ["rollout-2"]),
         (status(3, stopping="Ctrl-C"), {"rollout-0"}, []),
         (status(0), set(), []),
+        (status(-1, wanted_policies=2), {"rollout-0", "policy-0"}, ["policy-1"]),
+        (status(2, wanted_policies=2), {"policy-0"}, ["rollout-0", "rollout-1", "policy-1"]),
     ],
 )
 def test_only_what_is_missing_is_started(
     said: dict[str, Any], running: set[str], expected: list[str]
 ) -> None:
-    assert missing_rollouts(said, running) == expected
+    assert missing_replicas(said, running) == expected
 
 
 @pytest.mark.parametrize("command", [["stop"], ["scale", "--rollouts", "2"]])

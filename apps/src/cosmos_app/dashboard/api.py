@@ -122,9 +122,9 @@ def _add_control_routes(app: FastAPI, send: Callable[[Event], Awaitable[None]]) 
     async def stop(reason: Reason = "asked by HTTP") -> None:
         await send(StopRequested(reason=reason))
 
-    @app.post("/api/scale", status_code=202, summary="Ask for a number of rollout replicas")
-    async def scale(rollouts: Wanted) -> None:
-        await send(ScaleRequested(rollouts=rollouts))
+    @app.post("/api/scale", status_code=202, summary="Ask for a number of replicas; -1 leaves it")
+    async def scale(rollouts: Wanted = -1, policies: Wanted = -1) -> None:
+        await send(ScaleRequested(rollouts=rollouts, policies=policies))
 
 
 def _add_page_routes(app: FastAPI, served: Served) -> None:

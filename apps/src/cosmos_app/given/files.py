@@ -6,10 +6,9 @@ from pathlib import Path
 from cosmos_app.given.recipe import GIVEN_KINDS, GivenRecipe, SftRecipe
 from cosmos_app.prepare import build_once, require_trainable
 from cosmos_core.config import config_from_json
-from cosmos_core.rundir import RunDirectory, write_atomic
+from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import read_rows
 
-_MEETING_FILE = "meeting_place"
 _STOP_FILE = "stop"
 
 
@@ -48,21 +47,9 @@ def prepare_model(recipe: GivenRecipe, run: RunDirectory) -> int:
     return build_once(model_of(recipe, run), texts, recipe.model.tiny, recipe.seed)
 
 
-def write_meeting_place(run: RunDirectory, address: str) -> None:
-    """Leave where the replicas of a run meet."""
-    write_atomic(run.path / _MEETING_FILE, address)
-
-
-def forget_meeting_place(run: RunDirectory) -> None:
-    """Remove what an earlier launch left."""
-    (run.path / _MEETING_FILE).unlink(missing_ok=True)
+def forget_stop(run: RunDirectory) -> None:
+    """Remove what an earlier launch was asked."""
     (run.path / _STOP_FILE).unlink(missing_ok=True)
-
-
-def read_meeting_place(run: RunDirectory) -> str | None:
-    """Return where the replicas of a run meet, once that is known."""
-    path = run.path / _MEETING_FILE
-    return path.read_text() if path.exists() else None
 
 
 def ask_to_stop(run: RunDirectory) -> None:

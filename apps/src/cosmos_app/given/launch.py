@@ -13,15 +13,17 @@ from rich.console import Console
 from rich.table import Table
 
 from cosmos_app.children import (
-    app_command,
+    MEETING,
+    meeting_command,
     policy_commands,
     policy_names,
     specs_of,
     training_environment,
 )
+from cosmos_app.control_files import forget_meeting_place
 from cosmos_app.errors import InterruptedRunError
 from cosmos_app.frame import NO_CHECKPOINT, Answers, RunFrame, hand_in, open_redis, open_run
-from cosmos_app.given.files import ask_to_stop, checkpoints_of, forget_meeting_place, prepare_model
+from cosmos_app.given.files import ask_to_stop, checkpoints_of, forget_stop, prepare_model
 from cosmos_app.given.recipe import GivenRecipe
 from cosmos_app.report import median
 from cosmos_app.supervisor import ChildSpec, Incident
@@ -29,7 +31,6 @@ from cosmos_core.metrics import MetricRecord, read_metrics
 from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import CheckpointStore, ParallelConfig, build_mesh
 
-_MEETING = "meeting"
 _LAST_METRICS_S = 2.0
 
 
@@ -100,6 +101,7 @@ class GivenLaunch:
         """Start everything, watch it to its end, report."""
         started = time.monotonic()
         forget_meeting_place(self._run)
+        forget_stop(self._run)
         supervisor = self._frame.supervisor
         async with self._frame.open():
             for spec in child_specs(self._recipe, self._run):
@@ -139,7 +141,7 @@ def child_specs(recipe: GivenRecipe, run: RunDirectory) -> list[ChildSpec]:
     """Return the replicas of a run, and where they meet if there are several."""
     several = recipe.policy.replicas > 1
     commands = {
-        **({_MEETING: app_command("meeting", str(run.path))} if several else {}),
+        **({MEETING: meeting_command(run)} if several else {}),
         **policy_commands("learner", recipe.policy, run),
     }
     return specs_of(

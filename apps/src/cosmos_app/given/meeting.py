@@ -1,9 +1,11 @@
-"""The meeting place of a run's replicas, in a process that is none of them."""
+"""Where replicas that train, and come and go, meet: in a process that is none of them."""
 
 import asyncio
 from pathlib import Path
 
-from cosmos_app.given.files import recipe_of, write_meeting_place
+from cosmos_app.control_files import write_meeting_place
+from cosmos_app.errors import RunError
+from cosmos_app.recipes import recipe_of_run
 from cosmos_app.roles.parent import die_with_parent
 from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import MeetingPlace
@@ -16,11 +18,15 @@ async def run_meeting(run_dir: Path, host: str) -> int:
     nothing that it knows is worth the wait.
 
     Raises:
-        ConfigError: if the run is no supervised one.
+        ConfigError: if the run's recipe is none of this version.
+        RunError: if the policy replicas of the run are all there or none is.
     """
     die_with_parent()
     run = RunDirectory.open(run_dir)
-    place = MeetingPlace(recipe_of(run).elastic, host=host)
+    elastic = recipe_of_run(run).elastic
+    if elastic is None:
+        raise RunError(f"{run.path}: its policy replicas do not come and go; give it [elastic]")
+    place = MeetingPlace(elastic, host=host)
     write_meeting_place(run, place.address)
     await asyncio.Event().wait()
     place.close()

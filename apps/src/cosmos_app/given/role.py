@@ -7,7 +7,6 @@ who is first may change from step to step.
 import asyncio
 import os
 import time
-import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,10 +15,10 @@ from typing import Protocol, TypeVar
 import torch
 
 from cosmos_app.control_files import read_address
-from cosmos_app.errors import RunError
-from cosmos_app.given.files import is_asked_to_stop, read_meeting_place, recipe_of
+from cosmos_app.given.files import is_asked_to_stop, recipe_of
 from cosmos_app.given.recipe import GivenRecipe
 from cosmos_app.given.trainer import GivenTrainer
+from cosmos_app.roles.elastic import open_replicas
 from cosmos_app.roles.parent import die_with_parent
 from cosmos_app.roles.process import TorchrunPlace, torchrun_place
 from cosmos_app.roles.ranks import join_ranks
@@ -28,19 +27,14 @@ from cosmos_core.bus import Bus
 from cosmos_core.metrics import MetricRecord
 from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import (
-    ElasticReplicas,
     Learner,
-    Meeting,
     ReplicaLostError,
     Seat,
     TrainingMesh,
     build_mesh,
-    open_meeting_store,
     shutdown_distributed,
 )
 
-_MEET_S = 120.0
-_RETRY_S = 0.2
 Value = TypeVar("Value")
 
 
@@ -155,19 +149,7 @@ class GivenProcess:
     def _open_replicas(self, mesh: TrainingMesh) -> Replicas:
         if self._recipe.policy.replicas == 1:
             return Alone(self._replica, mesh)
-        config, address = self._recipe.elastic, self._await_meeting_place()
-        # a process that comes back must not be taken for the one that died
-        name = f"{self._replica}.{uuid.uuid4().hex[:8]}"
-        meeting = Meeting(address, name, config) if self._place.rank == 0 else None
-        return ElasticReplicas(meeting, open_meeting_store(address, config), mesh, config)
-
-    def _await_meeting_place(self) -> str:
-        for _ in range(int(_MEET_S / _RETRY_S)):
-            address = read_meeting_place(self._run)
-            if address is not None:
-                return address
-            time.sleep(_RETRY_S)
-        raise RunError(f"{self._replica} waited {_MEET_S:g} s for the meeting place of its run")
+        return open_replicas(self._run, self._replica, mesh, self._recipe.elastic)
 
     async def _blocking(self, call: Callable[[], Value]) -> Value:
         """Run a blocking call on the one thread that owns communicators."""

@@ -22,6 +22,7 @@ import torch
 from cosmos_app.children import policy_names
 from cosmos_app.control_files import read_weights_token
 from cosmos_app.errors import RunError
+from cosmos_app.roles.elastic import Gathering, open_replicas
 from cosmos_app.roles.meeting import meet_replicas
 from cosmos_app.roles.parent import die_with_parent
 from cosmos_app.roles.process import (
@@ -39,6 +40,7 @@ from cosmos_core.activity import ActivityMeter
 from cosmos_core.bus import Bus, ReplicaChannel
 from cosmos_core.control import ALL_DONE
 from cosmos_core.messages import (
+    SCALED_DOWN,
     CheckpointSaved,
     Command,
     Progress,
@@ -54,7 +56,10 @@ from cosmos_core.metrics import MetricRecord
 from cosmos_core.trajectory import Trajectory, decode_trajectory
 from cosmos_parallel import (
     CheckpointStore,
+    ReplicaGroup,
+    ReplicaLostError,
     RetentionConfig,
+    TrainingMesh,
     broadcast_bytes,
     build_mesh,
     shutdown_distributed,
@@ -85,6 +90,14 @@ class StepTrainer(Protocol):
     @property
     def endpoint(self) -> str:
         """Where this rank serves its weights."""
+        ...
+
+    def meet(self, step: int) -> int:
+        """Agree with the other replicas on the step to come; return the one that they take."""
+        ...
+
+    def lose(self, error: ReplicaLostError) -> None:
+        """Note that the step in hand is void, or raise the error where that cannot be made good."""
         ...
 
     def share(self, train: Train) -> StepShare:
@@ -196,22 +209,47 @@ class PolicyProcess:
     ) -> None:
         if train.step < trainer.version:
             return  # delivered twice
-        share = trainer.share(train)
-        payloads = await self._bus.get_payloads([ref.key for ref in share.refs])
-        trajectories = [decode_trajectory(payload) for payload in payloads]
-        self._meter.enter("training", time.monotonic())
-        metrics = await self._blocking(lambda: trainer.train(train, share, trajectories))
-        self._meter.enter("waiting", time.monotonic())
+        metrics: dict[str, float] | None = None
+        while metrics is None:
+            if await self._meet(trainer, train.step, channel) > train.step:
+                return  # the others took it without this one
+            metrics = await self._take(trainer, train)
         if channel is not None:
             await channel.send(StepFinished(replica=self._replica, step=train.step))
             if train.publish:
                 await channel.send(VersionPublished(replica=self._replica, version=trainer.version))
             shares = self._meter.shares(time.monotonic())
             await self._report(train.step, {**metrics, "idle_share": shares["waiting"]})
-        if train.cut:
+        if train.cut and trainer.is_first_replica:
             await self._save(trainer, train.cut, channel)
 
+    async def _meet(self, trainer: StepTrainer, step: int, channel: ReplicaChannel | None) -> int:
+        """Meet the other replicas before a step; tell the controller of weights had from them."""
+        held = trainer.version
+        found = await self._blocking(lambda: trainer.meet(step))
+        if channel is not None and trainer.version > held:
+            await channel.send(StepFinished(replica=self._replica, step=trainer.version - 1))
+        return found
+
+    async def _take(self, trainer: StepTrainer, train: Train) -> dict[str, float] | None:
+        """Take a step; return its metrics, or ``None`` if a member died: then it is void."""
+        share = trainer.share(train)
+        payloads = await self._bus.get_payloads([ref.key for ref in share.refs])
+        trajectories = [decode_trajectory(payload) for payload in payloads]
+        self._meter.enter("training", time.monotonic())
+        try:
+            return await self._blocking(lambda: trainer.train(train, share, trajectories))
+        except ReplicaLostError as error:
+            lost = error  # the name of the clause ends with it
+            await self._blocking(lambda: trainer.lose(lost))
+            return None
+        finally:
+            self._meter.enter("waiting", time.monotonic())
+
     async def _stop(self, trainer: StepTrainer, stop: Stop, channel: ReplicaChannel | None) -> None:
+        if stop.reason == SCALED_DOWN:
+            return  # the others go on
+        await self._meet(trainer, trainer.version, channel)  # one of them is the first
         if trainer.version:
             await self._save(trainer, stop.cut, channel)
         elif channel is not None:
@@ -251,7 +289,8 @@ class PolicyProcess:
         process = join_ranks(self._place)
         mesh = build_mesh(recipe.policy.parallel, process)
         names = policy_names(recipe.policy)
-        index = names.index(self._replica)
+        elastic = recipe.elastic
+        index = 0 if elastic is not None else names.index(self._replica)
         store = CheckpointStore(
             self._context.run.checkpoints,
             mesh,
@@ -271,8 +310,16 @@ class PolicyProcess:
                 token=read_weights_token(self._context.run),
             ),
             store,
-            meet_replicas(self._context, index, process) if len(names) > 1 else None,
+            self._others(index, mesh),
         )
+
+    def _others(self, index: int, mesh: TrainingMesh) -> ReplicaGroup | Gathering | None:
+        """Return the other policy replicas: who come and go, who are always there, or nobody."""
+        elastic, run = self._context.recipe.elastic, self._context.run
+        if elastic is not None:
+            return Gathering(lambda: open_replicas(run, self._replica, mesh, elastic))
+        several = self._context.recipe.policy.replicas > 1
+        return meet_replicas(self._context, index, mesh.process) if several else None
 
 
 async def run_policy(run_dir: Path, redis_url: str | None, replica: str) -> int:
@@ -284,7 +331,8 @@ async def run_policy(run_dir: Path, redis_url: str | None, replica: str) -> int:
     die_with_parent()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     context = open_context(run_dir, redis_url)
-    if replica not in policy_names(context.recipe.policy):
+    is_fixed = context.recipe.elastic is None
+    if is_fixed and replica not in policy_names(context.recipe.policy):
         raise RunError(
             f"{replica}: this run's policy replicas are "
             f"{', '.join(policy_names(context.recipe.policy))}; raise policy.replicas"

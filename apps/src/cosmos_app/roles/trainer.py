@@ -11,9 +11,11 @@ from pathlib import Path
 from torch import nn
 
 from cosmos_algos import ScoreField, TokenBatch, policy_loss, summarise_metrics
+from cosmos_app.errors import RunError
 from cosmos_app.exporting import export_trained
 from cosmos_app.recipe import Recipe
 from cosmos_app.roles.critic import critic_figures, critic_step
+from cosmos_app.roles.elastic import Gathering
 from cosmos_app.roles.quantised import quantised_shards
 from cosmos_app.roles.weights import sender_config
 from cosmos_app.step_share import (
@@ -33,6 +35,7 @@ from cosmos_parallel import (
     LossResult,
     PeftView,
     ReplicaGroup,
+    ReplicaLostError,
     StepReport,
     TrainingMesh,
     check_packable,
@@ -90,9 +93,17 @@ class Trainer:
         model_dir: Path,
         seat: Seat,
         checkpoints: CheckpointStore,
-        replica_group: ReplicaGroup | None,
+        others: ReplicaGroup | Gathering | None,
     ) -> None:
-        """Load the model, or the newest checkpoint if there is one, and start to serve it."""
+        """Load the model, or the newest checkpoint if there is one, and start to serve it.
+
+        Args:
+            recipe: of the run.
+            model_dir: what is trained.
+            seat: this rank's share; of the first step, where replicas come and go.
+            checkpoints: of the run.
+            others: the other policy replicas, which are always the same, or come and go.
+        """
         self.version = 0
         self.num_passes = 0
         self._recipe = recipe
@@ -105,8 +116,12 @@ class Trainer:
             model_dir, seat.mesh, replace(recipe.model.training, value_head=with_critic)
         )
         self._learner = Learner(
-            self._model, recipe.learner, mesh=seat.mesh, replica_group=replica_group
+            self._model,
+            recipe.learner,
+            mesh=seat.mesh,
+            replica_group=None if isinstance(others, Gathering) else others,
         )
+        self._gathering = others if isinstance(others, Gathering) else None
         if checkpoints.latest() is not None:
             self.version = checkpoints.load(self._learner).step + 1
         self._plan = _batch_plan(self._model, recipe)
@@ -134,6 +149,41 @@ class Trainer:
         """Where this rank serves its shards."""
         return self._sender.endpoint
 
+    def meet(self, step: int) -> int:
+        """Agree with the other replicas on the step to come, on weights that all of them have.
+
+        Args:
+            step: the one that is ordered, or the next if none is.
+
+        Returns:
+            The step that they take; later than ``step`` if that has been taken without this one.
+
+        Raises:
+            ReplicaLostError: if the others could not be met in time.
+            RunError: if none of them has the weights that the step begins with.
+        """
+        if self._gathering is None:
+            return step
+        seat = self._gathering.meet(self._learner, self.version)
+        self._seat = replace(self._seat, replica_index=seat.index, num_replicas=seat.size)
+        self.version = seat.step
+        if seat.step < step:
+            raise RunError(
+                f"step {step} needs weights that died with a replica: {', '.join(seat.names)} "
+                f"have those of step {seat.step}; going back to the last checkpoint"
+            )
+        return seat.step
+
+    def lose(self, error: ReplicaLostError) -> None:
+        """Note that the step in hand is void, for all who took part.
+
+        Raises:
+            ReplicaLostError: where replicas are always the same, who then begin anew together.
+        """
+        if self._gathering is None:
+            raise error
+        self._gathering.lose()
+
     def share(self, train: Train) -> StepShare:
         """Return the share of a step that this rank trains on."""
         return share_of_step(
@@ -146,11 +196,17 @@ class Trainer:
     def train(
         self, train: Train, share: StepShare, trajectories: Sequence[Trajectory]
     ) -> dict[str, float]:
-        """Take one step and publish it if asked; return its metrics, the same on every rank."""
+        """Take one step and publish it if asked; return its metrics, the same on every rank.
+
+        Raises:
+            ReplicaLostError: if a replica did not take part; nothing is updated.
+        """
         batches = batches_of_share(share, trajectories, self._plan, policy_version=train.step)
         device = self._seat.mesh.process.device
         report = self._take([batch.to(device) for batch in batches])
         self.version = train.step + 1
+        if self._gathering is not None:
+            self._gathering.take()
         if train.publish:
             self._sender.publish(self.version)
         means = summarise_metrics(_without_sizes(report.metrics))
@@ -164,6 +220,7 @@ class Trainer:
             "train_s": report.seconds,
             "num_passes": float(report.num_passes),
             "skipped": float(report.outcome != "updated"),
+            "replicas": float(self._seat.num_replicas),
         }
 
     def save(self, cut: bytes) -> str:
@@ -172,7 +229,7 @@ class Trainer:
         Only the first replica writes; the others return the same path at once.
         """
         step = self.version - 1
-        if self.is_first_replica:
+        if self.is_first_replica and self._checkpoints.latest() != step:
             return self._checkpoints.save(step, self._learner, cut)
         return self._checkpoints.path(step)
 
@@ -187,7 +244,9 @@ class Trainer:
         )
 
     def close(self) -> None:
-        """Stop serving weights."""
+        """Stop serving weights, and leave the other replicas if they can go on."""
+        if self._gathering is not None:
+            self._gathering.close()
         self._sender.close()
 
     def _published(self) -> Sequence[Shard] | EncodedShards:

@@ -10,6 +10,7 @@ import msgspec
 
 Role = Literal["policy", "rollout"]
 SampleStatus = Literal["completed", "failed"]
+SCALED_DOWN = "fewer replicas of its kind are wanted"
 
 
 class GroupId(msgspec.Struct, frozen=True, order=True):
@@ -150,12 +151,14 @@ class StopRequested(Message, frozen=True, kw_only=True, tag=True):
 
 
 class ScaleRequested(Message, frozen=True, kw_only=True, tag=True):
-    """Somebody asked for this many rollout replicas; those beyond it finish their groups and stop.
+    """Somebody asked for this many replicas; those beyond it finish what they hold and stop.
 
-    Who started the run starts those that are missing.
+    Who started the run starts those that are missing; -1 leaves their number as it is. The number
+    of policy replicas changes only in runs where they come and go.
     """
 
-    rollouts: int
+    rollouts: int = -1
+    policies: int = -1
 
 
 class Tick(Message, frozen=True, kw_only=True, tag=True):

@@ -80,6 +80,9 @@ class ControllerConfig:
         groups_per_step: prompts in a step.
         samples_per_group: samples of each.
         num_policies: policy replicas; a step is committed when all of them took it.
+        min_policies: 0, or how few policy replicas may take a step while others come and go. They
+            then agree among themselves who takes a step and that all of those took it, and give
+            newcomers the newest weights; so one of them speaks for all.
         staleness: how far sampling may run ahead.
         validation: when held-out prompts are answered.
         checkpoint_every: steps between checkpoints; 0 for one at the end alone.
@@ -94,6 +97,7 @@ class ControllerConfig:
     groups_per_step: int
     samples_per_group: int
     num_policies: int = 1
+    min_policies: int = 0
     staleness: StalenessConfig = field(default_factory=StalenessConfig)
     validation: ValidationPlan = field(default_factory=ValidationPlan)
     checkpoint_every: int = 0
@@ -120,8 +124,18 @@ class ControllerConfig:
         for name in counts:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if not 0 <= self.min_policies <= self.num_policies:
+            raise ValueError(
+                f"min_policies is {self.min_policies} and num_policies {self.num_policies}; "
+                "want 0 <= min_policies <= num_policies"
+            )
         if not 0 < self.lease_s <= self.first_lease_s:
             raise ValueError(
                 f"lease_s is {self.lease_s} and first_lease_s {self.first_lease_s}; "
                 "want 0 < lease_s <= first_lease_s"
             )
+
+    @property
+    def policies_needed(self) -> int:
+        """How many policy replicas have to be there for a step."""
+        return self.min_policies or self.num_policies

@@ -21,7 +21,7 @@ from cosmos_core.control.cut import cut_of, state_from_cut
 from cosmos_core.control.groups import GroupTable
 from cosmos_core.control.loads import order_loads
 from cosmos_core.control.replicas import ReplicaTable
-from cosmos_core.control.scaling import dismiss
+from cosmos_core.control.scaling import ask, dismiss
 from cosmos_core.control.state import (
     UNKNOWN_VERSION,
     ControllerState,
@@ -175,7 +175,7 @@ class Controller:
             case StopRequested():
                 self.state.stopping = self.state.stopping or event.reason or STOPPED
             case ScaleRequested():
-                self.state.wanted_rollouts = max(0, event.rollouts)
+                ask(self.state, self.config, event)
             case ReplicaJoined():
                 self._join(event, now)
             case _:
@@ -283,22 +283,21 @@ class Controller:
 
     def _settle(self, joined: ReplicaState, now: float) -> None:
         """Find out from a policy replica that joined which step the run is at."""
-        policies = self.state.policies()
-        if len(policies) < self.config.num_policies:
+        if len(self.state.policies()) < self.config.policies_needed:
             return
-        held = {policy.version for policy in policies}
+        held = self._steps.versions_held()
         training, step = self.state.training, self.state.step
         if training is not None and held <= {step, step + 1}:
-            if step + 1 not in held:
+            if step + 1 not in held and not self.config.min_policies:
                 self._forget_weights_after(step)
             self._steps.commit_if_done(now)
-            if joined.version == step:
+            if self.state.training is not None and joined.version <= step:
                 self._commands.append((joined.name, self._steps.order()))
-        elif len(held) == 1 and joined.version < step:
-            self._forget_weights_after(joined.version)
-            self._steps.rewind(joined.version, now)
-        elif len(held) == 1 and joined.version > step:
-            self._steps.skip_to(joined.version, now)
+        elif len(held) == 1 and (newest := max(held)) < step:
+            self._forget_weights_after(newest)
+            self._steps.rewind(newest, now)
+        elif len(held) == 1 and (newest := max(held)) > step:
+            self._steps.skip_to(newest, now)
 
     def _forget_weights_after(self, version: int) -> None:
         """Policy replicas fell back to a version: later ones, and their samples, are lost."""

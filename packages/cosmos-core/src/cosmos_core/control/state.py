@@ -151,8 +151,9 @@ class ControllerState(msgspec.Struct, kw_only=True):
     """The fold of all events.
 
     ``lineage_from``: versions after it may have existed twice, since policy replicas fell back to
-    a checkpoint; a number alone does not identify them. ``wanted_rollouts``: how many rollout
-    replicas somebody asked for while the run went on; -1 if nobody did.
+    a checkpoint; a number alone does not identify them. ``wanted_rollouts`` and
+    ``wanted_policies``: how many replicas somebody asked for while the run went on; -1 if nobody
+    did.
     """
 
     step: int = 0
@@ -169,6 +170,7 @@ class ControllerState(msgspec.Struct, kw_only=True):
     last_step: StepStats | None = None
     lineage_from: int = UNKNOWN_VERSION
     wanted_rollouts: int = -1
+    wanted_policies: int = -1
     stopping: str = ""
     stop: bytes | None = None
     finished: str = ""

@@ -23,6 +23,7 @@ def status_of(
         "published": max((policy.published for policy in state.policies()), default=-1),
         "stopping": state.stopping,
         "wanted_rollouts": state.wanted_rollouts,
+        "wanted_policies": state.wanted_policies,
         "finished": state.finished,
         "waiting_for": waiting_for(state, config, now),
         "books": {
@@ -84,11 +85,11 @@ def _end(state: ControllerState, config: ControllerConfig, now: float) -> str:
 def _policies(state: ControllerState, config: ControllerConfig, now: float) -> str:
     del now
     policies = state.policies()
-    missing = config.num_policies - len(policies)
+    missing = config.policies_needed - len(policies)
     if missing > 0:
-        return f"{missing} of {config.num_policies} policy replicas to join"
+        return f"{missing} of {config.policies_needed} policy replicas to join"
     held = {policy.version for policy in policies}
-    if state.training is None and held != {state.step}:
+    if state.training is None and held != {state.step} and not config.min_policies:
         found = ", ".join(f"{policy.name} at version {policy.version}" for policy in policies)
         return f"policy replicas to agree on version {state.step}: {found}"
     return ""

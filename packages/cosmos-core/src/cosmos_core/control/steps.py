@@ -3,6 +3,8 @@
 A step that is being trained keeps its groups until it is committed, whoever dies: a policy replica
 that comes back without it gets the very same step again, so no sample is trained on twice. Only
 when all policy replicas come back with older weights are steps void, and their prompts reissued.
+Where policy replicas come and go (``min_policies``) the first of them to have taken a step speaks
+for all of its members, which agreed on it before anything was updated.
 """
 
 from cosmos_core.control.config import ControllerConfig
@@ -41,11 +43,28 @@ class Steps:
 
     @property
     def policies_agree(self) -> bool:
-        """Whether all policy replicas are there and hold the weights of the next step."""
+        """Whether all policy replicas are there and hold the weights of the next step.
+
+        Where they come and go, enough of them are: who is behind is helped by the others.
+        """
         policies = self._state.policies()
-        return len(policies) >= self._config.num_policies and all(
-            policy.version == self._state.step for policy in policies
+        return len(policies) >= self._config.policies_needed and (
+            self._config.min_policies > 0
+            or all(policy.version == self._state.step for policy in policies)
         )
+
+    def versions_held(self) -> set[int]:
+        """Return the versions of the policy replicas; of those that come and go, the newest.
+
+        No more of them than a step needs have no others to get newer weights from than their own.
+        Of more, one may have got those of the step from another that has died since.
+        """
+        held = {policy.version for policy in self._state.policies()}
+        if not self._config.min_policies:
+            return held
+        if len(self._state.policies()) <= self._config.min_policies:
+            return {max(held)}
+        return {max(*held, self._state.step)}
 
     # ---------------------------------------------------------------- changing
 
@@ -82,20 +101,22 @@ class Steps:
         """Note that a policy replica took the step; commit it with the last one."""
         training = self._state.training
         if training is None or step != training.step:
-            self._state.counters.duplicates += 1
+            if self._config.min_policies and step < self._state.step:
+                policy.version = max(policy.version, step + 1)  # another member said so before
+            else:
+                self._state.counters.duplicates += 1
             return
         policy.version = max(policy.version, step + 1)
         self.commit_if_done(now)
 
     def commit_if_done(self, now: float) -> None:
-        """Commit the step in hand if all policy replicas hold its weights."""
+        """Commit the step in hand if all policy replicas, or members, hold its weights."""
         state, training = self._state, self._state.training
         policies = state.policies()
-        if (
-            training is None
-            or len(policies) < self._config.num_policies
-            or any(policy.version != training.step + 1 for policy in policies)
-        ):
+        if training is None or len(policies) < self._config.policies_needed:
+            return
+        is_taken = any if self._config.min_policies else all
+        if not is_taken(policy.version == training.step + 1 for policy in policies):
             return
         state.last_step = self._statistics(training, now)
         self.stats.append(state.last_step)

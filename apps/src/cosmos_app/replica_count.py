@@ -1,4 +1,4 @@
-"""How many rollout replicas a run on this machine has, when somebody asks for more or fewer.
+"""How many replicas a run on this machine has, when somebody asks for more or fewer.
 
 The controller sends those away that are too many; the launcher, here, starts what is missing.
 """
@@ -13,21 +13,29 @@ from cosmos_app.supervisor import ChildSpec, Supervisor
 from cosmos_core.bus import Bus, BusUnreachableError
 
 _LOOK_S = 1.0
-_PREFIX = "rollout-"
+_KINDS = {"wanted_rollouts": "rollout-", "wanted_policies": "policy-"}
 
 
-def missing_rollouts(status: Mapping[str, Any], running: set[str]) -> list[str]:
+def missing_replicas(status: Mapping[str, Any], running: set[str]) -> list[str]:
     """Return the names of replicas to start, given what the controller says and what runs here."""
-    wanted = status.get("wanted_rollouts", -1)
+    return [
+        name
+        for key, prefix in _KINDS.items()
+        for name in _missing(status, {n for n in running if n.startswith(prefix)}, key)
+    ]
+
+
+def _missing(status: Mapping[str, Any], running: set[str], key: str) -> list[str]:
+    wanted, prefix = status.get(key, -1), _KINDS[key]
     if wanted < 0 or status.get("stopping"):
         return []
     known = status.get("replicas", {})
     staying = {n for n in running if not known.get(n, {}).get("leaving", False)}
-    free = (f"{_PREFIX}{i}" for i in itertools.count() if f"{_PREFIX}{i}" not in running)
+    free = (f"{prefix}{i}" for i in itertools.count() if f"{prefix}{i}" not in running)
     return list(itertools.islice(free, max(0, wanted - len(staying))))
 
 
-async def keep_rollouts(
+async def keep_replicas(
     bus: Bus,
     supervisor: Supervisor,
     spec_of: Callable[[str], ChildSpec],
@@ -40,9 +48,8 @@ async def keep_rollouts(
             status = await bus.read_status()
         except BusUnreachableError:
             continue
-        running = {name for name in supervisor.running() if name.startswith(_PREFIX)}
-        for name in missing_rollouts(status, running):
-            say(f"{name} is started: {status['wanted_rollouts']} rollout replicas are wanted")
+        for name in missing_replicas(status, set(supervisor.running())):
+            say(f"{name} is started: more replicas of its kind are wanted")
             supervisor.start(spec_of(name))
 
 

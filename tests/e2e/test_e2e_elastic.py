@@ -1,0 +1,109 @@
+"""Policy replicas of a real run die, come back and are scaled while the others go on."""
+
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from real_runs import SMALL, SOURCES, Run, Runner, assert_balanced
+from safetensors.torch import load_file
+
+from cosmos_app.event_log import read_events
+
+NUM_STEPS = 12
+# rewards that always differ, plain descent: weights move, by as much on every machine
+SETTINGS = (
+    *SMALL,
+    f"trainer.steps={NUM_STEPS}",
+    "staleness.depth=0",
+    "staleness.bound=0",
+    "validation.before=false",
+    "reward.rewards=[{kind='length', target=0, limit=32}]",
+    "learner.optimizer={kind='sgd', lr=0.1}",
+)
+ELASTIC = ("policy.replicas=2", "elastic.lease_s=5", "bus.lease_s=120")
+_LONG_S = 300.0
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def exported(run: Run) -> dict[str, torch.Tensor]:
+    return load_file(run.output / "export" / "model" / "model.safetensors")
+
+
+def events(run: Run, kind: str, replica: str) -> list[dict[str, Any]]:
+    path = run.output / "events.jsonl"
+    return [e for e in read_events(path) if e["type"] == kind and e["replica"] == replica]
+
+
+def taken_by(run: Run) -> dict[int, float]:
+    """How many replicas took each step, as they say themselves."""
+    return {r["step"]: r["values"]["replicas"] for r in run.metrics("policy")}
+
+
+def join_before_more_is_generated(run: Run, joins: dict[str, int]) -> None:
+    """Hold generation up until replicas have joined so often, or the run would end without them."""
+    joined = lambda name: len(events(run, "ReplicaJoined", name))  # noqa: E731
+    run.wait_for(lambda: any(joined(f"policy-{index}") for index in range(2)), _LONG_S)
+    rollout = run.child("rollout-0")
+    os.kill(rollout, signal.SIGSTOP)
+    try:
+        run.wait_for(lambda: all(joined(name) >= n for name, n in joins.items()), _LONG_S)
+    finally:
+        os.kill(rollout, signal.SIGCONT)
+
+
+def scale(run: Run, *arguments: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, SOURCES))}
+    command = [sys.executable, "-m", "cosmos_app", "scale", str(run.output), *arguments]
+    subprocess.run(command, env=environment, check=True, timeout=120)
+
+
+def test_the_others_go_on_when_a_policy_dies_and_it_joins_again_by_a_peers_weights(
+    runner: Runner,
+) -> None:
+    """The weights at the end are those of one policy that nothing happened to."""
+    pytest.importorskip("torchft")
+    one = runner.complete(*SETTINGS, name="one")
+    run = runner.start(*SETTINGS, *ELASTIC, name="elastic")
+    join_before_more_is_generated(run, {"policy-0": 1, "policy-1": 1})
+    run.wait_for(lambda: 2.0 in taken_by(run).values(), _LONG_S)
+    os.kill(run.child("policy-0"), signal.SIGKILL)
+    before = max(taken_by(run))
+    run.wait_for(lambda: any(n == 1.0 for s, n in taken_by(run).items() if s > before), _LONG_S)
+    join_before_more_is_generated(run, {"policy-0": 2})
+    assert run.finish(_LONG_S) == 0, run.logs()
+    counts = taken_by(run)
+    assert sorted(counts) == list(range(NUM_STEPS))
+    assert counts[NUM_STEPS - 1] == 2.0
+    assert [r["step"] for r in run.metrics("controller")] == list(range(NUM_STEPS))
+    assert_balanced(run.report["books"])
+    assert run.report["books"]["consumed"] == 8 * NUM_STEPS
+    died = [i["name"] for i in run.report["incidents"]]
+    assert died == ["policy-0"]  # the other one never began anew
+    weights, expected = exported(run), exported(one)
+    assert max(float((weights[n] - expected[n]).abs().max()) for n in expected) < 1e-5
+    first = load_file(one.output / "model" / "model.safetensors")
+    assert max(float((first[n] - expected[n]).abs().max()) for n in expected) > 1e-3
+
+
+def test_policies_are_added_and_taken_away_while_a_run_goes_on(runner: Runner) -> None:
+    pytest.importorskip("torchft")
+    run = runner.start(
+        *SETTINGS, *ELASTIC, "policy.replicas=1", "trainer.steps=100000", name="scaled"
+    )
+    run.wait_for(lambda: run.steps_done() >= 1, _LONG_S)
+    scale(run, "--policies", "2")
+    run.wait_for(lambda: 2.0 in taken_by(run).values(), _LONG_S)
+    scale(run, "--policies", "1")
+    run.wait_for(lambda: bool(events(run, "ReplicaLeft", "policy-1")), _LONG_S)
+    assert events(run, "ReplicaLeft", "policy-1")[-1]["reason"] == "stopped"
+    run.wait_for(lambda: taken_by(run)[max(taken_by(run))] == 1.0, _LONG_S)
+    run.process.send_signal(signal.SIGINT)
+    assert run.finish(_LONG_S) == 3, run.logs()
+    assert run.report["incidents"] == []
+    steps = [r["step"] for r in run.metrics("controller")]
+    assert steps == list(range(len(steps)))
+    assert_balanced(run.report["books"])
