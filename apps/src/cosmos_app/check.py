@@ -11,7 +11,7 @@ from rich.table import Table
 from cosmos_app.bubble import Bubble, predict_bubble
 from cosmos_app.errors import DataError, StarvedSlotsError
 from cosmos_app.output import print_json
-from cosmos_app.prepare import require_trainable
+from cosmos_app.prepare import require_teacher_of, require_trainable
 from cosmos_app.quickstart.tiny_model import TinyModelConfig
 from cosmos_app.recipe import PolicyConfig, Recipe
 from cosmos_core.config import config_to_json
@@ -205,11 +205,13 @@ def check_recipe(recipe: Recipe, *, as_json: bool) -> int:
 
     Raises:
         StarvedSlotsError: after that, if admission would leave slots empty for good.
-        DataError: if a file that the recipe names is missing.
+        DataError: if a file that the recipe names is missing, or its teacher has other tokens.
         MeshError: if the model cannot be divided as the recipe says.
     """
     for path in (recipe.data.path, recipe.data.held_out_path):
         _require_file(path)
+    if recipe.model.path is not None:
+        require_teacher_of(recipe, recipe.model.path)
     predicted = forecast(recipe, count_parameters(recipe), matrix_rate())
     if as_json:
         print_json(asdict(predicted))

@@ -19,6 +19,7 @@ QUIET = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "PYTHONUNBUFFERED": "1",
+    "RUST_LOG": "error",
 }
 
 
@@ -41,11 +42,10 @@ def environment(recipe: Recipe) -> Mapping[str, str]:
 
 def training_environment(policy: PolicyConfig, *, is_deterministic: bool) -> Mapping[str, str]:
     """Return the same for a run without rollouts; a number of threads that is set stays."""
-    quiet = {**QUIET, "RUST_LOG": "error"}
     if has_gpu():
-        return {**quiet, **_DETERMINISTIC} if is_deterministic else quiet
+        return {**QUIET, **_DETERMINISTIC} if is_deterministic else QUIET
     threads = os.environ.get("OMP_NUM_THREADS", threads_of_each(policy.replicas * policy.ranks))
-    return {**quiet, "OMP_NUM_THREADS": threads}
+    return {**QUIET, "OMP_NUM_THREADS": threads}
 
 
 def threads_of_each(computing: int) -> str:

@@ -33,9 +33,9 @@ def stop(run_dir: Path, *, wait_s: float) -> None:
 
 @click.command()
 @click.argument("run_dir", type=_RUN)
-@click.option("--rollouts", type=click.IntRange(0), default=-1, help="How many are to generate.")
-@click.option("--policies", type=click.IntRange(1), default=-1, help="How many are to train.")
-def scale(run_dir: Path, *, rollouts: int, policies: int) -> None:
+@click.option("--rollouts", type=click.IntRange(0), help="How many are to generate.")
+@click.option("--policies", type=click.IntRange(1), help="How many are to train.")
+def scale(run_dir: Path, *, rollouts: int | None, policies: int | None) -> None:
     r"""Change the number of replicas of a run while it goes on.
 
     New rollouts generate as soon as they have the newest weights; of too many, the last to come
@@ -48,6 +48,11 @@ def scale(run_dir: Path, *, rollouts: int, policies: int) -> None:
     """
     from cosmos_app.operations import scale_run
 
-    if rollouts < 0 and policies < 0:
+    if rollouts is None and policies is None:
         raise click.UsageError("say how many: --rollouts, --policies or both")
-    guarded(lambda: asyncio.run(scale_run(run_dir, rollouts=rollouts, policies=policies)))
+    wanted = {
+        kind: number
+        for kind, number in (("rollouts", rollouts), ("policies", policies))
+        if number is not None
+    }
+    guarded(lambda: asyncio.run(scale_run(run_dir, wanted)))

@@ -43,22 +43,20 @@ async def stop_run(run_dir: Path, *, wait_s: float) -> int:
     return 0
 
 
-async def scale_run(run_dir: Path, *, rollouts: int = -1, policies: int = -1) -> int:
-    """Ask for a number of rollout or policy replicas, -1 for as many as there are; return 0.
+async def scale_run(run_dir: Path, wanted: Mapping[str, int]) -> int:
+    """Ask for a number of replicas of a kind, "rollouts" or "policies"; return 0.
 
     Raises:
         NotARunDirectoryError: if there is no run.
         RunError: if it was never started or is not running, or its policy replicas are fixed.
     """
     run = RunDirectory.open(run_dir)
-    if policies >= 0 and recipe_of_run(run).elastic is None:
+    if "policies" in wanted and recipe_of_run(run).elastic is None:
         raise RunError(
             f"{run.path}: its policy replicas sum gradients as they are; give the recipe [elastic] "
             "for replicas that come and go"
         )
-    asked = ScaleRequested(rollouts=rollouts, policies=policies)
-    wanted = {kind: n for kind, n in (("rollouts", rollouts), ("policies", policies)) if n >= 0}
-    await _ask(run, "scale", wanted, asked)
+    await _ask(run, "scale", wanted, ScaleRequested(**wanted))
     said = " and ".join(f"{n} {kind}" for kind, n in wanted.items())
     Console().print(f"{run.path}: {said} are wanted; see 'cosmos-app status'")
     return 0

@@ -13,7 +13,7 @@ from cosmos_app.quickstart.arithmetic import Row, arithmetic_rows, write_rows
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_app.recipe import PolicyConfig, Recipe
 from cosmos_parallel import ModelConfig as HeldModelConfig
-from cosmos_parallel import check_layout, read_config
+from cosmos_parallel import check_layout, check_model_directory, read_config
 
 _FEWEST_HELD_OUT = 1
 
@@ -59,6 +59,18 @@ def check_inputs(recipe: Recipe) -> None:
             count_rows(path)
     if recipe.model.path is not None:
         require_trainable(recipe.model.path, recipe.policy, recipe.model.training)
+        require_teacher_of(recipe, recipe.model.path)
+
+
+def require_teacher_of(recipe: Recipe, model: Path) -> None:
+    """Look whether a recipe's teacher, if its algorithm wants one, has the tokens of the model.
+
+    Raises:
+        DataError: if it has not.
+    """
+    teacher = recipe.model.teacher
+    if teacher is not None and "teacher_logprobs" in recipe.algorithm.build().needs:
+        require_one_vocabulary(teacher, model)
 
 
 def prepare_data(recipe: Recipe, files: RunFiles) -> tuple[int, int]:
@@ -90,7 +102,8 @@ def prepare_model(recipe: Recipe, files: RunFiles) -> int:
     """Build the tiny model when the recipe names none; return its number of parameters, or 0.
 
     Raises:
-        DataError: if the recipe names a directory without a model in it.
+        DataError: if the recipe names a directory without a model in it, or a teacher with other
+            tokens than those of the data.
     """
     if recipe.model.path is not None:
         require_model(recipe.model.path)
@@ -100,7 +113,9 @@ def prepare_model(recipe: Recipe, files: RunFiles) -> int:
         for path in (files.train, files.held_out)
         for row in _rows_of(path)
     )
-    return build_once(files.built_model, texts, recipe.model.tiny, recipe.seed)
+    parameters = build_once(files.built_model, texts, recipe.model.tiny, recipe.seed)
+    require_teacher_of(recipe, files.built_model)
+    return parameters
 
 
 def build_once(directory: Path, texts: Iterable[str], tiny: TinyModelConfig, seed: int) -> int:
@@ -115,6 +130,22 @@ def build_once(directory: Path, texts: Iterable[str], tiny: TinyModelConfig, see
     parameters = build_tiny_model(partial, texts, tiny, seed)
     partial.replace(directory)
     return parameters
+
+
+def require_one_vocabulary(teacher: Path, model: Path) -> None:
+    """Look whether a teacher knows as many tokens as the model that learns from it.
+
+    Raises:
+        DataError: if it does not.
+        ModelNotFoundError: if there is no model where the teacher should be.
+    """
+    check_model_directory(teacher)
+    theirs, ours = (read_config(path).get_text_config().vocab_size for path in (teacher, model))
+    if theirs != ours:
+        raise DataError(
+            f"teacher={teacher}: it knows {theirs} tokens and the model {ours}; they need one "
+            "vocabulary"
+        )
 
 
 def require_trainable(path: Path, policy: PolicyConfig, training: HeldModelConfig) -> None:

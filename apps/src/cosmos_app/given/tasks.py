@@ -7,7 +7,6 @@ from typing import Any
 from torch import nn
 
 from cosmos_algos import DpoConfig
-from cosmos_app.errors import DataError
 from cosmos_app.given.classifier import require_classifier
 from cosmos_app.given.distillation import DistillationTask
 from cosmos_app.given.preference_data import PreferenceFormat, load_marked, load_pairs
@@ -22,15 +21,14 @@ from cosmos_app.given.recipe import (
 from cosmos_app.given.reward_model import RewardTask
 from cosmos_app.given.supervised import SftTask
 from cosmos_app.given.task import Rows, Task, split_off
+from cosmos_app.prepare import require_one_vocabulary
 from cosmos_parallel import (
     SftBatchConfig,
     SftExample,
     SftFormat,
     TrainingMesh,
-    check_model_directory,
     load_causal_lm,
     load_sft_data,
-    read_config,
 )
 
 
@@ -50,7 +48,7 @@ def open_task(recipe: GivenRecipe, model_dir: Path, mesh: TrainingMesh) -> Task[
             return _rewards(recipe, model_dir)
         case DistillationRecipe():
             examples = supervised(recipe.data, recipe.trainer.batch, model_dir)
-            _require_one_vocabulary(recipe.teacher, model_dir)
+            require_one_vocabulary(recipe.teacher, model_dir)
             teacher = _frozen(recipe.teacher, mesh, recipe)
             return DistillationTask(examples, teacher, recipe.algorithm)
         case _:
@@ -109,16 +107,6 @@ def _frozen(path: Path, mesh: TrainingMesh, recipe: GivenRecipe) -> nn.Module:
     """Load a model that only scores."""
     model = load_causal_lm(path, mesh, replace(recipe.model.training, lora=None))
     return model.requires_grad_(False)
-
-
-def _require_one_vocabulary(teacher: Path, model_dir: Path) -> None:
-    check_model_directory(teacher)
-    theirs, ours = (read_config(path).get_text_config().vocab_size for path in (teacher, model_dir))
-    if theirs != ours:
-        raise DataError(
-            f"teacher={teacher}: it knows {theirs} tokens and the model {ours}; they need one "
-            "vocabulary"
-        )
 
 
 def _tokenizer(model_dir: Path) -> Any:  # a tokenizer of transformers

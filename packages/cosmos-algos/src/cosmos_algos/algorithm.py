@@ -16,12 +16,19 @@ from cosmos_algos.aggregation import (
     sample_weights,
 )
 from cosmos_algos.batch import ScoreField, TokenBatch, collate
+from cosmos_algos.distillation import top_k_jsd
 from cosmos_algos.divergence import KlConfig, kl_values
 from cosmos_algos.errors import AlgorithmConfigError, EmptyStepError
+from cosmos_algos.likeliest import LikeliestConfig
 from cosmos_algos.logprobs import TokenScores
 from cosmos_algos.loss_sum import LossSum
 from cosmos_algos.objective import ObjectiveConfig, policy_objective
-from cosmos_algos.scoring import model_scores, scores_and_values
+from cosmos_algos.scoring import (
+    model_scores,
+    scores_and_candidates,
+    scores_and_likeliest,
+    scores_and_values,
+)
 from cosmos_algos.splitting import split_batches, split_ranks
 from cosmos_algos.surrogate import GspoClip
 from cosmos_algos.values import CriticConfig, critic_objective, with_gae
@@ -92,6 +99,7 @@ class Algorithm:
             reward; 0 for none.
         critic: how a value head of the model is used and trained; ``None`` for no critic.
         epochs: optimizer steps over the samples of each step.
+        likeliest: a divergence from the teacher's likeliest tokens in the loss; ``None`` for none.
     """
 
     advantage: AdvantageName
@@ -103,6 +111,7 @@ class Algorithm:
     imitation_coefficient: float = 0.0
     critic: CriticConfig | None = None
     epochs: int = 1
+    likeliest: LikeliestConfig | None = None
 
     def __post_init__(self) -> None:
         """Refuse a mean that weighs GSPO's samples by their length, and no epoch at all."""
@@ -126,7 +135,8 @@ class Algorithm:
         """What the loss reads of a batch beyond what a rollout records."""
         wanted: dict[ScoreField, bool] = {
             "reference_logprobs": self.objective.kl.coefficient > 0.0,
-            "teacher_logprobs": self.objective.teacher_coefficient != 0.0,
+            "teacher_logprobs": self.objective.teacher_coefficient != 0.0
+            or self.likeliest is not None,
             "values": self.critic is not None,
         }
         return frozenset(field for field, needed in wanted.items() if needed)
@@ -204,7 +214,21 @@ class Algorithm:
 
     @torch.no_grad()
     def with_teacher(self, teacher: nn.Module, batch: TokenBatch) -> TokenBatch:
-        """Return the batch with a teacher's log-probabilities."""
+        """Return the batch with a teacher's log-probabilities, and likeliest tokens if wanted."""
+        if self.likeliest is not None:
+            scores, top = scores_and_likeliest(
+                teacher,
+                batch,
+                self.likeliest.top_k,
+                temperature=self.temperature,
+                chunk=self.logprob_chunk,
+            )
+            return replace(
+                batch,
+                teacher_logprobs=scores.logprobs,
+                teacher_top_logprobs=top.logprobs,
+                teacher_top_token_ids=top.token_ids,
+            )
         return replace(batch, teacher_logprobs=self.scores(teacher, batch).logprobs)
 
     @torch.no_grad()
@@ -251,6 +275,8 @@ class Algorithm:
         Raises:
             MissingScoresError: if the batch lacks what the algorithm needs.
         """
+        if self.likeliest is not None:
+            return self._distilling_loss(model, batch, self.likeliest)
         if self.critic is None:
             return policy_objective(self.scores(model, batch), batch, self.objective)
         scores, values = scores_and_values(
@@ -266,6 +292,26 @@ class Algorithm:
             metrics={**policy.metrics, **sums},
         )
 
+    def _distilling_loss(
+        self, model: nn.Module, batch: TokenBatch, likeliest: LikeliestConfig
+    ) -> LossSum:
+        """Add the divergence from what the teacher finds likeliest (GKD, arXiv 2306.13649)."""
+        teacher = likeliest.of_batch(batch)
+        scores, mine = scores_and_candidates(
+            model,
+            batch,
+            teacher.token_ids,
+            temperature=self.temperature,
+            chunk=self.logprob_chunk,
+        )
+        rows = batch.trainable
+        divergence = torch.zeros_like(scores.logprobs).masked_scatter(
+            rows, top_k_jsd(teacher.logprobs[rows], mine[rows], likeliest.beta)
+        )
+        policy = policy_objective(scores, batch, self.objective, likeliest.coefficient * divergence)
+        metrics = {**policy.metrics, "divergence": divergence.detach().sum()}
+        return replace(policy, metrics=metrics)
+
     def _objective_beside_critic(self) -> ObjectiveConfig:
         """Return the objective without a penalty that is in the rewards of the critic already."""
         if self.objective.kl.place != "reward":
@@ -274,7 +320,11 @@ class Algorithm:
 
 
 def policy_algorithm(
-    recipe: PolicyRecipe, *, k: int = 1, imitation_coefficient: float = 0.0
+    recipe: PolicyRecipe,
+    *,
+    k: int = 1,
+    imitation_coefficient: float = 0.0,
+    likeliest: LikeliestConfig | None = None,
 ) -> Algorithm:
     """Make the algorithm of a recipe."""
     return Algorithm(
@@ -285,4 +335,5 @@ def policy_algorithm(
         logprob_chunk=recipe.logprob_chunk,
         k=k,
         imitation_coefficient=imitation_coefficient,
+        likeliest=likeliest,
     )

@@ -44,6 +44,8 @@ class TokenBatch:
         old_logprobs: log π_old of the target, if the caller computed it.
         reference_logprobs: log π_ref of the target, if the caller computed it.
         teacher_logprobs: log-probability of the target under a teacher, likewise.
+        teacher_top_logprobs: of the tokens that the teacher finds likeliest in its place, likewise.
+        teacher_top_token_ids: which these are.
         values: what a critic expected before the target was drawn, likewise.
         returns: what the critic should have expected, once advantages are made of its values.
         imitation_weights: weight of the target's negative log-likelihood in the step's sum.
@@ -63,6 +65,8 @@ class TokenBatch:
     old_logprobs: Float[Tensor, "B T"] | None = None
     reference_logprobs: Float[Tensor, "B T"] | None = None
     teacher_logprobs: Float[Tensor, "B T"] | None = None
+    teacher_top_logprobs: Float[Tensor, "B T K"] | None = None
+    teacher_top_token_ids: Int[Tensor, "B T K"] | None = None
     values: Float[Tensor, "B T"] | None = None
     returns: Float[Tensor, "B T"] | None = None
     imitation_weights: Float[Tensor, "B T"] | None = None

@@ -23,7 +23,13 @@ class TopK(NamedTuple):
 
 
 def top_k(logits: Float[Tensor, "*S V"], k: int, *, temperature: float = 1.0) -> TopK:
-    """Return the K likeliest tokens of softmax(logits / temperature) with their log-probs."""
+    """Return the K likeliest tokens of softmax(logits / temperature) with their log-probs.
+
+    Raises:
+        AlgorithmConfigError: if there are not as many tokens.
+    """
+    if k > logits.shape[-1]:
+        raise AlgorithmConfigError(f"top_k {k}: the distribution has {logits.shape[-1]} tokens")
     logprobs = torch.log_softmax(logits / temperature, dim=-1)
     return TopK(*logprobs.topk(k, dim=-1))
 

@@ -63,12 +63,13 @@ def scores_from_logits(
     temperature: float = 1.0,
 ) -> TokenScores:
     """Score targets from logits that already exist, by plain log-softmax in float32 or better."""
-    logp = torch.log_softmax(_accurate(logits) / temperature, dim=-1)
+    logp = torch.log_softmax(accurate(logits) / temperature, dim=-1)
     chosen = logp.gather(-1, targets[..., None]).squeeze(-1)
     return TokenScores(chosen, -(logp.exp() * logp).sum(-1))
 
 
-def _accurate(values: Tensor) -> Tensor:
+def accurate(values: Tensor) -> Tensor:
+    """Return values in float32, or in float64 if they are."""
     return values if values.dtype == torch.float64 else values.float()
 
 
@@ -91,7 +92,7 @@ class _ChunkedScores(torch.autograd.Function):
         """Return log-probs and entropies of every row."""
         ctx.settings = settings
         ctx.set_materialize_grads(False)
-        logprobs = _accurate(hidden.new_empty(hidden.shape[0]))
+        logprobs = accurate(hidden.new_empty(hidden.shape[0]))
         entropies, normalisers = torch.empty_like(logprobs), torch.empty_like(logprobs)
         for start in range(0, hidden.shape[0], settings[1]):
             rows = slice(start, start + settings[1])
@@ -109,8 +110,8 @@ class _ChunkedScores(torch.autograd.Function):
         hidden, weight, bias, targets, normalisers, entropies = ctx.saved_tensors
         temperature, chunk = ctx.settings
         grad_hidden = torch.empty_like(hidden)
-        sums = _accurate(torch.zeros_like(weight)) if ctx.needs_input_grad[1] else None
-        bias_sums = None if bias is None else _accurate(torch.zeros_like(bias))
+        sums = accurate(torch.zeros_like(weight)) if ctx.needs_input_grad[1] else None
+        bias_sums = None if bias is None else accurate(torch.zeros_like(bias))
         for start in range(0, hidden.shape[0], chunk):
             rows = slice(start, start + chunk)
             scaled = _scaled_logits(hidden[rows], weight, bias, temperature)
@@ -138,7 +139,7 @@ def _scaled_logits(
     bias: Float[Tensor, " V"] | None,
     temperature: float,
 ) -> Float[Tensor, "C V"]:
-    logits = _accurate(torch.nn.functional.linear(hidden, weight, bias))
+    logits = accurate(torch.nn.functional.linear(hidden, weight, bias))
     return logits if temperature == 1.0 else logits.div_(temperature)
 
 

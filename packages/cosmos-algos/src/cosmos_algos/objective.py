@@ -92,13 +92,19 @@ def proximal_logprobs(
     return current if batch.old_logprobs is None else batch.old_logprobs
 
 
-def policy_objective(scores: TokenScores, batch: TokenBatch, objective: ObjectiveConfig) -> LossSum:
+def policy_objective(
+    scores: TokenScores,
+    batch: TokenBatch,
+    objective: ObjectiveConfig,
+    beside: Float[Tensor, "B T"] | None = None,
+) -> LossSum:
     """Return the loss of a batch, as a sum over its tokens weighed by the batch's own weights.
 
     Args:
         scores: log π (with gradient) and entropies of the batch's targets.
         batch: what was sampled, by whom, and what it earned.
         objective: the choices.
+        beside: a further loss of each token, corrected and left out with the surrogate.
 
     Raises:
         MissingScoresError: if a penalty needs log-probabilities that the batch has not.
@@ -115,7 +121,7 @@ def policy_objective(scores: TokenScores, batch: TokenBatch, objective: Objectiv
     surrogate, clipped = policy_surrogate(
         logprobs, anchor, advantages, batch.samples, objective.surrogate
     )
-    losses = weights * surrogate
+    losses = weights * (surrogate if beside is None else surrogate + beside)
     divergence = torch.zeros_like(losses)
     if objective.kl.coefficient:
         ratios = (logprobs - anchor).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()

@@ -6,18 +6,21 @@ chunked scores as the head's output. So every hook of FSDP2 sees an ordinary for
 head's weight is whole when it is used, forward and backward.
 """
 
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from cosmos_algos.batch import TokenBatch
+from cosmos_algos.distillation import TopK, candidate_logprobs, top_k
 from cosmos_algos.errors import ModelHeadError
 from cosmos_algos.logprobs import (
     DEFAULT_CHUNK,
     TokenScores,
+    accurate,
     chunked_logprobs,
     scores_from_logits,
 )
@@ -47,27 +50,68 @@ def model_scores(
     Raises:
         ModelHeadError: if the model has no linear output head, or changes what its head returns.
     """
-    head = _find_head(model)
-    if chunk == 0 or _changes_logits(model) or not isinstance(head, nn.Linear):
-        logits = model(**_inputs(batch)).logits
-        return _masked(scores_from_logits(logits, batch.targets, temperature=temperature), batch)
-    asked = _ScoringHead(batch, temperature, chunk)
-    hooks = (
-        head.register_forward_pre_hook(asked.keep_hidden),
-        head.register_forward_hook(asked.replace_output, prepend=True),
-    )
-    try:
-        returned = model(**_inputs(batch)).logits
-    finally:
-        for hook in hooks:
-            hook.remove()
-    answer = asked.answer
-    if answer is None or (returned is not answer and not torch.equal(returned, answer)):
-        raise ModelHeadError(
-            f"{type(model).__name__} changes what its output head returns, so scores cannot be "
-            "taken from the head: set the log-prob chunk to 0"
-        )
-    return TokenScores(returned[..., 0], returned[..., 1])
+    found = _of_head(model, batch, _Targets(batch, temperature, chunk), chunk)
+    return TokenScores(found[..., 0], found[..., 1])
+
+
+def scores_and_candidates(
+    model: nn.Module,
+    batch: TokenBatch,
+    token_ids: Int[Tensor, "B T K"],
+    *,
+    temperature: float = 1.0,
+    chunk: int = DEFAULT_CHUNK,
+) -> tuple[TokenScores, Float[Tensor, "B T K"]]:
+    """Run the model once; score its targets, and K other tokens that could stand in each's place.
+
+    Args:
+        model: as for `model_scores`.
+        batch: what to score.
+        token_ids: the other tokens, such as those that a teacher finds likeliest.
+        temperature: what the sampler divided logits by.
+        chunk: targets projected onto the vocabulary at a time; 0 makes the whole logits.
+
+    Returns:
+        Scores, and log-probabilities of the other tokens; 0 where not trainable.
+
+    Raises:
+        ModelHeadError: as `model_scores`.
+    """
+    asked = _Candidates(batch, temperature, chunk, token_ids[batch.trainable])
+    found = _of_head(model, batch, asked, chunk)
+    return TokenScores(found[..., 0], found[..., 1]), found[..., 2:]
+
+
+@torch.no_grad()
+def scores_and_likeliest(
+    model: nn.Module,
+    batch: TokenBatch,
+    k: int,
+    *,
+    temperature: float = 1.0,
+    chunk: int = DEFAULT_CHUNK,
+) -> tuple[TokenScores, TopK]:
+    """Run a model that is not trained once; score targets, and find the K likeliest in their place.
+
+    Args:
+        model: as for `model_scores`.
+        batch: what to score.
+        k: how many; no more than the vocabulary has.
+        temperature: logits are divided by it.
+        chunk: targets projected onto the vocabulary at a time; 0 makes the whole logits.
+
+    Returns:
+        Scores, and ``[B, T, K]`` log-probabilities and token ids; 0 where not trainable.
+
+    Raises:
+        ModelHeadError: as `model_scores`.
+    """
+    asked = _Likeliest(batch, temperature, chunk, k)
+    found = _of_head(model, batch, asked, chunk)
+    rows = batch.trainable
+    token_ids = torch.zeros(*rows.shape, k, dtype=torch.long, device=found.device)
+    token_ids[rows] = asked.token_ids
+    return TokenScores(found[..., 0], found[..., 1]), TopK(found[..., 2:], token_ids)
 
 
 def scores_and_values(
@@ -142,14 +186,141 @@ class _ValueHead:
         return self._values
 
 
-class _ScoringHead:
-    """The pair of hooks of one forward pass, and what passes between them."""
+@runtime_checkable
+class _Asked(Protocol):
+    """C numbers for each trainable target of a batch."""
+
+    def of_hidden(self, hidden: Float[Tensor, "N H"], head: nn.Linear) -> Float[Tensor, "N C"]:
+        """Make them from hidden states, chunk by chunk."""
+        ...
+
+    def of_logits(self, logits: Float[Tensor, "N V"]) -> Float[Tensor, "N C"]:
+        """Make them from logits that already exist."""
+        ...
+
+
+class _Targets:
+    """Log-probability and entropy of each target."""
 
     def __init__(self, batch: TokenBatch, temperature: float, chunk: int) -> None:
-        self.answer: Float[Tensor, "B T 2"] | None = None
-        self._batch = batch
+        self._targets = batch.targets[batch.trainable]
         self._temperature = temperature
         self._chunk = chunk
+
+    def of_hidden(self, hidden: Float[Tensor, "N H"], head: nn.Linear) -> Float[Tensor, "N C"]:
+        """Score them by ``chunked_logprobs``."""
+        chosen = chunked_logprobs(
+            hidden,
+            head.weight,
+            self._targets,
+            bias=head.bias,
+            temperature=self._temperature,
+            chunk=self._chunk,
+        )
+        return torch.stack(chosen, dim=-1)
+
+    def of_logits(self, logits: Float[Tensor, "N V"]) -> Float[Tensor, "N C"]:
+        """Score them by plain log-softmax."""
+        chosen = scores_from_logits(logits, self._targets, temperature=self._temperature)
+        return torch.stack(chosen, dim=-1)
+
+
+class _Candidates:
+    """The same, and log-probabilities of K other tokens."""
+
+    def __init__(
+        self, batch: TokenBatch, temperature: float, chunk: int, token_ids: Int[Tensor, "N K"]
+    ) -> None:
+        self._inner = _Targets(batch, temperature, chunk)
+        self._token_ids = token_ids
+        self._temperature = temperature
+        self._chunk = chunk
+
+    def of_hidden(self, hidden: Float[Tensor, "N H"], head: nn.Linear) -> Float[Tensor, "N C"]:
+        """Project once for the targets and once for the others."""
+        others = candidate_logprobs(
+            hidden,
+            head.weight,
+            self._token_ids,
+            bias=head.bias,
+            temperature=self._temperature,
+            chunk=self._chunk,
+        )
+        return torch.cat([self._inner.of_hidden(hidden, head), others], dim=-1)
+
+    def of_logits(self, logits: Float[Tensor, "N V"]) -> Float[Tensor, "N C"]:
+        """Gather the others from the same log-softmax."""
+        logprobs = torch.log_softmax(accurate(logits) / self._temperature, dim=-1)
+        others = logprobs.gather(-1, self._token_ids)
+        return torch.cat([self._inner.of_logits(logits), others], dim=-1)
+
+
+class _Likeliest:
+    """The same, and log-probabilities of the K likeliest tokens, which ``token_ids`` then names."""
+
+    def __init__(self, batch: TokenBatch, temperature: float, chunk: int, k: int) -> None:
+        self.token_ids = batch.targets.new_zeros(0, k)
+        self._inner = _Targets(batch, temperature, chunk)
+        self._temperature = temperature
+        self._chunk = chunk
+        self._k = k
+
+    def of_hidden(self, hidden: Float[Tensor, "N H"], head: nn.Linear) -> Float[Tensor, "N C"]:
+        """Project chunk by chunk; the largest logits are the largest probabilities."""
+        parts = [
+            top_k(
+                accurate(nn.functional.linear(rows, head.weight, head.bias)),
+                self._k,
+                temperature=self._temperature,
+            )
+            for rows in hidden.split(self._chunk)
+        ]
+        return self._joined(self._inner.of_hidden(hidden, head), parts)
+
+    def of_logits(self, logits: Float[Tensor, "N V"]) -> Float[Tensor, "N C"]:
+        """Take them from the logits."""
+        part = top_k(accurate(logits), self._k, temperature=self._temperature)
+        return self._joined(self._inner.of_logits(logits), [part])
+
+    def _joined(self, scores: Tensor, parts: Sequence[TopK]) -> Tensor:
+        self.token_ids = torch.cat([part.token_ids for part in parts])
+        return torch.cat([scores, torch.cat([part.logprobs for part in parts])], dim=-1)
+
+
+def _of_head(
+    model: nn.Module, batch: TokenBatch, asked: _Asked, chunk: int
+) -> Float[Tensor, "B T C"]:
+    """Run the model once and return what is asked of its head, 0 where not trainable."""
+    head = _find_head(model)
+    if chunk == 0 or _changes_logits(model) or not isinstance(head, nn.Linear):
+        logits = model(**_inputs(batch)).logits
+        return _laid_out(asked.of_logits(logits[batch.trainable]), batch)
+    hooks = _HeadHooks(batch, asked)
+    handles = (
+        head.register_forward_pre_hook(hooks.keep_hidden),
+        head.register_forward_hook(hooks.replace_output, prepend=True),
+    )
+    try:
+        returned = model(**_inputs(batch)).logits
+    finally:
+        for handle in handles:
+            handle.remove()
+    answer = hooks.answer
+    if answer is None or (returned is not answer and not torch.equal(returned, answer)):
+        raise ModelHeadError(
+            f"{type(model).__name__} changes what its output head returns, so scores cannot be "
+            "taken from the head: set the log-prob chunk to 0"
+        )
+    return returned
+
+
+class _HeadHooks:
+    """The pair of hooks of one forward pass, and what passes between them."""
+
+    def __init__(self, batch: TokenBatch, asked: _Asked) -> None:
+        self.answer: Float[Tensor, "B T C"] | None = None
+        self._batch = batch
+        self._asked = asked
         self._hidden: Tensor | None = None
 
     def keep_hidden(self, head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -164,24 +335,20 @@ class _ScoringHead:
         return (args[0][:, :1], *args[1:])
 
     def replace_output(self, head: nn.Module, args: tuple[Any, ...], logits: Tensor) -> Tensor:
-        """Return ``[B, T, 2]`` scores in place of logits."""
-        batch, rows = self._batch, self._batch.trainable
+        """Return ``[B, T, C]`` answers in place of logits."""
+        rows = self._batch.trainable
         if self._hidden is None:
             whole = logits.full_tensor() if isinstance(logits, DTensor) else logits
-            scores = scores_from_logits(whole, batch.targets, temperature=self._temperature)
-            self.answer = torch.stack(_masked(scores, batch), dim=-1)
-            return self.answer
-        chosen = chunked_logprobs(
-            self._hidden[rows],
-            cast("nn.Linear", head).weight,
-            batch.targets[rows],
-            bias=cast("nn.Linear", head).bias,
-            temperature=self._temperature,
-            chunk=self._chunk,
-        )
-        pair = torch.stack(chosen, dim=-1)
-        self.answer = pair.new_zeros(*rows.shape, 2).index_put((rows,), pair)
+            found = self._asked.of_logits(whole[rows])
+        else:
+            found = self._asked.of_hidden(self._hidden[rows], cast("nn.Linear", head))
+        self.answer = _laid_out(found, self._batch)
         return self.answer
+
+
+def _laid_out(found: Float[Tensor, "N C"], batch: TokenBatch) -> Float[Tensor, "B T C"]:
+    rows = batch.trainable
+    return found.new_zeros(*rows.shape, found.shape[-1]).index_put((rows,), found)
 
 
 def _inputs(batch: TokenBatch) -> dict[str, Tensor | bool]:
@@ -189,10 +356,6 @@ def _inputs(batch: TokenBatch) -> dict[str, Tensor | bool]:
     if batch.segments is not None:
         inputs["position_ids"] = position_ids(batch.segments)
     return inputs
-
-
-def _masked(scores: TokenScores, batch: TokenBatch) -> TokenScores:
-    return TokenScores(*(values.where(batch.trainable, 0.0) for values in scores))
 
 
 def _find_head(model: nn.Module) -> nn.Module:

@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from cosmos_algos.distillation import generalised_jsd, top_k, top_k_jsd
 from cosmos_algos.errors import AlgorithmConfigError
+from cosmos_algos.logprobs import accurate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,18 +63,14 @@ class DistillationConfig:
                 f"distillation: the teacher knows {teacher.shape[-1]} tokens and the student "
                 f"{student.shape[-1]}; they need one vocabulary"
             )
-        mine = torch.log_softmax(_accurate(student) / self.temperature, dim=-1)
+        mine = torch.log_softmax(accurate(student) / self.temperature, dim=-1)
         if 0 < self.top_k < teacher.shape[-1]:
-            likeliest = top_k(_accurate(teacher), self.top_k, temperature=self.temperature)
+            likeliest = top_k(accurate(teacher), self.top_k, temperature=self.temperature)
             losses = top_k_jsd(likeliest.logprobs, mine.gather(-1, likeliest.token_ids), self.beta)
         else:
-            whole = torch.log_softmax(_accurate(teacher) / self.temperature, dim=-1)
+            whole = torch.log_softmax(accurate(teacher) / self.temperature, dim=-1)
             losses = generalised_jsd(whole, mine, self.beta)
         if self.likelihood_coefficient:
-            likelihood = cross_entropy(_accurate(student), targets, reduction="none")
+            likelihood = cross_entropy(accurate(student), targets, reduction="none")
             losses = losses + self.likelihood_coefficient * likelihood
         return losses
-
-
-def _accurate(values: Tensor) -> Tensor:
-    return values if values.dtype == torch.float64 else values.float()
