@@ -13,13 +13,13 @@ Command = tuple[str, ...]
 MEETING = "meeting"
 # what torch asks for before it calls cuBLAS deterministic
 _DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+_OF_MEETINGS = {"RUST_LOG": "error"}
 QUIET = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "PYTHONUNBUFFERED": "1",
-    "RUST_LOG": "error",
 }
 
 
@@ -32,20 +32,27 @@ def has_gpu() -> bool:
 
 def environment(recipe: Recipe) -> Mapping[str, str]:
     """Return what every child of a run with rollouts finds in its environment beside our own."""
+    quiet = _quiet(is_deterministic=recipe.trainer.deterministic)
     if has_gpu():
-        return {**QUIET, **_DETERMINISTIC} if recipe.trainer.deterministic else QUIET
+        return quiet
     from cosmos_rollout import cpu_environment
 
     computing = recipe.policy.replicas * recipe.policy.ranks + recipe.rollout.replicas
-    return {**QUIET, **cpu_environment(), "OMP_NUM_THREADS": threads_of_each(computing)}
+    return {**quiet, **cpu_environment(), "OMP_NUM_THREADS": threads_of_each(computing)}
 
 
 def training_environment(policy: PolicyConfig, *, is_deterministic: bool) -> Mapping[str, str]:
     """Return the same for a run without rollouts; a number of threads that is set stays."""
+    quiet = _quiet(is_deterministic=is_deterministic)
     if has_gpu():
-        return {**QUIET, **_DETERMINISTIC} if is_deterministic else QUIET
+        return quiet
     threads = os.environ.get("OMP_NUM_THREADS", threads_of_each(policy.replicas * policy.ranks))
-    return {**QUIET, "OMP_NUM_THREADS": threads}
+    return {**quiet, "OMP_NUM_THREADS": threads}
+
+
+def _quiet(*, is_deterministic: bool) -> Mapping[str, str]:
+    wanted = _DETERMINISTIC if is_deterministic and has_gpu() else {}
+    return {**QUIET, **_OF_MEETINGS, **wanted}
 
 
 def threads_of_each(computing: int) -> str:
