@@ -324,7 +324,7 @@ def learner(run_dir: Path, redis_url: str | None, *, replica: str) -> None:
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where replicas reach it.")
 def meeting(run_dir: Path, *, host: str) -> None:
     """Host the place where replicas that come and go meet before each step."""
-    from cosmos_app.given.meeting import run_meeting
+    from cosmos_app.meeting_place import run_meeting
 
     _guarded(lambda: asyncio.run(run_meeting(run_dir, host)))
 
