@@ -9,6 +9,7 @@ from cosmos_core.messages import (
     Event,
     Generate,
     GroupFinished,
+    LoadVersion,
     ReplicaJoined,
     ReplicaLeft,
     SampleRef,
@@ -46,27 +47,32 @@ class Run:
 
     def tell(self, event: Event) -> None:
         for name, command in self.controller.handle(event, 0.0):
-            if isinstance(command, Generate):
-                sample = {"status": "completed", "oldest_version": self.step, "num_tokens": 1}
-                samples = tuple(
-                    SampleRef(
-                        sibling=i, key=f"{command.group}/{command.attempt}/{i}", reward=i, **sample
+            match command:
+                case Generate():
+                    self.tell(self.answer(name, command))
+                case LoadVersion(version=version):
+                    self.tell(
+                        VersionLoaded(replica=name, version=version, transfer_s=0.0, stall_s=0.0)
                     )
-                    for i in range(2)
-                )
-                self.tell(
-                    GroupFinished(
-                        replica=name, group=command.group, attempt=command.attempt, samples=samples
-                    )
-                )
-            elif not isinstance(command, (Train, Stop)):
-                self.tell(
-                    VersionLoaded(
-                        replica=name, version=command.version, transfer_s=0.0, stall_s=0.0
-                    )
-                )
-            else:
-                self.orders.append((name, command))
+                case _:
+                    self.orders.append((name, command))
+
+    def answer(self, name: str, command: Generate) -> GroupFinished:
+        samples = tuple(
+            SampleRef(
+                sibling=sibling,
+                status="completed",
+                key=f"{command.group}/{command.attempt}/{sibling}",
+                num_tokens=1,
+                reward=float(sibling),
+                oldest_version=self.step,
+                newest_version=self.step,
+            )
+            for sibling in range(2)
+        )
+        return GroupFinished(
+            replica=name, group=command.group, attempt=command.attempt, samples=samples
+        )
 
     def join(self, name: str, version: int = 0) -> None:
         self.tell(ReplicaJoined(replica=name, role="policy", version=version, endpoints=(name,)))

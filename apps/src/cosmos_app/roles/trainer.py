@@ -229,7 +229,9 @@ class Trainer:
         Only the first replica writes; the others return the same path at once.
         """
         step = self.version - 1
-        if self.is_first_replica and self._checkpoints.latest() != step:
+        # one that joined at the very end finds what the first of the others has written
+        is_there = self._gathering is not None and self._checkpoints.latest() == step
+        if self.is_first_replica and not is_there:
             return self._checkpoints.save(step, self._learner, cut)
         return self._checkpoints.path(step)
 
