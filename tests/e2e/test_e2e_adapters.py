@@ -77,3 +77,19 @@ def test_a_teacher_of_another_vocabulary_is_refused_once(runner: Runner, tmp_pat
     assert run.finish() == 2, run.logs()
     assert "they need one vocabulary" in run.text
     assert run.text.count("died") == 1
+
+
+def test_a_reward_model_of_the_recipe_starts_at_log_2_and_is_exported(runner: Runner) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    run = runner.complete(
+        f"data.path={ROOT / 'configs' / 'data' / 'preferences.jsonl'}",
+        "trainer.steps=4", "trainer.validate_every=2", "learner.optimizer.lr=0.003",
+        recipe=ROOT / "configs" / "reward_model.toml",
+    )  # fmt: skip
+    losses = [run.report["losses"][str(step)] for step in range(4)]
+    assert losses[0] == pytest.approx(0.6931, abs=1e-3)
+    assert losses[-1] < losses[0]
+    assert list(map(int, run.report["validation_losses"])) == [1, 3]
+    model = AutoModelForSequenceClassification.from_pretrained(run.report["export"])
+    assert model.config.num_labels == 1
