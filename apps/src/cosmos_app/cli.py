@@ -321,7 +321,13 @@ def learner(run_dir: Path, redis_url: str | None, *, replica: str) -> None:
 
 @main.command()
 @click.argument("run_dir", type=click.Path(path_type=Path, exists=True))
-@click.option("--host", default="127.0.0.1", show_default=True, help="Where replicas reach it.")
+@click.option(
+    "--host",
+    envvar="COSMOS_HOST",
+    default="127.0.0.1",
+    show_default=True,
+    help="Where replicas reach it.",
+)
 def meeting(run_dir: Path, *, host: str) -> None:
     """Host the place where replicas that come and go meet before each step."""
     from cosmos_app.meeting_place import run_meeting
