@@ -46,7 +46,10 @@ _EVENTS_ON_PAGE = 100
 
 Window = Annotated[float, Query(gt=0, le=_LONGEST_WINDOW_S, description="Seconds looked back.")]
 Reason = Annotated[str, Query(min_length=1, max_length=200, description="Shown to people.")]
-Wanted = Annotated[int, Query(ge=0, le=100_000, description="How many there are to be.")]
+Wanted = Annotated[
+    int | None,
+    Query(ge=0, le=100_000, description="How many there are to be; as many as there are."),
+]
 Most = Annotated[int, Query(ge=0, le=1000, description="How many at most.")]
 
 
@@ -122,9 +125,10 @@ def _add_control_routes(app: FastAPI, send: Callable[[Event], Awaitable[None]]) 
     async def stop(reason: Reason = "asked by HTTP") -> None:
         await send(StopRequested(reason=reason))
 
-    @app.post("/api/scale", status_code=202, summary="Ask for a number of replicas; -1 leaves it")
-    async def scale(rollouts: Wanted = -1, policies: Wanted = -1) -> None:
-        await send(ScaleRequested(rollouts=rollouts, policies=policies))
+    @app.post("/api/scale", status_code=202, summary="Ask for a number of replicas")
+    async def scale(rollouts: Wanted = None, policies: Wanted = None) -> None:
+        wanted = {"rollouts": rollouts, "policies": policies}
+        await send(ScaleRequested(**{k: n for k, n in wanted.items() if n is not None}))
 
 
 def _add_page_routes(app: FastAPI, served: Served) -> None:
