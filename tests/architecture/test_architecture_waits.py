@@ -59,7 +59,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "cosmos_weightsync/staging.py": {"run": _DONE},
     "cosmos_weightsync/transports/process_group.py": {"begin_recv": "only begins; both ends wait"},
     "cosmos_wfm/rl.py": {"_all_rewards": "the reward client gives up by itself"},
-    "cosmos_app/given/meeting.py": {"run_meeting": "serves until a signal ends it"},
+    "cosmos_app/meeting_place.py": {"run_meeting": "serves until a signal ends it"},
     "cosmos_app/roles/rollout.py": {"run": "the loops of the role", "_load": _IDLE},
     "cosmos_app/supervisor.py": {"wait": _DONE},
     "cosmos_app/wfm/reward_service/processes.py": {
