@@ -97,6 +97,8 @@ def _policy_step(placement: Placement, cluster: ClusterConfig, index: int) -> st
         "--rdzv-backend=c10d",
         f"--rdzv-id={placement.name}-policy-{index}",
         f"--rdzv-endpoint=$meeting:{cluster.rendezvous_port + index}",
+        # torchrun would compare addresses with that of the host name, which may be 127.0.1.1
+        "--rdzv-conf=is_host=$((SLURM_NODEID == 0))",
         "-m",
         "cosmos_app",
         *role,

@@ -1,9 +1,12 @@
 """What every role process does first: find its run and its place among the ranks.
 
-This is where environment variables are read: those that torchrun sets, and nothing else.
+This is where environment variables are read: those that torchrun and the scripts for clusters set.
 """
 
+import fcntl
 import os
+import socket
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +15,9 @@ from cosmos_app.prepare import RunFiles, run_files
 from cosmos_app.recipe import Recipe
 from cosmos_core.config import config_from_json
 from cosmos_core.rundir import RunDirectory
+
+_SIOCGIFADDR = 0x8915  # of Linux: asks for the address of an interface
+_LONGEST_INTERFACE = 15
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,13 +68,39 @@ def own_address() -> str:
     return os.environ.get("COSMOS_HOST", "127.0.0.1")
 
 
+def interface_of(address: str) -> str:
+    """Return the network interface of this machine that has an IPv4 address; empty for none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:_LONGEST_INTERFACE])
+            try:
+                answer = fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, request)
+            except OSError:
+                continue  # it has none
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return ""
+
+
+def speak_from_own_address() -> None:
+    """Have gloo use the interface of `own_address`, unless somebody has chosen one.
+
+    It would take the address of the host name, which on Debian is 127.0.1.1: ranks on other
+    machines then try to reach themselves.
+    """
+    name = interface_of(own_address()) if "COSMOS_HOST" in os.environ else ""
+    if name:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
 def open_context(run_dir: Path, redis_url: str | None) -> RunContext:
-    """Read what a role process needs to know of its run.
+    """Read what a role process needs to know of its run, and settle where it speaks from.
 
     Raises:
         NotARunDirectoryError: if there is no run.
         RunError: if the run was never started.
     """
+    speak_from_own_address()
     run = RunDirectory.open(run_dir)
     recipe = config_from_json(Recipe, run.config.read_text())
     written_url, namespace = read_address(run)
