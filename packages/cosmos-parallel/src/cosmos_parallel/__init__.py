@@ -95,6 +95,7 @@ from cosmos_parallel.sft_batches import (
 )
 from cosmos_parallel.sft_data import SftData, SftExample, SftFormat, encode_example, load_sft_data
 from cosmos_parallel.sft_rows import read_rows
+from cosmos_parallel.sequences import gather_sequence
 from cosmos_parallel.sharding import model_tensors, shard_module
 from cosmos_parallel.step_report import Evaluation, Outcome, StepReport
 from cosmos_parallel.throughput import (
@@ -194,6 +195,7 @@ __all__ = [
     "export_hf",
     "export_lora",
     "fit",
+    "gather_sequence",
     "init_distributed",
     "is_of_value_head",
     "lay_out",

@@ -21,7 +21,8 @@ class _GatherSequence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
-        whole = grad_outputs[0].contiguous()
+        # a copy: what is added up in place may be somebody else's gradient as well
+        whole = grad_outputs[0].clone(memory_format=torch.contiguous_format)
         dist.all_reduce(whole, group=ctx.group)
         return whole.chunk(ctx.group.size(), dim=1)[ctx.group.rank()].contiguous(), None
 
