@@ -1,4 +1,4 @@
-"""Fine-tuning on 2 x 2 HSDP ranks: losses, weights and checkpoints are those of one process."""
+"""Fine-tuning on four ranks, HSDP or FSDP2 and shared tokens: all is as in one process."""
 
 import json
 import shutil
@@ -16,65 +16,133 @@ import torch
 from cosmos_parallel import (
     AdamWConfig, LearnerConfig, ParallelConfig, build_mesh, init_distributed, shutdown_distributed)
 from cosmos_wfm import (
-    DiffusionSftConfig, FullTuning, ImageCaptionsConfig, LoraTuning, tiny_captions,
-    tiny_sd3_pipeline, train_sft)
+    DiffusionSftConfig, FullTuning, ImageCaptionsConfig, LoraTuning, VideoCaptionsConfig, train_sft)
 
 torch.set_num_threads(1)
 rank, world_size, root = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-output = root / f"out{world_size}"
-mesh = None
+process = None
 if world_size > 1:
-    store = f"file://{root}/store"
-    hybrid = ParallelConfig(dp_replicate=2, dp_shard=2)
-    mesh = build_mesh(hybrid, init_distributed(rank, world_size, init_method=store))
+    process = init_distributed(rank, world_size, init_method=f"file://{root}/store")
+
+def mesh_of(**degrees):
+    return build_mesh(ParallelConfig(**degrees), process) if process else None
+
+hybrid = mesh_of(dp_replicate=2, dp_shard=2)
+shared = mesh_of(dp_shard=2, cp=2)
+output = root / f"out{world_size}"
 recipe = DiffusionSftConfig(
-    model=str(root / "model"), output="", num_steps=3, batch_size=3, checkpoint_every=2,
-    data=ImageCaptionsConfig(path=str(root / "data"), height=16, width=16), tuning=FullTuning(),
+    model="", output="", num_steps=2, batch_size=3, max_given_frames=1,
+    data=ImageCaptionsConfig(path=str(root / "data"), height=32, width=32),
     learner=LearnerConfig(optimizer=AdamWConfig(lr=1e-3)),
 )
-losses, rest = [], []
-for name, tuning in {"full": FullTuning(), "lora": LoraTuning(rank=2, alpha=4)}.items():
-    run = replace(recipe, tuning=tuning, output=str(output / name))
-    train_sft(run, mesh=mesh, on_step=lambda step, report: losses.append(report.loss))
+tunings = {"full": FullTuning(), "lora": LoraTuning(rank=2, alpha=4)}
+losses, rest = {}, {}
+
+def train(name, config, mesh, found, **options):
+    config = replace(config, output=str(output / name)) if not config.output else config
+    taken = found.setdefault(name, [])
+    train_sft(config, mesh=mesh, on_step=lambda step, report: taken.append(report.loss), **options)
+
+for name, tuning in tunings.items():
+    for family in ("sana", "sana_video", "cosmos", "wan"):
+        config = replace(recipe, tuning=tuning, model=str(root / family))
+        train(f"{family}-{name}", config, hybrid, losses)
+    config = replace(
+        recipe, tuning=tuning, model=str(root / "sd3"), num_steps=3, checkpoint_every=2,
+        data=replace(recipe.data, height=16, width=16))
+    train(f"sd3-{name}", config, hybrid, losses)
     if world_size == 1:
-        run = replace(run, output=str(root / "resharded" / name))
-        train_sft(run, resume=True, on_step=lambda step, report: rest.append(report.loss))
+        output_of_four = str(root / "resharded" / f"sd3-{name}")
+        train(f"sd3-{name}", replace(config, output=output_of_four), None, rest, resume=True)
+videos = VideoCaptionsConfig(path=str(root / "videos"), height=32, width=32, frames=5)
+for family in ("sd3", "cosmos", "wan", "sana_video"):
+    config = replace(recipe, tuning=FullTuning(), model=str(root / family), recompute=True)
+    if family != "sd3":
+        config = replace(config, data=videos)
+    train(f"{family}-shared", config, shared, losses)
 if rank == 0:
     (root / f"losses{world_size}.json").write_text(json.dumps([losses, rest]))
-if mesh:
+if process:
     shutdown_distributed()
 """
+SAVED = "safetensors/step_{}/transformer/diffusion_pytorch_model.safetensors"
+SAVED_LORA = "safetensors/step_{}/lora/model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    import torch
+
+    from cosmos_wfm import (
+        save_pipeline,
+        tiny_captions,
+        tiny_cosmos_pipeline,
+        tiny_sana_pipeline,
+        tiny_sana_video_pipeline,
+        tiny_sd3_pipeline,
+        tiny_wan_pipeline,
+        write_video,
+    )
+
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("ranks")
+    models = {
+        "sd3": tiny_sd3_pipeline(),
+        "sana": tiny_sana_pipeline(num_layers=1),
+        "sana_video": tiny_sana_video_pipeline(num_layers=2),
+        "cosmos": tiny_cosmos_pipeline(num_layers=2),
+        "wan": tiny_wan_pipeline(num_layers=1),
+    }
+    for name, pipeline in models.items():
+        save_pipeline(pipeline, root / name)
+    tiny_captions(root / "data", size=32)
+    (root / "videos").mkdir()
+    for number in range(2):
+        generator = torch.Generator().manual_seed(number)
+        pixels = torch.rand(3, 5, 32, 32, generator=generator) * 2 - 1
+        write_video(root / "videos" / f"{number:04}.mp4", pixels)
+        (root / "videos" / f"{number:04}.json").write_text('{"prompt": "noise"}')
+
+    run_ranks(WORKER, root, [(rank, 4, root) for rank in range(4)], DEADLINE_S)
+    for name in ("sd3-full", "sd3-lora"):
+        checkpoints = root / "out4" / name / "checkpoints"
+        shutil.copytree(checkpoints, root / "resharded" / name / "checkpoints")
+    run_ranks(WORKER, root, [(0, 1, root)], DEADLINE_S)
+    return root
+
+
+def losses(root, num_ranks):
+    return json.loads((root / f"losses{num_ranks}.json").read_text())
 
 
 @pytest.mark.slow
-def test_four_ranks_train_save_and_hand_on_what_one_does(tmp_path):
+def test_four_ranks_have_the_losses_of_one_in_every_family(root):
+    (one, rest), (four, _) = losses(root, 1), losses(root, 4)
+
+    assert len(one) == 14
+    assert one.keys() == four.keys()
+    for name, expected in one.items():
+        assert four[name] == pytest.approx(expected, abs=1e-5), name
+    # One process goes on from the checkpoint that four wrote after step 2.
+    for name, expected in rest.items():
+        assert expected == pytest.approx(one[name][2:], abs=1e-5)
+
+
+@pytest.mark.slow
+def test_four_ranks_save_and_hand_on_what_one_does(root):
     import torch
     from safetensors.torch import load_file
 
-    from cosmos_wfm import tiny_captions, tiny_sd3_pipeline
-
-    torch.set_num_threads(1)
-    tiny_sd3_pipeline().save_pretrained(tmp_path / "model")
-    tiny_captions(tmp_path / "data", size=16)
-
-    run_ranks(WORKER, tmp_path, [(rank, 4, tmp_path) for rank in range(4)], DEADLINE_S)
-    for name in ("full", "lora"):
-        checkpoints = tmp_path / "out4" / name / "checkpoints"
-        shutil.copytree(checkpoints, tmp_path / "resharded" / name / "checkpoints")
-    run_ranks(WORKER, tmp_path, [(0, 1, tmp_path)], DEADLINE_S)
-
-    one, four = (json.loads((tmp_path / f"losses{n}.json").read_text()) for n in (1, 4))
-    assert len(one[0]) == 6
-    assert four[0] == pytest.approx(one[0], abs=1e-5)
-    # One process goes on from the checkpoint that four wrote after step 2.
-    assert one[1] == pytest.approx([one[0][2], one[0][5]], abs=1e-5)
-    for file in (
-        "full/safetensors/step_3/transformer/diffusion_pytorch_model.safetensors",
-        "lora/safetensors/step_3/lora/model.safetensors",
-    ):
-        saved = [load_file(tmp_path / where / file) for where in ("out1", "out4", "resharded")]
-        assert saved[0].keys() == saved[1].keys() == saved[2].keys()
+    files = {f"{family}-full": SAVED.format(2) for family in ("sana", "sana_video", "wan")}
+    files |= {f"{family}-shared": SAVED.format(2) for family in ("sd3", "cosmos", "sana_video")}
+    files |= {f"{family}-lora": SAVED_LORA.format(2) for family in ("sana", "cosmos", "wan")}
+    files |= {"sd3-full": SAVED.format(3), "sd3-lora": SAVED_LORA.format(3)}
+    for name, file in files.items():
+        places = ("out1", "out4", *(("resharded",) if file.count("step_3") else ()))
+        saved = [load_file(root / place / name / file) for place in places]
         # Adam divides gradients that differ by rounding: at 3 steps of 1e-3 some digits are lost.
-        for name, value in saved[0].items():
+        for key, value in saved[0].items():
             for other in saved[1:]:
-                torch.testing.assert_close(other[name], value, atol=2e-4, rtol=0)
+                torch.testing.assert_close(
+                    other[key], value, atol=2e-4, rtol=0, msg=f"{name} {key}"
+                )

@@ -76,6 +76,7 @@ from cosmos_parallel.process import (
 )
 from cosmos_parallel.replicas import ReplicaGroup, ReplicaMembership, StoreReplicaGroup
 from cosmos_parallel.schedule import ScheduleConfig
+from cosmos_parallel.sequences import gather_sequence
 from cosmos_parallel.sft import (
     Answers,
     SftLoss,
@@ -95,7 +96,6 @@ from cosmos_parallel.sft_batches import (
 )
 from cosmos_parallel.sft_data import SftData, SftExample, SftFormat, encode_example, load_sft_data
 from cosmos_parallel.sft_rows import read_rows
-from cosmos_parallel.sequences import gather_sequence
 from cosmos_parallel.sharding import model_tensors, shard_module
 from cosmos_parallel.step_report import Evaluation, Outcome, StepReport
 from cosmos_parallel.throughput import (

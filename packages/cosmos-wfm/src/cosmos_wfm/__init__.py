@@ -3,6 +3,7 @@
 from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition
 from cosmos_wfm.captions import CaptionedImage, ImageCaptions, ImageCaptionsConfig
 from cosmos_wfm.checkup import CheckedPoint, check_model
+from cosmos_wfm.context import share_context
 from cosmos_wfm.ddrl import DdrlBatch, DdrlConfig, ddrl_loss, exponential_advantages
 from cosmos_wfm.errors import (
     CaptionDataError,
@@ -152,6 +153,7 @@ __all__ = [
     "sample_sde",
     "save_grid",
     "save_pipeline",
+    "share_context",
     "shift_sigmas",
     "sigma_weights",
     "tiny_captions",

@@ -23,8 +23,8 @@ def attend(
     query: Float[Tensor, "B q H d"], key: Float[Tensor, "B k H d"], value: Float[Tensor, "B k H d"]
 ) -> Float[Tensor, "B q Hd"]:
     """Return softmax attention, heads joined."""
-    heads_first = (part.transpose(1, 2) for part in (query, key, value))
-    return scaled_dot_product_attention(*heads_first).transpose(1, 2).flatten(2).type_as(query)
+    query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+    return scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
 
 
 class _ContextAttention:
@@ -70,8 +70,9 @@ class CosmosContextAttention(_ContextAttention):
 
 
 def _halves_rotated(values: Float[Tensor, "B t H d"], rotary: Rotary) -> Float[Tensor, "B t H d"]:
+    freqs: Any = rotary  # diffusers says tuple[Tensor] where it means two
     turned: Any = apply_rotary_emb(
-        values.transpose(1, 2), rotary, use_real=True, use_real_unbind_dim=-2
+        values.transpose(1, 2), freqs, use_real=True, use_real_unbind_dim=-2
     )
     return turned.transpose(1, 2)
 

@@ -25,6 +25,7 @@ from cosmos_parallel import (
 )
 from cosmos_wfm.adapter import DiffusionModelAdapter
 from cosmos_wfm.captions import ImageCaptionsConfig
+from cosmos_wfm.context import share_context
 from cosmos_wfm.ddrl import DdrlBatch, DdrlConfig, ddrl_loss
 from cosmos_wfm.errors import WfmConfigError
 from cosmos_wfm.flow_batches import (
@@ -74,7 +75,8 @@ class DiffusionRlConfig:
         algorithm: how rewards become a loss.
         data: captioned images or videos that DDRL stays close to.
         tuning: adapters or all weights.
-        parallel: how ranks share the work: FSDP2, or HSDP with ``dp_replicate``.
+        parallel: how ranks share the work: FSDP2, HSDP with ``dp_replicate``, tokens
+            of a sample by ``cp``.
         learner: optimizer, schedule, clipping and the average that is exported.
     """
 
@@ -164,9 +166,10 @@ class DiffusionRl:
         self.policies = make_policies(self.adapter, config)
         if config.recompute:
             recompute_blocks(self.adapter)
-        for module, blocks in self.policies.modules():
+        trained = (self.adapter.transformer, self.adapter.blocks)
+        for module, blocks in [*self.policies.modules(), trained]:
+            share_context(module, blocks, self._mesh)
             shard_module(module, self._mesh, blocks=blocks)
-        shard_module(self.adapter.transformer, self._mesh, blocks=self.adapter.blocks)
         self.learner = Learner(self.adapter.transformer, config.learner, mesh=self._mesh)
         self._scorer = scorer or local_scorer(config.rewards)
         self._loss = make_loss(self.adapter, config.algorithm, self.policies)

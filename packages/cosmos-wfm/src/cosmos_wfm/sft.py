@@ -22,6 +22,7 @@ from cosmos_parallel import (
 )
 from cosmos_wfm.adapter import DiffusionModelAdapter
 from cosmos_wfm.captions import CaptionedImage, ImageCaptionsConfig
+from cosmos_wfm.context import share_context
 from cosmos_wfm.errors import PipelineError, WfmConfigError
 from cosmos_wfm.families.shared import check_frames
 from cosmos_wfm.flow_batches import (
@@ -58,7 +59,8 @@ class DiffusionSftConfig:
         seed: of order, noise and dropout.
         tuning: adapters or all weights.
         flow: noise levels and loss weights.
-        parallel: how ranks share the work: FSDP2, or HSDP with ``dp_replicate``.
+        parallel: how ranks share the work: FSDP2, HSDP with ``dp_replicate``, tokens
+            of a sample by ``cp``.
         learner: optimizer, schedule and clipping.
     """
 
@@ -129,6 +131,7 @@ def train_sft(
     if config.recompute:
         recompute_blocks(adapter)
     adapter.pipeline.to(mesh.process.device)
+    share_context(adapter.transformer, adapter.blocks, mesh)
     shard_module(adapter.transformer, mesh, blocks=adapter.blocks)
     learner = Learner(adapter.transformer, config.learner, mesh=mesh)
     loss = flow_matching_loss(adapter, config.flow)

@@ -139,13 +139,13 @@ def check_parallel(parallel: ParallelConfig) -> None:
     """Refuse axes that denoisers have no plan for.
 
     Raises:
-        WfmConfigError: if ranks are to share anything but samples and weights.
+        WfmConfigError: if ranks are to share anything but samples, weights and tokens.
     """
-    for axis in ("cp", "tp", "pp", "ep"):
+    for axis in ("tp", "pp", "ep"):
         if getattr(parallel, axis) != 1:
             raise WfmConfigError(
-                f"parallel.{axis} is {getattr(parallel, axis)}; denoisers are sharded by dp_shard "
-                "and dp_replicate only"
+                f"parallel.{axis} is {getattr(parallel, axis)}; denoisers are shared by dp_shard, "
+                "dp_replicate and cp only"
             )
 
 
