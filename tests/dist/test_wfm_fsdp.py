@@ -55,11 +55,9 @@ for name, tuning in tunings.items():
         output_of_four = str(root / "resharded" / f"sd3-{name}")
         train(f"sd3-{name}", replace(config, output=output_of_four), None, rest, resume=True)
 videos = VideoCaptionsConfig(path=str(root / "videos"), height=32, width=32, frames=5)
-for family in ("sd3", "cosmos", "wan", "sana_video"):
-    config = replace(recipe, tuning=FullTuning(), model=str(root / family), recompute=True)
-    if family != "sd3":
-        config = replace(config, data=videos)
-    train(f"{family}-shared", config, shared, losses)
+config = replace(
+    recipe, tuning=FullTuning(), model=str(root / "cosmos"), recompute=True, data=videos)
+train("cosmos-shared", config, shared, losses)
 if rank == 0:
     (root / f"losses{world_size}.json").write_text(json.dumps([losses, rest]))
 if process:
@@ -89,8 +87,8 @@ def root(tmp_path_factory):
     models = {
         "sd3": tiny_sd3_pipeline(),
         "sana": tiny_sana_pipeline(num_layers=1),
-        "sana_video": tiny_sana_video_pipeline(num_layers=2),
-        "cosmos": tiny_cosmos_pipeline(num_layers=2),
+        "sana_video": tiny_sana_video_pipeline(num_layers=1),
+        "cosmos": tiny_cosmos_pipeline(num_layers=1),
         "wan": tiny_wan_pipeline(num_layers=1),
     }
     for name, pipeline in models.items():
@@ -116,10 +114,11 @@ def losses(root, num_ranks):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2 * DEADLINE_S)
 def test_four_ranks_have_the_losses_of_one_in_every_family(root):
     (one, rest), (four, _) = losses(root, 1), losses(root, 4)
 
-    assert len(one) == 14
+    assert len(one) == 11
     assert one.keys() == four.keys()
     for name, expected in one.items():
         assert four[name] == pytest.approx(expected, abs=1e-5), name
@@ -129,12 +128,13 @@ def test_four_ranks_have_the_losses_of_one_in_every_family(root):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2 * DEADLINE_S)
 def test_four_ranks_save_and_hand_on_what_one_does(root):
     import torch
     from safetensors.torch import load_file
 
     files = {f"{family}-full": SAVED.format(2) for family in ("sana", "sana_video", "wan")}
-    files |= {f"{family}-shared": SAVED.format(2) for family in ("sd3", "cosmos", "sana_video")}
+    files |= {"cosmos-shared": SAVED.format(2)}
     files |= {f"{family}-lora": SAVED_LORA.format(2) for family in ("sana", "cosmos", "wan")}
     files |= {"sd3-full": SAVED.format(3), "sd3-lora": SAVED_LORA.format(3)}
     for name, file in files.items():

@@ -42,6 +42,21 @@ def run(recipe: Path, overrides: tuple[str, ...], *, resume: bool) -> None:
 
 
 @wfm.command()
+@click.argument("output", type=click.Path(path_type=Path))
+@click.option("--index", default=0, show_default=True, help="Which of the run's replicas this is.")
+@click.option("--deadline-s", default=1800.0, show_default=True, help="For the run to be there.")
+def rollout(output: Path, *, index: int, deadline_s: float) -> None:
+    """Draw samples for a run with a table [disaggregated] that writes to OUTPUT.
+
+    The run starts its replicas itself unless disaggregated.start = false; then this is called on
+    any machine that sees the directory, once for each replica.
+    """
+    from cosmos_app.wfm.disaggregated.replica import serve_rollouts
+
+    guarded(lambda: serve_rollouts(output, index, deadline_s=deadline_s))
+
+
+@wfm.command()
 @click.argument("sft", type=click.Path(path_type=Path), metavar="SFT.toml")
 @click.argument("rl", type=click.Path(path_type=Path), metavar="RL.toml")
 @click.option("--output", type=click.Path(path_type=Path), default=Path("runs/demo-wfm"))

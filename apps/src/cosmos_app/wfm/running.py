@@ -11,6 +11,7 @@ import click
 from cosmos_app.errors import DataError
 from cosmos_app.roles.process import torchrun_place
 from cosmos_app.roles.ranks import join_ranks
+from cosmos_app.wfm.disaggregated.running import remote_rollouts
 from cosmos_app.wfm.recipe import WFM_KINDS, WfmRecipe
 from cosmos_app.wfm.rewarding import reward_client
 from cosmos_core.config import config_to_json, load_config
@@ -20,7 +21,7 @@ from cosmos_parallel import (
     build_mesh,
     shutdown_distributed,
 )
-from cosmos_wfm import DiffusionSftConfig, train_rl, train_sft
+from cosmos_wfm import DiffusionRl, DiffusionSftConfig, take_rl_steps, train_rl, train_sft
 
 KINDS_TEXT = ", ".join(WFM_KINDS)
 
@@ -95,8 +96,12 @@ def train(recipe: WfmRecipe, mesh: TrainingMesh, *, resume: bool = False) -> Pat
             resume=resume,
             on_step=lambda step, report: write(step, report, {}),
         )
-    with reward_client(recipe) as scorer:
-        return train_rl(recipe, mesh=mesh, scorer=scorer, resume=resume, on_step=write)
+    with remote_rollouts(recipe, mesh) as remote:
+        if remote is not None:
+            run = DiffusionRl(recipe, mesh=mesh, remote=remote)
+            return take_rl_steps(run, resume=resume, on_step=write)
+        with reward_client(recipe) as scorer:
+            return train_rl(recipe, mesh=mesh, scorer=scorer, resume=resume, on_step=write)
 
 
 def keep_before(metrics: Path, step: int) -> None:

@@ -38,11 +38,14 @@ from cosmos_wfm.matching import AwmConfig, awm_loss
 from cosmos_wfm.model_rewards import MODEL_REWARDS, ScoreRequest, load_model_reward
 from cosmos_wfm.nft import ForwardBatch, NftConfig, OldPolicyDecay, nft_errors, nft_loss
 from cosmos_wfm.policies import CopiedPolicies, LoraPolicies, Policies
+from cosmos_wfm.remote import ConnectRollouts, DisaggregatedConfig, RemoteRollouts
+from cosmos_wfm.replica import RolloutReplica
 from cosmos_wfm.reward_client import EnqueueTimeout, RewardClient, RewardServiceConfig, Scorer
 from cosmos_wfm.reward_wire import RewardRequest, media_of, pack_request, parse_request
 from cosmos_wfm.rewards import REWARDS, local_scorer, weighted_reward
-from cosmos_wfm.rl import DiffusionRl, DiffusionRlConfig, train_rl
-from cosmos_wfm.rollouts import SamplerConfig
+from cosmos_wfm.rl import DiffusionRl, DiffusionRlConfig, take_rl_steps, train_rl
+from cosmos_wfm.rollout_wire import RolloutMessage, pack_rollout, parse_rollout
+from cosmos_wfm.rollouts import Rollout, SamplerConfig, StepParts
 from cosmos_wfm.sampling import (
     NoisyStep,
     SdeConfig,
@@ -76,6 +79,7 @@ __all__ = [
     "CaptionDataError",
     "CaptionedImage",
     "CheckedPoint",
+    "ConnectRollouts",
     "CopiedPolicies",
     "CosmosPredictAdapter",
     "DdrlBatch",
@@ -84,6 +88,7 @@ __all__ = [
     "DiffusionRl",
     "DiffusionRlConfig",
     "DiffusionSftConfig",
+    "DisaggregatedConfig",
     "EnqueueTimeout",
     "FlowBatch",
     "FlowGrpoConfig",
@@ -101,11 +106,15 @@ __all__ = [
     "OldPolicyDecay",
     "PipelineError",
     "Policies",
+    "RemoteRollouts",
     "RewardClient",
     "RewardRequest",
     "RewardRequestError",
     "RewardServiceConfig",
     "RewardServiceError",
+    "Rollout",
+    "RolloutMessage",
+    "RolloutReplica",
     "SamplerConfig",
     "SanaAdapter",
     "SanaVideoAdapter",
@@ -116,6 +125,7 @@ __all__ = [
     "SdeConfig",
     "SeenShape",
     "StepBatch",
+    "StepParts",
     "TextCondition",
     "Transition",
     "TuningConfig",
@@ -147,7 +157,9 @@ __all__ = [
     "nft_loss",
     "noised_batch",
     "pack_request",
+    "pack_rollout",
     "parse_request",
+    "parse_rollout",
     "read_scene",
     "sample_ode",
     "sample_sde",
@@ -156,6 +168,7 @@ __all__ = [
     "share_context",
     "shift_sigmas",
     "sigma_weights",
+    "take_rl_steps",
     "tiny_captions",
     "tiny_cosmos_pipeline",
     "tiny_sana_pipeline",

@@ -7,7 +7,7 @@ is.
 
 import copy
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, cast
 
@@ -36,6 +36,14 @@ class Policies(Protocol):
 
     def update_old(self, decay: float) -> None:
         """Move the old policy: old ← decay · old + (1 - decay) · trained; every rank calls."""
+        ...
+
+    def weights(self, *, old: bool) -> Mapping[str, Tensor]:
+        """Return the weights that change, by the names they have in the denoiser that is trained.
+
+        Args:
+            old: those of the old policy, instead of the trained one's.
+        """
         ...
 
     def modules(self) -> Sequence[tuple[nn.Module, Sequence[nn.Module]]]:
@@ -92,6 +100,12 @@ class LoraPolicies:
                 trained = weights[name.replace(f".{OLD}.", f".{TRAINED}.")]
                 _local(old).lerp_(_local(trained), 1.0 - decay)
 
+    def weights(self, *, old: bool) -> Mapping[str, Tensor]:
+        """Return the adapters, as those of ``default``."""
+        mark = f".{OLD if old else TRAINED}."
+        named = self._transformer.named_parameters()
+        return {name.replace(mark, f".{TRAINED}."): w for name, w in named if mark in name}
+
     def modules(self) -> Sequence[tuple[nn.Module, Sequence[nn.Module]]]:
         """Return none: everything is in the denoiser."""
         return ()
@@ -141,6 +155,12 @@ class CopiedPolicies:
         trained = dict(self._trained.named_parameters())
         for name, old in self._old.named_parameters():
             _local(old).lerp_(_local(trained[name]), 1.0 - decay)
+
+    def weights(self, *, old: bool) -> Mapping[str, Tensor]:
+        """Return all weights of the copy, or of the denoiser itself."""
+        module = self._old if old else self._trained
+        assert module is not None
+        return dict(module.named_parameters())
 
     def modules(self) -> Sequence[tuple[nn.Module, Sequence[nn.Module]]]:
         """Return the copies that there are."""

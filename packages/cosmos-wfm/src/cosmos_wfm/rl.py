@@ -26,7 +26,7 @@ from cosmos_parallel import (
 from cosmos_wfm.adapter import DiffusionModelAdapter
 from cosmos_wfm.captions import ImageCaptionsConfig
 from cosmos_wfm.context import share_context
-from cosmos_wfm.ddrl import DdrlBatch, DdrlConfig, ddrl_loss
+from cosmos_wfm.ddrl import DdrlBatch, DdrlConfig
 from cosmos_wfm.errors import WfmConfigError
 from cosmos_wfm.flow_batches import (
     NoisingConfig,
@@ -34,22 +34,30 @@ from cosmos_wfm.flow_batches import (
     sample_index,
     seeded_generator,
 )
-from cosmos_wfm.flow_grpo import FlowGrpoConfig, flow_grpo_loss
+from cosmos_wfm.flow_grpo import FlowGrpoConfig
 from cosmos_wfm.flow_matching import FlowBatch
 from cosmos_wfm.loading import load_adapter
-from cosmos_wfm.matching import AwmConfig, awm_loss
-from cosmos_wfm.nft import NftConfig, nft_loss
-from cosmos_wfm.policies import CopiedPolicies, LoraPolicies, Policies
+from cosmos_wfm.nft import NftConfig
+from cosmos_wfm.policies import CopiedPolicies
 from cosmos_wfm.prompts import read_prompts
+from cosmos_wfm.remote import ConnectRollouts, DisaggregatedConfig, RemoteRollouts
 from cosmos_wfm.reward_client import RewardServiceConfig, Scorer
 from cosmos_wfm.rewards import local_scorer
-from cosmos_wfm.rollouts import Rollout, RolloutTask, SamplerConfig
+from cosmos_wfm.rl_algorithms import (
+    RlAlgorithm,
+    has_old,
+    make_loss,
+    make_policies,
+    old_lags,
+    steps_config,
+)
+from cosmos_wfm.rollouts import Rollout, RolloutTask, SamplerConfig, StepParts
 from cosmos_wfm.training_run import RunOutputs, TrainingRun, check_parallel
 from cosmos_wfm.tuning import FullTuning, LoraTuning, TuningConfig, recompute_blocks
 from cosmos_wfm.validation import ValidationConfig
 from cosmos_wfm.videos import VideoCaptionsConfig
 
-RlAlgorithm = NftConfig | AwmConfig | FlowGrpoConfig | DdrlConfig
+OnStep = Callable[[int, StepReport, Mapping[str, float]], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +81,7 @@ class DiffusionRlConfig:
         seed: of prompts and noise.
         sampler: size, steps and guidance of rollouts.
         algorithm: how rewards become a loss.
+        disaggregated: rollouts in processes of their own; ``None`` draws them in this one's.
         data: captioned images or videos that DDRL stays close to.
         tuning: adapters or all weights.
         parallel: how ranks share the work: FSDP2, HSDP with ``dp_replicate``, tokens
@@ -97,6 +106,7 @@ class DiffusionRlConfig:
     seed: int = 0
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
     algorithm: RlAlgorithm = field(default_factory=NftConfig)
+    disaggregated: DisaggregatedConfig | None = None
     data: ImageCaptionsConfig | VideoCaptionsConfig | None = None
     tuning: TuningConfig = field(default_factory=LoraTuning)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
@@ -131,6 +141,7 @@ class DiffusionRl:
     """A run, step by step; every rank of the mesh makes one and calls alike.
 
     Attributes:
+        config: of the run.
         adapter: the model that is trained.
         learner: its optimizer.
         policies: what it is compared with.
@@ -142,6 +153,7 @@ class DiffusionRl:
         *,
         mesh: TrainingMesh | None = None,
         scorer: Scorer | None = None,
+        remote: ConnectRollouts | None = None,
     ) -> None:
         """Load model and prompts, and shard.
 
@@ -149,21 +161,24 @@ class DiffusionRl:
             config: the run.
             mesh: the ranks that share it; ``None`` for this process alone.
             scorer: what computes rewards; ``None`` for those of this package, in this process.
+            remote: connects to the processes that draw samples; ``None`` to draw them here.
 
         Raises:
             PipelineError: if the model cannot be loaded.
             WfmConfigError: if there are too few prompts, or no client of the service that the
-                config names.
+                config names, or of the processes.
         """
-        if config.reward_service is not None and scorer is None:
+        if config.reward_service is not None and scorer is None and remote is None:
             raise WfmConfigError("rl: reward_service is set; pass its RewardClient as scorer")
-        self._config = config
+        if (config.disaggregated is None) != (remote is None):
+            raise WfmConfigError("rl: disaggregated and what connects to replicas go together")
+        self.config = config
         self._mesh = mesh or build_mesh(ParallelConfig())
         self._prompts = read_prompts(Path(config.prompts), config.groups_per_step)
         self.adapter = load_adapter(config.model)
         config.tuning.prepare(self.adapter, seed=config.seed)
         self.adapter.pipeline.to(self._mesh.process.device)
-        self.policies = make_policies(self.adapter, config)
+        self.policies = make_policies(self.adapter, config.tuning, config.algorithm)
         if config.recompute:
             recompute_blocks(self.adapter)
         trained = (self.adapter.transformer, self.adapter.blocks)
@@ -173,20 +188,22 @@ class DiffusionRl:
         self.learner = Learner(self.adapter.transformer, config.learner, mesh=self._mesh)
         self._scorer = scorer or local_scorer(config.rewards)
         self._loss = make_loss(self.adapter, config.algorithm, self.policies)
+        self._parts = step_parts(config, self._mesh.data_size)
+        self._remote: RemoteRollouts | None = None
+        if remote is not None:
+            weights = self.policies.weights(old=isinstance(config.algorithm, NftConfig))
+            self._remote = remote(weights, self._parts)
         self._data = config.data.build() if config.data else None
 
     def step(self, step: int) -> tuple[StepReport, dict[str, float]]:
         """Take step ``step``, from 0; return the learner's report and the rewards' figures."""
-        config = self._config
-        task = RolloutTask(
-            adapter=self.adapter,
-            config=config.sampler,
-            sde=steps.sde if (steps := steps_config(config.algorithm)) else None,
-            seed=config.seed,
-            step=step,
-            reward=self._scorer,
-        )
-        rollouts = self._roll_out(task, step)
+        config = self.config
+        task = rollout_task(config, self.adapter, step, self._scorer)
+        if self._remote is None:
+            rollouts = self._roll_out(task, step)
+        else:
+            self._remote.publish(step)
+            rollouts = self._remote.take(step)
         rewards = self._all_rewards(rollouts)
         advantages = self._advantages(rewards)
         batches = [b for rollout in rollouts for b in self._batches(task, rollout, advantages)]
@@ -207,7 +224,7 @@ class DiffusionRl:
 
     def run(self) -> TrainingRun:
         """Return this run's saves, checkpoints and pictures."""
-        config = self._config
+        config = self.config
         return TrainingRun(
             adapter=self.adapter,
             learner=self.learner,
@@ -225,35 +242,26 @@ class DiffusionRl:
 
     def _resumed(self) -> None:
         """Put right what is in no checkpoint: a copy of the denoiser that was the newest policy."""
-        if isinstance(self.policies, CopiedPolicies) and _has_old(self._config.algorithm):
+        if isinstance(self.policies, CopiedPolicies) and has_old(self.config.algorithm):
             self.policies.update_old(0.0)
 
     def _roll_out(self, task: RolloutTask, step: int) -> list[Rollout]:
-        config = self._config
-        total = config.groups_per_step * config.samples_per_group
-        # Ranks draw equally many, as they call the policy together; numbers from ``total`` on
-        # are for that only and count nothing.
-        share = -(-total // self._mesh.data_size)
-        numbers = range(self._mesh.data_rank, share * self._mesh.data_size, self._mesh.data_size)
-        offset = step * config.groups_per_step
         rollouts: list[Rollout] = []
-        for start in range(0, len(numbers), config.micro_batch_size):
-            part = numbers[start : start + config.micro_batch_size]
-            groups = [number // config.samples_per_group for number in part]
-            prompts = [self._prompts[(offset + group) % len(self._prompts)] for group in groups]
+        for numbers in self._parts.of_rank(self._mesh.data_rank):
+            prompts = self._parts.prompts(self._prompts, step, numbers)
             with self._sampling_policy() as policy:
-                rollouts.append(task.run(policy, part, prompts))
+                rollouts.append(task.run(policy, numbers, prompts))
         return rollouts
 
     def _sampling_policy(self) -> AbstractContextManager[Any]:
         """Return the old policy for NFT, whose rollouts it makes, else the trained one."""
-        if isinstance(self._config.algorithm, NftConfig):
+        if isinstance(self.config.algorithm, NftConfig):
             return self.policies.old()
         return nullcontext(self.adapter.transformer)
 
     def _all_rewards(self, rollouts: Sequence[Rollout]) -> Float[Tensor, " N"]:
         """Return the rewards of all samples of the step, from all ranks."""
-        config, process = self._config, self._mesh.process
+        config, process = self.config, self._mesh.process
         num = config.groups_per_step * config.samples_per_group
         sums = torch.zeros(num, dtype=torch.float64, device=process.device)
         for rollout in rollouts:
@@ -263,8 +271,8 @@ class DiffusionRl:
         return self._mesh.sum_over_data(sums).cpu()
 
     def _advantages(self, rewards: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
-        groups = torch.arange(len(rewards)) // self._config.samples_per_group
-        algorithm = self._config.algorithm
+        groups = torch.arange(len(rewards)) // self.config.samples_per_group
+        algorithm = self.config.algorithm
         if isinstance(algorithm, DdrlConfig):
             return algorithm.advantages(rewards, groups).float()
         if algorithm.standardise == "all":
@@ -275,7 +283,7 @@ class DiffusionRl:
         self, task: RolloutTask, rollout: Rollout, advantages: Float[Tensor, " N"]
     ) -> Sequence[Any]:
         """Return the algorithm's micro-batches of a rollout."""
-        algorithm = self._config.algorithm
+        algorithm = self.config.algorithm
         if isinstance(algorithm, DdrlConfig):
             steps = task.step_batches(rollout, advantages)
             return [
@@ -288,7 +296,7 @@ class DiffusionRl:
 
     def _data_batch(self, task: RolloutTask, rollout: Rollout, place: int) -> FlowBatch:
         """Return as many samples of data as the rollout has, for its noisy step ``place``."""
-        config, data = self._config, self._data
+        config, data = self.config, self._data
         assert isinstance(config.algorithm, DdrlConfig)
         assert data is not None
         total = config.groups_per_step * config.samples_per_group
@@ -309,7 +317,7 @@ def train_rl(
     mesh: TrainingMesh | None = None,
     scorer: Scorer | None = None,
     resume: bool = False,
-    on_step: Callable[[int, StepReport, Mapping[str, float]], None] | None = None,
+    on_step: OnStep | None = None,
 ) -> Path:
     """Run to the end and save; every rank of the mesh calls.
 
@@ -328,12 +336,22 @@ def train_rl(
         WfmConfigError: if the output directory has checkpoints and is not to be resumed, or this
             run cannot be.
     """
-    if resume and isinstance(config.tuning, FullTuning) and _is_slow(config.algorithm):
+    run = DiffusionRl(config, mesh=mesh, scorer=scorer)
+    return take_rl_steps(run, resume=resume, on_step=on_step)
+
+
+def take_rl_steps(run: DiffusionRl, *, resume: bool = False, on_step: OnStep | None = None) -> Path:
+    """Take the steps of a run that are left, and save; as ``train_rl``.
+
+    Raises:
+        WfmConfigError: as ``train_rl``.
+    """
+    config = run.config
+    if resume and isinstance(config.tuning, FullTuning) and old_lags(config.algorithm):
         raise WfmConfigError(
             "rl: a run of all weights whose old policy lags cannot be resumed: that policy is in "
             "no checkpoint; set algorithm.decay.rate = 0, or tune adapters"
         )
-    run = DiffusionRl(config, mesh=mesh, scorer=scorer)
 
     def take(step: int) -> None:
         report, figures = run.step(step)
@@ -343,39 +361,26 @@ def train_rl(
     return run.run().take_steps(take, resume=resume)
 
 
-def _has_old(algorithm: RlAlgorithm) -> bool:
-    return isinstance(algorithm, NftConfig)
+def step_parts(config: DiffusionRlConfig, num_ranks: int) -> StepParts:
+    """Return how the samples of a step are divided among ranks that train."""
+    return StepParts(
+        num_samples=config.groups_per_step * config.samples_per_group,
+        samples_per_group=config.samples_per_group,
+        micro_batch_size=config.micro_batch_size,
+        num_ranks=num_ranks,
+    )
 
 
-def _is_slow(algorithm: RlAlgorithm) -> bool:
-    return isinstance(algorithm, NftConfig) and algorithm.decay.rate > 0
-
-
-def steps_config(algorithm: RlAlgorithm) -> FlowGrpoConfig | None:
-    """Return how an algorithm trains noisy steps; ``None`` for those of the forward process."""
-    if isinstance(algorithm, DdrlConfig):
-        return algorithm.policy
-    return algorithm if isinstance(algorithm, FlowGrpoConfig) else None
-
-
-def make_policies(adapter: DiffusionModelAdapter, config: DiffusionRlConfig) -> Policies:
-    """Return what the algorithm compares with; call after tuning is prepared, before sharding."""
-    if isinstance(config.tuning, FullTuning):
-        old = isinstance(config.algorithm, NftConfig)
-        penalised = steps_config(config.algorithm) or config.algorithm
-        kl = 0.0 if isinstance(penalised, DdrlConfig) else penalised.kl
-        return CopiedPolicies(adapter, old=old, reference=kl > 0)
-    return LoraPolicies(adapter)
-
-
-def make_loss(adapter: DiffusionModelAdapter, algorithm: RlAlgorithm, policies: Policies) -> Any:
-    """Return the algorithm's loss, which takes the batches that the algorithm makes."""
-    match algorithm:
-        case NftConfig():
-            return nft_loss(adapter, algorithm, policies)
-        case AwmConfig():
-            return awm_loss(adapter, algorithm, policies)
-        case FlowGrpoConfig():
-            return flow_grpo_loss(adapter, algorithm, policies)
-        case DdrlConfig():
-            return ddrl_loss(adapter, algorithm, policies)
+def rollout_task(
+    config: DiffusionRlConfig, adapter: DiffusionModelAdapter, step: int, scorer: Scorer
+) -> RolloutTask:
+    """Return how the samples of a step are drawn."""
+    steps = steps_config(config.algorithm)
+    return RolloutTask(
+        adapter=adapter,
+        config=config.sampler,
+        sde=steps.sde if steps else None,
+        seed=config.seed,
+        step=step,
+        reward=scorer,
+    )

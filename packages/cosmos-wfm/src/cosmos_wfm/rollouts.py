@@ -8,6 +8,7 @@ that the samples of one prompt are spread over ranks. Every random number of a s
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
@@ -19,6 +20,8 @@ from cosmos_wfm.flow_grpo import StepBatch, guided_velocity
 from cosmos_wfm.nft import ForwardBatch
 from cosmos_wfm.reward_client import Scorer
 from cosmos_wfm.sampling import NoisyStep, SdeConfig, flow_schedule, sample_ode, sample_sde
+
+_Prompt = TypeVar("_Prompt")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +43,42 @@ class SamplerConfig:
     width: int = 512
     frames: int = 1
     shift: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepParts:
+    """How the samples of a step are divided among the ranks that train on them.
+
+    Attributes:
+        num_samples: of a step, over all ranks.
+        samples_per_group: of each prompt.
+        micro_batch_size: of one forward pass.
+        num_ranks: that train.
+    """
+
+    num_samples: int
+    samples_per_group: int
+    micro_batch_size: int
+    num_ranks: int
+
+    def of_rank(self, rank: int) -> list[range]:
+        """Return the numbers of each micro-batch of a rank.
+
+        All ranks have equally many, as they call the policy together; numbers from ``num_samples``
+        on are for that only and count nothing.
+        """
+        share = -(-self.num_samples // self.num_ranks)
+        numbers = range(rank, share * self.num_ranks, self.num_ranks)
+        size = self.micro_batch_size
+        return [numbers[start : start + size] for start in range(0, len(numbers), size)]
+
+    def prompts(
+        self, prompts: Sequence[_Prompt], step: int, numbers: Sequence[int]
+    ) -> list[_Prompt]:
+        """Return the prompt of each of these samples of a step."""
+        offset = step * (self.num_samples // self.samples_per_group)
+        groups = [number // self.samples_per_group for number in numbers]
+        return [prompts[(offset + group) % len(prompts)] for group in groups]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -1,0 +1,65 @@
+"""Rollouts that come from processes of their own: what a run asks of them, and how they are set.
+
+    trainer   publish(0) ── take(0) ─ train ─ publish(1) ── take(1) ─ train ─ ...
+    replica      └─► fetch, draw step 0 ─►      └─► fetch, draw step 1 ─►
+
+A replica draws step n with the weights of version n, or with ``max_lag`` of an older one: then it
+draws while the trainer trains. Which sample has which noise depends on neither, so a lag of 0 gives
+the numbers of a run in one process.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from cosmos_wfm.errors import WfmConfigError
+from cosmos_wfm.rollouts import Rollout, StepParts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DisaggregatedConfig:
+    """Rollouts in processes of their own.
+
+    Attributes:
+        replicas: processes; they share the micro-batches of a step.
+        max_lag: versions that a replica's weights may be older than the step it draws.
+        start: whether the run starts them itself, on its own host; otherwise it waits for
+            ``cosmos-app wfm rollout`` elsewhere.
+        deadline_s: for the samples of a step; more is an error.
+    """
+
+    replicas: int = 1
+    max_lag: int = 0
+    start: bool = True
+    deadline_s: float = 1800.0
+
+    def __post_init__(self) -> None:
+        """Check the ranges.
+
+        Raises:
+            WfmConfigError: names the field that is out of range.
+        """
+        if self.replicas < 1 or self.max_lag < 0 or self.deadline_s <= 0:
+            raise WfmConfigError(
+                f"disaggregated: replicas {self.replicas} must be 1 or more, max_lag "
+                f"{self.max_lag} 0 or more, deadline_s {self.deadline_s} above 0"
+            )
+
+
+class RemoteRollouts(Protocol):
+    """Samples from elsewhere; every rank has one and calls alike, ``publish`` before ``take``."""
+
+    def publish(self, version: int) -> None:
+        """Let replicas fetch the weights as they are now."""
+        ...
+
+    def take(self, step: int) -> Sequence[Rollout]:
+        """Return this rank's micro-batches of a step, in order, with their rewards."""
+        ...
+
+
+ConnectRollouts = Callable[[Mapping[str, Tensor], StepParts], RemoteRollouts]
+"""From the weights that samples are drawn with, by the names that replicas have for them, and how a
+step is divided, to what gives samples."""

@@ -1,0 +1,54 @@
+"""The algorithms of RL runs: what each compares with, and its loss."""
+
+from typing import Any
+
+from cosmos_wfm.adapter import DiffusionModelAdapter
+from cosmos_wfm.ddrl import DdrlConfig, ddrl_loss
+from cosmos_wfm.flow_grpo import FlowGrpoConfig, flow_grpo_loss
+from cosmos_wfm.matching import AwmConfig, awm_loss
+from cosmos_wfm.nft import NftConfig, nft_loss
+from cosmos_wfm.policies import CopiedPolicies, LoraPolicies, Policies
+from cosmos_wfm.tuning import FullTuning, TuningConfig
+
+RlAlgorithm = NftConfig | AwmConfig | FlowGrpoConfig | DdrlConfig
+
+
+def has_old(algorithm: RlAlgorithm) -> bool:
+    """Return whether samples are drawn by an old policy, which is not the one that is trained."""
+    return isinstance(algorithm, NftConfig)
+
+
+def old_lags(algorithm: RlAlgorithm) -> bool:
+    """Return whether the old policy is another one than the newest at a step's beginning."""
+    return isinstance(algorithm, NftConfig) and algorithm.decay.rate > 0
+
+
+def steps_config(algorithm: RlAlgorithm) -> FlowGrpoConfig | None:
+    """Return how an algorithm trains noisy steps; ``None`` for those of the forward process."""
+    if isinstance(algorithm, DdrlConfig):
+        return algorithm.policy
+    return algorithm if isinstance(algorithm, FlowGrpoConfig) else None
+
+
+def make_policies(
+    adapter: DiffusionModelAdapter, tuning: TuningConfig, algorithm: RlAlgorithm
+) -> Policies:
+    """Return what the algorithm compares with; call after tuning is prepared, before sharding."""
+    if isinstance(tuning, FullTuning):
+        penalised = steps_config(algorithm) or algorithm
+        kl = 0.0 if isinstance(penalised, DdrlConfig) else penalised.kl
+        return CopiedPolicies(adapter, old=has_old(algorithm), reference=kl > 0)
+    return LoraPolicies(adapter)
+
+
+def make_loss(adapter: DiffusionModelAdapter, algorithm: RlAlgorithm, policies: Policies) -> Any:
+    """Return the algorithm's loss, which takes the batches that the algorithm makes."""
+    match algorithm:
+        case NftConfig():
+            return nft_loss(adapter, algorithm, policies)
+        case AwmConfig():
+            return awm_loss(adapter, algorithm, policies)
+        case FlowGrpoConfig():
+            return flow_grpo_loss(adapter, algorithm, policies)
+        case DdrlConfig():
+            return ddrl_loss(adapter, algorithm, policies)

@@ -1,0 +1,109 @@
+"""A micro-batch of samples as bytes: a line of JSON, then tensors as safetensors has them.
+
+    {"step": 3, "place": 0, "numbers": [0, 2], "prompts": [...], "rewards": [...],
+     "levels": [[1.0, 0.9, 0.7], ...]} <LF> SAFETENSORS...
+
+It is how samples come from processes that only draw them. Nothing of it is pickled.
+"""
+
+import json
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, cast
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from cosmos_wfm.errors import RewardRequestError
+from cosmos_wfm.rollouts import Rollout
+from cosmos_wfm.sampling import NoisyStep
+
+_STEP_TENSORS = ("latents", "following", "log_probs")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RolloutMessage:
+    """A micro-batch, and where it belongs.
+
+    Attributes:
+        step: of the run.
+        place: among the micro-batches that the asking rank has in that step.
+        rollout: samples with their rewards.
+    """
+
+    step: int
+    place: int
+    rollout: Rollout
+
+
+def pack_rollout(message: RolloutMessage) -> bytes:
+    """Return the bytes of a micro-batch; waits for its rewards.
+
+    Raises:
+        RewardServiceError: if they cannot be had.
+    """
+    rollout = message.rollout
+    head = {
+        "step": message.step,
+        "place": message.place,
+        "numbers": list(rollout.numbers),
+        "prompts": list(rollout.prompts),
+        "rewards": rollout.rewards.result(),
+        "levels": [[s.sigma, s.next_sigma, s.noise_level] for s in rollout.steps],
+    }
+    tensors = {"latents": rollout.latents}
+    tensors |= {f"text.{name}": value for name, value in rollout.text.items()}
+    tensors |= {f"negative.{name}": value for name, value in (rollout.negative or {}).items()}
+    for number, step in enumerate(rollout.steps):
+        tensors |= {f"steps.{number}.{name}": getattr(step, name) for name in _STEP_TENSORS}
+    # safetensors refuses tensors that share memory, and a step's x' is the next one's x
+    own = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    return json.dumps(head).encode() + b"\n" + save(own)
+
+
+def parse_rollout(data: bytes) -> RolloutMessage:
+    """Read the bytes of a micro-batch.
+
+    Raises:
+        RewardRequestError: if they are none.
+    """
+    line, _, rest = data.partition(b"\n")
+    try:
+        head = cast("dict[str, Any]", json.loads(line))
+        return _message(head, load(rest))
+    except (ValueError, KeyError, SafetensorError) as error:
+        raise RewardRequestError(f"no micro-batch of samples: {error!r}") from error
+
+
+def _message(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> RolloutMessage:
+    rewards: Future[list[float]] = Future()
+    rewards.set_result([float(value) for value in head["rewards"]])
+    steps = [
+        NoisyStep(
+            sigma=float(sigma),
+            next_sigma=float(next_sigma),
+            noise_level=float(noise_level),
+            **{name: tensors[f"steps.{number}.{name}"] for name in _STEP_TENSORS},
+        )
+        for number, (sigma, next_sigma, noise_level) in enumerate(head["levels"])
+    ]
+    rollout = Rollout(
+        numbers=[int(number) for number in head["numbers"]],
+        prompts=[str(prompt) for prompt in head["prompts"]],
+        latents=tensors["latents"],
+        steps=steps,
+        text=_below("text.", tensors),
+        negative=_below("negative.", tensors) or None,
+        rewards=rewards,
+    )
+    return RolloutMessage(step=int(head["step"]), place=int(head["place"]), rollout=rollout)
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
+    }

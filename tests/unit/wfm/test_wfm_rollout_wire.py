@@ -1,0 +1,93 @@
+"""Samples go to another process and back as they were; a step is divided among ranks once each."""
+
+from concurrent.futures import Future
+
+import pytest
+import torch
+
+from cosmos_wfm import (
+    DisaggregatedConfig,
+    NoisyStep,
+    Rollout,
+    RolloutMessage,
+    StepParts,
+    WfmConfigError,
+    pack_rollout,
+    parse_rollout,
+)
+
+
+def rollout(num_steps):
+    trajectory = torch.randn(num_steps + 1, 2, 4, 3, 3)
+    rewards = Future()
+    rewards.set_result([0.1, 1 / 3])
+    steps = [
+        NoisyStep(
+            latents=trajectory[number],
+            following=trajectory[number + 1],
+            sigma=0.9,
+            next_sigma=0.3 / 7,
+            noise_level=0.7,
+            log_probs=torch.randn(2),
+        )
+        for number in range(num_steps)
+    ]
+    return Rollout(
+        numbers=range(1, 5, 2),
+        prompts=["a red square", "ein blaues Quadrat\n"],
+        latents=trajectory[-1],
+        steps=steps,
+        text={"encoder_hidden_states": torch.randn(2, 5, 6).bfloat16()},
+        negative={"encoder_hidden_states": torch.zeros(2, 5, 6)} if num_steps else None,
+        rewards=rewards,
+    )
+
+
+@pytest.mark.parametrize("num_steps", [0, 2])
+def test_samples_come_back_bit_for_bit(num_steps):
+    sent = rollout(num_steps)
+    message = parse_rollout(pack_rollout(RolloutMessage(step=3, place=1, rollout=sent)))
+    came = message.rollout
+
+    assert (message.step, message.place) == (3, 1)
+    assert (list(came.numbers), came.prompts) == ([1, 3], sent.prompts)
+    assert came.rewards.result() == [0.1, 1 / 3]
+    assert torch.equal(came.latents, sent.latents)
+    assert torch.equal(came.text["encoder_hidden_states"], sent.text["encoder_hidden_states"])
+    assert (came.negative is None) == (num_steps == 0)
+    for mine, theirs in zip(came.steps, sent.steps, strict=True):
+        assert (mine.sigma, mine.next_sigma, mine.noise_level) == (0.9, 0.3 / 7, 0.7)
+        assert torch.equal(mine.latents, theirs.latents)
+        assert torch.equal(mine.following, theirs.following)
+        assert torch.equal(mine.log_probs, theirs.log_probs)
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b'{"step": 1}\n', b"no JSON\n"])
+def test_bytes_that_are_no_samples_are_refused(data):
+    with pytest.raises(ValueError, match="no micro-batch of samples"):
+        parse_rollout(data)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "parts"),
+    [
+        (1, [[[0, 1], [2, 3], [4, 5]]]),
+        (2, [[[0, 2], [4]], [[1, 3], [5]]]),
+        (4, [[[0, 4]], [[1, 5]], [[2, 6]], [[3, 7]]]),  # 6 and 7 only keep step
+    ],
+)
+def test_a_step_is_divided_among_ranks(ranks, parts):
+    step = StepParts(num_samples=6, samples_per_group=3, micro_batch_size=2, num_ranks=ranks)
+    found = [[list(numbers) for numbers in step.of_rank(rank)] for rank in range(ranks)]
+    assert found == parts
+
+
+def test_prompts_go_on_where_the_step_before_ended():
+    step = StepParts(num_samples=6, samples_per_group=3, micro_batch_size=2, num_ranks=1)
+    assert step.prompts("abc", 0, [0, 2, 3, 5]) == ["a", "a", "b", "b"]
+    assert step.prompts("abc", 1, [0, 3]) == ["c", "a"]
+
+
+def test_settings_out_of_range_are_refused():
+    with pytest.raises(WfmConfigError, match="replicas 0 must be 1 or more"):
+        DisaggregatedConfig(replicas=0)
