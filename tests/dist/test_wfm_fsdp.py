@@ -6,7 +6,7 @@ import shutil
 import pytest
 from process_trees import run_ranks
 
-DEADLINE_S = 300
+DEADLINE_S = 600
 
 WORKER = """
 import json, sys

@@ -4,6 +4,7 @@ import io
 import json
 import struct
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs
 
@@ -13,16 +14,21 @@ import torch
 
 from cosmos_wfm import (
     EnqueueTimeout,
+    LatentDecoder,
+    PipelineError,
     RewardClient,
     RewardRequest,
     RewardRequestError,
     RewardServiceConfig,
     RewardServiceError,
     WfmConfigError,
+    latents_of,
+    load_adapter,
     media_of,
     pack_request,
     parse_request,
 )
+from cosmos_wfm.families.shared import wan_latents
 
 MEDIA = np.arange(2 * 4 * 6 * 3, dtype=np.uint8).reshape(2, 4, 6, 3)
 
@@ -72,6 +78,51 @@ def test_pixels_go_over_as_bytes_and_come_back_as_frames():
     assert video.pixels().shape == (2, 3, 5, 4, 6)
 
 
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_latents_go_over_in_half_precision_or_as_bytes_of_bfloat16(as_bytes):
+    latents = torch.tensor([0.5, -2.0, 3.25, 8.0])[None, :, None, None, None].expand(2, 4, 3, 2, 2)
+    media = latents_of(latents)
+    assert (media.shape, media.dtype) == ((2, 4, 3, 2, 2), np.float16)
+    if as_bytes:
+        media = latents.bfloat16().contiguous().view(torch.uint8).numpy()
+        assert media.shape == (2, 4, 3, 2, 4)
+    sent = RewardRequest(prompts=("a", "b"), rewards={"x": 1.0}, media_type="latent", media=media)
+    came = parse_request(pack_request(sent))
+
+    assert torch.equal(came.latents(), latents)
+    with pytest.raises(RewardRequestError, match="latents, which have to be decoded first"):
+        came.pixels()
+    with pytest.raises(RewardRequestError, match="no latents but of type image"):
+        parse_request(body()).latents()
+
+
+def test_decoded_latents_are_the_pixels_that_the_model_has(model_dirs):
+    adapter = load_adapter(model_dirs("wan"))
+    generator = torch.Generator().manual_seed(0)
+    latents = torch.randn((2, *adapter.latent_shape(5, 16, 16)), generator=generator)
+    media = latents_of(wan_latents(adapter, latents))
+    sent = RewardRequest(prompts=("a", "b"), rewards={"x": 1.0}, media_type="latent", media=media)
+    decode = LatentDecoder(str(model_dirs("wan") / "vae"))
+
+    decoded = decode(parse_request(pack_request(sent)))
+    kind, pixels = media_of(adapter.decode(latents))
+    assert decoded.media_type == kind == "video"
+    assert decoded.media.shape == pixels.shape == (2, 3, 5, 16, 16)
+    # Half precision has 11 bits: a step of 8 bits is lost here and there.
+    assert np.abs(decoded.media.astype(int) - pixels).max() <= 1
+    assert decode(parse_request(body())).media_type == "image"
+    narrow = replace(sent, media=media[:, :3])
+    with pytest.raises(RewardRequestError, match="3 channels, but the VAE here has 16"):
+        decode(narrow)
+    with pytest.raises(WfmConfigError, match="no AutoencoderKLWan"):
+        LatentDecoder(str(model_dirs("wan") / "transformer_2"))
+
+
+def test_latents_of_other_models_are_not_sent(adapter):
+    with pytest.raises(PipelineError, match="this model has a AutoencoderKL"):
+        wan_latents(adapter, torch.zeros(1, 16, 2, 2))
+
+
 def test_rewards_without_weight_are_not_asked_for():
     assert parse_request(body(reward_fn={"x": 2, "y": 0.0, "z": -1})).rewards == {"x": 2.0}
 
@@ -96,7 +147,9 @@ def pickled():
         (b"{}", "no line end"),
         (b"[1]\n", "no JSON object"),
         (b"{x\n", "is no JSON"),
-        (body(media_type="latent"), "'latent'; this service takes image and video"),
+        (body(media_type="sound"), "'sound'; there are image, video and latent"),
+        (body(media_type="latent"), "want uint8 or float16 of 5 axes"),
+        (body(MEDIA[..., None], media_type="latent"), "no pairs of bytes of bfloat16"),
         (body(prompts=["a"]), "1 prompts for 2 samples"),
         (body(prompts="ab"), "no list of texts"),
         (body(reward_fn={"x": 0}), "no reward with a weight above 0"),
@@ -109,7 +162,7 @@ def pickled():
         (body()[: body().index(b"\n") + 1] + pickled(), "want uint8"),
         (body()[: body().index(b"\n") + 1] + b"GIF89a...", "cannot be read"),
     ],
-    ids=range(15),
+    ids=range(17),
 )
 def test_what_is_no_request_is_refused_and_says_why(data, message):
     with pytest.raises(RewardRequestError, match=message):

@@ -33,6 +33,7 @@ from cosmos_wfm.flow_matching import (
     shift_sigmas,
     sigma_weights,
 )
+from cosmos_wfm.latent_media import LatentDecoder
 from cosmos_wfm.loading import find_adapter, load_adapter
 from cosmos_wfm.matching import AwmConfig, awm_loss
 from cosmos_wfm.model_rewards import MODEL_REWARDS, ScoreRequest, load_model_reward
@@ -41,7 +42,13 @@ from cosmos_wfm.policies import CopiedPolicies, LoraPolicies, Policies
 from cosmos_wfm.remote import ConnectRollouts, DisaggregatedConfig, RemoteRollouts
 from cosmos_wfm.replica import RolloutReplica
 from cosmos_wfm.reward_client import EnqueueTimeout, RewardClient, RewardServiceConfig, Scorer
-from cosmos_wfm.reward_wire import RewardRequest, media_of, pack_request, parse_request
+from cosmos_wfm.reward_wire import (
+    RewardRequest,
+    latents_of,
+    media_of,
+    pack_request,
+    parse_request,
+)
 from cosmos_wfm.rewards import REWARDS, local_scorer, weighted_reward
 from cosmos_wfm.rl import DiffusionRl, DiffusionRlConfig, take_rl_steps, train_rl
 from cosmos_wfm.rollout_wire import RolloutMessage, pack_rollout, parse_rollout
@@ -97,6 +104,7 @@ __all__ = [
     "FullTuning",
     "ImageCaptions",
     "ImageCaptionsConfig",
+    "LatentDecoder",
     "LoraPolicies",
     "LoraTuning",
     "NftConfig",
@@ -148,6 +156,7 @@ __all__ = [
     "flow_matching_loss",
     "flow_schedule",
     "guided_velocity",
+    "latents_of",
     "load_adapter",
     "load_model_reward",
     "local_scorer",

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import httpx
 from torch import Tensor
 
 from cosmos_wfm.errors import RewardServiceError, WfmConfigError
-from cosmos_wfm.reward_wire import RewardRequest, media_of, pack_request
+from cosmos_wfm.reward_wire import RewardRequest, latents_of, media_of, pack_request
 
 Scorer = Callable[[Tensor, Sequence[str]], "Future[list[float]]"]
 """From pixels [B, 3, (F,) H, W] in [-1, 1] and prompts to a score of each, now or later."""
@@ -74,6 +74,7 @@ class RewardServiceConfig:
         clip: each score, and their weighted sum, is cut to [-clip, clip].
         scale: the sum is multiplied by this last.
         video_fps: told to the service about videos.
+        send: pixels, or latents of Wan's VAE, which the service decodes.
         max_requests: that are under way at once.
         deadline_s: from submission to scores; more is an error.
         pin_replica: ask the replica that took the samples for their scores.
@@ -86,6 +87,7 @@ class RewardServiceConfig:
     clip: float = 5.0
     scale: float = 1.0
     video_fps: float = 16.0
+    send: Literal["pixels", "latents"] = "pixels"
     max_requests: int = 8
     deadline_s: float = 1800.0
     pin_replica: bool = True
@@ -137,16 +139,19 @@ class RewardClient:
     def __call__(self, pixels: Tensor, prompts: Sequence[str]) -> "Future[list[float]]":
         """Send samples off and return what their scores will be.
 
+        With ``send = "latents"`` what is given are those, not normalised, in the place of pixels.
         The future raises RewardServiceError if the service refuses, fails or takes too long.
         """
-        media_type, media = media_of(pixels)
+        media_type, media = ("latent", latents_of(pixels))
+        if self._config.send == "pixels":
+            media_type, media = media_of(pixels)
         infos = [{"video_fps": self._config.video_fps}] * len(prompts)
         request = RewardRequest(
             prompts=tuple(prompts),
             rewards=self._weights,
             media_type=media_type,
             media=media,
-            extra={"video_infos": infos} if media_type == "video" else {},
+            extra={"video_infos": infos} if media_type != "image" else {},
         )
         return self._threads.submit(self._score, pack_request(request), len(prompts))
 

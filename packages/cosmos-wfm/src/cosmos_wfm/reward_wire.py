@@ -2,7 +2,9 @@
 
     {"prompts": [...], "reward_fn": {"prompt_colour": 1.0}, "media_type": "image"} <LF> NUMPY...
 
-Nothing of it is pickled; an array is refused whose header and length do not agree.
+What is scored are pixels, or the latents of a video before any normalisation, which are some
+tens of times fewer bytes and which the service decodes. Nothing of it is pickled; an array is
+refused whose header and length do not agree.
 """
 
 import io
@@ -20,8 +22,8 @@ from torch import Tensor
 
 from cosmos_wfm.errors import RewardRequestError
 
-MediaType = Literal["image", "video"]
-_NUM_AXES = {"image": 4, "video": 5}
+MediaType = Literal["image", "latent", "video"]
+_NUM_AXES = {"image": 4, "latent": 5, "video": 5}
 _KNOWN = ("prompts", "reward_fn", "media_type")
 
 
@@ -33,20 +35,38 @@ class RewardRequest:
         prompts: of each sample.
         rewards: name of a reward to its weight, which the service leaves to the client.
         media_type: what ``media`` holds.
-        media: uint8; images [B, H, W, C], videos [B, C, T, H, W].
+        media: uint8; images [B, H, W, C], videos [B, C, T, H, W]. Latents are float16
+            [B, C, t, h, w] as Wan's VAE has them, or bytes of bfloat16, uint8 [B, C, t, h, 2 w].
         extra: further fields, such as ``video_infos`` or what GenEval needs.
     """
 
     prompts: tuple[str, ...]
     rewards: Mapping[str, float]
     media_type: MediaType
-    media: npt.NDArray[np.uint8]
+    media: npt.NDArray[np.uint8] | npt.NDArray[np.float16]
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def pixels(self) -> Float[Tensor, "B 3 F H W"]:
-        """Return the samples as videos in [0, 1]; an image has one frame."""
+        """Return the samples as videos in [0, 1]; an image has one frame.
+
+        Raises:
+            RewardRequestError: if they are latents.
+        """
+        if self.media_type == "latent":
+            raise RewardRequestError("the samples are latents, which have to be decoded first")
         media = torch.from_numpy(self.media.copy()).float() / 255.0
         return media if self.media_type == "video" else media.permute(0, 3, 1, 2).unsqueeze(2)
+
+    def latents(self) -> Float[Tensor, "B C t h w"]:
+        """Return the latents, float32.
+
+        Raises:
+            RewardRequestError: if the samples are none.
+        """
+        if self.media_type != "latent":
+            raise RewardRequestError(f"the samples are no latents but of type {self.media_type}")
+        values = torch.from_numpy(self.media.copy())
+        return (values.view(torch.bfloat16) if values.dtype is torch.uint8 else values).float()
 
 
 def media_of(pixels: Float[Tensor, "B 3 *S"]) -> tuple[MediaType, npt.NDArray[np.uint8]]:
@@ -56,6 +76,11 @@ def media_of(pixels: Float[Tensor, "B 3 *S"]) -> tuple[MediaType, npt.NDArray[np
     if array.dim() == 5:
         return "video", array.contiguous().numpy()
     return "image", array.permute(0, 2, 3, 1).contiguous().numpy()
+
+
+def latents_of(latents: Float[Tensor, "B C t h w"]) -> npt.NDArray[np.float16]:
+    """Return latents of Wan's VAE, not normalised, as a request carries them."""
+    return latents.detach().cpu().half().contiguous().numpy()
 
 
 def pack_request(request: RewardRequest) -> bytes:
@@ -83,8 +108,8 @@ def parse_request(body: bytes) -> RewardRequest:
     head = _head(line)
     kind = head.get("media_type", "latent")  # what a client leaves out is latent
     if kind not in _NUM_AXES:
-        raise RewardRequestError(f"media_type is {kind!r}; this service takes image and video")
-    media = _array(rest, _NUM_AXES[kind])
+        raise RewardRequestError(f"media_type is {kind!r}; there are image, video and latent")
+    media = _array(rest, kind)
     prompts = head.get("prompts")
     if not isinstance(prompts, list) or not all(isinstance(p, str) for p in cast("Any", prompts)):
         raise RewardRequestError("prompts is no list of texts")
@@ -123,7 +148,7 @@ def _rewards(named: object) -> dict[str, float]:
     return kept
 
 
-def _array(data: bytes, num_axes: int) -> npt.NDArray[np.uint8]:
+def _array(data: bytes, kind: MediaType) -> npt.NDArray[np.uint8] | npt.NDArray[np.float16]:
     """Read an array without trusting the length that its header claims."""
     stream = io.BytesIO(data)
     try:
@@ -135,11 +160,15 @@ def _array(data: bytes, num_axes: int) -> npt.NDArray[np.uint8]:
         shape, fortran_order, dtype = read(stream)
     except (ValueError, KeyError) as error:
         raise RewardRequestError(f"the array cannot be read: {error}") from error
-    if dtype != np.uint8 or fortran_order or len(shape) != num_axes:
+    types = ["uint8", "float16"] if kind == "latent" else ["uint8"]
+    if str(dtype) not in types or fortran_order or len(shape) != _NUM_AXES[kind]:
         raise RewardRequestError(
-            f"the array is {dtype} {shape}; want uint8 of {num_axes} axes in C order"
+            f"the array is {dtype} {shape}; want {' or '.join(types)} of {_NUM_AXES[kind]} axes in "
+            "C order"
         )
+    if kind == "latent" and dtype == np.uint8 and shape[-1] % 2:
+        raise RewardRequestError(f"the array is {shape}, no pairs of bytes of bfloat16")
     values = data[stream.tell() :]
-    if math.prod(shape) != len(values):
+    if math.prod(shape) * dtype.itemsize != len(values):
         raise RewardRequestError(f"the array has {len(values)} bytes, its header says {shape}")
-    return np.frombuffer(values, dtype=np.uint8).reshape(shape)
+    return np.frombuffer(values, dtype=dtype).reshape(shape)

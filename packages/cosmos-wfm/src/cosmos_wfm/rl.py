@@ -375,7 +375,7 @@ def rollout_task(
     config: DiffusionRlConfig, adapter: DiffusionModelAdapter, step: int, scorer: Scorer
 ) -> RolloutTask:
     """Return how the samples of a step are drawn."""
-    steps = steps_config(config.algorithm)
+    steps, service = steps_config(config.algorithm), config.reward_service
     return RolloutTask(
         adapter=adapter,
         config=config.sampler,
@@ -383,4 +383,5 @@ def rollout_task(
         seed=config.seed,
         step=step,
         reward=scorer,
+        sends_latents=service is not None and service.send == "latents",
     )

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition
+from cosmos_wfm.families.shared import wan_latents
 from cosmos_wfm.flow_batches import seeded_generator
 from cosmos_wfm.flow_grpo import StepBatch, guided_velocity
 from cosmos_wfm.nft import ForwardBatch
@@ -115,6 +116,7 @@ class RolloutTask:
         seed: of the run.
         step: of the run.
         reward: from pixels and prompts to numbers, which need not be there at once.
+        sends_latents: ``reward`` takes latents of Wan's VAE, not normalised, instead of pixels.
     """
 
     adapter: DiffusionModelAdapter
@@ -123,6 +125,7 @@ class RolloutTask:
     seed: int
     step: int
     reward: Scorer
+    sends_latents: bool = False
 
     @property
     def sigmas(self) -> Float[Tensor, " S"]:
@@ -161,8 +164,13 @@ class RolloutTask:
             steps=steps,
             text=text,
             negative=negative,
-            rewards=self.reward(adapter.decode(latents), prompts),
+            rewards=self.reward(self._media(latents), prompts),
         )
+
+    def _media(self, latents: Float[Tensor, "B C *s"]) -> Tensor:
+        if self.sends_latents:
+            return wan_latents(self.adapter, latents)
+        return self.adapter.decode(latents)
 
     def forward_batches(
         self, rollout: Rollout, advantages: Float[Tensor, " N"], fraction: float

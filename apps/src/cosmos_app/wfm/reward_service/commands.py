@@ -19,19 +19,25 @@ from cosmos_app.guarded import guarded
     "--token-file", type=click.Path(path_type=Path), help="First line; else REMOTE_REWARD_TOKEN."
 )
 @click.option(
+    "--latent-vae",
+    type=click.Path(path_type=Path),
+    help="Directory of an AutoencoderKLWan that decodes latents; without it they are refused.",
+)
+@click.option(
     "--not-ready-status",
     type=click.Choice(["202", "400"]),
     default="202",
     show_default=True,
     help="Answer to a fetch that comes too early; older clients know 400.",
 )
-def reward_service(
+def reward_service(  # noqa: PLR0913 - one for each option
     rewards: tuple[str, ...],
     *,
     listen: str,
     capacity: int,
     deadline_s: float,
     token_file: Path | None,
+    latent_vae: Path | None,
     not_ready_status: str,
 ) -> None:
     """Score pictures and videos over HTTP, each reward in a process of its own.
@@ -58,6 +64,7 @@ def reward_service(
             port=port,
             capacity=capacity,
             deadline_s=deadline_s,
+            latent_vae=str(latent_vae or ""),
             not_ready_status=400 if not_ready_status == "400" else 202,
         )
         token, is_new = service_token(token_file)

@@ -18,6 +18,7 @@ class RewardServerConfig:
         keep_s: how long scores can be fetched.
         hold_s: how long a fetch waits for scores before it is told to come back.
         deadline_s: for loading a reward, and for scoring one request.
+        latent_vae: directory of the VAE that latents are decoded by; empty refuses latents.
         not_ready_status: what it is told then; 400 is what older clients know.
     """
 
@@ -29,4 +30,5 @@ class RewardServerConfig:
     keep_s: float = 3600.0
     hold_s: float = 2.0
     deadline_s: float = 600.0
+    latent_vae: str = ""
     not_ready_status: Literal[202, 400] = 202

@@ -29,17 +29,19 @@ class ScoringProcess:
         num_starts: processes that were started so far.
     """
 
-    def __init__(self, name: str, named: str, *, deadline_s: float) -> None:
+    def __init__(self, name: str, named: str, *, deadline_s: float, latent_vae: str = "") -> None:
         """Start nothing yet.
 
         Args:
             name: of the reward.
-            named: ``module:function`` of one's own, or empty.
+            named: ``module:function`` of one's own, the directory of a model, or empty.
+            latent_vae: directory of what decodes latents, or empty.
             deadline_s: for loading the reward, and for each request.
         """
         self.name = name
         self.num_starts = 0
         self._named = named
+        self._latent_vae = latent_vae
         self._deadline_s = deadline_s
         self._process: BaseProcess | None = None
         self._pipe: Connection | None = None
@@ -84,7 +86,9 @@ class ScoringProcess:
         self._pipe, theirs = context.Pipe()
         with theirs:
             self._process = context.Process(
-                target=score_requests, args=(self.name, self._named, theirs), daemon=True
+                target=score_requests,
+                args=(self.name, self._named, self._latent_vae, theirs),
+                daemon=True,
             )
             self._process.start()
         return json.loads(self._pipe.recv_bytes())

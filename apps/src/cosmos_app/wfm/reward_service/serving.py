@@ -73,7 +73,7 @@ async def serve_rewards(config: RewardServerConfig, token: str, *, is_new_token:
     """
     taken = _listen(config)
     processes = [
-        ScoringProcess(name, named, deadline_s=config.deadline_s)
+        ScoringProcess(name, named, deadline_s=config.deadline_s, latent_vae=config.latent_vae)
         for name, named in config.rewards.items()
     ]
     queue = RewardQueue(processes, capacity=config.capacity, keep_s=config.keep_s)

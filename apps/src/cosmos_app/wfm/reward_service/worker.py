@@ -12,24 +12,27 @@ from typing import Any
 import torch
 
 from cosmos_app.errors import RunError
-from cosmos_app.wfm.reward_service.rewards import ScoreRequest, find_scorer
-from cosmos_wfm import RewardRequest, parse_request
+from cosmos_app.wfm.reward_service.rewards import find_scorer
+from cosmos_wfm import LatentDecoder, RewardRequest, ScoreRequest, parse_request
 
 
 class RewardError(RunError):
     """Raised when a reward did not give the scores of a request."""
 
 
-def score_requests(name: str, named: str, pipe: Connection) -> None:
+def score_requests(name: str, named: str, latent_vae: str, pipe: Connection) -> None:
     """Score until the other end is closed; the first that is sent says that the reward is there.
 
     Args:
         name: of the reward.
-        named: its ``module:function``, or empty for one that is built in.
+        named: its ``module:function`` or directory, or empty for one that is built in.
+        latent_vae: directory of what decodes latents, or empty.
         pipe: carries requests and, as JSON, answers.
     """
     torch.set_num_threads(1)
     score = find_scorer(name, named)
+    if latent_vae:
+        score = _decoding(LatentDecoder(latent_vae), score)
     _send(pipe, {})
     while True:
         try:
@@ -37,6 +40,10 @@ def score_requests(name: str, named: str, pipe: Connection) -> None:
         except EOFError:
             return
         _send(pipe, _answer(score, body))
+
+
+def _decoding(decode: LatentDecoder, score: ScoreRequest) -> ScoreRequest:
+    return lambda request: score(decode(request))
 
 
 def _send(pipe: Connection, answer: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cosmos_wfm.adapter import TextCondition
+from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition
 from cosmos_wfm.errors import PipelineError
 
 TIMESTEPS = 1000
@@ -106,6 +106,21 @@ def latent_constants(vae: Any) -> tuple[Tensor, Tensor]:
         mean, std = torch.zeros(1), torch.ones(1)
     shape = (1, -1, 1, 1, 1)
     return mean.float().view(shape).to(vae.device), std.float().view(shape).to(vae.device)
+
+
+def wan_latents(adapter: DiffusionModelAdapter, latents: Tensor) -> Float[Tensor, "B C f h w"]:
+    """Return latents as Wan's VAE itself has them, without the model's normalisation.
+
+    Raises:
+        PipelineError: if the model has another VAE: what decodes them elsewhere is Wan's.
+    """
+    vae = adapter.pipeline.vae
+    if not type(vae).__name__.endswith("AutoencoderKLWan"):
+        raise PipelineError(
+            f"reward_service.send is latents, of Wan's VAE; this model has a {type(vae).__name__}"
+        )
+    mean, std = latent_constants(vae)
+    return latents * std + mean
 
 
 @torch.no_grad()
