@@ -171,4 +171,6 @@ def _array(data: bytes, kind: MediaType) -> npt.NDArray[np.uint8] | npt.NDArray[
     values = data[stream.tell() :]
     if math.prod(shape) * dtype.itemsize != len(values):
         raise RewardRequestError(f"the array has {len(values)} bytes, its header says {shape}")
-    return np.frombuffer(values, dtype=dtype).reshape(shape)
+    if dtype == np.float16:
+        return np.frombuffer(values, dtype=np.float16).reshape(shape)
+    return np.frombuffer(values, dtype=np.uint8).reshape(shape)
