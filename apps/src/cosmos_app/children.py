@@ -38,6 +38,7 @@ def environment(recipe: Recipe) -> Mapping[str, str]:
     from cosmos_rollout import cpu_environment
 
     computing = recipe.policy.replicas * recipe.policy.ranks + recipe.rollout.replicas
+    computing += recipe.teacher.replicas
     return {**quiet, **cpu_environment(), "OMP_NUM_THREADS": threads_of_each(computing)}
 
 
@@ -68,6 +69,11 @@ def policy_names(policy: PolicyConfig) -> list[str]:
 def rollout_names(recipe: Recipe) -> list[str]:
     """Return the names of the rollout replicas."""
     return [f"rollout-{index}" for index in range(recipe.rollout.replicas)]
+
+
+def teacher_names(recipe: Recipe) -> list[str]:
+    """Return the names of the teachers that this run has of its own."""
+    return [f"teacher-{index}" for index in range(recipe.teacher.replicas)]
 
 
 def app_command(*arguments: str) -> Command:
@@ -118,7 +124,7 @@ def specs_of(
 
 
 def child_specs(recipe: Recipe, run: RunDirectory) -> list[ChildSpec]:
-    """Return the controllers, the policy replicas and the rollout replicas of a run.
+    """Return the controllers, the policies, the teachers and the rollout replicas of a run.
 
     Where others start the replicas, this machine starts the controllers alone.
     """
@@ -128,6 +134,9 @@ def child_specs(recipe: Recipe, run: RunDirectory) -> list[ChildSpec]:
         commands[MEETING] = meeting_command(run)
     if not recipe.launch.external:
         commands |= policy_commands("policy", recipe.policy, run)
+        commands |= {
+            n: app_command("teacher", where, "--replica", n) for n in teacher_names(recipe)
+        }
     specs = specs_of(commands, run, recipe.launch, environment(recipe))
     names = [] if recipe.launch.external else rollout_names(recipe)
     return [*specs, *(rollout_spec(recipe, run, name) for name in names)]

@@ -307,6 +307,25 @@ def rollout(run_dir: Path, redis_url: str | None, *, replica: str, wait_s: float
 
 
 @main.command()
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option("--replica", required=True, help="Name of this replica, teacher-0 and so on.")
+@_wait_option
+def teacher(run_dir: Path, *, replica: str, wait_s: float) -> None:
+    """Run a teacher: it scores what rollouts sample, while they go on.
+
+    Rollouts find it by the run directory, whenever it comes and wherever it listens.
+    """
+    from cosmos_app.roles.joining import await_run
+    from cosmos_app.roles.teacher import run_teacher
+
+    async def start() -> int:
+        await await_run(run_dir, wait_s)
+        return await run_teacher(run_dir, replica)
+
+    _guarded(lambda: asyncio.run(start()))
+
+
+@main.command()
 @_role_options
 @click.option("--replica", required=True, help="Name of this replica, policy-0 and so on.")
 def learner(run_dir: Path, redis_url: str | None, *, replica: str) -> None:

@@ -1,5 +1,6 @@
 """What the launcher leaves for the controller's process, which imports no torch and no recipe."""
 
+import contextlib
 import secrets
 from pathlib import Path
 
@@ -14,6 +15,10 @@ _CONTROLLER_FILE = "controller.json"
 _CUT_FILE = "cut.msgpack"
 _WEIGHTS_TOKEN_FILE = "weights.token"
 _MEETING_FILE = "meeting_place"
+OWN_TEACHER = "teacher"
+"""What the model of a run's own teachers is called."""
+_TEACHER_TOKEN_FILE = "teachers.token"
+_TEACHERS = "teachers"
 _TOKEN_BYTES = 24
 
 
@@ -39,10 +44,7 @@ def read_address(run: RunDirectory) -> tuple[str, str]:
 
 def write_weights_token(run: RunDirectory) -> None:
     """Leave what policy replicas want to be shown by whoever fetches weights over a network."""
-    path = run.path / _WEIGHTS_TOKEN_FILE
-    path.touch(mode=0o600)
-    if not path.read_text():
-        path.write_text(secrets.token_urlsafe(_TOKEN_BYTES))
+    _write_token(run.path / _WEIGHTS_TOKEN_FILE)
 
 
 def read_weights_token(run: RunDirectory) -> str:
@@ -65,6 +67,45 @@ def read_meeting_place(run: RunDirectory) -> str | None:
     """Return where the replicas that train meet, once that is known."""
     path = run.path / _MEETING_FILE
     return path.read_text() if path.exists() else None
+
+
+def write_teacher_token(run: RunDirectory) -> None:
+    """Leave what teachers want to be shown by whoever asks them; forget where they once were."""
+    _write_token(run.path / _TEACHER_TOKEN_FILE)
+    for left in (run.path / _TEACHERS).glob("*.url"):
+        left.unlink()
+
+
+def read_teacher_token(run: RunDirectory) -> str:
+    """Return what `write_teacher_token` left.
+
+    Raises:
+        RunError: if there is none.
+    """
+    try:
+        return (run.path / _TEACHER_TOKEN_FILE).read_text()
+    except FileNotFoundError as error:
+        raise RunError(f"{run.path} was started without teachers") from error
+
+
+def teacher_url_file(run: RunDirectory, replica: str) -> Path:
+    """Return where a teacher leaves its address while it listens."""
+    return run.path / _TEACHERS / f"{replica}.url"
+
+
+def teacher_urls(run: RunDirectory) -> list[str]:
+    """Return where teachers listen now."""
+    urls: list[str] = []
+    for path in sorted((run.path / _TEACHERS).glob("*.url")):
+        with contextlib.suppress(FileNotFoundError):  # it ended meanwhile
+            urls.append(path.read_text())
+    return urls
+
+
+def _write_token(path: Path) -> None:
+    path.touch(mode=0o600)
+    if not path.read_text():
+        path.write_text(secrets.token_urlsafe(_TOKEN_BYTES))
 
 
 def write_control(run: RunDirectory, config: ControllerConfig, cut: bytes) -> None:

@@ -19,9 +19,15 @@ from cosmos_app.children import (
     controller_names,
     policy_names,
     replica_spec,
+    teacher_names,
     warmup_spec,
 )
-from cosmos_app.control_files import forget_meeting_place, write_control, write_weights_token
+from cosmos_app.control_files import (
+    forget_meeting_place,
+    write_control,
+    write_teacher_token,
+    write_weights_token,
+)
 from cosmos_app.dashboard.address import announce_dashboard
 from cosmos_app.errors import InterruptedRunError
 from cosmos_app.frame import NO_CHECKPOINT, Answers, RunFrame, hand_in, open_redis, open_run
@@ -136,6 +142,8 @@ class Launch:
         is_external = self._recipe.launch.external
         if is_external:
             write_weights_token(self._run)
+        if self._recipe.teacher.replicas:
+            write_teacher_token(self._run)
         write_control(
             self._run,
             controller_config(self._recipe, count_rows(self._files.held_out)),
@@ -157,6 +165,8 @@ class Launch:
         finally:
             for task in beside:
                 task.cancel()
+        for name in teacher_names(self._recipe):
+            self._supervisor.terminate(name)  # nobody else tells them that the run is over
         grace_s = self._recipe.launch.stop_grace_s
         leaving = [name for name in self._supervisor.running() if name != MEETING]
         await self._supervisor.wait_briefly(leaving, grace_s)
@@ -180,7 +190,8 @@ class Launch:
     # ---------------------------------------------------------------- what may happen
 
     async def _on_incident(self, incident: Incident) -> None:
-        if self._bus is None or incident.name in (MEETING, *controller_names(self._recipe)):
+        unheard = [MEETING, *controller_names(self._recipe), *teacher_names(self._recipe)]
+        if self._bus is None or incident.name in unheard:
             return
         await self._bus.send_event(ReplicaLeft(replica=incident.name, reason=incident.how))
         if self._recipe.elastic is None and incident.name in policy_names(self._recipe.policy):

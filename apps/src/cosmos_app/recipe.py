@@ -14,6 +14,7 @@ from cosmos_app.cluster_config import ClusterConfig
 from cosmos_app.dashboard.config import DashboardConfig
 from cosmos_app.quickstart.arithmetic import ArithmeticConfig
 from cosmos_app.quickstart.tiny_model import TinyModelConfig
+from cosmos_app.teacher_config import TeacherConfig, check_teacher
 from cosmos_core.config import load_config
 from cosmos_core.control import ControllerConfig, StalenessConfig, ValidationPlan
 from cosmos_core.metrics import ConsoleSinkConfig, JsonlSinkConfig, SinkConfig
@@ -194,7 +195,8 @@ class WeightSyncConfig:
         transport: ``auto`` takes the best that both sides can use: shared memory on one host.
         wire_dtype: weights are cast to this once before they are sent; empty for as they are.
         quantised: bits in which engines hold matrices, made once by the sender: "fp8" (e4m3, a
-            scale for each row) or "mxfp8" (one for every 32 values); the rest is sent in
+            scale for each row), "mxfp8" (one for every 32 values) or "nvfp4" (e2m1, one for every
+            16 and one for each layer; activations in 4 bits too); the rest is sent in
             ``wire_dtype``, bfloat16 if that is empty. Only vLLM serves them.
         bucket_mib: size of a transfer bucket.
         deadline_s: longest that a version may be on its way.
@@ -202,7 +204,7 @@ class WeightSyncConfig:
 
     transport: Literal["auto", "shared_memory", "process_group", "tcp"] = "auto"
     wire_dtype: Literal["", "float32", "bfloat16"] = ""
-    quantised: Literal["", "fp8", "mxfp8"] = ""
+    quantised: Literal["", "fp8", "mxfp8", "nvfp4"] = ""
     bucket_mib: float = 16.0
     deadline_s: float = 120.0
 
@@ -272,6 +274,7 @@ class Recipe:
         elastic: how long policy replicas wait for each other, if they come and go while the others
             go on; without it one that dies takes all back to the last checkpoint.
         rollout: the replicas that generate.
+        teacher: who scores for algorithms that learn from a teacher.
         reward: what is rewarded, and by how many processes in each rollout replica.
         staleness: how far sampling may run ahead of training.
         validation: when accuracy is measured.
@@ -295,6 +298,7 @@ class Recipe:
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     elastic: ElasticConfig | None = None
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     reward: RewardPoolConfig = field(default_factory=RewardPoolConfig)
     staleness: StalenessConfig = field(default_factory=StalenessConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
@@ -346,10 +350,12 @@ def _check_algorithm(recipe: Recipe) -> None:
             f"algorithm.kind is {kind!r}, which updates several times in a step, and elastic "
             "replicas can only take a step whole or not at all: leave elastic out"
         )
-    if "teacher_logprobs" in algorithm.needs and recipe.model.teacher is None:
-        raise ValueError(
-            f"algorithm.kind is {kind!r}, which needs a teacher: set model.teacher to its directory"
-        )
+    check_teacher(
+        recipe.teacher,
+        recipe.model.teacher,
+        needed_by=kind if "teacher_logprobs" in algorithm.needs else "",
+        temperature=recipe.algorithm.temperature,
+    )
     if algorithm.objective.kl.reset_every:
         raise ValueError(
             "algorithm.objective.kl.reset_every: this command keeps the first policy as reference"

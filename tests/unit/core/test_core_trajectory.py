@@ -12,6 +12,7 @@ from hypothesis import given
 
 from cosmos_core.trajectory import (
     UNSAMPLED,
+    TeacherScores,
     Trajectory,
     TrajectoryFormatError,
     VersionSpan,
@@ -132,7 +133,7 @@ def test_bytes_cut_short_are_refused(kept: int):
     ("damage", "message"),
     [
         (lambda data: b"JSON" + data[4:], "not a trajectory"),
-        (lambda data: data[:4] + b"\x02\x00" + data[6:], "format 2; this cosmos_core reads"),
+        (lambda data: data[:4] + b"\x03\x00" + data[6:], "format 3; this cosmos_core reads"),
         (lambda data: data[:-1] + b"\x07", "checksum"),
         (lambda data: data + b"\x00", "checksum"),
         (lambda data: _with_body(data, b"\xc1" * 40), "header is damaged"),
@@ -176,6 +177,52 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
 @given(trajectories())
 def test_what_is_encoded_is_what_is_decoded(trajectory: Trajectory):
     assert_same(decode_trajectory(encode_trajectory(trajectory)), trajectory)
+
+
+def taught(top_k: int, **changes: Any) -> TeacherScores:
+    """Scores of the seven tokens of `answer`, K candidates each."""
+    values: dict[str, Any] = {
+        "logprobs": np.array([0, 0, 0, -1.5, -0.25, -2, -0.125], np.float32),
+        "top_logprobs": -np.arange(7 * top_k, dtype=np.float32).reshape(7, top_k),
+        "top_token_ids": np.arange(7 * top_k, dtype=np.int32).reshape(7, top_k),
+    }
+    return TeacherScores(**{**values, **changes})
+
+
+@pytest.mark.parametrize("top_k", [0, 3])
+def test_a_teachers_scores_travel_with_the_tokens(top_k: int):
+    scores = taught(top_k)
+    data = encode_trajectory(answer(teacher=scores))
+    read = decode_trajectory(data).teacher
+    assert read is not None
+    assert read.top_k == top_k
+    for field in fields(TeacherScores):
+        one, other = getattr(scores, field.name), getattr(read, field.name)
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        np.testing.assert_array_equal(one, other)
+        assert other.ctypes.data % 4 == 0
+    assert struct.unpack_from("<H", data, 4) == (2,)  # format 1 is one without a teacher
+    assert struct.unpack_from("<H", encode_trajectory(answer()), 4) == (1,)
+
+
+def test_a_teachers_scores_can_be_had_of_some_tokens_alone():
+    kept = taught(2).where(np.array([0, 0, 0, 0, 0, 1, 0], np.bool_))
+    assert kept.logprobs.tolist() == [0, 0, 0, 0, 0, -2, 0]
+    assert kept.top_logprobs[5].tolist() == [-10, -11]
+    assert kept.top_token_ids[4].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"logprobs": np.zeros(6, np.float32)}, r"teacher's logprobs is float32\[6\]"),
+        ({"top_token_ids": np.zeros((7, 2), np.int32)}, r"top_token_ids is int32\[7, 2\]"),
+        ({"logprobs": np.full(7, -np.inf, np.float32)}, "that is not finite"),
+    ],
+)
+def test_a_teachers_scores_have_to_fit(changes: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        answer(teacher=taught(3, **changes))
 
 
 def test_an_encoded_trajectory_is_little_more_than_its_arrays():

@@ -15,7 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import cosmos_rollout
-from cosmos_app.control_files import read_weights_token
+from cosmos_app.control_files import (
+    OWN_TEACHER,
+    read_teacher_token,
+    read_weights_token,
+    teacher_urls,
+)
 from cosmos_app.recipe import Recipe
 from cosmos_app.report import Sample
 from cosmos_app.roles.adapters import MergedWeights, MergingClient
@@ -49,6 +54,8 @@ from cosmos_rollout import (
     PromptSet,
     RewardPool,
     RolloutEngine,
+    TeacherReplicas,
+    TeacherSettings,
     read_prompts,
 )
 
@@ -63,6 +70,7 @@ async def run_rollout(run_dir: Path, redis_url: str | None, replica: str) -> int
         EngineStartError: if the engine does not start.
         RewardError: if a reward cannot be imported.
         UserCodeError: if the environment cannot be made.
+        TeacherError: if the run has teachers, and none answers.
         BusUnreachableError: if Redis cannot be reached.
     """
     die_with_parent()
@@ -85,7 +93,8 @@ async def run_rollout(run_dir: Path, redis_url: str | None, replica: str) -> int
         setup = _engine_setup(context, model, ended)
         engine = await context.recipe.rollout.engine.build(setup)
         ended.push_async_callback(engine.aclose)
-        parts = ReplicaParts(engine=engine, pool=pool, environment=environment)
+        teacher = await _find_teacher(context, ended)
+        parts = ReplicaParts(engine=engine, pool=pool, environment=environment, teacher=teacher)
         async with await Bus.connect(context.redis_url, context.namespace) as bus:
             await RolloutProcess(context, bus, replica, parts).run()
     return 0
@@ -134,6 +143,33 @@ def _merging_setup(
     )
 
 
+async def _find_teacher(
+    context: RunContext, ended: contextlib.AsyncExitStack
+) -> TeacherReplicas | None:
+    """Return who scores samples beside their rewards, once somebody does."""
+    chosen = context.recipe.teacher
+    if not chosen.is_beside:
+        return None
+    if chosen.replicas:
+        token, model = read_teacher_token(context.run), OWN_TEACHER
+    else:
+        token = chosen.key_file.read_text().strip() if chosen.key_file else ""
+        model = chosen.model
+    teacher = TeacherReplicas(
+        lambda: teacher_urls(context.run) if chosen.replicas else chosen.urls,
+        TeacherSettings(
+            model=model,
+            token=token,
+            top_k=chosen.top_k,
+            deadline_s=chosen.deadline_s,
+            max_running=chosen.max_running,
+        ),
+    )
+    ended.push_async_callback(teacher.aclose)
+    await teacher.ready(chosen.start_s)
+    return teacher
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplicaParts:
     """What a rollout replica runs with; its owner ends them.
@@ -142,11 +178,13 @@ class ReplicaParts:
         engine: generates.
         pool: scores.
         environment: what episodes are played in, if there is one.
+        teacher: scores what is trained on, if somebody other than the policy does.
     """
 
     engine: RolloutEngine
     pool: RewardPool
     environment: Environment | None
+    teacher: TeacherReplicas | None = None
 
 
 class RolloutProcess:
@@ -179,6 +217,7 @@ class RolloutProcess:
                 scorer=parts.pool,
                 publish=self._publish,
                 environment=parts.environment,
+                teacher=parts.teacher,
             ),
             ProducerConfig(
                 slots=recipe.rollout.slots,

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from cosmos_algos import ScoreField, TokenBatch, policy_loss, summarise_metrics
@@ -128,7 +129,11 @@ class Trainer:
         self._cost = model_cost(self._model)
         self._loss = policy_loss(recipe.algorithm)
         self._reference = self._frozen("reference_logprobs", model_dir)
-        self._teacher = self._frozen("teacher_logprobs", recipe.model.teacher)
+        self._teacher = (
+            None
+            if recipe.teacher.is_beside
+            else self._frozen("teacher_logprobs", recipe.model.teacher)
+        )
         self._sender = WeightSender(
             self._published(),
             rank=seat.mesh.process.rank,
@@ -286,6 +291,9 @@ class Trainer:
             batch = self._algorithm.with_reference(self._reference, batch)
         if self._teacher is not None and batch.teacher_logprobs is None:
             batch = self._algorithm.with_teacher(self._teacher, batch)
+        if self._recipe.teacher.is_beside and not batch.trainable.any():
+            nothing = torch.zeros_like(batch.behaviour_logprobs)  # padding has no teacher
+            batch = replace(batch, teacher_logprobs=nothing)
         return batch
 
     def _speed(self, report: StepReport) -> dict[str, float]:

@@ -152,11 +152,20 @@ def collate(
         token_weights=weights.token.float()[:, None] * kept,
         denominators=weights.denominator.double(),
         lags=(policy_version - versions.long()) * trainable,
+        teacher_logprobs=_teacher_logprobs(trajectories, width),
         imitation_weights=(
             None if weights.imitation is None else weights.imitation.float()[:, None] * kept
         ),
         names=tuple(_name(trajectory) for trajectory in trajectories),
     )
+
+
+def _teacher_logprobs(trajectories: Sequence[Trajectory], width: int) -> Tensor | None:
+    """Return what teachers gave the targets, if every sample has been scored by one."""
+    scores = [t.teacher.logprobs for t in trajectories if t.teacher is not None]
+    if not scores or len(scores) < len(trajectories):
+        return None
+    return next_column(lay_out(scores, width, 0.0)).float()
 
 
 def empty_batch(num_tokens: int = 2, pad_id: int = 0, num_rows: int = 1) -> TokenBatch:

@@ -16,6 +16,7 @@ from cosmos_core.rundir import RunDirectory, RunDirectoryError, latest_run, writ
 from cosmos_core.trajectory import (
     UNSAMPLED,
     FinishReason,
+    TeacherScores,
     Trajectory,
     TrajectoryFormatError,
     VersionSpan,
@@ -36,6 +37,7 @@ __all__ = [
     "MetricSink",
     "RunDirectory",
     "RunDirectoryError",
+    "TeacherScores",
     "Trajectory",
     "TrajectoryFormatError",
     "VersionSpan",

@@ -26,8 +26,11 @@ UNSAMPLED = -1
 #   magic "CTRJ" | format u16 | 0 u16 | header length u32 | crc32 of the rest u32      16 bytes
 #   header: msgpack of everything but the arrays, zero padding to a multiple of 8
 #   token_ids int32[T], logprobs float32[T], trainable uint8[T]
+#   in format 2, padded likewise: teacher's logprobs float32[T], top_logprobs float32[T, K],
+#   top_token_ids int32[T, K]
 _MAGIC = b"CTRJ"
 _FORMAT = 1
+_FORMAT_WITH_TEACHER = 2
 _PREFIX = struct.Struct("<4sHHII")
 _BYTES_PER_STEP = 4 + 4 + 1
 _INT32 = np.dtype("<i4")
@@ -39,6 +42,35 @@ class VersionSpan(NamedTuple):
 
     version: int
     length: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TeacherScores:
+    """What another model makes of T tokens, each given those before it.
+
+    Attributes:
+        logprobs: float32[T], log-probability of each token; 0 where it has not been asked.
+        top_logprobs: float32[T, K], those of the K likeliest tokens, most likely first.
+        top_token_ids: int32[T, K], which tokens these are. K is 0 where only the tokens themselves
+            are scored.
+    """
+
+    logprobs: npt.NDArray[np.float32]
+    top_logprobs: npt.NDArray[np.float32]
+    top_token_ids: npt.NDArray[np.int32]
+
+    @property
+    def top_k(self) -> int:
+        """K."""
+        return int(self.top_logprobs.shape[-1])
+
+    def where(self, mask: npt.NDArray[np.bool_]) -> "TeacherScores":
+        """Return the scores of the tokens where ``mask`` is true, and 0 elsewhere."""
+        return TeacherScores(
+            logprobs=np.where(mask, self.logprobs, np.float32(0.0)),
+            top_logprobs=np.where(mask[:, None], self.top_logprobs, np.float32(0.0)),
+            top_token_ids=np.where(mask[:, None], self.top_token_ids, np.int32(0)),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -65,6 +97,7 @@ class Trajectory:
         reward: their weighted total.
         finish_reason: why sampling ended.
         metrics: anything worth averaging over samples.
+        teacher: what a teacher makes of the tokens, if one was asked; 0 where not trainable.
 
     Raises:
         ValueError: if arrays disagree in length or type, a trained token has no weight version or
@@ -83,9 +116,15 @@ class Trajectory:
     reward: float
     finish_reason: FinishReason
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    teacher: TeacherScores | None = None
 
     def __post_init__(self) -> None:
-        problem = _array_problem(self) or _version_problem(self) or _value_problem(self)
+        problem = (
+            _array_problem(self)
+            or _version_problem(self)
+            or _value_problem(self)
+            or _teacher_problem(self)
+        )
         if problem:
             raise ValueError(f"trajectory {self.group}/{self.sibling}: {problem}")
 
@@ -162,6 +201,26 @@ def _value_problem(trajectory: Trajectory) -> str:
     return ""
 
 
+def _teacher_problem(trajectory: Trajectory) -> str:
+    teacher = trajectory.teacher
+    if teacher is None:
+        return ""
+    steps, top_k = trajectory.num_tokens, teacher.top_k
+    for name, array, dtype, shape in (
+        ("logprobs", teacher.logprobs, np.float32, (steps,)),
+        ("top_logprobs", teacher.top_logprobs, np.float32, (steps, top_k)),
+        ("top_token_ids", teacher.top_token_ids, np.int32, (steps, top_k)),
+    ):
+        if array.dtype != dtype or array.shape != shape:
+            return (
+                f"the teacher's {name} is {array.dtype}{list(array.shape)}, it has to be "
+                f"{np.dtype(dtype)}{list(shape)}"
+            )
+    if not np.isfinite(teacher.logprobs[trajectory.trainable]).all():
+        return "the teacher gives a trained token a log-probability that is not finite"
+    return ""
+
+
 class TrajectoryFormatError(CosmosError, ValueError):
     """Raised by `decode_trajectory` for bytes that are not a whole trajectory of a known format."""
 
@@ -177,6 +236,7 @@ class _Header(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     reward: float
     finish_reason: FinishReason
     metrics: dict[str, float]
+    top_k: int = 0  # of the teacher
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -197,6 +257,7 @@ def encode_trajectory(trajectory: Trajectory) -> bytes:
             reward=float(trajectory.reward),
             finish_reason=trajectory.finish_reason,
             metrics={name: float(value) for name, value in trajectory.metrics.items()},
+            top_k=trajectory.teacher.top_k if trajectory.teacher else 0,
         )
     )
     body = b"".join(
@@ -206,9 +267,23 @@ def encode_trajectory(trajectory: Trajectory) -> bytes:
             trajectory.token_ids.astype(_INT32, copy=False).tobytes(),
             trajectory.logprobs.astype(_FLOAT32, copy=False).tobytes(),
             trajectory.trainable.tobytes(),
+            *_teacher_parts(trajectory),
         )
     )
-    return _PREFIX.pack(_MAGIC, _FORMAT, 0, len(header), zlib.crc32(body)) + body
+    version = _FORMAT if trajectory.teacher is None else _FORMAT_WITH_TEACHER
+    return _PREFIX.pack(_MAGIC, version, 0, len(header), zlib.crc32(body)) + body
+
+
+def _teacher_parts(trajectory: Trajectory) -> tuple[bytes, ...]:
+    teacher = trajectory.teacher
+    if teacher is None:
+        return ()
+    return (
+        bytes(_padding(trajectory.num_tokens)),
+        teacher.logprobs.astype(_FLOAT32, copy=False).tobytes(),
+        teacher.top_logprobs.astype(_FLOAT32, copy=False).tobytes(),
+        teacher.top_token_ids.astype(_INT32, copy=False).tobytes(),
+    )
 
 
 def decode_trajectory(data: bytes | bytearray | memoryview) -> Trajectory:
@@ -219,15 +294,18 @@ def decode_trajectory(data: bytes | bytearray | memoryview) -> Trajectory:
             trajectory at all.
     """
     view = memoryview(data).toreadonly()
-    header_length = _check_prefix(view)
+    has_teacher, header_length = _check_prefix(view)
     body = view[_PREFIX.size :]
     try:
         header = _DECODER.decode(body[:header_length])
     except msgspec.DecodeError as error:
         raise TrajectoryFormatError(f"trajectory header is damaged: {error}") from error
     start, steps = header_length + _padding(header_length), header.num_tokens
-    expected = start + steps * _BYTES_PER_STEP
-    if steps < 0 or len(body) != expected:
+    expected = end = start + steps * _BYTES_PER_STEP
+    if has_teacher:
+        end += _padding(steps)
+        expected = end + steps * 4 * (1 + 2 * header.top_k)
+    if steps < 0 or header.top_k < 0 or len(body) != expected:
         raise TrajectoryFormatError(
             f"trajectory {header.group}/{header.sibling} of {steps} tokens needs "
             f"{_PREFIX.size + expected} bytes, got {len(view)}"
@@ -246,12 +324,24 @@ def decode_trajectory(data: bytes | bytearray | memoryview) -> Trajectory:
             reward=header.reward,
             finish_reason=header.finish_reason,
             metrics=header.metrics,
+            teacher=_read_teacher(body, end, steps, header.top_k) if has_teacher else None,
         )
     except ValueError as error:
         raise TrajectoryFormatError(f"not a valid trajectory: {error}") from error
 
 
-def _check_prefix(view: memoryview) -> int:
+def _read_teacher(body: memoryview, start: int, steps: int, top_k: int) -> TeacherScores:
+    tops = start + 4 * steps
+    size = steps * top_k
+    return TeacherScores(
+        logprobs=np.frombuffer(body, _FLOAT32, steps, start),
+        top_logprobs=np.frombuffer(body, _FLOAT32, size, tops).reshape(steps, top_k),
+        top_token_ids=np.frombuffer(body, _INT32, size, tops + 4 * size).reshape(steps, top_k),
+    )
+
+
+def _check_prefix(view: memoryview) -> tuple[bool, int]:
+    """Return whether a teacher's scores follow, and how long the header is."""
     if len(view) < _PREFIX.size:
         raise TrajectoryFormatError(
             f"{len(view)} bytes are too few for a trajectory, which has at least {_PREFIX.size}"
@@ -259,16 +349,16 @@ def _check_prefix(view: memoryview) -> int:
     magic, version, _, header_length, checksum = _PREFIX.unpack_from(view)
     if magic != _MAGIC:
         raise TrajectoryFormatError(f"not a trajectory: starts with {magic!r}, not {_MAGIC!r}")
-    if version != _FORMAT:
+    if version not in (_FORMAT, _FORMAT_WITH_TEACHER):
         raise TrajectoryFormatError(
-            f"trajectory format {version}; this cosmos_core reads format {_FORMAT}: "
-            "bring both sides to one version"
+            f"trajectory format {version}; this cosmos_core reads format {_FORMAT} and "
+            f"{_FORMAT_WITH_TEACHER}: bring both sides to one version"
         )
     if zlib.crc32(view[_PREFIX.size :]) != checksum:
         raise TrajectoryFormatError(
             f"trajectory is damaged or cut short: checksum of its {len(view)} bytes does not match"
         )
-    return header_length
+    return version == _FORMAT_WITH_TEACHER, header_length
 
 
 def _padding(header_length: int) -> int:

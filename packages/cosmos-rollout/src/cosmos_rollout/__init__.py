@@ -9,6 +9,7 @@ from cosmos_rollout.engine import (
     RolloutEngine,
     Sampling,
     StagedWeights,
+    TokenScorer,
     WeightClient,
     WeightSource,
 )
@@ -27,6 +28,7 @@ from cosmos_rollout.engines import (
     VersionSource,
     VLLMConfig,
     WeightClientFactory,
+    answer_scores,
     cpu_environment,
     random_script,
 )
@@ -62,6 +64,7 @@ from cosmos_rollout.errors import (
     RewardError,
     RolloutError,
     SandboxError,
+    TeacherError,
     TokenRangeError,
     UserCodeError,
     WeightLoadError,
@@ -110,6 +113,7 @@ from cosmos_rollout.rewards import (
     run_program,
 )
 from cosmos_rollout.siblings import sample_seed
+from cosmos_rollout.teaching import Teacher, TeacherReplicas, TeacherSettings
 
 __all__ = [
     "BoxedMathReward",
@@ -188,7 +192,12 @@ __all__ = [
     "ScriptDecoder",
     "ScriptedConfig",
     "StagedWeights",
+    "Teacher",
+    "TeacherError",
+    "TeacherReplicas",
+    "TeacherSettings",
     "TokenRangeError",
+    "TokenScorer",
     "Tokenizer",
     "ToolEnvironment",
     "ToolEnvironmentConfig",
@@ -202,6 +211,7 @@ __all__ = [
     "WeightClientFactory",
     "WeightLoadError",
     "WeightSource",
+    "answer_scores",
     "cpu_environment",
     "prompt_text",
     "prompt_tokens",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from cosmos_core.trajectory import FinishReason, VersionSpan
+from cosmos_core.trajectory import FinishReason, TeacherScores, VersionSpan
 from cosmos_rollout.errors import EmptyPromptError, PromptTooLongError, TokenRangeError
 
 if TYPE_CHECKING:
@@ -157,6 +157,30 @@ class RolloutEngine(Protocol):
             EnginePausedError: if the engine was paused by its user.
             WeightLoadError: if the weights could not be had; the ones before stay.
             EngineDeadError: if the engine died.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """End the engine and its processes within a deadline. Idempotent."""
+        ...
+
+
+class TokenScorer(Protocol):
+    """A model that scores tokens it is given; used from one asyncio loop."""
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens that it can work on."""
+        ...
+
+    async def score(self, token_ids: Sequence[int], top_k: int) -> TeacherScores:
+        """Return what the model makes of each token after those before it, at temperature 1.
+
+        The first, which follows nothing, gets 0.
+
+        Raises:
+            PromptError: if these tokens cannot be scored; others can.
+            EngineError: if the engine failed.
         """
         ...
 

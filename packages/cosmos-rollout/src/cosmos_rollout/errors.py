@@ -45,6 +45,10 @@ class WeightLoadError(EngineError):
     """Raised when new weights could not be loaded; the engine still has the ones before."""
 
 
+class TeacherError(RolloutError):
+    """Raised when no teacher scored a sample; costs that sample and no other."""
+
+
 class RewardError(RolloutError):
     """Raised for a reward that cannot be used at all: unknown function, wrong signature."""
 

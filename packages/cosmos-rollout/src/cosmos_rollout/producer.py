@@ -27,7 +27,7 @@ from cosmos_core.messages import (
     SampleRef,
     VersionLoaded,
 )
-from cosmos_core.trajectory import Trajectory
+from cosmos_core.trajectory import TeacherScores, Trajectory
 from cosmos_rollout.engine import RolloutEngine, Sampling
 from cosmos_rollout.environments import ChatTokenizer, Environment, EpisodeLimits
 from cosmos_rollout.episode import Episode
@@ -51,6 +51,7 @@ from cosmos_rollout.siblings import (
     sample_seed,
     trajectory_of,
 )
+from cosmos_rollout.teaching import Teacher, teach
 
 GroupEvent = GroupFinished | GroupFailed
 _DROPPED_AS: Mapping[type[BaseException], str] = {
@@ -69,6 +70,7 @@ class _Judged(NamedTuple):
     sibling: Sibling
     seen: RewardInput
     outcome: Outcome
+    teacher: TeacherScores | None = None
 
 
 class Scorer(Protocol):
@@ -97,6 +99,7 @@ class ProducerParts:
         publish: stores the trajectories of a group.
         environment: what every episode is played in; None: one prompt, one reply. It wants a
             tokenizer with a chat template.
+        teacher: scores what is trained on; a sample that it cannot score has failed.
     """
 
     engine: RolloutEngine
@@ -105,6 +108,7 @@ class ProducerParts:
     scorer: Scorer
     publish: Publish
     environment: Environment | None = None
+    teacher: Teacher | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,7 +180,8 @@ class Producer:
     @property
     def progress(self) -> int:
         """Grows with every token generated and every sample scored: the loop is alive."""
-        return self._parts.engine.num_tokens_generated + self._num_scored
+        tries = self._parts.teacher.num_tries if self._parts.teacher is not None else 0
+        return self._parts.engine.num_tokens_generated + self._num_scored + tries
 
     @property
     def failures(self) -> dict[str, int]:
@@ -338,9 +343,20 @@ class Producer:
             finish_reason=episode.finish_reason,
             messages=episode.messages,
         )
-        outcome = await self._parts.scorer.score(seen)
+        outcome, taught = await asyncio.gather(
+            self._parts.scorer.score(seen), self._teach(sibling.command, episode)
+        )
         self._num_scored += 1
-        return _Judged(sibling, seen, outcome)
+        if isinstance(taught, Failure):
+            return _Judged(sibling, seen, taught)
+        return _Judged(sibling, seen, outcome, taught)
+
+    async def _teach(self, command: Generate, episode: Episode) -> TeacherScores | Failure | None:
+        """Ask the teacher of what may be trained on."""
+        teacher = self._parts.teacher
+        if teacher is None or command.group.source != "train":
+            return None
+        return await teach(teacher, episode)
 
     async def _judge_group(self, judged: Sequence[_Judged]) -> list[Trajectory | SampleRef]:
         """Add what the siblings earn as a group."""
@@ -350,7 +366,7 @@ class Producer:
         failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
         self._failures.update(f"{failure.reward}: {failure.error}" for failure in failures)
         return [
-            trajectory_of(each.sibling, outcome)
+            trajectory_of(each.sibling, outcome, each.teacher)
             for each, outcome in zip(judged, outcomes, strict=True)
         ]
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from cosmos_core.messages import Generate, GroupId, SampleRef
-from cosmos_core.trajectory import UNSAMPLED, Trajectory
+from cosmos_core.trajectory import UNSAMPLED, TeacherScores, Trajectory
 from cosmos_rollout.episode import Episode
 from cosmos_rollout.prompts import PromptRow
 from cosmos_rollout.rewards import Failure, Outcome
@@ -34,7 +34,9 @@ def group_seed(run_seed: int, group: GroupId) -> int:
     return sample_seed(run_seed, group, -1)
 
 
-def trajectory_of(sibling: Sibling, outcome: Outcome) -> Trajectory | SampleRef:
+def trajectory_of(
+    sibling: Sibling, outcome: Outcome, teacher: TeacherScores | None = None
+) -> Trajectory | SampleRef:
     """Join an episode and its rewards; what cannot be trained on becomes a failed `SampleRef`.
 
     What the environment itself gave is added to the total as it is.
@@ -58,6 +60,7 @@ def trajectory_of(sibling: Sibling, outcome: Outcome) -> Trajectory | SampleRef:
             reward=outcome.total + sum(episode.rewards.values()),
             finish_reason=episode.finish_reason,
             metrics=_metrics(episode),
+            teacher=teacher,
         )
     except ValueError as error:  # such as a log-probability that is not finite
         return _failed(sibling, f"engine: {error}")

@@ -2,6 +2,7 @@
 
 from cosmos_rollout.engines.endpoint import EndpointConfig, EndpointEngine
 from cosmos_rollout.engines.in_process import DecodedToken, Decoder, InProcessEngine
+from cosmos_rollout.engines.prompt_scores import answer_scores
 from cosmos_rollout.engines.scripted import (
     Script,
     ScriptDecoder,
@@ -30,6 +31,7 @@ __all__ = [
     "VLLMConfig",
     "VersionSource",
     "WeightClientFactory",
+    "answer_scores",
     "cpu_environment",
     "random_script",
 ]

@@ -13,19 +13,20 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import httpx
 import numpy as np
 import numpy.typing as npt
 
-from cosmos_core.trajectory import VersionSpan
+from cosmos_core.trajectory import TeacherScores, VersionSpan
 from cosmos_rollout.engine import (
     GeneratedSample,
     GenerationRequest,
     LoadReport,
     check_request,
 )
+from cosmos_rollout.engines.prompt_scores import asked_scores, read_scores
 from cosmos_rollout.engines.setup import EngineSetup
 from cosmos_rollout.engines.tasks import samples_as_finished
 from cosmos_rollout.errors import EngineClosedError, EngineError, EngineStartError, WeightLoadError
@@ -159,16 +160,17 @@ class EndpointEngine:
             async for sample in samples:
                 yield sample
 
-    async def logprobs(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Return float32[T]: what the model gives each of these tokens after those before it.
+    async def score(self, token_ids: Sequence[int], top_k: int = 0) -> TeacherScores:
+        """Return what the model makes of each of these tokens after those before it.
 
         The first, which follows nothing, gets 0.
 
         Raises:
             EngineError: if the server fails, or does not score tokens it is given.
+            TeacherError: if it tells of fewer than ``top_k`` tokens in a place.
         """
         self._raise_if_closed()
-        asked = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+        asked = asked_scores(top_k)
         async with self._places:
             try:
                 response = await self._client.post(
@@ -178,11 +180,11 @@ class EndpointEngine:
                 raise EngineError(f"{self._config.url} failed: {error!r}") from error
         if response.is_error:
             raise self._refused(response.status_code, response.text)
-        found = cast(list[Any], response.json()["choices"][0].get("prompt_logprobs") or [])
-        if len(found) != len(token_ids):
-            raise EngineError(f"{self._config.url} does not score tokens that it is given")
-        scored = [0.0, *(_of_token(*pair) for pair in zip(token_ids[1:], found[1:], strict=True))]
-        return np.array(scored, dtype=np.float32)
+        return read_scores(token_ids, response.json(), top_k=top_k, whom=self._config.url)
+
+    async def logprobs(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Return float32[T], the log-probs of `score` alone."""
+        return (await self.score(token_ids)).logprobs
 
     async def pause(self) -> None:
         """Send no more requests; those at the server go on."""
@@ -291,8 +293,3 @@ class EndpointEngine:
     def _raise_if_closed(self) -> None:
         if self._is_closed:
             raise EngineClosedError("the engine was closed")
-
-
-def _of_token(token: int, found: dict[str, Any]) -> float:
-    """Return the log-prob of one token among those that the server tells of."""
-    return float(found[str(token)]["logprob"])

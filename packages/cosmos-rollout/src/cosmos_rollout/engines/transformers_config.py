@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from cosmos_rollout.engine import KvPolicy, RolloutEngine
+from cosmos_rollout.engine import KvPolicy, RolloutEngine, TokenScorer
 from cosmos_rollout.engines.setup import EngineSetup
 
 
@@ -42,4 +42,17 @@ class TransformersConfig:
             kv=self.kv,
             context_length=self.context_length,
             max_running=self.max_running,
+        )
+
+    async def build_scorer(self, setup: EngineSetup, *, top_k: int = 0) -> TokenScorer:
+        """Load the model to score tokens that are given; ``top_k`` may be anything.
+
+        Raises:
+            EngineStartError: if there is no such model.
+        """
+        del top_k
+        from cosmos_rollout.engines.transformers_engine import start_transformers_scorer
+
+        return await start_transformers_scorer(
+            setup, dtype=self.dtype, device=self.device, context_length=self.context_length
         )

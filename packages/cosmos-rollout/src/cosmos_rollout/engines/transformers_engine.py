@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from cosmos_rollout.engine import GenerationRequest, KvPolicy, Sampling, StagedWeights
 from cosmos_rollout.engines.in_process import DecodedToken, InProcessEngine
 from cosmos_rollout.engines.setup import EngineSetup
+from cosmos_rollout.engines.transformers_scoring import ModelScorer
 from cosmos_rollout.errors import EngineStartError, WeightLoadError
 
 
@@ -191,6 +192,27 @@ async def start_transformers_engine(
     Raises:
         EngineStartError: if there is no such model.
     """
+    model = await _load_model(setup, dtype, device)
+    decoder = ModelDecoder(model, kv=kv, context_length=context_length)
+    return InProcessEngine(
+        decoder, version=setup.version, source=setup.weight_source, max_running=max_running
+    )
+
+
+async def start_transformers_scorer(
+    setup: EngineSetup, *, dtype: str, device: str, context_length: int
+) -> ModelScorer:
+    """Load a model that scores what it is given; arguments as in `TransformersConfig`.
+
+    Raises:
+        EngineStartError: if there is no such model.
+    """
+    model = await _load_model(setup, dtype, device)
+    most = context_length or int(model.config.max_position_embeddings)
+    return ModelScorer(model, context_length=most)
+
+
+async def _load_model(setup: EngineSetup, dtype: str, device: str) -> PreTrainedModel:
     try:
         model = await asyncio.to_thread(
             AutoModelForCausalLM.from_pretrained, setup.model_path, dtype=getattr(torch, dtype)
@@ -198,7 +220,4 @@ async def start_transformers_engine(
     except (OSError, ValueError) as error:
         raise EngineStartError(f"cannot load the model {setup.model_path}: {error}") from error
     torch.nn.Module.to(model, device)
-    decoder = ModelDecoder(model.eval(), kv=kv, context_length=context_length)
-    return InProcessEngine(
-        decoder, version=setup.version, source=setup.weight_source, max_running=max_running
-    )
+    return model.eval()

@@ -1,13 +1,17 @@
 """Settings of the vLLM engine; importing them does not import vLLM."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
-from cosmos_rollout.engine import KvPolicy, RolloutEngine
+from cosmos_rollout.engine import KvPolicy, RolloutEngine, TokenScorer
 from cosmos_rollout.engines.setup import EngineSetup
 from cosmos_rollout.errors import EngineStartError
 
+if TYPE_CHECKING:
+    from cosmos_rollout.engines.vllm_engine import VLLMEngine
+
+_VLLM_LOGPROBS = 20  # what vLLM allows by itself
 Setting = str | int | float | bool
 
 
@@ -65,6 +69,24 @@ class VLLMConfig:
         Raises:
             EngineStartError: if vLLM is not installed, or refuses the model or the settings.
         """
+        return await self._start(setup)
+
+    async def build_scorer(self, setup: EngineSetup, *, top_k: int = 0) -> TokenScorer:
+        """Start vLLM to score tokens that are given.
+
+        Args:
+            setup: the model.
+            top_k: most candidates that will be asked for at each place.
+
+        Raises:
+            EngineStartError: if vLLM is not installed, or refuses the model or the settings.
+        """
+        most = {"max_logprobs": max(top_k, _VLLM_LOGPROBS)}
+        return await self._start(
+            replace(setup, engine_arguments={**most, **setup.engine_arguments})
+        )
+
+    async def _start(self, setup: EngineSetup) -> "VLLMEngine":
         try:
             from cosmos_rollout.engines.vllm_engine import start_vllm_engine
         except ImportError as error:

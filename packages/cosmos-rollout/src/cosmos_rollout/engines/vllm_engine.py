@@ -6,6 +6,7 @@ own spans, whose labels are our version numbers.
 """
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -20,7 +21,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VLLMDeadError
 
-from cosmos_core.trajectory import VersionSpan
+from cosmos_core.trajectory import TeacherScores, VersionSpan
 from cosmos_rollout.engine import (
     GeneratedSample,
     GenerationRequest,
@@ -30,6 +31,7 @@ from cosmos_rollout.engine import (
     WeightClient,
     check_request,
 )
+from cosmos_rollout.engines.prompt_scores import scores_of
 from cosmos_rollout.engines.setup import EngineSetup
 from cosmos_rollout.engines.tasks import samples_as_finished
 from cosmos_rollout.engines.vllm_executors import (
@@ -113,6 +115,7 @@ class VLLMEngine:
         self._client = client
         self._shutdown_s = shutdown_s
         self._num_tokens = 0
+        self._num_scores = itertools.count()
         self._tasks: set[asyncio.Task[GeneratedSample]] = set()
         self._paused = False
         self._loading = asyncio.Lock()
@@ -151,6 +154,35 @@ class VLLMEngine:
         async with aclosing(samples_as_finished(checked, self._sample, self._tasks)) as samples:
             async for sample in samples:
                 yield sample
+
+    async def score(self, token_ids: Sequence[int], top_k: int) -> TeacherScores:
+        """Return what the model makes of given tokens; see `TokenScorer.score`."""
+        self._raise_fault()
+        tokens = [int(token) for token in token_ids]
+        scored = GenerationRequest(
+            request_id=f"score-{next(self._num_scores)}",
+            prompt_token_ids=tuple(tokens),
+            sampling=Sampling(temperature=0.0, max_new_tokens=1),
+        )
+        size = int(self._llm.model_config.get_vocab_size())
+        check_request(scored, context_length=self.context_length, vocabulary_size=size)
+        parameters = SamplingParams(
+            temperature=0.0, max_tokens=1, detokenize=False, prompt_logprobs=top_k
+        )
+        places: Sequence[Any] = ()
+        prompt = tokens_input(tokens)
+        try:
+            async for output in self._llm.generate(prompt, parameters, scored.request_id):
+                places = output.prompt_logprobs or places
+        except VLLMDeadError as error:
+            raise self._dead("vLLM's engine process died") from error
+        except VLLMServerError as error:
+            raise EngineError(f"{len(tokens)} tokens were not scored by vLLM: {error}") from error
+        found = [
+            place and {token: (of.logprob, of.rank or 0) for token, of in place.items()}
+            for place in places
+        ]
+        return scores_of(tokens, found, top_k=top_k, whom="vLLM")
 
     async def pause(self) -> None:
         """Freeze every request at the next token boundary, its keys and values kept."""

@@ -1,0 +1,138 @@
+"""A teacher's process: another model that scores the samples of a run, over HTTP.
+
+It speaks what rollouts also ask of other people's servers. Its address lies in the run directory
+while it listens; a new start has a new one::
+
+    engine ─► listens ─► teachers/NAME.url written ─► scores ─► SIGTERM, or the engine died
+"""
+
+import asyncio
+import contextlib
+import socket
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+
+from cosmos_app.control_files import (
+    OWN_TEACHER,
+    read_teacher_token,
+    teacher_url_file,
+)
+from cosmos_app.dashboard.gate import TokenGate
+from cosmos_app.errors import RunError
+from cosmos_app.roles.parent import die_with_parent
+from cosmos_app.roles.process import open_context, own_address
+from cosmos_core.rundir import write_atomic
+from cosmos_rollout import (
+    EngineError,
+    EngineSetup,
+    PromptError,
+    TokenScorer,
+    answer_scores,
+)
+
+_GRACE_S = 2
+
+
+class ScoreRequest(BaseModel):
+    """What is asked of OpenAI's completions; other fields are somebody else's business.
+
+    Attributes:
+        model: which; there is one.
+        prompt: the tokens to score.
+        prompt_logprobs: how many likeliest tokens to tell of in each place.
+    """
+
+    model: str = OWN_TEACHER
+    prompt: list[int] = Field(min_length=1)
+    prompt_logprobs: int = Field(ge=0)
+
+
+def scoring_app(scorer: TokenScorer, died: asyncio.Event) -> FastAPI:
+    """Return the application that answers.
+
+    Args:
+        scorer: the engine.
+        died: set when the engine cannot go on.
+    """
+    app = FastAPI(title="teacher", docs_url=None, redoc_url=None)
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:  # pyright: ignore[reportUnusedFunction]
+        return {"data": [{"id": OWN_TEACHER, "max_model_len": scorer.context_length}]}
+
+    @app.post("/v1/completions")
+    async def completions(asked: ScoreRequest) -> JSONResponse:  # pyright: ignore[reportUnusedFunction]
+        try:
+            scores = await scorer.score(asked.prompt, asked.prompt_logprobs)
+        except PromptError as error:
+            return _error(400, error)
+        except EngineError as error:
+            died.set()
+            return _error(503, error)
+        told = answer_scores(asked.prompt, scores)
+        return JSONResponse({"choices": [{"index": 0, "prompt_logprobs": told}]})
+
+    return app
+
+
+async def run_teacher(run_dir: Path, replica: str) -> int:
+    """Score until told to end; return 0.
+
+    Raises:
+        RunError: if the run has no teachers, or the engine died.
+        EngineStartError: if the engine does not start.
+    """
+    die_with_parent()
+    context = open_context(run_dir, None)
+    chosen, model = context.recipe.teacher, context.recipe.model.teacher
+    if model is None or not chosen.replicas:
+        raise RunError(f"{replica}: this run has no teachers of its own; set teacher.replicas")
+    scorer = await chosen.engine.build_scorer(EngineSetup(model_path=model), top_k=chosen.top_k)
+    address = teacher_url_file(context.run, replica)
+    try:
+        await _serve(scorer, address, read_teacher_token(context.run))
+    finally:
+        address.unlink(missing_ok=True)
+        await scorer.aclose()
+    return 0
+
+
+async def _serve(scorer: TokenScorer, address: Path, token: str) -> None:
+    died = asyncio.Event()
+    host = own_address()
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as taken:
+        taken.bind((host, 0))
+        taken.listen(128)
+        server = uvicorn.Server(
+            uvicorn.Config(
+                TokenGate(scoring_app(scorer, died), token),
+                log_level="warning",
+                access_log=False,
+                timeout_graceful_shutdown=_GRACE_S,
+                server_header=False,
+            )
+        )
+        port = taken.getsockname()[1]
+        address.parent.mkdir(exist_ok=True)
+        write_atomic(address, f"http://{host}:{port}/v1")
+        serving = asyncio.create_task(server.serve(sockets=[taken]))
+        ended = asyncio.create_task(died.wait())
+        try:
+            await asyncio.wait((serving, ended), return_when=asyncio.FIRST_COMPLETED)
+            server.should_exit = True
+            await serving
+        finally:
+            ended.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await ended
+    if died.is_set():
+        raise RunError("the teacher's engine died")
+
+
+def _error(status: int, error: Exception) -> JSONResponse:
+    return JSONResponse({"error": f"{type(error).__name__}: {error}"}, status_code=status)

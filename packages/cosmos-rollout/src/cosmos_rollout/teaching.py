@@ -1,0 +1,167 @@
+"""Asking a teacher: replicas of another model that score samples while others are generated.
+
+They are servers of OpenAI's completions that know ``prompt_logprobs``, as vLLM's does. Which there
+are is looked up anew for every try, so one that died and came back at another address is found::
+
+    score ─► least busy replica ── answered ─► TeacherScores
+                ▲          │ gone, failing, too slow
+                └── wait ──┘ until the deadline ─► TeacherError
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
+
+import httpx
+
+from cosmos_core.trajectory import TeacherScores
+from cosmos_rollout.engines.prompt_scores import asked_scores, read_scores
+from cosmos_rollout.episode import Episode
+from cosmos_rollout.errors import EngineError, TeacherError
+from cosmos_rollout.rewards import Failure
+
+_FIRST_WAIT_S = 0.1
+_LONGEST_WAIT_S = 2.0
+T = TypeVar("T")
+
+
+class Teacher(Protocol):
+    """Scores samples with another model."""
+
+    @property
+    def num_tries(self) -> int:
+        """Grows as long as somebody is being asked."""
+        ...
+
+    async def score(self, token_ids: Sequence[int]) -> TeacherScores:
+        """Return what the teacher makes of every token after the first, which gets 0.
+
+        Raises:
+            TeacherError: if nobody scored them in time, or nobody ever would.
+        """
+        ...
+
+
+async def teach(teacher: Teacher, episode: Episode) -> TeacherScores | Failure:
+    """Return what a teacher makes of the tokens that the model sampled, or why it says nothing."""
+    try:
+        scores = await teacher.score(episode.token_ids.tolist())
+    except TeacherError as error:
+        return Failure(reward="teacher", error=type(error).__name__, message=str(error))
+    return scores.where(episode.trainable)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TeacherSettings:
+    """How teachers are asked.
+
+    Attributes:
+        model: their model's name.
+        token: what they want to be shown; empty: nothing.
+        top_k: how many likeliest tokens are asked for at each place.
+        deadline_s: longest that a sample waits for its scores, over all tries.
+        max_running: samples that are scored at once; more wait their turn.
+    """
+
+    model: str = "teacher"
+    token: str = ""
+    top_k: int = 0
+    deadline_s: float = 120.0
+    max_running: int = 64
+
+
+class TeacherReplicas:
+    """A `Teacher` over any number of servers; used from one asyncio loop.
+
+    Args:
+        urls: returns the addresses there are now, each up to and with ``/v1``.
+        settings: how they are asked.
+    """
+
+    def __init__(self, urls: Callable[[], Sequence[str]], settings: TeacherSettings) -> None:
+        self._urls = urls
+        self._settings = settings
+        self._places = asyncio.Semaphore(settings.max_running)
+        self._running: Counter[str] = Counter()
+        self._num_tries = 0
+        headers = {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
+        self._client = httpx.AsyncClient(
+            headers=headers,
+            timeout=settings.deadline_s,
+            limits=httpx.Limits(max_connections=settings.max_running),
+            trust_env=False,  # no proxy from the environment
+        )
+
+    @property
+    def num_tries(self) -> int:
+        """Requests sent or given up, so far."""
+        return self._num_tries
+
+    async def ready(self, deadline_s: float) -> None:
+        """Return when a teacher answers.
+
+        Raises:
+            TeacherError: if none did in time.
+        """
+        words = f"no teacher answered within {deadline_s:g} s"
+        await self._until(time.monotonic() + deadline_s, self._greet, words)
+
+    async def score(self, token_ids: Sequence[int]) -> TeacherScores:
+        """Return the scores; see `Teacher.score`."""
+        tokens = [int(token) for token in token_ids]
+        deadline_s = self._settings.deadline_s
+        words = f"no teacher scored {len(tokens)} tokens within {deadline_s:g} s"
+        async with self._places:
+            ask = partial(self._ask, tokens)
+            return await self._until(time.monotonic() + deadline_s, ask, words)
+
+    async def aclose(self) -> None:
+        """Hang up. Idempotent."""
+        await self._client.aclose()
+
+    async def _until(self, end: float, ask: Callable[[str], Awaitable[T]], words: str) -> T:
+        """Ask one after the other until somebody answers, or time is up."""
+        wait_s, last = _FIRST_WAIT_S, "there is none"
+        while True:
+            self._num_tries += 1
+            urls = self._urls()
+            if urls:
+                url = min(urls, key=lambda one: self._running[one])
+                self._running[url] += 1
+                try:
+                    async with asyncio.timeout(max(0.0, end - time.monotonic())):
+                        return await ask(url)
+                except (httpx.HTTPError, TimeoutError, EngineError) as error:
+                    last = f"{url}: {error!r}"
+                finally:
+                    self._running[url] -= 1
+            if time.monotonic() + wait_s > end:
+                raise TeacherError(f"{words}; at last: {last}")
+            await asyncio.sleep(wait_s)
+            wait_s = min(2.0 * wait_s, _LONGEST_WAIT_S)
+
+    async def _greet(self, url: str) -> None:
+        """See that the model is there."""
+        response = await self._client.get(f"{url}/models")
+        self._raise_refusal(url, response)
+        names = sorted(model["id"] for model in response.json()["data"])
+        if self._settings.model not in names:
+            raise TeacherError(f"{url} serves {names}, not {self._settings.model!r}")
+
+    async def _ask(self, tokens: Sequence[int], url: str) -> TeacherScores:
+        settings = self._settings
+        body = {"model": settings.model, "prompt": tokens} | asked_scores(settings.top_k)
+        response = await self._client.post(f"{url}/completions", json=body)
+        self._raise_refusal(url, response)
+        return read_scores(tokens, response.json(), top_k=settings.top_k, whom=url)
+
+    def _raise_refusal(self, url: str, response: httpx.Response) -> None:
+        """Give up on what would be refused by any replica; another may do what this one cannot."""
+        if response.is_server_error or response.status_code == httpx.codes.TOO_MANY_REQUESTS:
+            raise EngineError(f"answered {response.status_code}: {response.text[:500]}")
+        if response.is_error:
+            raise TeacherError(f"{url} answered {response.status_code}: {response.text[:500]}")

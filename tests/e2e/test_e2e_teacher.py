@@ -1,0 +1,76 @@
+"""On-policy distillation with teachers beside the rollouts: a real run, one of them killed."""
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from real_runs import SMALL, Runner, assert_balanced
+from transformers import AutoModelForCausalLM
+
+from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
+from cosmos_app.samples import read_trajectories
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+STEPS = 6
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def opinionated(path: Path) -> None:
+    """Make a fresh model, which finds all tokens about equally likely, prefer some."""
+    model = AutoModelForCausalLM.from_pretrained(path)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(10.0)
+    model.save_pretrained(path)
+
+
+def test_samples_are_scored_by_teachers_of_whom_one_is_killed(runner: Runner) -> None:
+    size = TinyModelConfig(num_layers=1, hidden_size=32, num_heads=2)
+    letters = ["0123456789+= "]
+    student, teacher = runner.folder / "student", runner.folder / "teacher"
+    build_tiny_model(student, letters, size, 0)
+    build_tiny_model(teacher, letters, size, 1)
+    opinionated(teacher)
+    run = runner.start(
+        *SMALL, f"trainer.steps={STEPS}", f"model.path={student}", f"model.teacher={teacher}",
+        "algorithm.kind=on_policy_distillation", "rollout.record=true",
+        "teacher.replicas=1", "teacher.engine.kind=transformers", "teacher.top_k=2",
+        "learner.optimizer.lr=0.03", "validation.after=false", "validation.before=false",
+    )  # fmt: skip
+    run.wait_for(lambda: run.steps_done() >= 1)
+    os.kill(run.child("teacher-0"), signal.SIGKILL)
+    assert run.finish(deadline_s=400.0) == 0, run.logs()
+    assert_balanced(run.report["books"])
+    (incident,) = [one for one in run.report["incidents"] if one["name"] == "teacher-0"]
+    assert (incident["how"], incident["outcome"]) == ("signal 9 (SIGKILL)", "restarted")
+    network = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float64).eval()
+    recorded = list(read_trajectories(run.output / "trajectories" / "rollout-0.bin"))
+    assert len(recorded) >= STEPS * 32
+    for trajectory in recorded[:: len(recorded) // 20]:
+        ids = torch.tensor(trajectory.token_ids.tolist())
+        with torch.no_grad():
+            table = network(ids[None]).logits[0, :-1].log_softmax(-1)
+        expected = table[torch.arange(len(ids) - 1), ids[1:]].numpy()
+        assert trajectory.teacher is not None
+        np.testing.assert_allclose(
+            trajectory.teacher.logprobs[1:],
+            np.where(trajectory.trainable[1:], expected, 0.0),
+            atol=1e-4,
+        )
+        best = table.topk(2).values.numpy()
+        np.testing.assert_allclose(
+            trajectory.teacher.top_logprobs[1:],
+            np.where(trajectory.trainable[1:, None], best, 0.0),
+            atol=1e-4,
+        )
+    # Reverse KL to the teacher, estimated on the student's own samples, falls.
+    gaps = [
+        float((t.logprobs - t.teacher.logprobs)[t.trainable].mean()) for t in recorded if t.teacher
+    ]
+    assert np.mean(gaps[-32:]) < 0.9 * np.mean(gaps[:32])
