@@ -23,7 +23,7 @@ def weights(height: int) -> nn.Module:
     """The same on every rank count; `height` rows per matrix."""
     torch.manual_seed(3)
     model = nn.Module()
-    for name in ("block", "row", "mx", "fp4", "plain"):
+    for name in ("block", "row", "mx", "fp4", "fp4_up", "plain"):
         tensor = torch.randn(height, 192) * torch.exp2(torch.randint(-9, 9, (height, 1)))
         setattr(model, name, nn.Parameter(tensor))
     return model
@@ -33,7 +33,7 @@ ENCODINGS = (
     BlockFp8(names=("block",)),
     RowwiseFp8(names=("row",)),
     MxFp8(names=("mx",)),
-    NvFp4(names=("fp4",)),
+    NvFp4(names=("fp4", "fp4_up"), fused=(("fp4", "fp4_up"),)),
 )
 
 

@@ -38,6 +38,8 @@ def test_shards_give_the_bytes_of_one_rank(trainers, num_ranks, height):
     found, wanted = staged(trainers[num_ranks], height), staged(trainers[1], height)
     assert found.keys() == wanted.keys()
     scales = {"block_scale_inv", "row_scale", "mx_scale", "fp4_scale", "fp4_scale_2"}
+    scales |= {"fp4_up_scale", "fp4_up_scale_2"}
+    assert found["fp4_scale_2"] == found["fp4_up_scale_2"]
     assert {name for name in found if "scale" in name} == scales
     for name, content in wanted.items():
         assert found[name] == content, name

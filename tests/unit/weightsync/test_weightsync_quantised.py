@@ -146,6 +146,42 @@ def test_nvfp4_is_what_the_loops_say():
             assert found["w"][row, run * 8 : (run + 1) * 8].tolist() == packed
 
 
+def published_of(named: dict[str, torch.Tensor], encoding) -> dict[str, torch.Tensor]:
+    encoded = encode(shards_of(named.items()), [encoding])
+    tensors = [torch.empty(s.box.shape, dtype=torch_dtype(s.dtype)) for s in encoded.specs]
+    encoded.write(tensors)
+    return {spec.name: tensor for spec, tensor in zip(encoded.specs, tensors, strict=True)}
+
+
+def test_fused_matrices_have_the_scale_of_the_largest_and_nobody_else_has():
+    named = {
+        "0.q.weight": torch.full((4, 16), 2.0),
+        "0.k.weight": torch.full((2, 16), -10.5),
+        "1.k.weight": torch.full((2, 16), 21.0),
+        "0.o.weight": torch.full((4, 16), 42.0),
+    }
+    found = published_of(named, NvFp4(names=("*",), fused=(("q", "k"),)))
+    whole = {name: found[f"{name}_scale_2"].item() * 2688.0 for name in named}
+    assert whole == pytest.approx(
+        {"0.q.weight": 10.5, "0.k.weight": 10.5, "1.k.weight": 21.0, "0.o.weight": 42.0}
+    )
+    # 2 is a third of 6 times the run's scale, and the run's scale is 2/6 / (10.5/2688) in e4m3.
+    scale = torch.tensor(2 / 6 / (10.5 / 2688)).to(torch.float8_e4m3fn).float().item()
+    assert found["0.q.weight_scale"].float().unique().tolist() == [scale]
+    assert found["0.q.weight"].unique().tolist() == [0x77]  # every code is 6
+
+
+def test_fused_stacks_of_experts_share_a_scale_for_each_expert():
+    gate = torch.tensor([1.0, 2.0])[:, None, None].expand(2, 3, 16).clone()
+    up = torch.tensor([8.0, 0.5])[:, None, None].expand(2, 3, 16).clone()
+    fused = NvFp4(names=("*",), fused=(("gate", "up"),))
+    found = published_of({"gate": gate, "up": up}, fused)
+    for name in ("gate", "up"):
+        assert (found[f"{name}_scale_2"] * 2688).tolist() == pytest.approx([8.0, 2.0])
+    with pytest.raises(EncodingError, match=r"up .*has \(1, 1\) blocks to share with gate\+up"):
+        published_of({"gate": gate, "up": up[0]}, fused)
+
+
 def test_every_value_between_two_of_fp4_goes_to_the_nearest_and_ties_to_the_even_code():
     # The first value sets the scales: 6 * 448 in a run of 16 makes both of them 1.
     row = [2688.0, *[448.0 * tie for tie in (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)], *[0.0] * 8]

@@ -1,4 +1,4 @@
-"""Weights in 8 bits for the engines: quantised once where they are sent, served as they are.
+"""Weights in 8 or 4 bits for the engines: quantised once where they are sent, served as they are.
 
 The policy trains in its own precision. What engines start from is quantised the same way, so that
 every version has one layout.
@@ -7,26 +7,34 @@ every version has one layout.
 import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 
 from cosmos_app.recipe import WeightSyncConfig
 from cosmos_parallel import ProcessContext
-from cosmos_weightsync import Shard, WeightReceiver, WeightSender, checkpoint_shards
+from cosmos_weightsync import Shard, WeightReceiver, WeightSender, checkpoint_shards, shards_of
 from cosmos_weightsync.encodings import (
     AmaxGroup,
     Cast,
     EncodedShards,
     Encoding,
     MxFp8,
+    NvFp4,
     RowwiseFp8,
     encode,
 )
 
 _MATRICES = "*_proj.weight"
+# What vLLM fuses into one layer, with one scale per matrix for all of it.
+_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+# NVFP4 scales 16 activations at a time, times this: with it they may be anything from 0.003 to 84
+# (e4m3 scales of 2**-6 to 448, values to 6), and more coarsely down to 4e-4.
+_INPUT_SCALE = 2.0**-5
 _FLOAT8: dict[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True}
 
 
@@ -44,6 +52,8 @@ def quantised_shards(
     held = tuple(shards)
     if not config.quantised:
         return held
+    if config.quantised == "nvfp4":
+        held = (*held, *_input_scales(held))
     together = process is not None and process.world_size > 1
     group = AmaxGroup.of_process_group(held) if together else None
     return encode(held, _encodings(config), group=group)
@@ -72,16 +82,26 @@ def engine_model(model: Path, config: WeightSyncConfig, run_dir: Path, replica: 
     return target
 
 
+def _input_scales(shards: Iterable[Shard]) -> Sequence[Shard]:
+    """Return the scales of activations that vLLM wants beside NVFP4 weights."""
+    names = [s.spec.name for s in shards if fnmatchcase(s.spec.name, _MATRICES)]
+    scale = torch.tensor(_INPUT_SCALE)
+    return tuple(shards_of((f"{n.removesuffix('weight')}input_scale", scale) for n in names))
+
+
 def _encodings(config: WeightSyncConfig) -> Sequence[Encoding]:
     rest = Cast(dtype=config.wire_dtype or "bfloat16")
     if config.quantised == "mxfp8":
         return (MxFp8(names=(_MATRICES,)), rest)
+    if config.quantised == "nvfp4":
+        scales = Cast(dtype="float32", names=("*.input_scale",))
+        return (NvFp4(names=(_MATRICES,), fused=_FUSED), scales, rest)
     return (RowwiseFp8(names=(_MATRICES,)), rest)
 
 
 def _write_quantised(model: Path, config: WeightSyncConfig, into: Path) -> None:
     tensors: dict[str, Tensor] = {}
-    with WeightSender(encode(checkpoint_shards(model), _encodings(config))) as sender:
+    with WeightSender(quantised_shards(checkpoint_shards(model), config)) as sender:
         sender.publish(0)
         with WeightReceiver([sender.endpoint]) as receiver:
             receiver.stage(0)
@@ -109,6 +129,13 @@ def _quantisation(config: WeightSyncConfig, tensors: Mapping[str, Tensor]) -> di
     whole = sorted({*whole, "lm_head"})
     if config.quantised == "mxfp8":
         return {"quant_method": "mxfp8", "ignored_layers": whole}
+    if config.quantised == "nvfp4":
+        return {
+            "quant_method": "modelopt",
+            "quant_algo": "NVFP4",
+            "group_size": 16,
+            "ignore": whole,
+        }
     return {
         "quant_method": "compressed-tensors",
         "format": "float-quantized",

@@ -6,8 +6,10 @@ together; a rank then encodes its part exactly as a rank that holds everything w
 """
 
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,13 +17,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cosmos_weightsync.boxes import Box
-from cosmos_weightsync.encodings.blocks import cut_cells, grid_shape
+from cosmos_weightsync.encodings.blocks import cut_cells, grid_box, grid_shape
 from cosmos_weightsync.encodings.contract import Extents
 from cosmos_weightsync.errors import EncodingError
 from cosmos_weightsync.layout import IntArray, Layout, ShardSpec
 from cosmos_weightsync.shards import Shard
 
-__all__ = ["AmaxGroup", "BlockMaxima", "CutBlocks"]
+__all__ = ["AmaxGroup", "BlockMaxima", "BlockRules", "CutBlocks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +70,18 @@ class BlockMaxima:
     grid: Tensor
 
 
+class BlockRules(NamedTuple):
+    """Of every tensor to quantise, on any rank of the group: its blocks, and who shares them."""
+
+    blocks: Callable[[ShardSpec], tuple[Extents, ...]]
+    together: Callable[[ShardSpec], tuple[str, ...]]
+
+
 class CutBlocks:
-    """The blocks that no single shard holds whole, numbered alike on every rank.
+    """The blocks that no single shard holds whole, or that tensors share, numbered alike anywhere.
 
     Args:
-        wanted: (name, blocks) of every tensor to quantise, on any rank of the group.
+        rules: what tensors have.
         own: This rank's specs.
         group: The ranks that hold the rest; ``None`` when this rank's shards suffice.
 
@@ -82,25 +91,44 @@ class CutBlocks:
 
     def __init__(
         self,
-        wanted: Callable[[ShardSpec], tuple[Extents, ...]],
+        rules: BlockRules,
         own: Sequence[ShardSpec],
         group: AmaxGroup | None,
     ) -> None:
         self._group = group
         layout = Layout.from_ranks([own]) if group is None else group.layout
         self._slots: dict[tuple[str, Extents], tuple[int, IntArray]] = {}
+        self._shared: dict[tuple[str, Extents], int] = {}
+        self._families: dict[str, tuple[int, Extents]] = {}
         known: dict[tuple[int, Extents], IntArray] = {}
         self.num_slots = 0
         for name in sorted(layout.tensors):
             entry = layout.tensors[name]
             shape = layout.shape_of(name)
-            for block in wanted(ShardSpec(name, shape, Box.full(shape), entry.dtype)):
+            whole = ShardSpec(name, shape, Box.full(shape), entry.dtype)
+            for block, family in zip(rules.blocks(whole), rules.together(whole), strict=True):
                 key = (entry.geometry, block)
                 if key not in known:
                     boxes = _distinct_boxes(layout, entry.geometry)
                     known[key] = _cut_by(name, shape, boxes, block, group)
-                self._slots[name, block] = (self.num_slots, known[key])
-                self.num_slots += len(known[key])
+                if family:
+                    self._shared[name, block] = self._slots_of(family, name, shape, block)
+                else:
+                    self._slots[name, block] = (self.num_slots, known[key])
+                    self.num_slots += len(known[key])
+
+    def _slots_of(self, family: str, name: str, shape: Extents, block: Extents) -> int:
+        """Return the first slot of the blocks that a family shares, one for each of them."""
+        grid = grid_shape(shape, block)
+        if family not in self._families:
+            self._families[family] = (self.num_slots, grid)
+            self.num_slots += math.prod(grid)
+        first, expected = self._families[family]
+        if grid != expected:
+            raise EncodingError(
+                f"{name} {shape}: has {grid} blocks to share with {family}, others {expected}"
+            )
+        return first
 
     def complete(self, found: Sequence[BlockMaxima]) -> None:
         """Turn maxima over this rank's parts into maxima over whole blocks, in place.
@@ -134,6 +162,12 @@ class CutBlocks:
     def _places(self, item: BlockMaxima) -> tuple[Tensor, Tensor]:
         """Numbers of the shard's cut blocks, and where they are in its grid."""
         spec = item.shard.spec
+        if (spec.name, item.block) in self._shared:
+            grid = grid_shape(spec.global_shape, item.block)
+            mine = grid_box(spec.box, item.block).relative_to(Box.full(grid))
+            numbers = np.arange(math.prod(grid), dtype=np.int64).reshape(grid)[mine]
+            slots = self._shared[spec.name, item.block] + numbers.ravel()
+            return torch.from_numpy(slots), torch.arange(len(slots))
         first, positions = self._slots[spec.name, item.block]
         if not len(positions):
             return torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)

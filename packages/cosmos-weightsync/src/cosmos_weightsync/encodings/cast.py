@@ -43,6 +43,11 @@ class Cast:
         del spec
         return ()
 
+    def together(self, spec: ShardSpec) -> tuple[str, ...]:
+        """Nothing is shared."""
+        del spec
+        return ()
+
     def write(self, shard: Shard, maxima: Sequence[Tensor], into: Sequence[Tensor]) -> None:
         """See `Encoding.write`."""
         del maxima

@@ -41,6 +41,13 @@ class Encoding(Protocol):
         """The blocks whose largest magnitudes `write` needs, if any."""
         ...
 
+    def together(self, spec: ShardSpec) -> tuple[str, ...]:
+        """Who shares each of `blocks`: tensors with one name here have one maximum per block.
+
+        Empty for blocks of this tensor alone.
+        """
+        ...
+
     def write(self, shard: Shard, maxima: Sequence[Tensor], into: Sequence[Tensor]) -> None:
         """Encode the shard as it is now.
 

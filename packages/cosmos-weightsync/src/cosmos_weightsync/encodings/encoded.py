@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor
 
-from cosmos_weightsync.encodings.amax import AmaxGroup, BlockMaxima, CutBlocks
+from cosmos_weightsync.encodings.amax import AmaxGroup, BlockMaxima, BlockRules, CutBlocks
 from cosmos_weightsync.encodings.blocks import block_maxima
 from cosmos_weightsync.encodings.cast import Cast
 from cosmos_weightsync.encodings.contract import Encoding, Extents
@@ -50,7 +50,9 @@ class EncodedShards:
             specs.extend(found)
         self.specs = tuple(specs)
         self.is_cuda = any(shard.tensor.is_cuda for shard in shards)
-        self._cut_blocks = CutBlocks(self._blocks, [shard.spec for shard in shards], group)
+        self._cut_blocks = CutBlocks(
+            BlockRules(self._blocks, self._together), [shard.spec for shard in shards], group
+        )
         _check_names(self._entries, self.specs)
 
     def write(
@@ -99,6 +101,9 @@ class EncodedShards:
 
     def _blocks(self, spec: ShardSpec) -> tuple[Extents, ...]:
         return self._encoding_of(spec.name).blocks(spec)
+
+    def _together(self, spec: ShardSpec) -> tuple[str, ...]:
+        return self._encoding_of(spec.name).together(spec)
 
 
 _AS_IS = Cast(dtype="")

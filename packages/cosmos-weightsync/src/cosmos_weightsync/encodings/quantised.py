@@ -57,6 +57,11 @@ class RowwiseFp8:
         """Whole rows."""
         return (_block(spec, 1, max(1, spec.global_shape[-1])),)
 
+    def together(self, spec: ShardSpec) -> tuple[str, ...]:
+        """Nobody shares them."""
+        del spec
+        return ("",)
+
     def write(self, shard: Shard, maxima: Sequence[Tensor], into: Sequence[Tensor]) -> None:
         """See `Encoding.write`."""
         _write_fp8(shard, self.blocks(shard.spec)[0], _linear_scales(maxima[0]), into)
@@ -84,6 +89,11 @@ class BlockFp8:
     def blocks(self, spec: ShardSpec) -> tuple[Extents, ...]:
         """Squares."""
         return (_block(spec, self.block, self.block),)
+
+    def together(self, spec: ShardSpec) -> tuple[str, ...]:
+        """Nobody shares them."""
+        del spec
+        return ("",)
 
     def write(self, shard: Shard, maxima: Sequence[Tensor], into: Sequence[Tensor]) -> None:
         """See `Encoding.write`."""
@@ -114,6 +124,11 @@ class MxFp8:
         """Runs of 32 along the last dim."""
         return (_block(spec, 1, 32),)
 
+    def together(self, spec: ShardSpec) -> tuple[str, ...]:
+        """Nobody shares them."""
+        del spec
+        return ("",)
+
     def write(self, shard: Shard, maxima: Sequence[Tensor], into: Sequence[Tensor]) -> None:
         """See `Encoding.write`."""
         # max <= 448 * 2**k = 0.875 * 2**(k + 9), and frexp gives max = mantissa * 2**exponent.
@@ -136,11 +151,15 @@ class NvFp4:
 
     Attributes:
         names: Patterns of the tensors' names.
+        fused: Parts of names that an engine fuses into one layer, which has one scale per matrix:
+            ``("gate_proj", "up_proj")`` gives the tensors whose names differ in that part alone
+            the scale of the larger one. vLLM takes the largest of different scales for all.
         scale_suffix: What follows a tensor's name in the name of the scales of its blocks.
         matrix_scale_suffix: The same for the scale per matrix.
     """
 
     names: tuple[str, ...]
+    fused: tuple[tuple[str, ...], ...] = ()
     scale_suffix: str = "_scale"
     matrix_scale_suffix: str = "_scale_2"
     kind: Literal["nvfp4"] = "nvfp4"
@@ -175,6 +194,15 @@ class NvFp4:
             _block(spec, 1, 16),
             _block(spec, max(1, spec.global_shape[-2]), max(1, spec.global_shape[-1])),
         )
+
+    def together(self, spec: ShardSpec) -> tuple[str, ...]:
+        """Runs are a tensor's own; fused tensors have one maximum per matrix."""
+        parts = spec.name.split(".")
+        for family in self.fused:
+            for index, part in enumerate(parts):
+                if part in family:
+                    return "", ".".join([*parts[:index], "+".join(family), *parts[index + 1 :]])
+        return "", ""
 
     def write(self, shard: Shard, maxima: Sequence[Tensor], into: Sequence[Tensor]) -> None:
         """See `Encoding.write`."""
