@@ -27,7 +27,7 @@ from cosmos_core.simulation import (
 )
 from cosmos_core.trajectory import Trajectory
 from cosmos_parallel import ReplicaLostError
-from cosmos_rollout import GenerationRequest, StagedWeights
+from cosmos_rollout import GenerationRequest, SleepPolicy, StagedWeights
 from cosmos_rollout.engines.in_process import DecodedToken
 from cosmos_weightsync import SenderConfig, WeightSender, shards_of
 
@@ -213,6 +213,12 @@ class PacedDecoder:
                 self._weights[name] = tensor.clone()
         self._version = staged.version
         self._diary.note("swap", time.monotonic(), version=self._version)
+
+    def sleep(self, weights: SleepPolicy) -> None:
+        """Never asked here: each side has devices of its own."""
+
+    def wake(self) -> None:
+        """Likewise."""
 
     def _idle(self) -> None:
         """Account for the time since the last step if there was nothing left to do then."""

@@ -14,19 +14,14 @@ from cosmos_app.cluster_config import ClusterConfig
 from cosmos_app.dashboard.config import DashboardConfig
 from cosmos_app.quickstart.arithmetic import ArithmeticConfig
 from cosmos_app.quickstart.tiny_model import TinyModelConfig
+from cosmos_app.rollout_config import RolloutConfig, check_colocation
 from cosmos_app.teacher_config import TeacherConfig, check_teacher
 from cosmos_core.config import load_config
 from cosmos_core.control import ControllerConfig, StalenessConfig, ValidationPlan
 from cosmos_core.metrics import ConsoleSinkConfig, JsonlSinkConfig, SinkConfig
 from cosmos_parallel import ElasticConfig, LearnerConfig, ParallelConfig
 from cosmos_parallel import ModelConfig as HeldModelConfig
-from cosmos_rollout import (
-    EngineConfig,
-    EnvironmentConfig,
-    EpisodeLimits,
-    RewardPoolConfig,
-    VLLMConfig,
-)
+from cosmos_rollout import RewardPoolConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,47 +122,6 @@ class PolicyConfig:
     replicas: int = 1
     ranks: int = 1
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SamplingConfig:
-    """How tokens are drawn.
-
-    Attributes:
-        temperature: of the softmax.
-        top_p: nucleus sampling; 1 for none.
-        max_new_tokens: longest response.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    max_new_tokens: int = 128
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RolloutConfig:
-    """The replicas that generate.
-
-    Attributes:
-        replicas: how many.
-        slots: groups that each generates at once.
-        scoring: further groups that each may hold while their rewards are computed; for rewards
-            that take long.
-        engine: what generates.
-        sampling: how.
-        environment: what every episode is played in; none: one prompt, one reply.
-        episode: what ends an episode that does not end by itself.
-        record: keep every trajectory under ``trajectories/`` of the run directory, to look into.
-    """
-
-    replicas: int = 2
-    slots: int = 32
-    scoring: int = 0
-    engine: EngineConfig = field(default_factory=VLLMConfig)
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    environment: EnvironmentConfig | None = None
-    episode: EpisodeLimits = field(default_factory=EpisodeLimits)
-    record: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -327,6 +281,7 @@ class Recipe:
                 f"weight_sync.quantised is {quantised!r} and rollout.engine.kind {engine!r}; "
                 "only vllm serves quantised weights"
             )
+        check_colocation(self.rollout, self.staleness, num_policies=self.policy.replicas)
         self.policy.parallel.resolve(self.policy.ranks)
         _check_algorithm(self)
 

@@ -16,7 +16,7 @@ from cosmos_core.messages import (
     LoadVersion,
     VersionLoaded,
 )
-from cosmos_core.trajectory import UNSAMPLED, TeacherScores, Trajectory, VersionSpan
+from cosmos_core.trajectory import UNSAMPLED, Trajectory, VersionSpan
 from cosmos_rollout import (
     EngineDeadError,
     ExactReward,
@@ -32,7 +32,6 @@ from cosmos_rollout import (
     Sampling,
     Scored,
     ScriptDecoder,
-    TeacherError,
     VersionSource,
     sample_seed,
 )
@@ -107,7 +106,6 @@ class World:
                 tokenizer=Letters(),
                 scorer=self.scorer,
                 publish=self.store.publish,
-                teacher=teacher,
             ),
             ProducerConfig(
                 slots=slots,
@@ -141,12 +139,8 @@ async def test_a_group_becomes_trajectories_then_an_event():
         assert isinstance(event, GroupFinished)
         assert (event.replica, event.group, event.attempt) == ("rollout-0", generate(3).group, 0)
         first, second = event.samples
-        assert (first.sibling, first.num_tokens, first.reward, first.status) == (
-            0,
-            4,
-            3.0,
-            "completed",
-        )
+        assert (first.sibling, first.num_tokens, first.reward) == (0, 4, 3.0)
+        assert first.status == "completed"
         assert (second.sibling, second.num_tokens, second.reward) == (1, 5, 4.0)
         assert (first.oldest_version, first.newest_version) == (4, 4)
         trajectory = world.store.trajectories[first.key]
@@ -208,52 +202,6 @@ async def test_a_failed_reward_is_a_failed_sample_without_payload_or_reward():
         assert (bad.status, bad.key, bad.reward) == ("failed", "", 0.0)
         assert bad.failure == "reward length: KeyError: 'x'"
         assert len(world.store.trajectories) == 1
-
-
-class HalfTeacher:
-    """Scores tokens by their numbers, none of which may be 100; counts what it was asked."""
-
-    def __init__(self) -> None:
-        self.num_tries = 0
-
-    async def score(self, token_ids: Sequence[int]) -> TeacherScores:
-        self.num_tries += 1
-        await asyncio.sleep(0)
-        if 100 in token_ids:
-            raise TeacherError("no teacher scored 6 tokens within 1 s; at last: there is none")
-        scored = -np.array(token_ids, np.float32) / 100
-        nothing = np.zeros((len(token_ids), 0))
-        return TeacherScores(
-            logprobs=scored,
-            top_logprobs=nothing.astype(np.float32),
-            top_token_ids=nothing.astype(np.int32),
-        )
-
-
-async def test_a_teachers_scores_go_with_the_tokens_that_were_sampled():
-    teacher = HalfTeacher()
-    async with World(teacher=teacher) as world:
-        world.producer.submit(generate(3))  # siblings say "abc" and "abcd"; "d" is token 100
-        (event,) = await world.events(1)
-        first, second = event.samples
-        scores = world.store.trajectories[first.key].teacher
-        np.testing.assert_allclose(scores.logprobs, [0.0, -0.97, -0.98, -0.99, -0.1], rtol=1e-6)
-        assert (second.status, second.key) == ("failed", "")
-        assert "no teacher scored 6 tokens" in second.failure
-        assert world.producer.failures == {"teacher: TeacherError": 1}
-        tokens, tries, scored = 9, 2, 2
-        assert world.producer.progress == tokens + tries + scored
-
-
-async def test_nobody_teaches_what_is_not_trained_on():
-    teacher = HalfTeacher()
-    async with World(teacher=teacher) as world:
-        world.producer._parts.prompts["validation"] = world.producer._parts.prompts["train"]
-        group = GroupId(source="validation", round=1, ordinal=3)
-        world.producer.submit(Generate(group=group, attempt=0, num_samples=1, greedy=True))
-        (event,) = await world.events(1)
-        assert world.store.trajectories[event.samples[0].key].teacher is None
-        assert teacher.num_tries == 0
 
 
 async def test_a_cancelled_group_leaves_the_engine_and_says_nothing():

@@ -4,14 +4,31 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
 
-from cosmos_core.trajectory import TeacherScores
-from cosmos_rollout import TeacherError, TeacherReplicas, TeacherSettings, answer_scores
+from cosmos_core.messages import Generate, GroupFinished, GroupId
+from cosmos_core.trajectory import TeacherScores, Trajectory
+from cosmos_rollout import (
+    GenerationRequest,
+    InProcessEngine,
+    Producer,
+    ProducerConfig,
+    ProducerParts,
+    PromptRow,
+    PromptSet,
+    RewardInput,
+    Sampling,
+    Scored,
+    ScriptDecoder,
+    TeacherError,
+    TeacherReplicas,
+    TeacherSettings,
+    answer_scores,
+)
 
 TOKENS = (5, 9, 33, 12)
 
@@ -185,3 +202,91 @@ async def test_another_model_is_known_at_the_start(replica: Replica):
     with pytest.raises(TeacherError, match=r"serves \['teacher'\], not 'large'"):
         await teacher.ready(30.0)
     await teacher.aclose()
+
+
+class Letters:
+    """A tokenizer of single characters."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return "".join(chr(token) for token in token_ids)
+
+
+def spell(request: GenerationRequest, position: int, version: int) -> tuple[int, float]:
+    """Answer "abc"; the second sibling "abcd"."""
+    length = 3 + int(request.request_id[-1] == "1")
+    return (ord("a") + position, -0.5) if position < length else (10, -0.25)
+
+
+class HalfTeacher:
+    """Scores tokens by their numbers, none of which may be 100 ("d"); counts what it was asked."""
+
+    num_tries = 0
+
+    async def score(self, token_ids: Sequence[int]) -> TeacherScores:
+        self.num_tries += 1
+        if 100 in token_ids:
+            raise TeacherError("no teacher scored 6 tokens within 1 s; at last: there is none")
+        none = np.zeros((len(token_ids), 0), np.float32)
+        scored = -np.array(token_ids, np.float32) / 100
+        return TeacherScores(
+            logprobs=scored, top_logprobs=none, top_token_ids=none.astype(np.int32)
+        )
+
+
+class Ones:
+    """A reward of 1 for anything."""
+
+    async def score(self, sample: RewardInput) -> Scored:
+        return Scored(rewards={"one": 1.0}, total=1.0)
+
+    async def score_group(self, samples, outcomes):
+        return outcomes
+
+
+async def test_a_teachers_scores_go_with_the_tokens_that_were_sampled():
+    stored: dict[str, Trajectory] = {}
+
+    async def publish(trajectories: Sequence[Trajectory]) -> list[str]:
+        stored.update((f"{t.group}.{t.sibling}", t) for t in trajectories)
+        return [f"{t.group}.{t.sibling}" for t in trajectories]
+
+    rows = PromptSet([PromptRow(prompt_id="row", prompt="3", answer="abc")], order="file")
+    engine = InProcessEngine(ScriptDecoder(spell, context_length=64))
+    teacher = HalfTeacher()
+    producer = Producer(
+        ProducerParts(
+            engine=engine,
+            prompts={"train": rows, "validation": rows},
+            tokenizer=Letters(),
+            scorer=Ones(),
+            publish=publish,
+            teacher=teacher,
+        ),
+        ProducerConfig(sampling=Sampling(max_new_tokens=20, stop_token_ids=(10,))),
+        replica="rollout-0",
+    )
+    events = producer.events()
+    train = GroupId(source="train", round=0, ordinal=0)
+    producer.submit(Generate(group=train, attempt=0, num_samples=2))
+    event = await asyncio.wait_for(anext(events), 30)
+    assert isinstance(event, GroupFinished)
+    first, second = event.samples
+    scores = stored[first.key].teacher
+    assert scores is not None
+    np.testing.assert_allclose(scores.logprobs, [0.0, -0.97, -0.98, -0.99, -0.1], rtol=1e-6)
+    assert (second.status, second.key) == ("failed", "")
+    assert "no teacher scored 6 tokens" in second.failure
+    assert producer.failures == {"teacher: TeacherError": 1}
+    num_tokens, num_tries, num_scored = 9, 2, 2
+    assert producer.progress == num_tokens + num_tries + num_scored
+    validation = GroupId(source="validation", round=1, ordinal=0)
+    producer.submit(Generate(group=validation, attempt=0, num_samples=1, greedy=True))
+    event = await asyncio.wait_for(anext(events), 30)
+    assert isinstance(event, GroupFinished)
+    assert stored[event.samples[0].key].teacher is None
+    assert teacher.num_tries == num_tries  # nobody teaches what is not trained on
+    await producer.aclose()
+    await engine.aclose()

@@ -32,8 +32,10 @@ from cosmos_app.roles.process import (
     own_address,
     torchrun_place,
 )
+from cosmos_app.roles.put_away import PutAway
 from cosmos_app.roles.ranks import gather_texts, join_ranks
 from cosmos_app.roles.trainer import Seat, Trainer
+from cosmos_app.roles.turns import policy_turn
 from cosmos_app.settings import bad_steps_kept, kernels
 from cosmos_app.step_share import StepShare
 from cosmos_core.activity import ActivityMeter
@@ -152,11 +154,15 @@ class PolicyProcess:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
         self._meter = ActivityMeter(("waiting", "training", "saving"), time.monotonic())
         self._trainer: StepTrainer | None = None
+        self._turn = policy_turn(context)
+        self._belongings: PutAway | None = None
 
     async def run(self) -> None:
         """Load, join, obey until told to stop."""
+        await self._take_turn()
         trainer = self._trainer = await self._blocking(self._make)
         endpoints = await self._blocking(lambda: gather_texts(trainer.endpoint))
+        await self._give_turn()
         try:
             if self._place.rank == 0:
                 await self._lead(trainer, tuple(endpoints))
@@ -175,8 +181,10 @@ class PolicyProcess:
             pulse = asyncio.create_task(self._pulse(channel, trainer))
             try:
                 async for command in channel.commands():
+                    await self._take_turn()
                     await self._blocking(lambda c=command: broadcast_bytes(encode_message(c)))
                     await self._obey(trainer, command, channel)
+                    await self._give_turn()
                     if isinstance(command, Stop):
                         return
             finally:
@@ -188,9 +196,29 @@ class PolicyProcess:
         while True:
             data = await self._blocking(lambda: broadcast_bytes(None))
             command = decode_command(data)
+            await self._take_turn()
             await self._obey(trainer, command, None)
+            await self._give_turn()
             if isinstance(command, Stop):
                 return
+
+    async def _take_turn(self) -> None:
+        """Have the devices alone, where rollouts share them; rank 0 waits for all ranks."""
+        if self._turn is None:
+            return
+        if self._place.rank == 0:
+            await self._turn.take()
+        if self._belongings is not None:
+            await self._blocking(self._belongings.back)
+
+    async def _give_turn(self) -> None:
+        """Let rollouts have the devices, once every rank has put its things away."""
+        if self._turn is None:
+            return
+        if self._belongings is not None:
+            await self._blocking(self._belongings.away)
+            await self._blocking(lambda: gather_texts("away"))
+        self._turn.give()
 
     async def _obey(
         self, trainer: StepTrainer, command: Command, channel: ReplicaChannel | None
@@ -299,7 +327,7 @@ class PolicyProcess:
         learner = bad_steps_kept(
             recipe.learner, self._context.run, keep=recipe.trainer.keep_bad_steps
         )
-        return Trainer(
+        trainer = Trainer(
             replace(recipe, learner=learner),
             self._context.files.model,
             Seat(
@@ -312,6 +340,9 @@ class PolicyProcess:
             store,
             self._others(index, mesh),
         )
+        if self._turn is not None:
+            self._belongings = trainer.belongings()
+        return trainer
 
     def _others(self, index: int, mesh: TrainingMesh) -> ReplicaGroup | Gathering | None:
         """Return the other policy replicas: who come and go, who are always there, or nobody."""

@@ -9,24 +9,22 @@ import contextlib
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import cosmos_rollout
-from cosmos_app.control_files import (
-    OWN_TEACHER,
-    read_teacher_token,
-    read_weights_token,
-    teacher_urls,
-)
+from cosmos_app.control_files import read_weights_token
 from cosmos_app.recipe import Recipe
 from cosmos_app.report import Sample
 from cosmos_app.roles.adapters import MergedWeights, MergingClient
+from cosmos_app.roles.colocated import Bed, Sleeper
+from cosmos_app.roles.finding_teachers import find_teacher
 from cosmos_app.roles.parent import die_with_parent
 from cosmos_app.roles.process import RunContext, open_context
 from cosmos_app.roles.quantised import engine_model
+from cosmos_app.roles.turns import Turn, rollout_turn
 from cosmos_app.roles.weights import ReceivedWeights, vllm_client
 from cosmos_app.samples import append_samples, append_trajectories
 from cosmos_app.shown_samples import SampleShow
@@ -54,8 +52,8 @@ from cosmos_rollout import (
     PromptSet,
     RewardPool,
     RolloutEngine,
+    SleepingEngine,
     TeacherReplicas,
-    TeacherSettings,
     read_prompts,
 )
 
@@ -91,9 +89,13 @@ async def run_rollout(run_dir: Path, redis_url: str | None, replica: str) -> int
             replica,
         )
         setup = _engine_setup(context, model, ended)
+        turn = rollout_turn(context)
+        if turn is not None:
+            await turn.take()
+            setup = replace(setup, can_sleep=True)
         engine = await context.recipe.rollout.engine.build(setup)
         ended.push_async_callback(engine.aclose)
-        teacher = await _find_teacher(context, ended)
+        teacher = await find_teacher(context, ended)
         parts = ReplicaParts(engine=engine, pool=pool, environment=environment, teacher=teacher)
         async with await Bus.connect(context.redis_url, context.namespace) as bus:
             await RolloutProcess(context, bus, replica, parts).run()
@@ -143,33 +145,6 @@ def _merging_setup(
     )
 
 
-async def _find_teacher(
-    context: RunContext, ended: contextlib.AsyncExitStack
-) -> TeacherReplicas | None:
-    """Return who scores samples beside their rewards, once somebody does."""
-    chosen = context.recipe.teacher
-    if not chosen.is_beside:
-        return None
-    if chosen.replicas:
-        token, model = read_teacher_token(context.run), OWN_TEACHER
-    else:
-        token = chosen.key_file.read_text().strip() if chosen.key_file else ""
-        model = chosen.model
-    teacher = TeacherReplicas(
-        lambda: teacher_urls(context.run) if chosen.replicas else chosen.urls,
-        TeacherSettings(
-            model=model,
-            token=token,
-            top_k=chosen.top_k,
-            deadline_s=chosen.deadline_s,
-            max_running=chosen.max_running,
-        ),
-    )
-    ended.push_async_callback(teacher.aclose)
-    await teacher.ready(chosen.start_s)
-    return teacher
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplicaParts:
     """What a rollout replica runs with; its owner ends them.
@@ -179,12 +154,14 @@ class ReplicaParts:
         pool: scores.
         environment: what episodes are played in, if there is one.
         teacher: scores what is trained on, if somebody other than the policy does.
+        turn: on devices that the policy shares, if it does.
     """
 
     engine: RolloutEngine
     pool: RewardPool
     environment: Environment | None
     teacher: TeacherReplicas | None = None
+    turn: Turn | None = None
 
 
 class RolloutProcess:
@@ -228,6 +205,7 @@ class RolloutProcess:
             replica=replica,
         )
         self._loads: asyncio.Queue[LoadVersion] = asyncio.Queue()
+        self._sleeper = self._make_sleeper(parts)
         self._show = SampleShow(context.run.path / "samples", replica, self._decode)
 
     async def run(self) -> None:
@@ -244,6 +222,9 @@ class RolloutProcess:
                 asyncio.create_task(loop(channel), name=loop.__name__)
                 for loop in (self._obey, self._report, self._load, self._pulse, self._measure)
             ]
+            if self._sleeper is not None:
+                alternating = self._sleeper.alternate(partial(self._load_version, channel))
+                loops.append(asyncio.create_task(alternating, name="alternate"))
             try:
                 done, _ = await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -254,6 +235,22 @@ class RolloutProcess:
                 await asyncio.gather(*loops, return_exceptions=True)
                 await self._producer.aclose()
 
+    def _make_sleeper(self, parts: ReplicaParts) -> Sleeper | None:
+        """Return who puts the engine to sleep, on devices that the policy shares."""
+        how = self._context.recipe.rollout.colocate
+        if parts.turn is None or not how:
+            return None
+        bed = Bed(
+            engine=cast(SleepingEngine, parts.engine),  # the recipe has none other here
+            producer=self._producer,
+            turn=parts.turn,
+            weights=how,
+        )
+        return Sleeper(bed, take=self._take, report=self._report_sleep)
+
+    async def _report_sleep(self, values: dict[str, float]) -> None:
+        await self._send_metrics(self._engine.weight_version, values)
+
     # ---------------------------------------------------------------- loops
 
     async def _obey(self, channel: ReplicaChannel) -> None:
@@ -261,7 +258,7 @@ class RolloutProcess:
         async for command in channel.commands():
             if isinstance(command, Stop):
                 return
-            self._take(command)
+            (self._take if self._sleeper is None else self._sleeper.hand)(command)
 
     def _take(self, command: Command) -> None:
         match command:
@@ -280,11 +277,14 @@ class RolloutProcess:
 
     async def _load(self, channel: ReplicaChannel) -> None:
         while True:
-            event = await self._producer.load(await self._loads.get())
-            await channel.send(event)
-            if isinstance(event, VersionLoaded):
-                values = {"stall_s": event.stall_s, "transfer_s": event.transfer_s}
-                await self._send_metrics(event.version, values)
+            await self._load_version(channel, await self._loads.get())
+
+    async def _load_version(self, channel: ReplicaChannel, command: LoadVersion) -> None:
+        event = await self._producer.load(command)
+        await channel.send(event)
+        if isinstance(event, VersionLoaded):
+            values = {"stall_s": event.stall_s, "transfer_s": event.transfer_s}
+            await self._send_metrics(event.version, values)
 
     async def _pulse(self, channel: ReplicaChannel) -> None:
         """Renew the lease while tokens come, or while there is nothing to do."""

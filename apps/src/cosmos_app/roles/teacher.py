@@ -10,12 +10,11 @@ import asyncio
 import contextlib
 import socket
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import Body, FastAPI
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
 
 from cosmos_app.control_files import (
     OWN_TEACHER,
@@ -38,20 +37,6 @@ from cosmos_rollout import (
 _GRACE_S = 2
 
 
-class ScoreRequest(BaseModel):
-    """What is asked of OpenAI's completions; other fields are somebody else's business.
-
-    Attributes:
-        model: which; there is one.
-        prompt: the tokens to score.
-        prompt_logprobs: how many likeliest tokens to tell of in each place.
-    """
-
-    model: str = OWN_TEACHER
-    prompt: list[int] = Field(min_length=1)
-    prompt_logprobs: int = Field(ge=0)
-
-
 def scoring_app(scorer: TokenScorer, died: asyncio.Event) -> FastAPI:
     """Return the application that answers.
 
@@ -66,15 +51,18 @@ def scoring_app(scorer: TokenScorer, died: asyncio.Event) -> FastAPI:
         return {"data": [{"id": OWN_TEACHER, "max_model_len": scorer.context_length}]}
 
     @app.post("/v1/completions")
-    async def completions(asked: ScoreRequest) -> JSONResponse:  # pyright: ignore[reportUnusedFunction]
+    async def completions(  # pyright: ignore[reportUnusedFunction]
+        prompt: Annotated[list[int], Body(min_length=1)],
+        prompt_logprobs: Annotated[int, Body(ge=0)],
+    ) -> JSONResponse:
         try:
-            scores = await scorer.score(asked.prompt, asked.prompt_logprobs)
+            scores = await scorer.score(prompt, prompt_logprobs)
         except PromptError as error:
             return _error(400, error)
         except EngineError as error:
             died.set()
             return _error(503, error)
-        told = answer_scores(asked.prompt, scores)
+        told = answer_scores(prompt, scores)
         return JSONResponse({"choices": [{"index": 0, "prompt_logprobs": told}]})
 
     return app

@@ -17,6 +17,7 @@ from cosmos_app.exporting import export_trained
 from cosmos_app.recipe import Recipe
 from cosmos_app.roles.critic import critic_figures, critic_step
 from cosmos_app.roles.elastic import Gathering
+from cosmos_app.roles.put_away import PutAway
 from cosmos_app.roles.quantised import quantised_shards
 from cosmos_app.roles.weights import sender_config
 from cosmos_app.step_share import (
@@ -249,6 +250,11 @@ class Trainer:
             base=self._model_dir,
             training=self._recipe.model.training,
         )
+
+    def belongings(self) -> PutAway:
+        """Return what holds the device's memory, for a policy that shares its device."""
+        models = (self._model, self._reference, self._teacher)
+        return PutAway([model for model in models if model is not None], self._learner.optimizer)
 
     def close(self) -> None:
         """Stop serving weights, and leave the other replicas if they can go on."""

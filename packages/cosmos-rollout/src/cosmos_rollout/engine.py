@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import torch
 
 KvPolicy = Literal["keep", "recompute"]
+SleepPolicy = Literal["keep", "discard"]
+"""What becomes of the weights while an engine sleeps: kept in host memory, or given up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,6 +164,33 @@ class RolloutEngine(Protocol):
 
     async def aclose(self) -> None:
         """End the engine and its processes within a deadline. Idempotent."""
+        ...
+
+
+class SleepingEngine(RolloutEngine, Protocol):
+    """An engine that can give its device to somebody else for a while.
+
+    Life cycle::
+
+        running ──sleep("keep")────► asleep ──wake()──► running
+           └─────sleep("discard")──► asleep ──wake()──► without weights ──load_version()──► running
+
+    Requests in flight live through it: the tokens after are those that would have come without,
+    from keys and values that are computed anew.
+    """
+
+    async def sleep(self, weights: SleepPolicy) -> None:
+        """Stop at the next token boundary, give up keys and values, keep or give up the weights.
+
+        Idempotent. ``load_version`` waits for `wake`; after "discard" it has to follow.
+
+        Raises:
+            EngineError: if requests are in flight that this engine cannot take through it.
+        """
+        ...
+
+    async def wake(self) -> None:
+        """Have the memory again; go on, if the weights are there. Idempotent."""
         ...
 
 

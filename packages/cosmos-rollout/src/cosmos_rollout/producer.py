@@ -97,8 +97,7 @@ class ProducerParts:
         tokenizer: text to tokens and back.
         scorer: gives the rewards.
         publish: stores the trajectories of a group.
-        environment: what every episode is played in; None: one prompt, one reply. It wants a
-            tokenizer with a chat template.
+        environment: what episodes are played in, with a chat template; None: one prompt, one reply.
         teacher: scores what is trained on; a sample that it cannot score has failed.
     """
 
@@ -180,8 +179,8 @@ class Producer:
     @property
     def progress(self) -> int:
         """Grows with every token generated and every sample scored: the loop is alive."""
-        tries = self._parts.teacher.num_tries if self._parts.teacher is not None else 0
-        return self._parts.engine.num_tokens_generated + self._num_scored + tries
+        asked = self._parts.teacher.num_tries if self._parts.teacher else 0
+        return self._parts.engine.num_tokens_generated + self._num_scored + asked
 
     @property
     def failures(self) -> dict[str, int]:

@@ -19,6 +19,7 @@ from cosmos_rollout.engine import (
     GeneratedSample,
     GenerationRequest,
     LoadReport,
+    SleepPolicy,
     StagedWeights,
     WeightSource,
     check_request,
@@ -71,6 +72,14 @@ class Decoder(Protocol):
 
     def load(self, staged: StagedWeights) -> None:
         """Put new weights in place, all or nothing; the next step uses them."""
+        ...
+
+    def sleep(self, weights: SleepPolicy) -> None:
+        """Give up keys and values; keep the weights in host memory, or give them up too."""
+        ...
+
+    def wake(self) -> None:
+        """Have the memory again; weights that were given up come with `load`."""
         ...
 
 
@@ -132,6 +141,9 @@ class InProcessEngine:
         self._num_tokens = 0
         self._gate = asyncio.Event()
         self._gate.set()
+        self._awake = asyncio.Event()
+        self._awake.set()
+        self._sleeps: SleepPolicy | None = None
         self._boundary = asyncio.Lock()
         self._loading = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="decoder")
@@ -195,6 +207,8 @@ class InProcessEngine:
             raise WeightLoadError(f"version {version}: this engine was given no weight source")
         if not self._gate.is_set():
             raise EnginePausedError(f"version {version}: resume the engine before loading weights")
+        if self._sleeps is not None:
+            raise EnginePausedError(f"version {version}: wake the engine before loading weights")
         async with self._loading:
             started = time.perf_counter()
             try:
@@ -206,8 +220,32 @@ class InProcessEngine:
                 stopped = time.perf_counter()
                 await self._in_thread(self._decoder.load, staged)
                 self._version = staged.version
+                self._awake.set()
                 stall_s = time.perf_counter() - stopped
         return LoadReport(version=staged.version, transfer_s=transfer_s, stall_s=stall_s)
+
+    async def sleep(self, weights: SleepPolicy) -> None:
+        """Give the device up; see `SleepingEngine.sleep`."""
+        self._raise_fault()
+        if self._sleeps is not None:
+            return
+        if weights == "discard" and self._source is None:
+            raise EngineError("weights that are given up need a weight source to come back from")
+        self._awake.clear()
+        async with self._loading, self._boundary:
+            await self._in_thread(self._decoder.sleep, weights)
+            self._sleeps = weights
+
+    async def wake(self) -> None:
+        """Have the device again; see `SleepingEngine.wake`."""
+        self._raise_fault()
+        if self._sleeps is None:
+            return
+        async with self._boundary:
+            await self._in_thread(self._decoder.wake)
+            kept, self._sleeps = self._sleeps == "keep", None
+        if kept:
+            self._awake.set()
 
     async def aclose(self) -> None:
         """Fail what is in flight and end the worker thread after the step in hand."""
@@ -216,6 +254,7 @@ class InProcessEngine:
         driver, self._driver = self._driver, None
         if driver is not None:
             self._gate.set()
+            self._awake.set()
             await asyncio.wait([driver])
         await asyncio.to_thread(self._thread.shutdown)
 
@@ -234,8 +273,9 @@ class InProcessEngine:
     async def _drive(self) -> None:
         while self._fault is None and self.num_running:
             await self._gate.wait()
+            await self._awake.wait()
             async with self._boundary:
-                if self._gate.is_set() and self._fault is None:
+                if self._gate.is_set() and self._awake.is_set() and self._fault is None:
                     self._record(await self._in_thread(self._step, self._release(), self._admit()))
 
     def _driver_ended(self, driver: "asyncio.Task[None]") -> None:

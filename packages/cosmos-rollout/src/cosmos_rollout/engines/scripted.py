@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from cosmos_rollout.engine import GenerationRequest, StagedWeights
+from cosmos_rollout.engine import GenerationRequest, SleepPolicy, StagedWeights
 from cosmos_rollout.engines.in_process import DecodedToken, InProcessEngine
 from cosmos_rollout.engines.setup import EngineSetup
 
@@ -78,6 +78,12 @@ class ScriptDecoder:
     def load(self, staged: StagedWeights) -> None:
         """Go on as this version; its tensors are not looked at."""
         self._version = staged.version
+
+    def sleep(self, weights: SleepPolicy) -> None:
+        """Nothing is held."""
+
+    def wake(self) -> None:
+        """Nothing is missing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

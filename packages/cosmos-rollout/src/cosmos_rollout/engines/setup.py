@@ -22,6 +22,7 @@ class EngineSetup:
         weight_client: makes the client that moves weights into vLLM's workers.
         weight_source: gives weights to an engine of this process.
         engine_arguments: what the weight client needs vLLM to be started with, by vLLM's names.
+        can_sleep: whether it will be asked to give up its device for a while.
     """
 
     model_path: Path
@@ -29,3 +30,4 @@ class EngineSetup:
     weight_client: WeightClientFactory | None = None
     weight_source: WeightSource | None = None
     engine_arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    can_sleep: bool = False

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
-from cosmos_rollout.engine import GenerationRequest, KvPolicy, Sampling, StagedWeights
+from cosmos_rollout.engine import (
+    GenerationRequest,
+    KvPolicy,
+    Sampling,
+    SleepPolicy,
+    StagedWeights,
+)
 from cosmos_rollout.engines.in_process import DecodedToken, InProcessEngine
 from cosmos_rollout.engines.setup import EngineSetup
 from cosmos_rollout.engines.transformers_scoring import ModelScorer
@@ -110,6 +116,8 @@ class ModelDecoder:
         self._kv: KvPolicy = kv
         self._context_length = context_length or int(model.config.max_position_embeddings)
         self._cohorts: list[_Cohort] = []
+        self._device = model.device
+        self._given_up: dict[str, torch.Size] = {}
 
     @property
     def context_length(self) -> int:
@@ -156,8 +164,29 @@ class ModelDecoder:
             for target, value in pairs:
                 target.copy_(value)
         if self._kv == "recompute":
-            for cohort in self._cohorts:
-                cohort.forget_cache()
+            self._forget_caches()
+
+    def sleep(self, weights: SleepPolicy) -> None:
+        """Forget keys and values, and move the weights to the host or free them."""
+        self._forget_caches()
+        if weights == "keep":
+            torch.nn.Module.to(self._model, "cpu")
+            return
+        for name, parameter in self._model.named_parameters():
+            self._given_up[name] = parameter.shape
+            parameter.data = parameter.new_empty(0)
+
+    def wake(self) -> None:
+        """Move the weights back, or make room for them."""
+        for name, parameter in self._model.named_parameters():
+            if name in self._given_up:
+                parameter.data = parameter.new_empty(self._given_up[name])
+        self._given_up.clear()
+        torch.nn.Module.to(self._model, self._device)
+
+    def _forget_caches(self) -> None:
+        for cohort in self._cohorts:
+            cohort.forget_cache()
 
 
 def _match(

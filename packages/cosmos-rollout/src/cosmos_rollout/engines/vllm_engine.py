@@ -28,6 +28,7 @@ from cosmos_rollout.engine import (
     KvPolicy,
     LoadReport,
     Sampling,
+    SleepPolicy,
     WeightClient,
     check_request,
 )
@@ -71,9 +72,11 @@ async def start_vllm_engine(
     Raises:
         EngineStartError: with vLLM's own words.
     """
-    on_device: dict[str, Any] = _CPU_ARGUMENTS if current_platform.is_cpu() else {}
+    on_device: dict[str, Any] = dict(_CPU_ARGUMENTS) if current_platform.is_cpu() else {}
     workers = arguments["tensor_parallel_size"] * arguments["pipeline_parallel_size"]
     executor = TetheredUniProcExecutor if workers == 1 else TetheredMultiprocExecutor
+    if setup.can_sleep and not current_platform.is_cpu():
+        on_device["enable_sleep_mode"] = True
     chosen = {
         **on_device,
         **arguments,
@@ -118,6 +121,9 @@ class VLLMEngine:
         self._num_scores = itertools.count()
         self._tasks: set[asyncio.Task[GeneratedSample]] = set()
         self._paused = False
+        self._awake = asyncio.Event()
+        self._awake.set()
+        self._sleeps: SleepPolicy | None = None
         self._loading = asyncio.Lock()
         self._fault: EngineError | None = None
 
@@ -179,7 +185,7 @@ class VLLMEngine:
         except VLLMServerError as error:
             raise EngineError(f"{len(tokens)} tokens were not scored by vLLM: {error}") from error
         found = [
-            place and {token: (of.logprob, of.rank or 0) for token, of in place.items()}
+            {token: (of.logprob, of.rank or 0) for token, of in place.items()} if place else None
             for place in places
         ]
         return scores_of(tokens, found, top_k=top_k, whom="vLLM")
@@ -203,6 +209,8 @@ class VLLMEngine:
             raise WeightLoadError(f"version {version}: this engine was given no weight client")
         if self._paused:
             raise EnginePausedError(f"version {version}: resume the engine before loading weights")
+        if self._sleeps is not None:
+            raise EnginePausedError(f"version {version}: wake the engine before loading weights")
         async with self._loading:
             try:
                 await self._client.connect(endpoints)
@@ -211,7 +219,38 @@ class VLLMEngine:
                 await self._after_failed_load(version, error)
                 raise WeightLoadError(f"version {version} could not be loaded: {error}") from error
             self._version = times.version
+            self._awake.set()
         return LoadReport(version=times.version, transfer_s=times.transfer_s, stall_s=times.stall_s)
+
+    async def sleep(self, weights: SleepPolicy) -> None:
+        """Give the device up by vLLM's sleep mode; see `SleepingEngine.sleep`.
+
+        On a CPU, where vLLM has no such mode, keys and values are forgotten and the rest stays.
+        """
+        self._raise_fault()
+        if self._sleeps is not None:
+            return
+        if weights == "discard" and (self._client is None or self._tasks):
+            raise EngineError(
+                "weights can only be given up by an engine that has a weight client to fetch them "
+                f"again and nothing in flight; {len(self._tasks)} requests are"
+            )
+        self._awake.clear()
+        async with self._loading:
+            await self._llm.sleep(level=1 if weights == "keep" else 2, mode="keep")
+            self._sleeps = weights
+
+    async def wake(self) -> None:
+        """Have the device again; see `SleepingEngine.wake`."""
+        self._raise_fault()
+        if self._sleeps is None:
+            return
+        await self._llm.wake_up()  # its scheduler goes on by itself
+        if self._paused:
+            await self._llm.pause_generation(mode="keep", clear_cache=False)
+        kept, self._sleeps = self._sleeps == "keep", None
+        if kept:
+            self._awake.set()
 
     async def aclose(self) -> None:
         """Fail what is in flight, then end vLLM's processes within the deadline."""
@@ -225,11 +264,12 @@ class VLLMEngine:
         await asyncio.to_thread(self._llm.shutdown, self._shutdown_s)
 
     async def _sample(self, request: GenerationRequest) -> GeneratedSample:
-        prompt = tokens_input(list(request.prompt_token_ids), cache_salt=str(self._version))
         parameters = _parameters(request.sampling)
         token_ids: list[int] = []
         logprobs: list[float] = []
         try:
+            await self._awake.wait()
+            prompt = tokens_input(list(request.prompt_token_ids), cache_salt=str(self._version))
             async for output in self._llm.generate(prompt, parameters, request.request_id):
                 part = output.outputs[0]
                 token_ids += part.token_ids

@@ -1,0 +1,81 @@
+"""How samples are drawn, by whom, and on whose devices."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cosmos_core.control import StalenessConfig
+from cosmos_rollout import EngineConfig, EnvironmentConfig, EpisodeLimits, VLLMConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingConfig:
+    """How tokens are drawn.
+
+    Attributes:
+        temperature: of the softmax.
+        top_p: nucleus sampling; 1 for none.
+        max_new_tokens: longest response.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_new_tokens: int = 128
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutConfig:
+    """The replicas that generate.
+
+    Attributes:
+        replicas: how many.
+        slots: groups that each generates at once.
+        scoring: further groups that each may hold while their rewards are computed; for rewards
+            that take long.
+        engine: what generates.
+        sampling: how.
+        environment: what every episode is played in; none: one prompt, one reply.
+        episode: what ends an episode that does not end by itself.
+        record: keep every trajectory under ``trajectories/`` of the run directory, to look into.
+        colocate: share the policy's devices: engines sleep while it trains, their weights kept in
+            host memory ("keep") or given up and fetched again ("discard"); it puts its own away
+            while they generate. Empty: each has its own devices.
+        turn_deadline_s: longest that one side waits for the other to let go of the devices.
+    """
+
+    replicas: int = 2
+    slots: int = 32
+    scoring: int = 0
+    engine: EngineConfig = field(default_factory=VLLMConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    environment: EnvironmentConfig | None = None
+    episode: EpisodeLimits = field(default_factory=EpisodeLimits)
+    record: bool = False
+    colocate: Literal["", "keep", "discard"] = ""
+    turn_deadline_s: float = 3600.0
+
+
+def check_colocation(
+    config: RolloutConfig, staleness: StalenessConfig, *, num_policies: int
+) -> None:
+    """Refuse to take turns where nobody would ever be idle, or nobody can sleep.
+
+    Args:
+        config: of the rollouts.
+        staleness: how far they may run ahead.
+        num_policies: replicas that train.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    if not config.colocate:
+        return
+    what = f"rollout.colocate is {config.colocate!r}"
+    if staleness.depth or staleness.bound:
+        raise ValueError(
+            f"{what}: generating and training take turns, which is staleness.depth = 0 and "
+            f"staleness.bound = 0; found {staleness.depth} and {staleness.bound}"
+        )
+    if config.engine.kind == "endpoint":
+        raise ValueError(f"{what}: a server at the other end of HTTP cannot be put to sleep")
+    if num_policies > 1:
+        raise ValueError(f"{what}: one policy replica has the devices; found several")

@@ -1,0 +1,103 @@
+"""Taking turns on one set of devices: who has them, and that nothing is lost on the way."""
+
+import asyncio
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from cosmos_app.errors import RunError
+from cosmos_app.recipe import Recipe
+from cosmos_app.roles.put_away import PutAway
+from cosmos_app.roles.turns import Turn
+from cosmos_core.config import ConfigError, load_config
+
+SYNCHRONOUS = ["staleness.depth=0", "staleness.bound=0"]
+
+
+async def test_rollouts_have_the_devices_together_and_the_policy_alone(tmp_path: Path):
+    one, other = (Turn(tmp_path, "rollout", deadline_s=30) for _ in range(2))
+    policy = Turn(tmp_path, "policy", deadline_s=30)
+    await one.take()
+    await other.take()
+    waiting = asyncio.create_task(policy.take())
+    one.give()
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    assert other.is_mine
+    other.give()
+    assert await asyncio.wait_for(waiting, 30) > 0.0
+    late = Turn(tmp_path, "rollout", deadline_s=0.05)
+    with pytest.raises(RunError, match=r"waited 0\.05 s for the policy to let go"):
+        await late.take()
+    policy.give()
+    await late.take()
+    assert await late.take() == 0.0  # it has them
+    late.give()
+
+
+def hold(path: Path, said) -> None:
+    asyncio.run(Turn(path, "rollout", deadline_s=30).take())
+    said.set()
+    signal.pause()
+
+
+async def test_whoever_is_killed_lets_go(tmp_path: Path):
+    context = multiprocessing.get_context("spawn")
+    said = context.Event()
+    process = context.Process(target=hold, args=(tmp_path, said))
+    process.start()
+    assert await asyncio.to_thread(said.wait, 120)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    policy = Turn(tmp_path, "policy", deadline_s=30)
+    await policy.take()
+    policy.give()
+    process.join(30)
+
+
+def test_what_was_put_away_comes_back_to_the_same_bits():
+    def train(puts_away: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        view = model[0].weight.detach()[2:4]  # as a sender of weights holds one
+        belongings = PutAway([model], optimizer)
+        for step in range(4):
+            if puts_away:
+                freed = belongings.away()
+                # weights, and after a step gradients, two moments and a counter of each of four
+                assert freed == 4 * (8 * 16 + 16 + 16 * 4 + 4) * (4 if step else 1) + 16 * (
+                    step > 0
+                )
+                assert belongings.away() == 0
+                assert model[0].weight.untyped_storage().nbytes() == 0
+                belongings.back()
+                belongings.back()
+            optimizer.zero_grad(set_to_none=False)
+            model(torch.ones(3, 8)).square().sum().backward()
+            optimizer.step()
+            torch.testing.assert_close(view, model[0].weight[2:4], rtol=0, atol=0)
+        return [parameter.detach() for parameter in model.parameters()]
+
+    for one, other in zip(train(False), train(True), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["staleness.depth=1"], r"staleness\.depth = 0"),
+        ([*SYNCHRONOUS, "policy.replicas=2"], "one policy replica has the devices"),
+        ([*SYNCHRONOUS, "rollout.engine.kind=endpoint", "rollout.engine.url=http://a/v1",
+          "rollout.engine.model=m"], "cannot be put to sleep"),
+    ],
+)  # fmt: skip
+def test_runs_that_cannot_take_turns_are_refused(tmp_path, overrides: list[str], message: str):
+    path = tmp_path / "recipe.toml"
+    path.write_text("")
+    with pytest.raises(ConfigError, match=message):
+        load_config(Recipe, path, ["rollout.colocate=keep", *overrides])
