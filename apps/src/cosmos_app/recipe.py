@@ -281,6 +281,12 @@ class Recipe:
                 f"weight_sync.quantised is {quantised!r} and rollout.engine.kind {engine!r}; "
                 "only vllm serves quantised weights"
             )
+        held = getattr(self.rollout.engine, "dtype", "auto")
+        if quantised == "nvfp4" and held == "float32":
+            raise ValueError(
+                "weight_sync.quantised is 'nvfp4' and rollout.engine.dtype 'float32'; vllm serves "
+                "it with auto, bfloat16 or float16"
+            )
         check_colocation(self.rollout, self.staleness, num_policies=self.policy.replicas)
         self.policy.parallel.resolve(self.policy.ranks)
         _check_algorithm(self)
