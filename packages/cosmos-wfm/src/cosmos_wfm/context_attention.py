@@ -8,7 +8,6 @@ SANA-Video's convolution over frames, which is given the frames next to its own.
 from typing import Any
 
 import torch
-from diffusers.models.embeddings import apply_rotary_emb
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
@@ -70,11 +69,10 @@ class CosmosContextAttention(_ContextAttention):
 
 
 def _halves_rotated(values: Float[Tensor, "B t H d"], rotary: Rotary) -> Float[Tensor, "B t H d"]:
-    freqs: Any = rotary  # diffusers says tuple[Tensor] where it means two
-    turned: Any = apply_rotary_emb(
-        values.transpose(1, 2), freqs, use_real=True, use_real_unbind_dim=-2
-    )
-    return turned.transpose(1, 2)
+    cos, sin = (part[:, None, :] for part in rotary)
+    one, other = values.chunk(2, dim=-1)
+    crossed = torch.cat([-other, one], dim=-1)
+    return (values.float() * cos + crossed.float() * sin).type_as(values)
 
 
 class WanContextAttention(_ContextAttention):
