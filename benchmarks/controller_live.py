@@ -3,7 +3,7 @@
     python benchmarks/controller.py --live 1000 [--seconds 20] [--json out.json]
 
 Redis and the controller are processes, and two more hold half of the replicas each. Every replica
-has its own connections: one that waits for commands and one that reports. It has one slot and takes
+has a connection of its own, by which it reports and waits for commands. It has one slot and takes
 some time over a group (exponential, 2 s on average), stores it, reports it and is given the next
 one. The latency is from the report to that command, as the replica sees it: Redis, the controller's
 turn, its commit, Redis. A policy takes every step at once, so that all replicas load a version
@@ -49,7 +49,7 @@ class Live:
     """What was measured.
 
     Attributes:
-        replicas: with a connection for commands and one for reports each.
+        replicas: with a connection each.
         connections: that Redis counted.
         groups_per_s: finished and reported.
         p50_ms: from the report of a group to the next command, median.
@@ -88,7 +88,7 @@ def config_for(num_replicas: int) -> ControllerConfig:
 
 
 class Rollout:
-    """One replica: its connections, and how long it waited for commands."""
+    """One replica: its connection, and how long it waited for commands."""
 
     def __init__(self, name: str, group_s: float) -> None:
         self.latencies_s: list[float] = []

@@ -54,6 +54,7 @@ class World:
     now: float = 0.0
     saved: list[int] = field(default_factory=list)
     with_signal: set[str] = field(default_factory=set)
+    ordered: list[tuple[int, int]] = field(default_factory=list)
     cuts: dict[int, bytes] = field(default_factory=dict)
 
     def later(self, event: Event, longest: float = 1.0) -> None:
@@ -132,6 +133,8 @@ class World:
                     self.cuts[self.versions[name]] = command.cut
 
     def generate(self, name: str, command: Generate) -> None:
+        if command.group.source == "train":
+            self.ordered.append((command.group.ordinal, command.attempt))
         if self.rng.random() < self.failures:
             self.later(
                 GroupFailed(
@@ -287,6 +290,34 @@ def test_a_run_resumed_from_its_cut_goes_on_with_the_same_sample_stream(seed: in
     assert sorted(trained) == list(range(12))
     assert len(set(ordinals)) == 48, "no prompt twice"
     assert resumed.controller.books().issued >= 48
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_attempt_at_a_prompt_is_ordered_twice_however_often_a_policy_falls_back(
+    seed: int,
+) -> None:
+    """A replica that is asked for what it has made reports it again, but that is deleted."""
+    config = _config(1, 2, validation=ValidationPlan(), max_attempts=3)
+    world = _world(config, seed)
+    for fallback in range(3):
+        while world.controller.state.step < 6:
+            world.now, _, event = heapq.heappop(world.queue)
+            world.deliver(event)
+        for step in [step for step in world.trained if step >= 4]:
+            del world.trained[step]
+        world.queue = [e for e in world.queue if getattr(e[2], "replica", "") != "policy-0"]
+        heapq.heapify(world.queue)
+        if not fallback:
+            world.deliver(CheckpointSaved(replica="policy-0", step=3, path="x"))
+        world.deliver(ReplicaLeft(replica="policy-0", reason="killed"))
+        world.join("policy-0", "policy", version=4)
+        while world.controller.state.step >= 6:
+            world.now, _, event = heapq.heappop(world.queue)
+            world.deliver(event)
+    world.run()
+    assert sorted(world.trained) == list(range(12))
+    assert world.controller.books().dropped == {}
+    assert len(world.ordered) == len(set(world.ordered)), "an attempt is ordered twice"
 
 
 def test_a_policy_that_falls_back_to_a_checkpoint_has_its_lost_steps_issued_again() -> None:

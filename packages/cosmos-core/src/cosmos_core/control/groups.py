@@ -147,7 +147,7 @@ class GroupTable:
     def retry(self, group: GroupState) -> None:
         """Have a group sampled again, or drop it after its last attempt."""
         self._state.counters.retries += 1
-        if group.attempt + 1 >= self._config.max_attempts:
+        if group.attempt - group.first_attempt + 1 >= self._config.max_attempts:
             self.drop(group, "attempts used up")
         else:
             self.reset(group)
@@ -176,12 +176,18 @@ class GroupTable:
     def consume(self, group: GroupState) -> None:
         """Close the books on a group that was trained on."""
         self._remove(group)
+        self._state.attempts_used[group.ordinal] = group.attempt
         self._state.counters.consumed += 1
 
     def reissue(self, ordinal: int) -> None:
-        """Take back that a group was consumed: the weights it made are lost."""
+        """Take back that a group was consumed: the weights it made are lost.
+
+        What its attempts have sampled is deleted, so a rollout replica must not take the new one
+        for one of these and report it again.
+        """
+        attempt = self._state.attempts_used.pop(ordinal) + 1
         self._state.counters.consumed -= 1
-        self._add(GroupState(ordinal=ordinal, attempt=1))
+        self._add(GroupState(ordinal=ordinal, attempt=attempt, first_attempt=attempt))
 
     def discard(self, samples: tuple[SampleRef, ...]) -> None:
         """Have payloads deleted."""

@@ -17,12 +17,15 @@ class GroupState(msgspec.Struct, kw_only=True):
     """An issued training prompt that is neither consumed nor dropped.
 
     ``version`` is a lower bound on the versions of its tokens: that of its replica when it was
-    given out, that of its oldest token once it is ready; unknown while it waits.
+    given out, that of its oldest token once it is ready; unknown while it waits. ``attempt`` names
+    what was sampled and is never used twice; a prompt that is issued again begins at
+    ``first_attempt``.
     """
 
     ordinal: int
     stage: GroupStage = "waiting"
     attempt: int = 0
+    first_attempt: int = 0
     replica: str = ""
     version: int = UNKNOWN_VERSION
     since_s: float = 0.0
@@ -150,6 +153,7 @@ class Counters(msgspec.Struct, kw_only=True):
 class ControllerState(msgspec.Struct, kw_only=True):
     """The fold of all events.
 
+    ``attempts_used``: the last attempt at every prompt in ``consumed_since_save``.
     ``lineage_from``: versions after it may have existed twice, since policy replicas fell back to
     a checkpoint; a number alone does not identify them. ``wanted_rollouts`` and
     ``wanted_policies``: how many replicas somebody asked for while the run went on; -1 if nobody
@@ -164,6 +168,7 @@ class ControllerState(msgspec.Struct, kw_only=True):
     training: StepState | None = None
     idle_since_s: float = 0.0
     consumed_since_save: dict[int, tuple[int, ...]] = msgspec.field(default_factory=dict)
+    attempts_used: dict[int, int] = msgspec.field(default_factory=dict)
     round: RoundState | None = None
     rounds_done: list[ValidationResult] = msgspec.field(default_factory=list)
     counters: Counters = msgspec.field(default_factory=Counters)

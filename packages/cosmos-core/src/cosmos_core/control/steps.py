@@ -162,7 +162,8 @@ class Steps:
     def saved(self, step: int) -> None:
         """Note that a checkpoint holds everything up to and including a step."""
         for known in [s for s in self._state.consumed_since_save if s <= step]:
-            del self._state.consumed_since_save[known]
+            for ordinal in self._state.consumed_since_save.pop(known):
+                del self._state.attempts_used[ordinal]
 
     def abandon(self) -> None:
         """Give the step in hand up; its groups are unfinished."""
