@@ -316,6 +316,7 @@ def _check_algorithm(recipe: Recipe) -> None:
         recipe.model.teacher,
         needed_by=kind if "teacher_logprobs" in algorithm.needs else "",
         temperature=recipe.algorithm.temperature,
+        top_k=0 if algorithm.likeliest is None else algorithm.likeliest.top_k,
     )
     if algorithm.objective.kl.reset_every:
         raise ValueError(

@@ -62,7 +62,12 @@ class TeacherConfig:
 
 
 def check_teacher(
-    config: TeacherConfig, directory: Path | None, *, needed_by: str, temperature: float
+    config: TeacherConfig,
+    directory: Path | None,
+    *,
+    needed_by: str,
+    temperature: float,
+    top_k: int = 0,
 ) -> None:
     """Check that an algorithm has the teacher it needs, and needs the one it has.
 
@@ -71,6 +76,7 @@ def check_teacher(
         directory: the teacher's model, if there is one.
         needed_by: kind of the algorithm, empty if it learns from no teacher.
         temperature: at which it compares log-probabilities.
+        top_k: how many of the teacher's likeliest tokens it compares.
 
     Raises:
         ValueError: naming the setting.
@@ -91,4 +97,9 @@ def check_teacher(
         raise ValueError(
             f"algorithm.temperature is {temperature}, and teachers beside the rollouts score at 1; "
             "leave teacher.replicas at 0 to have the policy score at any temperature"
+        )
+    if config.is_beside and top_k not in (0, config.top_k):
+        raise ValueError(
+            f"algorithm.top_k is {top_k} and teacher.top_k {config.top_k}; the algorithm compares "
+            "as many of the teacher's likeliest tokens as it is told: give both one number"
         )

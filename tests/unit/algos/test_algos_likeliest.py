@@ -21,7 +21,7 @@ from cosmos_algos import (
     policy_loss,
 )
 from cosmos_algos.scoring import scores_and_candidates, scores_and_likeliest
-from cosmos_core.trajectory import Trajectory, VersionSpan
+from cosmos_core.trajectory import TeacherScores, Trajectory, VersionSpan
 
 VOCABULARY, WIDTH = 11, 6
 
@@ -176,6 +176,34 @@ def test_the_likeliest_tokens_are_those_of_the_whole_distribution(chunk):
     again, same = scores_and_candidates(teacher, batch, top.token_ids, temperature=0.7, chunk=chunk)
     torch.testing.assert_close(same, top.logprobs)
     torch.testing.assert_close(again, scores)
+
+
+def test_what_teachers_beside_the_rollouts_said_is_learned_from_as_what_a_module_says():
+    config = OnPolicyDistillationConfig(top_k=3)
+    module = batch_of(config)
+    scored = []
+    for row, sample in enumerate(samples()):
+        steps = sample.num_tokens
+        # a column is about the token after it
+        said = [
+            np.roll(array[row, :steps].numpy(), 1, axis=0)
+            for array in (
+                module.teacher_logprobs.float(),
+                module.teacher_top_logprobs.float(),
+                module.teacher_top_token_ids.int(),
+            )
+        ]
+        teacher = TeacherScores(logprobs=said[0], top_logprobs=said[1], top_token_ids=said[2])
+        scored.append(replace(sample, teacher=teacher.where(sample.trainable)))
+    (batch,) = config.build().batches(scored, Share(max_tokens=100), policy_version=0)
+
+    assert torch.equal(batch.teacher_top_token_ids, module.teacher_top_token_ids)
+    part = policy_loss(config)(TinyModel(0), batch)
+    assert part.total.item() == pytest.approx(
+        policy_loss(config)(TinyModel(0), module).total.item(), rel=1e-5
+    )
+    (plain,) = config.build().batches(samples(), Share(max_tokens=100), policy_version=0)
+    assert plain.teacher_top_logprobs is None
 
 
 def test_a_rank_without_samples_adds_exact_zeros():

@@ -30,6 +30,19 @@ def test_every_algorithm_runs_and_corrects_by_default(config: type) -> None:
             "'ppo', whose critic needs whole hidden states, and policy.parallel.tp divides them",
         ),
         (["algorithm.kind=on_policy_distillation"], "needs a teacher: set model.teacher"),
+        (
+            [
+                "algorithm.kind=on_policy_distillation",
+                "algorithm.top_k=8",
+                "model.teacher=teacher",
+                "teacher.replicas=1",
+            ],
+            "algorithm.top_k is 8 and teacher.top_k 0",
+        ),
+        (
+            ["algorithm.kind=ppo", "elastic.lease_s=5"],
+            "'ppo', which updates several times in a step",
+        ),
         (["algorithm.objective.kl.reset_every=5"], "keeps the first policy as reference"),
     ],
 )

@@ -152,7 +152,9 @@ def collate(
         token_weights=weights.token.float()[:, None] * kept,
         denominators=weights.denominator.double(),
         lags=(policy_version - versions.long()) * trainable,
-        teacher_logprobs=_teacher_logprobs(trajectories, width),
+        teacher_logprobs=_of_teachers(trajectories, width, "logprobs"),
+        teacher_top_logprobs=_of_teachers(trajectories, width, "top_logprobs"),
+        teacher_top_token_ids=_of_teachers(trajectories, width, "top_token_ids"),
         imitation_weights=(
             None if weights.imitation is None else weights.imitation.float()[:, None] * kept
         ),
@@ -160,12 +162,18 @@ def collate(
     )
 
 
-def _teacher_logprobs(trajectories: Sequence[Trajectory], width: int) -> Tensor | None:
-    """Return what teachers gave the targets, if every sample has been scored by one."""
-    scores = [t.teacher.logprobs for t in trajectories if t.teacher is not None]
-    if not scores or len(scores) < len(trajectories):
+def _of_teachers(
+    trajectories: Sequence[Trajectory],
+    width: int,
+    of: Literal["logprobs", "top_logprobs", "top_token_ids"],
+) -> Tensor | None:
+    """Return what teachers said of the targets, if all samples were scored alike."""
+    scores = [getattr(t.teacher, of) for t in trajectories if t.teacher is not None]
+    shapes = {array.shape[1:] for array in scores}
+    if len(scores) < len(trajectories) or len(shapes) != 1 or shapes == {(0,)}:
         return None
-    return next_column(lay_out(scores, width, 0.0)).float()
+    columns = next_column(lay_out(scores, width, 0))
+    return columns.long() if of == "top_token_ids" else columns.float()
 
 
 def empty_batch(num_tokens: int = 2, pad_id: int = 0, num_rows: int = 1) -> TokenBatch:
@@ -217,10 +225,11 @@ def _name(trajectory: Trajectory) -> str:
 def lay_out(
     arrays: Sequence[npt.NDArray[np.generic]], width: int, fill: int | float | bool
 ) -> Tensor:
-    """Put arrays into rows of one width, right-padded with ``fill``."""
-    rows = np.full((len(arrays), width), fill, dtype=arrays[0].dtype if arrays else np.float32)
+    """Put arrays, of T steps first, into rows of one width, right-padded with ``fill``."""
+    first = arrays[0] if arrays else np.zeros(0, np.float32)
+    rows = np.full((len(arrays), width, *first.shape[1:]), fill, dtype=first.dtype)
     for row, array in zip(rows, arrays, strict=True):
-        row[: array.size] = array
+        row[: len(array)] = array
     return torch.from_numpy(rows)
 
 
