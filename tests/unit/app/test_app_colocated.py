@@ -4,6 +4,7 @@ import asyncio
 import multiprocessing
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,24 @@ import torch
 
 from cosmos_app.errors import RunError
 from cosmos_app.recipe import Recipe
+from cosmos_app.roles.colocated import Bed, Sleeper
 from cosmos_app.roles.put_away import PutAway
 from cosmos_app.roles.turns import Turn
 from cosmos_core.config import ConfigError, load_config
+from cosmos_core.messages import Generate, GroupFinished, GroupId, LoadVersion, VersionLoaded
+from cosmos_core.trajectory import Trajectory
+from cosmos_rollout import (
+    EngineSetup,
+    Producer,
+    ProducerConfig,
+    ProducerParts,
+    PromptRow,
+    PromptSet,
+    RewardInput,
+    Sampling,
+    Scored,
+    ScriptedConfig,
+)
 
 SYNCHRONOUS = ["staleness.depth=0", "staleness.bound=0"]
 
@@ -101,3 +117,74 @@ def test_runs_that_cannot_take_turns_are_refused(tmp_path, overrides: list[str],
     path.write_text("")
     with pytest.raises(ConfigError, match=message):
         load_config(Recipe, path, ["rollout.colocate=keep", *overrides])
+
+
+class Fives:
+    """A tokenizer of digits, and a reward of 1 for anything."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [int(letter) for letter in text]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return "".join(map(str, token_ids))
+
+    async def score(self, sample: RewardInput) -> Scored:
+        return Scored(rewards={"one": 1.0}, total=1.0)
+
+    async def score_group(self, samples, outcomes):
+        return outcomes
+
+
+@pytest.mark.parametrize("weights", ["keep", "discard"])
+async def test_an_engine_has_the_devices_only_while_it_has_work(tmp_path: Path, weights):
+    async def publish(trajectories: Sequence[Trajectory]) -> list[str]:
+        return [f"{t.group}.{t.sibling}" for t in trajectories]
+
+    engine = await ScriptedConfig(mean_length=4, step_s=0.001).build(
+        EngineSetup(model_path=tmp_path)
+    )
+    both = Fives()
+    rows = PromptSet([PromptRow(prompt_id="row", prompt="5")], order="file")
+    producer = Producer(
+        ProducerParts(
+            engine=engine, prompts={"train": rows}, tokenizer=both, scorer=both, publish=publish
+        ),
+        ProducerConfig(sampling=Sampling(max_new_tokens=8)),
+        replica="rollout-0",
+    )
+    told: list[str] = []
+
+    async def report(values: dict[str, float]) -> None:
+        told.extend(values)
+
+    async def load(command: LoadVersion) -> None:
+        assert isinstance(await producer.load(command), VersionLoaded)
+
+    mine, policy = (Turn(tmp_path, side, deadline_s=30) for side in ("rollout", "policy"))
+    await mine.take()  # as while it started
+    bed = Bed(engine=engine, producer=producer, turn=mine, weights=weights)
+    sleeper = Sleeper(
+        bed, take=lambda c: producer.submit(c) if isinstance(c, Generate) else None, report=report
+    )
+    alternating = asyncio.create_task(sleeper.alternate(load))
+    events = producer.events()
+    for step in range(3):
+        await policy.take()  # it sleeps: nobody else has the devices
+        sleeper.hand(LoadVersion(version=step + 1, endpoints=()))
+        group = GroupId(source="train", round=0, ordinal=step)
+        sleeper.hand(Generate(group=group, attempt=0, num_samples=2))
+        await asyncio.sleep(0.02)
+        assert engine.num_running == 0
+        assert not mine.is_mine
+        policy.give()
+        event = await asyncio.wait_for(anext(events), 30)
+        assert isinstance(event, GroupFinished)
+        assert {ref.newest_version for ref in event.samples} == {step + 1}
+    await policy.take()
+    policy.give()
+    assert told.count("sleep_s") == 4
+    assert told.count("wake_s") == 3
+    alternating.cancel()
+    await asyncio.gather(alternating, return_exceptions=True)
+    await producer.aclose()
+    await engine.aclose()

@@ -96,7 +96,9 @@ async def run_rollout(run_dir: Path, redis_url: str | None, replica: str) -> int
         engine = await context.recipe.rollout.engine.build(setup)
         ended.push_async_callback(engine.aclose)
         teacher = await find_teacher(context, ended)
-        parts = ReplicaParts(engine=engine, pool=pool, environment=environment, teacher=teacher)
+        parts = ReplicaParts(
+            engine=engine, pool=pool, environment=environment, teacher=teacher, turn=turn
+        )
         async with await Bus.connect(context.redis_url, context.namespace) as bus:
             await RolloutProcess(context, bus, replica, parts).run()
     return 0

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from http import HTTPStatus
 from typing import Protocol, TypeVar
 
 import httpx
@@ -27,6 +26,7 @@ from cosmos_rollout.rewards import Failure
 
 _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 2.0
+_TOO_MANY_REQUESTS = 429
 T = TypeVar("T")
 
 
@@ -162,7 +162,7 @@ class TeacherReplicas:
 
     def _raise_refusal(self, url: str, response: httpx.Response) -> None:
         """Give up on what would be refused by any replica; another may do what this one cannot."""
-        if response.is_server_error or response.status_code == HTTPStatus.TOO_MANY_REQUESTS:
+        if response.is_server_error or response.status_code == _TOO_MANY_REQUESTS:
             raise EngineError(f"answered {response.status_code}: {response.text[:500]}")
         if response.is_error:
             raise TeacherError(f"{url} answered {response.status_code}: {response.text[:500]}")
