@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 pytest.importorskip("diffusers")
 
@@ -68,14 +69,46 @@ def test_a_recipe_goes_from_a_file_to_a_checkpoint(model, tmp_path):
     assert {"loss", "reward", "kl", "old_deviation", "groups_without_signal"} <= rows[0].keys()
 
 
-def test_supervised_recipes_run_too(model, tmp_path):
+def test_supervised_recipes_run_too_in_bfloat16_from_a_cache_with_pictures_logged(model, tmp_path):
     tiny_captions(tmp_path / "pairs", size=16)
     (tmp_path / "sft.toml").write_text(
         f'kind = "wfm_sft"\nmodel = "{model}"\noutput = "{tmp_path}/out"\nnum_steps = 1\n'
-        f'batch_size = 2\n[data]\nkind = "images"\npath = "{tmp_path}/pairs"\n'
-        "height = 16\nwidth = 16\n"
+        f'batch_size = 2\ncache = "{tmp_path}/cache"\n'
+        f'[data]\nkind = "images"\npath = "{tmp_path}/pairs"\nheight = 16\nwidth = 16\n'
+        '[compute]\ndtype = "bfloat16"\n[[loggers]]\nkind = "tensorboard"\n'
+        '[validation]\nprompts = ["a red square"]\nsamples_per_prompt = 2\n'
+        "sampler = { num_steps = 1, height = 16, width = 16 }\n"
     )
+    filled = CliRunner().invoke(main, ["wfm", "cache", str(tmp_path / "sft.toml")])
+    again = CliRunner().invoke(main, ["wfm", "cache", str(tmp_path / "sft.toml")])
     ran = CliRunner().invoke(main, ["run", str(tmp_path / "sft.toml")])
+
+    assert filled.stdout == "6 samples encoded, 0 were there\n", filled.output
+    assert again.stdout == "0 samples encoded, 6 were there\n", again.output
+    assert ran.exit_code == 0, ran.output
+    assert os.path.isdir(ran.stdout.splitlines()[-1])
+    events = EventAccumulator(str(tmp_path / "out" / "tensorboard" / "policy-0"))
+    events.Reload()
+    assert [point.step for point in events.Scalars("policy/loss")] == [1]
+    images = events.Images("policy/validation/grid")
+    assert [(image.step, image.width, image.height) for image in images] == [
+        (0, 32, 16),
+        (1, 32, 16),
+    ]
+
+
+@pytest.mark.parametrize("name", ["sd3_sft_mock", "sd3_nft_mock"])
+def test_recipes_on_mock_data_need_a_model_only(name, model, tmp_path):
+    smaller = {
+        "sd3_sft_mock": ("batch_size=2", "data.height=16", "data.width=16"),
+        "sd3_nft_mock": (
+            "groups_per_step=1", "samples_per_group=2", "sampler.num_steps=2",
+            "sampler.height=16", "sampler.width=16", "algorithm.timestep_fraction=0.5",
+        ),
+    }[name]  # fmt: skip
+    [path] = [config for config in _CONFIGS if config.stem == name]
+    out = (f"model={model}", f"output={tmp_path}/out", "num_steps=1")
+    ran = CliRunner().invoke(main, ["wfm", "run", str(path), *out, *smaller])
 
     assert ran.exit_code == 0, ran.output
     assert os.path.isdir(ran.stdout.splitlines()[-1])

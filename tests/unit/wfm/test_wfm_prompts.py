@@ -1,11 +1,12 @@
 """Prompt sets from files and directories."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from cosmos_wfm import WfmConfigError
-from cosmos_wfm.prompts import read_prompts
+from cosmos_wfm import Prompt, WfmConfigError, read_prompts
+from cosmos_wfm.prompts import request_fields
 
 
 def test_lines_json_lines_and_directories_of_published_sets_are_read(tmp_path):
@@ -16,7 +17,10 @@ def test_lines_json_lines_and_directories_of_published_sets_are_read(tmp_path):
             rows = [json.dumps({"prompt": row, "tag": "x"}) if row else "" for row in rows]
         (tmp_path / name / file).write_text("\n".join(rows))
         for path in (tmp_path / name, tmp_path / name / file):
-            assert read_prompts(path, 2) == ["a cat", "two dogs"]
+            prompts = read_prompts(path, 2)
+            assert prompts == ["a cat", "two dogs"]
+            tagged = {"tag": "x"} if file.endswith("jsonl") else {}
+            assert [prompt.metadata for prompt in prompts] == [tagged] * 2
 
 
 @pytest.mark.parametrize(
@@ -38,3 +42,28 @@ def test_what_is_wrong_with_a_set_is_said_with_its_line(tmp_path, text, message)
 def test_a_directory_without_prompts_is_none(tmp_path):
     with pytest.raises(WfmConfigError, match=r"has none of train_metadata\.jsonl"):
         read_prompts(tmp_path, 1)
+
+
+def test_what_lines_say_beside_their_prompts_goes_to_rewards():
+    includes = [[{"class": "dog", "count": 2}], [{"class": "cat"}]]
+    rows = [{"tag": "counting", "include": includes[0]}, {"tag": "single", "include": includes[1]}]
+    prompts = [Prompt("two dogs", rows[0]), Prompt("a cat", rows[1])]
+
+    assert request_fields(prompts) == {
+        "prompt_metadata": rows,
+        "geneval_includes": includes,
+        "geneval_tags": ["counting", "single"],
+    }
+    # A name of GenEval's goes only if every prompt has it; a plain prompt has nothing.
+    mixed = [prompts[0], "a plain one"]
+    assert request_fields(mixed) == {"prompt_metadata": [rows[0], {}]}
+    assert request_fields(["a", Prompt("b")]) == {}
+
+
+def test_mock_prompts_are_coloured_shapes_unless_there_is_a_file_of_that_name(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert read_prompts(Path("mock"), 16)[:2] == ["a red square", "a green square"]
+    Path("mock").write_text("mine\n")
+    assert read_prompts(Path("mock"), 1) == ["mine"]

@@ -16,7 +16,8 @@ from cosmos_wfm import (
     load_adapter,
     train_sft,
 )
-from cosmos_wfm.flow_batches import sample_index
+from cosmos_wfm.caption_data import sample_index
+from cosmos_wfm.encoding import SampleEncoder
 from cosmos_wfm.sft import step_batches
 
 
@@ -108,10 +109,10 @@ def test_micro_batches_give_the_losses_of_the_whole_batch(recipe):
 
 
 def test_a_sample_has_the_same_noise_in_whatever_rank_or_micro_batch(recipe, adapter):
-    data = recipe.data.build()
-    whole = step_batches(recipe, adapter, data, 4, mesh=Rank(0, 1))[0]
+    encoder = SampleEncoder(adapter, recipe.data.build())
+    whole = step_batches(recipe, encoder, 4, mesh=Rank(0, 1))[0]
     parts = [
-        step_batches(replace(recipe, micro_batch_size=1), adapter, data, 4, mesh=Rank(rank, 2))
+        step_batches(replace(recipe, micro_batch_size=1), encoder, 4, mesh=Rank(rank, 2))
         for rank in (0, 1)
     ]
 
@@ -122,7 +123,8 @@ def test_a_sample_has_the_same_noise_in_whatever_rank_or_micro_batch(recipe, ada
 
 
 def test_a_rank_without_samples_gets_a_pass_of_weight_zero(recipe, adapter):
-    batches = step_batches(recipe, adapter, recipe.data.build(), 0, mesh=Rank(3, 4))
+    encoder = SampleEncoder(adapter, recipe.data.build())
+    batches = step_batches(recipe, encoder, 0, mesh=Rank(3, 4))
 
     assert [batch.weights.tolist() for batch in batches] == [[0.0]]
 
@@ -135,8 +137,8 @@ def test_each_epoch_is_another_order_of_all_samples():
 
 
 def test_dropped_captions_are_empty(recipe, adapter):
-    data = recipe.data.build()
-    always = step_batches(replace(recipe, caption_dropout=1.0), adapter, data, 0, mesh=Rank(0, 1))
+    encoder = SampleEncoder(adapter, recipe.data.build())
+    always = step_batches(replace(recipe, caption_dropout=1.0), encoder, 0, mesh=Rank(0, 1))
     empty = adapter.encode_text([""])
 
     for row in always[0].text["pooled_projections"]:

@@ -57,6 +57,19 @@ def rollout(output: Path, *, index: int, deadline_s: float) -> None:
 
 
 @wfm.command()
+@click.argument("recipe", type=click.Path(path_type=Path), metavar="RECIPE.toml")
+@click.argument("overrides", nargs=-1, metavar="[PATH=VALUE]...")
+def cache(recipe: Path, overrides: tuple[str, ...]) -> None:
+    """Encode the samples of a recipe of kind wfm_sft that its cache does not have yet.
+
+    Runs in this process or in torchrun's, and goes on where an earlier call was ended.
+    """
+    from cosmos_app.wfm.running import cache_wfm, load_wfm_recipe
+
+    guarded(lambda: cache_wfm(load_wfm_recipe(recipe, overrides)))
+
+
+@wfm.command()
 @click.argument("sft", type=click.Path(path_type=Path), metavar="SFT.toml")
 @click.argument("rl", type=click.Path(path_type=Path), metavar="RL.toml")
 @click.option("--output", type=click.Path(path_type=Path), default=Path("runs/demo-wfm"))

@@ -1,27 +1,44 @@
 """A recipe of a world model, run in this process or in the ranks that torchrun started."""
 
 import json
+import os
+import time
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import click
+import torch
+from rich.console import Console
 
 from cosmos_app.errors import DataError
 from cosmos_app.roles.process import torchrun_place
 from cosmos_app.roles.ranks import join_ranks
 from cosmos_app.wfm.disaggregated.running import remote_rollouts
+from cosmos_app.wfm.figures import RunFigures
+from cosmos_app.wfm.object_store import use_object_store
 from cosmos_app.wfm.recipe import WFM_KINDS, WfmRecipe
 from cosmos_app.wfm.rewarding import reward_client
 from cosmos_core.config import config_to_json, load_config
+from cosmos_core.metrics import FanOut, SinkContext, open_sinks
+from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import (
-    StepReport,
     TrainingMesh,
     build_mesh,
+    init_distributed,
+    open_store,
     shutdown_distributed,
 )
-from cosmos_wfm import DiffusionRl, DiffusionSftConfig, take_rl_steps, train_rl, train_sft
+from cosmos_wfm import (
+    DiffusionRl,
+    DiffusionRlConfig,
+    DiffusionSftConfig,
+    fill_cache,
+    take_rl_steps,
+    train_rl,
+    train_sft,
+)
 
 KINDS_TEXT = ", ".join(WFM_KINDS)
 
@@ -51,13 +68,40 @@ def run_wfm(recipe: WfmRecipe, *, resume: bool = False) -> int:
         recipe: what to train.
         resume: go on from the newest checkpoint of its output, if there is one.
     """
-    mesh = build_mesh(recipe.parallel, join_ranks(torchrun_place()))
+    use_object_store(os.environ)
+    mesh = _join(recipe)
     try:
         directory = train(recipe, mesh, resume=resume)
     finally:
         shutdown_distributed()
     if mesh.process.rank == 0:
         click.echo(str(directory))
+    return 0
+
+
+def cache_wfm(recipe: WfmRecipe) -> int:
+    """Encode what the recipe's cache does not have; return 0.
+
+    Raises:
+        DataError: if it is no recipe of fine-tuning.
+    """
+    if not isinstance(recipe, DiffusionSftConfig):
+        raise DataError(f"kind is {recipe.kind}; only recipes of kind wfm_sft have a cache")
+    use_object_store(os.environ)
+    mesh = build_mesh(recipe.parallel, join_ranks(torchrun_place()))
+    first = mesh.process.rank == 0
+
+    def show(done: int, total: int) -> None:
+        if first:
+            click.echo(f"{done} of {total} samples", err=True)
+
+    try:
+        encoded, share = fill_cache(recipe, mesh=mesh, on_part=show)
+        counts = mesh.sum_(torch.tensor([encoded, share], device=mesh.process.device)).tolist()
+    finally:
+        shutdown_distributed()
+    if first:
+        click.echo(f"{counts[0]} samples encoded, {counts[1] - counts[0]} were there")
     return 0
 
 
@@ -70,53 +114,60 @@ def check_wfm(recipe: WfmRecipe) -> int:
 def train(recipe: WfmRecipe, mesh: TrainingMesh, *, resume: bool = False) -> Path:
     """Run a recipe on a mesh; every rank calls. Rank 0 writes the recipe and the figures."""
     output = Path(recipe.output)
-    if mesh.process.rank == 0:
+    first = mesh.process.rank == 0
+    if first:
         output.mkdir(parents=True, exist_ok=True)
         (output / "recipe.json").write_text(config_to_json(recipe), encoding="utf-8")
+    with closing(_sinks(recipe) if first else FanOut(())) as sinks:
+        figures = RunFigures(output, recipe.num_steps, sinks, writes=first)
+        if isinstance(recipe, DiffusionSftConfig):
+            return train_sft(
+                recipe,
+                mesh=mesh,
+                resume=resume,
+                on_step=lambda step, report: figures.write(step, report, {}),
+                on_pictures=figures.show,
+            )
+        return _train_rl(recipe, mesh, figures, resume=resume)
 
-    metrics = output / "metrics.jsonl"
-    first: list[int] = []
 
-    def write(step: int, report: StepReport, figures: Mapping[str, float]) -> None:
-        if mesh.process.rank:
-            return
-        if not first:
-            first.append(step)
-            keep_before(metrics, step)
-        row = {"step": step, **_figures(report), **figures}
-        with metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-        reward = f"  reward {figures['reward']:.4f}" if "reward" in figures else ""
-        click.echo(f"step {step}/{recipe.num_steps}  loss {report.loss:.4f}{reward}")
-
-    if isinstance(recipe, DiffusionSftConfig):
-        return train_sft(
-            recipe,
-            mesh=mesh,
-            resume=resume,
-            on_step=lambda step, report: write(step, report, {}),
-        )
+def _train_rl(
+    recipe: DiffusionRlConfig, mesh: TrainingMesh, figures: RunFigures, *, resume: bool
+) -> Path:
     with remote_rollouts(recipe, mesh) as remote:
         if remote is not None:
             run = DiffusionRl(recipe, mesh=mesh, remote=remote)
-            return take_rl_steps(run, resume=resume, on_step=write)
+            return take_rl_steps(
+                run, resume=resume, on_step=figures.write, on_pictures=figures.show
+            )
         with reward_client(recipe) as scorer:
-            return train_rl(recipe, mesh=mesh, scorer=scorer, resume=resume, on_step=write)
+            return train_rl(
+                recipe,
+                mesh=mesh,
+                scorer=scorer,
+                resume=resume,
+                on_step=figures.write,
+                on_pictures=figures.show,
+            )
 
 
-def keep_before(metrics: Path, step: int) -> None:
-    """Drop the rows of steps that are taken again, and one that was cut off."""
-    if not metrics.exists():
-        return
-    whole = metrics.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
-    kept = [row for row in whole if json.loads(row)["step"] < step]
-    metrics.write_text("".join(f"{row}\n" for row in kept), encoding="utf-8")
+def _sinks(recipe: WfmRecipe) -> FanOut:
+    run = RunDirectory(Path(recipe.output).absolute(), time.time(), None)
+    context = SinkContext(
+        run=run,
+        num_steps=recipe.num_steps,
+        console=Console(),
+        config=json.loads(config_to_json(recipe)),
+    )
+    return open_sinks(recipe.loggers, context)
 
 
-def _figures(report: StepReport) -> dict[str, float]:
-    plain = asdict(report)
-    figures = {name: float(plain[name]) for name in ("loss", "grad_norm", "lr", "seconds")}
-    means = {
-        name: report.mean(name, over="samples") for name in report.metrics if name != "samples"
-    }
-    return {**figures, **means}
+def _join(recipe: WfmRecipe) -> TrainingMesh:
+    """Join torchrun's ranks; a process by itself is a group of one where FSDP2 has to cast."""
+    place = torchrun_place()
+    if place.world_size > 1 or recipe.compute.dtype == "float32":
+        return build_mesh(recipe.parallel, join_ranks(place))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    store = open_store("127.0.0.1", 0, hosting=True)
+    process = init_distributed(0, 1, store=store, device=device)
+    return build_mesh(recipe.parallel, process)

@@ -96,7 +96,7 @@ from cosmos_parallel.sft_batches import (
 )
 from cosmos_parallel.sft_data import SftData, SftExample, SftFormat, encode_example, load_sft_data
 from cosmos_parallel.sft_rows import read_rows
-from cosmos_parallel.sharding import model_tensors, shard_module
+from cosmos_parallel.sharding import model_tensors, shard_module, sum_gradients
 from cosmos_parallel.step_report import Evaluation, Outcome, StepReport
 from cosmos_parallel.throughput import (
     ModelCost,
@@ -220,6 +220,7 @@ __all__ = [
     "shutdown_distributed",
     "step_batches",
     "step_examples",
+    "sum_gradients",
     "supported_models",
     "throughput",
     "use_low_precision",

@@ -1,15 +1,19 @@
 """Fine-tuning and RL of diffusion world models on diffusers."""
 
 from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition
-from cosmos_wfm.captions import CaptionedImage, ImageCaptions, ImageCaptionsConfig
+from cosmos_wfm.caption_data import CaptionData, CaptionedImage, Problems
+from cosmos_wfm.captions import ImageCaptions, ImageCaptionsConfig
 from cosmos_wfm.checkup import CheckedPoint, check_model
 from cosmos_wfm.context import share_context
 from cosmos_wfm.ddrl import DdrlBatch, DdrlConfig, ddrl_loss, exponential_advantages
+from cosmos_wfm.denoiser import ComputeConfig, float32_modules, shard_denoiser
+from cosmos_wfm.encoding import EncodedCache, EncodedSample, SampleEncoder, cache_key
 from cosmos_wfm.errors import (
     CaptionDataError,
     PipelineError,
     RewardRequestError,
     RewardServiceError,
+    UploadError,
     WfmConfigError,
     WfmError,
 )
@@ -36,9 +40,11 @@ from cosmos_wfm.flow_matching import (
 from cosmos_wfm.latent_media import LatentDecoder
 from cosmos_wfm.loading import find_adapter, load_adapter
 from cosmos_wfm.matching import AwmConfig, awm_loss
+from cosmos_wfm.mock_data import MockCaptions, MockCaptionsConfig
 from cosmos_wfm.model_rewards import MODEL_REWARDS, ScoreRequest, load_model_reward
 from cosmos_wfm.nft import ForwardBatch, NftConfig, OldPolicyDecay, nft_errors, nft_loss
 from cosmos_wfm.policies import CopiedPolicies, LoraPolicies, Policies
+from cosmos_wfm.prompts import Prompt, read_prompts
 from cosmos_wfm.remote import ConnectRollouts, DisaggregatedConfig, RemoteRollouts
 from cosmos_wfm.replica import RolloutReplica
 from cosmos_wfm.reward_client import EnqueueTimeout, RewardClient, RewardServiceConfig, Scorer
@@ -64,7 +70,8 @@ from cosmos_wfm.sampling import (
     transition,
 )
 from cosmos_wfm.scenes import COLOURS, Scene, SeenShape, WantedShape, find_shapes, read_scene
-from cosmos_wfm.sft import DiffusionSftConfig, train_sft
+from cosmos_wfm.sft import DiffusionSftConfig, fill_cache, train_sft
+from cosmos_wfm.shards import ShardCaptions, ShardCaptionsConfig
 from cosmos_wfm.tiny import (
     save_pipeline,
     tiny_captions,
@@ -75,6 +82,7 @@ from cosmos_wfm.tiny import (
     tiny_wan_pipeline,
 )
 from cosmos_wfm.tuning import FullTuning, LoraTuning, TuningConfig
+from cosmos_wfm.uploads import UploadConfig, upload_directory
 from cosmos_wfm.validation import ValidationConfig, draw_samples, save_grid, write_samples
 from cosmos_wfm.videos import VideoCaptions, VideoCaptionsConfig, write_video
 
@@ -83,9 +91,11 @@ __all__ = [
     "MODEL_REWARDS",
     "REWARDS",
     "AwmConfig",
+    "CaptionData",
     "CaptionDataError",
     "CaptionedImage",
     "CheckedPoint",
+    "ComputeConfig",
     "ConnectRollouts",
     "CopiedPolicies",
     "CosmosPredictAdapter",
@@ -96,6 +106,8 @@ __all__ = [
     "DiffusionRlConfig",
     "DiffusionSftConfig",
     "DisaggregatedConfig",
+    "EncodedCache",
+    "EncodedSample",
     "EnqueueTimeout",
     "FlowBatch",
     "FlowGrpoConfig",
@@ -107,6 +119,8 @@ __all__ = [
     "LatentDecoder",
     "LoraPolicies",
     "LoraTuning",
+    "MockCaptions",
+    "MockCaptionsConfig",
     "NftConfig",
     "NoSafetyChecker",
     "NoisingConfig",
@@ -114,6 +128,8 @@ __all__ = [
     "OldPolicyDecay",
     "PipelineError",
     "Policies",
+    "Problems",
+    "Prompt",
     "RemoteRollouts",
     "RewardClient",
     "RewardRequest",
@@ -123,6 +139,7 @@ __all__ = [
     "Rollout",
     "RolloutMessage",
     "RolloutReplica",
+    "SampleEncoder",
     "SamplerConfig",
     "SanaAdapter",
     "SanaVideoAdapter",
@@ -132,11 +149,15 @@ __all__ = [
     "Sd3Adapter",
     "SdeConfig",
     "SeenShape",
+    "ShardCaptions",
+    "ShardCaptionsConfig",
     "StepBatch",
     "StepParts",
     "TextCondition",
     "Transition",
     "TuningConfig",
+    "UploadConfig",
+    "UploadError",
     "ValidationConfig",
     "VideoCaptions",
     "VideoCaptionsConfig",
@@ -145,13 +166,16 @@ __all__ = [
     "WfmConfigError",
     "WfmError",
     "awm_loss",
+    "cache_key",
     "check_model",
     "ddrl_loss",
     "draw_samples",
     "draw_sigmas",
     "exponential_advantages",
+    "fill_cache",
     "find_adapter",
     "find_shapes",
+    "float32_modules",
     "flow_grpo_loss",
     "flow_matching_loss",
     "flow_schedule",
@@ -169,11 +193,13 @@ __all__ = [
     "pack_rollout",
     "parse_request",
     "parse_rollout",
+    "read_prompts",
     "read_scene",
     "sample_ode",
     "sample_sde",
     "save_grid",
     "save_pipeline",
+    "shard_denoiser",
     "share_context",
     "shift_sigmas",
     "sigma_weights",
@@ -187,6 +213,7 @@ __all__ = [
     "train_rl",
     "train_sft",
     "transition",
+    "upload_directory",
     "weighted_reward",
     "write_samples",
     "write_video",

@@ -1,10 +1,11 @@
 """A directory of images with captions: ``0001.json`` beside ``0001.png``, read one at a time."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -12,16 +13,10 @@ from jaxtyping import Float
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from cosmos_wfm.caption_data import BrokenPolicy, CaptionedImage, Problems, sample_index
 from cosmos_wfm.errors import CaptionDataError
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
-
-
-class CaptionedImage(NamedTuple):
-    """One sample: its prompt, and its pixels in [-1, 1]; a video has its frames before H."""
-
-    prompt: str
-    pixels: Float[Tensor, "3 ..."]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,20 +28,26 @@ class ImageCaptionsConfig:
             same name (png, jpg, jpeg or webp).
         height: of the images, in pixels.
         width: of the images, in pixels.
+        buckets: sizes [height, width], of which each image gets the one nearest in shape; empty
+            gives all images the one above.
+        broken: what to do with a caption without image, an image without caption and what cannot
+            be decoded: ``fatal``, or ``skip``, which names and counts it.
     """
 
     kind: Literal["images"] = "images"
     path: str
     height: int = 1024
     width: int = 1024
+    buckets: tuple[tuple[int, int], ...] = ()
+    broken: BrokenPolicy = "fatal"
 
     def build(self) -> "ImageCaptions":
         """Open the directory.
 
         Raises:
-            CaptionDataError: if there is no pair in it, or a broken one.
+            CaptionDataError: if there is no pair in it, or a broken one that is fatal.
         """
-        return ImageCaptions(Path(self.path), height=self.height, width=self.width)
+        return ImageCaptions(self)
 
 
 class ImageCaptions(Sequence[CaptionedImage]):
@@ -54,32 +55,38 @@ class ImageCaptions(Sequence[CaptionedImage]):
 
     Prompts are read and pairs are matched on opening; images are decoded on access, scaled to
     cover the wanted size, and cropped to its centre.
+
+    Attributes:
+        problems: what was left out, each named with its reason.
     """
 
-    def __init__(self, directory: Path, *, height: int, width: int) -> None:
+    def __init__(self, config: ImageCaptionsConfig) -> None:
         """Match and read all captions.
 
         Raises:
             CaptionDataError: names the directory without pairs, or every caption that has no
-                image, no ``prompt`` or no valid JSON.
+                image, no ``prompt`` or no valid JSON, and every image without caption.
         """
+        directory = Path(config.path)
         if not directory.is_dir():
             raise CaptionDataError(f"{directory} is not a directory")
-        self._size = (height, width)
+        self._config = config
         self._pairs: list[tuple[str, Path]] = []
-        problems: list[str] = []
+        self.problems = Problems(str(directory), config.broken)
         for caption in sorted(directory.glob("*.json")):
             found = _read_pair(caption)
             if isinstance(found, str):
-                problems.append(found)
+                self.problems.add(found)
             else:
                 self._pairs.append(found)
-        if problems:
-            shown = "; ".join(problems[:5]) + ("; ..." if len(problems) > 5 else "")
-            raise CaptionDataError(f"{directory}: {len(problems)} broken pairs: {shown}")
+        for image in sorted(directory.iterdir()):
+            if image.suffix in IMAGE_SUFFIXES and not image.with_suffix(".json").is_file():
+                self.problems.add(f"{image.name}: there is no {image.stem}.json")
+        self.problems.refuse()
         if not self._pairs:
             raise CaptionDataError(
-                f"{directory} has no <name>.json beside <name>.png, .jpg, .jpeg or .webp"
+                f"{directory} has no <name>.json beside <name>.png, .jpg, .jpeg or .webp "
+                f"({len(self.problems)} left out)"
             )
 
     def __len__(self) -> int:
@@ -87,18 +94,36 @@ class ImageCaptions(Sequence[CaptionedImage]):
         return len(self._pairs)
 
     def __getitem__(self, index: int) -> CaptionedImage:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Decode one image.
+        """Decode one image; where broken ones are skipped, the next one in its place.
 
         Raises:
             CaptionDataError: if the file is no image.
         """
+        return self.problems.usable(index, len(self), self._decoded)
+
+    def order(self, position: int, seed: int) -> int:
+        """Return the pair at a position of the endless stream."""
+        return sample_index(len(self), position, seed)
+
+    def identity(self, index: int) -> str:
+        """Return the prompt, and the image's path, size and time of change."""
+        prompt, path = self._pairs[index]
+        return file_identity(path, prompt)
+
+    def _decoded(self, index: int) -> CaptionedImage:
         prompt, path = self._pairs[index]
         try:
             with Image.open(path) as image:
-                pixels = fit(image.convert("RGB"), *self._size)
+                pixels = fit(image.convert("RGB"), *size_of(image, self._config))
         except (UnidentifiedImageError, OSError) as error:
             raise CaptionDataError(f"{path} cannot be read as an image: {error}") from error
         return CaptionedImage(prompt, pixels)
+
+
+def file_identity(path: Path, prompt: str) -> str:
+    """Return what changes when a file or its prompt does, without reading the file."""
+    found = path.stat()
+    return f"{path.absolute()} {found.st_size} {found.st_mtime_ns} {prompt}"
 
 
 def _read_pair(caption: Path) -> tuple[str, Path] | str:
@@ -113,6 +138,36 @@ def _read_pair(caption: Path) -> tuple[str, Path] | str:
     if len(images) != 1:
         return f"{caption.name}: {len(images)} images of that name, 1 is needed"
     return prompt, images[0]
+
+
+class Sizes(Protocol):
+    """The part of a data config that says how large samples are made."""
+
+    @property
+    def height(self) -> int:
+        """In pixels, where there are no buckets."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """In pixels, where there are no buckets."""
+        ...
+
+    @property
+    def buckets(self) -> tuple[tuple[int, int], ...]:
+        """Sizes to choose from."""
+        ...
+
+
+def size_of(image: Image.Image, sizes: Sizes) -> tuple[int, int]:
+    """Return height and width that an image is made: of the bucket nearest in shape, if any.
+
+    Shapes are compared by |log(h / w) - log(h' / w')|: twice as wide is as far as twice as high.
+    """
+    if not sizes.buckets:
+        return sizes.height, sizes.width
+    shape = math.log(image.height / image.width)
+    return min(sizes.buckets, key=lambda size: abs(math.log(size[0] / size[1]) - shape))
 
 
 def fit(image: Image.Image, height: int, width: int) -> Float[Tensor, "3 H W"]:

@@ -23,3 +23,7 @@ class RewardRequestError(WfmError, ValueError):
 
 class RewardServiceError(WfmError):
     """A reward service that refused, failed or did not answer in time: raised for its scores."""
+
+
+class UploadError(WfmError):
+    """A save that cannot be copied to an object store: raised after it was written locally."""

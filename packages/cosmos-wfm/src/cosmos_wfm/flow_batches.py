@@ -1,15 +1,15 @@
 """From captioned samples to batches of flow matching, with all randomness drawn from seeds."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition
-from cosmos_wfm.captions import CaptionedImage
+from cosmos_wfm.caption_data import CaptionedImage
+from cosmos_wfm.encoding import EncodedSample, encode_samples
 from cosmos_wfm.flow_matching import FlowBatch, FlowMatchingConfig, draw_sigmas, per_sample
 
 
@@ -43,7 +43,27 @@ def noised_batch(
         generators: one for each sample, the only source of its randomness.
         config: how.
     """
-    latents = adapter.encode_pixels(torch.stack([sample.pixels for sample in samples]))
+    encoded = encode_samples(adapter, samples)
+    return noise_encoded(adapter, encoded, generators, config, lambda: adapter.encode_dropped(1))
+
+
+def noise_encoded(
+    adapter: DiffusionModelAdapter,
+    samples: Sequence[EncodedSample],
+    generators: Sequence[torch.Generator],
+    config: NoisingConfig,
+    dropped_text: Callable[[], TextCondition],
+) -> FlowBatch:
+    """Draw levels, noise, dropout and given frames of samples that are encoded already.
+
+    Args:
+        adapter: the model.
+        samples: latents of one size, and embedded prompts.
+        generators: one for each sample, the only source of its randomness.
+        config: how.
+        dropped_text: returns the one row that stands for a dropped prompt.
+    """
+    latents = torch.stack([sample.latents for sample in samples])
     noise, sigmas = torch.empty_like(latents), latents.new_empty(len(samples))
     dropped: list[bool] = []
     given: list[int] = []
@@ -58,7 +78,7 @@ def noised_batch(
         latents=latents,
         noise=noise,
         sigmas=sigmas,
-        text=_text(adapter, [sample.prompt for sample in samples], dropped),
+        text=_text(samples, dropped, dropped_text),
         weights=torch.ones_like(sigmas),
         given=given_mask(given, latents) if any(given) else None,
     )
@@ -74,27 +94,18 @@ def given_mask(
     return mask[:, None, :, None, None]
 
 
-def sample_index(num_samples: int, position: int, seed: int) -> int:
-    """Return the sample at a position of the endless stream: each epoch is a new permutation."""
-    epoch, place = divmod(position, num_samples)
-    order = np.random.default_rng((seed, epoch)).permutation(num_samples)
-    return int(order[place])
-
-
-def seeded_generator(*parts: int) -> torch.Generator:
-    """Return a generator that is a function of these numbers."""
-    mixed = np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]
-    return torch.Generator().manual_seed(int(mixed >> 1))
-
-
 def _text(
-    adapter: DiffusionModelAdapter, prompts: Sequence[str], dropped: Sequence[bool]
+    samples: Sequence[EncodedSample],
+    dropped: Sequence[bool],
+    dropped_text: Callable[[], TextCondition],
 ) -> TextCondition:
-    """Embed prompts, those dropped as the model drops them."""
-    text = adapter.encode_text(prompts)
+    """Return the samples' embedded prompts, with another row where they are dropped."""
+    text = {
+        name: torch.stack([sample.text[name] for sample in samples]) for name in samples[0].text
+    }
     if not any(dropped):
         return text
-    empty, chosen = adapter.encode_dropped(len(prompts)), torch.tensor(dropped)
+    empty, chosen = dropped_text(), torch.tensor(dropped)
     return {
         name: torch.where(per_sample(chosen, values).to(values.device), empty[name], values)
         for name, values in text.items()

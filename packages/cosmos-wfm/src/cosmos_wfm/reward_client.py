@@ -17,6 +17,7 @@ import httpx
 from torch import Tensor
 
 from cosmos_wfm.errors import RewardServiceError, WfmConfigError
+from cosmos_wfm.prompts import request_fields
 from cosmos_wfm.reward_wire import RewardRequest, latents_of, media_of, pack_request
 
 Scorer = Callable[[Tensor, Sequence[str]], "Future[list[float]]"]
@@ -151,7 +152,10 @@ class RewardClient:
             rewards=self._weights,
             media_type=media_type,
             media=media,
-            extra={"video_infos": infos} if media_type != "image" else {},
+            extra={
+                **({"video_infos": infos} if media_type != "image" else {}),
+                **request_fields(prompts),
+            },
         )
         return self._threads.submit(self._score, pack_request(request), len(prompts))
 

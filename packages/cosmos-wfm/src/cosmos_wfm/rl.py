@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cosmos_algos import batch_std_advantages, grpo_advantages
 from cosmos_parallel import (
     Learner,
     LearnerConfig,
@@ -21,19 +20,13 @@ from cosmos_parallel import (
     StepReport,
     TrainingMesh,
     build_mesh,
-    shard_module,
 )
 from cosmos_wfm.adapter import DiffusionModelAdapter
-from cosmos_wfm.captions import ImageCaptionsConfig
 from cosmos_wfm.context import share_context
 from cosmos_wfm.ddrl import DdrlBatch, DdrlConfig
+from cosmos_wfm.denoiser import ComputeConfig, shard_denoiser
 from cosmos_wfm.errors import WfmConfigError
-from cosmos_wfm.flow_batches import (
-    NoisingConfig,
-    noised_batch,
-    sample_index,
-    seeded_generator,
-)
+from cosmos_wfm.flow_batches import NoisingConfig, noised_batch
 from cosmos_wfm.flow_grpo import FlowGrpoConfig
 from cosmos_wfm.flow_matching import FlowBatch
 from cosmos_wfm.loading import load_adapter
@@ -45,6 +38,7 @@ from cosmos_wfm.reward_client import RewardServiceConfig, Scorer
 from cosmos_wfm.rewards import local_scorer
 from cosmos_wfm.rl_algorithms import (
     RlAlgorithm,
+    advantages_of,
     has_old,
     make_loss,
     make_policies,
@@ -52,10 +46,19 @@ from cosmos_wfm.rl_algorithms import (
     steps_config,
 )
 from cosmos_wfm.rollouts import Rollout, RolloutTask, SamplerConfig, StepParts
-from cosmos_wfm.training_run import RunOutputs, TrainingRun, check_parallel
+from cosmos_wfm.seeds import seeded_generator
+from cosmos_wfm.training_data import DataConfig, open_data
+from cosmos_wfm.training_run import (
+    LoggerConfig,
+    OnPictures,
+    RunOutputs,
+    TrainingRun,
+    check_parallel,
+    look_away,
+)
 from cosmos_wfm.tuning import FullTuning, LoraTuning, TuningConfig, recompute_blocks
+from cosmos_wfm.uploads import UploadConfig
 from cosmos_wfm.validation import ValidationConfig
-from cosmos_wfm.videos import VideoCaptionsConfig
 
 OnStep = Callable[[int, StepReport, Mapping[str, float]], None]
 
@@ -76,9 +79,13 @@ class DiffusionRlConfig:
         micro_batch_size: samples of one forward pass.
         save_every: steps between saves; 0 saves at the end only.
         checkpoint_every: steps between checkpoints to go on from; 0 writes none.
+        checkpoints: their directory or address (``s3://...``); empty for the output's own.
+        upload: where saves go beside the output.
+        loggers: which services the app sends figures and pictures to, beside the output.
         recompute: keep no activations of the denoiser's blocks, compute them again instead.
         validation: pictures that are drawn on the way.
         seed: of prompts and noise.
+        compute: in which type the denoiser computes, compiled or not.
         sampler: size, steps and guidance of rollouts.
         algorithm: how rewards become a loss.
         disaggregated: rollouts in processes of their own; ``None`` draws them in this one's.
@@ -101,13 +108,17 @@ class DiffusionRlConfig:
     micro_batch_size: int = 4
     save_every: int = 0
     checkpoint_every: int = 0
+    checkpoints: str = ""
+    upload: UploadConfig | None = None
+    loggers: tuple[LoggerConfig, ...] = ()
     recompute: bool = False
     validation: ValidationConfig | None = None
     seed: int = 0
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
     algorithm: RlAlgorithm = field(default_factory=NftConfig)
     disaggregated: DisaggregatedConfig | None = None
-    data: ImageCaptionsConfig | VideoCaptionsConfig | None = None
+    data: DataConfig | None = None
     tuning: TuningConfig = field(default_factory=LoraTuning)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
@@ -184,7 +195,7 @@ class DiffusionRl:
         trained = (self.adapter.transformer, self.adapter.blocks)
         for module, blocks in [*self.policies.modules(), trained]:
             share_context(module, blocks, self._mesh)
-            shard_module(module, self._mesh, blocks=blocks)
+            shard_denoiser(module, blocks, self._mesh, config.compute)
         self.learner = Learner(self.adapter.transformer, config.learner, mesh=self._mesh)
         self._scorer = scorer or local_scorer(config.rewards)
         self._loss = make_loss(self.adapter, config.algorithm, self.policies)
@@ -193,7 +204,7 @@ class DiffusionRl:
         if remote is not None:
             weights = self.policies.weights(old=isinstance(config.algorithm, NftConfig))
             self._remote = remote(weights, self._parts)
-        self._data = config.data.build() if config.data else None
+        self._data = open_data(config.data, self.adapter, self._mesh) if config.data else None
 
     def step(self, step: int) -> tuple[StepReport, dict[str, float]]:
         """Take step ``step``, from 0; return the learner's report and the rewards' figures."""
@@ -205,7 +216,7 @@ class DiffusionRl:
             self._remote.publish(step)
             rollouts = self._remote.take(step)
         rewards = self._all_rewards(rollouts)
-        advantages = self._advantages(rewards)
+        advantages = advantages_of(config.algorithm, rewards, config.samples_per_group)
         batches = [b for rollout in rollouts for b in self._batches(task, rollout, advantages)]
         report = self.learner.step(batches, self._loss)
         if isinstance(config.algorithm, NftConfig):
@@ -222,8 +233,8 @@ class DiffusionRl:
         """Write what was trained after ``step`` steps, averaged if the learner keeps an average."""
         return self.run().save(step)
 
-    def run(self) -> TrainingRun:
-        """Return this run's saves, checkpoints and pictures."""
+    def run(self, drawn: OnPictures = look_away) -> TrainingRun:
+        """Return this run's saves, checkpoints and pictures, which ``drawn`` is told of."""
         config = self.config
         return TrainingRun(
             adapter=self.adapter,
@@ -236,8 +247,11 @@ class DiffusionRl:
                 save_every=config.save_every,
                 checkpoint_every=config.checkpoint_every,
                 validation=config.validation,
+                checkpoints=config.checkpoints,
+                upload=config.upload,
             ),
             resumed=self._resumed,
+            drawn=drawn,
         )
 
     def _resumed(self) -> None:
@@ -270,15 +284,6 @@ class DiffusionRl:
                     sums[number] = reward
         return self._mesh.sum_over_data(sums).cpu()
 
-    def _advantages(self, rewards: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
-        groups = torch.arange(len(rewards)) // self.config.samples_per_group
-        algorithm = self.config.algorithm
-        if isinstance(algorithm, DdrlConfig):
-            return algorithm.advantages(rewards, groups).float()
-        if algorithm.standardise == "all":
-            return batch_std_advantages(rewards, groups, eps=1e-4).float()
-        return grpo_advantages(rewards, groups, eps=1e-4).float()
-
     def _batches(
         self, task: RolloutTask, rollout: Rollout, advantages: Float[Tensor, " N"]
     ) -> Sequence[Any]:
@@ -301,7 +306,7 @@ class DiffusionRl:
         assert data is not None
         total = config.groups_per_step * config.samples_per_group
         positions = [task.step * total + number for number in rollout.numbers]
-        samples = [data[sample_index(len(data), at, config.seed)] for at in positions]
+        samples = [data[data.order(at, config.seed)] for at in positions]
         generators = [
             seeded_generator(config.seed, task.step, number, 2, place) for number in rollout.numbers
         ]
@@ -318,6 +323,7 @@ def train_rl(
     scorer: Scorer | None = None,
     resume: bool = False,
     on_step: OnStep | None = None,
+    on_pictures: OnPictures = look_away,
 ) -> Path:
     """Run to the end and save; every rank of the mesh calls.
 
@@ -328,6 +334,7 @@ def train_rl(
         resume: go on from the newest checkpoint in the output directory, if there is one.
         on_step: called with the number of each finished step, from 1, the learner's report and
             the figures of the rewards.
+        on_pictures: called on rank 0 with a step and the directory of its validation pictures.
 
     Returns:
         The directory of the last save, for diffusers to load.
@@ -337,10 +344,16 @@ def train_rl(
             run cannot be.
     """
     run = DiffusionRl(config, mesh=mesh, scorer=scorer)
-    return take_rl_steps(run, resume=resume, on_step=on_step)
+    return take_rl_steps(run, resume=resume, on_step=on_step, on_pictures=on_pictures)
 
 
-def take_rl_steps(run: DiffusionRl, *, resume: bool = False, on_step: OnStep | None = None) -> Path:
+def take_rl_steps(
+    run: DiffusionRl,
+    *,
+    resume: bool = False,
+    on_step: OnStep | None = None,
+    on_pictures: OnPictures = look_away,
+) -> Path:
     """Take the steps of a run that are left, and save; as ``train_rl``.
 
     Raises:
@@ -358,7 +371,7 @@ def take_rl_steps(run: DiffusionRl, *, resume: bool = False, on_step: OnStep | N
         if on_step is not None:
             on_step(step + 1, report, figures)
 
-    return run.run().take_steps(take, resume=resume)
+    return run.run(on_pictures).take_steps(take, resume=resume)
 
 
 def step_parts(config: DiffusionRlConfig, num_ranks: int) -> StepParts:

@@ -2,6 +2,11 @@
 
 from typing import Any
 
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cosmos_algos import batch_std_advantages, grpo_advantages
 from cosmos_wfm.adapter import DiffusionModelAdapter
 from cosmos_wfm.ddrl import DdrlConfig, ddrl_loss
 from cosmos_wfm.flow_grpo import FlowGrpoConfig, flow_grpo_loss
@@ -52,3 +57,15 @@ def make_loss(adapter: DiffusionModelAdapter, algorithm: RlAlgorithm, policies: 
             return flow_grpo_loss(adapter, algorithm, policies)
         case DdrlConfig():
             return ddrl_loss(adapter, algorithm, policies)
+
+
+def advantages_of(
+    algorithm: RlAlgorithm, rewards: Float[Tensor, " N"], group_size: int
+) -> Float[Tensor, " N"]:
+    """Return the advantages of all samples of a step; groups follow each other."""
+    groups = torch.arange(len(rewards)) // group_size
+    if isinstance(algorithm, DdrlConfig):
+        return algorithm.advantages(rewards, groups).float()
+    if algorithm.standardise == "all":
+        return batch_std_advantages(rewards, groups, eps=1e-4).float()
+    return grpo_advantages(rewards, groups, eps=1e-4).float()

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition
 from cosmos_wfm.families.shared import wan_latents
-from cosmos_wfm.flow_batches import seeded_generator
 from cosmos_wfm.flow_grpo import StepBatch, guided_velocity
 from cosmos_wfm.nft import ForwardBatch
 from cosmos_wfm.reward_client import Scorer
 from cosmos_wfm.sampling import NoisyStep, SdeConfig, flow_schedule, sample_ode, sample_sde
+from cosmos_wfm.seeds import seeded_generator
 
 _Prompt = TypeVar("_Prompt")
 

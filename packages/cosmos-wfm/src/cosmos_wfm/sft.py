@@ -18,25 +18,25 @@ from cosmos_parallel import (
     StepReport,
     TrainingMesh,
     build_mesh,
-    shard_module,
 )
 from cosmos_wfm.adapter import DiffusionModelAdapter
-from cosmos_wfm.captions import CaptionedImage, ImageCaptionsConfig
+from cosmos_wfm.caption_data import CaptionData
 from cosmos_wfm.context import share_context
-from cosmos_wfm.errors import PipelineError, WfmConfigError
-from cosmos_wfm.families.shared import check_frames
+from cosmos_wfm.denoiser import ComputeConfig, shard_denoiser
+from cosmos_wfm.encoding import EncodedCache, EncodedSample, SampleEncoder, cache_key
+from cosmos_wfm.errors import WfmConfigError
 from cosmos_wfm.flow_batches import (
     NoisingConfig,
-    noised_batch,
-    sample_index,
-    seeded_generator,
+    noise_encoded,
 )
 from cosmos_wfm.flow_matching import FlowBatch, FlowMatchingConfig, flow_matching_loss
 from cosmos_wfm.loading import load_adapter
-from cosmos_wfm.training_run import RunOutputs, TrainingRun, check_parallel
+from cosmos_wfm.seeds import seeded_generator
+from cosmos_wfm.training_data import DataConfig, LeftOut, open_data
+from cosmos_wfm.training_run import LoggerConfig, RunOutputs, TrainingRun, check_parallel
 from cosmos_wfm.tuning import LoraTuning, TuningConfig, recompute_blocks
+from cosmos_wfm.uploads import UploadConfig
 from cosmos_wfm.validation import ValidationConfig
-from cosmos_wfm.videos import VideoCaptionsConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,8 +45,10 @@ class DiffusionSftConfig:
 
     Attributes:
         model: a local diffusers pipeline directory.
-        data: the captioned images or videos.
+        data: the captioned images or videos, in files or shards.
         output: directory under which ``safetensors/step_<N>`` is written.
+        cache: directory that keeps latents and embedded prompts, filled at first use; empty encodes
+            each sample each time.
         num_steps: optimizer steps.
         batch_size: samples of a step, over all ranks.
         micro_batch_size: samples of one forward pass.
@@ -54,9 +56,13 @@ class DiffusionSftConfig:
         max_given_frames: most latent frames given as condition, where the model takes any.
         save_every: steps between saves; 0 saves at the end only.
         checkpoint_every: steps between checkpoints to go on from; 0 writes none.
+        checkpoints: their directory or address (``s3://...``); empty for the output's own.
+        upload: where saves go beside the output.
+        loggers: which services the app sends figures and pictures to, beside the output.
         recompute: keep no activations of the denoiser's blocks, compute them again instead.
         validation: pictures that are drawn on the way.
         seed: of order, noise and dropout.
+        compute: in which type the denoiser computes, compiled or not.
         tuning: adapters or all weights.
         flow: noise levels and loss weights.
         parallel: how ranks share the work: FSDP2, HSDP with ``dp_replicate``, tokens
@@ -66,8 +72,9 @@ class DiffusionSftConfig:
 
     kind: Literal["wfm_sft"] = "wfm_sft"
     model: str
-    data: ImageCaptionsConfig | VideoCaptionsConfig
+    data: DataConfig
     output: str
+    cache: str = ""
     num_steps: int = 1000
     batch_size: int = 8
     micro_batch_size: int = 1
@@ -75,9 +82,13 @@ class DiffusionSftConfig:
     max_given_frames: int = 2
     save_every: int = 0
     checkpoint_every: int = 0
+    checkpoints: str = ""
+    upload: UploadConfig | None = None
+    loggers: tuple[LoggerConfig, ...] = ()
     recompute: bool = False
     validation: ValidationConfig | None = None
     seed: int = 0
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
     tuning: TuningConfig = field(default_factory=LoraTuning)
     flow: FlowMatchingConfig = field(default_factory=FlowMatchingConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
@@ -105,6 +116,7 @@ def train_sft(
     mesh: TrainingMesh | None = None,
     resume: bool = False,
     on_step: Callable[[int, StepReport], None] = lambda step, report: None,
+    on_pictures: Callable[[int, Path], None] = lambda step, directory: None,
 ) -> Path:
     """Fine-tune and save; every rank of the mesh calls.
 
@@ -113,6 +125,7 @@ def train_sft(
         mesh: the ranks that share it; ``None`` for this process alone.
         resume: go on from the newest checkpoint in the output directory, if there is one.
         on_step: called with the number of each finished step, from 1, and its report.
+        on_pictures: called on rank 0 with a step and the directory of its validation pictures.
 
     Returns:
         The directory of the last save, for diffusers to load.
@@ -125,53 +138,55 @@ def train_sft(
     """
     mesh = mesh or build_mesh(ParallelConfig())
     adapter = load_adapter(config.model)
-    _check_size(config.data, adapter)
-    data = config.data.build()
+    data = open_data(config.data, adapter, mesh)
+    left_out = LeftOut(data, Path(config.output), mesh.process.rank)
     config.tuning.prepare(adapter, seed=config.seed)
     if config.recompute:
         recompute_blocks(adapter)
     adapter.pipeline.to(mesh.process.device)
     share_context(adapter.transformer, adapter.blocks, mesh)
-    shard_module(adapter.transformer, mesh, blocks=adapter.blocks)
+    shard_denoiser(adapter.transformer, adapter.blocks, mesh, config.compute)
+    encoder = _encoder(config, adapter, data)
     learner = Learner(adapter.transformer, config.learner, mesh=mesh)
     loss = flow_matching_loss(adapter, config.flow)
 
     def take(step: int) -> None:
-        batches = step_batches(config, adapter, data, step, mesh=mesh)
+        batches = step_batches(config, encoder, step, mesh=mesh)
+        left_out.write()
         filler = replace(batches[-1], weights=torch.zeros_like(batches[-1].weights))
         on_step(step + 1, learner.step(batches, loss, filler=filler))
 
-    outputs = RunOutputs(
-        output=Path(config.output),
-        num_steps=config.num_steps,
-        save_every=config.save_every,
-        checkpoint_every=config.checkpoint_every,
-        validation=config.validation,
-    )
     run = TrainingRun(
-        adapter=adapter, learner=learner, mesh=mesh, tuning=config.tuning, outputs=outputs
+        adapter=adapter,
+        learner=learner,
+        mesh=mesh,
+        tuning=config.tuning,
+        outputs=_outputs(config),
+        drawn=on_pictures,
     )
     return run.take_steps(take, resume=resume)
 
 
 def step_batches(
-    config: DiffusionSftConfig,
-    adapter: DiffusionModelAdapter,
-    data: Sequence[CaptionedImage],
-    step: int,
-    *,
-    mesh: TrainingMesh,
+    config: DiffusionSftConfig, encoder: SampleEncoder, step: int, *, mesh: TrainingMesh
 ) -> list[FlowBatch]:
-    """Return this rank's micro-batches of a step, encoded, with noise and levels drawn.
+    """Return this rank's micro-batches of a step, with noise and levels drawn.
 
-    A rank that has no sample of its own gets one of weight 0, so the list is never empty.
+    Samples of one size go together. A rank that has no sample of its own gets one of weight 0, so
+    the list is never empty.
     """
     mine = range(config.batch_size)[mesh.data_rank :: mesh.data_size]
     own = list(mine) or [0]
-    batches: list[FlowBatch] = []
-    for start in range(0, len(own), config.micro_batch_size):
-        places = own[start : start + config.micro_batch_size]
-        batches.append(_batch(config, adapter, data, step, places))
+    first = step * config.batch_size
+    rows = encoder.rows([encoder.data.order(first + place, config.seed) for place in own])
+    sizes: dict[torch.Size, list[tuple[int, EncodedSample]]] = {}
+    for place, row in zip(own, rows, strict=True):
+        sizes.setdefault(row.latents.shape, []).append((place, row))
+    batches = [
+        _batch(config, encoder, step, group[start : start + config.micro_batch_size])
+        for group in sizes.values()
+        for start in range(0, len(group), config.micro_batch_size)
+    ]
     if not mine:
         batches = [replace(batches[0], weights=torch.zeros_like(batches[0].weights))]
     return batches
@@ -179,34 +194,79 @@ def step_batches(
 
 def _batch(
     config: DiffusionSftConfig,
-    adapter: DiffusionModelAdapter,
-    data: Sequence[CaptionedImage],
+    encoder: SampleEncoder,
     step: int,
-    places: Sequence[int],
+    samples: Sequence[tuple[int, EncodedSample]],
 ) -> FlowBatch:
-    samples = [
-        data[sample_index(len(data), step * config.batch_size + place, config.seed)]
-        for place in places
-    ]
-    generators = [seeded_generator(config.seed, step, place) for place in places]
     noising = NoisingConfig(
         flow=config.flow,
         caption_dropout=config.caption_dropout,
         max_given_frames=config.max_given_frames,
     )
-    return noised_batch(adapter, samples, generators, noising)
+    return noise_encoded(
+        encoder.adapter,
+        [row for _, row in samples],
+        [seeded_generator(config.seed, step, place) for place, _ in samples],
+        noising,
+        encoder.dropped,
+    )
 
 
-def _check_size(
-    data: ImageCaptionsConfig | VideoCaptionsConfig, adapter: DiffusionModelAdapter
-) -> None:
-    multiple = adapter.size_multiple
-    if data.height % multiple or data.width % multiple:
-        raise WfmConfigError(
-            f"data: {data.height}x{data.width} pixels, but this model needs multiples of {multiple}"
-        )
-    frames = data.frames if isinstance(data, VideoCaptionsConfig) else 1
-    try:
-        check_frames(frames, adapter.temporal_factor)
-    except PipelineError as error:
-        raise WfmConfigError(f"data: {error}") from error
+def fill_cache(
+    config: DiffusionSftConfig,
+    *,
+    mesh: TrainingMesh | None = None,
+    on_part: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[int, int]:
+    """Encode every sample that the recipe's cache does not have; every rank calls, for its share.
+
+    Args:
+        config: the recipe, with a ``cache``.
+        mesh: the ranks that share it; ``None`` for this process alone.
+        on_part: called with the samples that this rank has done, and its share.
+
+    Returns:
+        Samples that this rank encoded, and samples of its share.
+
+    Raises:
+        WfmConfigError: if the recipe names no cache.
+        CaptionDataError: if the data cannot be read.
+    """
+    if not config.cache:
+        raise WfmConfigError("sft: cache names no directory; there is nothing to fill")
+    mesh = mesh or build_mesh(ParallelConfig())
+    adapter = load_adapter(config.model)
+    config.tuning.prepare(adapter, seed=config.seed)
+    adapter.pipeline.to(mesh.process.device)
+    data = open_data(config.data, adapter, mesh)
+    left_out = LeftOut(data, Path(config.output), mesh.process.rank)
+    encoder = _encoder(config, adapter, data)
+    share = range(len(data))[mesh.data_rank :: mesh.data_size]
+    for start in range(0, len(share), config.micro_batch_size):
+        encoder.rows(share[start : start + config.micro_batch_size])
+        left_out.write()
+        on_part(min(start + config.micro_batch_size, len(share)), len(share))
+    mesh.barrier()
+    return encoder.num_encoded, len(share)
+
+
+def _outputs(config: DiffusionSftConfig) -> RunOutputs:
+    return RunOutputs(
+        output=Path(config.output),
+        num_steps=config.num_steps,
+        save_every=config.save_every,
+        checkpoint_every=config.checkpoint_every,
+        validation=config.validation,
+        checkpoints=config.checkpoints,
+        upload=config.upload,
+    )
+
+
+def _encoder(
+    config: DiffusionSftConfig, adapter: DiffusionModelAdapter, data: CaptionData
+) -> SampleEncoder:
+    cache = None
+    if config.cache:
+        key = cache_key(Path(config.model), config.data, adapter=type(adapter).__qualname__)
+        cache = EncodedCache(Path(config.cache), key)
+    return SampleEncoder(adapter, data, batch_size=config.micro_batch_size, cache=cache)

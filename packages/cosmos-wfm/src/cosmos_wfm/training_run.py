@@ -3,6 +3,7 @@
 <output>/safetensors/step_<N>/   what diffusers loads
 <output>/checkpoints/            what the run goes on from, on any number of ranks
 <output>/validation/step_<N>/    grid.png, and videos
+<upload>/step_<N>/               the first again, in an object store
 
 All randomness of a step comes from its number, so a run that goes on takes the steps that it would
 have taken.
@@ -13,11 +14,23 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from cosmos_core.metrics import MlflowSinkConfig, TensorBoardSinkConfig, WandbSinkConfig
 from cosmos_parallel import CheckpointStore, Learner, ParallelConfig, TrainingMesh
 from cosmos_wfm.adapter import DiffusionModelAdapter
 from cosmos_wfm.errors import WfmConfigError
 from cosmos_wfm.tuning import TuningConfig, save_trained
+from cosmos_wfm.uploads import UploadConfig, upload_directory
 from cosmos_wfm.validation import ValidationConfig, draw_samples, prompts_text, write_samples
+
+OnPictures = Callable[[int, Path], None]
+"""Told of a step and the directory of its pictures."""
+
+
+def look_away(step: int, directory: Path) -> None:
+    """Do nothing with pictures."""
+
+
+LoggerConfig = TensorBoardSinkConfig | WandbSinkConfig | MlflowSinkConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +43,9 @@ class RunOutputs:
         save_every: steps between saves; 0 saves at the end only.
         checkpoint_every: steps between checkpoints; 0 writes none.
         validation: pictures; ``None`` draws none.
+        checkpoints: where checkpoints are, a directory or an address that fsspec knows; empty for
+            the run's directory.
+        upload: where saves go as well; ``None`` leaves them where they are.
     """
 
     output: Path
@@ -37,6 +53,8 @@ class RunOutputs:
     save_every: int
     checkpoint_every: int
     validation: ValidationConfig | None
+    checkpoints: str = ""
+    upload: UploadConfig | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -50,6 +68,7 @@ class TrainingRun:
         tuning: what of it is trained, and how that is saved.
         outputs: what is written.
         resumed: called when a checkpoint was loaded.
+        drawn: called on rank 0 with a step and the directory of its pictures.
     """
 
     adapter: DiffusionModelAdapter
@@ -58,6 +77,7 @@ class TrainingRun:
     tuning: TuningConfig
     outputs: RunOutputs
     resumed: Callable[[], None] = lambda: None
+    drawn: OnPictures = look_away
 
     def take_steps(self, step: Callable[[int], None], *, resume: bool) -> Path:
         """Take the steps that are left, and write what is due.
@@ -72,6 +92,7 @@ class TrainingRun:
         Raises:
             WfmConfigError: if there are checkpoints of another run and ``resume`` is not set.
             CheckpointError: if a checkpoint cannot be read or written.
+            UploadError: if a save cannot be uploaded.
         """
         outputs = self.outputs
         store, done = self._open(resume=resume)
@@ -95,6 +116,10 @@ class TrainingRun:
         """Write what was trained after ``step`` steps, averaged if the learner keeps an average."""
         target = self._save_directory(step)
         save_trained(self.tuning, self.adapter, self.learner, target)
+        upload = self.outputs.upload
+        due = upload is not None and (upload.saves == "all" or self._is_last(step))
+        if upload is not None and due and self.mesh.process.rank == 0:
+            upload_directory(target, f"{upload.url.rstrip('/')}/{target.name}")
         self.mesh.barrier()
         return target
 
@@ -104,7 +129,8 @@ class TrainingRun:
     def _open(self, *, resume: bool) -> tuple[CheckpointStore | None, int]:
         if not self.outputs.checkpoint_every and not resume:
             return None, 0
-        store = CheckpointStore(self.outputs.output / "checkpoints", self.mesh)
+        where = self.outputs.checkpoints or self.outputs.output / "checkpoints"
+        store = CheckpointStore(where, self.mesh)
         newest = store.latest()
         if newest is None:
             return store, 0
@@ -129,6 +155,7 @@ class TrainingRun:
             directory = self.outputs.output / "validation" / f"step_{done}"
             write_samples(pixels, directory)
             (directory / "prompts.txt").write_text(prompts_text(config.prompts), encoding="utf-8")
+            self.drawn(done, directory)
         self.mesh.barrier()
 
     def _is_last(self, done: int) -> bool:

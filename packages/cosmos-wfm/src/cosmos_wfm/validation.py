@@ -11,10 +11,10 @@ from torch import Tensor
 
 from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition
 from cosmos_wfm.errors import WfmConfigError
-from cosmos_wfm.flow_batches import seeded_generator
 from cosmos_wfm.flow_grpo import guided_velocity
 from cosmos_wfm.rollouts import SamplerConfig
 from cosmos_wfm.sampling import flow_schedule, sample_ode
+from cosmos_wfm.seeds import seeded_generator
 from cosmos_wfm.videos import write_video
 
 

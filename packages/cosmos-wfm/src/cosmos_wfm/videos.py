@@ -9,17 +9,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from PIL import Image
 from torch import Tensor
 
-from cosmos_wfm.captions import CaptionedImage, fit
+from cosmos_wfm.caption_data import BrokenPolicy, CaptionedImage, Problems, sample_index
+from cosmos_wfm.captions import file_identity, fit, size_of
 from cosmos_wfm.errors import CaptionDataError
-
-_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +31,8 @@ class VideoCaptionsConfig:
         frames: of a sample, the first ones of its video.
         height: of a sample, in pixels.
         width: of a sample, in pixels.
+        buckets: sizes [height, width], of which each video gets the one nearest in shape; empty
+            gives all videos the one above.
         broken: what to do with a video that has no caption, no video, too few frames or cannot be
             decoded: ``fatal`` refuses the directory, ``skip`` leaves it out and counts it.
     """
@@ -40,7 +42,8 @@ class VideoCaptionsConfig:
     frames: int = 81
     height: int = 480
     width: int = 832
-    broken: Literal["fatal", "skip"] = "fatal"
+    buckets: tuple[tuple[int, int], ...] = ()
+    broken: BrokenPolicy = "fatal"
 
     def build(self) -> "VideoCaptions":
         """Open the directory and look at every video's first frames.
@@ -69,16 +72,13 @@ class VideoCaptions(Sequence[CaptionedImage]):
             raise CaptionDataError(f"{root} is not a directory")
         self._config = config
         self._pairs: list[tuple[str, Path]] = []
-        self.problems: list[str] = []
+        self.problems = Problems(str(root), config.broken)
         for name, caption, video in _candidates(root):
             try:
                 self._pairs.append((_usable_pair(caption, video, config.frames), video))
             except CaptionDataError as error:
-                self.problems.append(f"{name}: {error}")
-        if self.problems and config.broken == "fatal":
-            shown = "; ".join(self.problems[:_SHOWN])
-            more = "; ..." if len(self.problems) > _SHOWN else ""
-            raise CaptionDataError(f"{root}: {len(self.problems)} broken pairs: {shown}{more}")
+                self.problems.add(f"{name}: {error}")
+        self.problems.refuse()
         if not self._pairs:
             raise CaptionDataError(
                 f"{root} has no usable video: neither <name>.json beside <name>.mp4 nor "
@@ -95,32 +95,49 @@ class VideoCaptions(Sequence[CaptionedImage]):
         Raises:
             CaptionDataError: if the file has changed since it was opened.
         """
+        return self.problems.usable(index, len(self), self._decoded)
+
+    def order(self, position: int, seed: int) -> int:
+        """Return the video at a position of the endless stream."""
+        return sample_index(len(self), position, seed)
+
+    def identity(self, index: int) -> str:
+        """Return the prompt, and the video's path, size and time of change."""
+        prompt, path = self._pairs[index]
+        return file_identity(path, prompt)
+
+    def _decoded(self, index: int) -> CaptionedImage:
         prompt, path = self._pairs[index]
         config = self._config
-        frames = read_frames(path, config.frames)
+        frames = read_frames(path, config.frames, name=path.name)
         if len(frames) < config.frames:
             raise CaptionDataError(f"{path} has {len(frames)} frames; {config.frames} are needed")
-        pixels = [fit(frame, config.height, config.width) for frame in frames]
+        pixels = [fit(frame, *size_of(frame, config)) for frame in frames]
         return CaptionedImage(prompt, torch.stack(pixels, dim=1))
 
 
-def read_frames(path: Path, most: int) -> list[Any]:
+def read_frames(source: Path | BinaryIO, most: int, *, name: str) -> list[Image.Image]:
     """Return the first frames of a video as PIL images; fewer if it is shorter.
+
+    Args:
+        source: a file, or its bytes as a stream.
+        most: frames to read.
+        name: of the video, for errors.
 
     Raises:
         CaptionDataError: if it cannot be decoded.
     """
     av: Any = importlib.import_module("av")
     try:
-        with av.open(str(path)) as container:
-            found: list[Any] = []
+        with av.open(str(source) if isinstance(source, Path) else source) as container:
+            found: list[Image.Image] = []
             for frame in container.decode(video=0):
                 found.append(frame.to_image())
                 if len(found) == most:
                     break
             return found
     except (av.error.FFmpegError, IndexError, OSError) as error:
-        raise CaptionDataError(f"{path.name} cannot be decoded: {error}") from error
+        raise CaptionDataError(f"{name} cannot be decoded: {error}") from error
 
 
 def write_video(path: Path, pixels: Float[Tensor, "3 F H W"], *, fps: int = 16) -> None:
@@ -171,7 +188,7 @@ def _usable_pair(caption: Path, video: Path, frames: int) -> str:
             text = json.loads(text)["prompt"]
         except (ValueError, KeyError, TypeError) as error:
             raise CaptionDataError(f"no prompt in {caption.name} ({error!r})") from error
-    found = len(read_frames(video, frames))
+    found = len(read_frames(video, frames, name=video.name))
     if found < frames:
         raise CaptionDataError(f"{found} frames in {video.name}; {frames} are needed")
     return str(text).strip()

@@ -17,13 +17,15 @@ from cosmos_core.metrics.jsonl import (
     decode_record,
     read_metrics,
 )
-from cosmos_core.metrics.record import FanOut, MetricRecord, MetricSink
+from cosmos_core.metrics.record import FanOut, MediaRecord, MediaSink, MetricRecord, MetricSink
 
 __all__ = [
     "ConsoleSinkConfig",
     "FanOut",
     "JsonlSink",
     "JsonlSinkConfig",
+    "MediaRecord",
+    "MediaSink",
     "MetricRecord",
     "MetricSink",
     "MetricsFormatError",

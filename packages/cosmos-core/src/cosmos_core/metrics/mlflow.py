@@ -11,7 +11,7 @@ from mlflow.entities import (  # pyright: ignore[reportMissingImports]
 )
 from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
 
-from cosmos_core.metrics.record import MetricRecord
+from cosmos_core.metrics.record import MediaRecord, MetricRecord
 
 _MOST_AT_ONCE = 500
 _MOST_PARAMS = 100
@@ -52,6 +52,14 @@ class MlflowSink:
         ]
         if len(self._waiting) >= self._batch:
             self._send(self._run_id)
+
+    def show(self, media: MediaRecord) -> None:
+        """Send the files as artifacts under ``replica/name/step_<N>``."""
+        if self._run_id is None:
+            raise ValueError("the MLflow run is closed")
+        for path in media.files:
+            place = f"{media.replica}/{media.name}/step_{media.step}"
+            self._client.log_artifact(self._run_id, str(path), place)
 
     def close(self) -> None:
         """Send what is left and end the run."""

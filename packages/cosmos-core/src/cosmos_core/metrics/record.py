@@ -1,8 +1,9 @@
-"""One measurement of one process, and what anything that takes them in looks like."""
+"""Measurements and pictures of one process, and what anything that takes them in looks like."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -35,6 +36,30 @@ class MetricSink(Protocol):
         ...
 
 
+class MediaRecord(msgspec.Struct, frozen=True):
+    """Pictures and videos of one moment, as files that stay where they are.
+
+    ``name`` says what they are (``validation``); the rest is as in ``MetricRecord``. Files are PNG
+    and MP4; each is told apart by its name.
+    """
+
+    time_s: float
+    role: str
+    replica: str
+    step: int
+    name: str
+    files: tuple[Path, ...]
+
+
+@runtime_checkable
+class MediaSink(Protocol):
+    """A sink that has a place for pictures as well."""
+
+    def show(self, media: MediaRecord) -> None:
+        """Take pictures in; kinds of files that there is no place for are left out."""
+        ...
+
+
 class FanOut:
     """One sink in front of many: each record goes to all of them, in order."""
 
@@ -45,6 +70,12 @@ class FanOut:
         """Hand the record to every sink."""
         for sink in self._sinks:
             sink.write(record)
+
+    def show(self, media: MediaRecord) -> None:
+        """Hand pictures to every sink that has a place for them."""
+        for sink in self._sinks:
+            if isinstance(sink, MediaSink):
+                sink.show(media)
 
     def close(self) -> None:
         """Close every sink, the last one first, also when one of them fails to."""

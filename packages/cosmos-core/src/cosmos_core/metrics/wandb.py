@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import wandb
 
-from cosmos_core.metrics.record import MetricRecord
+from cosmos_core.metrics.record import MediaRecord, MetricRecord
 from cosmos_core.rundir import RunDirectory
 
 
@@ -39,18 +39,32 @@ class WandbSink:
 
     def write(self, record: MetricRecord) -> None:
         """Queue the record."""
-        if self._run is None:
-            raise ValueError("the W&B run is closed")
-        axis = f"{record.replica}/step"
-        if axis not in self._axes:
-            self._run.define_metric(axis, hidden=True)
-            self._run.define_metric(f"{record.replica}/*", step_metric=axis)
-            self._axes.add(axis)
-        values = {f"{record.replica}/{name}": value for name, value in record.values.items()}
-        self._run.log({**values, axis: record.step})
+        self._log(record.replica, record.step, record.values)
+
+    def show(self, media: MediaRecord) -> None:
+        """Queue pictures and videos as ``replica/name/file``."""
+        made = {
+            f"{media.name}/{path.stem}": wandb.Image(str(path))
+            if path.suffix == ".png"
+            else wandb.Video(str(path), format="mp4")
+            for path in media.files
+            if path.suffix in (".png", ".mp4")
+        }
+        if made:
+            self._log(media.replica, media.step, made)
 
     def close(self) -> None:
         """Finish the run; in online mode this waits for the upload."""
         if self._run is not None:
             self._run.finish()
             self._run = None
+
+    def _log(self, replica: str, step: int, values: Mapping[str, object]) -> None:
+        if self._run is None:
+            raise ValueError("the W&B run is closed")
+        axis = f"{replica}/step"
+        if axis not in self._axes:
+            self._run.define_metric(axis, hidden=True)
+            self._run.define_metric(f"{replica}/*", step_metric=axis)
+            self._axes.add(axis)
+        self._run.log({**{f"{replica}/{name}": v for name, v in values.items()}, axis: step})

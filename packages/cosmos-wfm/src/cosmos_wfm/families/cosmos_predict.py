@@ -198,12 +198,17 @@ class CosmosPredictAdapter:
         """Return pixels of z = latents · std + mean, not clipped."""
         return decode_video(self.pipeline.vae, latents)
 
+    @property
+    def trains_text(self) -> bool:
+        """Whether the projection is trained, so that ``encode_text`` leaves it out."""
+        if self._projection is None:
+            return False
+        trained = self.pipeline.transformer.crossattn_proj.parameters()
+        return any(parameter.requires_grad for parameter in trained)
+
     @torch.no_grad()
     def _projected(self, embeds: Float[Tensor, "B L W"]) -> Float[Tensor, "B L D"]:
-        if self._projection is None:
-            return embeds
-        trained = self.pipeline.transformer.crossattn_proj.parameters()
-        if any(parameter.requires_grad for parameter in trained):
+        if self._projection is None or self.trains_text:
             return embeds
         return self._projection(embeds)
 

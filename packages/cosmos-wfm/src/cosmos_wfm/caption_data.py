@@ -1,0 +1,133 @@
+"""What training asks of captioned data, and what becomes of samples that are broken.
+
+Data is read by position in an endless stream of epochs, each with every sample once. Which sample a
+position has depends on nothing but the data, the position and a seed, so that any number of ranks
+share a stream, and a run that goes on goes on where it was.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Float
+from torch import Tensor
+
+from cosmos_wfm.errors import CaptionDataError
+
+BrokenPolicy = Literal["fatal", "skip"]
+_SHOWN = 5
+
+
+class CaptionedImage(NamedTuple):
+    """One sample: its prompt, and its pixels in [-1, 1]; a video has its frames before H."""
+
+    prompt: str
+    pixels: Float[Tensor, "3 ..."]
+
+
+class CaptionData(Protocol):
+    """Samples by number, and the order in which training has them."""
+
+    @property
+    def problems(self) -> "Problems":
+        """What was left out so far."""
+        ...
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        ...
+
+    def __getitem__(self, index: int) -> CaptionedImage:
+        """Read and decode one sample.
+
+        Raises:
+            CaptionDataError: if it cannot be.
+        """
+        ...
+
+    def order(self, position: int, seed: int) -> int:
+        """Return the number of the sample at a position of the endless stream."""
+        ...
+
+    def identity(self, index: int) -> str:
+        """Return what changes when the sample does, found without decoding it."""
+        ...
+
+
+class Problems(Sequence[str]):
+    """Samples that cannot be used: named and counted where they are skipped, else an error.
+
+    Each is its name and the reason, in the order in which they were met.
+    """
+
+    def __init__(self, where: str, policy: BrokenPolicy) -> None:
+        """Begin with none.
+
+        Args:
+            where: of the data set, as errors name it.
+            policy: ``fatal`` or ``skip``.
+        """
+        self._names: dict[str, None] = {}
+        self._where = where
+        self._policy: BrokenPolicy = policy
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._names)
+
+    def __getitem__(self, index: int) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return one."""
+        return list(self._names)[index]
+
+    def add(self, problem: str) -> None:
+        """Note one, unless it was noted before."""
+        self._names[problem] = None
+
+    def refuse(self) -> None:
+        """Refuse the data set if problems are fatal and there are any.
+
+        Raises:
+            CaptionDataError: names the first few, and how many there are.
+        """
+        if self._names and self._policy == "fatal":
+            more = "; ..." if len(self) > _SHOWN else ""
+            shown = "; ".join(list(self._names)[:_SHOWN]) + more
+            raise CaptionDataError(f"{self._where}: {len(self)} broken pairs: {shown}")
+
+    def usable(
+        self, index: int, num: int, decode: Callable[[int], CaptionedImage]
+    ) -> CaptionedImage:
+        """Decode a sample, or where broken ones are skipped the next one that is whole.
+
+        Args:
+            index: of the sample.
+            num: of samples; behind the last comes the first.
+            decode: raises CaptionDataError for a broken one.
+
+        Raises:
+            IndexError: if there is no sample of that number.
+            CaptionDataError: if it is broken and that is fatal, or all are.
+        """
+        if not 0 <= index < num:
+            raise IndexError(f"there is no sample {index} among {num}")
+        for step in range(num):
+            try:
+                return decode((index + step) % num)
+            except CaptionDataError as error:
+                if self._policy == "fatal":
+                    raise
+                self.add(str(error))
+        raise CaptionDataError(f"{self._where}: none of {num} samples can be decoded")
+
+
+def sample_index(num_samples: int, position: int, seed: int) -> int:
+    """Return the sample at a position of the endless stream: each epoch is a new permutation."""
+    epoch, place = divmod(position, num_samples)
+    return int(_permutation(num_samples, seed, epoch)[place])
+
+
+@lru_cache(maxsize=4)
+def _permutation(num_samples: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    return np.random.default_rng((seed, epoch)).permutation(num_samples)

@@ -1,0 +1,69 @@
+"""The data of a run: which kinds there are, opened by all ranks, and what of it was left out."""
+
+from pathlib import Path
+
+from cosmos_parallel import TrainingMesh
+from cosmos_wfm.adapter import DiffusionModelAdapter
+from cosmos_wfm.caption_data import CaptionData
+from cosmos_wfm.captions import ImageCaptionsConfig
+from cosmos_wfm.errors import PipelineError, WfmConfigError
+from cosmos_wfm.families.shared import check_frames
+from cosmos_wfm.mock_data import MockCaptionsConfig
+from cosmos_wfm.shards import ShardCaptionsConfig
+from cosmos_wfm.videos import VideoCaptionsConfig
+
+DataConfig = ImageCaptionsConfig | VideoCaptionsConfig | ShardCaptionsConfig | MockCaptionsConfig
+
+
+def open_data(
+    config: DataConfig, adapter: DiffusionModelAdapter, mesh: TrainingMesh
+) -> CaptionData:
+    """Open the data that a model is to be trained on; every rank calls.
+
+    Rank 0 goes first, so that the others find the index that it keeps of shards.
+
+    Raises:
+        WfmConfigError: if size or frames are none that the model takes.
+        CaptionDataError: if the data cannot be read.
+    """
+    check_sizes(config, adapter)
+    first = config.build() if mesh.process.rank == 0 else None
+    mesh.barrier()
+    return first if first is not None else config.build()
+
+
+def check_sizes(config: DataConfig, adapter: DiffusionModelAdapter) -> None:
+    """Refuse a size or a number of frames that a model has no latents for.
+
+    Raises:
+        WfmConfigError: says which are right.
+    """
+    multiple = adapter.size_multiple
+    for height, width in config.buckets or ((config.height, config.width),):
+        if height % multiple or width % multiple or height < 1 or width < 1:
+            raise WfmConfigError(
+                f"data: {height}x{width} pixels, but this model needs multiples of {multiple}"
+            )
+    frames = 1 if isinstance(config, ImageCaptionsConfig) else config.frames
+    try:
+        check_frames(frames, adapter.temporal_factor)
+    except PipelineError as error:
+        raise WfmConfigError(f"data: {error}") from error
+
+
+class LeftOut:
+    """Keeps ``left_out_rank<R>.txt``: the samples that this rank found broken, a line each."""
+
+    def __init__(self, data: CaptionData, output: Path, rank: int) -> None:
+        self._data = data
+        self._path = output / f"left_out_rank{rank}.txt"
+        self._written = 0
+
+    def write(self) -> None:
+        """Write what was found since the last time."""
+        problems = self._data.problems
+        if len(problems) == self._written:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text("".join(f"{problem}\n" for problem in problems), encoding="utf-8")
+        self._written = len(problems)

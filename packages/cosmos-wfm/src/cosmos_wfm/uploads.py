@@ -1,0 +1,65 @@
+"""Saves that go to an object store as well: every file, then a list of them, which is written last.
+
+<url>/step_<N>/...              what <output>/safetensors/step_<N> holds
+<url>/step_<N>/uploaded.json    {"model_index.json": 612, ...}: with it the save is whole
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from fsspec.core import url_to_fs
+
+from cosmos_wfm.errors import UploadError
+
+UPLOADED = "uploaded.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UploadConfig:
+    """Where saves go beside the run directory.
+
+    Attributes:
+        url: prefix of an object store, such as ``s3://bucket/runs/7``; whatever fsspec knows.
+        saves: ``all`` of them, or the one at the end (``final``).
+    """
+
+    url: str
+    saves: Literal["all", "final"] = "all"
+
+
+def upload_directory(directory: Path, url: str) -> int:
+    """Copy a directory to a prefix and write ``uploaded.json`` there last.
+
+    What an earlier upload left there is removed before, its ``uploaded.json`` first.
+
+    Args:
+        directory: local, complete.
+        url: of the prefix.
+
+    Returns:
+        Bytes that were copied.
+
+    Raises:
+        UploadError: if there is no driver for the address, or the store refuses or loses a file.
+    """
+    names = sorted(str(p.relative_to(directory)) for p in directory.rglob("*") if p.is_file())
+    sizes = {name: (directory / name).stat().st_size for name in names}
+    try:
+        # Any: fsspec's stubs leave most of a file system open
+        files, root = cast("tuple[Any, str]", url_to_fs(url.rstrip("/")))
+        if files.exists(f"{root}/{UPLOADED}"):
+            files.rm_file(f"{root}/{UPLOADED}")
+        if files.exists(root):
+            files.rm(root, recursive=True)
+        for name, size in sizes.items():
+            files.makedirs(f"{root}/{name}".rpartition("/")[0], exist_ok=True)
+            files.put_file(str(directory / name), f"{root}/{name}")
+            found = files.size(f"{root}/{name}")
+            if found != size:
+                raise UploadError(f"{url}/{name} has {found} bytes; {size} were sent")
+        files.pipe_file(f"{root}/{UPLOADED}", json.dumps(sizes, indent=1).encode())
+    except (OSError, ImportError, ValueError) as error:
+        raise UploadError(f"{directory} cannot be uploaded to {url}: {error}") from error
+    return sum(sizes.values())

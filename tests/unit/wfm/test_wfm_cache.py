@@ -1,0 +1,135 @@
+"""Latents and embedded prompts that are kept on disk: the same losses, and what becomes stale."""
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+
+from cosmos_wfm import (
+    DiffusionSftConfig,
+    EncodedCache,
+    FullTuning,
+    ImageCaptionsConfig,
+    LoraTuning,
+    SampleEncoder,
+    VideoCaptionsConfig,
+    WfmConfigError,
+    cache_key,
+    fill_cache,
+    load_adapter,
+    tiny_captions,
+    train_sft,
+    write_video,
+)
+
+
+@pytest.fixture
+def recipe(model_dir, tmp_path):
+    tiny_captions(tmp_path / "data", size=16)
+    return DiffusionSftConfig(
+        model=str(model_dir),
+        data=ImageCaptionsConfig(path=str(tmp_path / "data"), height=16, width=16),
+        output=str(tmp_path / "out"),
+        num_steps=2,
+        batch_size=4,
+        micro_batch_size=2,
+        caption_dropout=0.3,
+        tuning=LoraTuning(rank=2, alpha=4),
+    )
+
+
+def losses(recipe):
+    found = []
+    train_sft(recipe, on_step=lambda step, report: found.append(report.loss))
+    return found
+
+
+def files(directory):
+    return sorted(directory.rglob("*.safetensors"))
+
+
+def test_losses_are_the_same_without_with_and_from_a_cache(recipe, tmp_path):
+    cached = replace(recipe, cache=str(tmp_path / "cache"))
+    without = losses(recipe)
+
+    assert losses(cached) == pytest.approx(without, abs=1e-6)
+    assert len(files(tmp_path / "cache")) == 6  # all six pairs in 8 places
+    for path in (tmp_path / "data").glob("*.png"):  # what is kept is not decoded again
+        times = path.stat()
+        path.write_bytes(b"x" * times.st_size)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert losses(cached) == pytest.approx(without, abs=1e-6)
+
+
+def test_filling_goes_on_where_it_was_ended_and_replaces_what_is_broken(recipe, tmp_path):
+    cached = replace(recipe, cache=str(tmp_path / "cache"))
+
+    assert fill_cache(cached) == (6, 6)
+    assert fill_cache(cached) == (0, 6)
+    first, second, *_ = files(tmp_path / "cache")
+    first.unlink()
+    second.write_bytes(second.read_bytes()[:-10])
+    assert fill_cache(cached) == (2, 6)
+    assert not list((tmp_path / "cache").rglob("*.partial"))
+    with pytest.raises(WfmConfigError, match="cache names no directory"):
+        fill_cache(recipe)
+
+
+def test_another_picture_prompt_size_or_model_is_encoded_anew(recipe, tmp_path, model_dirs):
+    cached = replace(recipe, cache=str(tmp_path / "cache"))
+    fill_cache(cached)
+    Image.new("RGB", (16, 16), (1, 2, 3)).save(tmp_path / "data" / "0001.png")
+    (tmp_path / "data" / "0002.json").write_text('{"prompt": "something else"}')
+
+    assert fill_cache(cached) == (2, 6)
+    assert fill_cache(replace(cached, data=replace(recipe.data, height=32))) == (6, 6)
+    assert fill_cache(replace(cached, data=replace(recipe.data, broken="skip"))) == (0, 6)
+    other = cache_key(model_dirs("sd3"), recipe.data, adapter="A")
+    assert len({other, cache_key(model_dirs("sd3"), recipe.data, adapter="B")}) == 2
+
+
+def test_every_family_trains_on_what_it_reads_back(family, model_dirs, tmp_path):
+    if family in ("sana_video", "cosmos", "wan"):
+        (tmp_path / "data").mkdir()
+        write_video(tmp_path / "data" / "a.mp4", torch.zeros(3, 5, 32, 32))
+        (tmp_path / "data" / "a.json").write_text('{"prompt": "grey"}')
+        data = VideoCaptionsConfig(path=str(tmp_path / "data"), frames=5, height=32, width=32)
+    else:
+        tiny_captions(tmp_path / "data", size=32)
+        data = ImageCaptionsConfig(path=str(tmp_path / "data"), height=32, width=32)
+    adapter, opened = load_adapter(model_dirs(family)), data.build()
+    cache = EncodedCache(tmp_path / "cache", "key")
+
+    [fresh] = SampleEncoder(adapter, opened, cache=cache).rows([0])
+    reader = SampleEncoder(adapter, opened, cache=cache)
+    [kept] = reader.rows([0])
+
+    assert reader.num_encoded == 0
+    assert torch.equal(kept.latents, fresh.latents)
+    assert kept.text.keys() == fresh.text.keys()
+    assert all(torch.equal(kept.text[name], fresh.text[name]) for name in fresh.text)
+
+
+def test_cosmos_keeps_projected_prompts_and_none_whose_projection_is_trained(model_dirs, tmp_path):
+    (tmp_path / "data").mkdir()
+    write_video(tmp_path / "data" / "a.mp4", torch.zeros(3, 5, 32, 32))
+    (tmp_path / "data" / "a.json").write_text('{"prompt": "grey"}')
+    data = VideoCaptionsConfig(path=str(tmp_path / "data"), frames=5, height=32, width=32).build()
+    widths, shapes = {}, {}
+    for name, tuning in (("lora", LoraTuning(rank=2)), ("full", FullTuning())):
+        adapter = load_adapter(model_dirs("cosmos"))
+        tuning.prepare(adapter, seed=0)
+        encoder = SampleEncoder(adapter, data, cache=EncodedCache(tmp_path / name, "key"))
+        widths[name] = [encoder.rows([0])[0].text["encoder_hidden_states"].shape[-1] for _ in "ab"]
+        [path] = files(tmp_path / name)
+        with safe_open(path, framework="pt") as file:
+            shapes[name] = {n: file.get_tensor(n).shape for n in file.keys()}  # noqa: SIM118
+
+    settings = load_adapter(model_dirs("cosmos")).transformer.config
+    raw, projected = settings.crossattn_proj_in_channels, settings.encoder_hidden_states_channels
+    assert widths == {"lora": [projected] * 2, "full": [raw] * 2}
+    assert shapes["lora"]["text.encoder_hidden_states"][-1] == projected
+    assert set(shapes["full"]) == {"latents"}
