@@ -2,11 +2,13 @@
 
 import os
 import signal
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import torch
-from real_runs import SMALL, Run, Runner, assert_balanced
+from real_runs import SMALL, SOURCES, Run, Runner, assert_balanced
 from safetensors.torch import load_file
 
 from cosmos_app.event_log import read_events
@@ -53,6 +55,12 @@ def join_before_more_is_generated(run: Run, joins: dict[str, int]) -> None:
         os.kill(rollout, signal.SIGCONT)
 
 
+def scale(run: Run, *arguments: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, SOURCES))}
+    command = [sys.executable, "-m", "cosmos_app", "scale", str(run.output), *arguments]
+    subprocess.run(command, env=environment, check=True, timeout=120)
+
+
 def test_the_others_go_on_when_a_policy_dies_and_it_joins_again_by_a_peers_weights(
     runner: Runner,
 ) -> None:
@@ -79,3 +87,23 @@ def test_the_others_go_on_when_a_policy_dies_and_it_joins_again_by_a_peers_weigh
     assert max(float((weights[n] - expected[n]).abs().max()) for n in expected) < 1e-5
     first = load_file(one.output / "model" / "model.safetensors")
     assert max(float((first[n] - expected[n]).abs().max()) for n in expected) > 1e-3
+
+
+def test_policies_are_added_and_taken_away_while_a_run_goes_on(runner: Runner) -> None:
+    pytest.importorskip("torchft")
+    run = runner.start(
+        *SETTINGS, *ELASTIC, "policy.replicas=1", "trainer.steps=100000", name="scaled"
+    )
+    run.wait_for(lambda: run.steps_done() >= 1, _LONG_S)
+    scale(run, "--policies", "2")
+    run.wait_for(lambda: 2.0 in taken_by(run).values(), _LONG_S)
+    scale(run, "--policies", "1")
+    run.wait_for(lambda: bool(events(run, "ReplicaLeft", "policy-1")), _LONG_S)
+    assert events(run, "ReplicaLeft", "policy-1")[-1]["reason"] == "stopped"
+    run.wait_for(lambda: taken_by(run)[max(taken_by(run))] == 1.0, _LONG_S)
+    run.process.send_signal(signal.SIGINT)
+    assert run.finish(_LONG_S) == 3, run.logs()
+    assert run.report["incidents"] == []
+    steps = [r["step"] for r in run.metrics("controller")]
+    assert steps == list(range(len(steps)))
+    assert_balanced(run.report["books"])
