@@ -27,6 +27,7 @@ _ENGINE = "as long as the model takes; the replica's lease sees one that hangs"
 _STORAGE = "as long as storage takes; the status names whose checkpoint is awaited"
 _BATCH = "each call in it has a time limit of its own"
 _INSIDE = "_within_deadline ends the process that it waits for"
+_CLIENT = "the reward client gives up by itself"
 _NO_WAIT = "adds up what it was given"
 # Why a call needs no deadline, by module and function.
 ALLOWED: dict[str, dict[str, str]] = {
@@ -42,6 +43,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "aclose": _ENGINE,
         "_drive": "until whoever paused it resumes it",
     },
+    "cosmos_rollout/engines/vllm_engine.py": {"_sample": "until whoever put it to sleep wakes it"},
     "cosmos_rollout/engines/tasks.py": {"samples_as_finished": _ENGINE},
     "cosmos_rollout/producer.py": {"events": _IDLE, "_ended": _DONE},
     "cosmos_rollout/rewards/batching.py": {"_finish": _BATCH, "_hand_out": _DONE},
@@ -58,10 +60,21 @@ ALLOWED: dict[str, dict[str, str]] = {
     "cosmos_weightsync/simulation.py": {"simulate": _NO_WAIT},
     "cosmos_weightsync/staging.py": {"run": _DONE},
     "cosmos_weightsync/transports/process_group.py": {"begin_recv": "only begins; both ends wait"},
-    "cosmos_wfm/rl.py": {"_all_rewards": "the reward client gives up by itself"},
+    "cosmos_wfm/rl.py": {"_all_rewards": _CLIENT},
+    "cosmos_wfm/rollout_wire.py": {"pack_rollout": _CLIENT},
     "cosmos_app/meeting_place.py": {"run_meeting": "serves until a signal ends it"},
+    "cosmos_app/roles/colocated.py": {
+        "alternate": _IDLE,
+        "_work": "asyncio.timeout is around it",
+    },
+    "cosmos_app/roles/teacher.py": {"_serve": "serves until a signal ends it, or its engine dies"},
     "cosmos_app/roles/rollout.py": {"run": "the loops of the role", "_load": _IDLE},
     "cosmos_app/supervisor.py": {"wait": _DONE},
+    "cosmos_app/wfm/disaggregated/running.py": {
+        "_watch": "a thread of its own; whoever waits for samples has the deadline",
+        "_end": "after the process was killed",
+    },
+    "cosmos_app/wfm/disaggregated/trainer.py": {"_accept": _IDLE, "_receive": _IDLE},
     "cosmos_app/wfm/reward_service/processes.py": {
         "_launch": _INSIDE,
         "_exchange": _INSIDE,

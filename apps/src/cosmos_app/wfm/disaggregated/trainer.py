@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Mapping
+from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import cast
@@ -70,6 +71,7 @@ class ReplicaRollouts:
         self._kept: dict[tuple[int, int], Rollout] = {}
         self._connections: list[Connection] = []
         self._threads: list[threading.Thread] = []
+        self._closed = threading.Event()
 
     def publish(self, version: int) -> None:
         """Let replicas fetch the weights as they are now; the first time, let them connect."""
@@ -121,6 +123,7 @@ class ReplicaRollouts:
     def close(self) -> None:
         """Let replicas go; may be called twice."""
         remove_place(self._output, self._rank)
+        self._closed.set()
         self._listener.close()
         for connection in self._connections:
             connection.close()
@@ -133,11 +136,11 @@ class ReplicaRollouts:
         thread.start()
 
     def _accept(self) -> None:
-        while True:
+        while not self._closed.is_set():
             try:
                 connection = self._listener.accept()
-            except OSError:
-                return  # closed
+            except (OSError, EOFError, AuthenticationError):
+                continue  # closed, or somebody without the token
             self._connections.append(connection)
             self._start(self._receive, connection)
 
