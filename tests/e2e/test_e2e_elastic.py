@@ -100,7 +100,7 @@ def test_policies_are_added_and_taken_away_while_a_run_goes_on(runner: Runner) -
     scale(run, "--policies", "1")
     run.wait_for(lambda: bool(events(run, "ReplicaLeft", "policy-1")), _LONG_S)
     assert events(run, "ReplicaLeft", "policy-1")[-1]["reason"] == "stopped"
-    run.wait_for(lambda: taken_by(run)[max(taken_by(run))] == 1.0, _LONG_S)
+    run.wait_for(lambda: list(taken_by(run).values())[-1] == 1.0, _LONG_S)
     run.process.send_signal(signal.SIGINT)
     assert run.finish(_LONG_S) == 3, run.logs()
     assert run.report["incidents"] == []

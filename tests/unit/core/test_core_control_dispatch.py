@@ -124,6 +124,21 @@ def test_a_run_in_which_everybody_fails_says_so() -> None:
     )
 
 
+def test_a_replica_all_of_whose_samples_fail_rests_and_says_why() -> None:
+    made = controller(2, 4)
+    for name, command in given(made, loaded("rollout-0"), 0.0):
+        sample = SampleRef(sibling=0, status="failed", failure="engine: not finite: trajectory 3/0")
+        event = GroupFinished(
+            replica=name, group=command.group, attempt=command.attempt, samples=(sample,)
+        )
+        made.handle(event, 1.0)
+    status = made.status(1.0)
+    assert status["counters"]["failures"].keys() == {"engine: not finite"}
+    replica = status["replicas"]["rollout-0"]
+    assert replica["failures"] >= 2
+    assert replica["last_failure"].startswith("engine: not finite")
+
+
 def test_a_prompt_that_nobody_can_sample_is_dropped_under_its_reason_and_replaced() -> None:
     made = controller(2, 4)
     (name, command), *_ = given(made, loaded("rollout-0"), 0.0)

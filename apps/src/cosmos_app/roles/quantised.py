@@ -85,8 +85,9 @@ def engine_model(model: Path, config: WeightSyncConfig, run_dir: Path, replica: 
 def _input_scales(shards: Iterable[Shard]) -> Sequence[Shard]:
     """Return the scales of activations that vLLM wants beside NVFP4 weights."""
     names = [s.spec.name for s in shards if fnmatchcase(s.spec.name, _MATRICES)]
-    scale = torch.tensor(_INPUT_SCALE)
-    return tuple(shards_of((f"{n.removesuffix('weight')}input_scale", scale) for n in names))
+    # A tensor for each: one under many names would be held to be tied, and travel once.
+    scales = ((f"{n.removesuffix('weight')}input_scale", torch.tensor(_INPUT_SCALE)) for n in names)
+    return tuple(shards_of(scales))
 
 
 def _encodings(config: WeightSyncConfig) -> Sequence[Encoding]:

@@ -126,7 +126,7 @@ class Trajectory:
             or _teacher_problem(self)
         )
         if problem:
-            raise ValueError(f"trajectory {self.group}/{self.sibling}: {problem}")
+            raise ValueError(f"{problem}: trajectory {self.group}/{self.sibling}")
 
     @property
     def num_tokens(self) -> int:

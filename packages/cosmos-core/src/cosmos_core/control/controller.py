@@ -240,10 +240,7 @@ class Controller:
     def _answer(
         self, replica: ReplicaState, event: GroupFinished | GroupFailed, now: float
     ) -> None:
-        if isinstance(event, GroupFailed):
-            self._replicas.note_failure(replica, event.reason, now)
-        else:
-            self._replicas.note_success(replica)
+        self._replicas.note_answer(replica, event, now)
         if event.group.source == rounds.SOURCE:
             self._rounds.take_in(event)
             if isinstance(event, GroupFinished):

@@ -10,7 +10,7 @@ from cosmos_core.control.state import (
     ControllerState,
     ReplicaState,
 )
-from cosmos_core.messages import ReplicaJoined
+from cosmos_core.messages import GroupFailed, GroupFinished, ReplicaJoined
 
 _STALE_ENTRIES = 4
 _FIRST_REST_S = 0.5
@@ -84,11 +84,19 @@ class ReplicaTable:
             replica.leaving = is_leaving
             self._enter(replica)
 
-    def note_failure(self, replica: ReplicaState, reason: str, now: float) -> None:
-        """Have a replica rest, each time for twice as long, if its groups keep failing.
+    def note_answer(
+        self, replica: ReplicaState, event: GroupFinished | GroupFailed, now: float
+    ) -> None:
+        """Have a replica rest, each time for twice as long, if nothing comes of its groups.
 
         Without it a broken engine, which always has room, would be given every prompt there is.
         """
+        reason = _failure_of(event)
+        if not reason:
+            if replica.failures:
+                replica.failures, replica.resting, replica.last_failure = 0, False, ""
+                self._enter(replica)
+            return
         replica.last_failure = reason
         if replica.resting:
             return  # it was given this group before
@@ -97,12 +105,6 @@ class ReplicaTable:
         if extra >= 0:
             replica.resting = True
             replica.rest_until_s = now + min(_FIRST_REST_S * 2.0**extra, _LONGEST_REST_S)
-
-    def note_success(self, replica: ReplicaState) -> None:
-        """Trust a replica again: a group of its came back."""
-        if replica.failures:
-            replica.failures, replica.resting, replica.last_failure = 0, False, ""
-            self._enter(replica)
 
     def wake(self, now: float) -> None:
         """End the rests that are over."""
@@ -178,3 +180,12 @@ class ReplicaTable:
         for heap in self._room.values():
             heapq.heapify(heap)
         self._num_entries = sum(len(heap) for heap in self._room.values())
+
+
+def _failure_of(event: GroupFinished | GroupFailed) -> str:
+    """Why nothing came of a group; empty if one sample did."""
+    if isinstance(event, GroupFailed):
+        return event.reason
+    if any(sample.status == "completed" for sample in event.samples):
+        return ""
+    return next((sample.failure for sample in event.samples), "")

@@ -236,7 +236,7 @@ class EndpointEngine:
             raise EngineError(
                 f"request {request.request_id} failed at {self._config.url}: {error!r}"
             ) from error
-        raise EngineError(f"request {request.request_id} ended without a last token")
+        raise EngineError(f"ended without a last token: request {request.request_id}")
 
     async def _chunks(self, request: GenerationRequest) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the choices of the stream's events, which are JSON."""
@@ -273,7 +273,7 @@ class EndpointEngine:
         self, request_id: str, token_ids: list[int], logprobs: list[float], reason: str
     ) -> GeneratedSample:
         if reason not in ("stop", "length"):
-            raise EngineError(f"request {request_id} ended with {reason!r}")
+            raise EngineError(f"ended with {reason!r}: request {request_id}")
         if not token_ids or len(token_ids) != len(logprobs):
             raise EngineError(
                 f"request {request_id}: {self._config.url} gave {len(token_ids)} token ids and "

@@ -284,7 +284,7 @@ class VLLMEngine:
             raise self._dead("vLLM's engine process died") from error
         except VLLMServerError as error:
             raise EngineError(f"request {request.request_id} failed in vLLM: {error}") from error
-        raise EngineError(f"request {request.request_id} ended without a last output")
+        raise EngineError(f"ended without a last output: request {request.request_id}")
 
     async def _after_failed_load(self, version: int, error: Exception) -> None:
         """Find out whether the engine still runs; if not, no later request may use it."""
@@ -325,7 +325,7 @@ def _finish(
     request_id: str, token_ids: list[int], logprobs: list[float], last: CompletionOutput
 ) -> GeneratedSample:
     if last.finish_reason not in ("stop", "length"):
-        raise EngineError(f"request {request_id} ended with {last.finish_reason!r}")
+        raise EngineError(f"ended with {last.finish_reason!r}: request {request_id}")
     spans = last.weight_versions or ()
     versions = tuple(VersionSpan(int(span.version), span.end - span.start) for span in spans)
     return GeneratedSample(

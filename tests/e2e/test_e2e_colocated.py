@@ -1,0 +1,30 @@
+"""Policy and rollouts on one set of devices: a real run whose engine sleeps while it trains."""
+
+import pytest
+from real_runs import SMALL, Run, Runner, assert_balanced
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+STEPS = 3
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def losses(run: Run) -> list[float]:
+    return [record["values"]["loss"] for record in run.metrics("policy")]
+
+
+def test_a_run_that_takes_turns_is_the_run_that_does_not(runner: Runner) -> None:
+    same = (*SMALL, f"trainer.steps={STEPS}", "staleness.depth=0", "staleness.bound=0",
+            "trainer.groups_per_step=4", "algorithm.objective.entropy_coefficient=0.5")  # fmt: skip
+    apart = runner.complete(*same, name="apart")
+    shared = runner.complete(*same, "rollout.colocate=discard", name="shared")
+    assert_balanced(shared.report["books"])
+    assert len(losses(apart)) == STEPS
+    assert losses(shared) == pytest.approx(losses(apart), rel=1e-4, abs=1e-6)
+    slept = [r["values"] for r in shared.metrics("rollout") if "sleep_s" in r["values"]]
+    woke = [r["values"] for r in shared.metrics("rollout") if "wake_s" in r["values"]]
+    assert len(slept) >= STEPS
+    assert len(woke) >= STEPS
