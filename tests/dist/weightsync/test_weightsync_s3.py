@@ -1,15 +1,10 @@
 """Versions in a real S3-compatible server, in a process of its own."""
 
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 
 import pytest
 import torch
+from s3_server import s3_server
 
 from cosmos_weightsync import (
     Box,
@@ -33,27 +28,9 @@ SEVERAL_PARTS = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def options() -> Iterator[dict[str, object]]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            break
-        except OSError:
-            time.sleep(0.1)
-    found = {"key": "k", "secret": "s", "endpoint_url": f"http://127.0.0.1:{port}"}
-    s3fs.S3FileSystem(**found).mkdir("weights")
-    yield found
-    os.killpg(server.pid, signal.SIGKILL)
-    server.wait(10)
+def options() -> Iterator[dict[str, str]]:
+    with s3_server("weights") as found:
+        yield found
 
 
 def tensors(width: int) -> dict[str, torch.Tensor]:

@@ -5,8 +5,10 @@ position has depends on nothing but the data, the position and a seed, so that a
 share a stream, and a run that goes on goes on where it was.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -120,6 +122,53 @@ class Problems(Sequence[str]):
                     raise
                 self.add(str(error))
         raise CaptionDataError(f"{self._where}: none of {num} samples can be decoded")
+
+
+class CaptionedFiles(Sequence[CaptionedImage], ABC):
+    """Samples with a prompt and a local file each, decoded on access.
+
+    Attributes:
+        problems: what was left out, each named with its reason.
+    """
+
+    def __init__(self, root: Path, broken: BrokenPolicy) -> None:
+        """Begin with no pairs.
+
+        Raises:
+            CaptionDataError: if there is no such directory.
+        """
+        if not root.is_dir():
+            raise CaptionDataError(f"{root} is not a directory")
+        self.problems = Problems(str(root), broken)
+        self._pairs: list[tuple[str, Path]] = []
+
+    def __len__(self) -> int:
+        """Return the number of usable pairs."""
+        return len(self._pairs)
+
+    def __getitem__(self, index: int) -> CaptionedImage:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Decode one sample; where broken ones are skipped, the next one in its place.
+
+        Raises:
+            CaptionDataError: if the file cannot be decoded.
+        """
+        return self.problems.usable(
+            index, len(self), lambda each: self._decoded(*self._pairs[each])
+        )
+
+    def order(self, position: int, seed: int) -> int:
+        """Return the pair at a position of the endless stream."""
+        return sample_index(len(self), position, seed)
+
+    def identity(self, index: int) -> str:
+        """Return the prompt, and the file's path, size and time of change."""
+        prompt, path = self._pairs[index]
+        found = path.stat()
+        return f"{path.absolute()} {found.st_size} {found.st_mtime_ns} {prompt}"
+
+    @abstractmethod
+    def _decoded(self, prompt: str, path: Path) -> CaptionedImage:
+        """Decode a file; raises CaptionDataError if it is broken."""
 
 
 def sample_index(num_samples: int, position: int, seed: int) -> int:

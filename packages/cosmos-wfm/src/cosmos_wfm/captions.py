@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -13,7 +12,7 @@ from jaxtyping import Float
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from cosmos_wfm.caption_data import BrokenPolicy, CaptionedImage, Problems, sample_index
+from cosmos_wfm.caption_data import BrokenPolicy, CaptionedFiles, CaptionedImage
 from cosmos_wfm.errors import CaptionDataError
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
@@ -50,14 +49,11 @@ class ImageCaptionsConfig:
         return ImageCaptions(self)
 
 
-class ImageCaptions(Sequence[CaptionedImage]):
+class ImageCaptions(CaptionedFiles):
     """The pairs of a directory, in order of their names.
 
     Prompts are read and pairs are matched on opening; images are decoded on access, scaled to
     cover the wanted size, and cropped to its centre.
-
-    Attributes:
-        problems: what was left out, each named with its reason.
     """
 
     def __init__(self, config: ImageCaptionsConfig) -> None:
@@ -68,11 +64,8 @@ class ImageCaptions(Sequence[CaptionedImage]):
                 image, no ``prompt`` or no valid JSON, and every image without caption.
         """
         directory = Path(config.path)
-        if not directory.is_dir():
-            raise CaptionDataError(f"{directory} is not a directory")
+        super().__init__(directory, config.broken)
         self._config = config
-        self._pairs: list[tuple[str, Path]] = []
-        self.problems = Problems(str(directory), config.broken)
         for caption in sorted(directory.glob("*.json")):
             found = _read_pair(caption)
             if isinstance(found, str):
@@ -89,41 +82,13 @@ class ImageCaptions(Sequence[CaptionedImage]):
                 f"({len(self.problems)} left out)"
             )
 
-    def __len__(self) -> int:
-        """Return the number of pairs."""
-        return len(self._pairs)
-
-    def __getitem__(self, index: int) -> CaptionedImage:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Decode one image; where broken ones are skipped, the next one in its place.
-
-        Raises:
-            CaptionDataError: if the file is no image.
-        """
-        return self.problems.usable(index, len(self), self._decoded)
-
-    def order(self, position: int, seed: int) -> int:
-        """Return the pair at a position of the endless stream."""
-        return sample_index(len(self), position, seed)
-
-    def identity(self, index: int) -> str:
-        """Return the prompt, and the image's path, size and time of change."""
-        prompt, path = self._pairs[index]
-        return file_identity(path, prompt)
-
-    def _decoded(self, index: int) -> CaptionedImage:
-        prompt, path = self._pairs[index]
+    def _decoded(self, prompt: str, path: Path) -> CaptionedImage:
         try:
             with Image.open(path) as image:
                 pixels = fit(image.convert("RGB"), *size_of(image, self._config))
         except (UnidentifiedImageError, OSError) as error:
             raise CaptionDataError(f"{path} cannot be read as an image: {error}") from error
         return CaptionedImage(prompt, pixels)
-
-
-def file_identity(path: Path, prompt: str) -> str:
-    """Return what changes when a file or its prompt does, without reading the file."""
-    found = path.stat()
-    return f"{path.absolute()} {found.st_size} {found.st_mtime_ns} {prompt}"
 
 
 def _read_pair(caption: Path) -> tuple[str, Path] | str:

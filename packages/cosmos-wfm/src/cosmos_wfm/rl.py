@@ -241,15 +241,7 @@ class DiffusionRl:
             learner=self.learner,
             mesh=self._mesh,
             tuning=config.tuning,
-            outputs=RunOutputs(
-                output=Path(config.output),
-                num_steps=config.num_steps,
-                save_every=config.save_every,
-                checkpoint_every=config.checkpoint_every,
-                validation=config.validation,
-                checkpoints=config.checkpoints,
-                upload=config.upload,
-            ),
+            outputs=RunOutputs.of(config),
             resumed=self._resumed,
             drawn=drawn,
         )

@@ -161,7 +161,7 @@ def train_sft(
         learner=learner,
         mesh=mesh,
         tuning=config.tuning,
-        outputs=_outputs(config),
+        outputs=RunOutputs.of(config),
         drawn=on_pictures,
     )
     return run.take_steps(take, resume=resume)
@@ -248,18 +248,6 @@ def fill_cache(
         on_part(min(start + config.micro_batch_size, len(share)), len(share))
     mesh.barrier()
     return encoder.num_encoded, len(share)
-
-
-def _outputs(config: DiffusionSftConfig) -> RunOutputs:
-    return RunOutputs(
-        output=Path(config.output),
-        num_steps=config.num_steps,
-        save_every=config.save_every,
-        checkpoint_every=config.checkpoint_every,
-        validation=config.validation,
-        checkpoints=config.checkpoints,
-        upload=config.upload,
-    )
 
 
 def _encoder(

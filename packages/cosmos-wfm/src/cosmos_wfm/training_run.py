@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from cosmos_core.metrics import MlflowSinkConfig, TensorBoardSinkConfig, WandbSinkConfig
 from cosmos_parallel import CheckpointStore, Learner, ParallelConfig, TrainingMesh
@@ -55,6 +56,38 @@ class RunOutputs:
     validation: ValidationConfig | None
     checkpoints: str = ""
     upload: UploadConfig | None = None
+
+    @classmethod
+    def of(cls, recipe: "_WritingRecipe") -> "RunOutputs":
+        """Return what a recipe says of them."""
+        return cls(
+            output=Path(recipe.output),
+            num_steps=recipe.num_steps,
+            save_every=recipe.save_every,
+            checkpoint_every=recipe.checkpoint_every,
+            validation=recipe.validation,
+            checkpoints=recipe.checkpoints,
+            upload=recipe.upload,
+        )
+
+
+class _WritingRecipe(Protocol):
+    """The fields of `RunOutputs` in a recipe."""
+
+    @property
+    def output(self) -> str: ...
+    @property
+    def num_steps(self) -> int: ...
+    @property
+    def save_every(self) -> int: ...
+    @property
+    def checkpoint_every(self) -> int: ...
+    @property
+    def validation(self) -> ValidationConfig | None: ...
+    @property
+    def checkpoints(self) -> str: ...
+    @property
+    def upload(self) -> UploadConfig | None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

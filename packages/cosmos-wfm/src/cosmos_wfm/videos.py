@@ -6,7 +6,6 @@
 
 import importlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -17,8 +16,8 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from cosmos_wfm.caption_data import BrokenPolicy, CaptionedImage, Problems, sample_index
-from cosmos_wfm.captions import file_identity, fit, size_of
+from cosmos_wfm.caption_data import BrokenPolicy, CaptionedFiles, CaptionedImage
+from cosmos_wfm.captions import fit, size_of
 from cosmos_wfm.errors import CaptionDataError
 
 
@@ -54,12 +53,8 @@ class VideoCaptionsConfig:
         return VideoCaptions(self)
 
 
-class VideoCaptions(Sequence[CaptionedImage]):
-    """The videos of a directory, in order of their names, decoded on access.
-
-    Attributes:
-        problems: what was left out, each named with its reason.
-    """
+class VideoCaptions(CaptionedFiles):
+    """The videos of a directory, in order of their names: the first frames of each."""
 
     def __init__(self, config: VideoCaptionsConfig) -> None:
         """Match captions and videos, and ask each video for its length.
@@ -68,11 +63,8 @@ class VideoCaptions(Sequence[CaptionedImage]):
             CaptionDataError: see ``VideoCaptionsConfig.build``.
         """
         root = Path(config.path)
-        if not root.is_dir():
-            raise CaptionDataError(f"{root} is not a directory")
+        super().__init__(root, config.broken)
         self._config = config
-        self._pairs: list[tuple[str, Path]] = []
-        self.problems = Problems(str(root), config.broken)
         for name, caption, video in _candidates(root):
             try:
                 self._pairs.append((_usable_pair(caption, video, config.frames), video))
@@ -85,29 +77,7 @@ class VideoCaptions(Sequence[CaptionedImage]):
                 f"metas/<name>.txt and videos/<name>.mp4 ({len(self.problems)} left out)"
             )
 
-    def __len__(self) -> int:
-        """Return the number of usable videos."""
-        return len(self._pairs)
-
-    def __getitem__(self, index: int) -> CaptionedImage:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Decode the first frames of one video, scaled to cover and cropped to the centre.
-
-        Raises:
-            CaptionDataError: if the file has changed since it was opened.
-        """
-        return self.problems.usable(index, len(self), self._decoded)
-
-    def order(self, position: int, seed: int) -> int:
-        """Return the video at a position of the endless stream."""
-        return sample_index(len(self), position, seed)
-
-    def identity(self, index: int) -> str:
-        """Return the prompt, and the video's path, size and time of change."""
-        prompt, path = self._pairs[index]
-        return file_identity(path, prompt)
-
-    def _decoded(self, index: int) -> CaptionedImage:
-        prompt, path = self._pairs[index]
+    def _decoded(self, prompt: str, path: Path) -> CaptionedImage:
         config = self._config
         frames = read_frames(path, config.frames, name=path.name)
         if len(frames) < config.frames:
