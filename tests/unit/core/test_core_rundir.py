@@ -119,6 +119,12 @@ def test_an_atomic_write_replaces_the_whole_file_and_leaves_nothing_else(tmp_pat
     assert [entry.name for entry in tmp_path.iterdir()] == ["report.md"]
 
 
+def test_an_atomic_write_has_the_mode_that_is_asked_for(tmp_path: Path):
+    for name, mode in (("report.md", 0o644), ("token", 0o600)):
+        write_atomic(tmp_path / name, "text", mode=mode)
+        assert (tmp_path / name).stat().st_mode & 0o777 == mode
+
+
 def test_an_atomic_write_that_fails_leaves_the_old_file(tmp_path: Path):
     target = tmp_path / "report.md"
     target.mkdir()

@@ -190,8 +190,11 @@ def latest_run(root: Path) -> Path:
     return max(runs, key=lambda path: (_read_marker(path), path.name))
 
 
-def write_atomic(path: Path, data: bytes | str) -> None:
-    """Write a file whole or not at all: a reader, or a crash, never meets half of it."""
+def write_atomic(path: Path, data: bytes | str, *, mode: int = 0o644) -> None:
+    """Write a file whole or not at all: a reader, or a crash, never meets half of it.
+
+    Until it has its ``mode`` nobody but its owner can read it.
+    """
     content = data.encode() if isinstance(data, str) else data
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -199,7 +202,7 @@ def write_atomic(path: Path, data: bytes | str) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
+        Path(temporary).chmod(mode)
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

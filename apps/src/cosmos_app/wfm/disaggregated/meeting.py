@@ -5,12 +5,12 @@ token that opens both; only its owner can read it.
 """
 
 import json
-import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cosmos_app.errors import DataError
+from cosmos_core.rundir import write_atomic
 
 _LOOK_S = 0.2
 
@@ -42,12 +42,7 @@ def write_place(output: Path, rank: int, place: Place) -> None:
     """Tell replicas where a rank is; the file is there whole or not at all."""
     directory = output / "disaggregated"
     directory.mkdir(parents=True, exist_ok=True)
-    partial = directory / f"rank{rank}.partial"
-    partial.unlink(missing_ok=True)
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(asdict(place), file)
-    partial.replace(directory / f"rank{rank}.json")
+    write_atomic(directory / f"rank{rank}.json", json.dumps(asdict(place)), mode=0o600)
 
 
 def remove_place(output: Path, rank: int) -> None:
