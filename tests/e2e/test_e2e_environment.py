@@ -15,14 +15,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ENVIRONMENT = '''
 class Twice:
-    """Asks again once; an episode whose first reply is of 7 letters breaks the environment."""
+    """Asks again once; an episode in four breaks the environment after its first reply."""
 
     tools = ()
 
     async def play(self, row, chat, seed):
         reply = await chat.reply([{"role": "user", "content": row.prompt}])
-        if len(reply.text) == 7:
-            raise KeyError("seven")
+        if seed % 4 == 0:
+            raise KeyError("broken")
         if not reply.is_last:
             reply = await chat.reply([{"role": "user", "content": "again"}])
         return {"length": len(reply.text) / 10}
@@ -69,5 +69,4 @@ def test_episodes_of_two_turns_are_trained_on_and_broken_ones_are_counted(
         starts = np.count_nonzero(np.diff(trajectory.trainable.astype(int), prepend=0) == 1)
         assert starts == trajectory.metrics["turns"]
         assert trajectory.reward == pytest.approx(sum(trajectory.rewards.values()))
-    name = "failed/environment/KeyError"
-    assert max(sent["values"].get(name, 0.0) for sent in run.metrics("rollout")) > 0
+    assert run.report["failures"]["reward environment: KeyError"] > 0
