@@ -199,8 +199,8 @@ uint64_t cosmos_value(const struct running *hash) {
 }
 
 /* Copy rows, add them to a hash, or both: `hash` or `to` may be null. */
-void cosmos_move(struct running *hash, uint8_t *to, ptrdiff_t to_step, const uint8_t *from,
-                 ptrdiff_t from_step, size_t row_bytes, size_t num_rows) {
+static void move_rows(struct running *hash, uint8_t *to, ptrdiff_t to_step, const uint8_t *from,
+                      ptrdiff_t from_step, size_t row_bytes, size_t num_rows) {
     for (size_t row = 0; row < num_rows; row++, from += from_step) {
         for (size_t done = 0, size; done < row_bytes; done += size) {
             /* Chunks end with a line of the target: one written both ways costs ten times more. */
@@ -222,8 +222,8 @@ void cosmos_move(struct running *hash, uint8_t *to, ptrdiff_t to_step, const uin
 
 /* Read rows from another process into one contiguous place, by way of the second-level cache;
  * `hash` may be null. Returns 0, or the `errno` of what went wrong. */
-int cosmos_read(struct running *hash, uint8_t *to, int process, uint64_t from, ptrdiff_t from_step,
-                size_t row_bytes, size_t num_rows) {
+static int read_rows(struct running *hash, uint8_t *to, int process, uint64_t from,
+                     ptrdiff_t from_step, size_t row_bytes, size_t num_rows) {
 #if defined(__linux__)
     uint8_t scratch[SCRATCH];
     size_t row = 0, inside = 0;
@@ -242,13 +242,44 @@ int cosmos_read(struct running *hash, uint8_t *to, int process, uint64_t from, p
         ssize_t found = process_vm_readv(process, &here, 1, runs, count, 0);
         if (found < 0) return errno;
         if ((size_t)found != here.iov_len) return EFAULT;
-        cosmos_move(hash, to, 0, scratch, 0, found, 1);
+        move_rows(hash, to, 0, scratch, 0, found, 1);
         to += found;
     }
     return 0;
 #else
     return ENOSYS;
 #endif
+}
+
+/* Rows to be copied, hashed or both: `to` may be null, and `value` is set where `is_hashed`. */
+struct move {
+    uint8_t *to;
+    ptrdiff_t to_step;
+    uint64_t from;
+    ptrdiff_t from_step;
+    size_t row_bytes;
+    size_t num_rows;
+    uint64_t is_hashed;
+    uint64_t value;
+};
+
+/* Make moves in order: inside this process (`process` 0), or out of another one, where `to` is
+ * contiguous. Returns 0, or the `errno` of the first that went wrong. */
+int cosmos_make(struct move *moves, size_t count, int process) {
+    for (struct move *each = moves; each < moves + count; each++) {
+        struct running state, *hash = each->is_hashed ? &state : NULL;
+        int failure = 0;
+        if (hash) cosmos_start(hash);
+        if (process)
+            failure = read_rows(hash, each->to, process, each->from, each->from_step,
+                                each->row_bytes, each->num_rows);
+        else
+            move_rows(hash, each->to, each->to_step, (const uint8_t *)(uintptr_t)each->from,
+                      each->from_step, each->row_bytes, each->num_rows);
+        if (failure) return failure;
+        if (hash) each->value = cosmos_value(hash);
+    }
+    return 0;
 }
 
 #if defined(__linux__)
@@ -266,14 +297,14 @@ int cosmos_receive(struct running *hash, uint8_t *to, size_t size, int stream, d
 #if defined(__linux__)
     _Alignas(STRIPE) uint8_t scratch[SCRATCH];
     for (size_t done = 0; done < size;) {
-        /* What is moved at a time ends with a line of the target, as in `cosmos_move`. */
+        /* What is moved at a time ends with a line of the target, as in `move_rows`. */
         size_t room = SCRATCH - (uintptr_t)(to + done) % STRIPE;
         room = size - done < room ? size - done : room;
         ssize_t found = recv(stream, scratch, room, MSG_WAITALL);
         if (found == 0) return ENDED;
         if (found < 0 && errno != EINTR) return errno;
         if (found > 0) {
-            cosmos_move(hash, to + done, 0, scratch, 0, found, 1);
+            move_rows(hash, to + done, 0, scratch, 0, found, 1);
             done += found;
         }
         if (done < size && is_past(until)) return EAGAIN;

@@ -1,10 +1,12 @@
 """Members that find one another through a directory, over real sockets, in one process."""
 
+import itertools
+import socket
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 import torch
@@ -22,6 +24,9 @@ from cosmos_weightsync import (
     WeightSender,
     shards_of,
 )
+from cosmos_weightsync.attendance import Attendance
+from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.membership import Member
 from cosmos_weightsync.transports import TcpTransport
 
 SHAPES = {"embed": (40, 16), "norm": (7,)}
@@ -131,6 +136,65 @@ def test_transfers_outlive_the_directory_and_the_next_one_learns_who_is_there(st
     newcomer = Receiver(stack, again.endpoint)
     newcomer.update(2)
     newcomer.assert_holds(2)
+
+
+class HeldUp:
+    """A way to the directory on which the first connection stands still until `go` is set."""
+
+    def __init__(self, stack: ExitStack, directory: str) -> None:
+        host, port = directory.removeprefix("tcp://").rsplit(":", 1)
+        self._there = (host, int(port))
+        self.came, self.go = threading.Event(), threading.Event()
+        self._pool = stack.enter_context(ThreadPoolExecutor(16))
+        self._server = socket.create_server(("127.0.0.1", 0))
+        stack.callback(self._close)
+        self.endpoint = directory.replace(f":{port}", f":{self._server.getsockname()[1]}")
+        self._pool.submit(self._accept)
+
+    def _close(self) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # Closed at the end.
+            for number in itertools.count():
+                near, _ = self._server.accept()
+                self._pool.submit(self._connect, near, number == 0)
+                self.came.set()
+
+    def _connect(self, near: socket.socket, waits: bool) -> None:
+        with near, socket.create_connection(self._there) as far:
+            back = self._pool.submit(self._carry, far, near)
+            assert not waits or self.go.wait(60)
+            self._carry(near, far)
+            back.result(60)
+
+    def _carry(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while content := source.recv(1 << 16):
+                target.sendall(content)
+            target.shutdown(socket.SHUT_WR)
+
+
+def test_what_a_member_holds_is_told_last_though_its_first_words_come_late(stack, directory):
+    held_up = HeldUp(stack, directory.endpoint)
+    member = Member(id="me", role="receiver", endpoint="tcp://127.0.0.1:1")
+    attendance = Attendance(held_up.endpoint, member, "")
+    assert held_up.came.wait(60)
+    attendance.hold(7, "run")  # Comes to nothing, or arrives before the registration does.
+    held_up.go.set()
+    onlooker = Attendance(directory.endpoint, Member(id="other", role="receiver"), "")
+    try:
+        seen = onlooker.wait_for(
+            lambda view: any((m.id, m.version) == ("me", 7) for m in view.members),
+            Deadline.after(60.0),
+        )
+        assert seen is not None
+        time.sleep(3.0)  # A renewal: what came late must not have the last word.
+        assert [m.version for m in onlooker.view.members if m.id == "me"] == [7]
+    finally:
+        for each in (attendance, onlooker):
+            each.close(Deadline.after(30.0))
 
 
 def test_the_dead_vanish_with_their_lease(stack, directory):

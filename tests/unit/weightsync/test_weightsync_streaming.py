@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from cosmos_weightsync.streaming import CompiledRows, PlainRows, compiled_rows
+from cosmos_weightsync.streaming import CompiledRows, PlainRows, RowMove, compiled_rows
 
 # Where XXH3 changes its formula, where a stripe (64), a block (1024) or a chunk (4096) ends.
 LENGTHS = [1, 16, 17, 128, 129, 240, 241, 255, 256, 257, 1023, 1024, 1025, 1088, 1089, 2048]
@@ -50,8 +50,9 @@ def laid_out(rows: int, row_bytes: int, step: int, content: np.ndarray) -> np.nd
 def test_a_row_is_copied_and_hashed_as_xxhash_does_it(engine, length, start):
     source, target = noise(length + start)[start:], np.zeros(length + 64, np.uint8)
     into = target[32 - start % 32 :][:length]
-    found = engine.copy_and_hash(source.reshape(1, -1), into.reshape(1, -1))
-    assert found == engine.hash(source.reshape(1, -1)) == xxhash.xxh3_64_intdigest(source.data)
+    row, expected = source.reshape(1, -1), xxhash.xxh3_64_intdigest(source.data)
+    moves = engine.prepare([RowMove(row, into.reshape(1, -1)), RowMove(row, None)])
+    assert moves.make() == [expected, expected]
     assert np.array_equal(into, source)
     assert target.sum() == into.sum()  # Nothing was written beside it.
 
@@ -61,12 +62,24 @@ def test_rows_with_gaps_are_copied_and_hashed_as_one_text(engine, rows, row_byte
     source = laid_out(rows, row_bytes, step, noise(rows * step + row_bytes))
     target = np.zeros(rows * into_step + row_bytes, np.uint8)
     into = laid_out(rows, row_bytes, into_step, target)
-    found = engine.copy_and_hash(source, into)
-    assert found == engine.hash(source) == xxhash.xxh3_64_intdigest(source.tobytes())
+    expected = xxhash.xxh3_64_intdigest(source.tobytes())
+    assert engine.prepare([RowMove(source, into), RowMove(source, None)]).make() == [expected] * 2
     assert np.array_equal(into, source)
     assert target.sum() == into.sum()
-    engine.copy(source[:, ::-1].copy(), into)
+    assert engine.prepare([RowMove(source[:, ::-1].copy(), into, is_hashed=False)]).make() == [0]
     assert np.array_equal(into, source[:, ::-1])
+
+
+def test_moves_are_made_in_order_and_again_of_what_is_there_then(engine):
+    first, second, target = (np.zeros((3, 700), np.uint8) for _ in range(3))
+    there = [RowMove(first, second), RowMove(second, target[:, :700]), RowMove(first[:1, :9], None)]
+    moves = engine.prepare(there)
+    for content in (noise(2100), noise(2101)[1:]):
+        first[:] = content.reshape(3, 700)
+        whole, start = content.data, np.ascontiguousarray(content[:9]).data
+        sums = [xxhash.xxh3_64_intdigest(part) for part in (whole, whole, start)]
+        assert moves.make() == sums
+        assert np.array_equal(target, first)
 
 
 @pytest.mark.parametrize(("rows", "row_bytes", "step", "into_step"), SHAPES)
@@ -75,7 +88,7 @@ def test_another_process_is_read_as_memory_is(compiled, rows, row_bytes, step, i
     content = noise(rows * step + row_bytes)
     source, into = laid_out(rows, row_bytes, step, content), np.zeros((rows, row_bytes), np.uint8)
     try:  # This process, as if it were another.
-        found = compiled.read_and_hash(os.getpid(), content.ctypes.data, step, into)
+        (found,) = compiled.prepare_read(os.getpid(), content.ctypes.data, step, into).make()
     except PermissionError:
         pytest.skip("the system forbids reading the memory of processes")
     assert np.array_equal(into, source)
@@ -84,7 +97,7 @@ def test_another_process_is_read_as_memory_is(compiled, rows, row_bytes, step, i
 
 def test_memory_that_is_not_there_is_an_error_of_the_system(compiled):
     with pytest.raises(OSError, match=r"address|permitted") as caught:
-        compiled.read_and_hash(os.getpid(), 4096, 1, np.zeros((300_000, 1), np.uint8))
+        compiled.prepare_read(os.getpid(), 4096, 1, np.zeros((300_000, 1), np.uint8)).make()
     assert caught.value.errno in {errno.EFAULT, errno.EPERM}
 
 

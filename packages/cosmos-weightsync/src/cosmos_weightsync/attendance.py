@@ -5,6 +5,7 @@ connection of its own. All of it goes on when the directory dies, and registers 
 is one.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -21,6 +22,8 @@ __all__ = ["Attendance"]
 WAIT_S = 2.0
 """A change is told at once; this is how often a lease is renewed without any."""
 RETRY_S = 0.2
+_NUDGE_S = 1.0
+_ANSWER_S = 30.0
 
 
 class Attendance:
@@ -40,6 +43,8 @@ class Attendance:
         self._layouts: dict[str, Layout] = {}
         self._view = View(0, -1, ())
         self._changed = threading.Condition()
+        self._joining = threading.Lock()
+        self._told: Member | None = None
         self._is_closed = False
         self._connection: ControlConnection | None = None
         self._thread = threading.Thread(target=self._run, name="weight-attendance", daemon=True)
@@ -137,26 +142,29 @@ class Attendance:
                 return  # The lease ends by itself.
 
     def _nudge(self) -> None:
-        """Make the change known now rather than at the next renewal."""
-        with self._changed:
-            member, layout = self._member, self._layout
-        try:
-            self._join_over(self._ask, member, layout, Deadline.after(1.0))
-        except (TransferError, VersionError):
-            return  # The thread tries on.
+        """Make the change known now, if that is quickly done; else the thread does it."""
+        with contextlib.suppress(TransferError, VersionError):
+            self._join_over(self._ask, Deadline.after(_NUDGE_S))
 
     def _join_over(
         self,
         ask: Callable[[str, Mapping[str, Any], str, Deadline], Mapping[str, Any]],
-        member: Member,
-        layout: Layout | None,
         deadline: Deadline,
     ) -> None:
-        content = {
-            "member": member.to_json(),
-            "layout": None if layout is None else layout.to_json(),
-        }
-        self._see(ask("join", content, "view", deadline))
+        """Say what this member is now; one thread at a time, so that the newest comes last."""
+        if not self._joining.acquire(timeout=deadline.remaining("the directory")):
+            raise DeadlineError("the attendance thread is telling the directory")
+        try:
+            with self._changed:
+                member, layout = self._member, self._layout
+            content = {
+                "member": member.to_json(),
+                "layout": None if layout is None else layout.to_json(),
+            }
+            self._see(ask("join", content, "view", deadline))
+            self._told = member
+        finally:
+            self._joining.release()
 
     def _ask(
         self, kind: str, content: Mapping[str, Any], expect: str, deadline: Deadline
@@ -187,7 +195,7 @@ class Attendance:
 
     def _attend(self) -> None:
         """Register and follow the view, until anything goes wrong."""
-        deadline = Deadline.after(10.0)
+        deadline = Deadline.after(_ANSWER_S)
         self._connection = connection = connect_control(self._directory, deadline)
         connection.peer = f"directory at {self._directory}"
 
@@ -199,11 +207,11 @@ class Attendance:
 
         try:
             connection.send("hello", {"token": self._token}, deadline)
-            with self._changed:
-                member, layout = self._member, self._layout
-            self._join_over(ask, member, layout, deadline)
+            self._join_over(ask, deadline)
             while not self._is_closed:
-                content = {"id": member.id, "revision": self._view.revision, "wait": WAIT_S}
-                self._see(ask("sync", content, "view", Deadline.after(WAIT_S + 30.0)))
+                if self._told is not self._member:  # A nudge came to nothing.
+                    self._join_over(ask, Deadline.after(_ANSWER_S))
+                content = {"id": self.id, "revision": self._view.revision, "wait": WAIT_S}
+                self._see(ask("sync", content, "view", Deadline.after(WAIT_S + _ANSWER_S)))
         finally:
             connection.close()

@@ -120,6 +120,7 @@ class HeldBoxes:
         self._held: dict[str, list[tuple[Box, Tensor]]] = {}
         self._views: dict[tuple[str, Box], Tensor] = {}
         self._rows: dict[tuple[str, Box], np.ndarray | None] = {}
+        self._raws: dict[tuple[str, Box], np.ndarray | None] = {}
         for name, box, tensor in held:
             self._held.setdefault(name, []).append((box, tensor))
 
@@ -137,9 +138,16 @@ class HeldBoxes:
         return view
 
     def raw(self, name: str, box: Box) -> np.ndarray | None:
-        """The bytes of this box, if they follow one another in host memory; see `view`."""
+        """The bytes of this box, if they follow one another in host memory; see `view`.
+
+        Returns:
+            The same array each time.
+        """
         rows = self.rows(name, box)
-        return rows.reshape(-1) if rows is not None and rows.shape[1] == 1 else None
+        if (name, box) not in self._raws:
+            raw = None if rows is None or rows.shape[1] != 1 else rows.reshape(-1)
+            self._raws[name, box] = raw
+        return self._raws[name, box]
 
     def rows(self, name: str, box: Box) -> np.ndarray | None:
         """The bytes of this box as rows in host memory, if it falls into any; see `view`."""

@@ -256,9 +256,9 @@ def _read(
     channel: Channel, window: Window, piece: Piece, held: HeldBoxes, bucket: _Borrowed
 ) -> int:
     """Copy and hash a piece: in one go where both ends are rows of bytes, as they mostly are."""
-    raw, row_bytes = held.raw(piece.name, piece.box), window.row_bytes
-    if raw is not None and row_bytes is not None:
-        return window.take(raw.reshape(-1, row_bytes))
+    raw = held.raw(piece.name, piece.box)
+    if raw is not None and window.row_bytes is not None:
+        return window.take(raw)
     return _read_boxes(channel, window, held.view(piece.name, piece.box), bucket)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cosmos_weightsync.boxes import Box, subtract_all
 from cosmos_weightsync.checksums import BLOCK_BYTES, RunningChecksum
-from cosmos_weightsync.streaming import row_engine
+from cosmos_weightsync.streaming import Moves, RowMove, row_engine
 
 __all__ = ["RowChecksums"]
 
@@ -41,6 +41,7 @@ class RowChecksums:
         self._areas = [_area_of(box, self._tensor) for box in self._boxes]
         self._alone, self._left = _disjoint(self._areas, Box.full(self._rows.shape))
         self._values: list[int] = []
+        self._prepared: tuple[int, Moves] | None = None
 
     def copy(self, source: Tensor) -> None:
         """Copy a tensor of the same shape, in host memory, of any strides; casts if need be."""
@@ -48,16 +49,9 @@ class RowChecksums:
         if not is_plain or None in self._areas:
             self._copy_by_bands(source if source.dim() else source.view(1))
             return
-        rows, engine = _raw(source).reshape(self._rows.shape), row_engine()
-        for area in self._left:
-            engine.copy(rows[area], self._rows[area])
-        self._values = [
-            engine.copy_and_hash(rows[area], self._rows[area])
-            if number in self._alone
-            else engine.hash(rows[area])
-            for number, area in enumerate(self._areas)
-            if area is not None
-        ]
+        if self._prepared is None or self._prepared[0] != source.data_ptr():
+            self._prepared = source.data_ptr(), self._prepare(source)
+        self._values = self._prepared[1].make()[len(self._left) :]
 
     def written(self) -> None:
         """Somebody else has filled the tensor."""
@@ -69,6 +63,15 @@ class RowChecksums:
     def values(self) -> list[int]:
         """One for each box, of what was written last."""
         return self._values
+
+    def _prepare(self, source: Tensor) -> Moves:
+        """First what no box covers, then the boxes in order."""
+        rows = _raw(source).reshape(self._rows.shape)
+        moves = [RowMove(rows[area], self._rows[area], is_hashed=False) for area in self._left]
+        for number, area in enumerate(self._areas):
+            assert area is not None
+            moves.append(RowMove(rows[area], self._rows[area] if number in self._alone else None))
+        return row_engine().prepare(moves)
 
     def _copy_by_bands(self, source: Tensor) -> None:
         runnings = self._start()

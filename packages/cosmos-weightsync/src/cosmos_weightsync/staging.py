@@ -82,9 +82,14 @@ class Edge:
     is_relay: bool = False
     chunk_bytes: int | None = None
 
+    _specs: tuple[Layout, Layout, list[ShardSpec]] | None = None
+
     def specs(self) -> list[ShardSpec]:
-        """All regions that this edge answers for."""
-        return [*self.wanted.specs_of(0), *self.arrived.specs_of(0)]
+        """All regions that this edge answers for; written out once, as edges outlive versions."""
+        if self._specs is None or self._specs[:2] != (self.wanted, self.arrived):
+            specs = [*self.wanted.specs_of(0), *self.arrived.specs_of(0)]
+            self._specs = self.wanted, self.arrived, specs
+        return self._specs[2]
 
 
 class Instead(Protocol):

@@ -7,48 +7,139 @@ compiled, NumPy and xxhash do the same, block by block. Either way Python's lock
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
 
-__all__ = ["SHORTEST_COMPILED", "CompiledRows", "PlainRows", "compiled_rows", "row_engine"]
+__all__ = [
+    "SHORTEST_COMPILED",
+    "CompiledRows",
+    "Moves",
+    "PlainRows",
+    "RowMove",
+    "compiled_rows",
+    "row_engine",
+]
 
 BLOCK_BYTES = 1 << 20
 SHORTEST_COMPILED = 241
 """Shorter inputs have formulas of their own in XXH3, which the library does not know."""
 
 
+@dataclass(frozen=True, slots=True)
+class RowMove:
+    """Rows to be copied, hashed or both.
+
+    Attributes:
+        rows: ``uint8[rows, row_bytes]``, each row contiguous by itself.
+        into: As many rows of the same length; ``None`` if they are only to be hashed.
+        is_hashed: Whether the XXH3 of the rows in order is wanted.
+    """
+
+    rows: np.ndarray
+    into: np.ndarray | None
+    is_hashed: bool = True
+
+
+class Moves(Protocol):
+    """Moves that were prepared once, to be made time and again, by one thread at a time."""
+
+    def make(self) -> list[int]:
+        """Make them in order.
+
+        Returns:
+            The XXH3 of each; 0 for one that is not hashed.
+
+        Raises:
+            OSError: another process's memory cannot be read; its number says why.
+        """
+        ...
+
+
 class PlainRows:
-    """What works everywhere. Rows are ``uint8[rows, row_bytes]``, each contiguous by itself."""
+    """What works everywhere."""
 
-    def copy(self, rows: np.ndarray, into: np.ndarray) -> None:
-        """Copy rows into as many rows of the same length."""
-        np.copyto(into, rows)
-
-    def copy_and_hash(self, rows: np.ndarray, into: np.ndarray) -> int:
-        """Copy rows, and return the XXH3 of them in order."""
-        state = xxhash.xxh3_64()
-        for block in _blocks(rows):
-            np.copyto(into[block], rows[block])
-            state.update(np.ascontiguousarray(into[block]).data)
-        return state.intdigest()
-
-    def hash(self, rows: np.ndarray) -> int:
-        """The XXH3 of the rows in order."""
-        state = xxhash.xxh3_64()
-        for block in _blocks(rows):
-            state.update(np.ascontiguousarray(rows[block]).data)
-        return state.intdigest()
+    def prepare(self, moves: Sequence[RowMove]) -> Moves:
+        """Keep moves to be made."""
+        return _PlainMoves(moves)
 
 
-def _blocks(rows: np.ndarray) -> Iterator[slice]:
-    step = max(1, BLOCK_BYTES // max(1, rows.shape[1]))
-    for first in range(0, len(rows), step):
-        yield slice(first, first + step)
+class _PlainMoves:
+    def __init__(self, moves: Sequence[RowMove]) -> None:
+        self._moves = moves
+
+    def make(self) -> list[int]:
+        return [_moved(move) for move in self._moves]
+
+
+def _moved(move: RowMove) -> int:
+    state = xxhash.xxh3_64()
+    step = max(1, BLOCK_BYTES // max(1, move.rows.shape[1]))
+    for first in range(0, len(move.rows), step):
+        block = move.rows[first : first + step]
+        if move.into is not None:
+            np.copyto(move.into[first : first + step], block)
+        if move.is_hashed:
+            state.update(np.ascontiguousarray(block).data)
+    return state.intdigest() if move.is_hashed else 0
+
+
+_MOVE = np.dtype(
+    [
+        ("to", "u8"),
+        ("to_step", "i8"),
+        ("source", "u8"),
+        ("source_step", "i8"),
+        ("row_bytes", "u8"),
+        ("num_rows", "u8"),
+        ("is_hashed", "u8"),
+        ("value", "u8"),
+    ]
+)
+"""`struct move` of the library."""
+
+
+class _CompiledMoves:
+    """Moves as the library wants them.
+
+    Args:
+        make: Of the library.
+        table: Of `_MOVE`.
+        memory: What the addresses in the table point into; kept alive.
+        process: Out of which the rows are read; 0 for this one.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int, int, int], int],
+        table: np.ndarray,
+        memory: Sequence[RowMove],
+        process: int = 0,
+    ) -> None:
+        sizes = table["row_bytes"] * table["num_rows"]
+        self._arguments = (_address(table), len(table), process)
+        self._values = table["value"]
+        self._make = make
+        short = np.flatnonzero((sizes < SHORTEST_COMPILED) & (table["is_hashed"] == 1))
+        self._short = {int(i): _PlainMoves([_only_hashed(memory[i])]) for i in short}
+        self._memory = memory
+
+    def make(self) -> list[int]:
+        _check(self._make(*self._arguments))
+        values = self._values.tolist()
+        for index, move in self._short.items():
+            values[index] = move.make()[0]
+        return values
+
+
+def _only_hashed(move: RowMove) -> RowMove:
+    """The hash of what has been moved."""
+    return RowMove(move.rows if move.into is None else move.into, None)
 
 
 class CompiledRows:
@@ -64,17 +155,10 @@ class CompiledRows:
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
         pointer, size, step = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_ssize_t
+        until, number = ctypes.c_double, ctypes.c_int
         self._start = _function(library.cosmos_start, None, pointer)
         self._value = _function(library.cosmos_value, ctypes.c_uint64, pointer)
-        self._move = _function(
-            library.cosmos_move, None, pointer, pointer, step, pointer, step, size, size
-        )
-        self._read = _function(
-            library.cosmos_read,
-            ctypes.c_int,
-            *(pointer, pointer, ctypes.c_int, ctypes.c_uint64, step, size, size),
-        )
-        until, number = ctypes.c_double, ctypes.c_int
+        self._make = _function(library.cosmos_make, number, pointer, size, number)
         self._add = _function(library.cosmos_add, None, pointer, pointer, size)
         self._receive = _function(
             library.cosmos_receive, number, pointer, pointer, size, number, until
@@ -84,47 +168,26 @@ class CompiledRows:
         )
         self._state_bytes = int(_function(library.cosmos_state_bytes, size)())
 
-    def copy(self, rows: np.ndarray, into: np.ndarray) -> None:
-        """See `PlainRows.copy`."""
-        self._move(None, _address(into), into.strides[0], *_source(rows, into))
+    def prepare(self, moves: Sequence[RowMove]) -> Moves:
+        """Keep moves to be made."""
+        rows = [_entry(move) for move in moves]
+        return _CompiledMoves(self._make, np.array(rows, dtype=_MOVE), moves)
 
-    def copy_and_hash(self, rows: np.ndarray, into: np.ndarray) -> int:
-        """See `PlainRows.copy_and_hash`."""
-        if rows.size < SHORTEST_COMPILED:
-            return PlainRows().copy_and_hash(rows, into)
-        state = self.start()
-        self._move(state, _address(into), into.strides[0], *_source(rows, into))
-        return int(self._value(state))
-
-    def hash(self, rows: np.ndarray) -> int:
-        """See `PlainRows.hash`."""
-        if rows.size < SHORTEST_COMPILED:
-            return PlainRows().hash(rows)
-        state = self.start()
-        self._move(state, None, 0, *_source(rows, rows))
-        return int(self._value(state))
-
-    def read_and_hash(self, process: int, address: int, step: int, into: np.ndarray) -> int:
-        """Copy rows out of another process, and return the XXH3 of them in order.
+    def prepare_read(self, process: int, address: int, step: int, into: np.ndarray) -> Moves:
+        """Keep one move to be made out of another process.
 
         Args:
             process: Its id.
             address: Of the first row there.
             step: From one row to the next.
             into: ``uint8[rows, row_bytes]``, contiguous.
-
-        Raises:
-            OSError: the system refused; its number says why.
         """
-        state = self.start()
         num_rows, row_bytes = into.shape
         if step == row_bytes:
             num_rows, row_bytes = 1, into.size
-        failure = self._read(state, _address(into), process, address, step, row_bytes, num_rows)
-        if failure:
-            raise OSError(failure, os.strerror(failure))
-        is_short = into.size < SHORTEST_COMPILED
-        return PlainRows().hash(into) if is_short else int(self._value(state))
+        entry = (_address(into), 0, address, step, row_bytes, num_rows, 1, 0)
+        table = np.array([entry], dtype=_MOVE)
+        return _CompiledMoves(self._make, table, [RowMove(into, None)], process)
 
     def receive(self, state: Any, into: np.ndarray, stream: int, until: float) -> None:
         """Fill contiguous memory from a stream socket, and carry a checksum on over it.
@@ -180,12 +243,14 @@ def _address(array: np.ndarray) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def _source(rows: np.ndarray, into: np.ndarray) -> tuple[int, int, int, int]:
-    """Address, step, length and number of the rows; without gaps on either side they are one."""
+def _entry(move: RowMove) -> tuple[int, ...]:
+    """A line of `_MOVE`; without gaps on either side, rows are one."""
+    rows, into = move.rows, move.into
     num_rows, row_bytes = rows.shape
-    if into.strides[0] == rows.strides[0] == row_bytes:
+    if rows.strides[0] == row_bytes and (into is None or into.strides[0] == row_bytes):
         num_rows, row_bytes = 1, rows.size
-    return _address(rows), rows.strides[0], row_bytes, num_rows
+    to = (0, 0) if into is None else (_address(into), into.strides[0])
+    return (*to, _address(rows), rows.strides[0], row_bytes, num_rows, int(move.is_hashed), 0)
 
 
 @cache

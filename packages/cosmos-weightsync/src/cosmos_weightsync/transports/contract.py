@@ -136,7 +136,8 @@ class Window(Protocol):
         """Copy all of the view into host memory; return the XXH3 of what was copied.
 
         Args:
-            into: ``uint8[rows, row_bytes]``, contiguous.
+            into: As many bytes, one after another. The same array as in the version before
+                saves preparations.
 
         Raises:
             PeerLostError: the sender is gone.

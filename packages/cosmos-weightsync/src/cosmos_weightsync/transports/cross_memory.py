@@ -10,6 +10,7 @@ import errno
 import os
 import secrets
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,9 +27,9 @@ from cosmos_weightsync.errors import (
     TransportUnavailableError,
 )
 from cosmos_weightsync.layout import IntArray
-from cosmos_weightsync.streaming import compiled_rows
+from cosmos_weightsync.streaming import Moves, compiled_rows
 from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, Side, Window
-from cosmos_weightsync.transports.exposing import receive_exposed, send_exposed
+from cosmos_weightsync.transports.exposing import KnownWindows, receive_exposed, send_exposed
 from cosmos_weightsync.transports.host_sockets import HostConnection, prepare_on_host
 
 __all__ = ["CrossMemoryTransport", "read_process"]
@@ -121,19 +122,28 @@ class _RemoteWindow:
         self._row_bytes = row_bytes_of(shape, strides, item)
         self._strides = [stride * item for stride in strides]
         self._item = item
+        self._into: np.ndarray | None = None
+        self._moves: Moves | None = None
 
     @property
     def row_bytes(self) -> int | None:
         return self._row_bytes
 
     def take(self, into: np.ndarray) -> int:
+        assert self._row_bytes is not None
         step = 1 if self._row_bytes == 1 else self._strides[0]
         compiled = compiled_rows()
-        if compiled is not None:
-            try:
-                return compiled.read_and_hash(self._process, self._address, step, into)
-            except OSError as error:
-                raise _failure(error.errno or 0, self._process) from error
+        if compiled is None:
+            return self._take_plainly(step, into.reshape(-1, self._row_bytes))
+        if self._moves is None or into is not self._into:
+            self._into, rows = into, into.reshape(-1, self._row_bytes)
+            self._moves = compiled.prepare_read(self._process, self._address, step, rows)
+        try:
+            return self._moves.make()[0]
+        except OSError as error:
+            raise _failure(error.errno or 0, self._process) from error
+
+    def _take_plainly(self, step: int, into: np.ndarray) -> int:
         running = RunningChecksum()
         num_rows = max(1, _CAPABILITIES.read_bytes // into.shape[1])
         for first in range(0, len(into), num_rows):
@@ -169,6 +179,8 @@ class _RemoteWindow:
 class _CrossMemoryChannel:
     def __init__(self, connection: HostConnection) -> None:
         self._connection = connection
+        self._told: dict[int, Sequence[Any]] = {}
+        self._windows = KnownWindows[_RemoteWindow]()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -186,9 +198,15 @@ class _CrossMemoryChannel:
 
     def expose(self, views: Sequence[Tensor], arena: Arena | None, deadline: Deadline) -> bool:
         is_host_memory = all(view.device.type == "cpu" for view in views)
-        places = [(view.data_ptr(), view.stride()) for view in views] if is_host_memory else None
-        self._connection.send_json(places, deadline)
-        return is_host_memory
+        if not is_host_memory:
+            self.decline(deadline)
+            return False
+        places = [(view.data_ptr(), view.stride()) for view in views]
+        key = 0 if arena is None else arena.key
+        is_known = self._told.get(key) == places
+        self._told[key] = places
+        self._connection.send_json([key, None if is_known else places], deadline)
+        return True
 
     def decline(self, deadline: Deadline) -> None:
         self._connection.send_json(None, deadline)
@@ -199,17 +217,21 @@ class _CrossMemoryChannel:
     def windows(
         self, shapes: Sequence[tuple[Sequence[int], torch.dtype]], deadline: Deadline
     ) -> Sequence[Window] | None:
-        places, _ = self._connection.receive_json(deadline)
-        if places is None:
+        exposed, _ = self._connection.receive_json(deadline)
+        if exposed is None:
             return None
+        process = self._connection.process
         try:
-            return [
-                _RemoteWindow(
-                    self._connection.process, int(address), strides, shape, dtype.itemsize
-                )
-                for (shape, dtype), (address, strides) in zip(shapes, places, strict=True)
-            ]
-        except (TypeError, ValueError) as error:
+            key, places = exposed
+            return self._windows.find(
+                key,
+                places,
+                shapes,
+                lambda shape, dtype, place: _RemoteWindow(
+                    process, int(place[0]), place[1], shape, dtype.itemsize
+                ),
+            )
+        except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"{self._connection.peer} exposed nonsense: {error}") from error
 
     def finish(self, deadline: Deadline) -> None:

@@ -17,6 +17,7 @@ import mmap
 import os
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from cosmos_weightsync.arenas import Arena, map_arena
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import PeerLostError, ProtocolError
 from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, Side, Window
+from cosmos_weightsync.transports.exposing import KnownWindows
 from cosmos_weightsync.transports.host_sockets import HostConnection, prepare_on_host
 from cosmos_weightsync.transports.windows import MappedWindow, strided_view
 
@@ -53,9 +55,9 @@ class _SharedMemoryChannel:
         self._ring = ring
         self._turn = 0
         self._num_free = ring.num_slots
-        self._known: set[int] = set()
+        self._told: dict[int, Sequence[Any]] = {}
         self._mapped: dict[int, Tensor] = {}
-        self._windows: dict[int, tuple[object, list[MappedWindow]]] = {}
+        self._windows = KnownWindows[MappedWindow]()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -90,12 +92,12 @@ class _SharedMemoryChannel:
             self._connection.send_json(None, deadline)
             return False
         places = [(offset, view.stride()) for offset, view in zip(offsets, views, strict=True)]
-        is_new = arena.key not in self._known
-        self._known.add(arena.key)
+        before = self._told.get(arena.key)
+        self._told[arena.key] = places
         self._connection.send_json(
-            [arena.key, arena.num_bytes, places],
+            [arena.key, arena.num_bytes, None if places == before else places],
             deadline,
-            [arena.descriptor] if is_new else (),
+            [arena.descriptor] if before is None else (),
         )
         return True
 
@@ -116,15 +118,15 @@ class _SharedMemoryChannel:
             key, num_bytes, places = exposed
             if descriptors:
                 self._mapped[key] = map_arena(descriptors[0], num_bytes)
-            asked = (places, list(shapes))
-            if self._windows.get(key, (None,))[0] != asked:  # Else as in the version before.
-                memory = self._mapped[key]
-                found = [
-                    MappedWindow(strided_view(memory, dtype, tuple(shape), *place))
-                    for (shape, dtype), place in zip(shapes, places, strict=True)
-                ]
-                self._windows[key] = (asked, found)
-            return self._windows[key][1]
+            memory = self._mapped[key]
+            return self._windows.find(
+                key,
+                places,
+                shapes,
+                lambda shape, dtype, place: MappedWindow(
+                    strided_view(memory, dtype, tuple(shape), *place)
+                ),
+            )
         except (KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
             raise ProtocolError(f"{self._connection.peer} exposed nonsense: {error}") from error
         finally:

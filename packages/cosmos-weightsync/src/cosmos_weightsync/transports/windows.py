@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cosmos_weightsync.byte_rows import byte_rows
-from cosmos_weightsync.streaming import row_engine
+from cosmos_weightsync.streaming import Moves, RowMove, row_engine
 
 __all__ = ["MappedWindow", "strided_view"]
 
@@ -26,6 +26,8 @@ class MappedWindow:
     def __init__(self, view: Tensor) -> None:
         self._view = view
         self._rows = byte_rows(view)
+        self._into: np.ndarray | None = None
+        self._moves: Moves | None = None
 
     @property
     def row_bytes(self) -> int | None:
@@ -33,9 +35,13 @@ class MappedWindow:
         return None if self._rows is None else self._rows.shape[1]
 
     def take(self, into: np.ndarray) -> int:
-        """Copy all rows, and hash them."""
+        """Copy all rows, and hash them; prepared anew only for another place."""
         assert self._rows is not None
-        return row_engine().copy_and_hash(self._rows, into)
+        if self._moves is None or into is not self._into:
+            self._into = into
+            move = RowMove(self._rows, into.reshape(self._rows.shape))
+            self._moves = row_engine().prepare([move])
+        return self._moves.make()[0]
 
     def read(self, part: tuple[slice, ...], into: Tensor) -> None:
         """Copy a part of the view."""
