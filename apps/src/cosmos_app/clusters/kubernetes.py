@@ -1,7 +1,8 @@
-"""A run as one JobSet: a head pod, an indexed Job for each policy replica, a Job for each rollout.
+"""A run as one JobSet: a head pod, an indexed Job for each policy replica, a Job for each engine.
 
 JobSet (jobset.x-k8s.io/v1alpha2) gives pods names that resolve, and starts the set again, from the
-newest checkpoint, when a policy replica is lost. A rollout pod that dies is replaced by its Job.
+newest checkpoint, when a policy replica is lost. The pod of a rollout or teacher that dies is
+replaced by its Job; the set is over, and its pods go, when the head has finished.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,9 +33,9 @@ def jobset_manifest(placement: Placement, cluster: ClusterConfig) -> str:
             for index in range(placement.policy_replicas)
         ),
     ]
-    if placement.rollouts:
-        pods = _pods(_rollout(placement, cluster), cluster, gpus=placement.gpus_per_rollout)
-        jobs.append(_job("rollout", placement.rollouts, pods, retries=1000))
+    for engines in placement.engines:
+        pods = _pods(_engine(placement, cluster, engines.role), cluster, gpus=engines.gpus)
+        jobs.append(_job(engines.role, engines.count, pods, retries=1000))
     manifest = {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
@@ -70,9 +71,9 @@ def _policy(placement: Placement, cluster: ClusterConfig, index: int) -> Sequenc
     ]
 
 
-def _rollout(placement: Placement, cluster: ClusterConfig) -> Sequence[str]:
-    role = placement.role_command("rollout", "rollout-$ROLLOUT_INDEX", cluster.join_s)
-    return ["exec cosmos-app", *role]
+def _engine(placement: Placement, cluster: ClusterConfig, role: str) -> Sequence[str]:
+    command = placement.role_command(role, f"{role}-$REPLICA_INDEX", cluster.join_s)
+    return ["exec cosmos-app", *command]
 
 
 def _job(
@@ -89,7 +90,7 @@ def _job(
 
 
 def _pods(words: Sequence[str], cluster: ClusterConfig, *, gpus: int) -> dict[str, Any]:
-    fields = {"COSMOS_HOST": "status.podIP", "ROLLOUT_INDEX": _JOB_INDEX}
+    fields = {"COSMOS_HOST": "status.podIP", "REPLICA_INDEX": _JOB_INDEX}
     container: dict[str, Any] = {
         "name": "cosmos",
         "image": cluster.image,

@@ -7,14 +7,36 @@ from pathlib import Path
 
 from cosmos_app.errors import DataError
 from cosmos_app.recipe import Recipe
-from cosmos_rollout import VLLMConfig
+from cosmos_rollout import EngineConfig, VLLMConfig
 
 _LONGEST_NAME = 40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Engines:
+    """Replicas of one role that are an engine each; several share a machine.
+
+    Attributes:
+        role: of theirs, also the beginning of their names.
+        count: how many.
+        gpus: of each.
+        per_node: how many share a machine.
+    """
+
+    role: str
+    count: int
+    gpus: int
+    per_node: int
+
+    @property
+    def nodes(self) -> int:
+        """Machines of all of them."""
+        return math.ceil(self.count / self.per_node)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """A run on a cluster: a head, policy replicas, rollout replicas.
+    """A run on a cluster: a head, policy replicas, rollout replicas, teachers.
 
     Attributes:
         name: of the job; letters, digits and hyphens.
@@ -24,9 +46,8 @@ class Placement:
         policy_replicas: how many.
         policy_nodes: machines of each.
         ranks_per_node: ranks of a policy replica on each of its machines.
-        rollouts: how many.
-        gpus_per_rollout: of each.
-        rollouts_per_node: how many share a machine.
+        rollouts: the replicas that generate.
+        teachers: the replicas that score what those sample; may be none.
     """
 
     name: str
@@ -36,19 +57,19 @@ class Placement:
     policy_replicas: int
     policy_nodes: int
     ranks_per_node: int
-    rollouts: int
-    gpus_per_rollout: int
-    rollouts_per_node: int
+    rollouts: Engines
+    teachers: Engines
 
     @property
-    def rollout_nodes(self) -> int:
-        """Machines of all rollout replicas."""
-        return math.ceil(self.rollouts / self.rollouts_per_node)
+    def engines(self) -> tuple[Engines, ...]:
+        """What is there of rollouts and teachers, in the order of their machines."""
+        return tuple(engines for engines in (self.rollouts, self.teachers) if engines.count)
 
     @property
     def nodes(self) -> int:
         """Machines in all; the head needs no GPU and shares the first."""
-        return self.policy_replicas * self.policy_nodes + self.rollout_nodes
+        policies = self.policy_replicas * self.policy_nodes
+        return policies + sum(engines.nodes for engines in self.engines)
 
     def head_command(self, address: str, *more: str) -> list[str]:
         """Return the process that starts Redis and controller and writes the report."""
@@ -80,15 +101,6 @@ def place(recipe: Recipe, recipe_file: Path, overrides: tuple[str, ...]) -> Plac
             f"policy.ranks is {recipe.policy.ranks}, which {nodes} machines of "
             f"cluster.gpus_per_node={gpus} cannot share evenly; want a multiple of {nodes}"
         )
-    engine = recipe.rollout.engine
-    each = 1
-    if isinstance(engine, VLLMConfig):
-        each = engine.tensor_parallel * engine.pipeline_parallel
-    if each > gpus:
-        raise DataError(
-            f"rollout.engine needs {each} GPUs and a machine has cluster.gpus_per_node={gpus}; "
-            "an engine stays on one machine: lower tensor_parallel or pipeline_parallel"
-        )
     return Placement(
         name=_job_name(recipe.output),
         run_dir=recipe.output,
@@ -97,10 +109,21 @@ def place(recipe: Recipe, recipe_file: Path, overrides: tuple[str, ...]) -> Plac
         policy_replicas=recipe.policy.replicas,
         policy_nodes=nodes,
         ranks_per_node=recipe.policy.ranks // nodes,
-        rollouts=recipe.rollout.replicas,
-        gpus_per_rollout=each,
-        rollouts_per_node=gpus // each,
+        rollouts=_engines("rollout", recipe.rollout.replicas, recipe.rollout.engine, gpus),
+        teachers=_engines("teacher", recipe.teacher.replicas, recipe.teacher.engine, gpus),
     )
+
+
+def _engines(role: str, count: int, engine: EngineConfig, gpus: int) -> Engines:
+    each = 1
+    if isinstance(engine, VLLMConfig):
+        each = engine.tensor_parallel * engine.pipeline_parallel
+    if count and each > gpus:
+        raise DataError(
+            f"{role}.engine needs {each} GPUs and a machine has cluster.gpus_per_node={gpus}; "
+            "an engine stays on one machine: lower tensor_parallel or pipeline_parallel"
+        )
+    return Engines(role=role, count=count, gpus=each, per_node=max(1, gpus // each))
 
 
 def _job_name(output: Path) -> str:

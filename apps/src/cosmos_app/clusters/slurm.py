@@ -1,8 +1,8 @@
-"""A run as one sbatch script: a head, a step for each policy replica, one for all rollouts.
+"""A run as one sbatch script: a head, a step for each policy replica, for rollouts, for teachers.
 
 ::
 
-    machine 0: head (Redis, controller, report) + policy-0    machines 1..: further ranks, rollouts
+    machine 0: head (Redis, controller, report) + policy-0    machines 1..: all else
     every step: srun ─► torchrun or cosmos-app ─► joins by the run directory on shared storage
 """
 
@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Sequence
 
 from cosmos_app.cluster_config import ClusterConfig
-from cosmos_app.clusters.placement import Placement
+from cosmos_app.clusters.placement import Engines, Placement
 
 _HEAD = """\
 #!/bin/bash
@@ -34,7 +34,7 @@ status=0
 while kill -0 "$head" 2>/dev/null; do
   wait "$head" && status=0 || status=$?
 done
-for ((left = {grace_s}; left > 0; left--)); do
+{teachers_end}for ((left = {grace_s}; left > 0; left--)); do
   if [ -z "$(jobs -rp)" ]; then break; fi
   sleep 1
 done
@@ -42,6 +42,8 @@ kill "${{steps[@]}}" 2>/dev/null || true
 wait || true
 exit "$status"
 """
+# Nobody else tells them that the run is over.
+_TEACHERS_END = 'kill "$teachers" 2>/dev/null || true\n'
 
 
 def sbatch_script(placement: Placement, cluster: ClusterConfig) -> str:
@@ -64,8 +66,16 @@ def sbatch_script(placement: Placement, cluster: ClusterConfig) -> str:
     )
     parts = [head, _head_step(placement), "steps=()"]
     parts += [_policy_step(placement, cluster, index) for index in range(placement.policy_replicas)]
-    parts += [_rollout_step(placement, cluster)] if placement.rollouts else []
-    parts.append(_TAIL.format(run_dir=shlex.quote(str(placement.run_dir)), grace_s=cluster.grace_s))
+    first = placement.policy_replicas * placement.policy_nodes
+    for engines in placement.engines:
+        parts.append(_engines_step(placement, cluster, engines, first))
+        first += engines.nodes
+    tail = _TAIL.format(
+        run_dir=shlex.quote(str(placement.run_dir)),
+        grace_s=cluster.grace_s,
+        teachers_end=_TEACHERS_END if placement.teachers.count else "",
+    )
+    parts.append(tail)
     return "\n".join(parts)
 
 
@@ -113,16 +123,19 @@ def _policy_step(placement: Placement, cluster: ClusterConfig, index: int) -> st
     )
 
 
-def _rollout_step(placement: Placement, cluster: ClusterConfig) -> str:
-    first, count = placement.policy_replicas * placement.policy_nodes, placement.rollout_nodes
-    role = placement.role_command("rollout", "rollout-$SLURM_PROCID", cluster.join_s)
+def _engines_step(
+    placement: Placement, cluster: ClusterConfig, engines: Engines, first: int
+) -> str:
+    replica = f"{engines.role}-$SLURM_PROCID"
+    role = placement.role_command(engines.role, replica, cluster.join_s)
     return (
-        f"srun --overlap --nodes={count} --ntasks={placement.rollouts} "
-        f"--ntasks-per-node={min(placement.rollouts, placement.rollouts_per_node)} "
-        f'--nodelist="$(IFS=,; echo "${{nodes[*]:{first}:{count}}}")" '
-        f"--gpus-per-task={placement.gpus_per_rollout} --kill-on-bad-exit=0 "
+        f"srun --overlap --nodes={engines.nodes} --ntasks={engines.count} "
+        f"--ntasks-per-node={min(engines.count, engines.per_node)} "
+        f'--nodelist="$(IFS=,; echo "${{nodes[*]:{first}:{engines.nodes}}}")" '
+        f"--gpus-per-task={engines.gpus} --kill-on-bad-exit=0 "
         f"{_on_its_host(['cosmos-app', *role])} &\n"
-        "steps+=($!)\n"
+        + ("teachers=$!\n" if engines is placement.teachers else "")
+        + "steps+=($!)\n"
     )
 
 
