@@ -45,6 +45,9 @@ def test_a_run_is_scaled_up_and_down_taken_over_and_stopped_with_a_checkpoint(
     run.wait_for(lambda: "rollout-1" in joins(), _LONG_S)
     made = lambda name: [e for e in events(run, "GroupFinished") if e["replica"] == name]  # noqa: E731
     run.wait_for(lambda: bool(made("rollout-1")), _LONG_S)
+    waits = lambda: [r for r in run.metrics("rollout") if "first_group_s" in r["values"]]  # noqa: E731
+    run.wait_for(lambda: {r["replica"] for r in waits()} == {"rollout-0", "rollout-1"}, _LONG_S)
+    assert all(record["values"]["first_group_s"] > 0.0 for record in waits())
     assert "wanted: 2" in ask(run, "status").stdout
 
     assert ask(run, "scale", "--rollouts", "1").returncode == 0

@@ -86,6 +86,7 @@ def _errors_that_stay() -> tuple[type[Exception], ...]:
         PrecisionError,
         SftDataError,
     )
+    from cosmos_rollout import EngineSettingsError
 
     return (
         CodeVersionError,
@@ -97,6 +98,7 @@ def _errors_that_stay() -> tuple[type[Exception], ...]:
         StarvedSlotsError,
         ChildRefusedError,
         AlgorithmConfigError,
+        EngineSettingsError,
         ModelHeadError,
         AdapterError,
         CheckpointMismatchError,

@@ -151,16 +151,28 @@ class WeightSyncConfig:
         quantised: bits in which engines hold matrices, made once by the sender: "fp8" (e4m3, a
             scale for each row), "mxfp8" (one for every 32 values) or "nvfp4" (e2m1, one for every
             16 and one for each layer; activations in 4 bits too); the rest is sent in
-            ``wire_dtype``, bfloat16 if that is empty. Only vLLM serves them.
+            ``wire_dtype``, bfloat16 if that is empty. Only vLLM serves them. "mxfp4" is refused.
         bucket_mib: size of a transfer bucket.
         deadline_s: longest that a version may be on its way.
     """
 
     transport: Literal["auto", "shared_memory", "process_group", "tcp"] = "auto"
     wire_dtype: Literal["", "float32", "bfloat16"] = ""
-    quantised: Literal["", "fp8", "mxfp8", "nvfp4"] = ""
+    quantised: Literal["", "fp8", "mxfp8", "nvfp4", "mxfp4"] = ""
     bucket_mib: float = 16.0
     deadline_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be shown to be served right.
+
+        Raises:
+            ValueError: with the reason.
+        """
+        if self.quantised == "mxfp4":
+            raise ValueError(
+                "quantised is 'mxfp4': vLLM serves it by kernels of GPUs, or an emulation over "
+                "amd-quark, and nobody makes such weights here; 'nvfp4' has four bits too"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

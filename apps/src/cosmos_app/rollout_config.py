@@ -75,7 +75,7 @@ def check_colocation(
             f"{what}: generating and training take turns, which is staleness.depth = 0 and "
             f"staleness.bound = 0; found {staleness.depth} and {staleness.bound}"
         )
-    if config.engine.kind == "endpoint":
+    if config.engine.kind in ("endpoint", "sglang"):
         raise ValueError(f"{what}: a server at the other end of HTTP cannot be put to sleep")
     if num_policies > 1:
         raise ValueError(f"{what}: one policy replica has the devices; found several")

@@ -88,6 +88,16 @@ def test_fewer_bits_for_an_engine_that_serves_none_are_refused() -> None:
     assert "only vllm serves quantised weights" in " ".join(result.output.split())
 
 
+def test_weights_that_vllm_serves_on_some_gpus_alone_are_refused_with_the_reason() -> None:
+    changes = ("weight_sync.quantised=mxfp4", "rollout.engine.kind=vllm")
+    result = call("check", str(QUICKSTART), *changes)
+    assert result.exit_code == 2
+    said = " ".join(result.output.split())
+    assert "weight_sync" in said
+    assert "amd-quark" in said
+    assert "'nvfp4' has four bits too" in said
+
+
 def test_status_of_what_is_no_run_says_so(tmp_path: Path) -> None:
     result = call("status", str(tmp_path))
     assert result.exit_code == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cosmos_app.errors import DataError
 from cosmos_app.recipe import Recipe
-from cosmos_rollout import EngineConfig, VLLMConfig
+from cosmos_rollout import EngineConfig, SGLangConfig, VLLMConfig
 
 _LONGEST_NAME = 40
 
@@ -118,6 +118,8 @@ def _engines(role: str, count: int, engine: EngineConfig, gpus: int) -> Engines:
     each = 1
     if isinstance(engine, VLLMConfig):
         each = engine.tensor_parallel * engine.pipeline_parallel
+    elif isinstance(engine, SGLangConfig):
+        each = engine.tensor_parallel
     if count and each > gpus:
         raise DataError(
             f"{role}.engine needs {each} GPUs and a machine has cluster.gpus_per_node={gpus}; "

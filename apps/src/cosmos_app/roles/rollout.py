@@ -20,6 +20,7 @@ from cosmos_app.recipe import Recipe
 from cosmos_app.report import Sample
 from cosmos_app.roles.adapters import MergedWeights, MergingClient
 from cosmos_app.roles.colocated import Bed, Sleeper
+from cosmos_app.roles.engine_start import naming_its_keys
 from cosmos_app.roles.finding_teachers import find_teacher
 from cosmos_app.roles.parent import die_with_parent
 from cosmos_app.roles.process import RunContext, open_context
@@ -33,6 +34,7 @@ from cosmos_core.messages import (
     CancelGroup,
     Command,
     Generate,
+    GroupFinished,
     LoadVersion,
     Progress,
     ReplicaJoined,
@@ -93,7 +95,8 @@ async def run_rollout(run_dir: Path, redis_url: str | None, replica: str) -> int
         if turn is not None:
             await turn.take()
             setup = replace(setup, can_sleep=True)
-        engine = await context.recipe.rollout.engine.build(setup)
+        with naming_its_keys("rollout.engine"):
+            engine = await context.recipe.rollout.engine.build(setup)
         ended.push_async_callback(engine.aclose)
         teacher = await find_teacher(context, ended)
         parts = ReplicaParts(
@@ -207,6 +210,7 @@ class RolloutProcess:
             replica=replica,
         )
         self._loads: asyncio.Queue[LoadVersion] = asyncio.Queue()
+        self._joined = 0.0
         self._sleeper = self._make_sleeper(parts)
         self._show = SampleShow(context.run.path / "samples", replica, self._decode)
 
@@ -220,6 +224,7 @@ class RolloutProcess:
             version=self._engine.weight_version,
         )
         async with self._bus.join(joined) as channel:
+            self._joined = time.monotonic()
             loops = [
                 asyncio.create_task(loop(channel), name=loop.__name__)
                 for loop in (self._obey, self._report, self._load, self._pulse, self._measure)
@@ -274,8 +279,13 @@ class RolloutProcess:
                 pass
 
     async def _report(self, channel: ReplicaChannel) -> None:
+        is_new = True
         async for event in self._producer.events():
             await channel.send(event)
+            if is_new and isinstance(event, GroupFinished):
+                is_new = False
+                waited_s = time.monotonic() - self._joined
+                await self._send_metrics(self._engine.weight_version, {"first_group_s": waited_s})
 
     async def _load(self, channel: ReplicaChannel) -> None:
         while True:

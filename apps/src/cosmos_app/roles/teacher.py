@@ -23,6 +23,7 @@ from cosmos_app.control_files import (
 )
 from cosmos_app.dashboard.gate import TokenGate
 from cosmos_app.errors import RunError
+from cosmos_app.roles.engine_start import naming_its_keys
 from cosmos_app.roles.parent import die_with_parent
 from cosmos_app.roles.process import open_context, own_address
 from cosmos_core.rundir import write_atomic
@@ -80,7 +81,8 @@ async def run_teacher(run_dir: Path, replica: str) -> int:
     chosen, model = context.recipe.teacher, context.recipe.model.teacher
     if model is None or not chosen.replicas:
         raise RunError(f"{replica}: this run has no teachers of its own; set teacher.replicas")
-    scorer = await chosen.engine.build_scorer(EngineSetup(model_path=model), top_k=chosen.top_k)
+    with naming_its_keys("teacher.engine"):
+        scorer = await chosen.engine.build_scorer(EngineSetup(model_path=model), top_k=chosen.top_k)
     address = teacher_url_file(context.run, replica)
     try:
         await _serve(scorer, address, read_teacher_token(context.run))

@@ -29,6 +29,14 @@ class EngineStartError(EngineError):
     """Raised when an engine cannot be started with the model and settings it was given."""
 
 
+class EngineSettingsError(EngineStartError):
+    """Raised when an engine refuses what it was given, and would refuse it again."""
+
+
+class EngineMemoryError(EngineStartError):
+    """Raised when the device has too little memory left to start the engine on."""
+
+
 class EngineDeadError(EngineError):
     """Raised to every request in flight, and to later ones, when the engine's process is gone."""
 

@@ -1,4 +1,4 @@
-"""The engines: vLLM, transformers (reference) and scripted (tests), each behind its settings."""
+"""The engines, each behind its settings: vLLM, SGLang, transformers, scripted, an endpoint."""
 
 from cosmos_rollout.engines.endpoint import EndpointConfig, EndpointEngine
 from cosmos_rollout.engines.in_process import DecodedToken, Decoder, InProcessEngine
@@ -11,10 +11,11 @@ from cosmos_rollout.engines.scripted import (
     random_script,
 )
 from cosmos_rollout.engines.setup import EngineSetup, WeightClientFactory
+from cosmos_rollout.engines.sglang_config import SGLangConfig
 from cosmos_rollout.engines.transformers_config import TransformersConfig
 from cosmos_rollout.engines.vllm_config import VLLMConfig, cpu_environment
 
-EngineConfig = VLLMConfig | TransformersConfig | ScriptedConfig | EndpointConfig
+EngineConfig = VLLMConfig | TransformersConfig | ScriptedConfig | EndpointConfig | SGLangConfig
 
 __all__ = [
     "DecodedToken",
@@ -24,6 +25,7 @@ __all__ = [
     "EngineConfig",
     "EngineSetup",
     "InProcessEngine",
+    "SGLangConfig",
     "Script",
     "ScriptDecoder",
     "ScriptedConfig",

@@ -22,7 +22,7 @@ from cosmos_rollout.engine import (
 from cosmos_rollout.engines.in_process import DecodedToken, InProcessEngine
 from cosmos_rollout.engines.setup import EngineSetup
 from cosmos_rollout.engines.transformers_scoring import ModelScorer
-from cosmos_rollout.errors import EngineStartError, WeightLoadError
+from cosmos_rollout.errors import EngineMemoryError, EngineStartError, WeightLoadError
 
 
 def sample_token(
@@ -220,6 +220,7 @@ async def start_transformers_engine(
 
     Raises:
         EngineStartError: if there is no such model.
+        EngineMemoryError: if the device has no room for it.
     """
     model = await _load_model(setup, dtype, device)
     decoder = ModelDecoder(model, kv=kv, context_length=context_length)
@@ -235,6 +236,7 @@ async def start_transformers_scorer(
 
     Raises:
         EngineStartError: if there is no such model.
+        EngineMemoryError: if the device has no room for it.
     """
     model = await _load_model(setup, dtype, device)
     most = context_length or int(model.config.max_position_embeddings)
@@ -248,5 +250,11 @@ async def _load_model(setup: EngineSetup, dtype: str, device: str) -> PreTrained
         )
     except (OSError, ValueError) as error:
         raise EngineStartError(f"cannot load the model {setup.model_path}: {error}") from error
-    torch.nn.Module.to(model, device)
+    try:
+        torch.nn.Module.to(model, device)
+    except torch.OutOfMemoryError as error:
+        raise EngineMemoryError(
+            f"{device} has no room for {setup.model_path} in {dtype}: {error}\n"
+            "free memory that others use, or set dtype to one of 16 bits"
+        ) from error
     return model.eval()

@@ -67,7 +67,9 @@ class VLLMConfig:
         """Start vLLM; takes 10 to 60 seconds, during which the event loop stays free.
 
         Raises:
-            EngineStartError: if vLLM is not installed, or refuses the model or the settings.
+            EngineSettingsError: if vLLM refuses the model or the settings, and would again.
+            EngineMemoryError: if the device has too little memory left.
+            EngineStartError: if vLLM is not installed, or does not start.
         """
         return await self._start(setup)
 
@@ -79,7 +81,9 @@ class VLLMConfig:
             top_k: most candidates that will be asked for at each place.
 
         Raises:
-            EngineStartError: if vLLM is not installed, or refuses the model or the settings.
+            EngineSettingsError: if vLLM refuses the model or the settings, and would again.
+            EngineMemoryError: if the device has too little memory left.
+            EngineStartError: if vLLM is not installed, or does not start.
         """
         most = {"max_logprobs": max(top_k, _VLLM_LOGPROBS)}
         return await self._start(

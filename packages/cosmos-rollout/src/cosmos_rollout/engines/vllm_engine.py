@@ -6,9 +6,12 @@ own spans, whose labels are our version numbers.
 """
 
 import asyncio
+import dataclasses
 import itertools
+import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,6 +42,12 @@ from cosmos_rollout.engines.vllm_executors import (
     TetheredMultiprocExecutor,
     TetheredUniProcExecutor,
 )
+from cosmos_rollout.engines.vllm_starting import (
+    StartReport,
+    check_cache_fits,
+    failed_start,
+    refused_settings,
+)
 from cosmos_rollout.errors import (
     EngineClosedError,
     EngineDeadError,
@@ -56,6 +65,8 @@ _CPU_ARGUMENTS = {
     # cannot: more prompt tokens than fit into one step would end the engine.
     "enable_chunked_prefill": False,
 }
+# vLLM writes these into its additional configuration, which then has to be a dictionary.
+_WANT_A_DICT = frozenset({"gdn_prefill_backend", "kda_prefill_backend", "kda_decode_backend"})
 _ALWAYS = {
     "skip_tokenizer_init": True,  # token ids in and out; text never passes through
     "generation_config": "vllm",  # sampling settings come with each request, not with the model
@@ -70,7 +81,8 @@ async def start_vllm_engine(
     """Start the engine processes in a thread, so that the caller's loop stays alive.
 
     Raises:
-        EngineStartError: with vLLM's own words.
+        EngineStartError: with vLLM's own words; `EngineSettingsError` or `EngineMemoryError` where
+            they say that settings or memory are the cause.
     """
     on_device: dict[str, Any] = dict(_CPU_ARGUMENTS) if current_platform.is_cpu() else {}
     workers = arguments["tensor_parallel_size"] * arguments["pipeline_parallel_size"]
@@ -88,14 +100,28 @@ async def start_vllm_engine(
     try:
         llm = await asyncio.to_thread(_start, chosen)
         await llm.update_weight_version(str(setup.version))
-    except (RuntimeError, OSError, ValueError, TypeError, VLLMServerError) as error:
+    except EngineStartError as error:
+        raise type(error)(f"{setup.model_path}: {error}") from error
+    except (OSError, VLLMServerError) as error:
         raise EngineStartError(f"vLLM did not start {setup.model_path}: {error}") from error
     client = setup.weight_client(llm, kv) if setup.weight_client else None
     return VLLMEngine(llm, version=setup.version, client=client, shutdown_s=shutdown_s)
 
 
 def _start(arguments: dict[str, Any]) -> AsyncLLM:
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+    if current_platform.is_cpu():
+        check_cache_fits(arguments, current_platform.get_device_total_memory())
+    with tempfile.TemporaryDirectory(prefix="cosmos-engine-") as folder:
+        report = StartReport(Path(folder) / "error")
+        if _WANT_A_DICT.isdisjoint(arguments):
+            arguments = {**arguments, "additional_config": report}
+        try:
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+        except (ValueError, TypeError) as error:
+            names = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
+            raise refused_settings(error, names) from error
+        except RuntimeError as error:
+            raise failed_start(str(error), report.read(), arguments) from error
 
 
 class VLLMEngine:

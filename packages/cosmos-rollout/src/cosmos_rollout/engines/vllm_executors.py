@@ -8,6 +8,7 @@ worker computes with weights in formats that vLLM emulates on any device, but li
 
 import os
 
+from vllm.config import VllmConfig
 from vllm.model_executor.kernels.linear import register_linear_kernel
 from vllm.model_executor.kernels.linear.mxfp8.emulation import EmulationMxfp8LinearKernel
 from vllm.model_executor.kernels.linear.nvfp4.emulation import EmulationNvFp4LinearKernel
@@ -15,6 +16,7 @@ from vllm.platforms import PlatformEnum, current_platform
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
+from cosmos_rollout.engines.vllm_starting import StartReport
 from cosmos_rollout.tether import die_with
 
 
@@ -23,6 +25,7 @@ class TetheredUniProcExecutor(UniProcExecutor):
 
     def _init_executor(self) -> None:
         die_with(os.getppid())
+        _report_errors(self.vllm_config)
         if current_platform.is_cpu():
             register_linear_kernel(EmulationMxfp8LinearKernel, PlatformEnum.CPU, "mxfp8")
             register_linear_kernel(EmulationNvFp4LinearKernel, PlatformEnum.CPU, "nvfp4")
@@ -34,4 +37,11 @@ class TetheredMultiprocExecutor(MultiprocExecutor):
 
     def _init_executor(self) -> None:
         die_with(os.getppid())
+        _report_errors(self.vllm_config)
         super()._init_executor()
+
+
+def _report_errors(config: VllmConfig) -> None:
+    report: object = config.additional_config
+    if isinstance(report, StartReport):
+        report.listen()
