@@ -113,9 +113,10 @@ class Subject:
     has_model: bool
     is_ours: bool = True  # to freeze and to give new weights, as a server's engine is not
     server: ServedEngine | None = None
-    # what SGLang does not do: sample by seeds, and score what top-p has kept
+    # what SGLang does not do: sample by seeds, score what top-p has kept, use all of the context
     has_seeds: bool = True
     cuts: bool = True
+    context: int = CONTEXT
 
 
 @dataclass
@@ -212,7 +213,9 @@ async def sglang(paths: Sequence[Path], kv: str) -> Subject:
         extra={"max_total_tokens": 8192, **({} if torch.cuda.is_available() else on_cpu)},
     )
     engine = await config.build(setup)
-    return Subject(engine, ModelReference(paths, kv), True, has_seeds=False, cuts=False)
+    return Subject(
+        engine, ModelReference(paths, kv), True, has_seeds=False, cuts=False, context=CONTEXT - 5
+    )
 
 
 async def endpoint(paths: Sequence[Path], kv: str) -> Subject:
@@ -397,8 +400,8 @@ async def test_a_stop_token_ends_the_answer_and_belongs_to_it(subject):
 
 
 async def test_the_context_limits_the_answer(subject):
-    assert subject.engine.context_length == CONTEXT
-    prompt = tuple(i % VOCABULARY for i in range(CONTEXT - 3))
+    assert subject.engine.context_length == subject.context
+    prompt = tuple(i % VOCABULARY for i in range(subject.context - 3))
     sample = await one(subject.engine, ask("r", prompt, max_new_tokens=50))
     assert (len(sample.token_ids), sample.finish_reason) == (3, "length")
 
@@ -407,12 +410,12 @@ async def test_the_context_limits_the_answer(subject):
     ("prompt", "error", "words"),
     [
         ((), EmptyPromptError, "bad: the prompt has no tokens"),
-        ((1,) * CONTEXT, PromptTooLongError, "256 tokens.*room for 255"),
+        ((1,) * CONTEXT, PromptTooLongError, "256 tokens.*room for {room}"),
         ((1, VOCABULARY), TokenRangeError, r"token 64 .*0\.\.63"),
     ],
 )
 async def test_a_bad_prompt_is_a_typed_error_and_starts_nothing(subject, prompt, error, words):
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=words.format(room=subject.context - 1)):
         await collect(subject.engine, ask("good"), ask("bad", prompt))
     assert subject.engine.num_running == 0
     assert len((await one(subject.engine, ask("next", max_new_tokens=2))).token_ids) == 2

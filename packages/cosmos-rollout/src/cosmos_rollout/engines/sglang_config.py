@@ -7,6 +7,7 @@ from typing import Literal
 
 from cosmos_rollout.engine import KvPolicy, RolloutEngine
 from cosmos_rollout.engines.setup import EngineSetup
+from cosmos_rollout.engines.sglang_server import ServerUse
 
 Setting = str | int | float | bool
 
@@ -21,7 +22,8 @@ class SGLangConfig:
             that of another environment as a rule; None: the one that runs this.
         device: of SGLang's, such as "cuda" or "cpu"; empty: what it finds.
         dtype: of weights and computation; "auto" takes the checkpoint's.
-        context_length: most tokens of prompt and response; the model's own limit if 0.
+        context_length: most tokens of prompt and response, of which SGLang keeps a few for itself;
+            the model's own limit if 0.
         max_running: requests decoded at once.
         kv: whether requests in flight keep their keys and values when weights change.
         memory_share: share of the device's memory for weights and cache; 0: SGLang's choice.
@@ -63,7 +65,15 @@ class SGLangConfig:
         """
         from cosmos_rollout.engines.sglang_engine import start_sglang_engine
 
-        return await start_sglang_engine(self, setup)
+        use = ServerUse(
+            interpreter=self.interpreter,
+            arguments=self.arguments(setup),
+            kv=self.kv,
+            start_s=self.start_s,
+            request_s=self.request_s,
+            shutdown_s=self.shutdown_s,
+        )
+        return await start_sglang_engine(use, setup)
 
     def arguments(self, setup: EngineSetup) -> list[str]:
         """Return the options of SGLang's server, but for its address."""

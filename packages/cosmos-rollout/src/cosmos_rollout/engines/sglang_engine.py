@@ -7,8 +7,9 @@ server between two tokens of whatever it generates::
     (generation goes on)                └──────────────────── the stall ────────────────────┘
 
 What SGLang gives less than others: seeds count under deterministic inference alone; with top-p
-below 1 its log-probs are those of the whole softmax, so that such requests are refused; and a pause
-is over the wire, so that a token sampled before it may still arrive after it.
+below 1 its log-probs are those of the whole softmax, so that such requests are refused; it keeps a
+few tokens of the context for itself; and a pause is over the wire, so that a token sampled before
+it may still arrive after it.
 """
 
 import asyncio
@@ -35,8 +36,7 @@ from cosmos_rollout.engine import (
     check_request,
 )
 from cosmos_rollout.engines.setup import EngineSetup
-from cosmos_rollout.engines.sglang_config import SGLangConfig
-from cosmos_rollout.engines.sglang_server import SGLangServer, own_folder, start_server
+from cosmos_rollout.engines.sglang_server import ServerUse, SGLangServer, own_folder, start_server
 from cosmos_rollout.engines.tasks import samples_as_finished
 from cosmos_rollout.errors import (
     EngineClosedError,
@@ -48,7 +48,7 @@ from cosmos_rollout.errors import (
 )
 
 
-async def start_sglang_engine(config: SGLangConfig, setup: EngineSetup) -> "SGLangEngine":
+async def start_sglang_engine(use: ServerUse, setup: EngineSetup) -> "SGLangEngine":
     """Start the server and wait until it answers.
 
     Raises:
@@ -56,26 +56,25 @@ async def start_sglang_engine(config: SGLangConfig, setup: EngineSetup) -> "SGLa
     """
     async with AsyncExitStack() as ended:
         folder = Path(ended.enter_context(own_folder()))
-        server = await start_server(config.interpreter, config.arguments(setup), folder)
-        ended.push_async_callback(server.end, config.shutdown_s)
+        server = await start_server(use, folder)
+        ended.push_async_callback(server.end, use.shutdown_s)
         client = httpx.AsyncClient(
             base_url=server.url,
-            timeout=config.request_s,
+            timeout=use.request_s,
             limits=httpx.Limits(max_connections=None),
             trust_env=False,  # no proxy from the environment
         )
         await ended.enter_async_context(client)
-        await server.listening(client, config.start_s)
+        await server.listening(client, use.start_s)
         said = (await client.get("/server_info")).json()
         size = json.loads((setup.model_path / "config.json").read_text())["vocab_size"]
+        length = int(said["max_req_input_len"]) + 1
         return SGLangEngine(
-            config,
+            use,
             server,
             client,
             setup=setup,
-            limits=(int(said["max_req_input_len"]) + 1, int(size))
-            if not config.context_length
-            else (config.context_length, int(size)),
+            limits=(length, int(size)),
             ended=ended.pop_all(),
         )
 
@@ -85,7 +84,7 @@ class SGLangEngine:
 
     def __init__(
         self,
-        config: SGLangConfig,
+        use: ServerUse,
         server: SGLangServer,
         client: httpx.AsyncClient,
         *,
@@ -96,14 +95,14 @@ class SGLangEngine:
         """Use a server that answers.
 
         Args:
-            config: its settings.
+            use: how it is spoken to.
             server: the process.
             client: talks to it.
             setup: model, version, and where weights come from.
             limits: context length and vocabulary size.
             ended: what to close in the end.
         """
-        self._config = config
+        self._use = use
         self._server = server
         self._client = client
         self._model = setup.model_path
@@ -210,7 +209,7 @@ class SGLangEngine:
         await self._ended.aclose()
 
     async def _swap(self, version: int, checkpoint: Path) -> float:
-        keeps = self._config.kv == "keep"
+        keeps = self._use.kv == "keep"
         begun = time.monotonic()
         await self._stop("in_place" if keeps else "retract")
         try:

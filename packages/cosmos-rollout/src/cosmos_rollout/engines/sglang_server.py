@@ -8,15 +8,38 @@ import socket
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
+from cosmos_rollout.engine import KvPolicy
 from cosmos_rollout.errors import EngineStartError
 
 _CHILD = Path(__file__).with_name("sglang_child.py")
 _LOOK_AGAIN_S = 0.2
 _LAST_BYTES = 4000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerUse:
+    """How a server is started and spoken to; see `SGLangConfig`.
+
+    Attributes:
+        interpreter: Python that has SGLang; None: this one.
+        arguments: options of its server, but for its address.
+        kv: whether requests keep their keys and values when weights change.
+        start_s: longest that a start may take.
+        request_s: longest silence of the server.
+        shutdown_s: longest clean end.
+    """
+
+    interpreter: Path | None
+    arguments: Sequence[str]
+    kv: KvPolicy
+    start_s: float
+    request_s: float
+    shutdown_s: float
 
 
 class SGLangServer:
@@ -72,14 +95,11 @@ class SGLangServer:
         await self._process.wait()  # it was killed
 
 
-async def start_server(
-    interpreter: Path | None, arguments: Sequence[str], folder: Path
-) -> SGLangServer:
+async def start_server(use: ServerUse, folder: Path) -> SGLangServer:
     """Start SGLang; it listens later.
 
     Args:
-        interpreter: Python that has SGLang; None: this one.
-        arguments: options of its server, but for its address.
+        use: how.
         folder: of its own, for its log and for weights.
 
     Raises:
@@ -88,12 +108,12 @@ async def start_server(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    python = str(interpreter or sys.executable)
+    python = str(use.interpreter or sys.executable)
     where = ("--host", "127.0.0.1", "--port", str(port))
     with (folder / "log").open("wb") as log:
         try:
             process = await asyncio.create_subprocess_exec(
-                *(python, str(_CHILD), str(os.getpid()), *arguments, *where),
+                *(python, str(_CHILD), str(os.getpid()), *use.arguments, *where),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
