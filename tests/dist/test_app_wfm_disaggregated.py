@@ -1,4 +1,4 @@
-"""Rollouts in processes of their own give the run that one process has, and end with it."""
+"""Rollouts in processes of their own give the run that one process has, whoever dies, and end."""
 
 import json
 import os
@@ -9,12 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from process_trees import run_ranks
 
 pytest.importorskip("diffusers")
 pytest.importorskip("cosmos_weightsync")
 
 from cosmos_app.wfm.disaggregated.trainer import ReplicaLostError
 from cosmos_app.wfm.running import train
+from cosmos_core.config import config_to_json
 from cosmos_parallel import AdamWConfig, LearnerConfig, ParallelConfig, build_mesh
 from cosmos_wfm import (
     DiffusionRlConfig,
@@ -29,6 +31,22 @@ from cosmos_wfm import (
 )
 
 NUM_STEPS = 3
+DEADLINE_S = 900.0
+RANK = """
+import sys
+from pathlib import Path
+import torch
+from cosmos_app.wfm.running import train
+from cosmos_core.config import config_from_json
+from cosmos_parallel import ParallelConfig, build_mesh, init_distributed, shutdown_distributed
+from cosmos_wfm import DiffusionRlConfig
+
+torch.set_num_threads(1)
+rank, root = int(sys.argv[1]), Path(sys.argv[2])
+mesh = build_mesh(ParallelConfig(), init_distributed(rank, 2, init_method=f"file://{root}/store"))
+train(config_from_json(DiffusionRlConfig, (root / "two.json").read_text()), mesh)
+shutdown_distributed()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +57,7 @@ def recipe(tmp_path_factory):
     return DiffusionRlConfig(
         model=str(root / "model"),
         prompts=str(root / "prompts.txt"),
-        output="",
+        output=str(root / "own"),
         num_steps=NUM_STEPS,
         rewards={"prompt_colour": 1.0},
         groups_per_step=2,
@@ -52,52 +70,116 @@ def recipe(tmp_path_factory):
     )
 
 
-def figures(recipe, output, **changes):
-    """Run a recipe; return the figures of its steps that are no times."""
-    recipe = replace(recipe, output=str(output), **changes)
+@pytest.fixture(scope="module")
+def own(recipe):
+    """The figures of the run in one process."""
+    return figures(recipe)
+
+
+def figures(recipe):
+    """Run a recipe; return its figures."""
     train(recipe, build_mesh(ParallelConfig()))
-    rows = [json.loads(row) for row in (output / "metrics.jsonl").read_text().splitlines()]
-    return [{name: v for name, v in row.items() if "second" not in name} for row in rows]
+    return written(recipe)
+
+
+def written(recipe):
+    """Return the figures of a run's steps that are no times."""
+    rows = (Path(recipe.output) / "metrics.jsonl").read_text().splitlines()
+    return [
+        {name: value for name, value in json.loads(row).items() if "second" not in name}
+        for row in rows
+    ]
+
+
+class Killer(threading.Thread):
+    """Kills a run's first replica when its log says something, once."""
+
+    def __init__(self, recipe, at):
+        super().__init__()
+        self._output = recipe.output
+        self._log = Path(recipe.output) / "disaggregated" / "replica0.log"
+        self._at = at
+        self._over = threading.Event()
+        self.killed = 0
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self._over.set()
+        self.join()
+
+    def run(self):
+        end = time.monotonic() + DEADLINE_S
+        while time.monotonic() < end and not self._over.is_set() and not self.killed:
+            if self._log.exists() and self._at in self._log.read_text():
+                self.killed = self._first_of(self._replicas())
+            time.sleep(0.01)
+
+    def _replicas(self):
+        """Yield the processes that draw for this run."""
+        for file in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                command, log = file.read_bytes(), (file.parent / "fd" / "1").resolve()
+            except OSError:
+                continue  # it has ended
+            if b"rollout" in command and log == self._log.resolve():
+                yield int(file.parent.name)
+
+    def _first_of(self, replicas):
+        pid = next(replicas, 0)
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+        return pid
 
 
 @pytest.mark.slow
-def test_replicas_draw_what_the_run_itself_would(recipe, tmp_path):
+def test_a_run_with_replicas_one_of_which_is_killed_is_the_run_without_any(
+    recipe, own, tmp_path, capfd
+):
     # What travels are adapters only: those of the policy that lags behind the trained one.
-    own = figures(recipe, tmp_path / "own")
-    apart = DisaggregatedConfig(replicas=2, deadline_s=120.0)
-    theirs = figures(recipe, tmp_path / "apart", disaggregated=apart)
+    apart = DisaggregatedConfig(replicas=2, deadline_s=DEADLINE_S)
+    recipe = replace(recipe, output=str(tmp_path / "apart"), disaggregated=apart)
+    with Killer(recipe, "micro-batch") as killer:
+        theirs = figures(recipe)
 
+    assert killer.killed
     assert len(own) == NUM_STEPS
     assert theirs == own
+    assert (
+        f"(process {killer.killed}) ended: signal 9 (SIGKILL); restarted" in capfd.readouterr().err
+    )
     logs = sorted((tmp_path / "apart" / "disaggregated").glob("*"))
     assert [log.name for log in logs] == ["replica0.log", "replica1.log"]
-    for log in logs:
-        assert log.read_text().count("drawn") == NUM_STEPS
+    drawn = "".join(log.read_text() for log in logs).count("drawn")
+    assert drawn >= NUM_STEPS * 3  # and those that were drawn again
 
 
 @pytest.mark.slow
-def test_a_replica_that_is_killed_ends_the_run_which_says_so(recipe, tmp_path):
+def test_two_ranks_with_two_replicas_have_the_figures_of_one_process(recipe, own, tmp_path):
+    apart = DisaggregatedConfig(replicas=2, deadline_s=DEADLINE_S)
+    recipe = replace(recipe, output=str(tmp_path / "out"), disaggregated=apart)
+    (tmp_path / "two.json").write_text(config_to_json(recipe))
+    run_ranks(RANK, tmp_path, [(rank, tmp_path) for rank in range(2)], DEADLINE_S)
+
+    assert len(written(recipe)) == NUM_STEPS
+    for mine, theirs in zip(own, written(recipe), strict=True):
+        assert theirs == pytest.approx(mine, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_replica_that_may_not_be_started_again_ends_the_run_which_says_so(recipe, tmp_path):
     # All weights travel, and noisy steps come back; the replica may be a version behind.
     changes = {"algorithm": FlowGrpoConfig(clip=0.1), "tuning": FullTuning()}
-    own = figures(recipe, tmp_path / "own", num_steps=1, **changes)
-    apart = DisaggregatedConfig(replicas=1, max_lag=1, deadline_s=120.0)
-    log = tmp_path / "apart" / "disaggregated" / "replica0.log"
+    own = figures(replace(recipe, output=str(tmp_path / "own"), num_steps=1, **changes))
+    apart = DisaggregatedConfig(replicas=1, max_lag=1, restarts=0, deadline_s=DEADLINE_S)
+    recipe = replace(
+        recipe, output=str(tmp_path / "a"), disaggregated=apart, num_steps=10_000, **changes
+    )
 
-    def kill():
-        end = time.monotonic() + 100.0
-        while time.monotonic() < end and not (log.exists() and "step 1 drawn" in log.read_text()):
-            time.sleep(0.01)
-        for status in Path("/proc").glob("[0-9]*/cmdline"):
-            command = status.read_bytes().split(b"\0") if status.exists() else []
-            if b"rollout" in command and str(tmp_path / "apart").encode() in command:
-                os.kill(int(status.parent.name), signal.SIGKILL)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    try:
-        with pytest.raises(ReplicaLostError, match="a rollout replica ended before step"):
-            figures(recipe, tmp_path / "apart", disaggregated=apart, num_steps=10_000, **changes)
-    finally:
-        killer.join()
-    first = json.loads((tmp_path / "apart" / "metrics.jsonl").read_text().splitlines()[0])
-    assert {name: first[name] for name in own[0]} == own[0]
+    lost = pytest.raises(ReplicaLostError, match=r"is missing: replica0 died \(signal 9")
+    with Killer(recipe, "step 1") as killer, lost:
+        figures(recipe)
+    assert killer.killed
+    assert {name: written(recipe)[0][name] for name in own[0]} == own[0]

@@ -1,19 +1,28 @@
 """Samples go to another process and back as they were; a step is divided among ranks once each."""
 
+import json
 from concurrent.futures import Future
 
 import pytest
 import torch
 
 from cosmos_wfm import (
+    DiffusionRlConfig,
     DisaggregatedConfig,
     NoisyStep,
+    Prompt,
     Rollout,
     RolloutMessage,
+    RolloutOrder,
+    RolloutReplica,
+    SamplerConfig,
     StepParts,
     WfmConfigError,
+    pack_order,
     pack_rollout,
+    parse_order,
     parse_rollout,
+    tiny_sd3_pipeline,
 )
 
 
@@ -34,7 +43,7 @@ def rollout(num_steps):
     ]
     return Rollout(
         numbers=range(1, 5, 2),
-        prompts=["a red square", "ein blaues Quadrat\n"],
+        prompts=["a red square", Prompt("ein blaues Quadrat\n", {"tag": "color"})],
         latents=trajectory[-1],
         steps=steps,
         text={"encoder_hidden_states": torch.randn(2, 5, 6).bfloat16()},
@@ -51,6 +60,7 @@ def test_samples_come_back_bit_for_bit(num_steps):
 
     assert (message.step, message.place) == (3, 1)
     assert (list(came.numbers), came.prompts) == ([1, 3], sent.prompts)
+    assert [prompt.metadata for prompt in came.prompts] == [{}, {"tag": "color"}]
     assert came.rewards.result() == [0.1, 1 / 3]
     assert torch.equal(came.latents, sent.latents)
     assert torch.equal(came.text["encoder_hidden_states"], sent.text["encoder_hidden_states"])
@@ -66,6 +76,44 @@ def test_samples_come_back_bit_for_bit(num_steps):
 def test_bytes_that_are_no_samples_are_refused(data):
     with pytest.raises(ValueError, match="no micro-batch of samples"):
         parse_rollout(data)
+
+
+def test_an_order_comes_as_it_was_given():
+    order = RolloutOrder(step=3, place=1, numbers=(2, 5), version=2)
+    assert parse_order(pack_order(order)) == order
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"step": 1, "numbers": [0]}'])
+def test_bytes_that_are_no_order_are_refused(data):
+    with pytest.raises(ValueError, match="no order of samples"):
+        parse_order(data)
+
+
+def test_a_replica_hands_rewards_what_a_prompt_set_says_beside_its_prompts(tmp_path):
+    tiny_sd3_pipeline(num_layers=1).save_pretrained(tmp_path / "model")
+    rows = [{"prompt": "red", "worth": 0.25}, {"prompt": "blue", "worth": 0.5}]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    config = DiffusionRlConfig(
+        model=str(tmp_path / "model"),
+        prompts=str(tmp_path / "prompts.jsonl"),
+        output="",
+        rewards={"brightness": 1.0},
+        groups_per_step=2,
+        samples_per_group=2,
+        sampler=SamplerConfig(num_steps=1, height=16, width=16),
+        disaggregated=DisaggregatedConfig(),
+    )
+
+    def worth(pixels, prompts):
+        scores = Future()
+        scores.set_result([prompt.metadata["worth"] for prompt in prompts])
+        return scores
+
+    order = RolloutOrder(step=1, place=0, numbers=(1, 2, 3), version=1)
+    drawn = RolloutReplica(config, worth).draw(order)
+    came = parse_rollout(pack_rollout(drawn)).rollout
+    assert came.rewards.result() == [0.25, 0.5, 0.5]
+    assert [prompt.metadata["worth"] for prompt in came.prompts] == [0.25, 0.5, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -91,3 +139,5 @@ def test_prompts_go_on_where_the_step_before_ended():
 def test_settings_out_of_range_are_refused():
     with pytest.raises(WfmConfigError, match="replicas 0 must be 1 or more"):
         DisaggregatedConfig(replicas=0)
+    with pytest.raises(WfmConfigError, match="restarts -1 0 or more"):
+        DisaggregatedConfig(restarts=-1)

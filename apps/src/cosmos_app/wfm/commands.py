@@ -43,17 +43,18 @@ def run(recipe: Path, overrides: tuple[str, ...], *, resume: bool) -> None:
 
 @wfm.command()
 @click.argument("output", type=click.Path(path_type=Path))
-@click.option("--index", default=0, show_default=True, help="Which of the run's replicas this is.")
 @click.option("--deadline-s", default=1800.0, show_default=True, help="For the run to be there.")
-def rollout(output: Path, *, index: int, deadline_s: float) -> None:
+@click.option("--child", "is_child", is_flag=True, hidden=True, help="Ends with its parent.")
+def rollout(output: Path, *, deadline_s: float, is_child: bool) -> None:
     """Draw samples for a run with a table [disaggregated] that writes to OUTPUT.
 
-    The run starts its replicas itself unless disaggregated.start = false; then this is called on
-    any machine that sees the directory, once for each replica.
+    The run starts its replicas itself unless disaggregated.start = false. This adds one, at any
+    time, on any machine that sees the directory; what it was drawing when it is ended is given to
+    another.
     """
     from cosmos_app.wfm.disaggregated.replica import serve_rollouts
 
-    guarded(lambda: serve_rollouts(output, index, deadline_s=deadline_s))
+    guarded(lambda: serve_rollouts(output, deadline_s=deadline_s, is_child=is_child))
 
 
 @wfm.command()

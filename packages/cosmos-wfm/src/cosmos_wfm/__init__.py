@@ -57,7 +57,14 @@ from cosmos_wfm.reward_wire import (
 )
 from cosmos_wfm.rewards import REWARDS, local_scorer, weighted_reward
 from cosmos_wfm.rl import DiffusionRl, DiffusionRlConfig, take_rl_steps, train_rl
-from cosmos_wfm.rollout_wire import RolloutMessage, pack_rollout, parse_rollout
+from cosmos_wfm.rollout_wire import (
+    RolloutMessage,
+    RolloutOrder,
+    pack_order,
+    pack_rollout,
+    parse_order,
+    parse_rollout,
+)
 from cosmos_wfm.rollouts import Rollout, SamplerConfig, StepParts
 from cosmos_wfm.sampling import (
     NoisyStep,
@@ -138,6 +145,7 @@ __all__ = [
     "RewardServiceError",
     "Rollout",
     "RolloutMessage",
+    "RolloutOrder",
     "RolloutReplica",
     "SampleEncoder",
     "SamplerConfig",
@@ -189,8 +197,10 @@ __all__ = [
     "nft_errors",
     "nft_loss",
     "noised_batch",
+    "pack_order",
     "pack_request",
     "pack_rollout",
+    "parse_order",
     "parse_request",
     "parse_rollout",
     "read_prompts",

@@ -33,16 +33,21 @@ class Prompt(str):
         return made
 
 
+def metadata_of(prompts: Sequence[str]) -> list[dict[str, Any]]:
+    """Return what is said beside each prompt; nothing for a string."""
+    return [dict(p.metadata) if isinstance(p, Prompt) else {} for p in prompts]
+
+
 def request_fields(prompts: Sequence[str]) -> dict[str, list[Any]]:
     """Return what a reward request says of its prompts' metadata; nothing if none has any.
 
     ``prompt_metadata`` is all of it, a dict for each sample. GenEval's ``tag`` and ``include`` go
     by the names that existing services know as well.
     """
-    rows = [prompt.metadata if isinstance(prompt, Prompt) else {} for prompt in prompts]
+    rows = metadata_of(prompts)
     if not any(rows):
         return {}
-    fields: dict[str, list[Any]] = {"prompt_metadata": [dict(row) for row in rows]}
+    fields: dict[str, list[Any]] = {"prompt_metadata": rows}
     for name, wire in (("include", "geneval_includes"), ("tag", "geneval_tags")):
         if all(name in row for row in rows):
             fields[wire] = [row[name] for row in rows]

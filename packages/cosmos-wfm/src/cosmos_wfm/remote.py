@@ -1,11 +1,15 @@
 """Rollouts that come from processes of their own: what a run asks of them, and how they are set.
 
-    trainer   publish(0) ── take(0) ─ train ─ publish(1) ── take(1) ─ train ─ ...
-    replica      └─► fetch, draw step 0 ─►      └─► fetch, draw step 1 ─►
+    rank      publish(0) ── take(0) ─ train ─ publish(1) ── take(1) ─ train ─ ...
+                 │   ▲        ▲
+            order│   │"free"  │samples with rewards
+                 ▼   │        │
+    replica     fetch weights, draw; ask for more while the rewards are computed
 
-A replica draws step n with the weights of version n, or with ``max_lag`` of an older one: then it
-draws while the trainer trains. Which sample has which noise depends on neither, so a lag of 0 gives
-the numbers of a run in one process.
+A micro-batch is drawn by whoever is free; those of a replica that is lost are given to others.
+Step n is drawn with the weights of version n, or with ``max_lag`` of an older one: then replicas
+draw while the trainer trains. Which sample has which noise depends on neither, so a lag of 0 gives
+the numbers of a run in one process, whoever is lost on the way.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,16 +27,18 @@ class DisaggregatedConfig:
     """Rollouts in processes of their own.
 
     Attributes:
-        replicas: processes; they share the micro-batches of a step.
+        replicas: processes that the run starts, on its own host; any number may join from
+            elsewhere by ``cosmos-app wfm rollout``, and go.
         max_lag: versions that a replica's weights may be older than the step it draws.
-        start: whether the run starts them itself, on its own host; otherwise it waits for
-            ``cosmos-app wfm rollout`` elsewhere.
+        start: whether the run starts any itself.
+        restarts: how often each of them is started again after it died; once more is an error.
         deadline_s: for the samples of a step; more is an error.
     """
 
     replicas: int = 1
     max_lag: int = 0
     start: bool = True
+    restarts: int = 3
     deadline_s: float = 1800.0
 
     def __post_init__(self) -> None:
@@ -41,10 +47,11 @@ class DisaggregatedConfig:
         Raises:
             WfmConfigError: names the field that is out of range.
         """
-        if self.replicas < 1 or self.max_lag < 0 or self.deadline_s <= 0:
+        if self.replicas < 1 or min(self.max_lag, self.restarts) < 0 or self.deadline_s <= 0:
             raise WfmConfigError(
                 f"disaggregated: replicas {self.replicas} must be 1 or more, max_lag "
-                f"{self.max_lag} 0 or more, deadline_s {self.deadline_s} above 0"
+                f"{self.max_lag} and restarts {self.restarts} 0 or more, deadline_s "
+                f"{self.deadline_s} above 0"
             )
 
 

@@ -10,7 +10,7 @@ from cosmos_wfm.loading import load_adapter
 from cosmos_wfm.prompts import read_prompts
 from cosmos_wfm.reward_client import Scorer
 from cosmos_wfm.rl import DiffusionRlConfig, rollout_task, step_parts
-from cosmos_wfm.rollout_wire import RolloutMessage
+from cosmos_wfm.rollout_wire import RolloutMessage, RolloutOrder
 from cosmos_wfm.tuning import LoraTuning
 
 
@@ -21,13 +21,12 @@ class RolloutReplica:
         weights: those that change: the adapters, or all; a new version is written into them.
     """
 
-    def __init__(self, config: DiffusionRlConfig, scorer: Scorer, *, num_ranks: int) -> None:
+    def __init__(self, config: DiffusionRlConfig, scorer: Scorer) -> None:
         """Load model and prompts.
 
         Args:
             config: of the run, with ``disaggregated``.
             scorer: computes the rewards, in this process or elsewhere.
-            num_ranks: among which the run divides its samples.
 
         Raises:
             PipelineError: if the model cannot be loaded.
@@ -39,7 +38,7 @@ class RolloutReplica:
             )
         self._config = config
         self._scorer = scorer
-        self._parts = step_parts(config, num_ranks)
+        self._parts = step_parts(config, 1)
         self._prompts = read_prompts(Path(config.prompts), config.groups_per_step)
         self._adapter = load_adapter(config.model)
         config.tuning.prepare(self._adapter, seed=config.seed)
@@ -50,14 +49,9 @@ class RolloutReplica:
             name: weight.requires_grad_(False) for name, weight in named.items()
         }
 
-    def num_places(self, rank: int) -> int:
-        """Return how many micro-batches a rank of the run has in each step."""
-        return len(self._parts.of_rank(rank))
-
-    def draw(self, step: int, rank: int, place: int) -> RolloutMessage:
-        """Draw one of them with the weights as they are; its rewards may come later."""
-        numbers = self._parts.of_rank(rank)[place]
-        prompts = self._parts.prompts(self._prompts, step, numbers)
-        task = rollout_task(self._config, self._adapter, step, self._scorer)
-        rollout = task.run(self._adapter.transformer, numbers, prompts)
-        return RolloutMessage(step=step, place=place, rollout=rollout)
+    def draw(self, order: RolloutOrder) -> RolloutMessage:
+        """Draw a micro-batch with the weights as they are; its rewards may come later."""
+        prompts = self._parts.prompts(self._prompts, order.step, order.numbers)
+        task = rollout_task(self._config, self._adapter, order.step, self._scorer)
+        rollout = task.run(self._adapter.transformer, order.numbers, prompts)
+        return RolloutMessage(step=order.step, place=order.place, rollout=rollout)

@@ -1,15 +1,15 @@
-"""A micro-batch of samples as bytes: a line of JSON, then tensors as safetensors has them.
+"""What a rank and the processes that draw for it say to each other, as bytes; nothing is pickled.
 
-    {"step": 3, "place": 0, "numbers": [0, 2], "prompts": [...], "rewards": [...],
-     "levels": [[1.0, 0.9, 0.7], ...]} <LF> SAFETENSORS...
+An order is JSON. A micro-batch of samples is a line of JSON, then tensors as safetensors has them:
 
-It is how samples come from processes that only draw them. Nothing of it is pickled.
+    {"step": 3, "place": 0, "numbers": [0, 2], "prompts": [...], "metadata": [{...}, {...}],
+     "rewards": [...], "levels": [[1.0, 0.9, 0.7], ...]} <LF> SAFETENSORS...
 """
 
 import json
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 from safetensors import SafetensorError
@@ -17,10 +17,28 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from cosmos_wfm.errors import RewardRequestError
+from cosmos_wfm.prompts import Prompt, metadata_of
 from cosmos_wfm.rollouts import Rollout
 from cosmos_wfm.sampling import NoisyStep
 
 _STEP_TENSORS = ("latents", "following", "log_probs")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutOrder:
+    """A micro-batch that a rank wants drawn.
+
+    Attributes:
+        step: of the run.
+        place: among the micro-batches that the rank has in that step.
+        numbers: of its samples in that step.
+        version: of the weights that it may be drawn with, at least.
+    """
+
+    step: int
+    place: int
+    numbers: tuple[int, ...]
+    version: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -38,6 +56,25 @@ class RolloutMessage:
     rollout: Rollout
 
 
+def pack_order(order: RolloutOrder) -> bytes:
+    """Return the bytes of an order."""
+    return json.dumps(asdict(order)).encode()
+
+
+def parse_order(data: bytes) -> RolloutOrder:
+    """Read the bytes of an order.
+
+    Raises:
+        RewardRequestError: if they are none.
+    """
+    try:
+        fields = cast("dict[str, Any]", json.loads(data))
+        numbers = tuple(int(number) for number in fields.pop("numbers"))
+        return RolloutOrder(numbers=numbers, **fields)
+    except (ValueError, KeyError, TypeError) as error:
+        raise RewardRequestError(f"no order of samples: {error!r}") from error
+
+
 def pack_rollout(message: RolloutMessage) -> bytes:
     """Return the bytes of a micro-batch; waits for its rewards.
 
@@ -50,6 +87,7 @@ def pack_rollout(message: RolloutMessage) -> bytes:
         "place": message.place,
         "numbers": list(rollout.numbers),
         "prompts": list(rollout.prompts),
+        "metadata": metadata_of(rollout.prompts),
         "rewards": rollout.rewards.result(),
         "levels": [[s.sigma, s.next_sigma, s.noise_level] for s in rollout.steps],
     }
@@ -91,7 +129,7 @@ def _message(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> RolloutM
     ]
     rollout = Rollout(
         numbers=[int(number) for number in head["numbers"]],
-        prompts=[str(prompt) for prompt in head["prompts"]],
+        prompts=[Prompt(*row) for row in zip(head["prompts"], head["metadata"], strict=True)],
         latents=tensors["latents"],
         steps=steps,
         text=_below("text.", tensors),

@@ -25,8 +25,6 @@ class Place:
         weights: endpoint of its weight sender.
         token: opens both.
         num_ranks: of the run.
-        replicas: that it waits for.
-        first_step: that it wants samples of.
     """
 
     host: str
@@ -34,8 +32,6 @@ class Place:
     weights: str
     token: str
     num_ranks: int
-    replicas: int
-    first_step: int
 
 
 def write_place(output: Path, rank: int, place: Place) -> None:

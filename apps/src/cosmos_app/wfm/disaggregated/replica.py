@@ -1,44 +1,52 @@
-"""A rollout replica: fetches weights, draws its share of each step, sends it, to the end."""
+"""A rollout replica: asks for orders, fetches weights, draws, and brings samples with rewards."""
 
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from multiprocessing.connection import Client, Connection
+from multiprocessing import Pipe
+from multiprocessing.connection import Client, Connection, wait
 from pathlib import Path
 
 import click
 import torch
 
-from cosmos_app.errors import DataError
+from cosmos_app.roles.parent import die_with_parent
 from cosmos_app.wfm.disaggregated.meeting import Place, read_places
 from cosmos_app.wfm.rewarding import reward_client
 from cosmos_core.config import config_from_json
 from cosmos_weightsync import ReceiverConfig, WeightReceiver, WeightSyncError, shards_of
-from cosmos_wfm import DiffusionRlConfig, RolloutReplica, local_scorer, pack_rollout
+from cosmos_wfm import (
+    DiffusionRlConfig,
+    RolloutMessage,
+    RolloutReplica,
+    local_scorer,
+    pack_rollout,
+    parse_order,
+)
 
 _FOLLOW_S = 10.0
 
 
-def serve_rollouts(output: Path, index: int, *, deadline_s: float) -> int:
+def serve_rollouts(output: Path, *, deadline_s: float, is_child: bool = False) -> int:
     """Draw samples for the run that writes to ``output`` until it ends; return 0.
 
     Args:
         output: directory of the run; ``recipe.json`` there is what it does.
-        index: which of the run's replicas this is, from 0.
         deadline_s: for the run to say where it is, and to publish a version.
+        is_child: the run started this process, which is not to outlive it.
 
     Raises:
-        DataError: if there is no such run, or it wants fewer replicas.
+        DataError: if there is no such run.
         WeightSyncError: if the weights cannot be had although the run goes on.
     """
+    if is_child:
+        die_with_parent()
     torch.set_num_threads(1)
     places = read_places(output, deadline_s)
-    if index >= places[0].replicas:
-        raise DataError(f"this run has {places[0].replicas} rollout replicas; there is no {index}")
     recipe = config_from_json(DiffusionRlConfig, (output / "recipe.json").read_text("utf-8"))
     with ExitStack() as stack:
         scorer = stack.enter_context(reward_client(recipe)) or local_scorer(recipe.rewards)
-        replica = RolloutReplica(recipe, scorer, num_ranks=len(places))
+        replica = RolloutReplica(recipe, scorer)
         links = [stack.enter_context(_connect(place)) for place in places]
         receiver = WeightReceiver(
             [place.weights for place in places],
@@ -46,35 +54,66 @@ def serve_rollouts(output: Path, index: int, *, deadline_s: float) -> int:
             config=ReceiverConfig(token=places[0].token),
         )
         stack.callback(receiver.close)
-        assert recipe.disaggregated is not None
-        for step in range(places[0].first_step, recipe.num_steps):
-            least = max(places[0].first_step, step - recipe.disaggregated.max_lag)
-            try:
-                receiver.stage(least, timeout_s=deadline_s)
-                receiver.commit()
-                _draw(replica, links, step, (index, places[0].replicas))
-            except (WeightSyncError, OSError):
-                if not _has_ended(links):
-                    raise
-                break
-            click.echo(f"rollout replica {index}: step {step} drawn")
-        else:
-            for link in links:
-                link.send_bytes(b"")
+        try:
+            _Drawing(replica, receiver, links, deadline_s=deadline_s).go_on()
+        except EOFError:
+            pass
+        except (WeightSyncError, OSError):
+            if not _has_ended(links):
+                raise
     return 0
 
 
-def _draw(
-    replica: RolloutReplica, links: Sequence[Connection], step: int, share: tuple[int, int]
-) -> None:
-    """Draw and send every ``share[1]``-th micro-batch of a step, over all ranks."""
-    index, replicas = share
-    turns = [
-        (rank, place) for rank in range(len(links)) for place in range(replica.num_places(rank))
-    ]
-    drawn = [(rank, replica.draw(step, rank, place)) for rank, place in turns[index::replicas]]
-    for rank, message in drawn:  # rewards of the first are computed while the last are drawn
-        links[rank].send_bytes(pack_rollout(message))
+class _Drawing:
+    """What a replica does between its first order and the end of the run."""
+
+    def __init__(
+        self,
+        replica: RolloutReplica,
+        receiver: WeightReceiver,
+        links: Sequence[Connection],
+        *,
+        deadline_s: float,
+    ) -> None:
+        self._replica = replica
+        self._receiver = receiver
+        self._links = links
+        self._deadline_s = deadline_s
+        self._drawn: list[tuple[Connection, RolloutMessage]] = []
+        self._scored, self._bell = Pipe(duplex=False)
+
+    def go_on(self) -> None:
+        """Draw what is ordered, one for each rank in turn, and bring what has its rewards.
+
+        Raises:
+            EOFError: when the run has hung up, which it does only when it is over.
+        """
+        for link in self._links:
+            link.send_bytes(b"")
+        while True:
+            for ready in wait([self._scored, *self._links]):
+                if ready is self._scored:
+                    self._scored.recv_bytes()
+                    self._bring()
+                else:
+                    self._draw(next(link for link in self._links if link is ready))
+
+    def _draw(self, link: Connection) -> None:
+        """Draw what a rank orders; it may order more before the rewards are there."""
+        order = parse_order(link.recv_bytes())
+        self._receiver.stage(order.version, timeout_s=self._deadline_s)
+        self._receiver.commit()
+        message = self._replica.draw(order)
+        click.echo(f"rollout replica: step {order.step} micro-batch {order.place} drawn")
+        self._drawn.append((link, message))
+        message.rollout.rewards.add_done_callback(lambda _: self._bell.send_bytes(b"scored"))
+        link.send_bytes(b"")
+
+    def _bring(self) -> None:
+        scored = [pair for pair in self._drawn if pair[1].rollout.rewards.done()]
+        self._drawn = [pair for pair in self._drawn if pair not in scored]
+        for link, message in scored:
+            link.send_bytes(pack_rollout(message))
 
 
 def _connect(place: Place) -> Connection:
@@ -86,7 +125,7 @@ def _has_ended(links: Sequence[Connection]) -> bool:
     end = time.monotonic() + _FOLLOW_S
     for link in links:
         try:
-            if link.poll(max(0.0, end - time.monotonic())):
+            while link.poll(max(0.0, end - time.monotonic())):
                 link.recv_bytes()
         except (EOFError, OSError):
             return True

@@ -1,15 +1,18 @@
-"""The side of a run that trains: it publishes weights and waits for samples.
+"""The side of a run that trains: it publishes weights, orders samples and waits for them.
 
-Replicas connect to every rank and send micro-batches, of at most ``max_lag`` steps more than the
-one that is waited for. One that ends before the run does ends the wait for samples with an error.
+Replicas connect to every rank, say that they are free, get an order, and bring a micro-batch. They
+come and go: what a lost one had been told to draw is given to the next that is free.
 """
 
+import contextlib
+import os
 import queue
+import socket
 import threading
 import time
 from collections.abc import Mapping
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, Listener
+from multiprocessing.connection import Connection, Listener, answer_challenge, deliver_challenge
 from pathlib import Path
 from typing import cast
 
@@ -18,12 +21,25 @@ from torch import Tensor
 from cosmos_app.errors import RunError
 from cosmos_app.roles.process import own_address
 from cosmos_app.wfm.disaggregated.meeting import Place, remove_place, write_place
+from cosmos_app.wfm.disaggregated.orders import OrderBook
+from cosmos_parallel import TrainingMesh
 from cosmos_weightsync import SenderConfig, WeightSender, shards_of
-from cosmos_wfm import DisaggregatedConfig, Rollout, StepParts, parse_rollout
+from cosmos_wfm import (
+    DiffusionRlConfig,
+    Rollout,
+    RolloutMessage,
+    RolloutOrder,
+    StepParts,
+    WfmError,
+    pack_order,
+    parse_rollout,
+)
+
+_END_S = 10.0
 
 
 class ReplicaLostError(RunError):
-    """Raised when the samples of a step did not come: a replica ended, or was too slow."""
+    """Raised when the samples of a step did not come: replicas cannot be kept, or are too slow."""
 
 
 class ReplicaRollouts:
@@ -38,9 +54,8 @@ class ReplicaRollouts:
         weights: Mapping[str, Tensor],
         parts: StepParts,
         *,
-        config: DisaggregatedConfig,
-        output: Path,
-        rank: int,
+        recipe: DiffusionRlConfig,
+        mesh: TrainingMesh,
         token: str,
     ) -> None:
         """Get ready.
@@ -48,47 +63,52 @@ class ReplicaRollouts:
         Args:
             weights: that replicas draw with.
             parts: how the samples of a step are divided.
-            config: how many replicas, and how long they may take.
-            output: directory of the run.
-            rank: of this process along the data.
+            recipe: the run, with ``disaggregated``.
+            mesh: of the ranks that train.
             token: that replicas have to show; the same for all ranks.
         """
-        self._config = config
-        self._output = output
-        self._rank = rank
-        self._num_ranks = parts.num_ranks
-        self._num_places = len(parts.of_rank(rank))
-        self._token = token
-        host = own_address()
+        assert recipe.disaggregated is not None
+        self._config = recipe.disaggregated
+        self._num_steps = recipe.num_steps
+        self._output = Path(recipe.output)
+        self._rank = mesh.process.rank
+        self._numbers = parts.of_rank(mesh.data_rank)
+        host, num_ranks = own_address(), mesh.process.world_size
         self._sender = WeightSender(
             shards_of(weights.items()),
-            rank=rank,
-            num_ranks=parts.num_ranks,
+            rank=self._rank,
+            num_ranks=num_ranks,
             config=SenderConfig(token=token, bind_host=host),
         )
-        self._listener = Listener((host, 0), authkey=token.encode())
-        self._arrived: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._listener = Listener((host, 0))
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        _, port = cast("tuple[str, int]", self._listener.address)
+        self._place = Place(
+            host=host, port=port, weights=self._sender.endpoint, token=token, num_ranks=num_ranks
+        )
+        self._arrived: queue.SimpleQueue[RolloutMessage | Exception] = queue.SimpleQueue()
         self._kept: dict[tuple[int, int], Rollout] = {}
+        self._ordered: range | None = None  # steps
+        self._lock = threading.Lock()  # of what follows
+        self._book: OrderBook[Connection] = OrderBook()
         self._connections: list[Connection] = []
-        self._threads: list[threading.Thread] = []
         self._closed = threading.Event()
 
     def publish(self, version: int) -> None:
         """Let replicas fetch the weights as they are now; the first time, let them connect."""
         self._sender.publish(version)
-        if not self._threads:
-            self._start(self._accept)
-            host, port = cast("tuple[str, int]", self._listener.address)
-            place = Place(
-                host=host,
-                port=port,
-                weights=self._sender.endpoint,
-                token=self._token,
-                num_ranks=self._num_ranks,
-                replicas=self._config.replicas,
-                first_step=version,
-            )
-            write_place(self._output, self._rank, place)
+        is_first = self._ordered is None
+        before = self._ordered or range(version, version)
+        end = min(version + self._config.max_lag + 1, self._num_steps)
+        self._ordered = range(before.start, max(end, before.stop))
+        with self._lock:
+            for step in range(before.stop, self._ordered.stop):
+                least = max(before.start, step - self._config.max_lag)
+                self._book.order(self._orders(step, least))
+            self._hand_out()
+        if is_first:
+            self._accepting.start()
+            write_place(self._output, self._rank, self._place)
 
     def take(self, step: int) -> list[Rollout]:
         """Return this rank's micro-batches of a step.
@@ -97,57 +117,99 @@ class ReplicaRollouts:
             ReplicaLostError: if one of them did not come.
         """
         end = time.monotonic() + self._config.deadline_s
-        wanted = [(step, place) for place in range(self._num_places)]
+        wanted = [(step, place) for place in range(len(self._numbers))]
         while missing := [key for key in wanted if key not in self._kept]:
+            lack = f"rank {self._rank}: micro-batch {missing[0][1]} of step {step}"
             try:
-                data = self._arrived.get(timeout=max(0.0, end - time.monotonic()))
+                came = self._arrived.get(timeout=max(0.0, end - time.monotonic()))
             except queue.Empty:
                 raise ReplicaLostError(
-                    f"rank {self._rank}: micro-batch {missing[0][1]} of step {step} did not come "
-                    f"in {self._config.deadline_s:g} s; {len(self._connections)} of "
-                    f"{self._config.replicas} replicas are connected"
+                    f"{lack} did not come in {self._config.deadline_s:g} s; "
+                    f"{len(self._connections)} replicas are connected"
                 ) from None
-            if data is None:
-                raise ReplicaLostError(
-                    f"rank {self._rank}: a rollout replica ended before step {step} was drawn: "
-                    f"micro-batch {missing[0][1]} is missing; see its output"
-                )
-            message = parse_rollout(data)
-            self._kept[message.step, message.place] = message.rollout
+            if isinstance(came, Exception):
+                raise ReplicaLostError(f"{lack} is missing: {came}") from came
+            self._kept[came.step, came.place] = came.rollout
         return [self._kept.pop(key) for key in wanted]
 
-    def lose(self) -> None:
-        """Have ``take`` raise: a replica has ended that never connected; from any thread."""
-        self._arrived.put(None)
+    def give_up(self, error: Exception) -> None:
+        """Have ``take`` raise, as replicas cannot be had any more; from any thread."""
+        self._arrived.put(error)
 
     def close(self) -> None:
         """Let replicas go; may be called twice."""
         remove_place(self._output, self._rank)
         self._closed.set()
+        if self._accepting.is_alive():
+            with contextlib.suppress(OSError):  # a last one, so that it looks up
+                socket.create_connection((self._place.host, self._place.port), _END_S).close()
+            self._accepting.join(_END_S)
         self._listener.close()
-        for connection in self._connections:
-            connection.close()
-        self._connections.clear()
+        with self._lock:
+            for connection in self._connections:
+                _hang_up(connection)
         self._sender.close()
 
-    def _start(self, target: object, *arguments: object) -> None:
-        thread = threading.Thread(target=target, args=arguments, daemon=True)  # pyright: ignore
-        self._threads.append(thread)
-        thread.start()
+    def _orders(self, step: int, version: int) -> list[RolloutOrder]:
+        return [
+            RolloutOrder(step=step, place=place, numbers=tuple(numbers), version=version)
+            for place, numbers in enumerate(self._numbers)
+        ]
+
+    def _hand_out(self) -> None:
+        """Send orders to who is free; the lock is held."""
+        while pair := self._book.next():
+            connection, order = pair
+            try:
+                connection.send_bytes(pack_order(order))
+            except OSError:  # its thread will see that too
+                self._book.lose(connection)
 
     def _accept(self) -> None:
         while not self._closed.is_set():
             try:
                 connection = self._listener.accept()
-            except (OSError, EOFError, AuthenticationError):
-                continue  # closed, or somebody without the token
-            self._connections.append(connection)
-            self._start(self._receive, connection)
+            except OSError:
+                continue  # it went away again
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
-    def _receive(self, connection: Connection) -> None:
-        """Take what a replica sends; an empty message says that it has drawn everything."""
-        try:
-            while data := connection.recv_bytes():
-                self._arrived.put(data)
-        except (EOFError, OSError):
-            self._arrived.put(None)
+    def _serve(self, connection: Connection) -> None:
+        """Take what a replica sends until it is lost; an empty message says that it is free."""
+        with connection:
+            try:
+                deliver_challenge(connection, self._place.token.encode())
+                answer_challenge(connection, self._place.token.encode())
+                with self._lock:
+                    self._connections.append(connection)
+                self._take_all(connection)
+            except WfmError as error:
+                self._arrived.put(error)
+            except (EOFError, OSError, AuthenticationError):  # lost, or without the token
+                with self._lock:
+                    self._book.lose(connection)
+                    self._hand_out()
+            with self._lock:
+                if connection in self._connections:
+                    self._connections.remove(connection)
+
+    def _take_all(self, connection: Connection) -> None:
+        while True:
+            data = connection.recv_bytes()
+            if data:
+                self._take_in(parse_rollout(data))
+            else:
+                with self._lock:
+                    self._book.free(connection)
+                    self._hand_out()
+
+    def _take_in(self, message: RolloutMessage) -> None:
+        with self._lock:
+            is_wanted = self._book.bring(message.step, message.place)
+        if is_wanted:
+            self._arrived.put(message)
+
+
+def _hang_up(connection: Connection) -> None:
+    """End a connection that another thread reads, which sees that and closes it."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as line, contextlib.suppress(OSError):
+        line.shutdown(socket.SHUT_RDWR)

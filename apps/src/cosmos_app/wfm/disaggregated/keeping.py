@@ -1,0 +1,74 @@
+"""Replicas that a run starts on its own host, and starts again when they die."""
+
+import asyncio
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Self
+
+import click
+
+from cosmos_app.errors import RunError
+from cosmos_app.supervisor import ChildSpec, Incident, Supervisor
+
+_END_S = 5.0
+_GRACE_S = 5.0
+
+
+def replica_specs(output: Path, num: int, restarts: int) -> list[ChildSpec]:
+    """Return how the replicas of a run are started; each has a log in the run's directory."""
+    command = (sys.executable, "-m", "cosmos_app", "wfm", "rollout", str(output), "--child")
+    return [
+        ChildSpec(
+            name=f"replica{index}",
+            argv=command,
+            environment={"RANK": "0", "WORLD_SIZE": "1", "PYTHONUNBUFFERED": "1"},
+            log=output / "disaggregated" / f"replica{index}.log",
+            restarts=restarts,
+        )
+        for index in range(num)
+    ]
+
+
+class KeptReplicas:
+    """Keeps processes alive in a thread of its own; leaving the block ends them.
+
+    Attributes:
+        loss: why one of them cannot be kept alive, once that is so.
+    """
+
+    def __init__(self, specs: Sequence[ChildSpec]) -> None:
+        """Get ready; nothing is started before the block."""
+        self.loss: Future[RunError] = Future()
+        self._specs = specs
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._keep()), daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Wait until all have ended; those that do not by themselves are killed."""
+        self._over.set()
+        self._thread.join(2 * (_END_S + _GRACE_S))
+
+    async def _keep(self) -> None:
+        supervisor, names = Supervisor(_tell), [spec.name for spec in self._specs]
+        for spec in self._specs:
+            supervisor.start(spec)
+        kept = asyncio.create_task(supervisor.wait(names))
+        over = asyncio.create_task(asyncio.to_thread(self._over.wait))
+        await asyncio.wait({kept, over}, return_when=asyncio.FIRST_COMPLETED)
+        if kept.done() and isinstance(error := kept.exception(), RunError):
+            self.loss.set_result(error)
+        kept.cancel()
+        await supervisor.wait_briefly(names, _END_S)
+        await supervisor.stop(_GRACE_S)
+
+
+async def _tell(incident: Incident) -> None:
+    said = f"rollout {incident.name} (process {incident.pid}) ended: {incident.how}"
+    click.echo(f"{said}; {incident.outcome}", err=True)
