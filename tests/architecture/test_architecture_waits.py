@@ -75,6 +75,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "go_on": "until the run orders something or hangs up",
         "_draw": "there is something to read",
     },
+    "cosmos_app/wfm/disaggregated/running.py": {"connect": _DONE},
     "cosmos_app/wfm/disaggregated/trainer.py": {
         "_accept": _IDLE,
         "_take_all": "a thread of its own; whoever waits for samples has the deadline",

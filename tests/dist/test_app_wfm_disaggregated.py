@@ -38,13 +38,15 @@ from pathlib import Path
 import torch
 from cosmos_app.wfm.running import train
 from cosmos_core.config import config_from_json
-from cosmos_parallel import ParallelConfig, build_mesh, init_distributed, shutdown_distributed
+from cosmos_parallel import build_mesh, init_distributed, shutdown_distributed
 from cosmos_wfm import DiffusionRlConfig
 
 torch.set_num_threads(1)
 rank, root = int(sys.argv[1]), Path(sys.argv[2])
-mesh = build_mesh(ParallelConfig(), init_distributed(rank, 2, init_method=f"file://{root}/store"))
-train(config_from_json(DiffusionRlConfig, (root / "two.json").read_text()), mesh)
+process = init_distributed(rank, 2, init_method=f"file://{root}/store")
+for name in ("two", "context"):
+    recipe = config_from_json(DiffusionRlConfig, (root / f"{name}.json").read_text())
+    train(recipe, build_mesh(recipe.parallel, process))
 shutdown_distributed()
 """
 
@@ -156,16 +158,31 @@ def test_a_run_with_replicas_one_of_which_is_killed_is_the_run_without_any(
     assert drawn >= NUM_STEPS * 3  # and those that were drawn again
 
 
-@pytest.mark.slow
-def test_two_ranks_with_two_replicas_have_the_figures_of_one_process(recipe, own, tmp_path):
-    apart = DisaggregatedConfig(replicas=2, deadline_s=DEADLINE_S)
-    recipe = replace(recipe, output=str(tmp_path / "out"), disaggregated=apart)
-    (tmp_path / "two.json").write_text(config_to_json(recipe))
-    run_ranks(RANK, tmp_path, [(rank, tmp_path) for rank in range(2)], DEADLINE_S)
+@pytest.fixture(scope="module")
+def of_two_ranks(recipe, tmp_path_factory):
+    """The recipes that two processes have run: with two replicas, and sharing every sample."""
+    root = tmp_path_factory.mktemp("ranks")
+    recipes = {
+        "two": replace(
+            recipe, disaggregated=DisaggregatedConfig(replicas=2, deadline_s=DEADLINE_S)
+        ),
+        "context": replace(recipe, parallel=ParallelConfig(cp=2)),
+    }
+    recipes = {name: replace(each, output=str(root / name)) for name, each in recipes.items()}
+    for name, each in recipes.items():
+        (root / f"{name}.json").write_text(config_to_json(each))
+    run_ranks(RANK, root, [(rank, root) for rank in range(2)], DEADLINE_S)
+    return recipes
 
-    assert len(written(recipe)) == NUM_STEPS
-    for mine, theirs in zip(own, written(recipe), strict=True):
-        assert theirs == pytest.approx(mine, abs=1e-5)
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["two", "context"])
+def test_two_ranks_have_the_figures_of_one_process(own, of_two_ranks, name):
+    theirs = written(of_two_ranks[name])
+
+    assert len(theirs) == NUM_STEPS
+    for mine, row in zip(own, theirs, strict=True):
+        assert row == pytest.approx(mine, abs=1e-5)
 
 
 @pytest.mark.slow

@@ -24,9 +24,11 @@ from cosmos_wfm import (
     RewardRequest,
     RewardServiceConfig,
     RewardServiceError,
+    load_adapter,
     media_of,
     pack_request,
     tiny_sd3_pipeline,
+    tiny_wan_pipeline,
     weighted_reward,
 )
 
@@ -86,8 +88,10 @@ class Service:
 def service(tmp_path_factory):
     home = tmp_path_factory.mktemp("reward-service")
     (home / "own_rewards.py").write_text(OWN_REWARDS)
+    tiny_wan_pipeline().save_pretrained(home / "video")
     started = start(home, "brightness", "held=own_rewards:held",
-                    "broken=own_rewards:broken", "--capacity", "2")  # fmt: skip
+                    "broken=own_rewards:broken", "--capacity", "2",
+                    "--latent-vae", home / "video" / "vae")  # fmt: skip
     yield started
     stop(started)
 
@@ -167,6 +171,24 @@ def test_scores_are_those_of_the_rewards_here(service):
 
         assert scores == pytest.approx(weighted_reward(weights)(pixels, prompts), abs=1e-6)
         assert video.result(timeout=DEADLINE_S) == pytest.approx(scores, abs=1e-6)
+
+
+def test_latents_are_decoded_by_the_service_and_have_the_scores_of_their_pixels(service):
+    adapter = load_adapter(str(service.home / "video"))
+    generator = torch.Generator().manual_seed(2)
+    # such as half precision holds: what is sent is then what is decoded here
+    sent = torch.randn((2, *adapter.latent_shape(5, 16, 16)), generator=generator).half().float()
+    pixels = adapter.pipeline.vae.decode(sent, return_dict=False)[0]
+    kind, _ = media_of(pixels)
+    prompts = ["a red square", "a blue one"]
+    with service.client({"brightness": 1.0}, send="latents") as asked:
+        scores = asked(sent, prompts).result(timeout=DEADLINE_S)
+    with service.client({"brightness": 1.0}) as asked:
+        expected = asked(pixels, prompts).result(timeout=DEADLINE_S)
+
+    assert kind == "video"
+    assert scores[0] != scores[1]
+    assert scores == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_client_of_ten_lines_speaks_to_it(service):

@@ -142,7 +142,8 @@ class ReplicaRollouts:
         self._closed.set()
         if self._accepting.is_alive():
             with contextlib.suppress(OSError):  # a last one, so that it looks up
-                socket.create_connection((self._place.host, self._place.port), _END_S).close()
+                here = (self._place.host, self._place.port)
+                socket.create_connection(here, timeout=_END_S).close()
             self._accepting.join(_END_S)
         self._listener.close()
         with self._lock:

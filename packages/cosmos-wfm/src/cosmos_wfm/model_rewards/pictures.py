@@ -1,5 +1,7 @@
 """Pictures of a request as vision models take them: resized, cut or padded, normalised."""
 
+import importlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from torch.nn.functional import interpolate, pad
 from cosmos_wfm.errors import WfmConfigError
 from cosmos_wfm.reward_wire import RewardRequest
 
+_OF_EXTRA = ("google.protobuf", "sentencepiece")
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
@@ -62,10 +65,30 @@ def from_directory(model_class: Any, directory: str, reward: str) -> Any:
     """Load a model, or its tokenizer, frozen and in evaluation mode; nothing is downloaded.
 
     Raises:
-        WfmConfigError: if it cannot be read from there.
+        WfmConfigError: if it cannot be read from there, or needs a library that is not there.
     """
     try:
         loaded = model_class.from_pretrained(directory, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise WfmConfigError(f"{reward}: {directory} cannot be loaded: {error}") from error
+    except (ImportError, OSError, ValueError) as error:
+        raise WfmConfigError(
+            f"{reward}: {directory} cannot be loaded: {str(error).strip()}{what_to_install()}"
+        ) from error
     return loaded.requires_grad_(False).eval() if isinstance(loaded, torch.nn.Module) else loaded
+
+
+def what_to_install(names: Sequence[str] = _OF_EXTRA) -> str:
+    """Return what an error is to add if one of these libraries is not there, else nothing.
+
+    Without SentencePiece, transformers says no more than that it cannot read a line of a file.
+    """
+    lacking = [name for name in names if not _can_import(name)]
+    said = f"; {' and '.join(lacking)} not there: pip install 'cosmos-wfm[rewards]'"
+    return said if lacking else ""
+
+
+def _can_import(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return False
+    return True
