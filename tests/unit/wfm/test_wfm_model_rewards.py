@@ -20,12 +20,7 @@ from cosmos_wfm.model_rewards import MODEL_REWARDS, load_model_reward
 from cosmos_wfm.model_rewards.gen_eval import FoundObject, share_right
 from cosmos_wfm.model_rewards.judge import mark_of
 from cosmos_wfm.model_rewards.ocr import edit_distance, text_likeness
-from cosmos_wfm.model_rewards.pictures import (
-    cropped,
-    from_directory,
-    normalised,
-    what_to_install,
-)
+from cosmos_wfm.model_rewards.pictures import cropped, normalised
 from cosmos_wfm.model_rewards.qwen import vision_patches
 from cosmos_wfm.tiny.encoders import qwen_encoder
 from cosmos_wfm.tiny.tokenizers import clip_tokenizer, qwen_tokenizer
@@ -394,39 +389,3 @@ def test_a_reward_that_is_none_is_refused():
 def test_a_directory_without_a_model_is_refused_by_name(name, tmp_path):
     with pytest.raises(WfmConfigError, match=str(tmp_path)):
         load_model_reward(name, str(tmp_path))
-
-
-@pytest.fixture(scope="module")
-def pieces_dir(tmp_path_factory):
-    """A tokenizer that is a file of SentencePiece alone, as some released models have it."""
-    sentencepiece = pytest.importorskip("sentencepiece")
-    pytest.importorskip("google.protobuf")
-    directory, model = tmp_path_factory.mktemp("pieces"), io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(PROMPTS * 5),
-        model_writer=model,
-        vocab_size=40,
-        hard_vocab_limit=False,
-        minloglevel=2,
-    )
-    (directory / "sentencepiece.bpe.model").write_bytes(model.getvalue())
-    for file, said in (
-        ("config.json", {"model_type": "xlm-roberta"}),
-        ("tokenizer_config.json", {"tokenizer_class": "XLMRobertaTokenizer"}),
-    ):
-        (directory / file).write_text(json.dumps(said))
-    return directory
-
-
-def test_a_tokenizer_of_sentencepiece_is_read(pieces_dir):
-    tokenizer = from_directory(transformers.AutoTokenizer, str(pieces_dir), "ocr")
-    numbers = tokenizer(PROMPTS[0])["input_ids"]
-    assert tokenizer.decode(numbers, skip_special_tokens=True) == PROMPTS[0]
-
-
-def test_an_error_says_which_libraries_of_the_extra_are_not_there(tmp_path):
-    assert what_to_install(("json", "io")) == ""
-    found = what_to_install(("json", "no_library_of_this_name"))
-    assert found == "; no_library_of_this_name not there: pip install 'cosmos-wfm[rewards]'"
-    with pytest.raises(WfmConfigError, match=f"ocr: {tmp_path} cannot be loaded"):
-        from_directory(transformers.AutoTokenizer, str(tmp_path), "ocr")

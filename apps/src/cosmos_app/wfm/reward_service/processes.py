@@ -13,6 +13,7 @@ from cosmos_app.errors import RunError
 
 _END_S = 5.0
 _WORKER = "cosmos_app.wfm.reward_service.worker"
+_VAE = "diffusers.models.autoencoders.autoencoder_kl_wan"  # takes seconds to import
 
 
 class ScoringProcessError(RunError):
@@ -80,7 +81,7 @@ class ScoringProcess:
 
     def _launch(self) -> dict[str, Any]:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([_WORKER])
+        context.set_forkserver_preload([_WORKER, *([_VAE] if self._latent_vae else [])])
         from cosmos_app.wfm.reward_service.worker import score_requests
 
         self._pipe, theirs = context.Pipe()
