@@ -172,6 +172,8 @@ class ReplicaRollouts:
                 connection = self._listener.accept()
             except OSError:
                 continue  # it went away again
+            with self._lock:
+                self._connections.append(connection)
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: Connection) -> None:
@@ -180,8 +182,6 @@ class ReplicaRollouts:
             try:
                 deliver_challenge(connection, self._place.token.encode())
                 answer_challenge(connection, self._place.token.encode())
-                with self._lock:
-                    self._connections.append(connection)
                 self._take_all(connection)
             except WfmError as error:
                 self._arrived.put(error)
@@ -190,8 +190,7 @@ class ReplicaRollouts:
                     self._book.lose(connection)
                     self._hand_out()
             with self._lock:
-                if connection in self._connections:
-                    self._connections.remove(connection)
+                self._connections.remove(connection)
 
     def _take_all(self, connection: Connection) -> None:
         while True:
