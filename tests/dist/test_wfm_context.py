@@ -15,7 +15,8 @@ import torch.distributed as dist
 from cosmos_parallel import ParallelConfig, build_mesh, init_distributed, shutdown_distributed
 from cosmos_wfm import (
     PipelineError, WfmConfigError, find_adapter, share_context, tiny_cosmos_pipeline,
-    tiny_sana_pipeline, tiny_sana_video_pipeline, tiny_sd3_pipeline, tiny_wan_pipeline)
+    tiny_sana_pipeline, tiny_sana_video_pipeline, tiny_sd3_pipeline, tiny_wan_pipeline,
+    tiny_wan_small_pipeline)
 
 torch.set_num_threads(1)
 rank, root = int(sys.argv[1]), Path(sys.argv[2])
@@ -70,6 +71,8 @@ found = {
     "cosmos": difference(adapted(tiny_cosmos_pipeline()), 5, False),
     "cosmos, a frame given": difference(adapted(tiny_cosmos_pipeline()), 5, True),
     "wan": difference(adapted(tiny_wan_pipeline()), 5, False),
+    "wan22": difference(adapted(tiny_wan_pipeline(num_layers=1, boundary=0.5)), 5, False),
+    "wan22_small": difference(adapted(tiny_wan_small_pipeline(num_layers=1)), 5, False),
     "sana_video": difference(video, 13, False),
 }
 found["odd"] = refusal(lambda: backward(video, shared_copy(video), 9, False))
@@ -88,6 +91,7 @@ def test_two_ranks_share_the_tokens_of_every_family(tmp_path):
     assert "3 latent frames cannot be divided among the 2 ranks of parallel.cp" in found.pop("odd")
     assert "there is no plan for SanaTransformer2DModel; there are plans for" in found.pop("sana")
     for name, (velocity, gradient) in found.items():
-        # Linear attention adds its states up in another order; softmax attention is the same.
-        assert velocity <= (1e-6 if name == "sana_video" else 0.0), name
+        # Linear attention adds its states up in another order; softmax attention is the same. Wan
+        # 2.2's small form has two tokens a rank here, whose products round unlike those of four.
+        assert velocity <= (1e-6 if name in {"sana_video", "wan22_small"} else 0.0), name
         assert gradient < 1e-5, name

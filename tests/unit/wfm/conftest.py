@@ -1,5 +1,7 @@
 """Tiny pipeline directories and a handful of captioned images, each made once."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from cosmos_wfm import (
     tiny_sana_video_pipeline,
     tiny_sd3_pipeline,
     tiny_wan_pipeline,
+    tiny_wan_small_pipeline,
 )
 
 TINY = {
@@ -20,8 +23,10 @@ TINY = {
     "sana_video": tiny_sana_video_pipeline,
     "cosmos": tiny_cosmos_pipeline,
     "wan": tiny_wan_pipeline,
+    "wan22": partial(tiny_wan_pipeline, boundary=0.875),
+    "wan22_small": tiny_wan_small_pipeline,
 }
-"""Every family that comes with the package."""
+"""Every family that comes with the package, and Wan 2.2's two forms."""
 
 
 @pytest.fixture(scope="session", autouse=True)

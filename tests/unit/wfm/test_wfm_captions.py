@@ -1,6 +1,7 @@
 """Directories of captioned images."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -57,6 +58,22 @@ def test_every_broken_pair_is_named(tmp_path):
     assert "lonely.json: 0 images of that name" in message
     assert "nothing.json: no prompt" in message
     assert "number.json: prompt is int, not text" in message
+
+
+def test_an_image_that_is_too_small_is_named_and_fatal_or_skipped(tmp_path):
+    write_pair(tmp_path, "a", np.zeros((4, 2, 3)))
+    write_pair(tmp_path, "b", np.zeros((4, 4, 3)), prompt="large enough")
+    config = ImageCaptionsConfig(path=str(tmp_path), height=6, width=6, max_enlargement=1.5)
+
+    # 2 pixels wide, 6 wanted: 3 times; 4 wanted of it: 1.5 times.
+    with pytest.raises(
+        CaptionDataError, match=r"a\.png is 4x2 pixels; for 6x6 .* enlarged 3 times"
+    ):
+        config.build()[0]
+    data = replace(config, broken="skip").build()
+    assert (data[0].prompt, len(data.problems)) == ("large enough", 1)
+    assert "max_enlargement is 1.5" in data.problems[0]
+    assert replace(config, max_enlargement=0.0).build()[0].pixels.shape == (3, 6, 6)
 
 
 def test_a_directory_without_pairs_or_no_directory_is_refused(tmp_path):

@@ -1,5 +1,6 @@
 """Runs that go on: the same losses, the same weights; and pictures drawn on the way."""
 
+import tarfile
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,7 @@ from cosmos_wfm import (
     NftConfig,
     OldPolicyDecay,
     SamplerConfig,
+    ShardCaptionsConfig,
     ValidationConfig,
     WfmConfigError,
     save_grid,
@@ -107,6 +109,22 @@ def test_fine_tuning_goes_on_in_the_middle_of_an_epoch_with_the_same_losses(sft,
     went_on(train_sft, sft, tmp_path, FULL, stop_after=3, first=3)
 
 
+def test_shards_and_buckets_go_on_in_the_middle_of_an_epoch(sft, tmp_path):
+    for shard in range(2):
+        with tarfile.open(tmp_path / f"{shard}.tar", "w") as tar:
+            for number in range(3 * shard, 3 * shard + 3):
+                image, caption = tmp_path / f"{number}.png", tmp_path / f"{number}.json"
+                Image.new("RGB", (16 + 16 * (number % 2), 16), (40 * number, 0, 0)).save(image)
+                caption.write_text(f'{{"prompt": "{number}"}}')
+                tar.add(image, arcname=image.name)
+                tar.add(caption, arcname=caption.name)
+    shards = ShardCaptionsConfig(path=str(tmp_path / "{0..1}.tar"), buckets=((16, 16), (16, 32)))
+    recipe = replace(
+        sft, data=shards, num_steps=3, tuning=LoraTuning(rank=2), cache=str(tmp_path / "cache")
+    )
+    went_on(train_sft, recipe, tmp_path, LORA, stop_after=2, first=3)
+
+
 def test_rl_with_adapters_goes_on_with_its_lagging_old_policy(rl, tmp_path):
     went_on(train_rl, rl, tmp_path, LORA, stop_after=3, first=3)
 
@@ -118,14 +136,19 @@ def test_rl_of_all_weights_goes_on_if_its_old_policy_is_the_newest(rl, tmp_path)
         train_rl(replace(full, algorithm=rl.algorithm), resume=True)
 
 
-def test_pictures_are_drawn_before_on_the_way_and_after(sft, tmp_path):
+def test_pictures_and_saves_are_made_on_the_way_and_after_the_last_step(sft, tmp_path):
     shown = ValidationConfig(
         prompts=("a red square", "a blue square"),
         every=2,
         samples_per_prompt=3,
         sampler=SamplerConfig(num_steps=2, height=16, width=20, guidance=3.0),
     )
-    train_sft(replace(sft, validation=shown, num_steps=3))
+    train_sft(replace(sft, validation=shown, num_steps=3, save_every=2))
+
+    saved = sorted((tmp_path / "whole" / "safetensors").iterdir())
+    assert [path.name for path in saved] == ["step_2", "step_3"]
+    states = [load_file(path / FULL) for path in saved]
+    assert any(not torch.equal(value, states[1][name]) for name, value in states[0].items())
 
     drawn = sorted((tmp_path / "whole" / "validation").iterdir())
     assert [path.name for path in drawn] == ["step_0", "step_2", "step_3"]

@@ -141,6 +141,15 @@ def test_what_cannot_be_decoded_is_named_and_the_next_one_taken(shards, tmp_path
     ]
 
 
+def test_a_sample_that_is_too_small_is_named_and_fatal_or_skipped(shards):
+    large = replace(shards, height=8, width=4, max_enlargement=1.0)
+
+    with pytest.raises(CaptionDataError, match=r"000\.tar 0000 is 4x4 pixels; for 8x4 .* 2 times"):
+        large.build()[0]
+    with pytest.raises(CaptionDataError, match="none of 12 samples can be decoded"):
+        replace(large, broken="skip").build()[0]
+
+
 def test_a_shard_that_is_cut_short_keeps_what_is_whole_or_is_fatal(shards, tmp_path):
     path = tmp_path / "001.tar"
     path.write_bytes(path.read_bytes()[: 512 * 9])  # two samples, and a header without its data

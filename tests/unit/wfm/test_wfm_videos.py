@@ -75,6 +75,17 @@ def test_a_broken_video_is_named_and_fatal_or_counted_and_skipped(videos, tmp_pa
     assert "there is no" in data.problems[2]
 
 
+def test_a_video_that_is_too_small_is_named_and_fatal_or_skipped(videos, tmp_path):
+    folder = next((tmp_path / "data").rglob("0001.mp4")).parent
+    write_video(folder / "0001.mp4", clip(0.0, size=16))
+    exact = replace(videos, max_enlargement=1.0)
+
+    with pytest.raises(CaptionDataError, match=r"0001\.mp4 is 16x16 pixels; for 32x32 .* 2 times"):
+        exact.build()[0]
+    data = replace(exact, broken="skip").build()
+    assert (data[0].prompt, len(data.problems)) == ("prompt 0002", 1)
+
+
 def test_a_directory_without_videos_is_refused(tmp_path):
     with pytest.raises(CaptionDataError, match="has no usable video"):
         VideoCaptionsConfig(path=str(tmp_path)).build()

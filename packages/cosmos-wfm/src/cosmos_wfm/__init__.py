@@ -17,6 +17,7 @@ from cosmos_wfm.errors import (
     WfmConfigError,
     WfmError,
 )
+from cosmos_wfm.experts import NoiseExperts, denoisers_of
 from cosmos_wfm.families.cosmos_predict import CosmosPredictAdapter, NoSafetyChecker
 from cosmos_wfm.families.sana import SanaAdapter
 from cosmos_wfm.families.sana_video import SanaVideoAdapter
@@ -87,6 +88,7 @@ from cosmos_wfm.tiny import (
     tiny_sana_video_pipeline,
     tiny_sd3_pipeline,
     tiny_wan_pipeline,
+    tiny_wan_small_pipeline,
 )
 from cosmos_wfm.tuning import FullTuning, LoraTuning, TuningConfig
 from cosmos_wfm.uploads import UploadConfig, upload_directory
@@ -130,6 +132,7 @@ __all__ = [
     "MockCaptionsConfig",
     "NftConfig",
     "NoSafetyChecker",
+    "NoiseExperts",
     "NoisingConfig",
     "NoisyStep",
     "OldPolicyDecay",
@@ -177,6 +180,7 @@ __all__ = [
     "cache_key",
     "check_model",
     "ddrl_loss",
+    "denoisers_of",
     "draw_samples",
     "draw_sigmas",
     "exponential_advantages",
@@ -220,6 +224,7 @@ __all__ = [
     "tiny_sana_video_pipeline",
     "tiny_sd3_pipeline",
     "tiny_wan_pipeline",
+    "tiny_wan_small_pipeline",
     "train_rl",
     "train_sft",
     "transition",

@@ -29,12 +29,15 @@ class DiffusionModelAdapter(Protocol):
 
     @property
     def denoiser(self) -> str:
-        """The pipeline's name of the component that is trained: ``transformer``, or ``unet``."""
+        """The pipeline's name of the component that is trained: ``transformer``, or ``unet``.
+
+        Of the first, where two are trained.
+        """
         ...
 
     @property
     def transformer(self) -> nn.Module:
-        """The component of that name."""
+        """The component of that name, or ``NoiseExperts`` that hold it and another."""
         ...
 
     @property

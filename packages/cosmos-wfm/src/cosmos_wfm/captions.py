@@ -29,8 +29,10 @@ class ImageCaptionsConfig:
         width: of the images, in pixels.
         buckets: sizes [height, width], of which each image gets the one nearest in shape; empty
             gives all images the one above.
-        broken: what to do with a caption without image, an image without caption and what cannot
-            be decoded: ``fatal``, or ``skip``, which names and counts it.
+        max_enlargement: largest factor by which an image may be scaled up to that size; one that
+            is smaller is broken. 0 takes every image.
+        broken: what to do with a caption without image, an image without caption, one of a wrong
+            size and what cannot be decoded: ``fatal``, or ``skip``, which names and counts it.
     """
 
     kind: Literal["images"] = "images"
@@ -38,6 +40,7 @@ class ImageCaptionsConfig:
     height: int = 1024
     width: int = 1024
     buckets: tuple[tuple[int, int], ...] = ()
+    max_enlargement: float = 0.0
     broken: BrokenPolicy = "fatal"
 
     def build(self) -> "ImageCaptions":
@@ -85,7 +88,7 @@ class ImageCaptions(CaptionedFiles):
     def _decoded(self, prompt: str, path: Path) -> CaptionedImage:
         try:
             with Image.open(path) as image:
-                pixels = fit(image.convert("RGB"), *size_of(image, self._config))
+                pixels = fit_sizes(image.convert("RGB"), self._config, name=str(path))
         except (UnidentifiedImageError, OSError) as error:
             raise CaptionDataError(f"{path} cannot be read as an image: {error}") from error
         return CaptionedImage(prompt, pixels)
@@ -122,6 +125,27 @@ class Sizes(Protocol):
     def buckets(self) -> tuple[tuple[int, int], ...]:
         """Sizes to choose from."""
         ...
+
+    @property
+    def max_enlargement(self) -> float:
+        """Largest factor by which a picture may be scaled up; 0 for any."""
+        ...
+
+
+def fit_sizes(image: Image.Image, sizes: Sizes, *, name: str) -> Float[Tensor, "3 H W"]:
+    """Return a picture's pixels in the size that it is made.
+
+    Raises:
+        CaptionDataError: says under ``name`` that it would have to be enlarged too much.
+    """
+    height, width = size_of(image, sizes)
+    factor = max(height / image.height, width / image.width)
+    if factor > sizes.max_enlargement > 0:
+        raise CaptionDataError(
+            f"{name} is {image.height}x{image.width} pixels; for {height}x{width} it would be "
+            f"enlarged {factor:.3g} times, and max_enlargement is {sizes.max_enlargement:g}"
+        )
+    return fit(image, height, width)
 
 
 def size_of(image: Image.Image, sizes: Sizes) -> tuple[int, int]:

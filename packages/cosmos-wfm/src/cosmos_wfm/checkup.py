@@ -8,6 +8,7 @@ import torch
 
 from cosmos_wfm.adapter import DiffusionModelAdapter
 from cosmos_wfm.errors import PipelineError
+from cosmos_wfm.experts import denoisers_of
 from cosmos_wfm.flow_matching import FlowBatch, FlowMatchingConfig, flow_matching_loss
 from cosmos_wfm.loading import find_adapter, load_adapter, pipeline_class_name
 from cosmos_wfm.sampling import SdeConfig, flow_schedule, log_prob, sample_sde, transition
@@ -15,6 +16,7 @@ from cosmos_wfm.sampling import SdeConfig, flow_schedule, log_prob, sample_sde, 
 _PROMPT = "a red square"
 _RATIO_TOLERANCE = 1e-4
 _LARGE_PATCH = 32
+_LEVELS = (0.95, 0.5)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,20 +96,24 @@ def _check_embeddings(adapter: DiffusionModelAdapter) -> str:
 
 
 def _check_training(adapter: DiffusionModelAdapter) -> str:
+    """Look for gradients at a high and a low level: two denoisers may divide them."""
     adapter.transformer.requires_grad_(True)
-    latents = adapter.encode_pixels(_pixels(adapter))
+    latents = adapter.encode_pixels(_pixels(adapter)).repeat_interleave(2, dim=0)
     batch = FlowBatch(
         latents=latents,
         noise=torch.zeros_like(latents),
-        sigmas=torch.tensor([0.5]),
-        text=adapter.encode_text([_PROMPT]),
-        weights=torch.ones(1),
+        sigmas=torch.tensor(_LEVELS),
+        text=adapter.encode_text([_PROMPT] * 2),
+        weights=torch.ones(2),
     )
     part = flow_matching_loss(adapter, FlowMatchingConfig())(adapter.transformer, batch)
     part.total.backward()
-    gradients = [p.grad for p in adapter.transformer.parameters() if p.grad is not None]
-    if not gradients or not all(gradient.isfinite().all() for gradient in gradients):
-        raise PipelineError("the loss has no finite gradient")
+    gradients: list[torch.Tensor] = []
+    for name, module in denoisers_of(adapter).items():
+        own = [p.grad for p in module.parameters() if p.grad is not None]
+        if not own or not all(gradient.isfinite().all() for gradient in own):
+            raise PipelineError(f"the loss has no finite gradient for {name}")
+        gradients += own
     adapter.transformer.requires_grad_(False)
     return f"loss {part.total.item():.4g}, {len(gradients)} gradients"
 

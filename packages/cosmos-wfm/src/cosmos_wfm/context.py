@@ -27,6 +27,7 @@ from cosmos_wfm.context_attention import (
     share_frames,
 )
 from cosmos_wfm.errors import PipelineError, WfmConfigError
+from cosmos_wfm.experts import NoiseExperts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +71,9 @@ PLANS: Mapping[str, ContextPlan] = {
         frames="frames",
     ),
     "WanTransformer3DModel": ContextPlan(
-        attention=WanContextAttention, modules=("attn1",), by_token={"rotary_emb": (1, 4)}
+        attention=WanContextAttention,
+        modules=("attn1",),
+        by_token={"rotary_emb": (1, 4), "temb": (1, 4)},
     ),
 }
 """Class of a denoiser to its plan."""
@@ -88,6 +91,11 @@ def share_context(transformer: nn.Module, blocks: Sequence[nn.Module], mesh: Tra
         WfmConfigError: if there is no plan for its class.
     """
     if mesh.dims is None or mesh.config.cp == 1:
+        return
+    if isinstance(transformer, NoiseExperts):
+        for part in transformer.parts.values():
+            inside = set(part.modules())
+            share_context(part, [block for block in blocks if block in inside], mesh)
         return
     name = next((c.__name__ for c in type(transformer).__mro__ if c.__name__ in PLANS), "")
     if not name:

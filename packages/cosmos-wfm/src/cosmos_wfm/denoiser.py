@@ -8,7 +8,7 @@ are reduced in float32.
     timestep ────────────────────────────────────────────────────────► as it is
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from cosmos_parallel import TrainingMesh, shard_module, sum_gradients
 from cosmos_wfm.errors import WfmConfigError
+from cosmos_wfm.experts import NoiseExperts
 
 _EXACT_ARGUMENTS = ("timestep",)
 """A timestep of 999 has no neighbour nearer than 4 in bfloat16."""
@@ -71,6 +72,8 @@ def shard_denoiser(
         WfmConfigError: if bfloat16 is asked for without a process group, or a name of
             ``keep_float32`` is no module's.
     """
+    if isinstance(module, NoiseExperts):
+        module.share(mesh)
     if config.compile:
         for block in blocks:
             block.compile(backend=config.compile)
@@ -117,15 +120,14 @@ def _shard_mixed(
 ) -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    exact = MixedPrecisionPolicy(
-        param_dtype=torch.float32, reduce_dtype=torch.float32, output_dtype=torch.bfloat16
-    )
+    exact = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32)
     low = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    # Before FSDP2's own hook, which wants no views: what is cast is none.
-    module.register_forward_hook(_cast_outputs)
+    # Before FSDP2's own hooks, which want no views: what is cast is none.
+    module.register_forward_hook(_cast_outputs(torch.float32))
     for part in kept:
+        part.register_forward_hook(_cast_outputs(torch.bfloat16))
         fully_shard(part, mesh=mesh.fsdp_mesh, mp_policy=exact)
         for leaf in part.modules():  # models cast between them, to the type of their activations
             if next(leaf.parameters(recurse=False), None) is not None:
@@ -154,10 +156,13 @@ def _cast_to_float32(
     return tuple(_to(value, torch.float32) for value in arguments), exact
 
 
-def _cast_outputs(module: nn.Module, arguments: object, output: object) -> object:
-    if isinstance(output, tuple):
-        return tuple(_to(value, torch.float32) for value in cast("tuple[object, ...]", output))
-    return _to(output, torch.float32)
+def _cast_outputs(dtype: torch.dtype) -> Callable[[nn.Module, object, object], object]:
+    def cast_them(module: nn.Module, arguments: object, output: object) -> object:
+        if isinstance(output, tuple):
+            return tuple(_to(value, dtype) for value in cast("tuple[object, ...]", output))
+        return _to(output, dtype)
+
+    return cast_them
 
 
 def _to(value: object, dtype: torch.dtype) -> object:

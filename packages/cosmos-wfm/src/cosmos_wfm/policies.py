@@ -9,7 +9,7 @@ import copy
 import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from cosmos_wfm.adapter import DiffusionModelAdapter
 from cosmos_wfm.errors import WfmConfigError
+from cosmos_wfm.experts import denoisers_of
 
 TRAINED = "default"
 OLD = "old"
@@ -60,13 +61,16 @@ class LoraPolicies:
         Raises:
             WfmConfigError: if the denoiser has no adapters.
         """
-        self._transformer = cast("Any", adapter.transformer)  # peft's mixin is not in its type
-        settings = getattr(self._transformer, "peft_config", {}).get(TRAINED)
-        if settings is None:
-            raise WfmConfigError("policies: the denoiser has no LoRA; prepare it first")
-        with warnings.catch_warnings():  # that there are two adapters now is the point
-            warnings.filterwarnings("ignore", message="Already found a `peft_config`")
-            self._transformer.add_adapter(settings, adapter_name=OLD)
+        self._transformer = adapter.transformer
+        # peft's mixin is not in nn.Module's type
+        self._parts: Sequence[Any] = list(denoisers_of(adapter).values())
+        for part in self._parts:
+            settings = getattr(part, "peft_config", {}).get(TRAINED)
+            if settings is None:
+                raise WfmConfigError("policies: the denoiser has no LoRA; prepare it first")
+            with warnings.catch_warnings():  # that there are two adapters now is the point
+                warnings.filterwarnings("ignore", message="Already found a `peft_config`")
+                part.add_adapter(settings, adapter_name=OLD)
         self._activate(TRAINED)
         self.update_old(0.0)
 
@@ -83,12 +87,14 @@ class LoraPolicies:
     @contextmanager
     def reference(self) -> Generator[nn.Module]:
         """Switch all adapters off inside the block."""
-        self._transformer.disable_adapters()
+        for part in self._parts:
+            part.disable_adapters()
         try:
             with torch.no_grad():
                 yield self._transformer
         finally:
-            self._transformer.enable_adapters()
+            for part in self._parts:
+                part.enable_adapters()
             self._activate(TRAINED)
 
     @torch.no_grad()
@@ -112,7 +118,8 @@ class LoraPolicies:
 
     def _activate(self, name: str) -> None:
         """Choose adapters and what takes a gradient, which peft would otherwise also decide."""
-        self._transformer.set_adapter(name)
+        for part in self._parts:
+            part.set_adapter(name)
         for parameter_name, parameter in self._transformer.named_parameters():
             if f".{OLD}." in parameter_name or f".{TRAINED}." in parameter_name:
                 parameter.requires_grad_(f".{TRAINED}." in parameter_name)

@@ -24,7 +24,7 @@ from fsspec.core import url_to_fs
 from PIL import Image, UnidentifiedImageError
 
 from cosmos_wfm.caption_data import BrokenPolicy, CaptionedImage, Problems
-from cosmos_wfm.captions import IMAGE_SUFFIXES, fit, size_of
+from cosmos_wfm.captions import IMAGE_SUFFIXES, fit_sizes
 from cosmos_wfm.errors import CaptionDataError
 from cosmos_wfm.videos import read_frames
 
@@ -47,11 +47,14 @@ class ShardCaptionsConfig:
         width: of a sample, in pixels.
         buckets: sizes [height, width], of which each sample gets the one nearest in shape; empty
             gives all samples the one above.
+        max_enlargement: largest factor by which a sample may be scaled up to that size; one that is
+            smaller is broken. 0 takes every sample.
         lanes: places of an epoch that are read in turn, each from one shard after the other; with
             a multiple of the number of ranks, a rank reads shards of its own.
         index: directory that keeps what was found in which shard; empty looks each time.
-        broken: what to do with a sample that has no caption or no media, or that cannot be decoded,
-            and with a shard that is cut short: ``fatal``, or ``skip``, which names and counts it.
+        broken: what to do with a sample that has no caption or no media, a wrong size, or that
+            cannot be decoded, and with a shard that is cut short: ``fatal``, or ``skip``, which
+            names and counts it.
     """
 
     kind: Literal["shards"] = "shards"
@@ -60,6 +63,7 @@ class ShardCaptionsConfig:
     height: int = 1024
     width: int = 1024
     buckets: tuple[tuple[int, int], ...] = ()
+    max_enlargement: float = 0.0
     lanes: int = 8
     index: str = ""
     broken: BrokenPolicy = "fatal"
@@ -185,7 +189,7 @@ class ShardCaptions(Sequence[CaptionedImage]):
         name = f"{shard.url} {sample.key}"
         prompt = _prompt(caption, sample.caption_kind, name)
         frames = _frames(media, config.frames, name)
-        pixels = torch.stack([fit(f, *size_of(f, config)) for f in frames], dim=1)
+        pixels = torch.stack([fit_sizes(f, config, name=name) for f in frames], dim=1)
         return CaptionedImage(prompt, pixels if config.frames > 1 else pixels[:, 0])
 
     def _opened(self, files: Any, path: str) -> _Shard:

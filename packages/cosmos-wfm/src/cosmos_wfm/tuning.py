@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from cosmos_parallel import Learner
 from cosmos_wfm.adapter import DiffusionModelAdapter
 from cosmos_wfm.errors import WfmConfigError
+from cosmos_wfm.experts import denoisers_of, own_state
 
 ADAPTER_NAME = "default"
 LORA_FILE = "model.safetensors"
@@ -50,8 +51,7 @@ class LoraTuning:
         """
         from peft import LoraConfig
 
-        transformer = cast("Any", adapter.transformer)  # peft's mixin is not in nn.Module's type
-        transformer.requires_grad_(False)
+        adapter.transformer.requires_grad_(False)
         settings = LoraConfig(
             r=self.rank,
             lora_alpha=self.alpha,
@@ -59,39 +59,43 @@ class LoraTuning:
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            transformer.add_adapter(settings, adapter_name=ADAPTER_NAME)
+            for part in denoisers_of(adapter).values():
+                # peft's mixin is not in nn.Module's type
+                cast("Any", part).add_adapter(settings, adapter_name=ADAPTER_NAME)
 
     def save(self, adapter: DiffusionModelAdapter, directory: Path, *, writes: bool) -> None:
         """Write ``directory/lora``, for ``load_lora_weights(directory/lora, ...)``.
 
         The adapter's settings go with the weights: without alpha, diffusers would load them at
-        scale 1. Every rank calls; the one that ``writes`` does.
+        scale 1. A second denoiser has a file of its own, ``lora/transformer_2.safetensors``, that
+        ``load_lora_weights(..., load_into_transformer_2=True)`` takes. Every rank calls; the one
+        that ``writes`` does.
         """
         from peft import get_peft_model_state_dict
 
-        state = get_peft_model_state_dict(
-            adapter.transformer, state_dict=whole_state(adapter.transformer, trained_only=True)
-        )
+        state = whole_state(adapter.transformer, trained_only=True)
         if not writes:
             return
-        settings = cast("Any", adapter.transformer).peft_config[ADAPTER_NAME].to_dict()
 
         def write(target: Path) -> None:
-            adapter.pipeline.save_lora_weights(
-                target / "lora",
-                weight_name=LORA_FILE,
-                **{
-                    f"{adapter.denoiser}_lora_layers": state,
-                    f"{adapter.denoiser}_lora_adapter_metadata": settings,
-                },
-            )
+            for name, part in denoisers_of(adapter).items():
+                layers = get_peft_model_state_dict(part, state_dict=own_state(adapter, state, name))
+                settings = cast("Any", part).peft_config[ADAPTER_NAME].to_dict()
+                adapter.pipeline.save_lora_weights(
+                    target / "lora",
+                    weight_name=lora_file(adapter, name),
+                    **{
+                        f"{adapter.denoiser}_lora_layers": layers,
+                        f"{adapter.denoiser}_lora_adapter_metadata": settings,
+                    },
+                )
 
         _write_whole(directory, write)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FullTuning:
-    """Train every weight of the transformer; the output is a whole pipeline directory."""
+    """Train every weight of the denoiser; the output is a whole pipeline directory."""
 
     kind: Literal["full"] = "full"
 
@@ -108,12 +112,13 @@ class FullTuning:
         state = whole_state(adapter.transformer)
         if not writes:
             return
-        config = cast("Any", adapter.transformer).config
-        transformer_class = _unsharded_class(adapter.transformer)
-        with torch.device("meta"):
-            fresh = transformer_class.from_config(config)
-        fresh.load_state_dict(state, assign=True)
-        with _components(adapter.pipeline, _saved_components(adapter, fresh.eval())):
+        fresh: dict[str, Any] = dict.fromkeys(adapter.unsaved)
+        for name, part in denoisers_of(adapter).items():
+            with torch.device("meta"):
+                fresh[name] = _unsharded_class(part).from_config(cast("Any", part).config)
+            fresh[name].load_state_dict(own_state(adapter, state, name), assign=True)
+            fresh[name].eval()
+        with _components(adapter.pipeline, fresh):
             _write_whole(directory, adapter.pipeline.save_pretrained)
 
 
@@ -126,12 +131,18 @@ def recompute_blocks(adapter: DiffusionModelAdapter) -> None:
     Raises:
         WfmConfigError: if the denoiser cannot.
     """
-    transformer = cast("Any", adapter.transformer)  # diffusers' mixin is not in nn.Module's type
-    try:
-        transformer.enable_gradient_checkpointing()
-    except (AttributeError, ValueError) as error:
-        name = type(transformer).__name__
-        raise WfmConfigError(f"recompute: {name} does not support it: {error}") from error
+    for part in denoisers_of(adapter).values():
+        try:
+            # diffusers' mixin is not in nn.Module's type
+            cast("Any", part).enable_gradient_checkpointing()
+        except (AttributeError, ValueError) as error:
+            name = type(part).__name__
+            raise WfmConfigError(f"recompute: {name} does not support it: {error}") from error
+
+
+def lora_file(adapter: DiffusionModelAdapter, name: str) -> str:
+    """Return the file in ``lora/`` that has the adapters of the pipeline's denoiser ``name``."""
+    return LORA_FILE if name == adapter.denoiser else f"{name}.safetensors"
 
 
 def save_trained(
@@ -159,11 +170,6 @@ def whole_state(module: nn.Module, *, trained_only: bool = False) -> dict[str, T
         full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         whole[name] = full.detach().cpu().clone()
     return whole
-
-
-def _saved_components(adapter: DiffusionModelAdapter, denoiser: nn.Module) -> dict[str, Any]:
-    """Return what a pipeline is saved with in the place of what it has."""
-    return {adapter.denoiser: denoiser, **dict.fromkeys(adapter.unsaved)}
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from cosmos_wfm.caption_data import BrokenPolicy, CaptionedFiles, CaptionedImage
-from cosmos_wfm.captions import fit, size_of
+from cosmos_wfm.captions import fit_sizes
 from cosmos_wfm.errors import CaptionDataError
 
 
@@ -32,8 +32,10 @@ class VideoCaptionsConfig:
         width: of a sample, in pixels.
         buckets: sizes [height, width], of which each video gets the one nearest in shape; empty
             gives all videos the one above.
-        broken: what to do with a video that has no caption, no video, too few frames or cannot be
-            decoded: ``fatal`` refuses the directory, ``skip`` leaves it out and counts it.
+        max_enlargement: largest factor by which a video may be scaled up to that size; one that is
+            smaller is broken. 0 takes every video.
+        broken: what to do with a video that has no caption, no video, too few frames, a wrong size
+            or cannot be decoded: ``fatal`` refuses it, ``skip`` leaves it out and counts it.
     """
 
     kind: Literal["videos"] = "videos"
@@ -42,6 +44,7 @@ class VideoCaptionsConfig:
     height: int = 480
     width: int = 832
     buckets: tuple[tuple[int, int], ...] = ()
+    max_enlargement: float = 0.0
     broken: BrokenPolicy = "fatal"
 
     def build(self) -> "VideoCaptions":
@@ -82,7 +85,7 @@ class VideoCaptions(CaptionedFiles):
         frames = read_frames(path, config.frames, name=path.name)
         if len(frames) < config.frames:
             raise CaptionDataError(f"{path} has {len(frames)} frames; {config.frames} are needed")
-        pixels = [fit(frame, *size_of(frame, config)) for frame in frames]
+        pixels = [fit_sizes(frame, config, name=str(path)) for frame in frames]
         return CaptionedImage(prompt, torch.stack(pixels, dim=1))
 
 

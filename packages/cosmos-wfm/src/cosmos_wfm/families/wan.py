@@ -1,5 +1,6 @@
 """Wan 2.1 and 2.2, text to video, through diffusers' ``WanPipeline``."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from cosmos_wfm.adapter import TextCondition
-from cosmos_wfm.errors import PipelineError
+from cosmos_wfm.experts import NoiseExperts
 from cosmos_wfm.families.shared import (
     TIMESTEPS,
     decode_video,
@@ -24,8 +25,9 @@ from cosmos_wfm.families.shared import (
 class WanAdapter:
     """Adapter for ``WanPipeline``; see ``DiffusionModelAdapter`` for the methods.
 
-    Wan 2.2 divides the noise levels between two transformers at ``boundary_ratio``. The one that is
-    trained is ``transformer``, of the high levels; the other, frozen, answers below the boundary.
+    Wan 2.2 divides the noise levels between two transformers at ``boundary_ratio``: both are
+    trained, each on the levels that are its own. Its small form has one transformer that takes a
+    timestep for each token (``expand_timesteps``), which in text to video is the same for all.
     """
 
     denoiser = "transformer"
@@ -48,26 +50,33 @@ class WanAdapter:
         """Adapt a pipeline.
 
         Args:
-            pipeline: a ``WanPipeline`` of text to video.
+            pipeline: a ``WanPipeline``.
             max_prompt_tokens: to which a prompt is padded or cut.
 
         Raises:
-            PipelineError: if it is one of text and image to video.
+            PipelineError: if it has a boundary, but not two transformers.
         """
-        if pipeline.config.expand_timesteps:
-            raise PipelineError("this WanPipeline makes videos from images (expand_timesteps)")
         self.pipeline = pipeline
         self._max_prompt_tokens = max_prompt_tokens
+        self._experts: NoiseExperts | None = None
+        boundary = pipeline.config.boundary_ratio
+        if boundary is not None:
+            self._experts = NoiseExperts(
+                pipeline.transformer, pipeline.transformer_2, boundary=boundary * TIMESTEPS
+            )
 
     @property
     def transformer(self) -> nn.Module:
-        """The Wan transformer, of high noise levels if there are two."""
-        return self.pipeline.transformer
+        """The Wan transformer, or both as one module."""
+        return self.pipeline.transformer if self._experts is None else self._experts
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
-        """The transformer blocks."""
-        return list(self.pipeline.transformer.blocks)
+        """The transformer blocks, of both transformers if there are two."""
+        parts: list[Any] = [self.pipeline.transformer]
+        if self._experts is not None:
+            parts.append(self.pipeline.transformer_2)
+        return [block for part in parts for block in part.blocks]
 
     @property
     def shift(self) -> float:
@@ -134,27 +143,17 @@ class WanAdapter:
         text: TextCondition,
         given: Float[Tensor, "B 1 f 1 1"] | None = None,
     ) -> Float[Tensor, "B C f h w"]:
-        """Call the transformer at timestep 1000 σ, and Wan 2.2's other one for low levels.
-
-        Every call reaches ``transformer``, whose ranks may wait for each other.
-        """
+        """Call the transformer at timestep 1000 σ, which chooses one of two by it."""
         no_given_frames(given, "WanPipeline")
-        predicted = _call(transformer, latents, sigmas, text)
-        boundary = self.pipeline.config.boundary_ratio
-        if boundary is None or bool((sigmas >= boundary).all()):
-            return predicted
-        with torch.no_grad():
-            other = _call(self.pipeline.transformer_2, latents, sigmas, text)
-        return torch.where((sigmas >= boundary).view(-1, 1, 1, 1, 1), predicted, other)
+        timestep = sigmas * TIMESTEPS
+        if self.pipeline.config.expand_timesteps:
+            timestep = timestep[:, None].expand(-1, self._num_tokens(latents))
+        return transformer(hidden_states=latents, timestep=timestep, return_dict=False, **text)[0]
+
+    def _num_tokens(self, latents: Float[Tensor, "B C f h w"]) -> int:
+        sizes = zip(latents.shape[2:], self.pipeline.transformer.config.patch_size, strict=True)
+        return math.prod(size // patch for size, patch in sizes)
 
     def decode(self, latents: Float[Tensor, "B C f h w"]) -> Float[Tensor, "B 3 F H W"]:
         """Return pixels of z = latents · std + mean, not clipped."""
         return decode_video(self.pipeline.vae, latents)
-
-
-def _call(
-    transformer: nn.Module, latents: Tensor, sigmas: Tensor, text: TextCondition
-) -> Float[Tensor, "B C f h w"]:
-    return transformer(
-        hidden_states=latents, timestep=sigmas * TIMESTEPS, return_dict=False, **text
-    )[0]

@@ -11,6 +11,7 @@ from cosmos_wfm.tiny.videos import (
     tiny_cosmos_pipeline,
     tiny_sana_video_pipeline,
     tiny_wan_pipeline,
+    tiny_wan_small_pipeline,
 )
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "tiny_sana_video_pipeline",
     "tiny_sd3_pipeline",
     "tiny_wan_pipeline",
+    "tiny_wan_small_pipeline",
 ]

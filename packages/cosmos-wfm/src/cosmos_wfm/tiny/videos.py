@@ -8,6 +8,7 @@ from cosmos_wfm.tiny.libraries import library, seeded
 from cosmos_wfm.tiny.tokenizers import gemma_tokenizer, qwen_tokenizer, t5_tokenizer
 
 _CHANNELS = 16
+_SMALL_WAN_CHANNELS = 48
 _SANA_TEXT_WIDTH = 16
 _WAN_TEXT_WIDTH = 32
 _QWEN_WIDTH = 16
@@ -111,37 +112,64 @@ def tiny_wan_pipeline(*, seed: int = 0, num_layers: int = 2, boundary: float | N
     Args:
         seed: of the weights; the global random state is left as it was.
         num_layers: of each transformer.
-        boundary: noise level above which the first of two transformers works, as in Wan 2.2;
-            ``None`` for the one transformer of Wan 2.1.
+        boundary: noise level above which the first of two transformers works, as in Wan 2.2 (0.875
+            in the released one); ``None`` for the one transformer of Wan 2.1.
 
     Returns:
         The pipeline, in evaluation mode.
     """
-    diffusers = library("diffusers")
     with seeded(seed):
         other = None if boundary is None else _wan_transformer(num_layers).eval()
-        pipeline = diffusers.WanPipeline(
-            tokenizer=t5_tokenizer(),
-            text_encoder=umt5_encoder(_WAN_TEXT_WIDTH),
+        return _wan_pipeline(
             transformer=_wan_transformer(num_layers).eval(),
             transformer_2=other,
             boundary_ratio=boundary,
             vae=_wan_vae(),
-            scheduler=diffusers.UniPCMultistepScheduler(
-                prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
-            ),
         )
+
+
+def tiny_wan_small_pipeline(*, seed: int = 0, num_layers: int = 2) -> Any:
+    """Build a ``WanPipeline`` as the small form of Wan 2.2 is, for multiples of 32 pixels.
+
+    One transformer, timesteps by token, and a VAE of 48 channels that is 16 times smaller in space.
+
+    Args:
+        seed: of the weights; the global random state is left as it was.
+        num_layers: of the transformer.
+
+    Returns:
+        The pipeline, in evaluation mode.
+    """
+    with seeded(seed):
+        return _wan_pipeline(
+            transformer=_wan_transformer(num_layers, channels=_SMALL_WAN_CHANNELS).eval(),
+            transformer_2=None,
+            expand_timesteps=True,
+            vae=_small_wan_vae(),
+        )
+
+
+def _wan_pipeline(**parts: Any) -> Any:
+    diffusers = library("diffusers")
+    pipeline = diffusers.WanPipeline(
+        tokenizer=t5_tokenizer(),
+        text_encoder=umt5_encoder(_WAN_TEXT_WIDTH),
+        scheduler=diffusers.UniPCMultistepScheduler(
+            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
+        ),
+        **parts,
+    )
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
 
-def _wan_transformer(num_layers: int) -> Any:
+def _wan_transformer(num_layers: int, channels: int = _CHANNELS) -> Any:
     return library("diffusers").WanTransformer3DModel(
         patch_size=(1, 2, 2),
         num_attention_heads=2,
         attention_head_dim=12,
-        in_channels=_CHANNELS,
-        out_channels=_CHANNELS,
+        in_channels=channels,
+        out_channels=channels,
         text_dim=_WAN_TEXT_WIDTH,
         freq_dim=256,
         ffn_dim=32,
@@ -162,6 +190,30 @@ def _wan_vae() -> Any:
             dim_mult=[1, 1, 1, 1],
             num_res_blocks=1,
             temperal_downsample=[False, True, True],
+        )
+        .eval()
+    )
+
+
+def _small_wan_vae() -> Any:
+    """Return Wan 2.2's layout: patches of 2 pixels, then 8 times smaller in space, 4 in time."""
+    channels = range(_SMALL_WAN_CHANNELS)
+    return (
+        library("diffusers")
+        .AutoencoderKLWan(
+            base_dim=4,
+            decoder_base_dim=4,
+            z_dim=_SMALL_WAN_CHANNELS,
+            dim_mult=[1, 1, 1, 1],
+            num_res_blocks=1,
+            temperal_downsample=[False, True, True],
+            is_residual=True,
+            patch_size=2,
+            in_channels=12,
+            out_channels=12,
+            scale_factor_spatial=16,
+            latents_mean=[0.05 * (c % 7) - 0.15 for c in channels],
+            latents_std=[1.0 + 0.1 * (c % 5) for c in channels],
         )
         .eval()
     )
