@@ -59,11 +59,11 @@ def output(adapter, module):
     generator = torch.Generator().manual_seed(3)
     frames = 5 if adapter.temporal_factor else 1
     latents = torch.randn(1, *adapter.latent_shape(frames, 32, 32), generator=generator)
+    text = adapter.encode_text(["a"])
     with torch.no_grad():
         # On both sides of Wan 2.2's boundary.
-        levels = torch.tensor([0.95, 0.6])
-        latents, text = latents.expand(2, *latents.shape[1:]), adapter.encode_text(["a", "a"])
-        return adapter.velocity(module, latents, levels, text)
+        levels = [torch.tensor([level]) for level in (0.95, 0.6)]
+        return torch.cat([adapter.velocity(module, latents, level, text) for level in levels])
 
 
 def shaken(adapter):
