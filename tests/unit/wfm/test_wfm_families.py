@@ -106,6 +106,13 @@ def test_latents_decode_to_the_pipelines_pixels_and_encode_back_by_the_same_cons
 def test_the_checklist_passes_for_every_family(family, model_dirs):
     points = check_model(model_dirs(family))
 
+    assert [point.name for point in points] == [
+        "class name",
+        "components",
+        "embeddings",
+        "SFT forward",
+        "rollout step and RL forward",
+    ]
     assert [point.passed for point in points] == [True] * 5, points
     assert "ratio 1.0000" in points[-1].detail
 

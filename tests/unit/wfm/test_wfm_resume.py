@@ -120,9 +120,9 @@ def test_shards_and_buckets_go_on_in_the_middle_of_an_epoch(sft, tmp_path):
                 tar.add(caption, arcname=caption.name)
     shards = ShardCaptionsConfig(path=str(tmp_path / "{0..1}.tar"), buckets=((16, 16), (16, 32)))
     recipe = replace(
-        sft, data=shards, num_steps=3, tuning=LoraTuning(rank=2), cache=str(tmp_path / "cache")
+        sft, data=shards, num_steps=4, tuning=LoraTuning(rank=2), cache=str(tmp_path / "cache")
     )
-    went_on(train_sft, recipe, tmp_path, LORA, stop_after=2, first=3)
+    went_on(train_sft, recipe, tmp_path, LORA, stop_after=3, first=3)
 
 
 def test_rl_with_adapters_goes_on_with_its_lagging_old_policy(rl, tmp_path):
