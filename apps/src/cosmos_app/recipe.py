@@ -330,9 +330,11 @@ def _check_algorithm(recipe: Recipe) -> None:
         temperature=recipe.algorithm.temperature,
         top_k=0 if algorithm.likeliest is None else algorithm.likeliest.top_k,
     )
-    if algorithm.objective.kl.reset_every:
+    if algorithm.objective.kl.reset_every and recipe.model.training.lora is not None:
         raise ValueError(
-            "algorithm.objective.kl.reset_every: this command keeps the first policy as reference"
+            "algorithm.objective.kl.reset_every moves the reference to the policy, and with "
+            "model.training.lora the reference is the base without its adapter: leave one of them "
+            "out"
         )
 
 

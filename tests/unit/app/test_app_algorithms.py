@@ -43,7 +43,13 @@ def test_every_algorithm_runs_and_corrects_by_default(config: type) -> None:
             ["algorithm.kind=ppo", "elastic.lease_s=5"],
             "'ppo', which updates several times in a step",
         ),
-        (["algorithm.objective.kl.reset_every=5"], "keeps the first policy as reference"),
+        (
+            [
+                "algorithm.objective.kl.reset_every=5",
+                "model.training.lora.rank=2",
+            ],
+            "the reference is the base without its adapter",
+        ),
     ],
 )
 def test_what_no_rank_has_is_refused_before_anything_starts(

@@ -51,8 +51,10 @@ def train(step: int) -> Train:
 class Loop:
     """Two epochs of PPO on whole sequences, one after the other, in float64."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, reset_every: int) -> None:
         from transformers import AutoModelForCausalLM
+
+        self.steps_to_reset, self.reset_every = reset_every, reset_every
 
         self.model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64)
         self.first = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64)
@@ -101,6 +103,10 @@ class Loop:
             (loss / len(every)).backward()
             torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
             self.optimizer.step()
+        self.steps_to_reset -= 1
+        if self.steps_to_reset == 0:  # the policy is the reference from now on
+            self.steps_to_reset = self.reset_every
+            self.first.load_state_dict(self.model.state_dict())
 
 
 @pytest.fixture
@@ -119,11 +125,22 @@ def recipe() -> Recipe:
     )
 
 
+def with_reset(recipe: Recipe, reset_every: int) -> Recipe:
+    kl = replace(recipe.algorithm.objective.kl, reset_every=reset_every)
+    objective = replace(recipe.algorithm.objective, kl=kl)
+    return replace(recipe, algorithm=replace(recipe.algorithm, objective=objective))
+
+
 @pytest.mark.parametrize(
-    ("layout", "tokens"), [("packed", 64), ("padded", 64), ("padded", 6)]
-)  # 6 makes micro-batches of one sample each
+    ("layout", "tokens", "reset_every"),
+    [
+        ("packed", 64, 0),
+        ("padded", 64, 2),  # the third step has the policy after two as its reference
+        ("padded", 6, 1),  # 6 makes micro-batches of one sample each
+    ],
+)
 def test_steps_of_ppo_equal_a_loop_over_sequences(
-    tmp_path: Path, recipe: Recipe, layout: str, tokens: int
+    tmp_path: Path, recipe: Recipe, layout: str, tokens: int, reset_every: int
 ) -> None:
     torch.set_num_threads(1)
     build_tiny_model(tmp_path / "model", ["0123456789+=?"], TINY, seed=0)
@@ -131,8 +148,9 @@ def test_steps_of_ppo_equal_a_loop_over_sequences(
     store = CheckpointStore(tmp_path / "checkpoints", mesh)
     chosen = TrainerConfig(tokens_per_batch=tokens, layout=layout)  # type: ignore[arg-type]
     seat = Seat(replica_index=0, num_replicas=1, mesh=mesh)
-    trainer = Trainer(replace(recipe, trainer=chosen), tmp_path / "model", seat, store, None)
-    loop = Loop(tmp_path / "model")
+    recipe = with_reset(replace(recipe, trainer=chosen), reset_every)
+    trainer = Trainer(recipe, tmp_path / "model", seat, store, None)
+    loop = Loop(tmp_path / "model", reset_every)
     try:
         figures: list[dict[str, float]] = []
         for step in range(3):
@@ -186,3 +204,31 @@ def test_a_critic_is_saved_and_is_no_part_of_an_export(tmp_path: Path, recipe: R
     )
     assert not any(info[problem] for problem in ("missing_keys", "unexpected_keys"))
     assert sum(p.numel() for p in loaded.parameters()) > 0
+
+
+def test_a_reference_that_was_reset_is_there_again_after_a_restart(
+    tmp_path: Path, recipe: Recipe
+) -> None:
+    torch.set_num_threads(1)
+    build_tiny_model(tmp_path / "model", ["0123456789+=?"], TINY, seed=0)
+    mesh = build_mesh(ParallelConfig())
+    seat = Seat(replica_index=0, num_replicas=1, mesh=mesh)
+    moving = with_reset(recipe, 2)
+
+    def steps_of(name: str, steps: range) -> dict[str, torch.Tensor]:
+        store = CheckpointStore(tmp_path / name, mesh)
+        trainer = Trainer(moving, tmp_path / "model", seat, store, None)
+        try:
+            for step in steps:
+                command = train(step)
+                share = trainer.share(command)
+                trainer.train(command, share, [sample(int(ref.key)) for ref in share.refs])
+            trainer.save(b"")
+            return {n: p.detach().clone() for n, p in trainer._model.named_parameters()}
+        finally:
+            trainer.close()
+
+    whole = steps_of("whole", range(4))
+    steps_of("parts", range(3))  # the reference is the policy before the last of them
+    resumed = steps_of("parts", range(3, 4))
+    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())

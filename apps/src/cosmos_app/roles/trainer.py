@@ -41,6 +41,7 @@ from cosmos_parallel import (
     StepReport,
     TrainingMesh,
     check_packable,
+    copy_weights,
     device_peak_flops,
     is_of_value_head,
     load_causal_lm,
@@ -124,12 +125,15 @@ class Trainer:
             replica_group=None if isinstance(others, Gathering) else others,
         )
         self._gathering = others if isinstance(others, Gathering) else None
+        self._reference = self._frozen("reference_logprobs", model_dir)
+        self._kl = self._algorithm.objective.kl
+        if self._kl.reset_every:
+            self._learner.companion = self._reference
         if checkpoints.latest() is not None:
             self.version = checkpoints.load(self._learner).step + 1
         self._plan = _batch_plan(self._model, recipe)
         self._cost = model_cost(self._model)
         self._loss = policy_loss(recipe.algorithm)
-        self._reference = self._frozen("reference_logprobs", model_dir)
         self._teacher = (
             None
             if recipe.teacher.is_beside
@@ -211,6 +215,7 @@ class Trainer:
         device = self._seat.mesh.process.device
         report = self._take([batch.to(device) for batch in batches])
         self.version = train.step + 1
+        self._move_reference()
         if self._gathering is not None:
             self._gathering.take()
         if train.publish:
@@ -275,6 +280,12 @@ class Trainer:
         return critic_step(
             self._learner, batches, self._algorithm, value=self._valued, loss=self._counted_loss
         )
+
+    def _move_reference(self) -> None:
+        """Let the reference be the policy, if it is time."""
+        is_due = self._kl.reset_every and self._kl.reference_version(self.version) == self.version
+        if is_due and self._reference is not None:
+            copy_weights(self._model, self._reference)
 
     def _valued(self, model: nn.Module, batch: TokenBatch) -> TokenBatch:
         self.num_passes += 1

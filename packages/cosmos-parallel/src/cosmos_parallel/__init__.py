@@ -96,7 +96,12 @@ from cosmos_parallel.sft_batches import (
 )
 from cosmos_parallel.sft_data import SftData, SftExample, SftFormat, encode_example, load_sft_data
 from cosmos_parallel.sft_rows import read_rows
-from cosmos_parallel.sharding import model_tensors, shard_module, sum_gradients
+from cosmos_parallel.sharding import (
+    copy_weights,
+    model_tensors,
+    shard_module,
+    sum_gradients,
+)
 from cosmos_parallel.step_report import Evaluation, Outcome, StepReport
 from cosmos_parallel.throughput import (
     ModelCost,
@@ -187,6 +192,7 @@ __all__ = [
     "check_layout",
     "check_model_directory",
     "check_packable",
+    "copy_weights",
     "decoder_layers",
     "deterministic",
     "device_peak_flops",

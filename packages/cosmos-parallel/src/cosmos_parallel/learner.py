@@ -103,6 +103,8 @@ class Learner:
         num_updates: updates made so far; the position in the learning-rate schedule.
         num_skipped: steps so far whose loss or gradient was not finite.
         ema: the average of the weights, if one is kept.
+        companion: a frozen model that is part of the state, such as a reference that moves: it is
+            saved, restored and sent to replicas that join; ``None`` unless the caller sets it.
     """
 
     def __init__(
@@ -135,6 +137,7 @@ class Learner:
         self._parameters = list(trained.values())
         self.optimizer = config.optimizer.build(trained)
         self.ema = Ema(model, config.ema) if config.ema else None
+        self.companion: nn.Module | None = None
 
     def step(
         self,

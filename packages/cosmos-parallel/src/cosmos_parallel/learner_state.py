@@ -2,8 +2,8 @@
 
 Names are those of the model's parameters, so that any layout finds its part again:
 ``model.<parameter>``, ``optimizer.<parameter>.<quantity>``, ``ema.<parameter>``,
-``rng.<device>_<rank>`` and ``num_updates``. Optimizer quantities of parameters that were never
-updated are not there.
+``companion.<parameter>``, ``rng.<device>_<rank>`` and ``num_updates``. Optimizer quantities of
+parameters that were never updated are not there.
 """
 
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ def state_to_fill(
     state = {
         name: value
         for name, value in weights_of(learner).items()
-        if name.startswith("model.") or name in saved
+        if not name.startswith("ema.") or name in saved
     }
     for name, value in state.items():
         found = saved.get(name)
@@ -102,10 +102,12 @@ def restore(learner: Learner, process: ProcessContext, state: Mapping[str, Tenso
 
 
 def weights_of(learner: Learner) -> dict[str, Tensor]:
-    """Return the model's tensors and the averages of them; they are the learner's own."""
+    """Return the tensors of the models and the averages of them; they are the learner's own."""
     averages = learner.ema.averages if learner.ema is not None else {}
-    return {f"model.{name}": value for name, value in model_tensors(learner.model).items()} | {
-        f"ema.{name}": value for name, value in averages.items()
+    beside = model_tensors(learner.companion) if learner.companion is not None else {}
+    parts = {"model": model_tensors(learner.model), "ema": averages, "companion": beside}
+    return {
+        f"{part}.{name}": value for part, named in parts.items() for name, value in named.items()
     }
 
 

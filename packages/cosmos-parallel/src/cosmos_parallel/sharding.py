@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from cosmos_parallel.errors import MeshError
+from cosmos_parallel.errors import MeshError, ParallelError
+from cosmos_parallel.gradients import local_part
 from cosmos_parallel.mesh import TrainingMesh
 
 
@@ -18,6 +19,26 @@ def model_tensors(module: nn.Module) -> dict[str, Tensor]:
             seen.add(id(value))
             tensors[name] = value.detach()
     return tensors
+
+
+def copy_weights(source: nn.Module, target: nn.Module) -> None:
+    """Give a model the weights of another of the same layout; each rank copies what it holds.
+
+    Args:
+        source: may have more tensors, such as a value head.
+        target: written in place.
+
+    Raises:
+        ParallelError: if ``source`` lacks a tensor, or has it in another shape.
+    """
+    given = model_tensors(source)
+    for name, mine in model_tensors(target).items():
+        found = local_part(given[name]) if name in given else None
+        part = local_part(mine)
+        if found is None or found.shape != part.shape:
+            offer = "there is none" if found is None else f"it is {tuple(found.shape)}"
+            raise ParallelError(f"{name} needs {tuple(part.shape)} on this rank; {offer}")
+        part.copy_(found)
 
 
 def shard_module(
