@@ -1,10 +1,12 @@
-"""Eight gloo ranks that train tiny models under a list of layouts, forked from one import of torch.
+"""Eight gloo ranks that train tiny models under a list of layouts, forked from one warm process.
 
 python parallel_pool.py DIRECTORY < cases; a case is a JSON line, its result is written to
-DIRECTORY/NAME.json: loss and gradient norm of every step, or what went wrong.
+DIRECTORY/NAME.json: loss and gradient norm of every step, or what went wrong. Cases of one process
+run first, in the process that is forked then: what is imported at first use is imported once.
 """
 
 import dataclasses
+import importlib
 import json
 import multiprocessing
 import sys
@@ -30,9 +32,10 @@ from cosmos_parallel import (
 )
 from cosmos_parallel.titan import prepare
 
-NUM_RANKS = 8
 NUM_STEPS = 3
 TIMEOUT_S = 300
+# imported in the middle of a first step otherwise, by each rank
+AT_FIRST_USE = ("cosmos_parallel.native.building", "torchtitan.trainer")
 # rows and columns of the micro-batches of a step: lengths that no number of ranks divides
 SHAPES = ((2, 13), (1, 9), (2, 11), (1, 14), (2, 6))
 
@@ -88,44 +91,52 @@ def train(case: dict, directory: Path, process: ProcessContext) -> list:
     return [*reports, [evaluation.loss]]
 
 
+def take_part(rank: int, case: dict, directory: Path) -> None:
+    """Run one case on one rank, and write what came of it."""
+    name = case["name"]
+    try:
+        process = ProcessContext()
+        if case["num_ranks"] > 1:
+            process = init_distributed(
+                rank,
+                case["num_ranks"],
+                init_method=f"file://{directory}/{name}.meeting",
+                timeout_s=TIMEOUT_S,
+            )
+        result = {"steps": train(case, directory, process)}
+    except Exception:  # noqa: BLE001 - reported by the test
+        result = {"error": traceback.format_exc()}
+    shutdown_distributed()
+    if rank == 0 or "error" in result:
+        suffix = "" if rank == 0 else f"-{rank}"
+        (directory / f"{name}{suffix}.json").write_text(json.dumps(result))
+
+
 def work(rank: int, cases: list[dict], directory: Path, start: Barrier) -> None:
     """Take part in every case that has a place for this rank, all at the same time."""
-    torch.set_num_threads(1)
     for case in cases:
         start.wait()
-        if rank >= case["num_ranks"]:
-            continue
-        name = case["name"]
-        try:
-            process = ProcessContext()
-            if case["num_ranks"] > 1:
-                process = init_distributed(
-                    rank,
-                    case["num_ranks"],
-                    init_method=f"file://{directory}/{name}.meeting",
-                    timeout_s=TIMEOUT_S,
-                )
-            result = {"steps": train(case, directory, process)}
-        except Exception:  # noqa: BLE001 - reported by the test
-            result = {"error": traceback.format_exc()}
-        shutdown_distributed()
-        if rank == 0 or "error" in result:
-            suffix = "" if rank == 0 else f"-{rank}"
-            (directory / f"{name}{suffix}.json").write_text(json.dumps(result))
+        if rank < case["num_ranks"]:
+            take_part(rank, case, directory)
 
 
 def main() -> None:
-    """Fork the ranks once everything is imported."""
+    """Run what one process can, and fork the ranks of the rest."""
     directory = Path(sys.argv[1])
     cases = [json.loads(line) for line in sys.stdin]
     prepare("cpu")
-    import cosmos_parallel.native.building  # noqa: F401
-
+    for module in AT_FIRST_USE:
+        importlib.import_module(module)
+    torch.set_num_threads(1)
+    together = [case for case in cases if case["num_ranks"] > 1]
+    for case in cases:
+        if case not in together:
+            take_part(0, case, directory)
     context = multiprocessing.get_context("fork")
-    num_ranks = max(case["num_ranks"] for case in cases)
-    start = context.Barrier(num_ranks)
+    num_ranks = max((case["num_ranks"] for case in together), default=0)
+    start = context.Barrier(max(num_ranks, 1))
     ranks = [
-        context.Process(target=work, args=(rank, cases, directory, start))
+        context.Process(target=work, args=(rank, together, directory, start))
         for rank in range(num_ranks)
     ]
     for process in ranks:
