@@ -1,4 +1,4 @@
-"""vLLM serves what is exported from torchtitan's implementation, with the same log-probs."""
+"""vLLM serves what is exported after training, with the same log-probs, for every family."""
 
 import json
 import os
@@ -11,16 +11,25 @@ import torch
 
 pytest.importorskip("vllm")
 
-# one engine after the other in one process: importing vLLM is most of the time
+# one engine after the other in one process: importing vLLM is most of the time. The kernel that
+# turns queries on CPUs takes the distance of heads for that of tokens where queries have three
+# dimensions, as in latent attention, so that the form in torch's own operations is used.
 SERVE = """
-import json, sys
+import json, pathlib, sys
+sys.path.insert(0, sys.argv[3])
 from vllm import LLM, SamplingParams
+from vllm_families import register_here
 directories, tokens = json.loads(sys.argv[1]), json.loads(sys.argv[2])
 found = {}
 for name, path in directories.items():
+    folder = pathlib.Path(path)
+    register_here(folder)
     engine = LLM(
-        model=path, skip_tokenizer_init=True, enforce_eager=True, dtype="float32",
+        model=path, skip_tokenizer_init=not (folder / "tokenizer.json").exists(),
+        enforce_eager=True, dtype="float32", max_num_seqs=4,
         kv_cache_memory_bytes=32 << 20, max_model_len=64, logprobs_mode="raw_logprobs",
+        limit_mm_per_prompt={"image": 0, "video": 0},
+        compilation_config={"custom_ops": ["all", "-rotary_embedding"]},
     )
     params = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
     (answer,) = engine.generate([{"prompt_token_ids": tokens}], params, use_tqdm=False)
@@ -43,6 +52,34 @@ SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+LATENT = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 512,  # 512 + 64: the one width that latent attention has a kernel for
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "head_dim": 64,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+}
+VISION = {
+    "depth": 2,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "fullatt_block_indexes": [1],
+}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 128}
 FAMILIES = {
     "llama": ("LlamaConfig", {}),
     "qwen2": ("Qwen2Config", {}),
@@ -57,15 +94,53 @@ FAMILIES = {
             "norm_topk_prob": True,
         },
     ),
+    "moonlight": ("DeepseekV3Config", {**LATENT, "q_lora_rank": None}),
+    "deepseek_v3": ("DeepseekV3Config", {**LATENT, "q_lora_rank": 32}),
+    "gpt_oss": ("GptOssConfig", {"head_dim": 32, "sliding_window": 4, **EXPERTS}),
+    # a prompt of text; its images need torchvision, which has no build beside a torch for CPUs
+    "qwen2_5_vl": ("Qwen2_5_VLConfig", {"vision_config": VISION}),
 }
 TOKENS = [5, 17, 3, 60, 41, 8, 22, 35]
+
+
+def original_of(name):
+    """Return a model of a family with random weights, and how it is loaded to be trained."""
+    import transformers
+
+    kind, more = FAMILIES[name]
+    sizes = SIZES | more
+    if name == "qwen2_5_vl":
+        rope = {"type": "mrope", "mrope_section": [4, 6, 6]}
+        text = SIZES | {"rope_scaling": rope}
+        config = transformers.Qwen2_5_VLConfig(**text, text_config=text, **more)
+        make, implementation = transformers.AutoModelForImageTextToText, "transformers"
+    else:
+        config = getattr(transformers, kind)(**sizes)
+        make, implementation = transformers.AutoModelForCausalLM, "native"
+    torch.manual_seed(0)
+    model = make.from_config(config).float().eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.15)
+    return model, implementation
+
+
+def write_tokenizer(folder):
+    """Token 7 is the word "7"; the first are what Qwen2.5-VL marks images with."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    marks = ["vision_start", "vision_end", "image_pad", "video_pad", "vision_pad"]
+    words = {f"<|{mark}|>": index for index, mark in enumerate(marks)}
+    words |= {str(index): index for index in range(len(words), SIZES["vocab_size"])}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="9"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory) -> dict[str, tuple[Path, torch.Tensor]]:
     """Export a model of every family; return where, and transformers' log-probs of the original."""
-    import transformers
-
     from cosmos_parallel import (
         ModelConfig,
         ParallelConfig,
@@ -75,17 +150,14 @@ def exported(tmp_path_factory) -> dict[str, tuple[Path, torch.Tensor]]:
     )
 
     mesh, made = build_mesh(ParallelConfig()), {}
-    for name, (kind, more) in FAMILIES.items():
-        torch.manual_seed(0)
-        config = getattr(transformers, kind)(**SIZES | more)
-        model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                torch.nn.init.normal_(parameter, std=0.15)
+    for name in FAMILIES:
+        model, implementation = original_of(name)
         source = tmp_path_factory.mktemp(name)
         model.save_pretrained(source)
-        native = load_causal_lm(source, mesh, ModelConfig(implementation="native"))
-        export_hf(native, source / "exported", mesh)
+        if name == "qwen2_5_vl":
+            write_tokenizer(source)
+        loaded = load_causal_lm(source, mesh, ModelConfig(implementation=implementation))
+        export_hf(loaded, source / "exported", mesh)
         with torch.no_grad():
             scores = model(input_ids=torch.tensor([TOKENS])).logits[0].log_softmax(-1)
         made[name] = source / "exported", scores[range(len(TOKENS) - 1), TOKENS[1:]]
@@ -102,6 +174,7 @@ def served(exported) -> dict[str, list[float]]:
             SERVE,
             json.dumps({name: str(path) for name, (path, _) in exported.items()}),
             json.dumps(TOKENS),
+            str(Path(__file__).parent / "weightsync"),
         ],
         capture_output=True,
         text=True,
