@@ -91,12 +91,13 @@ class _Drawing:
         for link in self._links:
             link.send_bytes(b"")
         while True:
-            for ready in wait([self._scored, *self._links]):
-                if ready is self._scored:
-                    self._scored.recv_bytes()
-                    self._bring()
-                else:
-                    self._draw(next(link for link in self._links if link is ready))
+            ready = wait([self._scored, *self._links])
+            if self._scored in ready:  # what is done goes first: nobody is to draw it again
+                self._scored.recv_bytes()
+                self._bring()
+            for link in self._links:
+                if link in ready:
+                    self._draw(link)
 
     def _draw(self, link: Connection) -> None:
         """Draw what a rank orders; it may order more before the rewards are there."""
