@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
-from tiny_models import random_qwen3  # noqa: E402
-from transformers import AutoModelForCausalLM  # noqa: E402
+from tiny_models import random_qwen3, write_random  # noqa: E402
+from transformers import AutoModelForCausalLM, DeepseekV3Config  # noqa: E402
 
 from cosmos_rollout import (  # noqa: E402
     EngineClosedError,
@@ -32,6 +32,22 @@ SIZE, CONTEXT, TOP = 64, 128, 30  # more candidates than the 20 that vLLM gives 
 def model(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("model")
     random_qwen3(0, vocabulary=SIZE, context=CONTEXT).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def latent(tmp_path_factory) -> Path:
+    """With DeepSeek's attention, in the one width that vLLM's kernel for CPUs has."""
+    path = tmp_path_factory.mktemp("latent")
+    config = DeepseekV3Config(
+        **{"vocab_size": SIZE, "max_position_embeddings": CONTEXT, "num_hidden_layers": 2},
+        **{"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32},
+        **{"num_attention_heads": 4, "num_key_value_heads": 4, "v_head_dim": 16},
+        **{"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 16, "head_dim": 64},
+        **{"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+        **{"first_k_dense_replace": 1, "q_lora_rank": None},
+    )
+    write_random(config, path)
     return path
 
 
@@ -74,6 +90,21 @@ async def test_scores_are_those_of_a_pass_in_double_precision(model: Path):
         await scorer.aclose()
     with pytest.raises(EngineClosedError):
         await scorer.score([1, 2], 0)
+
+
+async def test_latent_attention_is_that_of_transformers(latent: Path):
+    config = VLLMConfig(dtype="float32", kv_cache_mib=32)
+    scorer = await config.build_scorer(EngineSetup(model_path=latent), top_k=1)
+    try:
+        text = [5, 17, 3, 60, 41, 8, 22, 35, 1, 9]
+        scores = await scorer.score(text, 0)
+    finally:
+        await scorer.aclose()
+    network = AutoModelForCausalLM.from_pretrained(latent, dtype=torch.float64).eval()
+    with torch.no_grad():
+        table = network(torch.tensor([text])).logits[0, :-1].log_softmax(-1)
+    own = table[torch.arange(len(text) - 1), torch.tensor(text[1:])].numpy()
+    np.testing.assert_allclose(scores.logprobs, [0.0, *own], atol=1e-4)
 
 
 async def test_an_argument_that_vllm_does_not_have_is_refused_by_name(model: Path):

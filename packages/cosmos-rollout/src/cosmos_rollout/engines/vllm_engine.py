@@ -6,6 +6,7 @@ own spans, whose labels are our version numbers.
 """
 
 import asyncio
+import json
 import dataclasses
 import itertools
 import tempfile
@@ -75,6 +76,20 @@ _ALWAYS = {
 }
 
 
+def _cpu_arguments(model_path: Path) -> dict[str, Any]:
+    """What vLLM needs to be told on a CPU.
+
+    Its kernel that turns queries takes the distance of heads for that of tokens where queries have
+    three dimensions, as in latent attention (DeepSeek-V3, Moonlight): there torch's own operations
+    take its place.
+    """
+    arguments: dict[str, Any] = dict(_CPU_ARGUMENTS)
+    config = model_path / "config.json"
+    if config.exists() and "kv_lora_rank" in json.loads(config.read_text()):
+        arguments["compilation_config"] = {"custom_ops": ["all", "-rotary_embedding"]}
+    return arguments
+
+
 async def start_vllm_engine(
     arguments: Mapping[str, Any], setup: EngineSetup, kv: KvPolicy, shutdown_s: float
 ) -> "VLLMEngine":
@@ -84,7 +99,7 @@ async def start_vllm_engine(
         EngineStartError: with vLLM's own words; `EngineSettingsError` or `EngineMemoryError` where
             they say that settings or memory are the cause.
     """
-    on_device: dict[str, Any] = dict(_CPU_ARGUMENTS) if current_platform.is_cpu() else {}
+    on_device = _cpu_arguments(setup.model_path) if current_platform.is_cpu() else {}
     workers = arguments["tensor_parallel_size"] * arguments["pipeline_parallel_size"]
     executor = TetheredUniProcExecutor if workers == 1 else TetheredMultiprocExecutor
     if setup.can_sleep and not current_platform.is_cpu():
