@@ -40,12 +40,28 @@ def latent(tmp_path_factory) -> Path:
     """With DeepSeek's attention, in the one width that vLLM's kernel for CPUs has."""
     path = tmp_path_factory.mktemp("latent")
     config = DeepseekV3Config(
-        **{"vocab_size": SIZE, "max_position_embeddings": CONTEXT, "num_hidden_layers": 2},
-        **{"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32},
-        **{"num_attention_heads": 4, "num_key_value_heads": 4, "v_head_dim": 16},
-        **{"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 16, "head_dim": 64},
-        **{"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
-        **{"first_k_dense_replace": 1, "q_lora_rank": None},
+        vocab_size=SIZE,
+        max_position_embeddings=CONTEXT,
+        num_hidden_layers=2,
+        hidden_size=64,
+        intermediate_size=96,
+        moe_intermediate_size=32,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        v_head_dim=16,
+        kv_lora_rank=512,
+        qk_rope_head_dim=64,
+        qk_nope_head_dim=16,
+        head_dim=64,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
+        q_lora_rank=None,
+        n_shared_experts=1,
+        topk_method="noaux_tc",
+        scoring_func="sigmoid",
     )
     write_random(config, path)
     return path
@@ -100,7 +116,7 @@ async def test_latent_attention_is_that_of_transformers(latent: Path):
         scores = await scorer.score(text, 0)
     finally:
         await scorer.aclose()
-    network = AutoModelForCausalLM.from_pretrained(latent, dtype=torch.float64).eval()
+    network = AutoModelForCausalLM.from_pretrained(latent).float().eval()
     with torch.no_grad():
         table = network(torch.tensor([text])).logits[0, :-1].log_softmax(-1)
     own = table[torch.arange(len(text) - 1), torch.tensor(text[1:])].numpy()

@@ -6,9 +6,9 @@ own spans, whose labels are our version numbers.
 """
 
 import asyncio
-import json
 import dataclasses
 import itertools
+import json
 import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
