@@ -1,6 +1,10 @@
-"""RL on two FSDP2 ranks: rewards, losses and the saved adapters are those of one process."""
+"""RL on two FSDP2 ranks: rewards, losses and what is saved are those of one process.
+
+One process goes on from the checkpoint of two, whose old policy is a copy that lags.
+"""
 
 import json
+import shutil
 
 import pytest
 from process_trees import run_ranks
@@ -16,7 +20,7 @@ from cosmos_parallel import (
     AdamWConfig, LearnerConfig, ParallelConfig, build_mesh, init_distributed, shutdown_distributed)
 from cosmos_wfm import (
     DiffusionRl, DiffusionRlConfig, FlowGrpoConfig, FullTuning, LoraTuning, NftConfig,
-    SamplerConfig)
+    OldPolicyDecay, SamplerConfig, train_rl)
 
 torch.set_num_threads(1)
 rank, world_size, root = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
@@ -42,6 +46,20 @@ for name, (algorithm, tuning) in cases.items():
     taken = [run.step(step) for step in range(2)]
     run.save(2)
     figures[name] = [[report.loss, report.weight, extra["reward"]] for report, extra in taken]
+
+def train(output, **options):
+    taken = []
+    config = replace(
+        recipe, algorithm=NftConfig(kl=0.1, decay=OldPolicyDecay(rate=0.2)), tuning=FullTuning(),
+        num_steps=3, checkpoint_every=2, output=str(root / output))
+    def note(step, report, extra):
+        taken.append([report.loss, report.weight, extra["reward"]])
+    train_rl(config, mesh=mesh, on_step=note, **options)
+    return taken
+
+figures["lagging"] = train(f"out{world_size}/lagging")
+if world_size == 1:
+    figures["resumed"] = train("resumed", resume=True)
 if rank == 0:
     (root / f"figures{world_size}.json").write_text(json.dumps(figures))
 if mesh:
@@ -60,11 +78,14 @@ def test_two_ranks_roll_out_train_and_save_what_one_does(tmp_path):
     tiny_sd3_pipeline(num_layers=1).save_pretrained(tmp_path / "model")
     (tmp_path / "prompts.txt").write_text("a red square\na blue square\n")
 
-    for size in (1, 2):
-        ranks = [(rank, size, tmp_path) for rank in range(size)]
-        run_ranks(WORKER, tmp_path, ranks, DEADLINE_S)
+    run_ranks(WORKER, tmp_path, [(rank, 2, tmp_path) for rank in range(2)], DEADLINE_S)
+    written = tmp_path / "out2" / "lagging" / "checkpoints"
+    shutil.copytree(written, tmp_path / "resumed" / "checkpoints")
+    run_ranks(WORKER, tmp_path, [(0, 1, tmp_path)], DEADLINE_S)
 
     one, two = (json.loads((tmp_path / f"figures{n}.json").read_text()) for n in (1, 2))
+    (resumed,) = one.pop("resumed")
+    assert resumed == pytest.approx(one["lagging"][2], abs=1e-5)
     assert one.keys() == two.keys()
     for name in one:
         # Three samples on two ranks: the fourth is drawn to keep step and counts nothing.

@@ -142,6 +142,11 @@ class CopiedPolicies:
         self._old = self._copy() if old else None
         self._reference = self._copy() if reference else None
 
+    @property
+    def old_copy(self) -> nn.Module | None:
+        """The old policy itself, of which a checkpoint has to know if it is not the newest."""
+        return self._old
+
     @contextmanager
     def old(self) -> Generator[nn.Module]:
         """Give the old policy's copy."""

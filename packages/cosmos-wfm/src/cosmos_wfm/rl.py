@@ -39,7 +39,6 @@ from cosmos_wfm.rewards import local_scorer
 from cosmos_wfm.rl_algorithms import (
     RlAlgorithm,
     advantages_of,
-    has_old,
     make_loss,
     make_policies,
     old_lags,
@@ -56,7 +55,7 @@ from cosmos_wfm.training_run import (
     check_parallel,
     look_away,
 )
-from cosmos_wfm.tuning import FullTuning, LoraTuning, TuningConfig, recompute_blocks
+from cosmos_wfm.tuning import LoraTuning, TuningConfig, recompute_blocks
 from cosmos_wfm.uploads import UploadConfig
 from cosmos_wfm.validation import ValidationConfig
 
@@ -197,6 +196,8 @@ class DiffusionRl:
             share_context(module, blocks, self._mesh)
             shard_denoiser(module, blocks, self._mesh, config.compute)
         self.learner = Learner(self.adapter.transformer, config.learner, mesh=self._mesh)
+        if isinstance(self.policies, CopiedPolicies) and old_lags(config.algorithm):
+            self.learner.companion = self.policies.old_copy
         self._scorer = scorer or local_scorer(config.rewards)
         self._loss = make_loss(self.adapter, config.algorithm, self.policies)
         self._parts = step_parts(config, self._mesh.data_size)
@@ -248,7 +249,7 @@ class DiffusionRl:
 
     def _resumed(self) -> None:
         """Put right what is in no checkpoint: a copy of the denoiser that was the newest policy."""
-        if isinstance(self.policies, CopiedPolicies) and has_old(self.config.algorithm):
+        if isinstance(self.policies, CopiedPolicies) and self.learner.companion is None:
             self.policies.update_old(0.0)
 
     def _roll_out(self, task: RolloutTask, step: int) -> list[Rollout]:
@@ -332,8 +333,7 @@ def train_rl(
         The directory of the last save, for diffusers to load.
 
     Raises:
-        WfmConfigError: if the output directory has checkpoints and is not to be resumed, or this
-            run cannot be.
+        WfmConfigError: if the output directory has checkpoints and is not to be resumed.
     """
     run = DiffusionRl(config, mesh=mesh, scorer=scorer)
     return take_rl_steps(run, resume=resume, on_step=on_step, on_pictures=on_pictures)
@@ -346,17 +346,7 @@ def take_rl_steps(
     on_step: OnStep | None = None,
     on_pictures: OnPictures = look_away,
 ) -> Path:
-    """Take the steps of a run that are left, and save; as ``train_rl``.
-
-    Raises:
-        WfmConfigError: as ``train_rl``.
-    """
-    config = run.config
-    if resume and isinstance(config.tuning, FullTuning) and old_lags(config.algorithm):
-        raise WfmConfigError(
-            "rl: a run of all weights whose old policy lags cannot be resumed: that policy is in "
-            "no checkpoint; set algorithm.decay.rate = 0, or tune adapters"
-        )
+    """Take the steps of a run that are left, and save; as ``train_rl``."""
 
     def take(step: int) -> None:
         report, figures = run.step(step)
