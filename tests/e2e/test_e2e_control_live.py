@@ -105,8 +105,8 @@ async def world(
         made = World(bus)
         tasks = [
             asyncio.create_task(made.policy()),
-            asyncio.create_task(made.rollout("rollout-0")),
-            asyncio.create_task(made.rollout("rollout-1")),
+            asyncio.create_task(made.rollout("rollout-0"), name="rollout-0"),
+            asyncio.create_task(made.rollout("rollout-1"), name="rollout-1"),
         ]
         try:
             yield made, tasks
@@ -148,7 +148,10 @@ async def test_a_live_run_is_scaled_down_and_stopped_by_its_token(live: Controll
         assert scaled.exit_code == 0, scaled.output
         async with asyncio.timeout(DEADLINE_S):
             done, _ = await asyncio.wait(rollouts, return_when=asyncio.FIRST_COMPLETED)
-        assert done == {rollouts[1]}, "the last to come has left"
+        events = read_events(live.run.path / "events.jsonl")
+        came = [event["replica"] for event in events if event["type"] == "ReplicaJoined"]
+        kept, left = sorted(rollouts, key=lambda task: came.index(task.get_name()))
+        assert done == {left}, "the last to come has left"
         async with asyncio.timeout(DEADLINE_S):  # the controller reports a little after it acts
             while "rollout replicas wanted: 1" not in (await command("status", where)).output:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
@@ -158,7 +161,7 @@ async def test_a_live_run_is_scaled_down_and_stopped_by_its_token(live: Controll
         assert stopped.exit_code == 0, stopped.output
         assert f"stopped at step {made.steps[-1] + 1}" in " ".join(stopped.output.split())
         async with asyncio.timeout(DEADLINE_S):
-            await asyncio.gather(policy, rollouts[0])
+            await asyncio.gather(policy, kept)
         status = await made.bus.read_status()
         again = await command("stop", where)
         assert again.exit_code == 1
