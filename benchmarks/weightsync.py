@@ -22,6 +22,7 @@ later version; what is kept between versions (snapshots, staged weights) is not 
 
 import argparse
 import json
+import os
 import queue
 import random
 import statistics
@@ -168,6 +169,11 @@ def process(rank: int, options: argparse.Namespace, store: str, results: Any) ->
             dist.barrier()
     dist.barrier()
     dist.destroy_process_group()
+    if options.peers:
+        # NIXL and Mooncake each bring a libnl; a process that ends in order crashes in the two.
+        results.close()
+        results.join_thread()
+        os._exit(0)
 
 
 def wants(options: argparse.Namespace, name: str) -> bool:

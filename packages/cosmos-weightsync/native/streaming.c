@@ -1,9 +1,11 @@
 /* Copying rows of bytes and hashing them in one pass, past the cache.
  *
  * A copy by ordinary stores reads every line of the target before it writes it; streaming stores do
- * not, which saves a third of the traffic of memory. What is hashed is the source, four kilobytes at
- * a time, while the first-level cache holds it. The hash is XXH3 of 64 bits, seed 0, for inputs of
- * more than 240 bytes (https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md).
+ * not, which saves a third of the traffic of memory. Where the hash's stripes are lines of the target
+ * a stripe is loaded once, stored and hashed, so that the hash is worked out while memory is waited
+ * for; elsewhere four kilobytes are hashed and then copied out of the first-level cache. The hash is
+ * XXH3 of 64 bits, seed 0, for inputs of more than 240 bytes
+ * (https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md).
  *
  * The same for rows that come out of another process or over a stream socket: they land in a little
  * memory that stays in the second-level cache, and are hashed and moved on from there.
@@ -12,6 +14,7 @@
 #include <errno.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #if defined(__linux__)
@@ -24,8 +27,8 @@
 #define WITH_AVX2 __attribute__((target("avx2")))
 #endif
 
-enum { STRIPE = 64, STRIPES_PER_BLOCK = 16, CHUNK = 1024, FAR = 6144, SHORTEST_STREAM = 256,
-       MOST_RUNS = 1024, SCRATCH = 128 << 10, ENDED = -1 };
+enum { STRIPE = 64, STRIPES_PER_BLOCK = 16, CHUNK = 4096, FAR = 6144, SHORTEST_STREAM = 256,
+       MOST_RUNS = 1024, SCRATCH = 128 << 10, FAR_SCRATCH = 1 << 20, ENDED = -1 };
 
 static const uint32_t P32_1 = 0x9E3779B1U, P32_2 = 0x85EBCA77U, P32_3 = 0xC2B2AE3DU;
 static const uint64_t P64_1 = 0x9E3779B185EBCA87U, P64_2 = 0xC2B2AE3D27D4EB4FU,
@@ -74,24 +77,47 @@ static void take_plain(uint64_t *lanes, const uint8_t *data, const uint8_t *secr
 }
 
 #if defined(__x86_64__)
-WITH_AVX2 static __m256i mixed_in(__m256i lanes, const uint8_t *data, const uint8_t *secret) {
-    __m256i value = _mm256_loadu_si256((const __m256i *)data);
+WITH_AVX2 static __m256i mixed_in(__m256i lanes, __m256i value, const uint8_t *secret) {
     __m256i mixed = _mm256_xor_si256(value, _mm256_loadu_si256((const __m256i *)secret));
     __m256i product = _mm256_mul_epu32(mixed, _mm256_srli_epi64(mixed, 32));
     __m256i swapped = _mm256_shuffle_epi32(value, _MM_SHUFFLE(1, 0, 3, 2));
     return _mm256_add_epi64(lanes, _mm256_add_epi64(product, swapped));
 }
 
-WITH_AVX2 static void take_avx2(uint64_t *lanes, const uint8_t *data, const uint8_t *secret,
-                                size_t count) {
-    __m256i low = _mm256_loadu_si256((const __m256i *)lanes);
-    __m256i high = _mm256_loadu_si256((const __m256i *)(lanes + 4));
-    for (; count; count--, data += STRIPE, secret += 8) {
-        low = mixed_in(low, data, secret);
-        high = mixed_in(high, data + 32, secret + 32);
+WITH_AVX2 static __m256i scrambled(__m256i lanes, const uint8_t *secret) {
+    __m256i prime = _mm256_set1_epi32((int)P32_1);
+    lanes = _mm256_xor_si256(lanes, _mm256_srli_epi64(lanes, 47));
+    lanes = _mm256_xor_si256(lanes, _mm256_loadu_si256((const __m256i *)secret));
+    __m256i low = _mm256_mul_epu32(lanes, prime);
+    __m256i high = _mm256_mul_epu32(_mm256_srli_epi64(lanes, 32), prime);
+    return _mm256_add_epi64(low, _mm256_slli_epi64(high, 32));
+}
+
+/* Hash stripes, and store them where `to` is a line of the target: a stripe is read once. */
+WITH_AVX2 static void take_avx2(struct running *hash, uint8_t *to, const uint8_t *data,
+                                size_t count, ptrdiff_t ahead) {
+    __m256i low = _mm256_loadu_si256((const __m256i *)hash->lanes);
+    __m256i high = _mm256_loadu_si256((const __m256i *)(hash->lanes + 4));
+    size_t stripe = hash->stripe;
+    for (; count; count--, data += STRIPE) {
+        __m256i first = _mm256_loadu_si256((const __m256i *)data);
+        __m256i second = _mm256_loadu_si256((const __m256i *)(data + 32));
+        __builtin_prefetch(data + ahead);
+        if (to) {
+            _mm256_stream_si256((__m256i *)to, first);
+            _mm256_stream_si256((__m256i *)(to + 32), second);
+            to += STRIPE;
+        }
+        low = mixed_in(low, first, SECRET + 8 * stripe);
+        high = mixed_in(high, second, SECRET + 8 * stripe + 32);
+        if (++stripe == STRIPES_PER_BLOCK) {
+            low = scrambled(low, SECRET + 128), high = scrambled(high, SECRET + 160);
+            stripe = 0;
+        }
     }
-    _mm256_storeu_si256((__m256i *)lanes, low);
-    _mm256_storeu_si256((__m256i *)(lanes + 4), high);
+    _mm256_storeu_si256((__m256i *)hash->lanes, low);
+    _mm256_storeu_si256((__m256i *)(hash->lanes + 4), high);
+    hash->stripe = stripe;
 }
 
 WITH_AVX2 static void stream_avx2(uint8_t *to, const uint8_t *from, size_t size) {
@@ -110,19 +136,10 @@ WITH_AVX2 static void stream_avx2(uint8_t *to, const uint8_t *from, size_t size)
 static int has_avx2(void) { return __builtin_cpu_supports("avx2"); }
 #endif
 
-static void take(uint64_t *lanes, const uint8_t *data, const uint8_t *secret, size_t count) {
-#if defined(__x86_64__)
-    if (has_avx2()) {
-        take_avx2(lanes, data, secret, count);
-        return;
-    }
-#endif
-    take_plain(lanes, data, secret, count);
-}
-
 static void stream(uint8_t *to, const uint8_t *from, size_t size) {
 #if defined(__x86_64__)
-    if (size >= SHORTEST_STREAM && has_avx2()) {
+    int is_line = size == STRIPE && (uintptr_t)to % STRIPE == 0;
+    if ((size >= SHORTEST_STREAM || is_line) && has_avx2()) {
         stream_avx2(to, from, size);
         return;
     }
@@ -130,11 +147,28 @@ static void stream(uint8_t *to, const uint8_t *from, size_t size) {
     memcpy(to, from, size);
 }
 
-static void take_stripes(struct running *hash, const uint8_t *data, size_t count) {
+/* Whether stripes that start `head` bytes from here are lines of the target as well. */
+static int are_lines(const uint8_t *to, size_t head) {
+#if defined(__x86_64__)
+    return has_avx2() && ((uintptr_t)to + head) % STRIPE == 0;
+#else
+    return 0;
+#endif
+}
+
+/* Hash stripes; with `to`, which only `are_lines` allows, store them as well. */
+static void take_stripes(struct running *hash, uint8_t *to, const uint8_t *data, size_t count,
+                         ptrdiff_t ahead) {
+#if defined(__x86_64__)
+    if (has_avx2()) {
+        take_avx2(hash, to, data, count, ahead);
+        return;
+    }
+#endif
     while (count) {
         size_t some = STRIPES_PER_BLOCK - hash->stripe;
         some = some < count ? some : count;
-        take(hash->lanes, data, SECRET + 8 * hash->stripe, some);
+        take_plain(hash->lanes, data, SECRET + 8 * hash->stripe, some);
         hash->stripe += some, data += some * STRIPE, count -= some;
         if (hash->stripe == STRIPES_PER_BLOCK) {
             for (int i = 0; i < 8; i++) {
@@ -146,32 +180,44 @@ static void take_stripes(struct running *hash, const uint8_t *data, size_t count
     }
 }
 
-static void add(struct running *hash, const uint8_t *data, size_t size) {
+/* Hash bytes, and copy them where `to` is not null; what lies `ahead` of them comes next. */
+static void add(struct running *hash, uint8_t *to, const uint8_t *data, size_t size,
+                ptrdiff_t ahead) {
+    size_t head = hash->pending ? STRIPE - hash->pending : 0;
     hash->total += size;
     if (hash->pending + size <= STRIPE) {
         memcpy(hash->buffer + hash->pending, data, size);
         hash->pending += size;
+        if (to) memcpy(to, data, size);
         return;
     }
+    uint8_t *lines = to && are_lines(to, head) ? to : NULL, *copy = lines ? NULL : to;
+    const uint8_t *start = data;
+    size_t whole = size;
     if (hash->pending) {
-        size_t some = STRIPE - hash->pending;
-        memcpy(hash->buffer + hash->pending, data, some);
-        data += some, size -= some;
-        take_stripes(hash, hash->buffer, 1);
+        memcpy(hash->buffer + hash->pending, data, head);
+        if (lines) memcpy(lines, data, head), lines += head;
+        data += head, size -= head;
+        take_stripes(hash, NULL, hash->buffer, 1, 0);
         memcpy(hash->last, hash->buffer, STRIPE);
     }
     size_t count = (size - 1) / STRIPE;
     if (count) {
-        take_stripes(hash, data, count);
+        take_stripes(hash, lines, data, count, ahead);
         data += count * STRIPE, size -= count * STRIPE;
+        if (lines) lines += count * STRIPE;
         memcpy(hash->last, data - STRIPE, STRIPE);
     }
     memcpy(hash->buffer, data, size);
     hash->pending = size;
+    if (lines) stream(lines, data, size);
+    if (copy) stream(copy, start, whole);
 }
 
 /* Carry a hash on over bytes that lie in the cache. */
-void cosmos_add(struct running *hash, const uint8_t *data, size_t size) { add(hash, data, size); }
+void cosmos_add(struct running *hash, const uint8_t *data, size_t size) {
+    add(hash, NULL, data, size, 0);
+}
 
 size_t cosmos_state_bytes(void) { return sizeof(struct running); }
 
@@ -188,7 +234,7 @@ uint64_t cosmos_value(const struct running *hash) {
     memcpy(lanes, hash->lanes, sizeof lanes);
     memcpy(end, hash->last + hash->pending, STRIPE - hash->pending);
     memcpy(end + STRIPE - hash->pending, hash->buffer, hash->pending);
-    take(lanes, end, SECRET + 121, 1);
+    take_plain(lanes, end, SECRET + 121, 1);
     for (int i = 0; i < 4; i++) {
         unsigned __int128 product = (unsigned __int128)(lanes[2 * i] ^ word(SECRET + 11 + 16 * i)) *
                                     (lanes[2 * i + 1] ^ word(SECRET + 19 + 16 * i));
@@ -207,11 +253,13 @@ static void move_rows(struct running *hash, uint8_t *to, ptrdiff_t to_step, cons
             size = CHUNK - (to ? (uintptr_t)(to + done) % STRIPE : 0);
             size = row_bytes - done < size ? row_bytes - done : size;
             size_t rows_ahead = (done + FAR) / row_bytes, inside = (done + FAR) % row_bytes;
+            ptrdiff_t ahead = 0;
             if (row + rows_ahead < num_rows)
-                for (size_t at = 0; at < size; at += STRIPE)
-                    __builtin_prefetch(from + rows_ahead * from_step + inside + at);
-            if (hash) add(hash, from + done, size);
-            if (to) stream(to + done, from + done, size);
+                ahead = (ptrdiff_t)rows_ahead * from_step + (ptrdiff_t)inside - (ptrdiff_t)done;
+            if (hash)
+                add(hash, to ? to + done : NULL, from + done, size, ahead);
+            else
+                stream(to + done, from + done, size);
         }
         if (to) to += to_step;
     }
@@ -220,18 +268,18 @@ static void move_rows(struct running *hash, uint8_t *to, ptrdiff_t to_step, cons
 #endif
 }
 
-/* Read rows from another process into one contiguous place, by way of the second-level cache;
- * `hash` may be null. Returns 0, or the `errno` of what went wrong. */
-static int read_rows(struct running *hash, uint8_t *to, int process, uint64_t from,
+/* Read rows from another process into one contiguous place, by way of `scratch`: more of it costs
+ * fewer calls, which cost more than a third-level cache. `hash` may be null. Returns 0, or the
+ * `errno` of what went wrong. */
+static int read_rows(struct running *hash, uint8_t *scratch, uint8_t *to, int process, uint64_t from,
                      ptrdiff_t from_step, size_t row_bytes, size_t num_rows) {
 #if defined(__linux__)
-    uint8_t scratch[SCRATCH];
     size_t row = 0, inside = 0;
     while (row < num_rows) {
         struct iovec runs[MOST_RUNS], here = {scratch, 0};
         size_t count = 0;
-        while (row < num_rows && count < MOST_RUNS && here.iov_len < SCRATCH) {
-            size_t size = row_bytes - inside, room = SCRATCH - here.iov_len;
+        while (row < num_rows && count < MOST_RUNS && here.iov_len < FAR_SCRATCH) {
+            size_t size = row_bytes - inside, room = FAR_SCRATCH - here.iov_len;
             size = size < room ? size : room;
             runs[count].iov_base = (void *)(uintptr_t)(from + row * from_step + inside);
             runs[count++].iov_len = size;
@@ -266,20 +314,21 @@ struct move {
 /* Make moves in order: inside this process (`process` 0), or out of another one, where `to` is
  * contiguous. Returns 0, or the `errno` of the first that went wrong. */
 int cosmos_make(struct move *moves, size_t count, int process) {
-    for (struct move *each = moves; each < moves + count; each++) {
+    uint8_t *scratch = process ? malloc(FAR_SCRATCH) : NULL;
+    int failure = process && !scratch ? ENOMEM : 0;
+    for (struct move *each = moves; each < moves + count && !failure; each++) {
         struct running state, *hash = each->is_hashed ? &state : NULL;
-        int failure = 0;
         if (hash) cosmos_start(hash);
         if (process)
-            failure = read_rows(hash, each->to, process, each->from, each->from_step,
+            failure = read_rows(hash, scratch, each->to, process, each->from, each->from_step,
                                 each->row_bytes, each->num_rows);
         else
             move_rows(hash, each->to, each->to_step, (const uint8_t *)(uintptr_t)each->from,
                       each->from_step, each->row_bytes, each->num_rows);
-        if (failure) return failure;
-        if (hash) each->value = cosmos_value(hash);
+        if (hash && !failure) each->value = cosmos_value(hash);
     }
-    return 0;
+    free(scratch);
+    return failure;
 }
 
 #if defined(__linux__)

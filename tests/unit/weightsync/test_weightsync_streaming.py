@@ -21,6 +21,7 @@ LENGTHS += [4095, 4096, 4097, 5121, 65_536, 100_003]
 # (rows, bytes of a row, step of the source, step of the target)
 SHAPES = [(1, 5000, 5000, 5000), (9, 64, 64, 64), (70, 100, 331, 100), (33, 1024, 4096, 2048)]
 SHAPES += [(5, 12_289, 20_000, 12_289), (300, 1, 1, 1), (40, 7, 9, 8), (3, 4096, 4096, 4100)]
+SHAPES += [(6, 10_000, 10_304, 10_000), (4, 9000, 9000, 9064)]
 
 
 @pytest.fixture
@@ -40,16 +41,22 @@ def noise(size: int) -> np.ndarray:
     return np.frombuffer(random.Random(size).randbytes(size), dtype=np.uint8)
 
 
+def lines(size: int, start: int = 0) -> np.ndarray:
+    """Zeros that begin so many bytes behind the start of a cache line."""
+    memory = np.zeros(size + 128, np.uint8)
+    return memory[start - memory.ctypes.data % 64 + 64 :][:size]
+
+
 def laid_out(rows: int, row_bytes: int, step: int, content: np.ndarray) -> np.ndarray:
     """Rows with gaps between them."""
     return np.lib.stride_tricks.as_strided(content, (rows, row_bytes), (step, 1))
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("start", [0, 1, 63])
-def test_a_row_is_copied_and_hashed_as_xxhash_does_it(engine, length, start):
-    source, target = noise(length + start)[start:], np.zeros(length + 64, np.uint8)
-    into = target[32 - start % 32 :][:length]
+@pytest.mark.parametrize(("start", "line"), [(0, 0), (1, 0), (63, 32), (0, 63), (8, 8)])
+def test_a_row_is_copied_and_hashed_as_xxhash_does_it(engine, length, start, line):
+    source, target = noise(length + start)[start:], lines(length + 128, line)
+    into = target[64 : 64 + length]
     row, expected = source.reshape(1, -1), xxhash.xxh3_64_intdigest(source.data)
     moves = engine.prepare([RowMove(row, into.reshape(1, -1)), RowMove(row, None)])
     assert moves.make() == [expected, expected]
@@ -57,10 +64,13 @@ def test_a_row_is_copied_and_hashed_as_xxhash_does_it(engine, length, start):
     assert target.sum() == into.sum()  # Nothing was written beside it.
 
 
+@pytest.mark.parametrize("line", [0, 24])
 @pytest.mark.parametrize(("rows", "row_bytes", "step", "into_step"), SHAPES)
-def test_rows_with_gaps_are_copied_and_hashed_as_one_text(engine, rows, row_bytes, step, into_step):
+def test_rows_with_gaps_are_copied_and_hashed_as_one_text(
+    engine, rows, row_bytes, step, into_step, line
+):
     source = laid_out(rows, row_bytes, step, noise(rows * step + row_bytes))
-    target = np.zeros(rows * into_step + row_bytes, np.uint8)
+    target = lines(rows * into_step + row_bytes, line)
     into = laid_out(rows, row_bytes, into_step, target)
     expected = xxhash.xxh3_64_intdigest(source.tobytes())
     assert engine.prepare([RowMove(source, into), RowMove(source, None)]).make() == [expected] * 2
