@@ -28,7 +28,8 @@
 #endif
 
 enum { STRIPE = 64, STRIPES_PER_BLOCK = 16, CHUNK = 4096, FAR = 6144, SHORTEST_STREAM = 256,
-       MOST_RUNS = 1024, SCRATCH = 128 << 10, FAR_SCRATCH = 1 << 20, ENDED = -1 };
+       MOST_RUNS = 1024, SCRATCH = 128 << 10, FAR_SCRATCH = 1 << 20, MOST_GAP = 8192,
+       ENDED = -1 };
 
 static const uint32_t P32_1 = 0x9E3779B1U, P32_2 = 0x85EBCA77U, P32_3 = 0xC2B2AE3DU;
 static const uint64_t P64_1 = 0x9E3779B185EBCA87U, P64_2 = 0xC2B2AE3D27D4EB4FU,
@@ -268,30 +269,55 @@ static void move_rows(struct running *hash, uint8_t *to, ptrdiff_t to_step, cons
 #endif
 }
 
+#if defined(__linux__)
+/* As `process_vm_readv`, of `size` bytes in all. Returns 0 or an `errno`. */
+static int read_runs(uint8_t *scratch, size_t size, int process, const struct iovec *runs,
+                     size_t count) {
+    struct iovec here = {scratch, size};
+    ssize_t found = process_vm_readv(process, &here, 1, runs, count, 0);
+    return found < 0 ? errno : (size_t)found == size ? 0 : EFAULT;
+}
+#endif
+
 /* Read rows from another process into one contiguous place, by way of `scratch`: more of it costs
- * fewer calls, which cost more than a third-level cache. `hash` may be null. Returns 0, or the
+ * fewer calls, which cost more than a third-level cache. A row by itself costs the kernel as much as
+ * some kilobytes, so that narrow gaps are read as well. `hash` may be null. Returns 0, or the
  * `errno` of what went wrong. */
 static int read_rows(struct running *hash, uint8_t *scratch, uint8_t *to, int process, uint64_t from,
                      ptrdiff_t from_step, size_t row_bytes, size_t num_rows) {
 #if defined(__linux__)
+    int failure = 0;
+    ptrdiff_t gap = from_step - (ptrdiff_t)row_bytes;
+    if (0 < gap && gap <= MOST_GAP && from_step <= FAR_SCRATCH / 2) {
+        size_t most = FAR_SCRATCH / from_step;
+        for (size_t row = 0, some; row < num_rows; row += some) {
+            some = num_rows - row < most ? num_rows - row : most;
+            struct iovec run = {(void *)(uintptr_t)(from + row * from_step),
+                                some * from_step - gap};
+            failure = read_runs(scratch, run.iov_len, process, &run, 1);
+            if (failure) return failure;
+            move_rows(hash, to, row_bytes, scratch, from_step, row_bytes, some);
+            to += some * row_bytes;
+        }
+        return 0;
+    }
     size_t row = 0, inside = 0;
     while (row < num_rows) {
-        struct iovec runs[MOST_RUNS], here = {scratch, 0};
-        size_t count = 0;
-        while (row < num_rows && count < MOST_RUNS && here.iov_len < FAR_SCRATCH) {
-            size_t size = row_bytes - inside, room = FAR_SCRATCH - here.iov_len;
+        struct iovec runs[MOST_RUNS];
+        size_t count = 0, filled = 0;
+        while (row < num_rows && count < MOST_RUNS && filled < FAR_SCRATCH) {
+            size_t size = row_bytes - inside, room = FAR_SCRATCH - filled;
             size = size < room ? size : room;
             runs[count].iov_base = (void *)(uintptr_t)(from + row * from_step + inside);
             runs[count++].iov_len = size;
-            here.iov_len += size;
+            filled += size;
             inside += size;
             if (inside == row_bytes) row++, inside = 0;
         }
-        ssize_t found = process_vm_readv(process, &here, 1, runs, count, 0);
-        if (found < 0) return errno;
-        if ((size_t)found != here.iov_len) return EFAULT;
-        move_rows(hash, to, 0, scratch, 0, found, 1);
-        to += found;
+        failure = read_runs(scratch, filled, process, runs, count);
+        if (failure) return failure;
+        move_rows(hash, to, 0, scratch, 0, filled, 1);
+        to += filled;
     }
     return 0;
 #else
