@@ -1,4 +1,4 @@
-"""Eight gloo ranks that train tiny models under a list of layouts, forked from one warm process.
+"""Gloo ranks that train tiny models under a list of layouts, forked from one warm process.
 
 python parallel_pool.py DIRECTORY < cases; a case is a JSON line, its result is written to
 DIRECTORY/NAME.json: loss and gradient norm of every step, or what went wrong. Cases of one process
@@ -11,7 +11,6 @@ import json
 import multiprocessing
 import sys
 import traceback
-from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import torch
@@ -112,12 +111,21 @@ def take_part(rank: int, case: dict, directory: Path) -> None:
         (directory / f"{name}{suffix}.json").write_text(json.dumps(result))
 
 
-def work(rank: int, cases: list[dict], directory: Path, start: Barrier) -> None:
-    """Take part in every case that has a place for this rank, all at the same time."""
-    for case in cases:
-        start.wait()
-        if rank < case["num_ranks"]:
-            take_part(rank, case, directory)
+def run_together(case: dict, directory: Path) -> None:
+    """Run a case on ranks of its own.
+
+    torch keeps what it worked out for a mesh under the mesh's shape and ranks: a process that joined
+    a second world would be handed groups of the first.
+    """
+    context = multiprocessing.get_context("fork")
+    ranks = [
+        context.Process(target=take_part, args=(rank, case, directory))
+        for rank in range(case["num_ranks"])
+    ]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
 
 
 def main() -> None:
@@ -132,17 +140,8 @@ def main() -> None:
     for case in cases:
         if case not in together:
             take_part(0, case, directory)
-    context = multiprocessing.get_context("fork")
-    num_ranks = max((case["num_ranks"] for case in together), default=0)
-    start = context.Barrier(max(num_ranks, 1))
-    ranks = [
-        context.Process(target=work, args=(rank, together, directory, start))
-        for rank in range(num_ranks)
-    ]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
+    for case in together:
+        run_together(case, directory)
 
 
 if __name__ == "__main__":
