@@ -143,7 +143,7 @@ IN_CI = {
     ("moonlight-moe", "ep2-pp2"),
     ("gpt-oss", "fsdp2-tp2-ep4"),
     ("gpt-oss", "fsdp2-cp2"),
-    ("mistral", "hsdp2x2"),
+    ("mistral", "tp2-cp2"),
     ("gemma-3", "tp2-cp2"),
     ("phi-3", "tp2"),
 }

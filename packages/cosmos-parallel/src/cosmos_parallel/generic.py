@@ -97,7 +97,8 @@ class ContextHooks:
         if not isinstance(head, nn.Module):
             raise MeshError(f"cp: {type(model).__name__} has no output head to gather before")
         model.register_forward_pre_hook(self._divide, with_kwargs=True)
-        head.register_forward_pre_hook(self._gather)
+        # first: what tensor parallelism hooks there takes whole sequences
+        head.register_forward_pre_hook(self._gather, prepend=True)
 
     def _divide(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
