@@ -1,6 +1,6 @@
 """Weight sync against its bound and its peers, between processes of one host.
 
-    python benchmarks/weightsync.py [--mib 1970] [--rounds 5] [--arms memcpy,shared_memory,...]
+    python benchmarks/weightsync.py [--mib 1970] [--rounds 2] [--arms memcpy,shared_memory,...]
 
 Four FSDP2 ranks hold a model in bfloat16 (183 tensors at 1970 MiB); two receivers want what the two
 workers of a tensor-parallel engine hold. In each round every arm has its turn, in another order
@@ -309,8 +309,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--mib", type=int, default=1970, help="model size in bfloat16")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--repeats", type=int, default=2, help="timed turns of an arm in a round")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3, help="timed turns of an arm in a round")
     parser.add_argument("--arms", default="", help="only these, separated by commas, and memcpy")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--without-peers", action="store_true", help="no NIXL, no Mooncake")
