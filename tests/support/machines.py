@@ -43,6 +43,10 @@ class Machine:
         """Return what has left it over the wire."""
         return int(self.run("cat", "/sys/class/net/wire/statistics/tx_bytes"))
 
+    def bytes_received(self) -> int:
+        """Return what has come to it over the wire."""
+        return int(self.run("cat", "/sys/class/net/wire/statistics/rx_bytes"))
+
 
 def why_not() -> str:
     """Say what is missing for namespaces here; nothing if nothing is."""

@@ -44,7 +44,7 @@ class Run:
     def finish(self, deadline_s: float = 240.0) -> int:
         """Wait for the end; the whole session is killed at the deadline."""
         try:
-            self.text, _ = self.process.communicate(timeout=deadline_s)
+            self.text = self.process.communicate(timeout=deadline_s)[0] or ""
         except subprocess.TimeoutExpired:
             self.kill()
             pytest.fail(f"{self.output} did not end in {deadline_s:g} s:\n{self.logs()}")
@@ -52,12 +52,13 @@ class Run:
 
     def kill(self) -> None:
         os.killpg(self.process.pid, signal.SIGKILL)
-        self.text, _ = self.process.communicate()
+        self.text = self.process.communicate()[0] or ""
 
     def logs(self) -> str:
+        of_jobs = sorted(self.output.parent.glob(f"{self.output.name}.slurm-*.log"))
         parts = [
             f"--- {path.name}\n{path.read_text(errors='replace')[-1500:]}"
-            for path in sorted((self.output / "logs").glob("*.log"))
+            for path in [*of_jobs, *sorted((self.output / "logs").glob("*.log"))]
         ]
         return "\n".join([self.text[-3000:], *parts])
 
