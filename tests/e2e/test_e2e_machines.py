@@ -32,7 +32,7 @@ SETTINGS = (
     "policy.ranks=2",
     "rollout.replicas=2",
     "bus.lease_s=15",
-    "launch.stop_grace_s=10",  # for the farewell of one that is dead
+    "trainer.checkpoint_every=2",
     "dashboard.enabled=false",
     "sinks=[{kind='console'}, {kind='jsonl'}]",
     "cluster.gpus_per_node=1",
@@ -75,33 +75,25 @@ def rendered(output: Path) -> Path:
     return script
 
 
-def was_told_to_stop(run: Run) -> bool:
-    return any(e["type"] == "StopRequested" for e in read_events(run.output / "events.jsonl"))
-
-
-def test_a_job_goes_on_without_a_rollout_stops_before_its_limit_and_is_resumed(
+def test_a_job_goes_on_without_a_rollout_and_starts_again_without_a_policy(
     cluster: Slurm, tmp_path: Path
 ) -> None:
     output = tmp_path / "run"
-    script = rendered(output)
-    run = Run(output, cluster.sbatch(script, environment()))
+    run = Run(output, cluster.sbatch(rendered(output), environment()))
     run.wait_for(lambda: run.steps_done() >= 1, _LONG_S)
     os.kill(run.child("rollout-1"), signal.SIGKILL)
     alone = run.steps_done() + 3
     run.wait_for(lambda: run.steps_done() >= alone, _LONG_S)
-    rollout = run.child("rollout-0")
-    os.kill(rollout, signal.SIGSTOP)  # no step more until the job has heard of its limit
-    run.process.send_signal(signal.SIGTERM)
-    run.wait_for(lambda: was_told_to_stop(run), _LONG_S)
-    os.kill(rollout, signal.SIGCONT)
-    assert run.finish(_LONG_S) == 3, run.logs()
-    assert alone <= run.steps_done() < NUM_STEPS
-    assert_balanced(run.report["books"])
-
-    again = Run(output, cluster.sbatch(script, environment()))
-    assert again.finish(_LONG_S) == 0, again.logs()
-    assert [r["step"] for r in again.metrics("controller")] == list(range(NUM_STEPS))
-    assert_balanced(again.report["books"])
+    os.kill(run.child("policy-0"), signal.SIGKILL)
+    assert run.finish(_LONG_S) == 0, run.logs()
+    steps = [record["step"] for record in run.metrics("controller")]
+    assert sorted(set(steps)) == list(range(NUM_STEPS))
+    assert steps.count(0) == 1, "it went on from a checkpoint"
+    report = run.report
+    assert report["steps"] == NUM_STEPS
+    assert_balanced(report["books"])
+    joined = [e for e in read_events(output / "events.jsonl") if e["type"] == "ReplicaJoined"]
+    assert sum(e["replica"] == "policy-0" for e in joined) >= 2
     weights = (output / "export" / "model" / "model.safetensors").stat().st_size
     _, second_rank, *rollouts = (machine.bytes_received() for machine in cluster.machines)
     assert second_rank > NUM_STEPS * weights, "sums of gradients went over the wire"

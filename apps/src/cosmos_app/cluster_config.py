@@ -27,7 +27,8 @@ class ClusterConfig:
         volume_claim: PersistentVolumeClaim, ReadWriteMany, with everything that is shared.
         mount: where it is mounted; relative paths of the recipe begin there.
         secret: Secret whose key ``token`` is the token of the controller's API.
-        max_restarts: how often Kubernetes starts the whole set again, from the newest checkpoint.
+        max_restarts: how often all processes are started again, from the newest checkpoint, when
+            the head or a policy replica is lost.
     """
 
     gpus_per_node: int = 8

@@ -1,7 +1,9 @@
 """What a cluster is handed: scripts and manifests as they are, and what scripts really start."""
 
 import os
+import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +103,7 @@ while [[ "$1" == --* ]]; do
   case "$1" in --ntasks=*) tasks="${1#*=}";; esac; shift
 done
 if [[ "$1" == hostname ]]; then echo "10.0.0.1 "; exit; fi
+if ((tasks == 1)); then SLURM_PROCID=0 exec "$@"; fi  # signals reach it
 for ((i = 0; i < tasks; i++)); do SLURM_PROCID=$i "$@"; done
 """,
     "scontrol": 'printf "node%s\\n" 0 1 2 3 4 5 6 7',
@@ -116,25 +119,34 @@ fi
 }
 
 
-def test_the_script_starts_every_process_with_its_names_and_addresses(folder: Path) -> None:
-    """bash really runs it; the cluster's commands are stand-ins that write down what they do."""
+def start_script(folder: Path, script: str, **changed: str) -> subprocess.Popen[str]:
+    """Have bash really run it; the commands of the cluster are stand-ins that note what they do."""
     tools = folder / "tools"
     tools.mkdir()
-    for name, text in _STAND_INS.items():
+    for name, text in {**_STAND_INS, **changed}.items():
         (tools / name).write_text(f"#!/bin/bash\n{text}\n")
         (tools / name).chmod(0o755)
-    script = rendered("slurm", "cluster.setup=:", *TAUGHT)
     environment = {"PATH": f"{tools}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "node[0-7]"}
-    done = subprocess.run(
+    return subprocess.Popen(
         ["bash", "-c", script],
         cwd=folder,
         env=environment,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
-        check=False,
     )
-    assert done.returncode == 0, done.stderr
+
+
+def run_script(folder: Path, script: str, **changed: str) -> tuple[int, str]:
+    """Run it to its end; return its exit code and its errors."""
+    running = start_script(folder, script, **changed)
+    _, errors = running.communicate(timeout=60)
+    return running.returncode, errors
+
+
+def test_the_script_starts_every_process_with_its_names_and_addresses(folder: Path) -> None:
+    code, errors = run_script(folder, rendered("slurm", "cluster.setup=:", *TAUGHT))
+    assert code == 0, errors
     calls = (folder / "calls").read_text().splitlines()
     started = [call for call in calls if " stop " not in call]
     head = (
@@ -156,6 +168,67 @@ def test_the_script_starts_every_process_with_its_names_and_addresses(folder: Pa
         assert len(mine) == 2, "one torchrun on each machine"
         assert f"--rdzv-endpoint=10.0.0.1:{29500 + index}" in mine[0]
         assert "--nnodes=2 --nproc-per-node=8" in mine[0]
+
+
+# until it is told to stop, as the head of a run
+_WAITING_HEAD = """
+echo "cosmos-app $*" >> calls
+case "$1" in
+  run)
+    mkdir -p runs/big; touch runs/big/run.json
+    if [[ "$*" == *--resume* ]]; then exit 0; fi
+    for ((i = 0; i < 300; i++)); do [[ -e stopped ]] && exit 3; sleep 0.1; done;;
+  stop) touch stopped;;
+esac
+"""
+_ALONE = ("cluster.setup=:", "policy.replicas=1", "policy.ranks=8", "policy.parallel.dp_shard=8")
+
+
+def heads(folder: Path) -> list[str]:
+    calls = (folder / "calls").read_text().splitlines()
+    return [call for call in calls if call.startswith("cosmos-app run")]
+
+
+def test_all_start_again_from_the_newest_checkpoint_without_a_policy(folder: Path) -> None:
+    """The policy fails at its first start alone."""
+    python = "if [[ -e failed ]]; then exit 0; fi; touch failed; exit 7"
+    script = rendered("slurm", *_ALONE)
+    code, errors = run_script(folder, script, **{"cosmos-app": _WAITING_HEAD, "python": python})
+    assert code == 0, errors
+    assert "a policy replica ended with 7: all start again" in errors
+    assert [call.endswith("--resume") for call in heads(folder)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("override", "code"), [("cluster.max_restarts=0", 7), ("cluster.max_restarts=3", 2)]
+)
+def test_a_job_ends_with_a_policy_that_may_not_or_cannot_start_again(
+    folder: Path, override: str, code: int
+) -> None:
+    """2 says that the recipe is wrong."""
+    changed = {"cosmos-app": _WAITING_HEAD, "python": f"exit {code}"}
+    found, errors = run_script(folder, rendered("slurm", *_ALONE, override), **changed)
+    assert found == code, errors
+    assert len(heads(folder)) == 1
+
+
+@pytest.mark.usefixtures("folder")
+def test_elastic_policies_go_on_without_one_that_is_lost() -> None:
+    assert "policies+=($!)" in rendered("slurm", *_ALONE)
+    assert "policies+=($!)" not in rendered("slurm", *_ALONE, "elastic.lease_s=5")
+
+
+def test_the_signal_before_the_limit_stops_the_run_and_nothing_starts_again(folder: Path) -> None:
+    running = start_script(folder, rendered("slurm", *_ALONE), **{"cosmos-app": _WAITING_HEAD})
+    for _ in range(300):
+        if (folder / "runs" / "big" / "run.json").exists():
+            break
+        time.sleep(0.1)
+    running.send_signal(signal.SIGTERM)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 3, errors
+    assert "cosmos-app stop runs/big --wait 0" in (folder / "calls").read_text()
+    assert len(heads(folder)) == 1
 
 
 def test_the_jobset_gives_every_pod_what_it_needs(folder: Path) -> None:

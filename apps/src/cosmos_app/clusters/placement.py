@@ -46,6 +46,7 @@ class Placement:
         policy_replicas: how many.
         policy_nodes: machines of each.
         ranks_per_node: ranks of a policy replica on each of its machines.
+        is_elastic: whether policy replicas go on without one that is lost.
         rollouts: the replicas that generate.
         teachers: the replicas that score what those sample; may be none.
     """
@@ -57,6 +58,7 @@ class Placement:
     policy_replicas: int
     policy_nodes: int
     ranks_per_node: int
+    is_elastic: bool
     rollouts: Engines
     teachers: Engines
 
@@ -109,6 +111,7 @@ def place(recipe: Recipe, recipe_file: Path, overrides: tuple[str, ...]) -> Plac
         policy_replicas=recipe.policy.replicas,
         policy_nodes=nodes,
         ranks_per_node=recipe.policy.ranks // nodes,
+        is_elastic=recipe.elastic is not None,
         rollouts=_engines("rollout", recipe.rollout.replicas, recipe.rollout.engine, gpus),
         teachers=_engines("teacher", recipe.teacher.replicas, recipe.teacher.engine, gpus),
     )

@@ -7,6 +7,7 @@
 """
 
 import shlex
+import textwrap
 from collections.abc import Sequence
 
 from cosmos_app.cluster_config import ClusterConfig
@@ -23,16 +24,42 @@ set -euo pipefail
 
 nodes=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))
 address_of() {{ srun --overlap --nodes=1 --ntasks=1 --nodelist="$1" hostname -I | cut -d' ' -f1; }}
+"""
+_START = """\
 export COSMOS_RESUME=""
 if [ -e {marker} ]; then COSMOS_RESUME="--resume"; fi
 """
 _TAIL = """\
-# Shortly before the time limit, or by 'scancel --signal=TERM --batch': stop with a checkpoint.
-trap 'cosmos-app stop {run_dir} --wait 0 || true' TERM
+# Whether a replica that the run cannot do without has failed; its exit code is in "status".
+lost_policy() {{
+  local i
+  for i in "${{!policies[@]}}"; do
+    if kill -0 "${{policies[i]}}" 2>/dev/null; then continue; fi
+    wait "${{policies[i]}}" && unset "policies[i]" || {{ status=$?; return 0; }}
+  done
+  return 1
+}}
 
-status=0
-while kill -0 "$head" 2>/dev/null; do
-  wait "$head" && status=0 || status=$?
+end_all() {{
+  kill "$head" "${{steps[@]}}" 2>/dev/null || true
+  sleep 1
+  kill "$head" 2>/dev/null || true  # the first signal asks for a step that nobody may take
+  wait || true
+}}
+
+# Shortly before the time limit, or by 'scancel --signal=TERM --batch': stop with a checkpoint.
+stopping=""
+trap 'stopping=1; cosmos-app stop {run_dir} --wait 0 || true' TERM
+
+for ((restarts = {max_restarts}; ; restarts--)); do
+  start
+  while kill -0 "$head" 2>/dev/null && ! lost_policy; do sleep 1; done
+  if kill -0 "$head" 2>/dev/null; then end_all; else wait "$head" && status=0 || status=$?; fi
+  # 0: done, 2: the recipe is wrong, 3: stopped; others may go on from the newest checkpoint
+  case "$status" in 0 | 2 | 3) break ;; esac
+  if [ -n "$stopping" ] || [ "$restarts" -eq 0 ]; then break; fi
+  echo "the head or a policy replica ended with $status: all start again" >&2
+  end_all
 done
 {teachers_end}for ((left = {grace_s}; left > 0; left--)); do
   if [ -z "$(jobs -rp)" ]; then break; fi
@@ -62,9 +89,9 @@ def sbatch_script(placement: Placement, cluster: ClusterConfig) -> str:
         directives="\n".join(f"#SBATCH --{name}={v}" for name, v in directives.items() if v),
         setup=cluster.setup or ":",
         environment=_exports(),
-        marker=shlex.quote(str(placement.run_dir / "run.json")),
     )
-    parts = [head, _head_step(placement), "steps=()"]
+    marker = shlex.quote(str(placement.run_dir / "run.json"))
+    parts = [_START.format(marker=marker) + _head_step(placement), "steps=()\npolicies=()"]
     parts += [_policy_step(placement, cluster, index) for index in range(placement.policy_replicas)]
     first = placement.policy_replicas * placement.policy_nodes
     for engines in placement.engines:
@@ -73,10 +100,11 @@ def sbatch_script(placement: Placement, cluster: ClusterConfig) -> str:
     tail = _TAIL.format(
         run_dir=shlex.quote(str(placement.run_dir)),
         grace_s=cluster.grace_s,
+        max_restarts=cluster.max_restarts,
         teachers_end=_TEACHERS_END if placement.teachers.count else "",
     )
-    parts.append(tail)
-    return "\n".join(parts)
+    start = textwrap.indent("\n".join(parts), "  ")
+    return f"{head}\nstart() {{\n{start}}}\n\n{tail}"
 
 
 def _exports() -> str:
@@ -101,7 +129,7 @@ def _policy_step(placement: Placement, cluster: ClusterConfig, index: int) -> st
     torchrun = [
         "python",
         "-m",
-        "torch.distributed.run",
+        "cosmos_app.torchrun",
         f"--nnodes={count}",
         f"--nproc-per-node={placement.ranks_per_node}",
         "--rdzv-backend=c10d",
@@ -119,7 +147,7 @@ def _policy_step(placement: Placement, cluster: ClusterConfig, index: int) -> st
         f'--nodelist="$(IFS=,; echo "${{nodes[*]:{first}:{count}}}")" '
         f"--gpus-per-task={placement.ranks_per_node} --kill-on-bad-exit=1 "
         f"{_on_its_host(torchrun)} &\n"
-        "steps+=($!)\n"
+        "steps+=($!)\n" + ("" if placement.is_elastic else "policies+=($!)\n")
     )
 
 
