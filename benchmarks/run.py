@@ -56,6 +56,7 @@ PARTS = (
     Part(name="planner", arguments=("--calibrate",), quick=("--quick", "--calibrate")),
     Part(name="controller", quick=("--steps", "2")),
     Part(name="training"),
+    Part(name="torchtitan", file="training_titan"),
     Part(name="wfm"),
     Part(name="logprobs", quick=("--tokens", "256", "--vocabulary", "4096", "--rounds", "1")),
 )
