@@ -283,3 +283,16 @@ def test_a_seeded_deterministic_run_repeats_bit_for_bit():
     first, second = run(), run()
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize(("dtypes", "is_fused"), [((0, 0), True), ((0, 1), False)])
+def test_adamw_is_one_kernel_where_one_takes_all_parameters(dtypes, is_fused):
+    kinds = (torch.float32, torch.float64)
+    named = {str(i): nn.Parameter(torch.ones(3, dtype=kinds[d])) for i, d in enumerate(dtypes)}
+    optimizer = AdamWConfig(lr=0.1, weight_decay=0.5).build(named)
+    assert bool(optimizer.param_groups[0]["fused"]) == is_fused
+    for parameter in named.values():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    for parameter in named.values():  # decayed by a twentieth, then one step of the rate
+        assert parameter.tolist() == pytest.approx([0.85] * 3, rel=1e-6)

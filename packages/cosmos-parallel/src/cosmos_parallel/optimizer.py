@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from cosmos_parallel.errors import OptimizerError
 from cosmos_parallel.schedule import ScheduleConfig
@@ -37,15 +38,25 @@ class AdamWConfig:
 
     def build(self, parameters: Named) -> torch.optim.Optimizer:
         """Make the optimizer."""
-        # for loops: the grouped kernels do not take DTensors on CPU
+        fused = _can_be_fused(parameters)
         return torch.optim.AdamW(
             parameters.values(),
             lr=self.lr,
             betas=self.betas,
             eps=self.eps,
             weight_decay=self.weight_decay,
-            foreach=False,
+            fused=fused,
+            foreach=None if fused else False,  # the grouped kernels take no DTensors on CPUs
         )
+
+
+def _can_be_fused(parameters: Named) -> bool:
+    """Whether one kernel takes all of them: alike in device and type, and on one mesh if on any."""
+    kinds = {
+        (p.device.type, p.dtype, p.device_mesh if isinstance(p, DTensor) else None)
+        for p in parameters.values()
+    }
+    return len(kinds) == 1 and next(iter(kinds))[0] in ("cpu", "cuda")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
