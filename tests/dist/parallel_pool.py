@@ -114,8 +114,8 @@ def take_part(rank: int, case: dict, directory: Path) -> None:
 def run_together(case: dict, directory: Path) -> None:
     """Run a case on ranks of its own.
 
-    torch keeps what it worked out for a mesh under the mesh's shape and ranks: a process that joined
-    a second world would be handed groups of the first.
+    torch keeps what it worked out for a mesh under the mesh's shape and ranks: a process that
+    joined a second world would be handed groups of the first.
     """
     context = multiprocessing.get_context("fork")
     ranks = [
