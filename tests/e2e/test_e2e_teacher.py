@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_app.samples import read_trajectories
+from cosmos_core.trajectory import Trajectory
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS = 6
@@ -30,13 +32,41 @@ def opinionated(path: Path) -> None:
     model.save_pretrained(path)
 
 
-def test_samples_are_scored_by_teachers_of_whom_one_is_killed(runner: Runner) -> None:
+def tiny_pair(folder: Path) -> tuple[Path, Path]:
+    """Build a student and a teacher over the same letters; return where they are."""
     size = TinyModelConfig(num_layers=1, hidden_size=32, num_heads=2)
     letters = ["0123456789+= "]
-    student, teacher = runner.folder / "student", runner.folder / "teacher"
+    student, teacher = folder / "student", folder / "teacher"
     build_tiny_model(student, letters, size, 0)
     build_tiny_model(teacher, letters, size, 1)
     opinionated(teacher)
+    return student, teacher
+
+
+def assert_scored(recorded: Sequence[Trajectory], teacher: Path, num_likeliest: int) -> None:
+    """Compare the scores that samples carry with a pass of the teacher in double precision."""
+    network = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float64).eval()
+    for trajectory in recorded:
+        ids = torch.tensor(trajectory.token_ids.tolist())
+        with torch.no_grad():
+            table = network(ids[None]).logits[0, :-1].log_softmax(-1)
+        expected = table[torch.arange(len(ids) - 1), ids[1:]].numpy()
+        assert trajectory.teacher is not None
+        np.testing.assert_allclose(
+            trajectory.teacher.logprobs[1:],
+            np.where(trajectory.trainable[1:], expected, 0.0),
+            atol=1e-4,
+        )
+        best = table.topk(num_likeliest).values.numpy()
+        np.testing.assert_allclose(
+            trajectory.teacher.top_logprobs[1:],
+            np.where(trajectory.trainable[1:, None], best, 0.0),
+            atol=1e-4,
+        )
+
+
+def test_samples_are_scored_by_teachers_of_whom_one_is_killed(runner: Runner) -> None:
+    student, teacher = tiny_pair(runner.folder)
     run = runner.start(
         *SMALL, f"trainer.steps={STEPS}", f"model.path={student}", f"model.teacher={teacher}",
         "algorithm.kind=on_policy_distillation", "rollout.record=true",
@@ -49,28 +79,31 @@ def test_samples_are_scored_by_teachers_of_whom_one_is_killed(runner: Runner) ->
     assert_balanced(run.report["books"])
     (incident,) = [one for one in run.report["incidents"] if one["name"] == "teacher-0"]
     assert (incident["how"], incident["outcome"]) == ("signal 9 (SIGKILL)", "restarted")
-    network = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float64).eval()
     recorded = list(read_trajectories(run.output / "trajectories" / "rollout-0.bin"))
     assert len(recorded) >= STEPS * 32
-    for trajectory in recorded[:: len(recorded) // 20]:
-        ids = torch.tensor(trajectory.token_ids.tolist())
-        with torch.no_grad():
-            table = network(ids[None]).logits[0, :-1].log_softmax(-1)
-        expected = table[torch.arange(len(ids) - 1), ids[1:]].numpy()
-        assert trajectory.teacher is not None
-        np.testing.assert_allclose(
-            trajectory.teacher.logprobs[1:],
-            np.where(trajectory.trainable[1:], expected, 0.0),
-            atol=1e-4,
-        )
-        best = table.topk(2).values.numpy()
-        np.testing.assert_allclose(
-            trajectory.teacher.top_logprobs[1:],
-            np.where(trajectory.trainable[1:, None], best, 0.0),
-            atol=1e-4,
-        )
+    assert_scored(recorded[:: len(recorded) // 20], teacher, 2)
     # Reverse KL to the teacher, estimated on the student's own samples, falls.
     gaps = [
         float((t.logprobs - t.teacher.logprobs)[t.trainable].mean()) for t in recorded if t.teacher
     ]
     assert np.mean(gaps[-32:]) < 0.9 * np.mean(gaps[:32])
+
+
+def test_vllm_is_the_teacher_of_a_whole_run(runner: Runner) -> None:
+    pytest.importorskip("vllm")
+    student, teacher = tiny_pair(runner.folder)
+    run = runner.start(
+        *SMALL, "trainer.steps=3", f"model.path={student}", f"model.teacher={teacher}",
+        "algorithm.kind=on_policy_distillation", "rollout.record=true", "teacher.replicas=1",
+        "teacher.engine={kind='vllm', dtype='float32', kv_cache_mib=16}", "teacher.top_k=2",
+        "validation.after=false", "validation.before=false",
+    )  # fmt: skip
+    assert run.finish(deadline_s=500.0) == 0, run.logs()
+    assert run.report["incidents"] == []
+    assert run.report["steps"] == 3
+    books = run.report["books"]
+    assert_balanced(books)
+    assert (books["consumed"], sum(books["dropped"].values())) == (3 * 8, 0)
+    recorded = list(read_trajectories(run.output / "trajectories" / "rollout-0.bin"))
+    assert len(recorded) >= 3 * 32
+    assert_scored(recorded, teacher, 2)
