@@ -318,11 +318,6 @@ def _check_algorithm(recipe: Recipe) -> None:
             f"algorithm.kind is {kind!r}, whose critic needs whole hidden states, and "
             f"policy.parallel.{split[0]} divides them: use dp_replicate and dp_shard alone"
         )
-    if algorithm.critic is not None and recipe.elastic is not None:
-        raise ValueError(
-            f"algorithm.kind is {kind!r}, which updates several times in a step, and elastic "
-            "replicas can only take a step whole or not at all: leave elastic out"
-        )
     check_teacher(
         recipe.teacher,
         recipe.model.teacher,

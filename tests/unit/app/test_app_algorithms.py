@@ -40,10 +40,6 @@ def test_every_algorithm_runs_and_corrects_by_default(config: type) -> None:
             "algorithm.top_k is 8 and teacher.top_k 0",
         ),
         (
-            ["algorithm.kind=ppo", "elastic.lease_s=5"],
-            "'ppo', which updates several times in a step",
-        ),
-        (
             [
                 "algorithm.objective.kl.reset_every=5",
                 "model.training.lora.rank=2",

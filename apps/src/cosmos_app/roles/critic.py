@@ -42,6 +42,9 @@ def critic_step(
 
     Returns:
         What the first update says, with the time of all, and with what the last one clipped.
+
+    Raises:
+        ReplicaLostError: if a replica did not take part to the end; the updates before are made.
     """
     assert algorithm.critic is not None
     valued, seconds = _valued(learner, batches, value, algorithm.critic), 0.0
@@ -96,5 +99,7 @@ def _valued(
     )
     if learner.replica_group is not None:
         learner.replica_group.sum_([packed])
+        # a rank that lacks the sum would be waited for by its replica's others in their next pass
+        learner.replica_group.commit()
     moments = Moments(*packed)
     return [with_whitened_advantages(batch, moments) for batch in mine]

@@ -5,6 +5,7 @@ thread that owns the replica's communicators.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -48,6 +49,7 @@ from cosmos_parallel import (
     model_cost,
     runs_packed_rows,
     throughput,
+    whole_step,
 )
 from cosmos_weightsync import Shard, WeightSender, converted_shards, shards_of
 from cosmos_weightsync.encodings import EncodedShards, adapter_shards
@@ -277,9 +279,11 @@ class Trainer:
     def _take(self, batches: Sequence[TokenBatch]) -> StepReport:
         if self._algorithm.critic is None:
             return self._learner.step(batches, self._counted_loss)
-        return critic_step(
-            self._learner, batches, self._algorithm, value=self._valued, loss=self._counted_loss
-        )
+        is_undone = self._gathering is not None and self._algorithm.epochs > 1
+        with whole_step(self._learner) if is_undone else nullcontext():
+            return critic_step(
+                self._learner, batches, self._algorithm, value=self._valued, loss=self._counted_loss
+            )
 
     def _move_reference(self) -> None:
         """Let the reference be the policy, if it is time."""

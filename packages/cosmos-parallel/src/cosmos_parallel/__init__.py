@@ -111,6 +111,7 @@ from cosmos_parallel.throughput import (
     throughput,
 )
 from cosmos_parallel.value_head import VALUE_HEAD, is_of_value_head
+from cosmos_parallel.whole_steps import whole_step
 
 __all__ = [
     "VALUE_HEAD",
@@ -232,4 +233,5 @@ __all__ = [
     "use_low_precision",
     "use_packed_attention",
     "validate",
+    "whole_step",
 ]

@@ -11,8 +11,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import STORAGE_TYPES, TensorStorageMetadata
+from torch.distributed.tensor import DTensor
 
 from cosmos_parallel.errors import CheckpointError, CheckpointMismatchError
+from cosmos_parallel.gradients import local_part
 from cosmos_parallel.learner import Learner
 from cosmos_parallel.optimizer import KeepsOwnState
 from cosmos_parallel.process import ProcessContext
@@ -101,6 +103,30 @@ def restore(learner: Learner, process: ProcessContext, state: Mapping[str, Tenso
         torch.cuda.set_rng_state(state[f"rng.cuda_{process.rank}"])
 
 
+def parts_of(learner: Learner, process: ProcessContext) -> dict[str, Tensor]:
+    """Return what this rank holds of the state, without the random state; not copies."""
+    return {
+        name: local_part(value)
+        for name, value in state_of(learner, process).items()
+        if not name.startswith("rng.")
+    }
+
+
+def put_parts(learner: Learner, process: ProcessContext, parts: Mapping[str, Tensor]) -> None:
+    """Put what `parts_of` gave in place of a learner's state; it has the same layout.
+
+    Parts of the optimizer's are kept as they are, on the device where they are.
+    """
+    for name, value in weights_of(learner).items():
+        local_part(value).copy_(parts[name])
+    parameters = dict(learner.model.named_parameters())
+    state: dict[str, Tensor] = {}
+    for name, part in parts.items():
+        parameter = parameters.get(name.removeprefix("optimizer.").rpartition(".")[0])
+        state[name] = part if parameter is None else _laid_out_like(parameter, part)
+    restore(learner, process, state)
+
+
 def weights_of(learner: Learner) -> dict[str, Tensor]:
     """Return the tensors of the models and the averages of them; they are the learner's own."""
     averages = learner.ema.averages if learner.ema is not None else {}
@@ -109,6 +135,19 @@ def weights_of(learner: Learner) -> dict[str, Tensor]:
     return {
         f"{part}.{name}": value for part, named in parts.items() for name, value in named.items()
     }
+
+
+def _laid_out_like(parameter: Tensor, part: Tensor) -> Tensor:
+    if not isinstance(parameter, DTensor) or part.shape != parameter.to_local().shape:
+        return part
+    return DTensor.from_local(
+        part,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
 
 
 def _rng_state(process: ProcessContext) -> dict[str, Tensor]:

@@ -9,12 +9,11 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from cosmos_parallel.errors import ReplicaLostError
 from cosmos_parallel.gradients import local_part
 from cosmos_parallel.learner import Learner
-from cosmos_parallel.learner_state import restore, state_of, weights_of
+from cosmos_parallel.learner_state import parts_of, put_parts, weights_of
 from cosmos_parallel.replicas import StoreReplicaGroup
 
 
@@ -25,11 +24,7 @@ def send_state(learner: Learner, group: StoreReplicaGroup, index: int) -> None:
         ReplicaLostError: if it did not take them in time.
     """
     process = learner.mesh.process
-    parts = {
-        name: local_part(value).contiguous()
-        for name, value in state_of(learner, process).items()
-        if not name.startswith("rng.")
-    }
+    parts = {name: part.contiguous() for name, part in parts_of(learner, process).items()}
     listed = [
         [name, _dtype_name(part), list(part.shape), part.device.type]
         for name, part in parts.items()
@@ -60,10 +55,12 @@ def receive_state(learner: Learner, group: StoreReplicaGroup, index: int) -> Non
     }
     group.receive([part for part in parts.values() if part.numel()], index)
     on_host = {name for name, *_, device_type in listed if device_type == "cpu"}
-    _put(learner, {name: p.cpu() if name in on_host else p for name, p in parts.items()})
+    _check(learner, parts)
+    parts = {name: p.cpu() if name in on_host else p for name, p in parts.items()}
+    put_parts(learner, process, parts)
 
 
-def _put(learner: Learner, parts: Mapping[str, Tensor]) -> None:
+def _check(learner: Learner, parts: Mapping[str, Tensor]) -> None:
     for name, value in weights_of(learner).items():
         part, mine = parts.get(name), local_part(value)
         if part is None or part.shape != mine.shape:
@@ -72,26 +69,6 @@ def _put(learner: Learner, parts: Mapping[str, Tensor]) -> None:
                 f"the other replica has another model: {name} needs "
                 f"{tuple(mine.shape)} on this rank, it sent {found}"
             )
-        mine.copy_(part)
-    parameters = dict(learner.model.named_parameters())
-    state: dict[str, Tensor] = {}
-    for name, part in parts.items():
-        parameter = parameters.get(name.removeprefix("optimizer.").rpartition(".")[0])
-        state[name] = part if parameter is None else _laid_out_like(parameter, part)
-    restore(learner, learner.mesh.process, state)
-
-
-def _laid_out_like(parameter: Tensor, part: Tensor) -> Tensor:
-    if not isinstance(parameter, DTensor) or part.shape != parameter.to_local().shape:
-        return part
-    return DTensor.from_local(
-        part,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
 
 
 def _dtype_name(tensor: Tensor) -> str:
