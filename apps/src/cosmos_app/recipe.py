@@ -325,12 +325,6 @@ def _check_algorithm(recipe: Recipe) -> None:
         temperature=recipe.algorithm.temperature,
         top_k=0 if algorithm.likeliest is None else algorithm.likeliest.top_k,
     )
-    if algorithm.objective.kl.reset_every and recipe.model.training.lora is not None:
-        raise ValueError(
-            "algorithm.objective.kl.reset_every moves the reference to the policy, and with "
-            "model.training.lora the reference is the base without its adapter: leave one of them "
-            "out"
-        )
 
 
 def controller_config(recipe: Recipe, num_held_out: int) -> ControllerConfig:

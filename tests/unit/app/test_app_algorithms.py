@@ -39,13 +39,6 @@ def test_every_algorithm_runs_and_corrects_by_default(config: type) -> None:
             ],
             "algorithm.top_k is 8 and teacher.top_k 0",
         ),
-        (
-            [
-                "algorithm.objective.kl.reset_every=5",
-                "model.training.lora.rank=2",
-            ],
-            "the reference is the base without its adapter",
-        ),
     ],
 )
 def test_what_no_rank_has_is_refused_before_anything_starts(

@@ -1,5 +1,6 @@
 """PPO with a critic in a policy's trainer, against a loop written from the paper's formulas."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +14,22 @@ from cosmos_app.recipe import ModelConfig, Recipe, TrainerConfig
 from cosmos_app.roles.trainer import Seat, Trainer, _shards
 from cosmos_core.messages import SampleRef, Train
 from cosmos_core.trajectory import Trajectory, VersionSpan
-from cosmos_parallel import CheckpointStore, LearnerConfig, ParallelConfig, SgdConfig, build_mesh
+from cosmos_parallel import (
+    CheckpointStore,
+    LearnerConfig,
+    LoraConfig,
+    ParallelConfig,
+    SgdConfig,
+    build_mesh,
+)
+from cosmos_parallel.learner_state import weights_of
 
 TINY = TinyModelConfig(hidden_size=16, num_layers=1, num_heads=2, head_dim=32)
 GAMMA, LAMBDA, VALUE_WEIGHT, RATE, MOMENTUM, KL = 0.9, 0.8, 0.7, 0.5, 0.9, 0.05
 # a prompt of two tokens, then what is trained on, and its reward
 SAMPLES = (((4, 5, 6), 1.0), ((5,), 0.0), ((6, 6), -0.5), ((7, 4, 3, 5), 1.0))
 BEHAVIOUR = -2.0
+LORA_SCALE = 4.0
 
 
 def sample(index: int) -> Trajectory:
@@ -48,24 +58,43 @@ def train(step: int) -> Train:
     return Train(step=step, groups=(refs,), publish=False)
 
 
-class Loop:
-    """Two epochs of PPO on whole sequences, one after the other, in float64."""
+Named = dict[str, torch.Tensor]
 
-    def __init__(self, directory: Path, reset_every: int) -> None:
+
+class Loop:
+    """Two epochs of PPO on whole sequences, one after the other, in float64.
+
+    With factors A and B for layers, B A is added to their weights and only these are trained.
+    """
+
+    def __init__(self, directory: Path, reset_every: int, factors: Named | None = None) -> None:
         from transformers import AutoModelForCausalLM
 
         self.steps_to_reset, self.reset_every = reset_every, reset_every
 
         self.model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64)
-        self.first = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64)
+        self.factors = {n: f.double().requires_grad_() for n, f in (factors or {}).items()}
+        self.first = {name: w.detach().clone() for name, w in self.weights().items()}
         self.head = torch.zeros(1, 16, dtype=torch.float64, requires_grad=True)
-        self.trained = [*self.model.parameters(), self.head]
+        of_model = self.factors.values() if factors else self.model.parameters()
+        self.trained = [*of_model, self.head]
         self.optimizer = torch.optim.SGD(self.trained, lr=RATE, momentum=MOMENTUM)
 
-    def scores(self, model: torch.nn.Module, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def weights(self) -> Named:
+        """Of the policy, with what its adapters add."""
+        own = dict(self.model.named_parameters())
+        for name in self.factors:
+            layer, _, factor = name.partition(".lora_")
+            if factor == "A.default.weight":
+                added = self.factors[f"{layer}.lora_B.default.weight"] @ self.factors[name]
+                own[f"{layer}.weight"] = own[f"{layer}.weight"].detach() + LORA_SCALE * added
+        return own
+
+    def scores(self, weights: Named, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability of each trained token, and the value of the state before it."""
         ids = torch.tensor([[3, 4, *SAMPLES[index][0]]])
-        out = model(ids, output_hidden_states=True)
+        asked = {"output_hidden_states": True}
+        out = torch.func.functional_call(self.model, weights, (ids,), asked)
         logprobs = out.logits[0].log_softmax(-1)[1:-1].gather(-1, ids[0, 2:, None])[:, 0]
         return logprobs, (out.hidden_states[-1][0, 1:-1] @ self.head.T)[:, 0]
 
@@ -73,7 +102,7 @@ class Loop:
         olds, advantages, returns = [], [], []
         with torch.no_grad():
             for index, (response, reward) in enumerate(SAMPLES):
-                logprobs, values = self.scores(self.model, index)
+                logprobs, values = self.scores(self.weights(), index)
                 reference, _ = self.scores(self.first, index)
                 given = (-KL * (logprobs - reference)).tolist()
                 given[-1] += reward
@@ -89,7 +118,7 @@ class Loop:
         for _ in range(2):
             loss = torch.zeros((), dtype=torch.float64)
             for index in range(len(SAMPLES)):
-                logprobs, values = self.scores(self.model, index)
+                logprobs, values = self.scores(self.weights(), index)
                 old_logprobs, old_values = olds[index]
                 white = (advantages[index] - every.mean()) / every.std()
                 ratio = (logprobs - old_logprobs).exp()
@@ -106,7 +135,7 @@ class Loop:
         self.steps_to_reset -= 1
         if self.steps_to_reset == 0:  # the policy is the reference from now on
             self.steps_to_reset = self.reset_every
-            self.first.load_state_dict(self.model.state_dict())
+            self.first = {name: w.detach().clone() for name, w in self.weights().items()}
 
 
 @pytest.fixture
@@ -129,6 +158,17 @@ def with_reset(recipe: Recipe, reset_every: int) -> Recipe:
     kl = replace(recipe.algorithm.objective.kl, reset_every=reset_every)
     objective = replace(recipe.algorithm.objective, kl=kl)
     return replace(recipe, algorithm=replace(recipe.algorithm, objective=objective))
+
+
+def with_adapters(recipe: Recipe) -> Recipe:
+    held = replace(recipe.model.training, lora=LoraConfig(rank=2, alpha=2 * LORA_SCALE))
+    return replace(recipe, model=replace(recipe.model, training=held))
+
+
+def take(trainer: Trainer, step: int) -> dict[str, float]:
+    command = train(step)
+    share = trainer.share(command)
+    return trainer.train(command, share, [sample(int(ref.key)) for ref in share.refs])
 
 
 @pytest.mark.parametrize(
@@ -154,11 +194,7 @@ def test_steps_of_ppo_equal_a_loop_over_sequences(
     try:
         figures: list[dict[str, float]] = []
         for step in range(3):
-            command = train(step)
-            share = trainer.share(command)
-            figures.append(
-                trainer.train(command, share, [sample(int(ref.key)) for ref in share.refs])
-            )
+            figures.append(take(trainer, step))
             loop.step()
         trained = dict(trainer._model.named_parameters())
         for name, expected in loop.model.named_parameters():
@@ -189,9 +225,7 @@ def test_a_critic_is_saved_and_is_no_part_of_an_export(tmp_path: Path, recipe: R
         trainer = Trainer(recipe, tmp_path / "model", seat, store, None)
         try:
             if not launch:
-                command = train(0)
-                share = trainer.share(command)
-                trainer.train(command, share, [sample(int(ref.key)) for ref in share.refs])
+                take(trainer, 0)
                 trainer.save(b"")
                 trainer.export(tmp_path / "export")
             heads.append(trainer._model.get_submodule("value_head").weight.detach().clone())
@@ -206,23 +240,49 @@ def test_a_critic_is_saved_and_is_no_part_of_an_export(tmp_path: Path, recipe: R
     assert sum(p.numel() for p in loaded.parameters()) > 0
 
 
+@pytest.mark.parametrize("reset_every", [0, 2])
+def test_a_reference_of_adapters_is_the_base_until_it_is_reset(
+    tmp_path: Path, recipe: Recipe, reset_every: int
+) -> None:
+    torch.set_num_threads(1)
+    build_tiny_model(tmp_path / "model", ["0123456789+=?"], TINY, seed=0)
+    mesh = build_mesh(ParallelConfig())
+    store = CheckpointStore(tmp_path / "checkpoints", mesh)
+    seat = Seat(replica_index=0, num_replicas=1, mesh=mesh)
+    trainer = Trainer(
+        with_adapters(with_reset(recipe, reset_every)), tmp_path / "model", seat, store, None
+    )
+    try:
+        trained = {n: p for n, p in trainer._model.named_parameters() if ".lora_" in n}
+        loop = Loop(tmp_path / "model", reset_every, {n: p.detach() for n, p in trained.items()})
+        for step in range(4):
+            take(trainer, step)
+            loop.step()
+        for name, expected in loop.factors.items():
+            torch.testing.assert_close(trained[name].double(), expected, rtol=1e-4, atol=1e-5)
+        assert max(p.abs().max() for n, p in trained.items() if ".lora_B." in n) > 0.01
+        kept = {name for name in weights_of(trainer._learner) if name.startswith("companion.")}
+        assert kept == ({f"companion.{name}" for name in trained} if reset_every else set())
+    finally:
+        trainer.close()
+
+
+@pytest.mark.parametrize("prepare", [replace, with_adapters], ids=["weights", "adapters"])
 def test_a_reference_that_was_reset_is_there_again_after_a_restart(
-    tmp_path: Path, recipe: Recipe
+    tmp_path: Path, recipe: Recipe, prepare: Callable[[Recipe], Recipe]
 ) -> None:
     torch.set_num_threads(1)
     build_tiny_model(tmp_path / "model", ["0123456789+=?"], TINY, seed=0)
     mesh = build_mesh(ParallelConfig())
     seat = Seat(replica_index=0, num_replicas=1, mesh=mesh)
-    moving = with_reset(recipe, 2)
+    moving = prepare(with_reset(recipe, 2))
 
     def steps_of(name: str, steps: range) -> dict[str, torch.Tensor]:
         store = CheckpointStore(tmp_path / name, mesh)
         trainer = Trainer(moving, tmp_path / "model", seat, store, None)
         try:
             for step in steps:
-                command = train(step)
-                share = trainer.share(command)
-                trainer.train(command, share, [sample(int(ref.key)) for ref in share.refs])
+                take(trainer, step)
             trainer.save(b"")
             return {n: p.detach().clone() for n, p in trainer._model.named_parameters()}
         finally:

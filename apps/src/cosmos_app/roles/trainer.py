@@ -127,8 +127,8 @@ class Trainer:
             replica_group=None if isinstance(others, Gathering) else others,
         )
         self._gathering = others if isinstance(others, Gathering) else None
-        self._reference = self._frozen("reference_logprobs", model_dir)
         self._kl = self._algorithm.objective.kl
+        self._reference = self._frozen("reference_logprobs", model_dir)
         if self._kl.reset_every:
             self._learner.companion = self._reference
         if checkpoints.latest() is not None:
@@ -334,11 +334,16 @@ class Trainer:
         }
 
     def _frozen(self, needed_for: ScoreField, model_dir: Path | None) -> nn.Module | None:
-        """Load a model that only scores, if the algorithm needs one; every rank calls."""
+        """Load a model that only scores, if the algorithm needs one; every rank calls.
+
+        A reference that moves has adapters where the policy has: they add nothing at first.
+        """
         if needed_for not in self._algorithm.needs or model_dir is None:
             return None
-        plain = replace(self._recipe.model.training, lora=None)
-        model = load_causal_lm(model_dir, self._seat.mesh, plain)
+        held = self._recipe.model.training
+        if needed_for != "reference_logprobs" or not self._kl.reset_every:
+            held = replace(held, lora=None)
+        model = load_causal_lm(model_dir, self._seat.mesh, held)
         return model.requires_grad_(False)
 
 

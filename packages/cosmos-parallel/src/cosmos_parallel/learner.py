@@ -104,7 +104,8 @@ class Learner:
         num_skipped: steps so far whose loss or gradient was not finite.
         ema: the average of the weights, if one is kept.
         companion: a frozen model that is part of the state, such as a reference that moves: it is
-            saved, restored and sent to replicas that join; ``None`` unless the caller sets it.
+            saved, restored and sent to replicas that join, or of one with adapters only these;
+            ``None`` unless the caller sets it.
     """
 
     def __init__(

@@ -2,8 +2,8 @@
 
 Names are those of the model's parameters, so that any layout finds its part again:
 ``model.<parameter>``, ``optimizer.<parameter>.<quantity>``, ``ema.<parameter>``,
-``companion.<parameter>``, ``rng.<device>_<rank>`` and ``num_updates``. Optimizer quantities of
-parameters that were never updated are not there.
+``companion.<parameter>`` (its adapters alone, if it has any), ``rng.<device>_<rank>`` and
+``num_updates``. Optimizer quantities of parameters that were never updated are not there.
 """
 
 from collections.abc import Mapping
@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from cosmos_parallel.errors import CheckpointError, CheckpointMismatchError
 from cosmos_parallel.gradients import local_part
 from cosmos_parallel.learner import Learner
+from cosmos_parallel.lora import moving_tensors
 from cosmos_parallel.optimizer import KeepsOwnState
 from cosmos_parallel.process import ProcessContext
 from cosmos_parallel.sharding import model_tensors
@@ -130,7 +131,7 @@ def put_parts(learner: Learner, process: ProcessContext, parts: Mapping[str, Ten
 def weights_of(learner: Learner) -> dict[str, Tensor]:
     """Return the tensors of the models and the averages of them; they are the learner's own."""
     averages = learner.ema.averages if learner.ema is not None else {}
-    beside = model_tensors(learner.companion) if learner.companion is not None else {}
+    beside = moving_tensors(learner.companion) if learner.companion is not None else {}
     parts = {"model": model_tensors(learner.model), "ema": averages, "companion": beside}
     return {
         f"{part}.{name}": value for part, named in parts.items() for name, value in named.items()

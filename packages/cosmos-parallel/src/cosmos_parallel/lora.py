@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from cosmos_parallel.errors import AdapterError, ExportError
 from cosmos_parallel.mesh import TrainingMesh
+from cosmos_parallel.sharding import model_tensors
 from cosmos_parallel.weight_files import held_part, held_region
 
 if TYPE_CHECKING:
@@ -146,6 +147,15 @@ def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
     if not found:
         raise AdapterError(f"{type(model).__name__} has no adapter; put one in with add_lora")
     return found
+
+
+def moving_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return what training changes of a model, frozen or not: its adapters, or all if it has none.
+
+    Names are the model's own, as of ``model_tensors``.
+    """
+    everything = model_tensors(model)
+    return {name: v for name, v in everything.items() if ".lora_" in name} or everything
 
 
 class PeftView(nn.Module):
