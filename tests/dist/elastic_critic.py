@@ -8,6 +8,7 @@ policy-1   0 1 2 (void, again) 3 ... waits for policy-2 ... goes on with it
 policy-2                           joins ...
 """
 
+import dataclasses
 import os
 import signal
 import sys
@@ -20,7 +21,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torchtitan.distributed  # noqa: F401  (imported once, before the forks)
-from elastic_replicas import CONFIG, FORKING, full, host, wait_for
+from elastic_replicas import CONFIG as SHORT
+from elastic_replicas import FORKING, full, host, wait_for
 from torchft import coordination  # noqa: F401  (imported once, before the forks)
 
 from cosmos_algos import CriticConfig, KlConfig, ObjectiveConfig, PpoConfig
@@ -47,6 +49,7 @@ from cosmos_parallel import (
 )
 from cosmos_parallel.learner_state import state_of
 
+CONFIG = dataclasses.replace(SHORT, lease_s=8.0)  # its first steps import much
 DIES_AT, ALONE_UNTIL, STEPS_TOGETHER, MOST_STEPS = 2, 4, 3, 1000
 PASSES_BEFORE = 2  # of step 2, with one micro-batch: valued, trained on once
 TINY = TinyModelConfig(hidden_size=32, num_layers=1, num_heads=2)

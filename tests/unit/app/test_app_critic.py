@@ -165,6 +165,11 @@ def with_adapters(recipe: Recipe) -> Recipe:
     return replace(recipe, model=replace(recipe.model, training=held))
 
 
+def native(recipe: Recipe) -> Recipe:
+    held = replace(recipe.model.training, implementation="native")
+    return replace(recipe, model=replace(recipe.model, training=held))
+
+
 def take(trainer: Trainer, step: int) -> dict[str, float]:
     command = train(step)
     share = trainer.share(command)
@@ -208,6 +213,24 @@ def test_steps_of_ppo_equal_a_loop_over_sequences(
         assert figures[0]["critic_value"] == 0.0
         sent = {shard.spec.name for shard in _shards(trainer._model, recipe)}
         assert sent == trained.keys() - {"value_head.weight"}
+    finally:
+        trainer.close()
+
+
+def test_a_reference_is_reset_to_a_policy_whose_critic_rules_torchtitan_out(
+    tmp_path: Path, recipe: Recipe
+) -> None:
+    torch.set_num_threads(1)
+    build_tiny_model(tmp_path / "model", ["0123456789+=?"], TINY, seed=0)
+    mesh = build_mesh(ParallelConfig())
+    seat = Seat(replica_index=0, num_replicas=1, mesh=mesh)
+    store = CheckpointStore(tmp_path / "checkpoints", mesh)
+    trainer = Trainer(native(with_reset(recipe, 1)), tmp_path / "model", seat, store, None)
+    try:
+        take(trainer, 0)
+        moved = dict(trainer._learner.companion.named_parameters())
+        for name, value in trainer._model.named_parameters():
+            assert name == "value_head.weight" or torch.equal(moved[name], value)
     finally:
         trainer.close()
 

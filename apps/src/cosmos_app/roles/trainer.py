@@ -336,13 +336,16 @@ class Trainer:
     def _frozen(self, needed_for: ScoreField, model_dir: Path | None) -> nn.Module | None:
         """Load a model that only scores, if the algorithm needs one; every rank calls.
 
-        A reference that moves has adapters where the policy has: they add nothing at first.
+        A reference that moves is held as the policy is: it has adapters where the policy has, which
+        add nothing at first, and transformers' modules where a critic asks for them.
         """
         if needed_for not in self._algorithm.needs or model_dir is None:
             return None
         held = self._recipe.model.training
         if needed_for != "reference_logprobs" or not self._kl.reset_every:
             held = replace(held, lora=None)
+        elif self._algorithm.critic is not None:
+            held = replace(held, implementation="transformers")
         model = load_causal_lm(model_dir, self._seat.mesh, held)
         return model.requires_grad_(False)
 
