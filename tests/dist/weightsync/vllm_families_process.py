@@ -7,6 +7,7 @@ fresh load of B. Commands and answers are JSON lines, as in the other scripts of
 
 import gc
 import json
+import os
 import sys
 import time
 import traceback
@@ -165,6 +166,8 @@ def main() -> None:
     cpu_model_runner._set_torch_accelerator_to_noop()
     register()
     rank, world_size = SETUP["rank"], SETUP["world_size"]
+    # what a worker of vLLM sets: by it ranks on processors with AVX-512 find their shared memory
+    os.environ["VLLM_DIST_IDENT"] = f"families-{os.getppid()}"
     with set_current_vllm_config(VllmConfig()):
         init_distributed_environment(
             world_size,
