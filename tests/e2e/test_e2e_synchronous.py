@@ -47,7 +47,7 @@ async def hand_written_loop(model_dir: Path, data: Path) -> dict[str, torch.Tens
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=LR, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, fused=True
+        model.parameters(), lr=LR, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0
     )
     prompts = PromptSet(read_prompts(data), seed=0)
     weights = LoopWeights()
@@ -126,5 +126,5 @@ def test_depth_zero_and_bound_zero_equal_a_hand_written_synchronous_loop(runner:
     moved = max(float((actual[name] - start[name]).abs().max()) for name in actual)
     assert moved > 1e-3
     for name, tensor in actual.items():
-        # a two-hundredth of what moved: Adam divides small gradients and their last digits by size
-        torch.testing.assert_close(tensor, expected[name], atol=5e-6, rtol=0)
+        # 1e-6, and as much again: AVX-512 sums rows side by side otherwise than one alone
+        torch.testing.assert_close(tensor, expected[name], atol=2e-6, rtol=0)
