@@ -50,6 +50,7 @@ from cosmos_parallel import (
     ParallelConfig,
     SftBatch,
     build_mesh,
+    device_peak_flops,
     init_distributed,
     load_causal_lm,
     sft_loss,
@@ -121,11 +122,7 @@ def table(work: Work, found: dict[str, list[Result]]) -> str:
     """Tokens per second of the whole mesh, their ratio, and MFU where the peak is known."""
     num_tokens = work.ranks * work.rows * work.length
     flops = found["torchtitan"][0].flops_per_token
-    peak = 0.0
-    if device_type() == "cuda":
-        from torchtitan.tools.utils import get_peak_flops
-
-        peak = float(get_peak_flops(torch.cuda.get_device_name()))
+    peak = device_peak_flops(torch.device(device_type()))
     medians = {
         arm: [num_tokens / statistics.median(result.seconds) for result in found[arm]]
         for arm in ARMS

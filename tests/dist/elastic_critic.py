@@ -12,9 +12,7 @@ import dataclasses
 import os
 import signal
 import sys
-import tempfile
 import time
-import traceback
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +20,7 @@ import torch
 import torch.distributed as dist
 import torchtitan.distributed  # noqa: F401  (imported once, before the forks)
 from elastic_replicas import CONFIG as SHORT
-from elastic_replicas import FORKING, full, host, wait_for
+from elastic_replicas import Fleet, full, wait_for
 from torchft import coordination  # noqa: F401  (imported once, before the forks)
 
 from cosmos_algos import CriticConfig, KlConfig, ObjectiveConfig, PpoConfig
@@ -43,9 +41,7 @@ from cosmos_parallel import (
     ReplicaLostError,
     SgdConfig,
     build_mesh,
-    init_distributed,
     open_meeting_store,
-    shutdown_distributed,
 )
 from cosmos_parallel.learner_state import state_of
 
@@ -178,53 +174,13 @@ def replica(directory: Path, address: str, name: str, place: ProcessContext) -> 
     trainer.close()
 
 
-def run_rank(directory: Path, address: str, name: str, rank: int, size: int, meeting: str) -> None:
-    torch.set_num_threads(1)
-    try:
-        place = ProcessContext()
-        if size > 1:
-            place = init_distributed(rank, size, init_method=f"file://{meeting}", timeout_s=90)
-        replica(directory, address, name, place)
-    except BaseException:
-        traceback.print_exc()
-        raise
-    finally:
-        shutdown_distributed()
-
-
-def start(directory: Path, address: str, name: str, size: int) -> list:
-    meeting = tempfile.mktemp(dir=directory)
-    ranks = [
-        FORKING.Process(target=run_rank, args=(directory, address, name, rank, size, meeting))
-        for rank in range(size)
-    ]
-    for process in ranks:
-        process.start()
-    return ranks
-
-
 def elastic_run(directory: Path, size: int) -> None:
     """Start replicas, and end the other ranks of the one that dies."""
-    hosting = FORKING.Process(target=host, args=(directory,))
-    hosting.start()
-    processes = {}
-    try:
-        wait_for((directory / "address").exists, "the meeting place")
-        address = (directory / "address").read_text()
-        for name in ("policy-0", "policy-1"):
-            processes[name] = start(directory, address, name, size)
-        first = processes["policy-0"]
-        wait_for(lambda: not all(one.is_alive() for one in first), "the death of policy-0")
-        for process in first:
-            process.kill()  # as torchrun does when one of its ranks dies
-        processes["policy-2"] = start(directory, address, "policy-2", size)
-        for name in ("policy-1", "policy-2"):
-            for process in processes[name]:
-                process.join(150)
-                assert process.exitcode == 0, (name, process.exitcode)
-    finally:
-        for process in [hosting, *(p for ranks in processes.values() for p in ranks)]:
-            process.kill()
+    with Fleet(replica, directory, size, CONFIG) as fleet:
+        fleet.start("policy-0", "policy-1")
+        fleet.end_after_a_death("policy-0")
+        fleet.start("policy-2")
+        fleet.join("policy-1", "policy-2", timeout_s=150)
 
 
 def fixed_run(directory: Path) -> None:

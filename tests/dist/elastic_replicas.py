@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -47,6 +48,7 @@ from cosmos_parallel import (
 CONFIG = ElasticConfig(lease_s=3.0, join_s=60.0, timeout_s=90.0)
 DIES_AT, STEPS_TOGETHER, MOST_STEPS = 6, 4, 400
 FORKING = multiprocessing.get_context("fork")
+Act = Callable[[Path, str, str, ProcessContext], None]
 
 
 def make_learner(directory: Path, mesh) -> Learner:
@@ -119,13 +121,19 @@ class Replica:
         return (self.directory / f"{name}.{what}").exists()
 
 
-def run_rank(directory: Path, address: str, name: str, rank: int, size: int, meeting: str) -> None:
+def replica(directory: Path, address: str, name: str, place: ProcessContext) -> None:
+    Replica(directory, address, name, place).run()
+
+
+def run_rank(
+    act: Act, directory: Path, address: str, name: str, rank: int, size: int, meeting: str
+) -> None:
     torch.set_num_threads(1)
     try:
         place = ProcessContext()
         if size > 1:
             place = init_distributed(rank, size, init_method=f"file://{meeting}", timeout_s=90)
-        Replica(directory, address, name, place).run()
+        act(directory, address, name, place)
     except BaseException:
         traceback.print_exc()
         raise
@@ -133,19 +141,55 @@ def run_rank(directory: Path, address: str, name: str, rank: int, size: int, mee
         shutdown_distributed()
 
 
-def start(directory: Path, address: str, name: str, size: int) -> list:
-    meeting = tempfile.mktemp(dir=directory)
-    ranks = [
-        FORKING.Process(target=run_rank, args=(directory, address, name, rank, size, meeting))
-        for rank in range(size)
-    ]
-    for process in ranks:
-        process.start()
-    return ranks
+class Fleet:
+    """Replicas of so many ranks, forked here, around a meeting place that is forked as well."""
+
+    def __init__(self, act: Act, directory: Path, size: int, config: ElasticConfig) -> None:
+        self.act, self.directory, self.size = act, directory, size
+        self.hosting = FORKING.Process(target=host, args=(directory, config))
+        self.ranks: dict[str, list] = {}
+
+    def __enter__(self):
+        self.hosting.start()
+        try:
+            wait_for((self.directory / "address").exists, "the meeting place")
+        except BaseException:
+            self.hosting.kill()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in [self.hosting, *(p for ranks in self.ranks.values() for p in ranks)]:
+            process.kill()
+
+    def start(self, *names: str) -> None:
+        address = (self.directory / "address").read_text()
+        for name in names:
+            meeting = tempfile.mktemp(dir=self.directory)
+            where = (self.directory, address, name)
+            self.ranks[name] = [
+                FORKING.Process(target=run_rank, args=(self.act, *where, rank, self.size, meeting))
+                for rank in range(self.size)
+            ]
+            for process in self.ranks[name]:
+                process.start()
+
+    def end_after_a_death(self, name: str) -> None:
+        """End a replica once a rank of it is dead, as torchrun does."""
+        ranks = self.ranks[name]
+        wait_for(lambda: not all(one.is_alive() for one in ranks), f"the death of {name}")
+        for process in ranks:
+            process.kill()
+
+    def join(self, *names: str, timeout_s: float) -> None:
+        for name in names:
+            for process in self.ranks[name]:
+                process.join(timeout_s)
+                assert process.exitcode == 0, (name, process.exitcode)
 
 
-def host(directory: Path) -> None:
-    place = MeetingPlace(CONFIG)
+def host(directory: Path, config: ElasticConfig) -> None:
+    place = MeetingPlace(config)
     (directory / "address.new").write_text(place.address)
     (directory / "address.new").replace(directory / "address")
     time.sleep(600)
@@ -176,33 +220,19 @@ def alone(directory: Path, name: str) -> bool:
 
 def elastic_run(directory: Path, size: int) -> None:
     """Start and stop replicas as the module says."""
-    hosting = FORKING.Process(target=host, args=(directory,))
-    hosting.start()
-    processes = {}
-    try:
-        wait_for((directory / "address").exists, "the meeting place")
-        address = (directory / "address").read_text()
-        for name in ("policy-0", "policy-1"):
-            processes[name] = start(directory, address, name, size)
-        wait_for(lambda: not processes["policy-0"][0].is_alive(), "the death of policy-0")
-        for process in processes["policy-0"]:
-            process.kill()  # as torchrun does when one of its ranks dies
+    with Fleet(replica, directory, size, CONFIG) as fleet:
+        fleet.start("policy-0", "policy-1")
+        fleet.end_after_a_death("policy-0")
         wait_for(lambda: alone(directory, "policy-1"), "policy-1 going on alone")
-        processes["policy-2"] = start(directory, address, "policy-2", size)
+        fleet.start("policy-2")
         wait_for(lambda: together(directory, "policy-1", "policy-2"), "policy-2 joining")
-        for process in processes["policy-1"]:
+        for process in fleet.ranks["policy-1"]:
             os.kill(process.pid, signal.SIGSTOP)
         wait_for(lambda: alone(directory, "policy-2"), "policy-2 going on alone")
-        for process in processes["policy-1"]:
+        for process in fleet.ranks["policy-1"]:
             os.kill(process.pid, signal.SIGCONT)
         (directory / "policy-1.slept").touch()
-        for name in ("policy-1", "policy-2"):
-            for process in processes[name]:
-                process.join(120)
-                assert process.exitcode == 0, (name, process.exitcode)
-    finally:
-        for process in [hosting, *(p for ranks in processes.values() for p in ranks)]:
-            process.kill()
+        fleet.join("policy-1", "policy-2", timeout_s=120)
 
 
 def fixed_run(directory: Path) -> None:

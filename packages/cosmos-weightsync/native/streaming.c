@@ -259,7 +259,7 @@ static void move_rows(struct running *hash, uint8_t *to, ptrdiff_t to_step, cons
                 ahead = (ptrdiff_t)rows_ahead * from_step + (ptrdiff_t)inside - (ptrdiff_t)done;
             if (hash)
                 add(hash, to ? to + done : NULL, from + done, size, ahead);
-            else
+            else if (to)
                 stream(to + done, from + done, size);
         }
         if (to) to += to_step;

@@ -5,10 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torchao.optim import AdamW8bit
 
-from cosmos_parallel.gradients import local_part
+from cosmos_parallel.gradients import laid_out_like, local_part
 
 _SIGNED = {"exp_avg": True, "exp_avg_sq": False}
 
@@ -25,17 +24,7 @@ class PlainStateAdamW8bit(AdamW8bit):
         local = local_part(value)
         if type(local) is Tensor:
             return value
-        whole: Tensor = local.dequantize()
-        if not isinstance(value, DTensor):
-            return whole
-        return DTensor.from_local(
-            whole,
-            value.device_mesh,
-            value.placements,
-            run_check=False,
-            shape=value.shape,
-            stride=value.stride(),
-        )
+        return laid_out_like(value, local.dequantize())
 
     def own(self, parameter: nn.Parameter, quantity: str, value: Tensor) -> Tensor:
         """Return what `plain` gave as this optimizer keeps it."""

@@ -18,6 +18,20 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def laid_out_like(tensor: Tensor, part: Tensor) -> Tensor:
+    """Return a tensor of which this rank has ``part``, divided as another of the same shape is."""
+    if not isinstance(tensor, DTensor):
+        return part
+    return DTensor.from_local(
+        part,
+        tensor.device_mesh,
+        tensor.placements,
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),
+    )
+
+
 def num_copies(tensor: Tensor, num_ranks: int = 1) -> int:
     """Return how many of ``num_ranks`` ranks hold the same part of a tensor.
 

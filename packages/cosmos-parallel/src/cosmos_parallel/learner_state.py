@@ -11,10 +11,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import STORAGE_TYPES, TensorStorageMetadata
-from torch.distributed.tensor import DTensor
 
 from cosmos_parallel.errors import CheckpointError, CheckpointMismatchError
-from cosmos_parallel.gradients import local_part
+from cosmos_parallel.gradients import laid_out_like, local_part
 from cosmos_parallel.learner import Learner
 from cosmos_parallel.lora import moving_tensors
 from cosmos_parallel.optimizer import KeepsOwnState
@@ -124,7 +123,7 @@ def put_parts(learner: Learner, process: ProcessContext, parts: Mapping[str, Ten
     state: dict[str, Tensor] = {}
     for name, part in parts.items():
         parameter = parameters.get(name.removeprefix("optimizer.").rpartition(".")[0])
-        state[name] = part if parameter is None else _laid_out_like(parameter, part)
+        state[name] = part if parameter is None else _as_kept(parameter, part)
     restore(learner, process, state)
 
 
@@ -138,17 +137,9 @@ def weights_of(learner: Learner) -> dict[str, Tensor]:
     }
 
 
-def _laid_out_like(parameter: Tensor, part: Tensor) -> Tensor:
-    if not isinstance(parameter, DTensor) or part.shape != parameter.to_local().shape:
-        return part
-    return DTensor.from_local(
-        part,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
+def _as_kept(parameter: Tensor, part: Tensor) -> Tensor:
+    """Return a quantity of the optimizer, which is divided as its parameter or not at all."""
+    return laid_out_like(parameter, part) if part.shape == local_part(parameter).shape else part
 
 
 def _rng_state(process: ProcessContext) -> dict[str, Tensor]:
