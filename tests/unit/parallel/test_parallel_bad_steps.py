@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint import FileSystemReader
 
 from cosmos_parallel import (
     AdamWConfig,
@@ -20,6 +21,7 @@ from cosmos_parallel import (
     build_mesh,
     load_causal_lm,
 )
+from cosmos_parallel.learner_state import restore, state_to_fill
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,56 @@ def test_a_loss_that_is_not_finite_names_its_samples_and_its_batch_is_written_do
     assert [batch.names for batch in found["batches"]] == [BAD.names]
     good = learner.step([GOOD], summed)
     assert (good.outcome, good.num_skipped, good.problem) == ("updated", 1, "")
+
+
+def test_what_another_replica_has_written_down_stays(tmp_path):
+    others = [Rows(torch.tensor([math.nan]), (name,)) for name in ("mine", "theirs")]
+    for batch in others:
+        learner_of(Root(1.0), dump_directory=tmp_path).step([batch], summed)
+    files = [tmp_path / "skipped-0001-rank-0.pt", tmp_path / "skipped-0001-rank-0.1.pt"]
+    assert sorted(tmp_path.iterdir()) == sorted(files)
+    for file, batch in zip(files, others, strict=True):
+        (found,) = torch.load(file, weights_only=False)["batches"]
+        assert found.names == batch.names
+
+
+def test_a_batch_that_cannot_be_written_down_costs_no_run(tmp_path):
+    (tmp_path / "file").touch()
+    learner = learner_of(Root(1.0), dump_directory=tmp_path / "file" / "skipped")
+    report = learner.step([BAD], summed)
+    assert (report.outcome, report.num_skipped) == ("non_finite", 1)
+    assert f"not written to {tmp_path / 'file' / 'skipped'}: " in report.problem
+
+
+def test_what_was_skipped_is_counted_on_after_a_checkpoint(tmp_path):
+    store = CheckpointStore(tmp_path, build_mesh(ParallelConfig()))
+    learner = learner_of(Root(1.0), max_non_finite_steps=2)
+    for batch in (BAD, GOOD, BAD, BAD):
+        learner.step([batch], summed)
+    store.save(4, learner)
+    resumed = learner_of(Root(1.0), max_non_finite_steps=2)
+    store.load(resumed)
+    assert (resumed.num_skipped, resumed.num_skipped_in_a_row) == (3, 2)
+    with pytest.raises(NonFiniteStepError, match="3 steps in a row"):
+        resumed.step([BAD], summed)
+    store.close()
+
+
+def test_a_checkpoint_that_does_not_say_what_was_skipped_is_read(tmp_path):
+    mesh = build_mesh(ParallelConfig())
+    store = CheckpointStore(tmp_path, mesh)
+    learner = learner_of(Root(1.0))
+    learner.step([GOOD], summed)
+    path = store.save(1, learner)
+    saved = dict(FileSystemReader(path).read_metadata().state_dict_metadata)
+    del saved["num_skipped"], saved["num_skipped_in_a_row"]
+    state = state_to_fill(learner, mesh.process, saved, path)
+    assert "num_updates" in state
+    assert not {"num_skipped", "num_skipped_in_a_row"} & state.keys()
+    learner.step([BAD], summed)
+    restore(learner, mesh.process, state)
+    assert (learner.num_skipped, learner.num_skipped_in_a_row) == (0, 0)
+    store.close()
 
 
 def test_a_gradient_that_is_not_finite_is_named():

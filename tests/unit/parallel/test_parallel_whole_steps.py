@@ -80,6 +80,26 @@ def test_a_lost_replica_undoes_all_updates_of_the_step(optimizer: OptimizerConfi
     assert all(torch.equal(value, found[name]) for name, value in expected.items())
 
 
+def test_what_was_skipped_in_the_step_is_not_counted_any_more() -> None:
+    learner = learner_with(AdamWConfig(lr=0.1))
+    counts: list[tuple[int, int]] = []
+
+    def skip() -> None:
+        learner.step([torch.full((1, 6), torch.inf)], squares)
+        counts.append((learner.num_skipped, learner.num_skipped_in_a_row))
+
+    def broken_off_after_another() -> None:
+        with whole_step(learner):
+            skip()
+            raise ReplicaLostError("gone")
+
+    skip()
+    with pytest.raises(ReplicaLostError, match="gone"):
+        broken_off_after_another()
+    assert counts == [(1, 1), (2, 2)]
+    assert (learner.num_skipped, learner.num_skipped_in_a_row) == (1, 1)
+
+
 def test_another_error_undoes_nothing() -> None:
     learner = learner_with(AdamWConfig(lr=0.1))
     with pytest.raises(ZeroDivisionError):

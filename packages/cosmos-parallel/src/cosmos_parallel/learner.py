@@ -102,6 +102,7 @@ class Learner:
         optimizer: the torch optimizer over its trainable parameters.
         num_updates: updates made so far; the position in the learning-rate schedule.
         num_skipped: steps so far whose loss or gradient was not finite.
+        num_skipped_in_a_row: how many of these were the last ones.
         ema: the average of the weights, if one is kept.
         companion: a frozen model that is part of the state, such as a reference that moves: it is
             saved, restored and sent to replicas that join, or of one with adapters only these;
@@ -129,11 +130,11 @@ class Learner:
         self.model = model
         self.num_updates = 0
         self.num_skipped = 0
+        self.num_skipped_in_a_row = 0
         self.replica_group = replica_group
         self._config = config
         self.mesh = mesh or build_mesh(ParallelConfig())
         self._clock = clock
-        self._num_non_finite = 0
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._parameters = list(trained.values())
         self.optimizer = config.optimizer.build(trained)
@@ -269,7 +270,7 @@ class Learner:
         norm = gradient_norm(self._parameters, self.mesh) / abs(weight)
         if not (math.isfinite(norm) and math.isfinite(total)):
             return "non_finite", norm
-        self._num_non_finite = 0
+        self.num_skipped_in_a_row = 0
         clip = min(1.0, self._config.max_grad_norm / (norm + 1e-6))
         finish_gradients(self._parameters, factor=clip / weight)
         set_learning_rate(self.optimizer, lr)
@@ -285,17 +286,17 @@ class Learner:
         Raises:
             NonFiniteStepError: if it was one too many in a row.
         """
-        self._num_non_finite += 1
+        self.num_skipped_in_a_row += 1
         self.num_skipped += 1
         culprits = find_culprits(batches, sums.totals, self.model)
         problem = culprits.problem
         if self._config.dump_directory is not None:
             name = f"skipped-{self.num_skipped:04d}-rank-{self.mesh.process.rank}"
-            path = dump(culprits, self._config.dump_directory, name)
-            problem += f"; written to {path}" if path else ""
-        if self._num_non_finite > self._config.max_non_finite_steps:
+            problem += dump(culprits, self._config.dump_directory, name)
+        in_a_row = self.num_skipped_in_a_row
+        if in_a_row > self._config.max_non_finite_steps:
             raise NonFiniteStepError(
-                f"{self._num_non_finite} steps in a row were not finite (now: loss sum {total}, "
+                f"{in_a_row} steps in a row were not finite (now: loss sum {total}, "
                 f"gradient norm {norm}; {problem}); look at the batches, or lower the rate"
             )
         return problem

@@ -2,8 +2,9 @@
 
 Names are those of the model's parameters, so that any layout finds its part again:
 ``model.<parameter>``, ``optimizer.<parameter>.<quantity>``, ``ema.<parameter>``,
-``companion.<parameter>`` (its adapters alone, if it has any), ``rng.<device>_<rank>`` and
-``num_updates``. Optimizer quantities of parameters that were never updated are not there.
+``companion.<parameter>`` (its adapters alone, if it has any), ``rng.<device>_<rank>``, and counts:
+``num_updates``, ``num_skipped``, ``num_skipped_in_a_row``. Optimizer quantities of parameters that
+were never updated are not there.
 """
 
 from collections.abc import Mapping
@@ -34,8 +35,7 @@ def state_of(learner: Learner, process: ProcessContext) -> dict[str, Tensor]:
                 raise CheckpointError(
                     f"optimizer state {quantity} of {name} is {type(value).__name__}, not a tensor"
                 )
-    state["num_updates"] = torch.tensor(learner.num_updates)
-    return state | _rng_state(process)
+    return state | _counts(learner) | _rng_state(process)
 
 
 def state_to_fill(
@@ -72,7 +72,8 @@ def state_to_fill(
         if kind == "optimizer" and isinstance(found, TensorStorageMetadata):
             state[name] = _optimizer_tensor(parameters.get(rest.rpartition(".")[0]), found)
     state["num_updates"] = torch.tensor(0)
-    return state | {name: v for name, v in _rng_state(process).items() if name in saved}
+    others = _counts(learner) | _rng_state(process)
+    return state | {name: v for name, v in others.items() if name in saved}
 
 
 def restore(learner: Learner, process: ProcessContext, state: Mapping[str, Tensor]) -> None:
@@ -94,7 +95,11 @@ def restore(learner: Learner, process: ProcessContext, state: Mapping[str, Tenso
                 else value
             )
             learner.optimizer.state[parameter][quantity] = own
+    _place_step_counts(learner.optimizer)
     learner.num_updates = int(state["num_updates"])
+    # checkpoints of earlier versions do not say what was skipped
+    learner.num_skipped = int(state.get("num_skipped", 0))
+    learner.num_skipped_in_a_row = int(state.get("num_skipped_in_a_row", 0))
     if learner.ema is not None and not any(name.startswith("ema.") for name in state):
         learner.ema.restart()
     if f"rng.cpu_{process.rank}" in state:
@@ -135,6 +140,25 @@ def weights_of(learner: Learner) -> dict[str, Tensor]:
     return {
         f"{part}.{name}": value for part, named in parts.items() for name, value in named.items()
     }
+
+
+def _counts(learner: Learner) -> dict[str, Tensor]:
+    return {
+        "num_updates": torch.tensor(learner.num_updates),
+        "num_skipped": torch.tensor(learner.num_skipped),
+        "num_skipped_in_a_row": torch.tensor(learner.num_skipped_in_a_row),
+    }
+
+
+def _place_step_counts(optimizer: torch.optim.Optimizer) -> None:
+    """Put the step counts of kernels that look for them on the device there, from the host."""
+    for group in optimizer.param_groups:
+        if not (group.get("fused") or group.get("capturable")):
+            continue
+        for parameter in group["params"]:
+            kept = optimizer.state.get(parameter, {})
+            if isinstance(kept.get("step"), Tensor):
+                kept["step"] = kept["step"].to(parameter.device)
 
 
 def _as_kept(parameter: Tensor, part: Tensor) -> Tensor:

@@ -67,14 +67,37 @@ def find_culprits(
     return Culprits("nothing on this rank; look at the others", ())
 
 
-def dump(culprits: Culprits[Batch], directory: Path, name: str) -> Path | None:
-    """Write the batches to ``directory/name.pt``, by ``torch.save``; ``None`` if there are none."""
+def dump(culprits: Culprits[Batch], directory: Path, name: str) -> str:
+    """Write the batches down, by ``torch.save``, and say where; nothing if there are none.
+
+    A disk that is full or not there costs the file, not the run.
+
+    Args:
+        culprits: what was found.
+        directory: where to; other replicas may write there as well.
+        name: of the file, without its suffix. One that is there stays: the next is ``name.1.pt``.
+    """
     if not culprits.batches:
-        return None
+        return ""
+    try:
+        path = _written(culprits, directory, name)
+    except (OSError, RuntimeError) as error:
+        return f"; not written to {directory}: {error}"
+    return f"; written to {path}"
+
+
+def _written(culprits: Culprits[Batch], directory: Path, name: str) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"{name}.pt"
-    torch.save({"problem": culprits.problem, "batches": culprits.batches}, path)
-    return path
+    path, attempt = directory / f"{name}.pt", 0
+    while True:
+        try:
+            with path.open("xb") as stream:
+                torch.save({"problem": culprits.problem, "batches": culprits.batches}, stream)
+        except FileExistsError:
+            attempt += 1
+            path = directory / f"{name}.{attempt}.pt"
+        else:
+            return path
 
 
 def _of(batch: object) -> str:

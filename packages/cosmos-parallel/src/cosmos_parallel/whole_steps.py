@@ -20,7 +20,7 @@ def whole_step(learner: Learner) -> Generator[None]:
     """Undo the updates of the block if it ends with `ReplicaLostError`, which goes on.
 
     Each update is made by all members or by none, so all who are left go back to the same state.
-    It is kept in host memory: weights, optimizer, averages and position, of this rank's parts.
+    It is kept in host memory: weights, optimizer, averages and counts, of this rank's parts.
     Moments of 8 bits come back rounded as they do from a checkpoint, by all alike.
 
     Args:
