@@ -23,6 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from cosmos_parallel import (
     AdamW8bitConfig,
     AdamWConfig,
+    Ema,
     EmaConfig,
     Learner,
     LearnerConfig,
@@ -110,19 +111,35 @@ def train(name: str, directory: Path, place: Place, mesh: TrainingMesh) -> None:
     config, model_config = CASES[name]
     model = load_causal_lm(directory / "qwen3", mesh, model_config)
     learner = Learner(model, config, mesh=mesh)
-    reports = []
+    reports, validated = [], []
     for step in range(3):
         mine = micro_batches(step)[place.data_rank :: place.data_size]
         report = learner.step(mine, next_token_loss, filler=micro_batches(99)[2])
         reports.append(dataclasses.asdict(report))
+        if learner.ema is not None:
+            validated.append(losses_of(learner, learner.ema, place))
     weights = {key: full(value) for key, value in model.named_parameters()}
     kept = learner.ema.averages if learner.ema else {}
     averages = {key: full(value) for key, value in kept.items()}
     if model_config.lora is not None:
         export_lora(model, directory / f"adapter-{place.layout}", mesh, base=directory / "qwen3")
     if place.rank == 0:
-        result = {"reports": reports, "weights": weights, "averages": averages}
+        result = {
+            "reports": reports,
+            "weights": weights,
+            "averages": averages,
+            "validated": validated,
+        }
         torch.save(result, directory / f"{name}-{place.layout}.pt")
+
+
+def losses_of(learner: Learner, ema: Ema, place: Place) -> list[float]:
+    """Return the loss of the weights, and that of their averages."""
+    mine = micro_batches(9)[place.data_rank :: place.data_size]
+    own = learner.evaluate(mine, next_token_loss, filler=micro_batches(99)[2])
+    with ema.in_place():
+        averaged = learner.evaluate(mine, next_token_loss, filler=micro_batches(99)[2])
+    return [own.loss, averaged.loss]
 
 
 def train_rows(directory: Path, place: Place, mesh: TrainingMesh, *, packed: bool) -> None:

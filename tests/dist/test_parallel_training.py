@@ -31,6 +31,9 @@ def test_two_ranks_take_the_steps_of_one(written, name):
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
         assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
     assert one["reports"][-1]["loss"] != one["reports"][0]["loss"]
+    for mine, theirs in zip(two["validated"], one["validated"], strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4)
+        assert mine[0] != pytest.approx(mine[1], rel=1e-4)  # the weights, and their averages
     tolerance = WEIGHTS.get(name, 1e-5)
     for part in ("weights", "averages"):
         assert set(one[part]) == set(two[part])

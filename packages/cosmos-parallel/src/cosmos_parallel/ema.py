@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_parallel.gradients import local_part
+from cosmos_parallel.sharding import reshard
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +53,7 @@ class Ema:
     def __init__(self, model: nn.Module, config: EmaConfig) -> None:
         """Start from the weights as they are."""
         self._config = config
+        self._model = model
         self._parameters: Mapping[str, nn.Parameter] = {
             name: parameter
             for name, parameter in model.named_parameters()
@@ -91,5 +93,6 @@ class Ema:
 
     @torch.no_grad()
     def _write(self, parts: Mapping[str, Tensor]) -> None:
+        reshard(self._model)
         for name, part in parts.items():
             local_part(self._parameters[name].detach()).copy_(part)

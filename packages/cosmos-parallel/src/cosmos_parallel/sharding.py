@@ -81,6 +81,17 @@ def shard_module(
     return module
 
 
+def reshard(module: nn.Module) -> None:
+    """Give up what FSDP2 has gathered of a model, so that it is gathered anew when it is needed.
+
+    A root and the stages of a pipeline stay gathered after a forward pass without a backward one,
+    and do not see that their parameters are written to afterwards.
+    """
+    # asked for its state, FSDP2 gives up what each module of the model has, whichever it gathers
+    # that module with; the root of torchtitan's models is no part of ours
+    module.state_dict(keep_vars=True)
+
+
 def sum_gradients(module: nn.Module) -> None:
     """Have every part that FSDP2 shards add gradients up over ranks, and not average them."""
     from torch.distributed.fsdp import FSDPModule
