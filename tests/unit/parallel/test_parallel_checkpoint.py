@@ -1,5 +1,6 @@
 """Checkpoints of one process: same next step, whole or not at all, and errors that say why."""
 
+import math
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from cosmos_parallel import (
     Learner,
     LearnerConfig,
     ParallelConfig,
+    ProcessContext,
     RetentionConfig,
     ScheduleConfig,
     SftLoss,
@@ -73,6 +75,30 @@ def test_a_resumed_learner_takes_the_same_steps_bitwise(store, optimizer, saved_
     assert train(resumed, saved_after, saved_after + 3) == expected
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("optimizer", [AdamWConfig(lr=0.01), SgdConfig(momentum=0.9)])
+def test_a_learner_resumed_on_a_device_takes_the_same_steps(tmp_path, optimizer):
+    place = ProcessContext(device=torch.device("cuda"))
+    store = CheckpointStore(tmp_path, build_mesh(ParallelConfig(), place))
+
+    def on_device(seed: int) -> Learner:
+        model = make_learner(seed).model.cuda()
+        mesh = build_mesh(ParallelConfig(), place)
+        return Learner(model, LearnerConfig(optimizer=optimizer), mesh=mesh)
+
+    def steps(learner: Learner, first: int) -> list[float]:
+        batches = [torch.ones(5, 3, device="cuda") * step for step in range(first, first + 3)]
+        return [learner.step([batch], loss).loss for batch in batches]
+
+    learner, resumed = on_device(0), on_device(1)
+    steps(learner, 0)
+    store.save(3, learner)
+    expected = steps(learner, 3)
+    store.load(resumed)
+    assert steps(resumed, 3) == pytest.approx(expected)
+    store.close()
+
+
 def test_averages_of_the_weights_go_on_or_begin_at_the_checkpoint(store):
     def averaging(seed: int) -> Learner:
         model = make_learner(seed).model
@@ -121,6 +147,18 @@ def test_only_the_newest_stay(store):
         store.save(step, learner)
     assert store.steps() == [3, 12]
     assert store.latest() == 12
+
+
+def test_a_run_that_has_gone_back_to_its_best_keeps_what_it_saves(tmp_path, mesh):
+    store = CheckpointStore(tmp_path, mesh, retention=RetentionConfig(keep=1, keep_best=1))
+    learner = make_learner()
+    for step, score in ((10, 1.0), (20, 2.0), (30, 3.0)):
+        store.save(step, learner, score=score)
+    assert store.load(learner, store.best()).step == 10
+    for step in (11, 12):
+        assert Path(store.save(step, learner, score=4.0)).is_dir()
+    assert store.steps() == [10, 12, 30]
+    store.close()
 
 
 def test_the_same_step_can_be_saved_again(store, mesh):
@@ -268,6 +306,10 @@ RETENTIONS = [
     (RetentionConfig(keep=1, keep_best=2), [3.0, 1.0, 2.0, 4.0], [2, 3, 4], 2),
     # of equals the newest
     (RetentionConfig(keep=1, keep_best=1), [1.0, 1.0, 2.0], [2, 3], 2),
+    # a score that is not a number is none
+    (RetentionConfig(keep=1, keep_best=1), [math.nan, 2.0, 3.0], [2, 3], 2),
+    (RetentionConfig(keep=1, keep_best=1, better="higher"), [2.0, math.nan, 1.0], [1, 3], 1),
+    (RetentionConfig(keep=1, keep_best=1), [1.0, math.nan], [1, 2], 1),
     # saved without a score
     (RetentionConfig(keep=1, keep_best=1), [None, None], [2], None),
 ]

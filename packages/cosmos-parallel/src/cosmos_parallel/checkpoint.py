@@ -8,6 +8,7 @@ step-00000010/            appears at one instant, when everything in it is durab
 """
 
 import json
+import math
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -72,9 +73,10 @@ class RetentionConfig:
             raise CheckpointError(f"keep_best is {self.keep_best}; it must be 0 or more")
 
     def ranked(self, scores: "dict[int, float]") -> list[int]:
-        """Return steps by their scores, best first; of equals the newest first."""
+        """Return steps by their scores, best first; of equals the newest first; no NaN."""
         sign = 1.0 if self.better == "lower" else -1.0
-        return sorted(scores, key=lambda step: (sign * scores[step], -step))
+        known = (step for step, score in scores.items() if not math.isnan(score))
+        return sorted(known, key=lambda step: (sign * scores[step], -step))
 
     def doomed(self, steps: list[int], scores: "dict[int, float]") -> list[int]:
         """Return the steps whose checkpoints go."""
@@ -287,7 +289,8 @@ class CheckpointStore:
         }
         self._files.publish(writing, step, json.dumps(manifest, indent=1).encode())
         for old in self._retention.doomed(self.steps(), self._scores()):
-            self._files.remove(old)
+            if old != step:  # older than others that stay, where a run has gone back
+                self._files.remove(old)
 
     def _scores(self) -> dict[int, float]:
         scores = {step: self._manifest(self.path(step)).get("score") for step in self.steps()}
