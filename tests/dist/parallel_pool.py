@@ -27,6 +27,7 @@ from cosmos_parallel import (
     export_hf,
     init_distributed,
     load_causal_lm,
+    model_cost,
     shutdown_distributed,
 )
 from cosmos_parallel.titan import prepare
@@ -87,7 +88,8 @@ def train(case: dict, directory: Path, process: ProcessContext) -> list:
     evaluation = learner.evaluate(mine, loss, filler=batches[0])
     if case.get("export"):
         export_hf(model, directory / case["export"], mesh)
-    return [*reports, [evaluation.loss]]
+    cost = model_cost(model, mesh)
+    return [*reports, [evaluation.loss, cost.per_token, cost.per_pair]]
 
 
 def take_part(rank: int, case: dict, directory: Path) -> None:

@@ -79,6 +79,11 @@ class Seat:
         return self.replica_index * self.mesh.data_size + self.mesh.data_rank
 
     @property
+    def num_ranks(self) -> int:
+        """Ranks of all replicas."""
+        return self.num_replicas * self.mesh.process.world_size
+
+    @property
     def num_shares(self) -> int:
         """Among how many the samples are divided, over all replicas."""
         return self.num_replicas * self.mesh.data_size
@@ -134,7 +139,7 @@ class Trainer:
         if checkpoints.latest() is not None:
             self.version = checkpoints.load(self._learner).step + 1
         self._plan = _batch_plan(self._model, recipe)
-        self._cost = model_cost(self._model)
+        self._cost = model_cost(self._model, seat.mesh)
         self._loss = policy_loss(recipe.algorithm)
         self._teacher = (
             None
@@ -324,7 +329,7 @@ class Trainer:
             self._cost,
             num_tokens=tokens,
             num_pairs=report.metrics["batch/pairs"],
-            rank_seconds=report.seconds * self._seat.num_shares,
+            rank_seconds=report.seconds * self._seat.num_ranks,
             peak_flops=device_peak_flops(self._seat.mesh.process.device),
         )
         return {

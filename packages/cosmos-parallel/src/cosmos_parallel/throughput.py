@@ -6,6 +6,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from cosmos_parallel.mesh import TrainingMesh
+
+# what transformers and torchtitan call the modules of which a token meets some
+_EXPERTS = {"experts", "routed_experts"}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelCost:
@@ -38,11 +43,15 @@ class Throughput:
     mfu: float
 
 
-def model_cost(model: nn.Module) -> ModelCost:
+def model_cost(model: nn.Module, mesh: TrainingMesh | None = None) -> ModelCost:
     """Return what a token costs in a Hugging Face causal language model, sharded or not.
 
     Of a mixture's experts, those that a token is routed to are counted. Parameters that are not
     trained count as much: this is a measure of the model, not of the method.
+
+    Args:
+        model: whole, or this rank's stages of it.
+        mesh: with it every rank calls, and the stages of a pipeline are added up.
     """
     config: Any = model.config  # any Hugging Face configuration
     text = config.get_text_config()
@@ -51,12 +60,15 @@ def model_cost(model: nn.Module) -> ModelCost:
     share = chosen / num_experts if num_experts else 1.0
     met = 0.0
     for name, parameter in model.named_parameters():
-        met += parameter.numel() * (share if ".experts." in f".{name}" else 1.0)
+        met += parameter.numel() * (share if _EXPERTS & set(name.split(".")) else 1.0)
     if not getattr(text, "tie_word_embeddings", False):
         embeddings = (part for part in model.modules() if isinstance(part, nn.Embedding))
         met -= sum(part.weight.numel() for part in embeddings)
+    if mesh is not None:
+        stages = mesh.sum_(torch.tensor(met, dtype=torch.float64, device=mesh.process.device))
+        met = stages.item() / mesh.ranks_per_stage
     heads = _first(text, ("num_attention_heads", "n_head"), 1)
-    width = _first(text, ("head_dim",), 0) or _first(text, ("hidden_size", "n_embd"), 0) // heads
+    width = _head_width(text, heads)
     layers = _first(text, ("num_hidden_layers", "n_layer"), 1)
     return ModelCost(per_token=6.0 * met, per_pair=12.0 * layers * heads * width)
 
@@ -93,6 +105,15 @@ def device_peak_flops(device: torch.device) -> float:
     from torchtitan.tools.utils import get_peak_flops
 
     return float(get_peak_flops(torch.cuda.get_device_name(device)))
+
+
+def _head_width(config: Any, heads: int) -> float:
+    """Return the mean length of a head's key and value, which multiply each pair of tokens."""
+    # where attention is latent, head_dim is that of the rotary part alone
+    key, value = _first(config, ("qk_head_dim",), 0), _first(config, ("v_head_dim",), 0)
+    if key and value:
+        return (key + value) / 2
+    return _first(config, ("head_dim",), 0) or _first(config, ("hidden_size", "n_embd"), 0) // heads
 
 
 def _first(config: Any, names: tuple[str, ...], otherwise: int) -> int:
