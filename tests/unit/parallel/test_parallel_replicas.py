@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from cosmos_parallel import (
+    AdamWConfig,
     Learner,
     LearnerConfig,
     ReplicaLostError,
@@ -109,3 +110,23 @@ def test_a_step_without_all_replicas_updates_nothing(port, threads):
         return model.weight.item()
 
     assert list(threads.map(member, range(3))) == pytest.approx([0.0] * 3, abs=1e-6)
+
+
+def test_what_no_replica_trains_is_left_alone_as_it_is_by_one(port, threads):
+    def weights(group: StoreReplicaGroup | None) -> list[float]:
+        model = nn.ModuleDict({name: nn.Linear(1, 1, bias=False) for name in ("used", "other")})
+        for parameter in model.parameters():
+            nn.init.ones_(parameter)
+        config = LearnerConfig(optimizer=AdamWConfig(lr=0.1, weight_decay=0.5))
+        learner = Learner(model, config, replica_group=group)
+
+        def loss(model: nn.ModuleDict, batch: torch.Tensor) -> SftLoss:
+            return SftLoss(total=model["used"](batch).sum(), weight=torch.tensor(1.0), metrics={})
+
+        learner.step([torch.ones(1, 1)], loss)
+        return [parameter.item() for parameter in model.parameters()]
+
+    alone = weights(None)
+    assert alone == pytest.approx([0.85, 1.0])
+    found = threads.map(lambda index: weights(join(port, index)), range(3))
+    assert list(found) == [pytest.approx(alone)] * 3

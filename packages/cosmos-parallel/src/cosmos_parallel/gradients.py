@@ -77,9 +77,16 @@ def sum_over_replicas(parameters: Sequence[nn.Parameter], group: ReplicaGroup) -
     """Sum every gradient over the policy replicas, in place.
 
     All replicas have the same layout, so the parts this rank holds are summed with those of the
-    same rank elsewhere, packed into buckets. A parameter without gradient counts as zero.
+    same rank elsewhere, packed into buckets. A parameter without gradient counts as zero where
+    another replica has one; without any it stays without, as the optimizer then leaves it alone.
     """
-    for bucket in _buckets([_gradient_part(parameter) for parameter in parameters]):
+    if not parameters:
+        return
+    counts = torch.tensor([float(parameter.grad is not None) for parameter in parameters])
+    counts = counts.to(local_part(parameters[0]).device)
+    group.sum_([counts])
+    trained = [p for p, count in zip(parameters, counts.tolist(), strict=True) if count]
+    for bucket in _buckets([_gradient_part(parameter) for parameter in trained]):
         packed = torch.cat([part.reshape(-1) for part in bucket])
         group.sum_([packed])
         offset = 0
