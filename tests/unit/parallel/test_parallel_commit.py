@@ -53,6 +53,19 @@ def test_steps_that_all_members_have_are_committed(port, threads):
     assert list(threads.map(member, range(3))) == [30.0] * 3
 
 
+def test_a_store_does_not_grow_with_the_steps(port, threads):
+    def member(index: int) -> None:
+        group = join(port, index, is_alive=lambda name: True)
+        for _ in range(20):
+            group.sum_([torch.ones(1)])
+            group.commit()
+
+    list(threads.map(member, range(3)))
+    left = open_store("127.0.0.1", port, hosting=False).num_keys()
+    # of the last step: 3 are here, 3 ready, 1 decision; the others are of the connections
+    assert left < 7 + 20
+
+
 def test_a_step_that_one_member_does_not_have_is_void_for_all(port, threads):
     def member(index: int) -> tuple[str, ...]:
         group = join(port, index, commit_s=2)

@@ -13,6 +13,7 @@ was written first holds for everybody:
     lost    ──► ready/- ─┘  deadline  ──► compare_set(decision, void)   ─┘
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -150,6 +151,7 @@ class StoreReplicaGroup:
                 f"{', '.join(late) or 'a member'} did not have all of its sums in time",
                 late,
             )
+        self._forget(step - 1)
 
     def send(self, tensors: Sequence[Tensor], index: int) -> None:
         """Send tensors to this rank of another member, which receives as many.
@@ -213,6 +215,19 @@ class StoreReplicaGroup:
             f"of {', '.join(members.names)}",
             late,
         )
+
+    def _forget(self, step: int) -> None:
+        """Remove this rank's keys of a step that all have left behind: they would fill the store.
+
+        Who is ready for a step has read the decision on the one before.
+        """
+        index, rank = self._members.index, self._members.rank
+        keys = [f"{step}/here/{index}.{rank}", f"{step}/ready/{index}.{rank}"]
+        if (index, rank) == (0, 0):
+            keys.append(f"{step}/decision")
+        with contextlib.suppress(RuntimeError, ValueError):  # the next step will say it
+            for key in keys:
+                self._decisions.delete_key(key)
 
     def _keys(self, prefix: str) -> dict[str, str]:
         """Return a key for each rank of each member, with the member's name."""
