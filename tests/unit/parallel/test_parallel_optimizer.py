@@ -111,6 +111,14 @@ def test_optimizers_and_options_that_torch_does_not_have_are_refused(make, messa
         make()
 
 
+def test_a_value_head_is_no_matrix_for_muon():
+    shapes = {"layers.0.weight": (4, 4), "lm_head.weight": (8, 4), "value_head.weight": (1, 4)}
+    named = {name: nn.Parameter(torch.ones(shape)) for name, shape in shapes.items()}
+    muon, adamw = MuonConfig().build(named).param_groups
+    assert [id(p) for p in muon["params"]] == [id(named["layers.0.weight"])]
+    assert [id(p) for p in adamw["params"]] == [id(p) for p in list(named.values())[1:]]
+
+
 def test_muon_takes_the_matrices_and_adamw_the_rest():
     model, learner = trained(MuonConfig(lr=1e-2, weight_decay=0.05))
     settings = {"lr": 1e-2, "weight_decay": 0.05}

@@ -210,7 +210,15 @@ class MuonConfig:
     weight_decay: float = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
-    adamw_names: tuple[str, ...] = ("embed", "lm_head", "wte", "wpe", "output.weight", "lora_")
+    adamw_names: tuple[str, ...] = (
+        "embed",
+        "lm_head",
+        "wte",
+        "wpe",
+        "output.weight",
+        "value_head",
+        "lora_",
+    )
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
 
     def build(self, parameters: Named) -> torch.optim.Optimizer:
