@@ -160,6 +160,14 @@ def test_packed_ranks_make_equally_many_passes():
     assert abs(count(shares[0]) - count(shares[1])) <= 2
 
 
+def test_an_example_of_one_token_has_a_column_to_predict(model_directory, mesh):
+    one = SftExample(token_ids=np.array([3], np.int32), trainable=np.array([True]))
+    config = SftBatchConfig(batch_size=1, bucket=1)
+    (batch,) = step_batches(SftData(examples=(one,)), config, 0)
+    result = sft_loss(load_causal_lm(model_directory("Qwen3"), mesh), batch)
+    assert (result.total.item(), result.weight.item()) == (0.0, 0)
+
+
 def test_an_example_longer_than_the_budget_is_a_batch_by_itself():
     batches = lay_out(DATA.examples, SftBatchConfig(max_tokens=16, bucket=1))
     assert batches[0].token_ids.shape == (1, 31)

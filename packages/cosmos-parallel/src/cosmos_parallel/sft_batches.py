@@ -145,7 +145,8 @@ def _group(
 
 
 def _collate(rows: Sequence[list[SftExample]], config: SftBatchConfig) -> SftBatch:
-    width = _round_up(max(_row_length(row) for row in rows), config.bucket)
+    # two at least: a column and the next one, which it predicts
+    width = _round_up(max([2, *(_row_length(row) for row in rows)]), config.bucket)
     token_ids = np.zeros((len(rows), width), dtype=np.int64)
     trainable = np.zeros((len(rows), width), dtype=np.bool_)
     position_ids = np.zeros((len(rows), width), dtype=np.int64)

@@ -9,7 +9,7 @@ Outcome = Literal["updated", "no_weight", "non_finite"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepReport:
-    """One step, the same on every rank of every replica except ``seconds`` and ``problem``.
+    """One step, the same on every rank of every replica except as said.
 
     Attributes:
         outcome: ``updated``; ``no_weight`` when nothing was trainable anywhere, or
@@ -19,7 +19,7 @@ class StepReport:
         grad_norm: global norm of the normalised gradient before clipping; 0 without weight.
         lr: learning rate of this step.
         metrics: global sums, as the loss returned them.
-        num_passes: forward and backward passes that each rank made.
+        num_passes: forward and backward passes that each rank of this replica made.
         seconds: wall clock of the step on this rank.
         num_skipped: steps so far whose loss or gradient was not finite, this one included.
         problem: what this rank saw that was not finite: which of its samples, or else which
