@@ -3,7 +3,12 @@
 import pytest
 import torch
 
-from cosmos_algos import chunked_logprobs, scores_from_logits
+from cosmos_algos import (
+    AlgorithmConfigError,
+    candidate_logprobs,
+    chunked_logprobs,
+    scores_from_logits,
+)
 
 
 def inputs(dtype, rows=(2, 5), hidden=4, vocabulary=7):
@@ -80,6 +85,15 @@ def test_no_rows_still_have_a_gradient():
 
     assert weight.grad.eq(0).all()
     assert hidden.grad.shape == (0, 4)
+
+
+@pytest.mark.parametrize("chunk", [0, -4])
+def test_no_rows_at_a_time_are_refused(chunk):
+    hidden, weight, _, targets = inputs(torch.float32)
+    with pytest.raises(AlgorithmConfigError, match=f"chunk is {chunk}; it must be 1 or more"):
+        chunked_logprobs(hidden, weight, targets, chunk=chunk)
+    with pytest.raises(AlgorithmConfigError, match=f"chunk is {chunk}; it must be 1 or more"):
+        candidate_logprobs(hidden[0], weight, targets[0][:, None], chunk=chunk)
 
 
 def test_a_frozen_head_gets_no_gradient():

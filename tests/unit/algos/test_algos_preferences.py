@@ -271,6 +271,13 @@ def test_sft_is_the_negative_log_likelihood_of_the_marked_tokens():
         ),
         (lambda: tokens(1, 2, prompt=0, name="a7"), TrajectoryError, "a7: token 0 is trainable"),
         (lambda: DpoConfig(beta=0.0), AlgorithmConfigError, "beta 0.0 must be above 0"),
+        (lambda: KtoConfig(beta=0.0), AlgorithmConfigError, "kto: beta 0.0 must be above 0"),
+        (lambda: KtoConfig(desirable_weight=-1.0), AlgorithmConfigError, "desirable_weight -1.0"),
+        (
+            lambda: RewardModelConfig(centering=-1.0),
+            AlgorithmConfigError,
+            "centering -1.0 is negative",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_an_error_that_names_it(make, error, message):

@@ -169,7 +169,10 @@ def test_a_reference_that_is_reset_is_the_policy_of_every_nth_version():
     [
         (lambda: KlConfig(place="reward"), "'k2' is not the divergence as a value"),
         (lambda: KlConfig(reset_every=-1), "reset_every -1 must not be negative"),
+        (lambda: KlConfig(discount=1.01), r"kl: discount 1\.01 must be in \[0, 1\]"),
         (lambda: PassAtKConfig(k=0), "k 0 must be at least 1"),
+        (lambda: GrpoConfig(temperature=0.0).build(), r"temperature is 0\.0"),
+        (lambda: GrpoConfig(logprob_chunk=-1).build(), "logprob_chunk -1"),
     ],
 )
 def test_contradictions_are_refused_on_construction(make, message):

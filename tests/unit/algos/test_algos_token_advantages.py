@@ -225,6 +225,12 @@ def test_a_critic_has_one_output_per_token():
         critic_values(Critic(2), empty_batch(num_tokens=3))
 
 
+@pytest.mark.parametrize("factors", [{"discount": 1.5}, {"decay": -0.1}])
+def test_a_factor_outside_0_to_1_is_refused(factors):
+    with pytest.raises(AlgorithmConfigError, match=r"gae: discount .* must be in \[0, 1\]"):
+        GaeConfig(**factors)
+
+
 def test_a_negative_clip_is_refused():
     with pytest.raises(AlgorithmConfigError, match="clip -1"):
         CriticConfig(clip=-1.0)

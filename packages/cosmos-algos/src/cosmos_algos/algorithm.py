@@ -114,9 +114,14 @@ class Algorithm:
     likeliest: LikeliestConfig | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a mean that weighs GSPO's samples by their length, and no epoch at all."""
+        """Refuse what is out of range, and a mean that weighs GSPO's samples by their length."""
         if self.epochs < 1:
             raise AlgorithmConfigError(f"epochs is {self.epochs}; it must be 1 or more")
+        if not self.temperature > 0.0 or self.logprob_chunk < 0:
+            raise AlgorithmConfigError(
+                f"temperature is {self.temperature}, logprob_chunk {self.logprob_chunk}; the one "
+                "divides logits and must be above 0, the other must be 0 or more"
+            )
         kl = self.objective.kl
         if self.critic and kl.coefficient and kl.place == "reward" and kl.estimator != "k1":
             raise AlgorithmConfigError(

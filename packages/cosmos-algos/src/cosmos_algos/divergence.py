@@ -55,6 +55,8 @@ class KlConfig:
                 "kl: estimator 'k2' is not the divergence as a value, so a reward of it has "
                 "another gradient; use 'k1' or 'k3' with place 'reward'"
             )
+        if not 0.0 <= self.discount <= 1.0:
+            raise AlgorithmConfigError(f"kl: discount {self.discount} must be in [0, 1]")
         if self.reset_every < 0:
             raise AlgorithmConfigError(f"kl: reset_every {self.reset_every} must not be negative")
 

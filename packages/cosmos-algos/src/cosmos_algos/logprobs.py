@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from cosmos_algos.errors import AlgorithmConfigError
+
 DEFAULT_CHUNK = 256
 
 
@@ -44,7 +46,11 @@ def chunked_logprobs(
 
     Returns:
         Float32 (float64) log-probabilities and entropies of the leading shape.
+
+    Raises:
+        AlgorithmConfigError: if ``chunk`` is below 1.
     """
+    check_chunk(chunk)
     shape = targets.shape
     logprobs, entropies = _ChunkedScores.apply(
         hidden.reshape(-1, hidden.shape[-1]),
@@ -66,6 +72,16 @@ def scores_from_logits(
     logp = torch.log_softmax(accurate(logits) / temperature, dim=-1)
     chosen = logp.gather(-1, targets[..., None]).squeeze(-1)
     return TokenScores(chosen, -(logp.exp() * logp).sum(-1))
+
+
+def check_chunk(chunk: int) -> None:
+    """Refuse to project no rows at a time.
+
+    Raises:
+        AlgorithmConfigError: names the number.
+    """
+    if chunk < 1:
+        raise AlgorithmConfigError(f"log-prob chunk is {chunk}; it must be 1 or more")
 
 
 def accurate(values: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from cosmos_algos.errors import AlgorithmConfigError
 from cosmos_algos.samples import Samples
 
 
@@ -25,6 +26,13 @@ class GaeConfig:
 
     discount: float = 1.0
     decay: float = 0.95
+
+    def __post_init__(self) -> None:
+        """Refuse factors by which what is far away would count for more."""
+        if not (0.0 <= self.discount <= 1.0 and 0.0 <= self.decay <= 1.0):
+            raise AlgorithmConfigError(
+                f"gae: discount {self.discount} and decay {self.decay} must be in [0, 1]"
+            )
 
 
 def terminal_rewards(samples: Samples, rewards: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:

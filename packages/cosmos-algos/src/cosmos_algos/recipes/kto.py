@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from cosmos_algos.batch import TokenBatch
+from cosmos_algos.errors import AlgorithmConfigError
 from cosmos_algos.logprobs import DEFAULT_CHUNK
 from cosmos_algos.loss_sum import LossSum
 from cosmos_algos.preferences import kto_losses
@@ -57,6 +58,14 @@ class KtoConfig:
     desirable_weight: float = 1.0
     undesirable_weight: float = 1.0
     logprob_chunk: int = DEFAULT_CHUNK
+
+    def __post_init__(self) -> None:
+        """Refuse what is no scale, or no weight."""
+        if self.beta <= 0.0 or min(self.desirable_weight, self.undesirable_weight) < 0.0:
+            raise AlgorithmConfigError(
+                f"kto: beta {self.beta} must be above 0, desirable_weight {self.desirable_weight} "
+                f"and undesirable_weight {self.undesirable_weight} 0 or more"
+            )
 
     def log_ratios(self, model: nn.Module, batch: TokenBatch) -> Float[Tensor, " B"]:
         """Return Σ_t log π - log π_ref of each sample.
