@@ -108,6 +108,23 @@ def test_candidates_in_chunks_equal_those_of_whole_logits(chunk):
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+def test_what_neither_can_say_has_no_part_and_no_gradient(beta):
+    generator = torch.Generator().manual_seed(5)
+    teacher, student = torch.randn(2, 4, 6, generator=generator, dtype=torch.float64)
+    student.requires_grad_()
+    masked = torch.nn.functional.pad(student, (0, 1), value=-torch.inf)
+    never = torch.nn.functional.pad(teacher, (0, 1), value=-torch.inf)
+
+    found = generalised_jsd(never.log_softmax(-1), masked.log_softmax(-1), beta)
+    expected = generalised_jsd(teacher.log_softmax(-1), student.log_softmax(-1), beta)
+
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(losses.sum(), student)[0] for losses in (found, expected))
+    )
+
+
 def test_a_beta_outside_0_to_1_is_refused():
     teacher, student = distributions()
     with pytest.raises(AlgorithmConfigError, match=r"beta 1\.5"):

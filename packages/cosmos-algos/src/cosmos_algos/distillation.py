@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from cosmos_algos.errors import AlgorithmConfigError
+from cosmos_algos.logprobs import check_chunk
 
 
 class TopK(NamedTuple):
@@ -67,7 +68,11 @@ def generalised_jsd(
         return _kl(teacher, student)
     if beta == 1.0:
         return _kl(student, teacher)
-    mixed = torch.logaddexp(teacher + math.log(beta), student + math.log1p(-beta))
+    # what neither can say has no part in it, and no gradient (that of log 0 is none)
+    known = (teacher > -torch.inf) | (student > -torch.inf)
+    mixed = torch.logaddexp(
+        teacher.where(known, 0.0) + math.log(beta), student.where(known, 0.0) + math.log1p(-beta)
+    )
     return beta * _kl(teacher, mixed) + (1.0 - beta) * _kl(student, mixed)
 
 
@@ -99,7 +104,11 @@ def candidate_logprobs(
 
     As ``chunked_logprobs``, memory is ``chunk * V``: each chunk's logits are made again in
     backward.
+
+    Raises:
+        AlgorithmConfigError: if ``chunk`` is below 1.
     """
+    check_chunk(chunk)
 
     def score(rows: Tensor, wanted: Tensor) -> Tensor:
         logits = torch.nn.functional.linear(rows, weight, bias)
@@ -115,5 +124,5 @@ def candidate_logprobs(
 
 def _kl(one: Float[Tensor, "*S K"], other: Float[Tensor, "*S K"]) -> Float[Tensor, "*S"]:
     """Return Σ p (log p - log q); 0 log 0 is 0."""
-    terms = one.exp() * (one - other)
-    return terms.where(one > -torch.inf, 0.0).sum(-1)
+    kept = one > -torch.inf
+    return (one.exp() * (one.where(kept, 0.0) - other.where(kept, 0.0))).sum(-1)
