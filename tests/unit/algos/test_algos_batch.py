@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from cosmos_algos import SampleWeights, TrajectoryError, collate, empty_batch
+from cosmos_algos import (
+    LabelledTokens,
+    SampleWeights,
+    TrajectoryError,
+    collate,
+    collate_labelled,
+    empty_batch,
+)
 from cosmos_core.trajectory import Trajectory, VersionSpan
 
 
@@ -57,6 +64,24 @@ def test_a_first_token_that_nothing_predicts_is_refused_by_name():
 
     with pytest.raises(TrajectoryError, match=r"group train\.0\.7 sibling 2: token 0 is trainable"):
         collate([broken], torch.tensor([1.0]), weights([1.0], [1.0]))
+
+
+def test_samples_without_a_token_have_a_column_for_the_model_to_run_on():
+    none = sample([], [], [], [])
+
+    batches = [
+        collate([none], torch.tensor([1.0]), weights([0.0], [0.0]), pad_id=3),
+        collate_labelled(
+            [LabelledTokens(token_ids=none.token_ids, trainable=none.trainable)],
+            weights([0.0], [0.0]),
+            pad_id=3,
+        ),
+    ]
+
+    for batch in batches:
+        assert batch.token_ids.tolist() == [[3]]
+        assert not batch.valid.any()
+        assert not batch.trainable.any()
 
 
 def test_an_empty_batch_weighs_nothing():

@@ -125,7 +125,8 @@ def collate(
         vocab_size: token ids have to be below it; 0 where it is not known.
 
     Returns:
-        A batch on the CPU, float32 but for the denominators, as wide as the longest sample.
+        A batch on the CPU, float32 but for the denominators, as wide as the longest sample and at
+        least one column.
 
     Raises:
         TrajectoryError: if the first token of a sample is trainable: no token predicts it.
@@ -133,7 +134,7 @@ def collate(
     """
     for trajectory in trajectories:
         _check_tokens(trajectory, vocab_size)
-    width = max((trajectory.num_tokens for trajectory in trajectories), default=1)
+    width = max([1, *(trajectory.num_tokens for trajectory in trajectories)])
     token_ids = lay_out([t.token_ids for t in trajectories], width, pad_id)
     valid = lay_out([np.ones(t.num_tokens, np.bool_) for t in trajectories], width, False)
     trainable = next_column(lay_out([t.trainable for t in trajectories], width, False))

@@ -67,7 +67,7 @@ def collate_labelled(
     """
     for sample in samples:
         check_token_ids(sample.token_ids, vocab_size, sample.name)
-    width = max((len(sample.token_ids) for sample in samples), default=1)
+    width = max([1, *(len(sample.token_ids) for sample in samples)])
     token_ids = lay_out([sample.token_ids for sample in samples], width, pad_id).long()
     valid = lay_out([np.ones(len(s.token_ids), np.bool_) for s in samples], width, False)
     trainable = next_column(lay_out([sample.trainable for sample in samples], width, False))
