@@ -7,7 +7,8 @@
         try:
             report = learner.step(batches, loss)
         except ReplicaLostError:
-            continue                            # void for all of them: the same step again
+            replicas.lose()                     # void for all of them: the same step again
+            continue
         step += 1
 
 A step is taken by all members of its epoch or by none, on all the data of the step: the losses are
