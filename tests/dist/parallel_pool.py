@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from cosmos_parallel import (
     AdamWConfig,
+    EmaConfig,
     Learner,
     LearnerConfig,
     ModelConfig,
@@ -78,7 +79,10 @@ def train(case: dict, directory: Path, process: ProcessContext) -> list:
     )
     model = load_causal_lm(directory / case["model"], mesh, config)
     optimizer = AdamWConfig(lr=1e-3, weight_decay=0.01)
-    learner = Learner(model, LearnerConfig(optimizer=optimizer, max_grad_norm=0.5), mesh=mesh)
+    settings = LearnerConfig(
+        optimizer=optimizer, max_grad_norm=0.5, ema=EmaConfig(decay=0.9, ramp=False)
+    )
+    learner = Learner(model, settings, mesh=mesh)
     reports = []
     for step in range(NUM_STEPS):
         batches = micro_batches(step, packed=case.get("packed", False))
@@ -88,8 +92,11 @@ def train(case: dict, directory: Path, process: ProcessContext) -> list:
     evaluation = learner.evaluate(mine, loss, filler=batches[0])
     if case.get("export"):
         export_hf(model, directory / case["export"], mesh)
+    assert learner.ema is not None
+    with learner.ema.in_place():
+        averaged = learner.evaluate(mine, loss, filler=batches[0])
     cost = model_cost(model, mesh)
-    return [*reports, [evaluation.loss, cost.per_token, cost.per_pair]]
+    return [*reports, [evaluation.loss, averaged.loss, cost.per_token, cost.per_pair]]
 
 
 def take_part(rank: int, case: dict, directory: Path) -> None:

@@ -216,7 +216,8 @@ def results(models, request) -> dict:
 def assert_same_steps(found: dict, reference: dict) -> None:
     assert "error" not in found, found["error"]
     for mine, theirs in zip(found["steps"], reference["steps"], strict=True):
-        # loss, gradient norm, rows; at last the loss of an evaluation and what a token costs
+        # loss, gradient norm, rows; at last the loss of the weights and of their averages, and
+        # what a token costs
         assert mine == pytest.approx(theirs, rel=1e-4)
 
 
