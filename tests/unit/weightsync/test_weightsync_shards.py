@@ -109,3 +109,9 @@ def test_a_tensor_that_is_not_its_spec_is_refused():
 def test_dtypes_that_cannot_be_moved_are_refused():
     with pytest.raises(LayoutError, match="complex64"):
         shards_of([("x", torch.zeros(2, dtype=torch.complex64))])
+
+
+def test_tensors_that_live_no_longer_than_their_pair_are_all_there():
+    names = [f"t{number}" for number in range(100)]
+    shards = shards_of((name, torch.zeros(2)) for name in names)
+    assert [shard.spec.name for shard in shards] == names

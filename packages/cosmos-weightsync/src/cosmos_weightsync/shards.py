@@ -84,14 +84,14 @@ def named_tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     """The parameters of a source by their clean names, detached."""
     modules = [source] if isinstance(source, nn.Module) else source
-    seen: set[int] = set()
+    seen: dict[int, Tensor] = {}  # Kept, or the number of one that is gone is soon another's.
     for item in modules:
         pairs = (
             item.named_parameters(remove_duplicate=False) if isinstance(item, nn.Module) else [item]
         )
         for name, tensor in pairs:
             if tied == "each" or id(tensor) not in seen:
-                seen.add(id(tensor))
+                seen[id(tensor)] = tensor
                 yield clean_name(name), tensor.detach()
 
 
