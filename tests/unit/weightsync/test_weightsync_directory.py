@@ -42,13 +42,15 @@ def model(value: float) -> dict[str, torch.Tensor]:
 
 
 class Sender:
-    def __init__(self, stack: ExitStack, directory: str, rank=0, num_ranks=1, **more) -> None:
+    def __init__(
+        self, stack: ExitStack, directory: str, rank=0, num_ranks=1, run_id="run", **more
+    ) -> None:
         self.model = model(0.0)
         self.sender = WeightSender(
             shards_of(self.model.items()),
             rank=rank,
             num_ranks=num_ranks,
-            config=SenderConfig(directory=directory, run_id="run"),
+            config=SenderConfig(directory=directory, run_id=run_id),
             **more,
         )
         stack.enter_context(self.sender)
@@ -347,3 +349,57 @@ def test_a_planned_group_takes_each_byte_across_once_and_passes_it_on(stack, dir
         member.assert_holds(2)
     total = sum(tensor.nbytes for tensor in sender.model.values())
     assert total <= counting.num_bytes < 1.2 * total
+
+
+def test_a_version_of_another_run_is_not_committed_by_the_votes_for_the_one_before(
+    stack, directory
+):
+    first = Sender(stack, directory.endpoint)
+    first.publish(1)
+    group = [Receiver(stack, directory.endpoint, group="g") for _ in range(2)]
+    wait_until(lambda: len(directory.view.members) == 3)
+    pool = stack.enter_context(ThreadPoolExecutor(2))
+    for member in group:
+        member.receiver.stage(1, timeout_s=30)
+    votes = [pool.submit(member.receiver.commit_together) for member in group]
+    assert [vote.result(30) for vote in votes] == [1, 1]
+    first.sender.close()
+    again = Sender(stack, directory.endpoint, run_id="again")
+    for tensor in again.model.values():
+        tensor.fill_(5.0)
+    again.sender.publish(1)
+    wait_until(
+        lambda: [m.run_id for m in directory.view.members if m.role == "sender"] == ["again"]
+    )
+    group[0].receiver.stage(1, timeout_s=30)
+    with pytest.raises(DeadlineError):
+        group[0].receiver.commit_together(timeout_s=0.5)
+    assert group[0].model["norm"].eq(1).all()
+
+
+def test_who_is_refused_by_a_directory_learns_why_nobody_is_there(stack):
+    directory = stack.enter_context(WeightDirectory(token="secret"))
+    member = Member(id="a", role="receiver")
+    attendance = Attendance(directory.endpoint, member, "wrong")
+    stack.callback(attendance.close, Deadline.after(30.0))
+
+    def words() -> str:
+        with pytest.raises(DeadlineError) as found:
+            attendance.wait_for(lambda _: False, Deadline.after(0.05))
+        return str(found.value)
+
+    wait_until(lambda: "the token is not the directory's" in words())
+
+
+def test_closing_that_runs_out_of_time_still_hangs_up_on_everybody(stack, directory):
+    sender = Sender(stack, directory.endpoint).sender
+    receiver = Receiver(stack, directory.endpoint).receiver
+    endpoint = sender.endpoint.split(":")
+    wait_until(lambda: len(directory.view.members) == 2)
+    with pytest.raises(DeadlineError):
+        sender.close(timeout_s=0.0)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((endpoint[0], int(endpoint[1])), timeout=30)
+    with pytest.raises(DeadlineError):
+        receiver.close(timeout_s=0.0)
+    wait_until(lambda: not [t for t in threading.enumerate() if t.name == "weight-attendance"])

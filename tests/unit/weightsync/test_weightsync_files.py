@@ -29,6 +29,7 @@ from cosmos_weightsync import (
     shards_of,
 )
 from cosmos_weightsync.files.manifests import CHUNK_BYTES
+from cosmos_weightsync.files.pulling import pull_directory
 from cosmos_weightsync.files.reading import slabs
 from cosmos_weightsync.files.storage import LocalStorage
 
@@ -370,3 +371,23 @@ def test_an_object_store_without_rename_commits_by_its_manifest(tmp_path):
     for shard in receiver.staged_shards():
         assert torch.equal(shard.tensor, source[shard.spec.name])
     assert read_checkpoint(f"{where}/v00000002").num_bytes == receiver.staged.num_bytes
+
+
+@pytest.mark.parametrize("version", [-1, 4])
+def test_a_version_that_no_receiver_would_take_is_refused(tmp_path, version):
+    FileSender(shards_of(tensors().items()), tmp_path).publish(5)
+    again = FileSender(shards_of(tensors(1).items()), tmp_path)
+    with pytest.raises(VersionError, match="negative" if version < 0 else "has version 5"):
+        again.publish(version)
+    assert FileReceiver(tmp_path).versions() == [5]
+
+
+def test_a_pull_does_not_stumble_over_what_another_one_left(tmp_path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "sub").mkdir(parents=True)
+    (source / "sub" / "config.json").write_text("{}")
+    (target / ".pull" / "old").mkdir(parents=True)
+    (target / ".pull" / "old" / "gone.safetensors").write_bytes(b"half")
+    pulled = pull_directory(LocalStorage(source), target, lambda _: None)
+    assert [file.path for file in pulled] == ["sub/config.json"]
+    assert sorted(path.name for path in target.iterdir()) == ["sub"]

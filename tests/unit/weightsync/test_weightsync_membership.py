@@ -113,7 +113,7 @@ def test_whoever_has_the_version_already_counts_as_ready_for_a_new_directory(tab
     table.join(receiver("a"), None, 0.0)
     table.join(receiver("b"), None, 0.0)
     table.hold("b", 5, "run")
-    assert table.vote("a", 5, "ready", Quorum()) == "commit"
+    assert table.vote("a", 5, "ready", Quorum(), "run") == "commit"
 
 
 def test_a_group_has_one_quorum(table):
@@ -140,3 +140,23 @@ def test_members_cross_the_wire_and_junk_does_not():
     assert Member.from_json(member.to_json()) == member
     with pytest.raises(ProtocolError, match="not a member"):
         Member.from_json({"id": "x"})
+
+
+def test_another_run_of_the_trainer_is_voted_on_anew(table):
+    for name in "ab":
+        table.join(receiver(name), None, 0.0)
+        table.hold(name, 7, "one")
+        table.vote(name, 7, "ready", Quorum(), "one")
+    assert table.decision("a", 7, "one") == "commit"
+    table.hold("a", 5, "two")
+    assert table.vote("a", 5, "ready", Quorum(), "two") == "open"
+    table.hold("b", 5, "two")
+    assert table.vote("b", 5, "ready", Quorum(), "two") == "commit"
+
+
+def test_a_vote_of_no_run_is_for_that_of_the_senders(table):
+    table.join(Member(id="s", role="sender", run_id="two"), None, 0.0)
+    for name in "ab":
+        table.join(receiver(name), None, 0.0)
+    table.vote("a", 5, "ready", Quorum(), "two")
+    assert table.vote("b", 5, "failed", Quorum()) == "abort"

@@ -299,6 +299,9 @@ def test_two_shards_of_one_rank_may_share_a_block():
     ("tensor", "encoding", "message"),
     [
         (torch.ones(8), BlockFp8(names=NAMES), "only matrices"),
+        (torch.ones(()), BlockFp8(names=NAMES), "only matrices"),
+        (torch.ones(()), RowwiseFp8(names=NAMES), "only matrices"),
+        (torch.ones(()), NvFp4(names=NAMES), "only matrices"),
         (torch.ones(4, 7), NvFp4(names=NAMES), "must be even"),
     ],
 )

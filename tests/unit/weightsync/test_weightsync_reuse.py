@@ -181,7 +181,8 @@ def test_a_receiver_that_lags_needs_a_base_that_is_kept(stack):
             taken = receiver.stage(5)
             assert staged(receiver) == expected
             assert (taken.wire_bytes < taken.num_bytes / 4) == is_sparse
-            assert {sender.num_snapshots for sender in trainer.senders} == {2 + num_bases}
+            # A third where a sender had not yet heard that the first was given back.
+            assert {s.num_snapshots - num_bases for s in trainer.senders} <= {2, 3}
 
 
 def test_memory_that_is_not_the_version_it_was_is_found_and_fetched_whole(trainer):

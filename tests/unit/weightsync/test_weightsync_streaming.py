@@ -13,7 +13,13 @@ import numpy as np
 import pytest
 import xxhash
 
-from cosmos_weightsync.streaming import CompiledRows, PlainRows, RowMove, compiled_rows
+from cosmos_weightsync.streaming import (
+    CompiledRows,
+    PlainRows,
+    RowMove,
+    compiled_rows,
+    usable_rows,
+)
 
 # Where XXH3 changes its formula, where a stripe (64), a block (1024) or a chunk (4096) ends.
 LENGTHS = [1, 16, 17, 128, 129, 240, 241, 255, 256, 257, 1023, 1024, 1025, 1088, 1089, 2048]
@@ -178,3 +184,11 @@ def test_a_peer_that_left_is_an_error_of_the_system(compiled, stream):
     stream[1].close()
     with pytest.raises(BrokenPipeError):
         compiled.send(np.zeros((1, 9), np.uint8), stream[0].fileno(), in_half_a_minute())
+
+
+def test_a_library_of_another_version_is_told_of_and_done_without(tmp_path):
+    path = tmp_path / "_streaming.so"
+    assert usable_rows(path) is None
+    path.write_bytes(b"not a library")
+    with pytest.warns(RuntimeWarning, match="install cosmos-weightsync again"):
+        assert usable_rows(path) is None

@@ -46,6 +46,7 @@ class Attendance:
         self._joining = threading.Lock()
         self._told: Member | None = None
         self._is_closed = False
+        self._trouble = ""
         self._connection: ControlConnection | None = None
         self._thread = threading.Thread(target=self._run, name="weight-attendance", daemon=True)
         self._thread.start()
@@ -83,7 +84,7 @@ class Attendance:
         """
         with self._changed:
             while not is_ready(self._view):
-                self._changed.wait(deadline.remaining(f"the directory at {self._directory}"))
+                self._changed.wait(deadline.remaining(self._whom()))
             return self._view
 
     def layout_of(self, member: Member, deadline: Deadline) -> Layout:
@@ -98,8 +99,17 @@ class Attendance:
             self._layouts[member.layout] = Layout.from_json(answer["layout"])
         return self._layouts[member.layout]
 
-    def vote(self, version: int, vote: Vote, quorum: Quorum, deadline: Deadline) -> Decision:
+    def vote(
+        self, version: int, vote: Vote, quorum: Quorum, deadline: Deadline, *, run_id: str = ""
+    ) -> Decision:
         """Say how it is with a version; returns what is decided, waiting a little for it.
+
+        Args:
+            version: Which.
+            vote: How it is.
+            quorum: Of the group.
+            deadline: When to give up.
+            run_id: Of the trainer that made it; if empty, that of the senders who are there.
 
         Raises:
             ConfigurationError: others of the group want another quorum.
@@ -109,9 +119,10 @@ class Attendance:
             request = {
                 "id": self._member.id,
                 "version": version,
+                "run": run_id,
                 "vote": vote,
                 "quorum": {"kind": quorum.kind, "count": quorum.count},
-                "wait": min(WAIT_S, deadline.remaining(f"the directory at {self._directory}")),
+                "wait": min(WAIT_S, deadline.remaining(self._whom())),
             }
             try:
                 decision = self._ask("vote", request, "voted", deadline)["decision"]
@@ -140,6 +151,11 @@ class Attendance:
                 self._ask("leave", {"id": self._member.id}, "view", deadline.within(1.0))
             except (TransferError, VersionError):
                 return  # The lease ends by itself.
+
+    def _whom(self) -> str:
+        """The directory, and what it said if it does not want this member."""
+        why = f", where the last try failed: {self._trouble}" if self._trouble else ""
+        return f"the directory at {self._directory}{why}"
 
     def _nudge(self) -> None:
         """Make the change known now, if that is quickly done; else the thread does it."""
@@ -181,15 +197,16 @@ class Attendance:
     def _see(self, frame: Mapping[str, Any]) -> None:
         view = View.from_json(frame)
         with self._changed:
-            self._view = view
+            self._view, self._trouble = view, ""
             self._changed.notify_all()
 
     def _run(self) -> None:
         while not self._is_closed:
             try:
                 self._attend()
-            except (TransferError, VersionError):
+            except (TransferError, VersionError) as error:
                 with self._changed:
+                    self._trouble = str(error)
                     if not self._is_closed:
                         self._changed.wait(RETRY_S)
 

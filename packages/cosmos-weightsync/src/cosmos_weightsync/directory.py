@@ -196,12 +196,13 @@ class _Conversation:
         )
         says = str(frame["vote"])
         vote: Vote = "ready" if says == "ready" else "failed" if says == "failed" else "withdrawn"
-        decision = table.vote(member, version, vote, quorum)
+        run_id = str(frame["run"])
+        decision = table.vote(member, version, vote, quorum, run_id)
         if decision == "open" and vote == "ready":
             self._shared.changed.notify_all()
             deadline = Deadline.after(min(float(frame["wait"]), MOST_WAIT_S))
-            self._shared.wait(lambda: table.decision(member, version) != "open", deadline)
-            decision = table.decision(member, version)
+            self._shared.wait(lambda: table.decision(member, version, run_id) != "open", deadline)
+            decision = table.decision(member, version, run_id)
         return "voted", {"decision": decision}
 
     def _leave(self, frame: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -120,6 +120,13 @@ class Patience:
     linger_s: float
 
 
+def _asked_for_versions(found: Found) -> tuple[Source, Layout]:
+    """Whom a receiver follows that wants nothing, such as a rank whose shards are all empty."""
+    if not found.sources:
+        raise next(iter(found.unreachable.values()), PeerLostError("there are no senders"))
+    return found.sources[0], Layout.from_ranks([[]])
+
+
 class VersionFetcher:
     """Fetches versions into a shadow; used from one thread at a time."""
 
@@ -167,7 +174,9 @@ class VersionFetcher:
                 if not self._edges:
                     self._find(deadline)
             except TransferError as error:
-                raise failure or error from failure
+                if failure is None:
+                    raise
+                raise failure from error
             try:
                 return self._attempt(at_least, num_threads, deadline, reuse)
             except (PeerLostError, VersionGoneError, BaseVersionError) as error:
@@ -212,7 +221,7 @@ class VersionFetcher:
         found = self._roster.find(deadline)
         used: list[str] = []
         try:
-            assigned = self._plan(found)
+            assigned = self._plan(found) or [_asked_for_versions(found)]
             self._edges = [
                 Edge(
                     source,
@@ -310,7 +319,7 @@ class VersionFetcher:
         with self._suspecting(edge):
             if session is None:
                 edge.session = session = self._dialer.meet(edge.source.endpoint, deadline)
-            if not session.pieces:
+            if not session.is_open:
                 self._dialer.open(session, edge.wanted, deadline, chunk_bytes=edge.chunk_bytes)
         return session
 

@@ -26,6 +26,7 @@ __all__ = ["ControlConnection", "connect_control", "parse_endpoint", "recv_exact
 
 MAX_FRAME_BYTES = 1 << 28
 """A layout of 100,000 tensors takes a few MB; anything near this is not ours."""
+MAX_PORT = 65535
 
 _LENGTH = struct.Struct("!I")
 
@@ -163,8 +164,10 @@ def parse_endpoint(endpoint: str) -> tuple[str, int]:
         ConfigurationError: it is not of that form.
     """
     host, separator, port = endpoint.rpartition(":")
-    if not separator or not port.isdecimal() or not host:
-        raise ConfigurationError(f"endpoint {endpoint!r} is not of the form host:port")
+    if not separator or not port.isdecimal() or not host or int(port) > MAX_PORT:
+        raise ConfigurationError(
+            f"endpoint {endpoint!r} is not of the form host:port, with a port up to {MAX_PORT}"
+        )
     return host.strip("[]"), int(port)
 
 
@@ -182,6 +185,6 @@ def connect_control(endpoint: str, deadline: Deadline) -> ControlConnection:
         )
     except TimeoutError as error:
         raise DeadlineError(f"{peer} does not answer") from error
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # The latter of what can be no host's name.
         raise PeerLostError(f"{peer} cannot be reached: {error}") from error
     return ControlConnection(connection, peer)

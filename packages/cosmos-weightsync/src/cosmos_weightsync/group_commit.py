@@ -24,27 +24,36 @@ GRACE_S = 10.0
 
 def commit_together(
     attendance: Attendance,
-    version: int,
+    version: tuple[int, str],
     quorum: Quorum,
     commit: Callable[[], int],
     deadline: Deadline,
 ) -> int:
     """Commit a staged version as soon as the group does.
 
+    Args:
+        attendance: This member's.
+        version: Its number, and the run of the trainer that made it.
+        quorum: Equal for all of the group.
+        commit: Does it; returns the version in use from then on.
+        deadline: When to give up.
+
     Raises:
         QuorumError: the group does not; the version in use stays.
         DeadlineError: it did not decide in time; the version in use stays.
     """
+    number, run_id = version
     decision: Decision = "open"
     try:
         while decision == "open":
-            decision = attendance.vote(version, "ready", quorum, deadline)
+            decision = attendance.vote(number, "ready", quorum, deadline, run_id=run_id)
     except DeadlineError:
-        decision = attendance.vote(version, "withdrawn", quorum, Deadline.after(GRACE_S))
+        soon = Deadline.after(GRACE_S)
+        decision = attendance.vote(number, "withdrawn", quorum, soon, run_id=run_id)
         if decision == "open":
             raise
     if decision == "abort":
         raise QuorumError(
-            f"version {version} is not committed: too many receivers of the group failed"
+            f"version {number} is not committed: too many receivers of the group failed"
         )
     return commit()

@@ -164,7 +164,7 @@ class MembershipTable:
         self._members: dict[str, Member] = {}
         self._seen: dict[str, float] = {}
         self._layouts: dict[str, Any] = {}
-        self._ballots: dict[tuple[str, int], _Ballot] = {}
+        self._ballots: dict[tuple[str, str, int], _Ballot] = {}
         self._epoch = 0
         self._revision = 0
 
@@ -225,15 +225,25 @@ class MembershipTable:
         self._members[member_id] = replace(member, version=version, run_id=run_id)
         self._revision += 1
 
-    def vote(self, member_id: str, version: int, vote: Vote, quorum: Quorum) -> Decision:
+    def vote(
+        self, member_id: str, version: int, vote: Vote, quorum: Quorum, run_id: str = ""
+    ) -> Decision:
         """A receiver says how it is with a version; returns what its group does.
+
+        Args:
+            member_id: Who.
+            version: Which.
+            vote: How it is.
+            quorum: Of the group.
+            run_id: Of the trainer that made it, as another run may count anew; if empty, that of
+                the senders who are here.
 
         Raises:
             ConfigurationError: others of its group want another quorum.
             VersionError: the member is not known.
         """
-        group = self._known(member_id).group
-        ballot = self._ballots.setdefault((group, version), _Ballot(quorum))
+        group, run_id = self._known(member_id).group, run_id or self._newest_run()
+        ballot = self._ballots.setdefault((group, run_id, version), _Ballot(quorum))
         if ballot.quorum != quorum:
             raise ConfigurationError(
                 f"group {group!r}, version {version}: one wants {quorum}, others {ballot.quorum}"
@@ -245,15 +255,22 @@ class MembershipTable:
         elif vote == "failed":
             ballot.failed.add(member_id)
         self._decide()
-        for old in [key for key in self._ballots if key[0] == group and key[1] < version - 100]:
+        same = [key for key in self._ballots if key[:2] == (group, run_id)]
+        for old in [key for key in same if key[2] < version - 100]:
             del self._ballots[old]
         return ballot.decision
 
-    def decision(self, member_id: str, version: int) -> Decision:
-        """What the group of a member does with a version."""
+    def decision(self, member_id: str, version: int, run_id: str = "") -> Decision:
+        """What the group of a member does with a version; arguments as in `vote`."""
         member = self._members.get(member_id)
-        ballot = self._ballots.get((member.group, version)) if member is not None else None
+        if member is None:
+            return "open"
+        ballot = self._ballots.get((member.group, run_id or self._newest_run(), version))
         return "open" if ballot is None else ballot.decision
+
+    def _newest_run(self) -> str:
+        runs = [member.run_id for member in self._members.values() if member.role == "sender"]
+        return runs[-1] if runs else ""
 
     def _known(self, member_id: str) -> Member:
         if member_id not in self._members:
@@ -262,11 +279,12 @@ class MembershipTable:
 
     def _decide(self) -> None:
         """Look at every open ballot again. What is decided stays decided."""
-        for (group, version), ballot in self._ballots.items():
-            live = {
-                m.id for m in self._members.values() if m.role == "receiver" and m.group == group
-            }
-            done = {m.id for m in self._members.values() if m.id in live and m.version >= version}
+        for (group, run_id, version), ballot in self._ballots.items():
+            receivers = [
+                m for m in self._members.values() if m.role == "receiver" and m.group == group
+            ]
+            live = {m.id for m in receivers}
+            done = {m.id for m in receivers if m.version >= version and m.run_id == run_id}
             if ballot.decision == "open":
                 ready = ballot.ready | (done - ballot.failed)
                 ballot.decision = ballot.quorum.decide(live, ready, ballot.failed)

@@ -106,18 +106,18 @@ class WeightReceiver:
             connect_timeout_s=config.connect_timeout_s,
             device=self._wanted.device,
         )
+        endpoints = tuple(endpoints)
+        if config.directory and endpoints:
+            raise ConfigurationError("endpoints beside a directory, which tells them")
+        listed = None if config.directory else ListedSources(endpoints, dialer)
         self._shadow = Shadow()
         self._buckets = BucketPool(config.bucket_bytes)
         self._staged: StagedVersion | None = None
         self._version: int | None = None
         self._server = self._serve(known) if config.serve_host else None
-        self._attendance = self._attend(tuple(endpoints)) if config.directory else None
+        self._attendance = self._attend() if listed is None else None
         self._fetcher = VersionFetcher(
-            ListedSources(endpoints, dialer)
-            if self._attendance is None
-            else DirectorySources(
-                self._attendance, config.prefer, find_timeout_s=config.connect_timeout_s
-            ),
+            listed or self._found_sources(),
             dialer,
             self._wanted,
             self._shadow,
@@ -241,10 +241,10 @@ class WeightReceiver:
         if self._attendance is None:
             raise ConfigurationError("set ReceiverConfig.directory to commit with others")
         self.staged_shards()
-        version = self._staged.version if self._staged else -1
+        assert self._staged is not None
         return commit_together(
             self._attendance,
-            version,
+            (self._staged.version, self._staged.run_id),
             quorum or Quorum(),
             self.commit,
             Deadline.after(timeout_s),
@@ -301,11 +301,13 @@ class WeightReceiver:
         deadline = Deadline.after(timeout_s)
         self._fetcher.close()
         server, self._server = self._server, None
-        if server is not None:
-            self._shadow.close()
-            server.close(deadline)
-        if self._attendance is not None:
-            self._attendance.close(deadline)
+        try:
+            if server is not None:
+                self._shadow.close()
+                server.close(deadline)
+        finally:
+            if self._attendance is not None:
+                self._attendance.close(deadline)
 
     def __enter__(self) -> "WeightReceiver":
         return self
@@ -323,9 +325,15 @@ class WeightReceiver:
             self._attendance.describe(Layout.from_ranks([specs]))
         self._attendance.hold(-1 if version is None else version, self._shadow.run_id)
 
-    def _attend(self, endpoints: Sequence[str]) -> Attendance:
-        if endpoints:
-            raise ConfigurationError("endpoints beside a directory, which tells them")
+    def _found_sources(self) -> DirectorySources:
+        assert self._attendance is not None
+        return DirectorySources(
+            self._attendance,
+            self._config.prefer,
+            find_timeout_s=self._config.connect_timeout_s,
+        )
+
+    def _attend(self) -> Attendance:
         member = Member(
             id=secrets.token_hex(8),
             role="receiver",

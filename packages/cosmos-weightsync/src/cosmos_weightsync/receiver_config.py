@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from cosmos_weightsync.errors import ConfigurationError
+from cosmos_weightsync.frames import parse_endpoint
 from cosmos_weightsync.gathering import Preference
 from cosmos_weightsync.reuse import Reused, ReusePolicy
 from cosmos_weightsync.server import check_exposure
@@ -69,4 +70,6 @@ class ReceiverConfig:
             raise ConfigurationError("bucket_bytes must be >= 1024 and num_threads >= 1")
         if self.serve_host:
             check_exposure(self.serve_host, self.token)
+        if self.directory:
+            parse_endpoint(self.directory)
         ReusePolicy(self.reuse, self.anchor_every)

@@ -217,6 +217,11 @@ class ReceiverSession:
         self._connection.send("release", {}, deadline)
 
     @property
+    def is_open(self) -> bool:
+        """Whether pieces are agreed on, be they none."""
+        return self._channel is not None
+
+    @property
     def pieces(self) -> Sequence[Piece]:
         """What this holder sends, in order."""
         return self._pieces

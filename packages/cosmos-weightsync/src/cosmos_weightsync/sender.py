@@ -13,6 +13,7 @@ from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.edges import BucketPool
 from cosmos_weightsync.encodings import Cast, EncodedShards, encode
 from cosmos_weightsync.errors import ConfigurationError
+from cosmos_weightsync.frames import parse_endpoint
 from cosmos_weightsync.layout import Layout, check_once
 from cosmos_weightsync.membership import Member
 from cosmos_weightsync.published import PublishedVersions
@@ -83,6 +84,8 @@ class SenderConfig:
                 "bucket_bytes must be >= 1024, max_snapshots >= 2 and num_bases >= 0"
             )
         check_exposure(self.bind_host, self.token)
+        if self.directory:
+            parse_endpoint(self.directory)
 
 
 def standard_transports() -> tuple[Transport, ...]:
@@ -217,10 +220,12 @@ class WeightSender:
             DeadlineError: a thread did not end in time.
         """
         deadline = Deadline.after(timeout_s)
-        if self._attendance is not None:
-            self._attendance.close(deadline)
-        self._snapshots.close()
-        self._server.close(deadline)
+        try:
+            if self._attendance is not None:
+                self._attendance.close(deadline)
+        finally:
+            self._snapshots.close()
+            self._server.close(deadline)
 
     def __enter__(self) -> "WeightSender":
         return self

@@ -5,6 +5,7 @@ import hmac
 import ipaddress
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 HELLO_S = 30.0
+RETRY_S = 0.05
 
 
 class Conversation(Protocol):
@@ -64,8 +66,10 @@ class Server:
         self._name = name
         try:
             self._listener = socket.create_server(address, backlog=1024)
-        except OSError as error:
-            raise ConfigurationError(f"cannot listen on {address[0]}: {error}") from error
+        except (OSError, OverflowError, UnicodeError) as error:
+            raise ConfigurationError(
+                f"cannot listen on {address[0]}, port {address[1]}: {error}"
+            ) from error
         self._port = int(self._listener.getsockname()[1])
         self._lock = threading.Lock()
         self._open: dict[threading.Thread, Conversation] = {}
@@ -107,8 +111,11 @@ class Server:
         while True:
             try:
                 connection, address = self._listener.accept()
-            except OSError:
-                return
+            except OSError:  # Closed; or no descriptor is left, which passes.
+                if self._is_closed:
+                    return
+                time.sleep(RETRY_S)
+                continue
             conversation = self._converse(
                 ControlConnection(connection, f"receiver at {address[0]}")
             )

@@ -156,6 +156,8 @@ class ServingSession:
             raise ProtocolError(f"transport {frame['transport']!r} is none of {known}")
         self._pieces, digest = self._requested(frame)
         self._bucket_bytes = min(identity.buckets.bucket_bytes, int(frame["bucket_bytes"]))
+        if self._channel is not None:
+            self._channel.close()
         self._pending = pending = transport.prepare("sender", identity.host)
         try:
             answer = {"digest": digest, "channel": dict(pending.description)}

@@ -7,6 +7,7 @@ compiled, NumPy and xxhash do the same, block by block. Either way Python's lock
 
 import ctypes
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,6 +25,7 @@ __all__ = [
     "RowMove",
     "compiled_rows",
     "row_engine",
+    "usable_rows",
 ]
 
 BLOCK_BYTES = 1 << 20
@@ -253,14 +255,24 @@ def _entry(move: RowMove) -> tuple[int, ...]:
     return (*to, _address(rows), rows.strides[0], row_bytes, num_rows, int(move.is_hashed), 0)
 
 
+def usable_rows(path: Path) -> CompiledRows | None:
+    """The library in this file; ``None``, with a warning, if it cannot be used, or is not there."""
+    try:
+        return CompiledRows(path) if path.exists() else None
+    except (OSError, AttributeError) as error:
+        warnings.warn(
+            f"{path} was made on another kind of machine or by another version ({error}): weights "
+            "are copied by NumPy, which is slower; install cosmos-weightsync again",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
+
+
 @cache
 def compiled_rows() -> CompiledRows | None:
     """The library, if it was compiled for this machine."""
-    path = Path(__file__).with_name("_streaming.so")
-    try:
-        return CompiledRows(path) if path.exists() else None
-    except (OSError, AttributeError):  # Made on another kind of machine, or from other source.
-        return None
+    return usable_rows(Path(__file__).with_name("_streaming.so"))
 
 
 @cache

@@ -43,7 +43,7 @@ class WantedWeights:
         )
         specs = (item.spec if isinstance(item, Shard) else item for item in found or ())
         self.specs = None if found is None else tuple(s for s in specs if not s.box.is_empty)
-        if mode == "in_place" and len(self.targets) != len(self.specs or (None,)):
+        if mode == "in_place" and (not found or len(self.targets) != len(self.specs or ())):
             raise LayoutError("an in-place receiver needs shards with tensors to receive into")
         check_once(self.specs or (), "this receiver wants")
 

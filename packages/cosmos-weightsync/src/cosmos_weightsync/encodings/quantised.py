@@ -55,7 +55,7 @@ class RowwiseFp8:
 
     def blocks(self, spec: ShardSpec) -> tuple[Extents, ...]:
         """Whole rows."""
-        return (_block(spec, 1, max(1, spec.global_shape[-1])),)
+        return (_block(spec, 1, max((1, *spec.global_shape[-1:]))),)
 
     def together(self, spec: ShardSpec) -> tuple[str, ...]:
         """Nobody shares them."""
@@ -166,6 +166,7 @@ class NvFp4:
 
     def published(self, spec: ShardSpec) -> tuple[ShardSpec, ...]:
         """Bytes of half the width, scales of the blocks, the scale per matrix."""
+        run, matrix = self.blocks(spec)
         *lead, width = spec.global_shape
         if width % 2 or spec.box.start[-1] % 2 or spec.box.stop[-1] % 2:
             raise EncodingError(
@@ -177,7 +178,6 @@ class NvFp4:
             (*spec.box.stop[:-1], spec.box.stop[-1] // 2),
         )
         packed = ShardSpec(spec.name, (*lead, width // 2), halved, "uint8")
-        run, matrix = self.blocks(spec)
         _, scales = _values_and_scales(spec, run, self.scale_suffix, "float8_e4m3fn")
         cells = grid_box(spec.box, matrix)
         per_matrix = ShardSpec(
@@ -190,10 +190,9 @@ class NvFp4:
 
     def blocks(self, spec: ShardSpec) -> tuple[Extents, ...]:
         """Runs of 16 along the last dim, and whole matrices."""
-        return (
-            _block(spec, 1, 16),
-            _block(spec, max(1, spec.global_shape[-2]), max(1, spec.global_shape[-1])),
-        )
+        runs = _block(spec, 1, 16)
+        rows, columns = spec.global_shape[-2:]
+        return runs, _block(spec, max(1, rows), max(1, columns))
 
     def together(self, spec: ShardSpec) -> tuple[str, ...]:
         """Runs are a tensor's own; fused tensors have one maximum per matrix."""

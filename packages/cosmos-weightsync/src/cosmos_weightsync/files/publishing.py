@@ -127,14 +127,22 @@ class FileSender:
             The digest of the version.
 
         Raises:
-            VersionError: the version is there already.
+            VersionError: the version is there already, or a newer one is, or it is negative.
             StorageFullError: there is no room; what was there before still is.
             DeadlineError: a rank did not write its part in time.
         """
         deadline = Deadline.after(self._config.timeout_s)
         final = version_name(version)
+        if version < 0:
+            raise VersionError(f"version {version} is negative")
         if self._storage.size(f"{final}/{MANIFEST_NAME}") is not None:
             raise VersionError(f"{self._storage.url}/{final} is there already")
+        newer = [number for number in committed_versions(self._storage) if number > version]
+        if newer:
+            raise VersionError(
+                f"{self._storage.url} has version {newer[-1]}, which receivers would take in the "
+                f"place of {version}: remove what an earlier run left, or publish elsewhere"
+            )
         staging = f".staging-{final}-{self._session}" if self._storage.can_rename else final
         parts = f"{staging}/.parts-{self._session}"
         try:

@@ -6,6 +6,7 @@ small files go last: a directory that has its ``config.json`` has its tensors.
 """
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,8 +137,8 @@ def pull_directory(
     pulled = [_pull(source, target, path, listing[path], progress) for path in order]
     parts = target / _PARTS
     with translated(str(parts)):
-        for folder, _, _ in sorted(os.walk(parts), reverse=True):
-            os.rmdir(folder)
+        if parts.exists():  # Also what an earlier run left of files that are not wanted any more.
+            shutil.rmtree(parts)
     if isinstance(source, PushedDirectory):
         source.finish()
     return pulled
