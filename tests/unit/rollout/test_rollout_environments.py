@@ -1,6 +1,7 @@
 """Episodes of many turns: which tokens are recorded, and what a bad environment costs."""
 
 import asyncio
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -23,12 +24,14 @@ from spelling import (
 from cosmos_core.messages import Generate, GroupFailed, GroupId
 from cosmos_core.trajectory import UNSAMPLED, VersionSpan
 from cosmos_rollout import (
+    EpisodeError,
     EpisodeLimits,
     Producer,
     ProducerConfig,
     ProducerParts,
     PromptDataError,
     PromptSet,
+    PromptTooLongError,
     Scored,
 )
 from cosmos_rollout.playing import EnvironmentPlayer
@@ -226,3 +229,50 @@ def test_a_tokenizer_without_a_chat_template_is_known_at_the_start():
     tokenizer.chat_template = None
     with pytest.raises(PromptDataError, match="needs a tokenizer whose chat template"):
         EnvironmentPlayer(engine_of(says("a")), tokenizer, Echo(), EpisodeLimits())
+
+
+class Odd(Echo):
+    """Does what its row says, once the model has spoken."""
+
+    async def play(self, row, chat, seed):
+        opening = [{"role": "user", "content": row.prompt}]
+        if self.how == "two at once":
+            await asyncio.gather(chat.reply(opening), chat.reply(opening))
+        else:
+            await chat.reply(opening)
+        match self.how:
+            case "exit":
+                raise SystemExit(2)
+            case "nothing":
+                return None
+            case "words":
+                return {"mood": "good"}
+        return {}
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("exit", "SystemExit: 2"),
+        ("nothing", "have to be numbers by name, found None"),
+        ("words", "have to be numbers by name, found {'mood': 'good'}"),
+        ("two at once", "before the one before it had come"),
+    ],
+)
+async def test_what_an_environment_should_not_do_costs_its_sample_and_no_other(how, words):
+    with pytest.raises(EpisodeError, match=words):
+        await play(Odd(how), says("ab", "ab"))
+
+
+async def test_an_environment_that_asks_on_after_an_error_is_not_waited_for():
+    class AsksOn(Echo):
+        async def play(self, row, chat, seed):
+            with suppress(PromptTooLongError):
+                await chat.reply([{"role": "user", "content": "?"}])
+            await asyncio.sleep(1000)
+
+    with pytest.raises(PromptTooLongError):
+        await play(AsksOn(), says("a"), context_length=5, limits=EpisodeLimits(timeout_s=0.2))

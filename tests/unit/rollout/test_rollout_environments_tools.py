@@ -1,6 +1,10 @@
 """Tools that the model calls: what it is shown, and what it reads when a call goes wrong."""
 
+import asyncio
 import json
+import os
+import signal
+from contextlib import suppress
 
 import pytest
 
@@ -12,9 +16,11 @@ from spelling import TOKENIZER, play, says
 from cosmos_rollout import (
     EpisodeLimits,
     PythonEnvironmentConfig,
+    Reply,
     ToolEnvironmentConfig,
     UserCodeError,
 )
+from cosmos_rollout.environments.tools import tool_calls
 
 
 def call(name: str, **arguments) -> str:
@@ -56,6 +62,10 @@ def bad(how: str) -> str:
         return "x" * 1000
     while True:
         time.sleep(1)
+
+def which() -> int:
+    """Tell the process."""
+    return os.getpid()
 
 def vague(a):
     return a
@@ -139,3 +149,50 @@ def test_an_environment_that_is_none_is_refused(tmp_path):
     (tmp_path / "mine.py").write_text("def make():\n    return object()\n")
     with pytest.raises(UserCodeError, match=r"object has no tools, play, aclose"):
         PythonEnvironmentConfig(function=f"{tmp_path}/mine.py:make").build()
+
+
+@pytest.mark.parametrize("block", ["1" * 5000, "[" * 100_000])
+def test_a_call_beyond_measure_is_told_so(block):
+    (found,) = tool_calls(f"<tool_call>{block}</tool_call>")
+    assert found.problem.startswith("error: the call is not JSON: ")
+
+
+async def test_a_worker_that_is_killed_while_it_waits_costs_no_later_call(tool_file):
+    seen: list[str] = []
+
+    class Twice:
+        """Kills the tools' worker between two calls."""
+
+        def __init__(self) -> None:
+            config = ToolEnvironmentConfig(functions=(f"{tool_file}:which",), timeout_s=60.0)
+            self._tools = config.build()
+            self.tools = self._tools.tools
+            self.aclose = self._tools.aclose
+
+        async def play(self, row, chat, seed):
+            for _ in range(2):
+                await self._tools.play(row, Asks(seen), seed)
+                with suppress(ProcessLookupError):
+                    os.kill(int(seen[-1]), signal.SIGKILL)
+                await asyncio.sleep(1.0)  # The pool finds out, or does so later.
+            await chat.reply([{"role": "user", "content": "?"}])
+            return {}
+
+    await play(Twice(), says("ok"), limits=EpisodeLimits(timeout_s=200.0))
+    assert len(seen) == 2
+    assert seen[0] != seen[1]
+
+
+class Asks:
+    """A chat that asks the tool once, and notes what it says."""
+
+    def __init__(self, seen: list[str]) -> None:
+        self._seen = seen
+        self._asked = False
+
+    async def reply(self, messages):
+        if self._asked:
+            self._seen.append(messages[0]["content"])
+        text = "" if self._asked else call("which")
+        self._asked = True
+        return Reply(text=text, finish_reason="stop", is_last=False)

@@ -137,3 +137,10 @@ def test_a_text_gets_special_tokens_and_a_conversation_the_template_only():
     chat = PromptRow(prompt_id="2", messages=({"role": "user", "content": "b"},))
     assert prompt_tokens(text, Letters()) == (0, ord("a"), ord("b"))
     assert "".join(map(chr, prompt_tokens(chat, Letters()))) == "[u:b][a:"
+
+
+def test_a_line_that_is_not_utf8_is_told_where(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b'{"prompt": "a"}\n{"prompt": "\xe9"}\n')
+    with pytest.raises(PromptDataError, match=r"data\.jsonl:2: not UTF-8"):
+        read_prompts(path)

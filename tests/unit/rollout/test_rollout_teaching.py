@@ -59,7 +59,12 @@ class Desk(BaseHTTPRequestHandler):
         server = self.server
         assert isinstance(server, Replica)
         server.asked.append(asked)
-        if server.failures:
+        if server.nonsense:
+            self.send_response(200)
+            self.send_header("Content-Length", "6")
+            self.end_headers()
+            self.wfile.write(b"<html>")
+        elif server.failures:
             self.reply(server.failures.pop(0), {"error": "words of the server"})
         elif self.headers.get("Authorization") != "Bearer secret":
             self.reply(401, {"error": "who are you?"})
@@ -88,6 +93,7 @@ class Replica(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Desk)
         self.failures, self.most = list(failures), most
         self.asked: list[dict] = []
+        self.nonsense = False
         self.url = f"http://127.0.0.1:{self.server_port}/v1"
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}).start()
 
@@ -290,3 +296,11 @@ async def test_a_teachers_scores_go_with_the_tokens_that_were_sampled():
     assert teacher.num_tries == num_tries  # nobody teaches what is not trained on
     await producer.aclose()
     await engine.aclose()
+
+
+async def test_something_else_at_the_address_of_a_teacher_costs_the_sample_alone(replica: Replica):
+    replica.nonsense = True
+    teacher = TeacherReplicas(lambda: [replica.url], settings(deadline_s=0.3))
+    with pytest.raises(TeacherError, match=r"no teacher scored .* at last: http.*JSON"):
+        await teacher.score(TOKENS)
+    await teacher.aclose()

@@ -309,6 +309,16 @@ def check_request(
     return replace(request, sampling=replace(request.sampling, max_new_tokens=room))
 
 
+def check_requests(
+    requests: Sequence[GenerationRequest], *, context_length: int, vocabulary_size: int
+) -> list[GenerationRequest]:
+    """Return all of them as `check_request` does, or raise what it raises of the first bad one."""
+    return [
+        check_request(request, context_length=context_length, vocabulary_size=vocabulary_size)
+        for request in requests
+    ]
+
+
 def merge_versions(versions: Sequence[int]) -> tuple[VersionSpan, ...]:
     """Run-length code the version of each token: ``[4, 4, 5]`` is ``(4, 2), (5, 1)``."""
     spans: list[VersionSpan] = []

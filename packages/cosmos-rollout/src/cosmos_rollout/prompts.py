@@ -190,11 +190,13 @@ def prompt_text(row: PromptRow) -> str:
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 try:
-                    yield number, json.loads(line)
+                    yield number, json.loads(line.decode("utf-8"))
+                except UnicodeDecodeError as error:
+                    raise PromptDataError(f"{path}:{number}: not UTF-8: {error}") from error
                 except json.JSONDecodeError as error:
                     where = f"{path}:{number}: column {error.colno}"
                     raise PromptDataError(f"{where}: not JSON: {error.msg}") from error

@@ -27,6 +27,8 @@ from cosmos_rollout.rewards import Failure
 _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 2.0
 _TOO_MANY_REQUESTS = 429
+_UNFIT = (httpx.HTTPError, TimeoutError, EngineError, KeyError, TypeError, ValueError)
+"""What a replica that is gone, or something else at its address, makes of a question."""
 T = TypeVar("T")
 
 
@@ -136,7 +138,7 @@ class TeacherReplicas:
                 try:
                     async with asyncio.timeout(max(0.0, end - time.monotonic())):
                         return await ask(url)
-                except (httpx.HTTPError, TimeoutError, EngineError) as error:
+                except _UNFIT as error:
                     last = f"{url}: {error!r}"
                 finally:
                     self._running[url] -= 1

@@ -24,7 +24,7 @@ from cosmos_rollout.engine import (
     GeneratedSample,
     GenerationRequest,
     LoadReport,
-    check_request,
+    check_requests,
 )
 from cosmos_rollout.engines.prompt_scores import asked_scores, read_scores
 from cosmos_rollout.engines.setup import EngineSetup
@@ -80,10 +80,10 @@ class EndpointConfig:
             length = self.context_length or int(models[self.model].get("max_model_len") or 0)
             if not length:
                 raise EngineStartError(f"{self.url} does not tell its context_length: set it")
-        except (httpx.HTTPError, KeyError, ValueError) as error:
+        except (httpx.HTTPError, AttributeError, KeyError, TypeError, ValueError) as error:
             await client.aclose()
             raise EngineStartError(f"{self.url} is no endpoint to use: {error!r}") from error
-        except EngineStartError:
+        except BaseException:
             await client.aclose()
             raise
         return EndpointEngine(self, client, version=setup.version, context_length=length)
@@ -152,10 +152,9 @@ class EndpointEngine:
         """Yield the samples as they finish; see `RolloutEngine.generate`."""
         self._raise_if_closed()
         size = self._config.vocabulary_size or _ANY_TOKEN
-        checked = [
-            check_request(request, context_length=self._context_length, vocabulary_size=size)
-            for request in requests
-        ]
+        checked = check_requests(
+            requests, context_length=self._context_length, vocabulary_size=size
+        )
         async with aclosing(samples_as_finished(checked, self._sample, self._tasks)) as samples:
             async for sample in samples:
                 yield sample
@@ -180,7 +179,11 @@ class EndpointEngine:
                 raise EngineError(f"{self._config.url} failed: {error!r}") from error
         if response.is_error:
             raise self._refused(response.status_code, response.text)
-        return read_scores(token_ids, response.json(), top_k=top_k, whom=self._config.url)
+        try:
+            answer = response.json()
+        except ValueError as error:
+            raise EngineError(f"{self._config.url} answers no JSON: {error}") from error
+        return read_scores(token_ids, answer, top_k=top_k, whom=self._config.url)
 
     async def logprobs(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Return float32[T], the log-probs of `score` alone."""
@@ -232,7 +235,7 @@ class EndpointEngine:
         except asyncio.CancelledError:
             self._raise_if_closed()
             raise
-        except (httpx.HTTPError, ValueError) as error:
+        except (httpx.HTTPError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise EngineError(
                 f"request {request.request_id} failed at {self._config.url}: {error!r}"
             ) from error
@@ -263,7 +266,7 @@ class EndpointEngine:
                     event = json.loads(data)
                     if event.get("error"):
                         raise EngineError(f"{self._config.url} failed: {event['error']}")
-                    for choice in event["choices"]:
+                    for choice in event.get("choices") or ():  # none: it tells of its use
                         yield choice
 
     def _body(self, token_ids: Sequence[int]) -> dict[str, Any]:

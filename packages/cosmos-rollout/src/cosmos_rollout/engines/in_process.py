@@ -22,7 +22,7 @@ from cosmos_rollout.engine import (
     SleepPolicy,
     StagedWeights,
     WeightSource,
-    check_request,
+    check_requests,
     merge_versions,
 )
 from cosmos_rollout.errors import (
@@ -175,7 +175,11 @@ class InProcessEngine:
     ) -> AsyncGenerator[GeneratedSample, None]:
         """Yield the samples as they finish; see `RolloutEngine.generate`."""
         self._raise_fault()
-        checked = [self._check(request) for request in requests]
+        checked = check_requests(
+            requests,
+            context_length=self._decoder.context_length,
+            vocabulary_size=self._decoder.vocabulary_size,
+        )
         inbox: asyncio.Queue[GeneratedSample | EngineError] = asyncio.Queue()
         self._waiting.extend(_Running(request, inbox) for request in checked)
         self._wake()
@@ -257,13 +261,6 @@ class InProcessEngine:
             self._awake.set()
             await asyncio.wait([driver])
         await asyncio.to_thread(self._thread.shutdown)
-
-    def _check(self, request: GenerationRequest) -> GenerationRequest:
-        return check_request(
-            request,
-            context_length=self._decoder.context_length,
-            vocabulary_size=self._decoder.vocabulary_size,
-        )
 
     def _wake(self) -> None:
         if self._driver is None or self._driver.done():

@@ -33,7 +33,7 @@ from cosmos_rollout.engine import (
     LoadReport,
     StagedWeights,
     WeightSource,
-    check_request,
+    check_requests,
 )
 from cosmos_rollout.engines.setup import EngineSetup
 from cosmos_rollout.engines.sglang_server import ServerUse, SGLangServer, own_folder, start_server
@@ -146,14 +146,11 @@ class SGLangEngine:
             PromptError: also for ``top_p`` below 1, whose log-probs SGLang does not tell.
         """
         self._raise_fault()
-        checked = [
-            check_request(
-                request,
-                context_length=self._context_length,
-                vocabulary_size=self._vocabulary_size,
-            )
-            for request in requests
-        ]
+        checked = check_requests(
+            requests,
+            context_length=self._context_length,
+            vocabulary_size=self._vocabulary_size,
+        )
         for request in checked:
             if request.sampling.top_p < 1.0:
                 raise PromptError(f"request {request.request_id}: SGLang needs top_p = 1 here")

@@ -35,6 +35,7 @@ from cosmos_rollout.engine import (
     SleepPolicy,
     WeightClient,
     check_request,
+    check_requests,
 )
 from cosmos_rollout.engines.prompt_scores import scores_of
 from cosmos_rollout.engines.setup import EngineSetup
@@ -194,10 +195,7 @@ class VLLMEngine:
         """Yield the samples as they finish; see `RolloutEngine.generate`."""
         self._raise_fault()
         size = int(self._llm.model_config.get_vocab_size())
-        checked = [
-            check_request(request, context_length=self.context_length, vocabulary_size=size)
-            for request in requests
-        ]
+        checked = check_requests(requests, context_length=self.context_length, vocabulary_size=size)
         async with aclosing(samples_as_finished(checked, self._sample, self._tasks)) as samples:
             async for sample in samples:
                 yield sample

@@ -48,20 +48,24 @@ class Conversation:
         self._num_prompt_tokens = 0
         self._last_token: int | None = None
         self._fault: BaseException | None = None
+        self._is_answering = False
         self._deadline: asyncio.Timeout | None = None
 
     async def reply(self, messages: Sequence[Message]) -> Reply:
         """Say what is new and return the answer; see `Chat.reply`."""
+        if self._fault is not None:
+            raise self._fault
+        if self._is_answering:
+            raise EpisodeError("a reply was asked for before the one before it had come")
         if self._last is not None and self._last.is_last:
             raise EpisodeError("the reply before was the last: a limit was reached")
+        self._is_answering = True
         self._suspend()
-        tokens = self._render(messages)
-        before = self._tape.token_ids
-        if self._num_turns and len(before) + len(tokens) >= self._engine.context_length:
-            self._last = Reply(text="", finish_reason="length", is_last=True)  # no room to answer
-        else:
-            self._last = await self._answer(before, tokens, messages)
-        self._allow()
+        try:
+            self._last = await self._next(messages)
+        finally:
+            self._is_answering = False
+            self._allow()  # also for what it makes of an error
         return self._last
 
     async def play(self, environment: Environment, row: PromptRow, seed: int) -> Episode:
@@ -72,26 +76,33 @@ class Conversation:
             EngineError: if the engine failed, whatever the environment made of it.
             PromptError: if the opening is nothing that the engine can continue.
         """
-        failure: Exception | None = None
+        failure: Exception | SystemExit | None = None
         rewards: Mapping[str, float] = {}
         try:
             async with asyncio.timeout(None) as self._deadline:
                 self._allow()
                 rewards = await environment.play(row, self, seed)
-        except Exception as error:  # noqa: BLE001 - an environment may raise anything
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - it may raise anything
             failure = error
         if self._fault is not None:
             raise self._fault
         if failure is not None:
             raise EpisodeError(self._words(failure)) from failure
-        return self._episode(rewards)
+        return self._episode(_numbers(rewards))
 
-    def _words(self, failure: Exception) -> str:
+    def _words(self, failure: Exception | SystemExit) -> str:
         if isinstance(failure, EpisodeError):
             return str(failure)
         if self._deadline is not None and self._deadline.expired():
             return f"no move within {self._limits.timeout_s} s"
         return f"{type(failure).__name__}: {failure}"[:500]
+
+    async def _next(self, messages: Sequence[Message]) -> Reply:
+        tokens = self._render(messages)
+        before = self._tape.token_ids
+        if self._num_turns and len(before) + len(tokens) >= self._engine.context_length:
+            return Reply(text="", finish_reason="length", is_last=True)  # no room to answer
+        return await self._answer(before, tokens, messages)
 
     async def _answer(
         self, before: tuple[int, ...], tokens: tuple[int, ...], messages: Sequence[Message]
@@ -146,7 +157,7 @@ class Conversation:
             num_turns=self._num_turns,
             response=self._messages[-1]["content"],
             messages=tuple(self._messages),
-            rewards={name: float(value) for name, value in rewards.items()},
+            rewards=rewards,
         )
 
     def _allow(self) -> None:
@@ -159,3 +170,12 @@ class Conversation:
         """Stop the environment's time: the model is at it."""
         if self._deadline is not None:
             self._deadline.reschedule(None)
+
+
+def _numbers(rewards: Mapping[str, float]) -> dict[str, float]:
+    """Return what an environment says it gave, which may be anything, as numbers."""
+    try:
+        return {str(name): float(value) for name, value in rewards.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        words = f"the environment's rewards have to be numbers by name, found {rewards!r}"
+        raise EpisodeError(words[:500]) from error

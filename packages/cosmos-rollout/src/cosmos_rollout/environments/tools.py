@@ -24,6 +24,7 @@ from pebble import ProcessExpired, ProcessPool
 from cosmos_rollout.environments.environment import Chat, opening
 from cosmos_rollout.episode import Message
 from cosmos_rollout.errors import UserCodeError
+from cosmos_rollout.lasting_pool import LastingPool
 from cosmos_rollout.prompts import PromptRow
 from cosmos_rollout.tether import start_worker
 from cosmos_rollout.user_code import check_reference, load_callable
@@ -90,11 +91,13 @@ class ToolEnvironment:
         self._tools = tuple(describe(function) for function in self._functions.values())
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])
-        self._pool = ProcessPool(
-            max_workers=config.num_workers,
-            initializer=start_worker,
-            initargs=(os.getpid(), config.memory_mib << 20),
-            context=context,
+        self._workers = LastingPool(
+            lambda: ProcessPool(
+                max_workers=config.num_workers,
+                initializer=start_worker,
+                initargs=(os.getpid(), config.memory_mib << 20),
+                context=context,
+            )
         )
 
     @property
@@ -115,8 +118,7 @@ class ToolEnvironment:
 
     async def aclose(self) -> None:
         """End the worker processes. Idempotent."""
-        self._pool.stop()
-        await asyncio.to_thread(self._pool.join)
+        await self._workers.aclose()
 
     async def _answer(self, call: ToolCall) -> Message:
         try:
@@ -142,10 +144,7 @@ class ToolEnvironment:
             async with asyncio.timeout(self._config.timeout_s):
                 return await function(**call.arguments)
         where, arguments = self._references[call.name], dict(call.arguments)
-        future = self._pool.schedule(
-            call_in_worker, args=(where, arguments), timeout=self._config.timeout_s
-        )
-        return await asyncio.wrap_future(future)
+        return await self._workers.run(call_in_worker, (where, arguments), self._config.timeout_s)
 
 
 def tool_calls(text: str) -> list[ToolCall]:
@@ -189,7 +188,7 @@ def _loaded(reference: str) -> Callable[..., Any]:
 def _parse(block: str) -> ToolCall:
     try:
         found: Any = json.loads(block)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # Also of numbers and nesting beyond measure.
         return ToolCall(name="", arguments={}, problem=f"error: the call is not JSON: {error}")
     if not isinstance(found, Mapping) or not isinstance(found.get("name"), str):
         return ToolCall(name="", arguments={}, problem="error: the call has no text 'name'")

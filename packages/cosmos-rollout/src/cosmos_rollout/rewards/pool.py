@@ -12,12 +12,12 @@ from typing import TypeVar
 from pebble import ProcessExpired, ProcessPool
 
 from cosmos_rollout.errors import RewardError
+from cosmos_rollout.lasting_pool import LastingPool
 from cosmos_rollout.rewards.answers import MathReward
 from cosmos_rollout.rewards.batching import Batcher
 from cosmos_rollout.rewards.builtin import BoxedMathReward, ExactReward
 from cosmos_rollout.rewards.group import GroupReward
 from cosmos_rollout.rewards.kinds import RewardConfig
-from cosmos_rollout.rewards.lasting_pool import LastingPool
 from cosmos_rollout.rewards.scoring import Failure, Outcome, RewardInput, Scored
 from cosmos_rollout.rewards.worker import (
     prepare,
