@@ -176,6 +176,20 @@ def look_at_packages() -> Finding:
     return Finding(name="cosmos", state=state, found=", ".join(sorted(distinct)))
 
 
+def look_at_copies() -> Finding:
+    """The compiled library that copies weights, of this version of the package."""
+    from cosmos_weightsync.streaming import compiled_rows
+
+    if compiled_rows() is not None:
+        return Finding(name="copies", state="ok", found="weights are copied by compiled code")
+    return Finding(
+        name="copies",
+        state="warning",
+        found="weights are copied by NumPy, which is slower",
+        advice="install a C compiler, then cosmos-weightsync again (Linux only)",
+    )
+
+
 _LOOKS: tuple[Callable[[], Finding], ...] = (
     look_at_python,
     look_at_packages,
@@ -184,6 +198,7 @@ _LOOKS: tuple[Callable[[], Finding], ...] = (
     look_at_memory,
     look_at_disk,
     look_at_shared_memory,
+    look_at_copies,
     look_at_redis,
 )
 

@@ -389,17 +389,3 @@ def test_who_is_refused_by_a_directory_learns_why_nobody_is_there(stack):
         return str(found.value)
 
     wait_until(lambda: "the token is not the directory's" in words())
-
-
-def test_closing_that_runs_out_of_time_still_hangs_up_on_everybody(stack, directory):
-    sender = Sender(stack, directory.endpoint).sender
-    receiver = Receiver(stack, directory.endpoint).receiver
-    endpoint = sender.endpoint.split(":")
-    wait_until(lambda: len(directory.view.members) == 2)
-    with pytest.raises(DeadlineError):
-        sender.close(timeout_s=0.0)
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((endpoint[0], int(endpoint[1])), timeout=30)
-    with pytest.raises(DeadlineError):
-        receiver.close(timeout_s=0.0)
-    wait_until(lambda: not [t for t in threading.enumerate() if t.name == "weight-attendance"])

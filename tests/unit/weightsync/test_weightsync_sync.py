@@ -1,11 +1,7 @@
 """Senders and receivers over real sockets, in one process."""
 
-import os
-import resource
 import socket
 import threading
-import time
-from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -402,56 +398,3 @@ def test_a_rank_whose_shards_are_empty_names_a_sender_that_is_not_there():
         endpoint = f"127.0.0.1:{gone.getsockname()[1]}"
     with pytest.raises(PeerLostError, match=f"{endpoint} cannot be reached"):
         WeightReceiver([endpoint], wanted=[]).stage()
-
-
-def threads_of_senders_and_receivers() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("weight-")]
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: WeightSender([], config=SenderConfig(directory="nowhere")),
-        lambda: WeightReceiver(
-            ["nowhere"], config=ReceiverConfig(transport="tcp", serve_host="127.0.0.1")
-        ),
-        lambda: WeightReceiver(
-            ["127.0.0.1:1"],
-            config=ReceiverConfig(directory="127.0.0.1:1", serve_host="127.0.0.1"),
-        ),
-        lambda: WeightReceiver(config=ReceiverConfig(directory="x:1:", serve_host="127.0.0.1")),
-        lambda: WeightReceiver(["127.0.0.1:65536"]),
-    ],
-)
-def test_what_is_refused_on_construction_leaves_nothing_open(make):
-    before = threads_of_senders_and_receivers()
-    with pytest.raises(ConfigurationError):
-        make()
-    assert threads_of_senders_and_receivers() == before
-
-
-def test_a_name_that_no_host_can_have_is_nobody_to_reach():
-    with pytest.raises(PeerLostError, match="cannot be reached"):
-        WeightReceiver([f"{'a' * 70}.example:1"]).stage()
-
-
-def test_a_sender_that_ran_out_of_descriptors_is_reached_once_there_are_some(stack, trainer):
-    trainer.publish(1)
-    host, _, port = trainer.endpoints[0].partition(":")
-    callers = [stack.enter_context(socket.socket()) for _ in range(2)]
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken = [os.open(os.devnull, os.O_RDONLY)]
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (taken[0] + 50, hard))
-        with suppress(OSError):  # There are no more.
-            while True:
-                taken.append(os.dup(taken[0]))
-        for caller in callers:
-            caller.connect((host, int(port)))
-        time.sleep(0.1)  # The sender gets to see them.
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for descriptor in taken:
-            os.close(descriptor)
-    receiver = stack.enter_context(WeightReceiver(trainer.endpoints))
-    assert receiver.stage(1, timeout_s=30).version == 1

@@ -25,6 +25,7 @@ from cosmos_app.roles.finding_teachers import find_teacher
 from cosmos_app.roles.parent import die_with_parent
 from cosmos_app.roles.process import RunContext, open_context
 from cosmos_app.roles.quantised import engine_model
+from cosmos_app.roles.sockets import own_sockets
 from cosmos_app.roles.turns import Turn, rollout_turn
 from cosmos_app.roles.weights import ReceivedWeights, vllm_client
 from cosmos_app.samples import append_samples, append_trajectories
@@ -95,6 +96,7 @@ async def run_rollout(run_dir: Path, redis_url: str | None, replica: str) -> int
         if turn is not None:
             await turn.take()
             setup = replace(setup, can_sleep=True)
+        ended.enter_context(own_sockets())
         with naming_its_keys("rollout.engine"):
             engine = await context.recipe.rollout.engine.build(setup)
         ended.push_async_callback(engine.aclose)

@@ -26,6 +26,7 @@ from cosmos_app.errors import RunError
 from cosmos_app.roles.engine_start import naming_its_keys
 from cosmos_app.roles.parent import die_with_parent
 from cosmos_app.roles.process import open_context, own_address
+from cosmos_app.roles.sockets import own_sockets
 from cosmos_core.rundir import write_atomic
 from cosmos_rollout import (
     EngineError,
@@ -81,14 +82,16 @@ async def run_teacher(run_dir: Path, replica: str) -> int:
     chosen, model = context.recipe.teacher, context.recipe.model.teacher
     if model is None or not chosen.replicas:
         raise RunError(f"{replica}: this run has no teachers of its own; set teacher.replicas")
-    with naming_its_keys("teacher.engine"):
-        scorer = await chosen.engine.build_scorer(EngineSetup(model_path=model), top_k=chosen.top_k)
-    address = teacher_url_file(context.run, replica)
-    try:
-        await _serve(scorer, address, read_teacher_token(context.run))
-    finally:
-        address.unlink(missing_ok=True)
-        await scorer.aclose()
+    with own_sockets():
+        with naming_its_keys("teacher.engine"):
+            setup = EngineSetup(model_path=model)
+            scorer = await chosen.engine.build_scorer(setup, top_k=chosen.top_k)
+        address = teacher_url_file(context.run, replica)
+        try:
+            await _serve(scorer, address, read_teacher_token(context.run))
+        finally:
+            address.unlink(missing_ok=True)
+            await scorer.aclose()
     return 0
 
 
