@@ -103,6 +103,16 @@ def test_a_vote_can_be_taken_back_while_nothing_is_decided(table):
     assert table.vote("b", 1, "ready", Quorum()) == "open"
 
 
+def test_who_took_a_vote_back_is_not_ready_because_it_has_the_version(table):
+    for name in "ab":
+        table.join(receiver(name), None, 0.0)
+    table.hold("a", 1, "run")
+    table.vote("a", 1, "ready", Quorum(), "run")
+    table.vote("a", 1, "withdrawn", Quorum(), "run")
+    assert table.vote("b", 1, "ready", Quorum(), "run") == "open"
+    assert table.vote("a", 1, "ready", Quorum(), "run") == "commit"
+
+
 def test_each_commits_for_itself(table):
     table.join(receiver("a"), None, 0.0)
     table.join(receiver("b"), None, 0.0)

@@ -152,6 +152,7 @@ class _Ballot:
     quorum: Quorum
     ready: set[str] = field(default_factory=set[str])
     failed: set[str] = field(default_factory=set[str])
+    withdrawn: set[str] = field(default_factory=set[str])
     decision: Decision = "open"
 
 
@@ -248,12 +249,10 @@ class MembershipTable:
             raise ConfigurationError(
                 f"group {group!r}, version {version}: one wants {quorum}, others {ballot.quorum}"
             )
-        ballot.ready.discard(member_id)
-        ballot.failed.discard(member_id)
-        if vote == "ready":
-            ballot.ready.add(member_id)
-        elif vote == "failed":
-            ballot.failed.add(member_id)
+        said = {"ready": ballot.ready, "failed": ballot.failed, "withdrawn": ballot.withdrawn}
+        for who in said.values():
+            who.discard(member_id)
+        said[vote].add(member_id)
         self._decide()
         same = [key for key in self._ballots if key[:2] == (group, run_id)]
         for old in [key for key in same if key[2] < version - 100]:
@@ -286,6 +285,6 @@ class MembershipTable:
             live = {m.id for m in receivers}
             done = {m.id for m in receivers if m.version >= version and m.run_id == run_id}
             if ballot.decision == "open":
-                ready = ballot.ready | (done - ballot.failed)
+                ready = ballot.ready | (done - ballot.failed - ballot.withdrawn)
                 ballot.decision = ballot.quorum.decide(live, ready, ballot.failed)
                 self._revision += ballot.decision != "open"
