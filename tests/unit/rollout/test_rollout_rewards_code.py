@@ -139,3 +139,17 @@ class TestNamespaces:
         last = os.stat(tmp_path / "beat").st_mtime_ns
         time.sleep(0.3)
         assert os.stat(tmp_path / "beat").st_mtime_ns == last
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import os\nfor _ in range(1500):\n    os.mkdir('d')\n    os.chdir('d')",
+        "import os\nos.mkdir('d')\nopen('d/f', 'w').close()\nos.chmod('d', 0)",
+    ],
+    ids=["deep", "locked"],
+)
+def test_what_a_program_leaves_goes_however_it_is_nested_or_locked(program):
+    result = run_program(f"import os\nprint(os.getcwd())\n{program}", PATIENT)
+    assert result.exit_code == 0
+    assert not Path(result.stdout.strip()).parent.exists()

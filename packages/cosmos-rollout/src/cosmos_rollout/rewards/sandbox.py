@@ -8,10 +8,12 @@ it. It can read what this user can read: it is a fence for a model's mistakes, n
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -68,8 +70,8 @@ def run_program(program: str, limits: SandboxLimits, *, stdin: str = "") -> Prog
         "file_bytes": limits.file_mib << 20,
         "namespaces": limits.namespaces == "required",
     }
-    with tempfile.TemporaryDirectory(prefix="cosmos-sandbox-") as outer:
-        folder = Path(outer) / "work"
+    with _own_folder() as outer:
+        folder = outer / "work"
         folder.mkdir()
         (folder / "program.py").write_text(program, encoding="utf-8")
         command = [sys.executable, "-I", str(_CHILD), "program.py", json.dumps(settings)]
@@ -77,6 +79,22 @@ def run_program(program: str, limits: SandboxLimits, *, stdin: str = "") -> Prog
     if settings["namespaces"] and result.exit_code == NO_NAMESPACES:
         raise SandboxError("this system gives no user name spaces, so the network stays reachable")
     return result
+
+
+@contextlib.contextmanager
+def _own_folder() -> Generator[Path]:
+    """A folder that goes, whatever a program made of it."""
+    outer = tempfile.mkdtemp(prefix="cosmos-sandbox-")
+    try:
+        yield Path(outer)
+    finally:
+        try:
+            shutil.rmtree(outer)
+        except (OSError, RecursionError):  # locked, or deeper than Python goes
+            for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
+                subprocess.run(
+                    [*command, "--", outer], check=False, capture_output=True, timeout=60
+                )
 
 
 def _run(command: list[str], folder: Path, stdin: str, timeout_s: float) -> ProgramResult:
