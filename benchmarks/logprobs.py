@@ -100,8 +100,8 @@ def measure(arm: str, sizes: Sizes) -> Result:
     before = _memory(sizes.device)
     seconds: list[float] = []
     for _ in range(sizes.rounds):
-        hidden.grad.zero_()
-        head.grad.zero_()
+        _gradient(hidden).zero_()
+        _gradient(head).zero_()
         started = _clock(sizes.device)
         loss = ARMS[arm](hidden, head, targets).sum()
         loss.backward()
@@ -110,7 +110,7 @@ def measure(arm: str, sizes: Sizes) -> Result:
         extra_mib=(_memory(sizes.device) - before) / _MIB,
         cpu_s=statistics.median(seconds),
         loss=loss.item(),
-        grad_norm=head.grad.double().norm().item(),
+        grad_norm=_gradient(head).double().norm().item(),
     )
 
 
@@ -119,6 +119,12 @@ def _clock(device: str) -> float:
         return time.process_time()
     torch.cuda.synchronize()
     return time.perf_counter()
+
+
+def _gradient(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.grad is None:
+        raise ValueError("no gradient was computed")
+    return tensor.grad
 
 
 def _memory(device: str) -> float:

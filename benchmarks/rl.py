@@ -1,6 +1,6 @@
 """The RL benchmark: asynchronous and synchronous cosmos, and TRL, on one workload and one machine.
 
-    python benchmarks/rl.py [--quick] [--arms async,sync,trl] [--repeats 3] [--json out.json]
+    python benchmarks/rl.py [--task chains] [--quick] [--arms async,sync,trl] [--repeats 3]
 
 Every arm starts from the same warmed model, takes the same prompts, samples, optimizer and loss,
 and runs alone; repetitions are interleaved (A B C, A B C, ...) so that a machine that drifts
@@ -15,7 +15,7 @@ from pathlib import Path
 from measure import end_on_sigterm
 from rl_arms import ROOT, ArmResult, run_arm, shared_of, write_results
 from rl_tables import draw_curves, rl_markdown
-from workload import prepare_workload
+from workload import TASKS, prepare_workload
 
 from cosmos_app.recipe import load_recipe
 
@@ -26,7 +26,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--recipe", type=Path, default=ROOT / "configs/quickstart.toml")
+    parser.add_argument(
+        "--task",
+        choices=sorted(TASKS),
+        default="sums",
+        help="sums of the quickstart, five tokens at most; or chains of sums, worked out in up to "
+        "100 tokens, 19 on average",
+    )
+    parser.add_argument("--recipe", type=Path, help="the task's by default")
     parser.add_argument("--quick", action="store_true", help="one short repeat, to see it work")
     parser.add_argument("--arms", default="async,sync,trl", help="also: trl-2, on two threads")
     parser.add_argument("--repeats", type=int, default=3)
@@ -50,21 +57,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the arms, one after the other, and print their tables."""
     end_on_sigterm()
     options = _parse(arguments)
-    recipe = load_recipe(options.recipe)
+    task = TASKS[options.task]
+    path = options.recipe or task.recipe
+    recipe = load_recipe(path)
     steps, repeats = options.steps or recipe.trainer.steps, options.repeats
     if options.quick:
         steps, repeats = QUICK_STEPS, 1
-    shared = shared_of(options.recipe, recipe, steps=steps, rollouts=options.rollouts)
+    shared = shared_of(path, recipe, steps=steps, rollouts=options.rollouts)
     out = options.out.resolve()
-    workload = prepare_workload(out / "workload", recipe)
+    workload = prepare_workload(out / f"workload-{options.task}", task, recipe)
     results: list[ArmResult] = []
     for repeat in range(repeats):
         for arm in options.arms.split(","):
-            scratch = out / "rl" / f"{arm}-{repeat}"
+            scratch = out / f"rl-{options.task}" / f"{arm}-{repeat}"
             shutil.rmtree(scratch, ignore_errors=True)
             results.append(run_arm(arm, repeat, shared, workload, scratch))
             print(_describe(results[-1]), flush=True)
-            write_results(options.json or out / "rl.json", shared, results)
+            write_results(options.json or out / f"rl-{options.task}.json", shared, results)
     print(rl_markdown(shared, results))
     if options.figure:
         draw_curves(results, options.figure)

@@ -156,7 +156,7 @@ def run_cosmos(arm: str, repeat: int, shared: Shared, workload: Workload, out: P
         repeat=repeat,
         setup_s=clock_start(records) - usage.started_s,
         points=cosmos_points(records, usage),
-        accuracies=((shared.steps, _accuracy(run_dir / "export" / "model", workload)),),
+        accuracies=((shared.steps, _accuracy(run_dir / "export" / "model", workload, shared)),),
         shares=cosmos_shares(json.loads((run_dir / "report.json").read_text()), records),
     )
 
@@ -204,10 +204,11 @@ def cosmos_shares(report: Mapping[str, Any], records: Sequence[MetricRecord]) ->
     }
 
 
-def _accuracy(model_dir: Path, workload: Workload) -> float:
+def _accuracy(model_dir: Path, workload: Workload, shared: Shared) -> float:
     tokenizer = AutoTokenizer.from_pretrained(workload.model)
     model = AutoModelForCausalLM.from_pretrained(model_dir)
-    return greedy_accuracy(model, tokenizer, read_rows(workload.held_out))
+    rows = read_rows(workload.held_out)
+    return greedy_accuracy(model, tokenizer, rows, shared.max_new_tokens)
 
 
 def run_trl(arm: str, repeat: int, shared: Shared, workload: Workload, out: Path) -> ArmResult:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -175,7 +176,7 @@ def _batch(
     return in_one_row(batch)
 
 
-def _steps(directory: Path, batches: Batches, loss: Callable[..., object]) -> Result:
+def _steps(directory: Path, batches: Batches, loss: Any) -> Result:
     """Take the steps; planning, packing and normalising are timed by themselves as well."""
     sizes, samples = read(directory)
     mesh = build_mesh(ParallelConfig())
@@ -232,7 +233,10 @@ def run_arm(arm: str, directory: Path) -> Result:
     if done.returncode or not lines:
         raise RuntimeError(f"{arm}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
     found = json.loads(lines[-1].removeprefix("RESULT "))
-    return Result(**{k: tuple(v) if isinstance(v, list) else v for k, v in found.items()})
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in found.items()
+    }
+    return Result(**values)
 
 
 def _speed(result: Result) -> float:

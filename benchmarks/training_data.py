@@ -106,8 +106,8 @@ def make(directory: Path, sizes: Sizes) -> None:
     samples: list[Sample] = []
     for _ in range(sizes.prompts):
         prompt = rng.integers(3, sizes.vocabulary, rng.integers(4, 17)).tolist()
-        spread = np.log([sizes.shortest, sizes.longest])
-        for length in np.exp(rng.uniform(*spread, sizes.samples)).astype(int):
+        low, high = np.log([sizes.shortest, sizes.longest])
+        for length in np.exp(rng.uniform(low, high, sizes.samples)).astype(int):
             response = [*rng.integers(3, sizes.vocabulary, length - 1).tolist(), 2]
             samples.append(Sample(prompt=prompt, response=response, reward=float(rng.random())))
     (directory / "samples.json").write_text(json.dumps([asdict(s) for s in samples]))

@@ -187,7 +187,8 @@ def _held_out_accuracies(
 
     rows = [json.loads(x) for x in (workload / "held_out.jsonl").read_text().splitlines()]
     tokenizer = AutoTokenizer.from_pretrained(workload / "warm")
-    model = AutoModelForCausalLM.from_pretrained(workload / "warm", dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(workload / "warm", dtype=torch.float32)
+    model.eval()
     found: list[dict[str, float]] = []
     for step, weights in recorder.snapshots:
         model.load_state_dict(weights)

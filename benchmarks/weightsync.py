@@ -126,7 +126,7 @@ def take_turn(arm: Arm, turn: int, round_number: int) -> Measured:
 
 def checksums(tensors: dict[str, Tensor]) -> dict[str, int]:
     return {
-        name: xxhash.xxh3_64_intdigest(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+        name: xxhash.xxh3_64_intdigest(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
         for name, tensor in tensors.items()
     }
 
@@ -204,7 +204,7 @@ def make_place(options: argparse.Namespace, rank: int) -> Place:
     senders = list(range(NUM_SENDERS))
     receivers = list(range(NUM_SENDERS, WORLD))
     meshes = [DeviceMesh("cpu", ranks, mesh_dim_names=("ranks",)) for ranks in (senders, receivers)]
-    broadcast = dist.new_group([0, *receivers])
+    broadcast: Any = dist.new_group([0, *receivers])
     is_sender = rank < NUM_SENDERS
     model = Trained(options.mib, meshes[0]) if is_sender else None
     flat = None
@@ -229,7 +229,7 @@ def measure(options: argparse.Namespace) -> list[Measured]:
     found: list[Measured] = []
     with tempfile.TemporaryDirectory() as folder:
         arguments = (options, f"{folder}/store", results)
-        running = mp.spawn(process, arguments, nprocs=WORLD, join=False)
+        running: Any = mp.spawn(process, arguments, nprocs=WORLD, join=False)
         while not running.join(timeout=0.2):
             drain(results, found)
         drain(results, found)

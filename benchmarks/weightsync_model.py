@@ -6,6 +6,7 @@ cut, and everything else by rows.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,7 +69,8 @@ class Trained(nn.Module):
 
     def named_tensors(self) -> Iterator[tuple[str, DTensor]]:
         """Every parameter under its name."""
-        for name, part in self.parts.items():
+        parts: Any = self.parts
+        for name, part in parts.items():
             yield name.replace("/", "."), part[0]
 
 

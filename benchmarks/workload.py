@@ -1,4 +1,4 @@
-"""What every arm of the RL benchmark starts from: the sums, and one warmed tiny model on disk.
+"""What every arm of the RL benchmark starts from: a task, and one warmed tiny model on disk.
 
 Made once and found again: arms differ in the system that trains, never in data or weights.
 """
@@ -6,10 +6,13 @@ Made once and found again: arms differ in the system that trains, never in data 
 import json
 import random
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from chains import ChainConfig, chain_rows
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
@@ -20,9 +23,38 @@ from cosmos_app.recipe import Recipe, WarmupConfig
 
 IGNORED = -100
 SMOOTHING = 0.8
-LONGEST_ANSWER = 8
+HERE = Path(__file__).resolve().parent
 
 Row = dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """What is learned.
+
+    Attributes:
+        recipe: how, by default.
+        rows: makes the rows to train on and those held out.
+        settings: what the rows follow from.
+    """
+
+    recipe: Path
+    rows: Callable[[Recipe], tuple[list[Row], list[Row]]]
+    settings: Callable[[Recipe], object]
+
+
+TASKS: Mapping[str, Task] = {
+    "sums": Task(
+        recipe=HERE.parent / "configs/quickstart.toml",
+        rows=lambda recipe: arithmetic_rows(recipe.data.arithmetic, recipe.seed),
+        settings=lambda recipe: recipe.data.arithmetic,
+    ),
+    "chains": Task(
+        recipe=HERE / "chains.toml",
+        rows=lambda recipe: chain_rows(ChainConfig(), recipe.seed),
+        settings=lambda _: ChainConfig(),
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +80,9 @@ def read_rows(path: Path) -> list[Row]:
 
 
 @torch.no_grad()
-def greedy_accuracy(model: PreTrainedModel, tokenizer: Tokenizer, rows: list[Row]) -> float:
+def greedy_accuracy(
+    model: Any, tokenizer: Tokenizer, rows: list[Row], max_new_tokens: int
+) -> float:
     """Return the share of rows whose greedy answer is exactly right; one batch, left-padded."""
     was_training = model.training
     model.eval()
@@ -56,14 +90,14 @@ def greedy_accuracy(model: PreTrainedModel, tokenizer: Tokenizer, rows: list[Row
     ids = torch.tensor(encoded["input_ids"])
     mask = torch.tensor(encoded["attention_mask"])
     output = model.generate(
-        ids, attention_mask=mask, do_sample=False, max_new_tokens=LONGEST_ANSWER
+        ids, attention_mask=mask, do_sample=False, max_new_tokens=max_new_tokens
     )
     model.train(was_training)
     texts = tokenizer.batch_decode(output[:, ids.shape[1] :], skip_special_tokens=True)
     return sum(text == row["answer"] for text, row in zip(texts, rows, strict=True)) / len(rows)
 
 
-def _sft_batch(tokenizer: Tokenizer, rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+def _sft_batch(tokenizer: Any, rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ids and labels int64[B, T], right-padded; only the answer and its end are labels."""
     prompts = [tokenizer(row["prompt"])["input_ids"] for row in rows]
     answers = [
@@ -80,17 +114,13 @@ def _sft_batch(tokenizer: Tokenizer, rows: list[Row]) -> tuple[torch.Tensor, tor
     return ids, labels
 
 
-def _warm(workload: Workload, source: Path, warmup: WarmupConfig) -> float:
-    """Fine-tune the model at ``source`` as the recipe's warm-up does; save it.
-
-    Returns:
-        Its accuracy on the held-out rows.
-    """
+def _warm(workload: Workload, source: Path, warmup: WarmupConfig) -> PreTrainedModel:
+    """Fine-tune the model at ``source`` as the recipe's warm-up does; save it."""
     rows = read_rows(workload.train)
     tokenizer = AutoTokenizer.from_pretrained(source)
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     config = warmup.learner.optimizer
-    optimizer = config.build(model.parameters())
+    optimizer = config.build(dict(model.named_parameters()))
     order = random.Random(0)
     smoothed = float("inf")
     for step in range(warmup.steps):
@@ -109,16 +139,16 @@ def _warm(workload: Workload, source: Path, warmup: WarmupConfig) -> float:
             break
     model.save_pretrained(workload.model)
     tokenizer.save_pretrained(workload.model)
-    return greedy_accuracy(model, tokenizer, read_rows(workload.held_out))
+    return model
 
 
-def prepare_workload(directory: Path, recipe: Recipe) -> Workload:
-    """Make the recipe's data and model in ``directory``, warmed; or find them there.
+def prepare_workload(directory: Path, task: Task, recipe: Recipe) -> Workload:
+    """Make a task's data and the recipe's model in ``directory``, warmed; or find them there.
 
     Raises:
         ValueError: if ``directory`` holds the workload of other settings.
     """
-    settings = repr((recipe.model.tiny, recipe.data.arithmetic, recipe.warmup, recipe.seed))
+    settings = repr((recipe.model.tiny, task.settings(recipe), recipe.warmup, recipe.seed))
     wanted = Workload(
         train=directory / "train.jsonl",
         held_out=directory / "held_out.jsonl",
@@ -134,12 +164,17 @@ def prepare_workload(directory: Path, recipe: Recipe) -> Workload:
     torch.set_num_threads(1)
     torch.manual_seed(recipe.seed)
     started = time.monotonic()
-    train, held_out = arithmetic_rows(recipe.data.arithmetic, recipe.seed)
+    train, held_out = task.rows(recipe)
     write_rows(wanted.train, train)
     write_rows(wanted.held_out, held_out)
     texts = [json.dumps(row) for row in train + held_out]
     parameters = build_tiny_model(directory / "built", texts, recipe.model.tiny, recipe.seed)
-    accuracy = _warm(wanted, directory / "built", recipe.warmup)
+    accuracy = greedy_accuracy(
+        _warm(wanted, directory / "built", recipe.warmup),
+        AutoTokenizer.from_pretrained(wanted.model),
+        held_out,
+        recipe.rollout.sampling.max_new_tokens,
+    )
     facts.write_text(
         json.dumps({"accuracy": accuracy, "parameters": parameters, "settings": settings})
     )

@@ -10,7 +10,7 @@ bin=${COSMOS_VENV:-.venv}/bin
 step_format() { "$bin/ruff" format --check .; }
 step_lint() { "$bin/ruff" check .; }
 step_layers() { "$bin/lint-imports"; }
-step_types() { "$bin/pyright"; }
+step_types() { "$bin/pyright" && "$bin/pyright" --project benchmarks; }
 step_spelling() { "$bin/codespell" --toml pyproject.toml; }
 step_unit() { "$bin/python" -m pytest -q tests/unit tests/architecture; }
 

@@ -48,7 +48,8 @@ class RunReport:
         num_loads: weight versions committed by rollout replicas.
         staleness: mean and maximum of (training version - oldest token's version) over groups.
         mismatch: mean |log p_train - log p_rollout| per token: of tokens sampled by the version
-            trained on, where only the engines differ, and of all tokens, where staleness adds.
+            trained on, where only the engines differ (and the keys and values that a response
+            kept over a switch), and of all tokens, where staleness adds.
         switched: share of samples with tokens of more than one weight version.
         length_ratio: mean trained length over mean generated length; 1 when nothing is biased.
         books: issued = consumed + dropped + in flight, in groups.
@@ -95,6 +96,15 @@ def _last_of_each(records: Sequence[MetricRecord], role: str, name: str) -> list
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else float("nan")
+
+
+def _per_token(records: Sequence[MetricRecord], name: str, share: str | None = None) -> float:
+    """Return the mean over tokens of what each step says of its tokens, or of a share of them."""
+    found = [r.values for r in records if r.role == "policy" and name in r.values]
+    weights = [v.get("tokens", 1.0) * (v.get(share, 1.0) if share else 1.0) for v in found]
+    if not (total := sum(weights)):
+        return float("nan")
+    return sum(w * v[name] for w, v in zip(weights, found, strict=True)) / total
 
 
 def median(values: Sequence[float]) -> float:
@@ -153,8 +163,8 @@ def build_report(records: Sequence[MetricRecord], outcome: Outcome) -> RunReport
             max(_values(records, "controller", "staleness_max"), default=float("nan")),
         ),
         mismatch=(
-            _mean(_values(records, "policy", "lag0_abs")),
-            _mean(_values(records, "policy", "mismatch_abs")),
+            _per_token(records, "lag0_abs", "lag0_tokens"),
+            _per_token(records, "mismatch_abs"),
         ),
         switched=_mean(_values(records, "policy", "switched")),
         length_ratio=_length_ratio(records),

@@ -1,0 +1,37 @@
+"""What a run says of itself at its end."""
+
+from pathlib import Path
+
+import pytest
+
+from cosmos_app.report import Outcome, build_report
+from cosmos_core.metrics import MetricRecord
+
+
+def test_the_distance_of_log_probs_is_a_mean_over_tokens_not_over_steps():
+    steps = [
+        {"tokens": 100.0, "mismatch_abs": 1e-6, "lag0_abs": 1e-6, "lag0_tokens": 1.0},
+        {"tokens": 100.0, "mismatch_abs": 0.1, "lag0_tokens": 0.0},
+        {"tokens": 200.0, "mismatch_abs": 0.2, "lag0_abs": 0.05, "lag0_tokens": 0.01},
+    ]
+    records = [
+        MetricRecord(time_s=0.0, role="policy", replica="policy-0", step=step, values=values)
+        for step, values in enumerate(steps)
+    ]
+    report = build_report(records, outcome())
+    assert report.mismatch[0] == pytest.approx((100 * 1e-6 + 2 * 0.05) / 102)
+    assert report.mismatch[1] == pytest.approx((100 * 1e-6 + 100 * 0.1 + 200 * 0.2) / 400)
+
+
+def outcome() -> Outcome:
+    return Outcome(
+        run_dir=Path("run"),
+        finished="all steps done",
+        seconds=1.0,
+        accuracies={},
+        books={},
+        failures={},
+        incidents=(),
+        samples=(),
+        export="",
+    )
