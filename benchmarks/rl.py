@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     steps, repeats = options.steps or recipe.trainer.steps, options.repeats
     if options.quick:
         steps, repeats = QUICK_STEPS, 1
-    shared = shared_of(path, recipe, steps=steps, rollouts=options.rollouts)
+    shared = shared_of(path, recipe, task, steps=steps, rollouts=options.rollouts)
     out = options.out.resolve()
     workload = prepare_workload(out / f"workload-{options.task}", task, recipe)
     results: list[ArmResult] = []

@@ -14,7 +14,7 @@ from curves import Point
 from measure import Usage, cpu_at, measure
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl_environment import trl_python
-from workload import Workload, greedy_accuracy, read_rows
+from workload import Task, Workload, greedy_accuracy, read_rows
 
 from cosmos_app.recipe import Recipe
 from cosmos_core.metrics import MetricRecord, read_metrics
@@ -45,6 +45,8 @@ class Shared:
         max_grad_norm: gradients are clipped to this.
         max_new_tokens: longest response.
         rollouts: rollout replicas of the cosmos arms.
+        targets: rewards whose times are compared.
+        trl_micro_batch: samples that TRL trains on at once.
         deadline_s: longest time for one arm.
     """
 
@@ -58,10 +60,12 @@ class Shared:
     max_grad_norm: float
     max_new_tokens: int
     rollouts: int
+    targets: tuple[float, ...]
+    trl_micro_batch: int
     deadline_s: float = 1800.0
 
 
-def shared_of(path: Path, recipe: Recipe, *, steps: int, rollouts: int) -> Shared:
+def shared_of(path: Path, recipe: Recipe, task: Task, *, steps: int, rollouts: int) -> Shared:
     """Return what the arms share.
 
     Raises:
@@ -83,6 +87,8 @@ def shared_of(path: Path, recipe: Recipe, *, steps: int, rollouts: int) -> Share
         max_grad_norm=recipe.learner.max_grad_norm,
         max_new_tokens=recipe.rollout.sampling.max_new_tokens,
         rollouts=rollouts,
+        targets=task.targets,
+        trl_micro_batch=task.trl_micro_batch,
     )
 
 
@@ -223,7 +229,7 @@ def run_trl(arm: str, repeat: int, shared: Shared, workload: Workload, out: Path
         "ramp_steps": shared.ramp_steps,
         "max_grad_norm": shared.max_grad_norm,
         "max_new_tokens": shared.max_new_tokens,
-        "micro_batch": shared.prompts * shared.samples,
+        "micro_batch": shared.trl_micro_batch,
         "seed": repeat,
         "threads": threads,
     }
@@ -273,4 +279,5 @@ def read_results(path: Path) -> tuple[Shared, list[ArmResult]]:
         )
         for arm in found["arms"]
     ]
-    return Shared(**found["shared"]), arms
+    shared = {**found["shared"], "targets": tuple(found["shared"]["targets"])}
+    return Shared(**shared), arms

@@ -13,8 +13,6 @@ from curves import (
 )
 from rl_arms import ArmResult, Shared
 
-TARGETS = (0.3, 0.4, 0.5)
-
 
 def rl_markdown(shared: Shared, results: Sequence[ArmResult]) -> str:
     """Return three tables: speed and idle time, time to reward, resources."""
@@ -26,8 +24,8 @@ def rl_markdown(shared: Shared, results: Sequence[ArmResult]) -> str:
             [_speed_row(arm, shared, by_arm[arm]) for arm in arms],
         ),
         _table(
-            ("arm", *(f"s to {t}" for t in TARGETS), *(f"CPU s to {t}" for t in TARGETS)),
-            [_reward_row(arm, by_arm[arm]) for arm in arms],
+            ("arm", *(f"{unit} to {t}" for unit in ("s", "CPU s") for t in shared.targets)),
+            [_reward_row(arm, shared.targets, by_arm[arm]) for arm in arms],
         ),
         _table(
             ("arm", "held-out accuracy", "start-up s", "peak RSS MiB", "peak PSS MiB", "others"),
@@ -63,11 +61,11 @@ def _speed_row(arm: str, shared: Shared, results: Sequence[ArmResult]) -> list[s
     ]
 
 
-def _reward_row(arm: str, results: Sequence[ArmResult]) -> list[str]:
+def _reward_row(arm: str, targets: Sequence[float], results: Sequence[ArmResult]) -> list[str]:
     return [
         arm,
-        *(_reached(results, target, lambda point: point.seconds) for target in TARGETS),
-        *(_reached(results, target, lambda point: point.cpu_s) for target in TARGETS),
+        *(_reached(results, target, lambda point: point.seconds) for target in targets),
+        *(_reached(results, target, lambda point: point.cpu_s) for target in targets),
     ]
 
 

@@ -50,6 +50,12 @@ class Part:
 
 PARTS = (
     Part(name="rl", arguments=("--figure", str(HERE / "rl.png"))),
+    Part(
+        name="chains",
+        file="rl",
+        arguments=("--task", "chains", "--figure", str(HERE / "rl_chains.png")),
+        quick=("--task", "chains", "--quick"),
+    ),
     Part(name="async", file="async_bubbles", arguments=("--figure", str(HERE / "async.png"))),
     Part(name="weightsync", quick=("--mib", "16", "--rounds", "2", "--without-peers")),
     Part(name="delta", quick=("--width", "128", "--layers", "2", "--steps", "2")),

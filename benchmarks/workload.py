@@ -36,11 +36,15 @@ class Task:
         recipe: how, by default.
         rows: makes the rows to train on and those held out.
         settings: what the rows follow from.
+        targets: rewards whose times are compared.
+        trl_micro_batch: samples that TRL trains on at once; of several tried, the fastest.
     """
 
     recipe: Path
     rows: Callable[[Recipe], tuple[list[Row], list[Row]]]
     settings: Callable[[Recipe], object]
+    targets: tuple[float, ...]
+    trl_micro_batch: int
 
 
 TASKS: Mapping[str, Task] = {
@@ -48,11 +52,15 @@ TASKS: Mapping[str, Task] = {
         recipe=HERE.parent / "configs/quickstart.toml",
         rows=lambda recipe: arithmetic_rows(recipe.data.arithmetic, recipe.seed),
         settings=lambda recipe: recipe.data.arithmetic,
+        targets=(0.3, 0.4, 0.5),
+        trl_micro_batch=512,
     ),
     "chains": Task(
         recipe=HERE / "chains.toml",
         rows=lambda recipe: chain_rows(ChainConfig(), recipe.seed),
         settings=lambda _: ChainConfig(),
+        targets=(0.2, 0.25, 0.3),
+        trl_micro_batch=64,
     ),
 }
 

@@ -12,7 +12,7 @@ def test_a_replica_that_worked_waited_and_stalled():
     occupancy.read(100, now=12.0)  # 100 tokens in 2 s
     occupancy.account(groups=2, requests=4, now=13.0)
     occupancy.read(400, now=13.0)  # 300 tokens in 1 s: the peak
-    occupancy.stalled(0.5)
+    occupancy.stalled(0.5, now=13.75)
     occupancy.account(groups=1, requests=0, now=14.0)
     occupancy.account(groups=0, requests=0, now=16.0)
     reading = occupancy.read(500, now=20.0)
@@ -37,3 +37,24 @@ def test_a_replica_that_worked_waited_and_stalled():
 def test_before_any_time_has_passed_nothing_is_divided():
     reading = Occupancy(1, now=0.0).read(0, now=0.0)
     assert (reading.slot_share, reading.token_share) == (0.0, 0.0)
+
+
+def test_a_swap_takes_only_from_decoding_that_no_reading_has_told():
+    occupancy = Occupancy(1, now=0.0)
+    occupancy.account(groups=1, requests=1, now=0.0)
+    told = occupancy.read(0, now=1.0)
+    occupancy.stalled(0.5, now=1.2)  # 0.3 s of it lie before the reading
+    occupancy.account(groups=1, requests=0, now=2.0)
+    occupancy.stalled(0.5, now=3.0)  # while a reward was computed
+    occupancy.account(groups=1, requests=1, now=3.0)
+    occupancy.stalled(0.5, now=3.1)  # began before the decoding
+    found = occupancy.read(0, now=4.0).seconds
+    rise = {state: found[state] - told.seconds[state] for state in found}
+    assert rise == pytest.approx(
+        {
+            "idle_no_work": 0.0,
+            "decoding": 0.8 + 0.9,
+            "waiting_for_rewards": 1.0,
+            "paused_for_weights": 0.2 + 0.1,
+        }
+    )

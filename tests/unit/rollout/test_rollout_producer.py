@@ -305,6 +305,7 @@ async def test_weights_load_while_groups_are_in_work():
         assert (event.samples[0].oldest_version, event.samples[0].newest_version) == (4, 5)
         reading = world.producer.occupancy()
         assert reading.seconds["paused_for_weights"] == pytest.approx(loaded.stall_s)
+        assert reading.seconds["decoding"] > 0.8 * 8 * 0.005  # from the first token on
 
 
 async def test_weights_that_do_not_load_are_reported_as_such():

@@ -100,6 +100,21 @@ class LoadReport:
     stall_s: float
 
 
+class AnsweringEngine(Protocol):
+    """What playing a group takes of an engine; see `RolloutEngine`."""
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens, prompt and response together, that a request can have."""
+        ...
+
+    def generate(
+        self, requests: Sequence[GenerationRequest]
+    ) -> AsyncGenerator[GeneratedSample, None]:
+        """Yield the samples as they finish, in any order; closing the generator aborts the rest."""
+        ...
+
+
 class RolloutEngine(Protocol):
     """An engine that samples many responses at once; used from one asyncio loop.
 

@@ -58,6 +58,7 @@ class Occupancy:
         self._slot_seconds = self._request_seconds = self._paused_s = 0.0
         self._peak = 0.0
         self._last = (now, 0)
+        self._decoding_since: float | None = None
 
     def account(self, *, groups: int, requests: int, now: float) -> None:
         """Note that from ``now`` on so many groups are in work and requests in the engine."""
@@ -65,18 +66,29 @@ class Occupancy:
         self._groups, self._requests = groups, requests
         without_requests = "waiting_for_rewards" if groups else "idle_no_work"
         self._meter.enter("decoding" if requests else without_requests, now)
+        if not requests:
+            self._decoding_since = None
+        elif self._decoding_since is None:
+            self._decoding_since = now
 
-    def stalled(self, seconds: float) -> None:
-        """Note that the engine stood still for a weight swap; it was not decoding then."""
-        self._paused_s += seconds
+    def stalled(self, seconds: float, now: float) -> None:
+        """Note that until ``now`` the engine stood still so long for a weight swap.
+
+        What it would not have decoded in stays what it was, and so does what was read already: the
+        difference of two readings is never negative.
+        """
+        if self._decoding_since is not None:
+            self._paused_s += min(seconds, now - self._decoding_since)
+            self._decoding_since = now
 
     def read(self, num_tokens: int, now: float) -> OccupancyReading:
         """Return the totals until ``now``; ``num_tokens`` is the engine's counter."""
         self._integrate(now)
         seconds = self._meter.seconds(now)
-        paused = min(self._paused_s, seconds["decoding"])
-        seconds["decoding"] -= paused
-        seconds["paused_for_weights"] += paused
+        seconds["decoding"] -= self._paused_s
+        seconds["paused_for_weights"] += self._paused_s
+        if self._decoding_since is not None:
+            self._decoding_since = now
         since, before = self._last
         if now > since:
             self._peak = max(self._peak, (num_tokens - before) / (now - since))

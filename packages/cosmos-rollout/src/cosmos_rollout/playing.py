@@ -6,7 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
-from cosmos_rollout.engine import GenerationRequest, RolloutEngine, Sampling
+from cosmos_rollout.engine import AnsweringEngine, GenerationRequest, Sampling
 from cosmos_rollout.environments import (
     ChatRenderer,
     ChatTokenizer,
@@ -57,7 +57,7 @@ class Player(Protocol):
 class SingleTurnPlayer:
     """One prompt, one reply; all siblings are handed to the engine at once."""
 
-    def __init__(self, engine: RolloutEngine, tokenizer: Tokenizer) -> None:
+    def __init__(self, engine: AnsweringEngine, tokenizer: Tokenizer) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
 
@@ -85,7 +85,7 @@ class EnvironmentPlayer:
 
     def __init__(
         self,
-        engine: RolloutEngine,
+        engine: AnsweringEngine,
         tokenizer: ChatTokenizer,
         environment: Environment,
         limits: EpisodeLimits,

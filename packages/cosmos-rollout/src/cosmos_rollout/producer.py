@@ -40,6 +40,7 @@ from cosmos_rollout.errors import (
     TokenRangeError,
     WeightLoadError,
 )
+from cosmos_rollout.metered import MeteredEngine
 from cosmos_rollout.occupancy import Occupancy, OccupancyReading
 from cosmos_rollout.playing import EnvironmentPlayer, GroupPlan, Player, SingleTurnPlayer
 from cosmos_rollout.prompts import PromptSet, Tokenizer, prompt_text
@@ -165,7 +166,8 @@ class Producer:
         self._generated: set[_Key] = set()  # those of the tasks that only wait for rewards
         self._reported: dict[_Key, GroupEvent] = {}
         self._events: asyncio.Queue[GroupEvent | _Fatal] = asyncio.Queue()
-        self._player = _player(parts, config)
+        self._metered = MeteredEngine(parts.engine, self._account)
+        self._player = _player(self._metered, parts, config)
         self._failures: Counter[str] = Counter()
         self._num_scored = 0
         self._is_dead = False
@@ -232,7 +234,7 @@ class Producer:
             report = await self._parts.engine.load_version(command.version, command.endpoints)
         except WeightLoadError as error:
             return LoadFailed(replica=self._replica, version=command.version, reason=str(error))
-        self._occupancy.stalled(report.stall_s)
+        self._occupancy.stalled(report.stall_s, self._clock())
         return VersionLoaded(
             replica=self._replica,
             version=report.version,
@@ -320,7 +322,6 @@ class Producer:
                     made = None if isinstance(episode, Failure) else episode
                     sibling = Sibling(command, index, plan.row, made)
                     scoring[index] = asyncio.create_task(self._score(sibling, episode))
-                    self._account()
             self._generated.add((command.group, command.attempt))
             self._fill_slots()
             judged = [await scoring[index] for index in range(command.num_samples)]
@@ -386,15 +387,12 @@ class Producer:
         )
 
     def _account(self) -> None:
-        self._occupancy.account(
-            groups=min(len(self._tasks), self._config.slots),
-            requests=self._parts.engine.num_running,
-            now=self._clock(),
-        )
+        groups, requests = min(len(self._tasks), self._config.slots), self._metered.num_requests
+        self._occupancy.account(groups=groups, requests=requests, now=self._clock())
 
 
-def _player(parts: ProducerParts, config: ProducerConfig) -> Player:
+def _player(engine: MeteredEngine, parts: ProducerParts, config: ProducerConfig) -> Player:
     if parts.environment is None:
-        return SingleTurnPlayer(parts.engine, parts.tokenizer)
+        return SingleTurnPlayer(engine, parts.tokenizer)
     tokenizer = cast(ChatTokenizer, parts.tokenizer)  # its template is only then told of tools
-    return EnvironmentPlayer(parts.engine, tokenizer, parts.environment, config.episode)
+    return EnvironmentPlayer(engine, tokenizer, parts.environment, config.episode)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 
-from cosmos_rollout.engine import GeneratedSample, GenerationRequest, RolloutEngine, Sampling
+from cosmos_rollout.engine import AnsweringEngine, GeneratedSample, GenerationRequest, Sampling
 from cosmos_rollout.environments.environment import Environment, EpisodeLimits, Reply
 from cosmos_rollout.environments.rendering import ChatRenderer
 from cosmos_rollout.episode import Episode, Message, Tape
@@ -29,7 +29,7 @@ class Conversation:
 
     def __init__(
         self,
-        engine: RolloutEngine,
+        engine: AnsweringEngine,
         renderer: ChatRenderer,
         *,
         name: str,
