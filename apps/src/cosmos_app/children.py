@@ -137,7 +137,10 @@ def child_specs(recipe: Recipe, run: RunDirectory) -> list[ChildSpec]:
         commands |= {
             n: app_command("teacher", where, "--replica", n) for n in teacher_names(recipe)
         }
-    specs = specs_of(commands, run, recipe.launch, environment(recipe))
+    specs = [
+        _spared(spec, recipe)
+        for spec in specs_of(commands, run, recipe.launch, environment(recipe))
+    ]
     names = [] if recipe.launch.external else rollout_names(recipe)
     return [*specs, *(rollout_spec(recipe, run, name) for name in names)]
 
@@ -151,7 +154,7 @@ def rollout_spec(recipe: Recipe, run: RunDirectory, name: str) -> ChildSpec:
     """Return a rollout replica."""
     command = {name: app_command("rollout", str(run.path), "--replica", name)}
     (spec,) = specs_of(command, run, recipe.launch, environment(recipe))
-    return spec
+    return _spared(spec, recipe)
 
 
 def replica_spec(recipe: Recipe, run: RunDirectory, name: str) -> ChildSpec:
@@ -160,6 +163,16 @@ def replica_spec(recipe: Recipe, run: RunDirectory, name: str) -> ChildSpec:
         return rollout_spec(recipe, run, name)
     command = {name: policy_command("policy", recipe.policy, run, name)}
     (spec,) = specs_of(command, run, recipe.launch, environment(recipe))
+    return _spared(spec, recipe)
+
+
+def _spared(spec: ChildSpec, recipe: Recipe) -> ChildSpec:
+    """Return a child with those that go on without it, if its role has such."""
+    role = spec.name.partition("-")[0]
+    if role in {"rollout", "teacher"}:
+        return replace(spec, group=role)
+    if role == "policy" and recipe.elastic is not None:
+        return replace(spec, group=role, needed=recipe.elastic.min_replicas)
     return spec
 
 

@@ -48,7 +48,8 @@ async def keep_replicas(
             status = await bus.read_status()
         except BusUnreachableError:
             continue
-        for name in missing_replicas(status, set(supervisor.running())):
+        # who was given up is not missed: it would die again
+        for name in missing_replicas(status, {*supervisor.running(), *supervisor.given_up}):
             say(f"{name} is started: more replicas of its kind are wanted")
             supervisor.start(spec_of(name))
 

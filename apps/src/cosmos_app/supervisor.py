@@ -16,7 +16,7 @@ from typing import Literal
 
 from cosmos_app.errors import REFUSED, ChildFailedError, ChildRefusedError
 
-Outcome = Literal["restarted", "gave up", "finished"]
+Outcome = Literal["restarted", "gave up", "gave up, the others go on"]
 _FIRST_BACKOFF_S = 0.5
 _LONGEST_BACKOFF_S = 30.0
 _HEALTHY_S = 30.0
@@ -34,6 +34,8 @@ class ChildSpec:
         environment: additions to this process's environment.
         log: file that gets its standard output and error.
         restarts: how often it is started again after it died unasked.
+        group: those of one group go on without one that is given up; empty if nobody does.
+        needed: as long as so many of the group are left.
     """
 
     name: str
@@ -41,6 +43,8 @@ class ChildSpec:
     environment: Mapping[str, str]
     log: Path
     restarts: int
+    group: str = ""
+    needed: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,20 +100,28 @@ class Supervisor:
 
     A child that exits with code 0 has finished and is not started again; nor is one that exits with
     code 2, because its recipe or files are wrong.
+
+    Attributes:
+        incidents: every unexpected end so far.
+        given_up: children that are not started again while others of their group go on.
     """
 
     def __init__(self, on_incident: OnExit) -> None:
         """Report each unexpected end to ``on_incident`` before anything is done about it."""
         self.incidents: list[Incident] = []
+        self.given_up: set[str] = set()
         self._on_incident = on_incident
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._groups: dict[str, str] = {}
         self._dismissed: set[str] = set()
         self._recycled: set[str] = set()
         self._stopping = False
 
     def start(self, spec: ChildSpec) -> None:
         """Start and watch a child; returns at once."""
+        self._dismissed.discard(spec.name)
+        self._groups[spec.name] = spec.group
         self._tasks[spec.name] = asyncio.create_task(self._keep(spec), name=spec.name)
 
     def pid(self, name: str) -> int | None:
@@ -148,10 +160,10 @@ class Supervisor:
 
     def terminate(self, name: str) -> None:
         """Ask one child to end; it is not started again."""
+        self._dismissed.add(name)
         pid = self.pid(name)
         if pid is not None:
-            self._dismissed.add(name)
-            _signal_session(pid, signal.SIGTERM)
+            signal_session(pid, signal.SIGTERM)
 
     def recycle(self, name: str) -> bool:
         """Kill a child that has to begin anew with one that died; no incident of its own.
@@ -163,7 +175,7 @@ class Supervisor:
         if pid is None:
             return False
         self._recycled.add(name)
-        _signal_session(pid, signal.SIGKILL)
+        signal_session(pid, signal.SIGKILL)
         return True
 
     async def stop(self, grace_s: float) -> None:
@@ -171,13 +183,13 @@ class Supervisor:
         self._stopping = True
         running = [p for p in self._processes.values() if p.returncode is None]
         for process in running:
-            _signal_session(process.pid, signal.SIGTERM)
+            signal_session(process.pid, signal.SIGTERM)
         deadline = time.monotonic() + grace_s
         for process in running:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), max(0.05, deadline - time.monotonic()))
         for process in self._processes.values():
-            _signal_session(process.pid, signal.SIGKILL)
+            signal_session(process.pid, signal.SIGKILL)
         for process in running:
             await process.wait()
         for task in self._tasks.values():
@@ -189,9 +201,11 @@ class Supervisor:
         while True:
             started = time.monotonic()
             process = await self._spawn(spec)
+            if self._is_over(spec.name):
+                signal_session(process.pid, signal.SIGTERM)
             returncode = await process.wait()
-            _signal_session(process.pid, signal.SIGKILL)  # what it may have left behind
-            if returncode == 0 or self._stopping or spec.name in self._dismissed:
+            signal_session(process.pid, signal.SIGKILL)  # what it may have left behind
+            if returncode == 0 or self._is_over(spec.name):
                 return
             if spec.name in self._recycled:
                 self._recycled.remove(spec.name)
@@ -199,29 +213,51 @@ class Supervisor:
             if returncode == REFUSED:
                 restarts_left = 0  # it would refuse again
             await self._note_death(spec, process.pid, returncode, restarts_left)
+            if not restarts_left:
+                return
             restarts_left -= 1
             pause_s = pause_after(pause_s, time.monotonic() - started)
             await asyncio.sleep(pause_s)
+            if self._is_over(spec.name):
+                return
+
+    def _is_over(self, name: str) -> bool:
+        """Whether a child is not to be started again, however it ended."""
+        return self._stopping or name in self._dismissed
 
     async def _note_death(
         self, spec: ChildSpec, pid: int, returncode: int, restarts_left: int
     ) -> None:
+        goes_on = not restarts_left and returncode != REFUSED and self._others_go_on(spec)
+        given_up: Outcome = "gave up, the others go on" if goes_on else "gave up"
         incident = Incident(
             time_s=time.time(),
             name=spec.name,
             pid=pid,
             how=describe_exit(returncode),
-            outcome="restarted" if restarts_left else "gave up",
+            outcome="restarted" if restarts_left else given_up,
         )
         self.incidents.append(incident)
+        if goes_on:
+            self.given_up.add(spec.name)
         await self._on_incident(incident)
-        if not restarts_left:
+        if not restarts_left and not goes_on:
             said = f"the end of {spec.log}:\n{log_tail(spec.log)}"
             if returncode == REFUSED:
                 raise ChildRefusedError(f"{spec.name} cannot do what it was asked to; {said}")
             raise ChildFailedError(
                 f"{spec.name} died ({incident.how}) and has no restarts left; {said}"
             )
+
+    def _others_go_on(self, spec: ChildSpec) -> bool:
+        """Whether enough of a child's group are left without it."""
+        left = [
+            name
+            for name, group in self._groups.items()
+            if group == spec.group and name not in {spec.name, *self.given_up}
+        ]
+        alive = [name for name in left if not self._tasks[name].done()]
+        return bool(spec.group) and len(alive) >= spec.needed
 
     async def _spawn(self, spec: ChildSpec) -> asyncio.subprocess.Process:
         spec.log.parent.mkdir(parents=True, exist_ok=True)
@@ -238,6 +274,7 @@ class Supervisor:
         return process
 
 
-def _signal_session(pid: int, signum: signal.Signals) -> None:
+def signal_session(pid: int, signum: signal.Signals) -> None:
+    """Send a signal to a process that was started in a session of its own, and to all in that."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signum)

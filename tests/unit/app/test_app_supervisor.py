@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -145,3 +146,78 @@ async def test_a_recycled_child_begins_anew_and_that_is_no_incident(tmp_path: Pa
     await supervisor.wait(["child"])
     assert supervisor.incidents == []
     assert not supervisor.recycle("child"), "it has ended"
+
+
+_DIES = "open('{starts}', 'a').write('x'); import sys; sys.exit(1)"
+
+
+async def test_a_child_that_is_dismissed_between_two_starts_is_not_started_again(
+    tmp_path: Path,
+) -> None:
+    starts = tmp_path / "starts"
+    supervisor = Supervisor(_ignore)
+    supervisor.start(_spec(tmp_path, _DIES.format(starts=starts), restarts=5))
+    await _until(lambda: bool(supervisor.incidents))
+    supervisor.terminate("child")
+    await asyncio.wait_for(supervisor.wait(["child"]), 60)
+    assert starts.read_text() == "x"
+
+
+async def test_nothing_is_started_again_while_all_are_stopped(tmp_path: Path) -> None:
+    """Another child takes its time to end, longer than the pause before the next start."""
+    starts, ready = tmp_path / "starts", tmp_path / "ready"
+    supervisor = Supervisor(_ignore)
+    slow = (
+        "import pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(2), sys.exit()))\n"
+        f"pathlib.Path({str(ready)!r}).touch(); time.sleep(60)"
+    )
+    supervisor.start(_spec(tmp_path, slow, name="slow"))
+    await _until(ready.exists)
+    supervisor.start(_spec(tmp_path, _DIES.format(starts=starts), restarts=5))
+    await _until(lambda: bool(supervisor.incidents))
+    before = starts.read_text()
+    await supervisor.stop(grace_s=30.0)
+    assert starts.read_text() == before
+
+
+def _member(tmp_path: Path, name: str, code: str, *, needed: int = 1) -> ChildSpec:
+    return replace(_spec(tmp_path, code, name=name), group="rollout", needed=needed)
+
+
+async def test_a_group_goes_on_without_one_that_is_given_up(tmp_path: Path) -> None:
+    supervisor = Supervisor(_ignore)
+    flag = tmp_path / "flag"
+    waits = f"import pathlib, time\nwhile not pathlib.Path({str(flag)!r}).exists(): time.sleep(0.1)"
+    supervisor.start(_member(tmp_path, "rollout-0", waits))
+    supervisor.start(_member(tmp_path, "rollout-1", "import sys; sys.exit(1)"))
+    await supervisor.wait(["rollout-1"])
+    assert [i.outcome for i in supervisor.incidents] == ["gave up, the others go on"]
+    assert (supervisor.running(), supervisor.given_up) == (["rollout-0"], {"rollout-1"})
+    flag.touch()
+    await supervisor.wait(["rollout-0", "rollout-1"])
+
+
+@pytest.mark.parametrize(
+    ("needed", "code", "error"), [(2, 1, ChildFailedError), (1, 2, ChildRefusedError)]
+)
+async def test_a_group_ends_with_too_few_of_it_or_with_a_refusal(
+    tmp_path: Path, needed: int, code: int, error: type[Exception]
+) -> None:
+    supervisor = Supervisor(_ignore)
+    supervisor.start(_member(tmp_path, "rollout-0", "import time; time.sleep(60)", needed=needed))
+    dies = f"import sys; sys.exit({code})"
+    supervisor.start(_member(tmp_path, "rollout-1", dies, needed=needed))
+    with pytest.raises(error, match="rollout-1"):
+        await supervisor.wait(["rollout-0"])
+    await supervisor.stop(grace_s=5.0)
+
+
+async def test_the_last_of_a_group_ends_it(tmp_path: Path) -> None:
+    """One that has finished, as when it was sent away, is not one that goes on."""
+    supervisor = Supervisor(_ignore)
+    supervisor.start(_member(tmp_path, "rollout-0", "pass"))
+    await supervisor.wait(["rollout-0"])
+    supervisor.start(_member(tmp_path, "rollout-1", "import sys; sys.exit(1)"))
+    with pytest.raises(ChildFailedError, match="rollout-1 died"):
+        await supervisor.wait(["rollout-1"])
