@@ -215,6 +215,19 @@ def test_a_server_left_behind_is_stopped_before_its_data_is_used_again(tmp_path)
         first.stop()
 
 
+async def test_the_server_of_another_run_that_has_the_number_of_a_dead_one_is_left_alone(
+    server, tmp_path
+) -> None:
+    """As after a restart of the machine."""
+    (tmp_path / "redis.pid").write_text(f"{server.pid}\n")
+    other = RedisServer.start(tmp_path)
+    try:
+        async with await Bus.connect(server.url, "run", connect_s=2.0, patience_s=2.0) as bus:
+            assert await bus.read_status() == {}
+    finally:
+        other.stop()
+
+
 @pytest.mark.parametrize(
     ("url", "shown"),
     [

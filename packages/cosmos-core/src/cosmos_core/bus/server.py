@@ -149,10 +149,13 @@ def _stop_predecessor(directory: Path) -> None:
     """End a server that an earlier run, killed, left on this directory."""
     try:
         pid = int((directory / "redis.pid").read_text())
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        process = Path(f"/proc/{pid}")
+        is_server = b"redis-server" in (process / "cmdline").read_bytes()
+        # the number may have gone to the server of another run; each works in its directory
+        is_ours = (process / "cwd").readlink() == directory.resolve()
     except (OSError, ValueError):
         return
-    if str(directory / "redis.conf").encode() not in command and b"redis-server" not in command:
+    if not (is_server and is_ours):
         return
     deadline = time.monotonic() + _STOP_S
     with contextlib.suppress(ProcessLookupError, PermissionError):
