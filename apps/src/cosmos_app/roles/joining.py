@@ -16,22 +16,32 @@ _LOOK_S = 1.0
 async def await_run(run_dir: Path, wait_s: float) -> None:
     """Return when the controller of a run speaks: model, data and addresses are there by then.
 
+    What it said last may be left from before a restart, in a Redis that outlives the run; so it has
+    to say something new.
+
     Raises:
         RunError: naming what was missing when ``wait_s`` was over.
     """
     if not wait_s:
         return
     deadline = time.monotonic() + wait_s
-    while missing := await _missing(run_dir):
+    first: dict[str, float] = {}
+    while missing := await _missing(run_dir, first):
         if time.monotonic() + _LOOK_S > deadline:
             raise RunError(f"waited {wait_s:g} s for the run in {run_dir}: {missing}")
         await asyncio.sleep(_LOOK_S)
 
 
-async def _missing(run_dir: Path) -> str:
+async def _missing(run_dir: Path, first: dict[str, float]) -> str:
+    """Say what is missing; ``first`` keeps when each run of the directory was first heard."""
     try:
         url, namespace = read_address(RunDirectory.open(run_dir))
         async with await Bus.connect(url, namespace, connect_s=2.0, patience_s=2.0) as bus:
-            return "" if await bus.read_status() else "its controller has not spoken yet"
+            status = await bus.read_status()
     except (BusUnreachableError, RunError, CosmosError) as error:
         return str(error)
+    if not status:
+        return "its controller has not spoken yet"
+    if first.setdefault(namespace, status["time_s"]) == status["time_s"]:
+        return "its controller has not spoken since"
+    return ""
