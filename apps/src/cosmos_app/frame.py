@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 import signal
 import time
 import uuid
@@ -20,16 +21,18 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from cosmos_app.control_files import write_address
-from cosmos_app.errors import NothingToResumeError
+from cosmos_app.errors import NothingToResumeError, RunError
 from cosmos_app.output import print_json
 from cosmos_app.recipe import BusConfig, LaunchConfig
 from cosmos_app.supervisor import Incident, Supervisor
 from cosmos_core.bus import Bus, RedisServer
 from cosmos_core.config import config_to_json
-from cosmos_core.metrics import MetricRecord, SinkConfig, SinkContext, open_sinks
+from cosmos_core.metrics import MetricRecord, MetricSink, SinkConfig, SinkContext, open_sinks
 from cosmos_core.rundir import RunDirectory, write_atomic
 
 _RUN_MARKER = "run.json"
+_LAST_METRICS_S = 30.0
+_LOOK_S = 0.05
 NO_CHECKPOINT = (
     "[yellow]the run was stopped before its first checkpoint: it begins again at step 0[/]"
 )
@@ -149,6 +152,40 @@ class Answers:
     record: Callable[[MetricRecord], None] = _ignore
 
 
+@contextlib.asynccontextmanager
+async def _ended_by(passing: asyncio.Task[None]) -> AsyncGenerator[None]:
+    """Have the block end with an error when the task that passes metrics on does."""
+    task = asyncio.current_task()
+    assert task is not None
+
+    def end(passing: asyncio.Task[None]) -> None:
+        if not passing.cancelled():
+            task.cancel()
+
+    passing.add_done_callback(end)
+    try:
+        yield
+    except asyncio.CancelledError:
+        error = passing.exception() if passing.done() and not passing.cancelled() else None
+        if error is None:
+            raise
+        task.uncancel()
+        raise RunError(
+            f"metrics cannot be written any more, so the run was ended; mend that and go on with "
+            f"--resume: {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        passing.remove_done_callback(end)
+
+
+async def _await_passed_on(bus: Bus) -> None:
+    """Return when the sinks have everything that was measured, or after a while."""
+    for _ in range(math.ceil(_LAST_METRICS_S / _LOOK_S)):
+        if not await bus.num_metrics():
+            return
+        await asyncio.sleep(_LOOK_S)
+
+
 class RunFrame:
     """One run's surroundings, from its first process to its last.
 
@@ -182,31 +219,43 @@ class RunFrame:
         """
         namespace = f"cosmos.{self._run.name}.{uuid.uuid4().hex[:8]}"
         write_address(self._run, self._url, namespace)
-        async with await Bus.connect(self._url, namespace) as bus:
-            metrics = asyncio.create_task(self._pass_metrics_on(bus))
+        async with (
+            await Bus.connect(self._url, namespace) as bus,
+            self._passing_metrics_on(bus),
+        ):
             try:
                 with self._interruptible():
                     yield bus
             finally:
                 await self.supervisor.stop(self._recipe.launch.stop_grace_s)
-                metrics.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await metrics
 
-    async def _pass_metrics_on(self, bus: Bus) -> None:
+    @contextlib.asynccontextmanager
+    async def _passing_metrics_on(self, bus: Bus) -> AsyncGenerator[None]:
+        """Have what is measured inside go to the sinks, to the last record.
+
+        Raises:
+            RunError: from inside, as soon as a sink fails.
+        """
         context = SinkContext(
             run=self._run,
             num_steps=self._recipe.trainer.steps,
             console=self._console,
             config=json.loads(config_to_json(self._recipe)),
         )
-        sinks = open_sinks(self._recipe.sinks, context)
-        try:
-            async for record in bus.metrics():
-                sinks.write(record)
-                self._answers.record(record)
-        finally:
-            sinks.close()
+        with contextlib.closing(open_sinks(self._recipe.sinks, context)) as sinks:
+            passing = asyncio.create_task(self._pass_metrics_on(bus, sinks))
+            try:
+                async with _ended_by(passing):
+                    yield
+                    await _await_passed_on(bus)
+            finally:
+                passing.cancel()
+                await asyncio.gather(passing, return_exceptions=True)
+
+    async def _pass_metrics_on(self, bus: Bus, sinks: MetricSink) -> None:
+        async for record in bus.metrics():
+            sinks.write(record)
+            self._answers.record(record)
 
     async def _on_incident(self, incident: Incident) -> None:
         self._console.print(

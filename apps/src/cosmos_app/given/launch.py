@@ -4,7 +4,6 @@ files ─► redis (metrics) ─► meeting place + replicas ─► (watch) ─�
                               ▲  restarted when they die; the others go on without them
 """
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -30,8 +29,6 @@ from cosmos_app.supervisor import ChildSpec, Incident
 from cosmos_core.metrics import MetricRecord, read_metrics
 from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import CheckpointStore, ParallelConfig, build_mesh
-
-_LAST_METRICS_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,8 +104,6 @@ class GivenLaunch:
             for spec in child_specs(self._recipe, self._run):
                 supervisor.start(spec)
             await supervisor.wait(policy_names(self._recipe.policy))
-            # what the replicas said last may still be on its way
-            await asyncio.sleep(_LAST_METRICS_S)
         return self._report(time.monotonic() - started)
 
     async def _ask_to_stop(self) -> None:

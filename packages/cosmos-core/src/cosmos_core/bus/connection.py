@@ -232,6 +232,10 @@ class Bus:
             elif start == "0":
                 start = ">"
 
+    async def num_metrics(self) -> int:
+        """Return how many measurements nobody has dealt with yet."""
+        return await self.call(lambda c: c.xlen(self.keys.metrics))
+
     async def _make_sinks_group(self, client: Any) -> None:
         try:
             await client.xgroup_create(self.keys.metrics, _SINKS, id="0", mkstream=True)
