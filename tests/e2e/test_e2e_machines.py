@@ -86,6 +86,8 @@ def test_a_job_goes_on_without_a_rollout_and_starts_again_without_a_policy(
     run.wait_for(lambda: run.steps_done() >= alone, _LONG_S)
     os.kill(run.child("policy-0"), signal.SIGKILL)
     assert run.finish(_LONG_S) == 0, run.logs()
+    log = (tmp_path / "run.slurm-1.log").read_text()
+    assert "rollout-1 died: signal 9 (SIGKILL); it is started again in" in log
     steps = [record["step"] for record in run.metrics("controller")]
     assert sorted(set(steps)) == list(range(NUM_STEPS))
     assert steps.count(0) == 1, "it went on from a checkpoint"

@@ -28,7 +28,7 @@ class ClusterConfig:
         mount: where it is mounted; relative paths of the recipe begin there.
         secret: Secret whose key ``token`` is the token of the controller's API.
         max_restarts: how often all processes are started again, from the newest checkpoint, when
-            the head or a policy replica is lost.
+            the head or a policy replica is lost; where policies are elastic, when too few are left.
     """
 
     gpus_per_node: int = 8

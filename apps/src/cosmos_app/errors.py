@@ -6,6 +6,7 @@ Exit codes: 1 the run failed, 2 the recipe or its files are wrong, 3 stopped bef
 from cosmos_core.errors import CosmosError
 
 REFUSED = 2
+STOPPED = 3
 
 
 class RunError(RuntimeError):
@@ -66,7 +67,7 @@ def expected_errors() -> tuple[type[Exception], ...]:
 def exit_code_of(error: Exception) -> int:
     """Return the exit code of an expected error."""
     if isinstance(error, InterruptedRunError):
-        return 3
+        return STOPPED
     return REFUSED if isinstance(error, _errors_that_stay()) else 1
 
 

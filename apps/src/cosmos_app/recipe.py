@@ -198,7 +198,8 @@ class LaunchConfig:
     """How processes are kept alive.
 
     Attributes:
-        restarts: how often each process is started again after it died.
+        restarts: how often each process is started again after it died; in jobs of SLURM those
+            that others go on without: rollouts, teachers and elastic policies.
         standbys: controllers that wait to take over from the one that has the lease.
         external: policy and rollout replicas are started by somebody else, such as SLURM, and join
             when the run is there.

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,8 @@ fi
 """,
     "python": 'echo "$COSMOS_HOST python $*" >> calls',
 }
+# what keeps replicas alive is the real one
+_KEPT = f'if [[ "$2" == cosmos_app.kept ]]; then exec {sys.executable} "$@"; fi\n'
 
 
 def start_script(folder: Path, script: str, **changed: str) -> subprocess.Popen[str]:
@@ -124,9 +127,14 @@ def start_script(folder: Path, script: str, **changed: str) -> subprocess.Popen[
     tools = folder / "tools"
     tools.mkdir()
     for name, text in {**_STAND_INS, **changed}.items():
-        (tools / name).write_text(f"#!/bin/bash\n{text}\n")
+        kept = _KEPT if name == "python" else ""
+        (tools / name).write_text(f"#!/bin/bash\n{kept}{text}\n")
         (tools / name).chmod(0o755)
-    environment = {"PATH": f"{tools}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "node[0-7]"}
+    environment = {
+        **os.environ,
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "SLURM_JOB_NODELIST": "node[0-7]",
+    }
     return subprocess.Popen(
         ["bash", "-c", script],
         cwd=folder,
@@ -181,7 +189,8 @@ case "$1" in
   stop) touch stopped;;
 esac
 """
-_ALONE = ("cluster.setup=:", "policy.replicas=1", "policy.ranks=8", "policy.parallel.dp_shard=8")
+_ON_ONE = ("policy.ranks=8", "policy.parallel.dp_shard=8")
+_ALONE = ("cluster.setup=:", "policy.replicas=1", *_ON_ONE)
 
 
 def heads(folder: Path) -> list[str]:
@@ -212,10 +221,104 @@ def test_a_job_ends_with_a_policy_that_may_not_or_cannot_start_again(
     assert len(heads(folder)) == 1
 
 
-@pytest.mark.usefixtures("folder")
-def test_elastic_policies_go_on_without_one_that_is_lost() -> None:
-    assert "policies+=($!)" in rendered("slurm", *_ALONE)
-    assert "policies+=($!)" not in rendered("slurm", *_ALONE, "elastic.lease_s=5")
+# dies so often, then goes on until the run is over, as a replica does
+_MORTAL = """
+  {role})
+    echo >> died; if (($(wc -l < died) <= {deaths})); then exit {code}; fi
+    for ((i = 0; i < 600; i++)); do
+      [[ -e stopped || -e runs/big/done ]] && exit 0; sleep 0.1
+    done;;
+"""
+# is over once the file is there, or goes on until it is told to stop
+_PATIENT_HEAD = """
+echo "cosmos-app $*" >> calls
+case "$1" in
+  run)
+    mkdir -p runs/big; touch runs/big/run.json
+    for ((i = 0; i < 600; i++)); do
+      [[ -e stopped ]] && exit 3; {is_over} && {{ touch runs/big/done; exit 0; }}; sleep 0.1
+    done;;
+  stop) touch stopped;;
+"""
+
+
+def mortal(role: str, *, deaths: int, code: int, is_over: str = "false") -> str:
+    """A stand-in of cosmos-app in which a role dies so often with a code."""
+    return (
+        _PATIENT_HEAD.format(is_over=is_over)
+        + _MORTAL.format(role=role, deaths=deaths, code=code)
+        + "esac\n"
+    )
+
+
+def test_a_rollout_that_dies_is_started_again_where_it_is(folder: Path) -> None:
+    script = rendered("slurm", *_ALONE, "rollout.replicas=1")
+    app = mortal("rollout", deaths=1, code=5, is_over="(($(cat died 2> /dev/null | wc -l) == 2))")
+    code, errors = run_script(folder, script, **{"cosmos-app": app})
+    assert code == 0, errors
+    assert "rollout-0 died: exit code 5; it is started again in 0.5 s" in errors
+    assert len(heads(folder)) == 1
+
+
+@pytest.mark.parametrize(("role", "code", "starts"), [("rollout", 5, 2), ("teacher", 2, 1)])
+def test_a_job_stops_with_a_checkpoint_when_no_replica_of_a_role_is_left(
+    folder: Path, role: str, code: int, starts: int
+) -> None:
+    """What ended with 2 would refuse again."""
+    taught = (*TAUGHT, "teacher.replicas=1") if role == "teacher" else ()
+    script = rendered("slurm", *_ALONE, *taught, "rollout.replicas=1", "launch.restarts=1")
+    app = mortal(role, deaths=9, code=code)
+    found, errors = run_script(folder, script, **{"cosmos-app": app})
+    assert found == code, errors
+    assert f"no {role} replica is left and one ended with {code}: the run stops" in errors
+    assert len((folder / "died").read_text().splitlines()) == starts
+    calls = (folder / "calls").read_text()
+    assert calls.count("cosmos-app stop runs/big --wait 0") == 1
+    assert len(heads(folder)) == 1
+
+
+def test_a_run_that_was_over_when_its_rollouts_ended_is_no_failure(folder: Path) -> None:
+    """The head ends a while after the last of them, and cannot be told to stop any more."""
+    script = rendered("slurm", *_ALONE, "rollout.replicas=1", "launch.restarts=0")
+    app = mortal("rollout", deaths=9, code=5, is_over="[[ -e asked ]]").replace(
+        "touch stopped;;", "touch asked; exit 1;;"
+    )
+    code, errors = run_script(folder, script, **{"cosmos-app": app})
+    assert code == 0, errors
+
+
+_ELASTIC = ("elastic.lease_s=5", "policy.replicas=2", "launch.restarts=0")
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_elastic_policies_start_all_again_when_the_last_of_them_is_lost(
+    folder: Path, deaths: int
+) -> None:
+    """One that is left is enough for the run to go on."""
+    is_over = "[[ $(cat ended 2> /dev/null | wc -l) == 1 && $SECONDS -ge 4 ]]"
+    app = mortal("none", deaths=0, code=0, is_over=f"{is_over} || [[ $* == *--resume* ]]")
+    python = f"""
+if [[ -e again || "$*" == *policy-{2 - deaths}* && {deaths} == 1 ]]; then
+  for ((i = 0; i < 600; i++)); do [[ -e runs/big/done ]] && exit 0; sleep 0.1; done
+fi
+echo >> ended; if (($(wc -l < ended) == 2)); then touch again; fi
+exit 7
+"""
+    script = rendered("slurm", *_ALONE, *_ELASTIC)
+    code, errors = run_script(folder, script, **{"cosmos-app": app, "python": python})
+    assert code == 0, errors
+    assert ("ended with 7: all start again" in errors) == (deaths == 2)
+    assert [call.endswith("--resume") for call in heads(folder)] == [False, True][:deaths]
+
+
+def test_an_elastic_policy_that_dies_is_started_again_to_join_the_others(folder: Path) -> None:
+    python = "echo >> starts; if (($(wc -l < starts) == 1)); then exit 7; fi"
+    app = mortal("none", deaths=0, code=0, is_over="(($(cat starts 2> /dev/null | wc -l) == 3))")
+    script = rendered("slurm", *_ALONE, *_ELASTIC, "launch.restarts=1")
+    code, errors = run_script(folder, script, **{"cosmos-app": app, "python": python})
+    assert code == 0, errors
+    assert "died: exit code 7; it is started again in 0.5 s" in errors
+    assert len(heads(folder)) == 1
 
 
 def test_the_signal_before_the_limit_stops_the_run_and_nothing_starts_again(folder: Path) -> None:
@@ -250,7 +353,25 @@ def test_the_jobset_gives_every_pod_what_it_needs(folder: Path) -> None:
             subprocess.run(["bash", "-n", "-c", container["command"][2]], check=False).returncode
             == 0
         )
+        (_, final) = job["template"]["spec"]["podFailurePolicy"]["rules"]
+        assert final["onExitCodes"]["containerName"] == container["name"]
+        assert final["onExitCodes"]["values"] == [2, 3]
     assert manifest["spec"]["successPolicy"]["targetReplicatedJobs"] == ["head"]
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("overrides", "retries"),
+    [(_ON_ONE, 0), ((*_ON_ONE, "elastic.lease_s=5"), 4), (("elastic.lease_s=5",), 0)],
+)
+def test_the_pod_of_an_elastic_policy_on_one_machine_is_replaced(
+    overrides: tuple[str, ...], retries: int
+) -> None:
+    """The ranks of several machines start again together, with all others."""
+    text = rendered("kubernetes", "launch.restarts=4", *overrides)
+    manifest: dict[str, Any] = yaml.safe_load(text)
+    jobs = {job["name"]: job for job in manifest["spec"]["replicatedJobs"]}
+    assert jobs["policy-0"]["template"]["spec"]["backoffLimit"] == retries
 
 
 def test_a_cluster_whose_tool_is_not_here_leaves_the_file(

@@ -2,7 +2,9 @@
 
 JobSet (jobset.x-k8s.io/v1alpha2) gives pods names that resolve, and starts the set again, from the
 newest checkpoint, when a policy replica is lost. The pod of a rollout or teacher that dies is
-replaced by its Job; the set is over, and its pods go, when the head has finished.
+replaced by its Job, after pauses that grow, and so is that of an elastic policy on one machine; a
+Job that has no retries left starts the set again too. It fails for good when a recipe is refused or
+the run was stopped (exit codes 2 and 3), and is over, and its pods go, when the head has finished.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,13 +15,30 @@ import yaml
 from cosmos_app.children import QUIET
 from cosmos_app.cluster_config import ClusterConfig
 from cosmos_app.clusters.placement import Placement
+from cosmos_app.errors import REFUSED, STOPPED
 
+_CONTAINER = "cosmos"
 _TOKEN_FOLDER = "/etc/cosmos"
+_MOST_PODS = 1000  # of a rollout or teacher: nodes are drained too
+# An eviction asks a head to stop: its code says then that it was stopped, but nobody meant the run.
+_FINAL = (
+    {"action": "Count", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    {
+        "action": "FailJob",
+        "onExitCodes": {
+            "containerName": _CONTAINER,
+            "operator": "In",
+            "values": [REFUSED, STOPPED],
+        },
+    },
+)
 _JOB_INDEX = "metadata.annotations['jobset.sigs.k8s.io/job-index']"
 
 
 def jobset_manifest(placement: Placement, cluster: ClusterConfig) -> str:
     """Return the manifest that ``kubectl apply`` takes."""
+    # torchrun's ranks on other machines would wait for one that is replaced alone
+    comes_and_goes = placement.is_elastic and placement.policy_nodes == 1
     jobs = [
         _job("head", 1, _pods([_head(placement)], cluster, gpus=0), retries=0),
         *(
@@ -27,7 +46,7 @@ def jobset_manifest(placement: Placement, cluster: ClusterConfig) -> str:
                 f"policy-{index}",
                 1,
                 _pods(_policy(placement, cluster, index), cluster, gpus=placement.ranks_per_node),
-                retries=0,
+                retries=placement.restarts if comes_and_goes else 0,
                 nodes=placement.policy_nodes,
             )
             for index in range(placement.policy_replicas)
@@ -35,7 +54,7 @@ def jobset_manifest(placement: Placement, cluster: ClusterConfig) -> str:
     ]
     for engines in placement.engines:
         pods = _pods(_engine(placement, cluster, engines.role), cluster, gpus=engines.gpus)
-        jobs.append(_job(engines.role, engines.count, pods, retries=1000))
+        jobs.append(_job(engines.role, engines.count, pods, retries=_MOST_PODS))
     manifest = {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
@@ -43,7 +62,16 @@ def jobset_manifest(placement: Placement, cluster: ClusterConfig) -> str:
         "spec": {
             "network": {"enableDNSHostnames": True, "subdomain": placement.name},
             "successPolicy": {"operator": "All", "targetReplicatedJobs": ["head"]},
-            "failurePolicy": {"maxRestarts": cluster.max_restarts},
+            "failurePolicy": {
+                "maxRestarts": cluster.max_restarts,
+                "rules": [
+                    {
+                        "name": "final",
+                        "action": "FailJobSet",
+                        "onJobFailureReasons": ["PodFailurePolicy"],
+                    }
+                ],
+            },
             "replicatedJobs": jobs,
         },
     }
@@ -60,7 +88,7 @@ def _head(placement: Placement) -> str:
 def _policy(placement: Placement, cluster: ClusterConfig, index: int) -> Sequence[str]:
     first = f"{placement.name}-policy-{index}-0-0.{placement.name}"
     return [
-        "exec python -m torch.distributed.run",
+        "exec python -m cosmos_app.torchrun",
         f"--nnodes={placement.policy_nodes}",
         "--node-rank=$JOB_COMPLETION_INDEX",
         f"--nproc-per-node={placement.ranks_per_node}",
@@ -84,6 +112,7 @@ def _job(
         "parallelism": nodes,
         "completions": nodes,
         "backoffLimit": retries,
+        "podFailurePolicy": {"rules": [*_FINAL]},
         "template": {"spec": pods},
     }
     return {"name": name, "replicas": replicas, "template": {"spec": spec}}
@@ -92,7 +121,7 @@ def _job(
 def _pods(words: Sequence[str], cluster: ClusterConfig, *, gpus: int) -> dict[str, Any]:
     fields = {"COSMOS_HOST": "status.podIP", "REPLICA_INDEX": _JOB_INDEX}
     container: dict[str, Any] = {
-        "name": "cosmos",
+        "name": _CONTAINER,
         "image": cluster.image,
         "workingDir": cluster.mount,
         "command": ["bash", "-c", " ".join(words)],

@@ -46,7 +46,9 @@ class Placement:
         policy_replicas: how many.
         policy_nodes: machines of each.
         ranks_per_node: ranks of a policy replica on each of its machines.
-        is_elastic: whether policy replicas go on without one that is lost.
+        policies_needed: with fewer policy replicas nothing goes on.
+        is_elastic: whether policy replicas come and go.
+        restarts: how often a replica is started again that others go on without.
         rollouts: the replicas that generate.
         teachers: the replicas that score what those sample; may be none.
     """
@@ -58,7 +60,9 @@ class Placement:
     policy_replicas: int
     policy_nodes: int
     ranks_per_node: int
+    policies_needed: int
     is_elastic: bool
+    restarts: int
     rollouts: Engines
     teachers: Engines
 
@@ -96,7 +100,7 @@ def place(recipe: Recipe, recipe_file: Path, overrides: tuple[str, ...]) -> Plac
     Raises:
         DataError: naming what does not fit the machines.
     """
-    gpus = recipe.cluster.gpus_per_node
+    gpus, elastic = recipe.cluster.gpus_per_node, recipe.elastic
     nodes = math.ceil(recipe.policy.ranks / gpus)
     if recipe.policy.ranks % nodes:
         raise DataError(
@@ -111,7 +115,9 @@ def place(recipe: Recipe, recipe_file: Path, overrides: tuple[str, ...]) -> Plac
         policy_replicas=recipe.policy.replicas,
         policy_nodes=nodes,
         ranks_per_node=recipe.policy.ranks // nodes,
-        is_elastic=recipe.elastic is not None,
+        policies_needed=recipe.policy.replicas if elastic is None else elastic.min_replicas,
+        is_elastic=elastic is not None,
+        restarts=recipe.launch.restarts,
         rollouts=_engines("rollout", recipe.rollout.replicas, recipe.rollout.engine, gpus),
         teachers=_engines("teacher", recipe.teacher.replicas, recipe.teacher.engine, gpus),
     )

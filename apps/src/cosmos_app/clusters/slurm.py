@@ -4,6 +4,8 @@
 
     machine 0: head (Redis, controller, report) + policy-0    machines 1..: all else
     every step: srun ─► torchrun or cosmos-app ─► joins by the run directory on shared storage
+
+Rollouts, teachers and elastic policies are started again where they are, all others together.
 """
 
 import shlex
@@ -23,21 +25,49 @@ set -euo pipefail
 {environment}
 
 nodes=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))
+declare -A engines
 address_of() {{ srun --overlap --nodes=1 --ntasks=1 --nodelist="$1" hostname -I | cut -d' ' -f1; }}
 """
 _START = """\
 export COSMOS_RESUME=""
 if [ -e {marker} ]; then COSMOS_RESUME="--resume"; fi
 """
+_NOBODY = "steps=()\npolicies=()\nengines=()"
 _TAIL = """\
-# Whether a replica that the run cannot do without has failed; its exit code is in "status".
+# Whether too few policy replicas are left since one has failed; its exit code is in "status".
 lost_policy() {{
-  local i
+  local i code
   for i in "${{!policies[@]}}"; do
     if kill -0 "${{policies[i]}}" 2>/dev/null; then continue; fi
-    wait "${{policies[i]}}" && unset "policies[i]" || {{ status=$?; return 0; }}
+    wait "${{policies[i]}}" && code=0 || code=$?
+    unset "policies[i]"
+    if [ "$code" -ne 0 ] && [ "${{#policies[@]}}" -lt {policies_needed} ]; then
+      status=$code
+      return 0
+    fi
   done
   return 1
+}}
+
+# Have the run stop, with a checkpoint, when all replicas of another role have ended and one failed.
+# They also end when the run is over: it does not mind then.
+mind_engines() {{
+  local role code left
+  for role in "${{!engines[@]}}"; do
+    if kill -0 "${{engines[$role]}}" 2>/dev/null; then continue; fi
+    wait "${{engines[$role]}}" && code=0 || code=$?
+    unset "engines[$role]"
+    if [ "$code" -eq 0 ]; then continue; fi
+    echo "no $role replica is left and one ended with $code: the run stops; why is said above," \
+      "and the same script goes on from its checkpoint" >&2
+    given_up=$code
+    stopping=1
+    if cosmos-app stop {run_dir} --wait 0; then continue; fi
+    for ((left = 10; left > 0; left--)); do
+      if kill -0 "$head" 2>/dev/null; then sleep 1; fi
+    done
+    kill "$head" 2>/dev/null || true
+  done
 }}
 
 end_all() {{
@@ -49,17 +79,24 @@ end_all() {{
 
 # Shortly before the time limit, or by 'scancel --signal=TERM --batch': stop with a checkpoint.
 stopping=""
+given_up=""
 trap 'stopping=1; cosmos-app stop {run_dir} --wait 0 || true' TERM
 
 for ((restarts = {max_restarts}; ; restarts--)); do
   start
-  while kill -0 "$head" 2>/dev/null && ! lost_policy; do sleep 1; done
-  if kill -0 "$head" 2>/dev/null; then end_all; else wait "$head" && status=0 || status=$?; fi
+  while kill -0 "$head" 2>/dev/null && ! lost_policy; do
+    mind_engines
+    sleep 1
+  done
+  if ! kill -0 "$head" 2>/dev/null; then wait "$head" && status=0 || status=$?; fi
   # 0: done, 2: the recipe is wrong, 3: stopped; others may go on from the newest checkpoint
-  case "$status" in 0 | 2 | 3) break ;; esac
-  if [ -n "$stopping" ] || [ "$restarts" -eq 0 ]; then break; fi
-  echo "the head or a policy replica ended with $status: all start again" >&2
+  case "$status" in
+    0) break ;;
+    3) status=${{given_up:-3}}; break ;;
+  esac
   end_all
+  if [ "$status" -eq 2 ] || [ -n "$stopping" ] || [ "$restarts" -eq 0 ]; then break; fi
+  echo "the head or a policy replica ended with $status: all start again" >&2
 done
 {teachers_end}for ((left = {grace_s}; left > 0; left--)); do
   if [ -z "$(jobs -rp)" ]; then break; fi
@@ -91,7 +128,7 @@ def sbatch_script(placement: Placement, cluster: ClusterConfig) -> str:
         environment=_exports(),
     )
     marker = shlex.quote(str(placement.run_dir / "run.json"))
-    parts = [_START.format(marker=marker) + _head_step(placement), "steps=()\npolicies=()"]
+    parts = [_START.format(marker=marker) + _head_step(placement), _NOBODY]
     parts += [_policy_step(placement, cluster, index) for index in range(placement.policy_replicas)]
     first = placement.policy_replicas * placement.policy_nodes
     for engines in placement.engines:
@@ -101,6 +138,7 @@ def sbatch_script(placement: Placement, cluster: ClusterConfig) -> str:
         run_dir=shlex.quote(str(placement.run_dir)),
         grace_s=cluster.grace_s,
         max_restarts=cluster.max_restarts,
+        policies_needed=placement.policies_needed,
         teachers_end=_TEACHERS_END if placement.teachers.count else "",
     )
     start = textwrap.indent("\n".join(parts), "  ")
@@ -141,13 +179,16 @@ def _policy_step(placement: Placement, cluster: ClusterConfig, index: int) -> st
         "cosmos_app",
         *role,
     ]
+    # where the others go on without it, one that died joins them again
+    kept = _kept(f"policy-{index}", placement) if placement.is_elastic else []
     return (
         f'meeting=$(address_of "${{nodes[{first}]}}")\n'
-        f"srun --overlap --nodes={count} --ntasks={count} --ntasks-per-node=1 "
+        f"{_shell([*kept, 'srun'])} --overlap --nodes={count} --ntasks={count} --ntasks-per-node=1 "
         f'--nodelist="$(IFS=,; echo "${{nodes[*]:{first}:{count}}}")" '
         f"--gpus-per-task={placement.ranks_per_node} --kill-on-bad-exit=1 "
         f"{_on_its_host(torchrun)} &\n"
-        "steps+=($!)\n" + ("" if placement.is_elastic else "policies+=($!)\n")
+        "steps+=($!)\n"
+        "policies+=($!)\n"
     )
 
 
@@ -161,10 +202,16 @@ def _engines_step(
         f"--ntasks-per-node={min(engines.count, engines.per_node)} "
         f'--nodelist="$(IFS=,; echo "${{nodes[*]:{first}:{engines.nodes}}}")" '
         f"--gpus-per-task={engines.gpus} --kill-on-bad-exit=0 "
-        f"{_on_its_host(['cosmos-app', *role])} &\n"
+        f"{_on_its_host([*_kept(replica, placement), 'cosmos-app', *role])} &\n"
+        f"engines[{engines.role}]=$!\n"
         + ("teachers=$!\n" if engines is placement.teachers else "")
         + "steps+=($!)\n"
     )
+
+
+def _kept(replica: str, placement: Placement) -> list[str]:
+    """Return what stands before the command of a replica that is started again when it dies."""
+    return ["python", "-m", "cosmos_app.kept", replica, str(placement.restarts)]
 
 
 def _on_its_host(command: Sequence[str]) -> str:
