@@ -154,6 +154,19 @@ def test_a_replica_that_is_alone_with_older_weights_takes_the_run_back_to_them()
     assert (books.issued, books.consumed) == (NUM_STEPS, NUM_STEPS)
 
 
+def test_who_says_farewell_after_the_end_is_not_waited_for() -> None:
+    run = Run()
+    run.join("policy-0")
+    for step in range(NUM_STEPS):
+        run.finish("policy-0", step)
+    run.tell(CheckpointSaved(replica="policy-0", step=NUM_STEPS - 1, path="x"))
+    assert run.controller.finished
+    assert set(run.controller.status(0.0)["replicas"]) == {"policy-0", "rollout-0"}
+    run.tell(ReplicaLeft(replica="rollout-0", reason="stopped"))
+    assert set(run.controller.status(0.0)["replicas"]) == {"policy-0"}
+    assert run.controller.books().consumed == NUM_STEPS
+
+
 def test_a_run_that_needs_two_waits_for_the_second() -> None:
     run = Run(min_policies=2)
     run.join("policy-0")

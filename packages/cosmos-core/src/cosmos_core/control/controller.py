@@ -149,7 +149,8 @@ class Controller:
         """Take one event in and return the commands that follow, each with its replica.
 
         Events may be delivered twice and late: what is not waited for changes nothing. Those of a
-        replica that is not known change nothing either, until it joins (again).
+        replica that is not known change nothing either, until it joins (again). Once the run has
+        ended only farewells are heard: who has not said one may have to be waited for.
 
         Args:
             event: what happened.
@@ -163,6 +164,8 @@ class Controller:
             self._take_in(event, now)
             self._advance(now)
             self.books().check()
+        elif isinstance(event, ReplicaLeft):
+            self._replicas.remove(event.replica)
         return self._commands
 
     def _take_in(self, event: Event, now: float) -> None:
