@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from cosmos_app.children import child_specs, replica_spec
 from cosmos_app.cli import main
 from cosmos_app.control_files import write_address
+from cosmos_app.recipe import load_recipe
 from cosmos_app.replica_count import missing_replicas
 from cosmos_core.rundir import RunDirectory
 
@@ -39,6 +41,27 @@ def test_only_what_is_missing_is_started(
     said: dict[str, Any], running: set[str], expected: list[str]
 ) -> None:
     assert missing_replicas(said, running) == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "groups"),
+    [
+        ([], {"rollout": 1}),
+        (["policy.replicas=3", "elastic.min_replicas=2"], {"rollout": 1, "policy": 2}),
+    ],
+)
+def test_those_that_others_go_on_without_are_told_apart(
+    tmp_path: Path, overrides: list[str], groups: dict[str, int]
+) -> None:
+    """Policies that sum their gradients as they are need each other, and everybody a controller."""
+    (tmp_path / "recipe.toml").write_text("[rollout]\nreplicas = 2\n")
+    recipe = load_recipe(tmp_path / "recipe.toml", overrides)
+    with RunDirectory.create(tmp_path / "run", config_json="{}", now_s=0.0) as run:
+        specs = child_specs(recipe, run)
+        added = replica_spec(recipe, run, "rollout-7")
+    assert {spec.group: spec.needed for spec in [*specs, added] if spec.group} == groups
+    assert all(not spec.group or spec.name.startswith(spec.group) for spec in specs)
+    assert added.group == "rollout"
 
 
 @pytest.mark.parametrize("command", [["stop"], ["scale", "--rollouts", "2"]])
