@@ -113,7 +113,7 @@ for ((i = 0; i < tasks; i++)); do SLURM_PROCID=$i "$@"; done
     "cosmos-app": """
 echo "$COSMOS_HOST cosmos-app $*" >> calls
 if [[ "$1" == run ]]; then
-  for ((i = 0; i < 300 && $(wc -l < calls) < 13; i++)); do sleep 0.1; done
+  for ((i = 0; i < 2000 && $(wc -l < calls) < 13; i++)); do sleep 0.1; done
 fi
 """,
     "python": 'echo "$COSMOS_HOST python $*" >> calls',
@@ -148,7 +148,7 @@ def start_script(folder: Path, script: str, **changed: str) -> subprocess.Popen[
 def run_script(folder: Path, script: str, **changed: str) -> tuple[int, str]:
     """Run it to its end; return its exit code and its errors."""
     running = start_script(folder, script, **changed)
-    _, errors = running.communicate(timeout=60)
+    _, errors = running.communicate(timeout=240)
     return running.returncode, errors
 
 
@@ -185,7 +185,7 @@ case "$1" in
   run)
     mkdir -p runs/big; touch runs/big/run.json
     if [[ "$*" == *--resume* ]]; then exit 0; fi
-    for ((i = 0; i < 300; i++)); do [[ -e stopped ]] && exit 3; sleep 0.1; done;;
+    for ((i = 0; i < 2000; i++)); do [[ -e stopped ]] && exit 3; sleep 0.1; done;;
   stop) touch stopped;;
 esac
 """
@@ -225,7 +225,7 @@ def test_a_job_ends_with_a_policy_that_may_not_or_cannot_start_again(
 _MORTAL = """
   {role})
     echo >> died; if (($(wc -l < died) <= {deaths})); then exit {code}; fi
-    for ((i = 0; i < 600; i++)); do
+    for ((i = 0; i < 2000; i++)); do
       [[ -e stopped || -e runs/big/done ]] && exit 0; sleep 0.1
     done;;
 """
@@ -235,7 +235,7 @@ echo "cosmos-app $*" >> calls
 case "$1" in
   run)
     mkdir -p runs/big; touch runs/big/run.json
-    for ((i = 0; i < 600; i++)); do
+    for ((i = 0; i < 2000; i++)); do
       [[ -e stopped ]] && exit 3; {is_over} && {{ touch runs/big/done; exit 0; }}; sleep 0.1
     done;;
   stop) touch stopped;;
@@ -299,7 +299,7 @@ def test_elastic_policies_start_all_again_when_the_last_of_them_is_lost(
     app = mortal("none", deaths=0, code=0, is_over=f"{is_over} || [[ $* == *--resume* ]]")
     python = f"""
 if [[ -e again || "$*" == *policy-{2 - deaths}* && {deaths} == 1 ]]; then
-  for ((i = 0; i < 600; i++)); do [[ -e runs/big/done ]] && exit 0; sleep 0.1; done
+  for ((i = 0; i < 2000; i++)); do [[ -e runs/big/done ]] && exit 0; sleep 0.1; done
 fi
 echo >> ended; if (($(wc -l < ended) == 2)); then touch again; fi
 exit 7
@@ -323,12 +323,12 @@ def test_an_elastic_policy_that_dies_is_started_again_to_join_the_others(folder:
 
 def test_the_signal_before_the_limit_stops_the_run_and_nothing_starts_again(folder: Path) -> None:
     running = start_script(folder, rendered("slurm", *_ALONE), **{"cosmos-app": _WAITING_HEAD})
-    for _ in range(300):
+    for _ in range(2000):
         if (folder / "runs" / "big" / "run.json").exists():
             break
         time.sleep(0.1)
     running.send_signal(signal.SIGTERM)
-    _, errors = running.communicate(timeout=60)
+    _, errors = running.communicate(timeout=240)
     assert running.returncode == 3, errors
     assert "cosmos-app stop runs/big --wait 0" in (folder / "calls").read_text()
     assert len(heads(folder)) == 1
