@@ -312,12 +312,12 @@ exit 7
 
 
 def test_an_elastic_policy_that_dies_is_started_again_to_join_the_others(folder: Path) -> None:
-    python = "echo >> starts; if (($(wc -l < starts) == 1)); then exit 7; fi"
-    app = mortal("none", deaths=0, code=0, is_over="(($(cat starts 2> /dev/null | wc -l) == 3))")
+    python = 'if [[ "$*" == *policy-0* && ! -e died ]]; then touch died; exit 7; fi; echo >> ended'
+    app = mortal("none", deaths=0, code=0, is_over="(($(cat ended 2> /dev/null | wc -l) == 2))")
     script = rendered("slurm", *_ALONE, *_ELASTIC, "launch.restarts=1")
     code, errors = run_script(folder, script, **{"cosmos-app": app, "python": python})
     assert code == 0, errors
-    assert "died: exit code 7; it is started again in 0.5 s" in errors
+    assert "policy-0 died: exit code 7; it is started again in 0.5 s" in errors
     assert len(heads(folder)) == 1
 
 
