@@ -15,10 +15,11 @@ from cosmos_app.control_files import read_address
 from cosmos_app.dashboard.address import read_address_file
 from cosmos_app.output import print_json
 from cosmos_app.report import describe_books
-from cosmos_core.bus import Bus
+from cosmos_core.bus import Bus, BusUnreachableError
 from cosmos_core.rundir import RunDirectory
 
 _STALE_S = 10.0
+_GONE_S = 3.0
 
 
 async def show_status(run_dir: Path, *, watch: bool, as_json: bool) -> int:
@@ -31,7 +32,7 @@ async def show_status(run_dir: Path, *, watch: bool, as_json: bool) -> int:
     """
     run = RunDirectory.open(run_dir)
     url, namespace = read_address(run)
-    async with await Bus.connect(url, namespace, connect_s=3.0) as bus:
+    async with await Bus.connect(url, namespace, connect_s=3.0, patience_s=_GONE_S) as bus:
         status = await bus.read_status()
         if as_json:
             print_json(status)
@@ -40,12 +41,22 @@ async def show_status(run_dir: Path, *, watch: bool, as_json: bool) -> int:
             if address := read_address_file(run):
                 Console(soft_wrap=True).print(f"dashboard: {address.url}", markup=False)
         else:
-            with Live(draw_status(status, time.time()), auto_refresh=False) as live:
-                while not status.get("finished"):
-                    await asyncio.sleep(1.0)
-                    status = await bus.read_status()
-                    live.update(draw_status(status, time.time()), refresh=True)
+            await _watch(bus, status, run.path)
     return 0
+
+
+async def _watch(bus: Bus, status: Mapping[str, Any], run: Path) -> None:
+    """Draw the status every second until the run says that it has ended, or its Redis is gone."""
+    with Live(draw_status(status, time.time()), auto_refresh=False) as live:
+        try:
+            while not status.get("finished"):
+                await asyncio.sleep(1.0)
+                status = await bus.read_status()
+                live.update(draw_status(status, time.time()), refresh=True)
+            return
+        except BusUnreachableError:
+            pass  # it was killed, or its last word went too fast
+    Console(soft_wrap=True).print(f"{run}: its Redis is gone, as when a run has ended", markup=False)
 
 
 def draw_status(status: Mapping[str, Any], now_s: float) -> Group:
