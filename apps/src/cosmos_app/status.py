@@ -56,7 +56,8 @@ async def _watch(bus: Bus, status: Mapping[str, Any], run: Path) -> None:
             return
         except BusUnreachableError:
             pass  # it was killed, or its last word went too fast
-    Console(soft_wrap=True).print(f"{run}: its Redis is gone, as when a run has ended", markup=False)
+    said = f"{run}: its Redis is gone, as when a run has ended"
+    Console(soft_wrap=True).print(said, markup=False)
 
 
 def draw_status(status: Mapping[str, Any], now_s: float) -> Group:
