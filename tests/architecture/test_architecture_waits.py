@@ -87,7 +87,10 @@ ALLOWED: dict[str, dict[str, str]] = {
         "_within_deadline": "after the process was killed",
     },
     "cosmos_app/wfm/reward_service/queue.py": {"failed": _DONE, "answer": _DONE, "_serve": _IDLE},
-    "cosmos_app/wfm/reward_service/worker.py": {"score_requests": _IDLE},
+    "cosmos_app/wfm/reward_service/worker.py": {
+        "score_requests": _IDLE,
+        "_end_with_service": "a thread that ends the process when the service is gone",
+    },
 }
 
 

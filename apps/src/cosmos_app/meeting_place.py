@@ -5,8 +5,8 @@ from pathlib import Path
 
 from cosmos_app.control_files import write_meeting_place
 from cosmos_app.errors import RunError
+from cosmos_app.parent import die_with_parent
 from cosmos_app.recipes import recipe_of_run
-from cosmos_app.roles.parent import die_with_parent
 from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import MeetingPlace
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from cosmos_app.errors import REFUSED, ChildFailedError, ChildRefusedError
+from cosmos_app.parent import as_parent
 
 Outcome = Literal["restarted", "gave up", "gave up, the others go on"]
 _FIRST_BACKOFF_S = 0.5
@@ -267,7 +268,7 @@ class Supervisor:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **spec.environment},
+                env={**os.environ, **as_parent(), **spec.environment},
                 start_new_session=True,
             )
         self._processes[spec.name] = process

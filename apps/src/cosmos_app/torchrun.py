@@ -3,13 +3,18 @@
 ``python -m cosmos_app.torchrun ...`` takes torchrun's arguments.
 """
 
+import os
 import sys
 
 from cosmos_app.errors import REFUSED
+from cosmos_app.parent import PARENT, as_parent, die_with_parent
 
 
 def main() -> int:
     """Start the ranks and wait for them; return the exit code."""
+    if PARENT in os.environ:  # a launcher of ours, and no script for a cluster
+        die_with_parent()
+    os.environ.update(as_parent())
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 

@@ -18,8 +18,8 @@ from cosmos_app.control_files import read_address
 from cosmos_app.given.files import is_asked_to_stop, recipe_of
 from cosmos_app.given.recipe import GivenRecipe
 from cosmos_app.given.trainer import GivenTrainer
+from cosmos_app.parent import die_with_parent
 from cosmos_app.roles.elastic import open_replicas
-from cosmos_app.roles.parent import die_with_parent
 from cosmos_app.roles.process import TorchrunPlace, torchrun_place
 from cosmos_app.roles.ranks import join_ranks
 from cosmos_app.settings import kernels

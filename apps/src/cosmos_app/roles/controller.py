@@ -5,8 +5,8 @@ from pathlib import Path
 
 from cosmos_app.control_files import read_address, read_control
 from cosmos_app.dashboard.config import read_dashboard_config
+from cosmos_app.parent import die_with_parent
 from cosmos_app.roles.dashboard import ControllerJournal
-from cosmos_app.roles.parent import die_with_parent
 from cosmos_core.bus import Bus, ControllerHost, HostConfig, LeaseHeldError
 from cosmos_core.rundir import RunDirectory
 

@@ -13,7 +13,7 @@ from cosmos_app.control_files import read_address
 from cosmos_app.dashboard.config import DashboardConfig, read_dashboard_config
 from cosmos_app.errors import DashboardAddressError, DataError
 from cosmos_app.event_log import EventLog
-from cosmos_app.roles.parent import die_with_parent
+from cosmos_app.parent import die_with_parent
 from cosmos_core.bus import Bus, Dispatch
 from cosmos_core.messages import Event
 from cosmos_core.rundir import RunDirectory

@@ -22,9 +22,9 @@ import torch
 from cosmos_app.children import policy_names
 from cosmos_app.control_files import read_weights_token
 from cosmos_app.errors import RunError
+from cosmos_app.parent import die_with_parent
 from cosmos_app.roles.elastic import Gathering, open_replicas
 from cosmos_app.roles.meeting import meet_replicas
-from cosmos_app.roles.parent import die_with_parent
 from cosmos_app.roles.process import (
     RunContext,
     TorchrunPlace,

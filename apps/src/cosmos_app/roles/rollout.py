@@ -16,13 +16,13 @@ from typing import Any, cast
 
 import cosmos_rollout
 from cosmos_app.control_files import read_weights_token
+from cosmos_app.parent import die_with_parent
 from cosmos_app.recipe import Recipe
 from cosmos_app.report import Sample
 from cosmos_app.roles.adapters import MergedWeights, MergingClient
 from cosmos_app.roles.colocated import Bed, Sleeper
 from cosmos_app.roles.engine_start import naming_its_keys
 from cosmos_app.roles.finding_teachers import find_teacher
-from cosmos_app.roles.parent import die_with_parent
 from cosmos_app.roles.process import RunContext, open_context
 from cosmos_app.roles.quantised import engine_model
 from cosmos_app.roles.sockets import own_sockets

@@ -23,8 +23,8 @@ from cosmos_app.control_files import (
 )
 from cosmos_app.dashboard.gate import TokenGate
 from cosmos_app.errors import RunError
+from cosmos_app.parent import die_with_parent
 from cosmos_app.roles.engine_start import naming_its_keys
-from cosmos_app.roles.parent import die_with_parent
 from cosmos_app.roles.process import open_context, own_address
 from cosmos_app.roles.sockets import own_sockets
 from cosmos_core.rundir import write_atomic

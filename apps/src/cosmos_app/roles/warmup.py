@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from cosmos_app.roles.parent import die_with_parent
+from cosmos_app.parent import die_with_parent
 from cosmos_app.roles.process import RunContext, open_context
 from cosmos_core.bus import Bus
 from cosmos_core.metrics import MetricRecord

@@ -1,10 +1,12 @@
 """``cosmos-app wfm``: what is only asked of diffusion pipelines."""
 
+import signal
 from pathlib import Path
 
 import click
 
 from cosmos_app.guarded import guarded
+from cosmos_app.parent import die_with_parent
 
 
 @click.group()
@@ -52,9 +54,12 @@ def rollout(output: Path, *, deadline_s: float, is_child: bool) -> None:
     time, on any machine that sees the directory; what it was drawing when it is ended is given to
     another.
     """
+    if is_child:
+        die_with_parent(signal.SIGKILL)  # before anything that takes time
+
     from cosmos_app.wfm.disaggregated.replica import serve_rollouts
 
-    guarded(lambda: serve_rollouts(output, deadline_s=deadline_s, is_child=is_child))
+    guarded(lambda: serve_rollouts(output, deadline_s=deadline_s))
 
 
 @wfm.command()

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cosmos_app.errors import ChildFailedError
+from cosmos_app.parent import as_parent
 from cosmos_wfm import DiffusionRlConfig, RewardClient, RewardServiceConfig
 
 _START_S = 300.0
@@ -32,8 +33,8 @@ def reward_service(rewards: Sequence[str], log: Path) -> Generator[tuple[RewardS
     token = secrets.token_urlsafe(24)
     with log.open("w", encoding="utf-8") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "cosmos_app", "reward-service", *rewards],
-            env={**os.environ, "REMOTE_REWARD_TOKEN": token},
+            [sys.executable, "-m", "cosmos_app", "reward-service", "--child", *rewards],
+            env={**os.environ, **as_parent(), "REMOTE_REWARD_TOKEN": token},
             stdout=file,
             stderr=file,
             start_new_session=True,

@@ -1,11 +1,13 @@
 """``cosmos-app reward-service``."""
 
 import asyncio
+import signal
 from pathlib import Path
 
 import click
 
 from cosmos_app.guarded import guarded
+from cosmos_app.parent import die_with_parent
 
 
 @click.command("reward-service")
@@ -30,6 +32,7 @@ from cosmos_app.guarded import guarded
     show_default=True,
     help="Answer to a fetch that comes too early; older clients know 400.",
 )
+@click.option("--child", "is_child", is_flag=True, hidden=True, help="Ends with its parent.")
 def reward_service(  # noqa: PLR0913 - one for each option
     rewards: tuple[str, ...],
     *,
@@ -39,6 +42,7 @@ def reward_service(  # noqa: PLR0913 - one for each option
     token_file: Path | None,
     latent_vae: Path | None,
     not_ready_status: str,
+    is_child: bool,
 ) -> None:
     """Score pictures and videos over HTTP, each reward in a process of its own.
 
@@ -48,6 +52,9 @@ def reward_service(  # noqa: PLR0913 - one for each option
     to lists of scores. Prints what clients need in their environment;
     without a token it makes one. Ends with Ctrl-C.
     """
+    if is_child:
+        die_with_parent(signal.SIGKILL)  # before anything that takes time
+
     from cosmos_app.wfm.reward_service.config import RewardServerConfig
     from cosmos_app.wfm.reward_service.serving import (
         parse_address,

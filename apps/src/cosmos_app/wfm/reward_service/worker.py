@@ -5,6 +5,10 @@ It is forked from a process that has imported this module, so that it starts in 
 
 import json
 import math
+import multiprocessing
+import os
+import signal
+import threading
 import time
 from multiprocessing.connection import Connection
 from typing import Any
@@ -29,6 +33,7 @@ def score_requests(name: str, named: str, latent_vae: str, pipe: Connection) -> 
         latent_vae: directory of what decodes latents, or empty.
         pipe: carries requests and, as JSON, answers.
     """
+    threading.Thread(target=_end_with_service, daemon=True).start()
     torch.set_num_threads(1)
     score = find_scorer(name, named)
     if latent_vae:
@@ -40,6 +45,17 @@ def score_requests(name: str, named: str, latent_vae: str, pipe: Connection) -> 
         except EOFError:
             return
         _send(pipe, _answer(score, body))
+
+
+def _end_with_service() -> None:
+    """End when the service has gone, in the midst of a reward as well.
+
+    The kernel cannot see to it: the parent of this process is the one that it was forked from.
+    """
+    service = multiprocessing.parent_process()
+    assert service is not None
+    service.join()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _decoding(decode: LatentDecoder, score: ScoreRequest) -> ScoreRequest:
