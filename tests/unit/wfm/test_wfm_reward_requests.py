@@ -240,6 +240,21 @@ def test_scores_are_cut_weighed_and_scaled_and_400_means_not_yet(server):
     assert len(server.notes) == 1 + 3 + 1
 
 
+def test_a_penalty_lowers_the_sum_and_the_service_is_told_its_size(server):
+    scores = {"good": [1.0, 0.5], "bad": [0.5, 2.0]}
+    server.pulled = lambda uuid, name: (200, {"scores": {name: scores[name]}})
+    with client(server, {"good": 1.0, "bad": -0.5}) as asked:
+        assert asked(torch.zeros(2, 3, 4, 4), ["a", "b"]).result(timeout=30) == [0.75, -0.5]
+    assert parse_request(server.notes[0][2]).rewards == {"good": 1.0, "bad": 0.5}
+
+
+def test_a_fetch_address_of_something_else_is_an_error_and_not_asked_for_ever(server):
+    server.pulled = lambda uuid, name: (404, {})
+    expected = pytest.raises(RewardServiceError, match="is it the address of that service")
+    with client(server, {"x": 1.0}, deadline_s=0.5) as asked, expected:
+        asked(torch.zeros(1, 3, 4, 4), ["a"]).result(timeout=30)
+
+
 def test_generation_goes_on_while_scores_are_computed(server):
     released = threading.Event()
     server.pulled = lambda uuid, name: (
@@ -271,9 +286,10 @@ def test_a_service_that_forgot_or_has_no_room_is_asked_again(server):
         ((200, {"scores": {"y": [1.0]}}), r"want 1 scores called x; there are y \(1\)"),
         ((200, {"scores": {"x": [1.0, 2.0]}}), r"want 1 scores called x; there are x \(2\)"),
         ((200, {"scores": {"x": [None]}}), "x of sample 0 is None"),
+        ((200, {"scores": {"x": [float("nan")]}}), "x of sample 0 is nan"),
         ((200, []), "no JSON object"),
     ],
-    ids=range(6),
+    ids=range(7),
 )
 def test_answers_without_the_scores_are_errors_at_once(server, pulled, message):
     server.pulled = lambda uuid, name: pulled

@@ -5,6 +5,7 @@ submit ─► POST enqueue ─► {"uuid"} ─► POST pull (uuid, type) per rew
                               └─ 404: forgotten (a restarted service): enqueued again
 """
 
+import math
 import random
 import threading
 import time
@@ -119,14 +120,15 @@ class RewardClient:
 
         Args:
             config: where the service is; both addresses must be filled in.
-            weights: name of a reward to its weight in the sum; those of 0 or less are not asked.
+            weights: name of a reward to its weight in the sum; one of 0 is not asked, and one below
+                0 is a penalty, of which the service is told the size only.
             token: sent with every request.
 
         Raises:
             WfmConfigError: if an address, the token or every reward is missing.
         """
         self._config = config
-        self._weights = {name: weight for name, weight in weights.items() if weight > 0}
+        self._weights = {name: weight for name, weight in weights.items() if weight}
         missing = [n for n in ("enqueue_url", "fetch_url") if not getattr(config, n)]
         if missing or not token or not self._weights:
             raise WfmConfigError(
@@ -149,7 +151,7 @@ class RewardClient:
         infos = [{"video_fps": self._config.video_fps}] * len(prompts)
         request = RewardRequest(
             prompts=tuple(prompts),
-            rewards=self._weights,
+            rewards={name: abs(weight) for name, weight in self._weights.items()},
             media_type=media_type,
             media=media,
             extra={
@@ -173,11 +175,14 @@ class RewardClient:
 
     def _score(self, body: bytes, num: int) -> list[float]:
         deadline = time.monotonic() + self._config.deadline_s
-        ticket = self._enqueue(body, deadline)
+        ticket, num_forgotten = self._enqueue(body, deadline), 0
         sums = [0.0] * num
         for name, weight in self._weights.items():
             while (scores := self._fetch(ticket, name, deadline)) is None:
                 self.num_retries += 1
+                why = f"{self._config.fetch_url} answered 404 for what was just enqueued"
+                self._wait(num_forgotten, deadline, f"{why}; is it the address of that service?")
+                num_forgotten += 1
                 ticket = self._enqueue(body, deadline)
             for row, score in enumerate(_values(scores, self._key(name), name, num)):
                 sums[row] += weight * self._cut(score)
@@ -275,7 +280,7 @@ def _values(answer: Mapping[str, Any], key: str, name: str, num: int) -> list[fl
                 )
             )
         for row, value in enumerate(values):
-            if not isinstance(value, int | float):
+            if not isinstance(value, int | float) or not math.isfinite(value):
                 raise RewardServiceError(f"{name}: {part} of sample {row} is {value!r}")
             sums[row] += value
     return sums

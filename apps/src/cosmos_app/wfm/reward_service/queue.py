@@ -164,7 +164,10 @@ class RewardQueue:
     async def _serve(self, name: str) -> None:
         while True:
             ticket = await self._waiting[name].get()
-            request = self._requests[ticket]
+            request = self._requests.get(ticket)
+            if request is None or request.answers[name].done():
+                self._num_open[name] -= 1  # it was enqueued again, and answered by that
+                continue
             answer = await self._score(name, request.body)
             self._num_open[name] -= 1
             self._count(name, request, answer)
