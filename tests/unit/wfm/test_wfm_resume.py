@@ -1,5 +1,6 @@
 """Runs that go on: the same losses, the same weights; and pictures drawn on the way."""
 
+import shutil
 import tarfile
 from dataclasses import replace
 
@@ -107,6 +108,18 @@ def went_on(train, recipe, tmp_path, file, *, stop_after, first):
 
 def test_fine_tuning_goes_on_in_the_middle_of_an_epoch_with_the_same_losses(sft, tmp_path):
     went_on(train_sft, sft, tmp_path, FULL, stop_after=3, first=3)
+
+
+def test_a_run_that_was_killed_before_its_last_save_makes_it_when_it_goes_on(sft, tmp_path):
+    recipe = replace(sft, num_steps=2, checkpoint_every=1, output=str(tmp_path))
+    saved = train_sft(recipe)
+    state = load_file(saved / FULL)
+    shutil.rmtree(saved)
+
+    assert train_sft(recipe, resume=True) == saved
+    assert all(torch.equal(load_file(saved / FULL)[name], state[name]) for name in state)
+    # one that has taken more steps than it is now to take has nothing of fewer
+    assert train_sft(replace(recipe, num_steps=1), resume=True) == saved
 
 
 def test_shards_and_buckets_go_on_in_the_middle_of_an_epoch(sft, tmp_path):

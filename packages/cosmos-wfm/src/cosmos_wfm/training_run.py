@@ -130,6 +130,8 @@ class TrainingRun:
         outputs = self.outputs
         store, done = self._open(resume=resume)
         try:
+            if done >= outputs.num_steps:  # it may have been killed before its last save
+                return self.save(done)
             if not done:
                 self._validate(0)
             for number in range(done, outputs.num_steps):
