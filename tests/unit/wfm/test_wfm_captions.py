@@ -44,6 +44,20 @@ def test_an_image_is_scaled_to_cover_and_cropped_to_its_centre(tmp_path):
     assert data[0].pixels.min() > 0.7
 
 
+def test_a_picture_that_was_taken_upright_is_shown_upright(tmp_path):
+    stored = Image.new("RGB", (4, 2), "white")
+    stored.paste("black", (0, 0, 2, 2))  # the left half, which is the top of what was seen
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn it by a quarter, clockwise
+    stored.save(tmp_path / "a.png", exif=exif)
+    (tmp_path / "a.json").write_text('{"prompt": "p"}')
+
+    pixels = opened(tmp_path, height=4, width=2)[0].pixels
+
+    assert torch.equal(pixels[:, :2], -torch.ones(3, 2, 2))
+    assert torch.equal(pixels[:, 2:], torch.ones(3, 2, 2))
+
+
 def test_every_broken_pair_is_named(tmp_path):
     write_pair(tmp_path, "good", np.zeros((2, 2, 3)))
     (tmp_path / "lonely.json").write_text('{"prompt": "p"}')

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 from jaxtyping import Float
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from cosmos_wfm.caption_data import BrokenPolicy, CaptionedFiles, CaptionedImage
@@ -88,7 +88,8 @@ class ImageCaptions(CaptionedFiles):
     def _decoded(self, prompt: str, path: Path) -> CaptionedImage:
         try:
             with Image.open(path) as image:
-                pixels = fit_sizes(image.convert("RGB"), self._config, name=str(path))
+                upright = ImageOps.exif_transpose(image)
+                pixels = fit_sizes(upright.convert("RGB"), self._config, name=str(path))
         except (UnidentifiedImageError, OSError) as error:
             raise CaptionDataError(f"{path} cannot be read as an image: {error}") from error
         return CaptionedImage(prompt, pixels)
