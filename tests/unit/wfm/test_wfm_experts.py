@@ -16,6 +16,7 @@ from cosmos_wfm import (
     FlowGrpoConfig,
     FlowMatchingConfig,
     FullTuning,
+    Guidance,
     LoraTuning,
     MockCaptionsConfig,
     NftConfig,
@@ -23,9 +24,13 @@ from cosmos_wfm import (
     PipelineError,
     SamplerConfig,
     SdeConfig,
+    ValidationConfig,
+    WfmConfigError,
     check_model,
+    draw_samples,
     find_adapter,
     flow_matching_loss,
+    guided_velocity,
     load_adapter,
     tiny_wan_pipeline,
     train_sft,
@@ -96,6 +101,40 @@ def test_each_level_is_answered_by_its_own_denoiser_and_the_boundary_by_the_firs
                 return_dict=False,
             )
             torch.testing.assert_close(found[own], expected, msg=f"row {row}")
+
+
+def test_guidance_has_a_scale_of_its_own_below_the_boundary(adapter):
+    batch = batch_at(adapter, [0.95, 0.3, 0.875])
+    negative = adapter.encode_negative(3)
+    inputs = (batch.latents, batch.sigmas)
+
+    def velocity(text, guidance, other=None):
+        with torch.no_grad():
+            return guided_velocity(adapter, adapter.transformer, inputs, text, other, guidance)
+
+    found = velocity(batch.text, Guidance(4.0, 3.0), negative)
+    towards = velocity(batch.text, Guidance(1.0))
+    away = velocity(negative, Guidance(1.0))
+    scales = torch.tensor([4.0, 3.0, 4.0]).view(3, 1, 1, 1, 1)
+    torch.testing.assert_close(found, away + scales * (towards - away))
+    assert torch.equal(
+        velocity(batch.text, Guidance(4.0), negative),
+        velocity(batch.text, Guidance(4.0, 4.0), negative),
+    )
+
+
+def test_a_second_scale_is_refused_where_there_is_no_second_denoiser(model_dirs):
+    shown = ValidationConfig(
+        prompts=("a red square",),
+        samples_per_prompt=1,
+        sampler=SamplerConfig(
+            num_steps=1, height=SIZE, width=SIZE, frames=5, guidance=4.0, guidance_2=3.0
+        ),
+    )
+    with pytest.raises(WfmConfigError, match="second of two denoisers, but this pipeline has one"):
+        draw_samples(load_adapter(model_dirs("wan")), shown)
+    with pytest.raises(WfmConfigError, match=r"guidance_2 is 3\.0, but guidance is 0"):
+        SamplerConfig(guidance_2=3.0)
 
 
 @pytest.mark.parametrize(("levels", "trained"), [([0.9, 0.99], HIGH), ([0.2, 0.5], LOW)])

@@ -10,6 +10,7 @@ from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
 
 from cosmos_wfm import (
     CosmosPredictAdapter,
+    Guidance,
     NoSafetyChecker,
     PipelineError,
     SanaAdapter,
@@ -17,6 +18,7 @@ from cosmos_wfm import (
     check_model,
     denoisers_of,
     find_adapter,
+    guided_velocity,
     load_adapter,
     sample_ode,
     save_pipeline,
@@ -28,7 +30,7 @@ CALLS = {
     "sana_video": {"use_resolution_binning": False, "frames": 5},
     "cosmos": {"num_frames": 5},
     "wan": {"num_frames": 5},
-    "wan22": {"num_frames": 5},
+    "wan22": {"num_frames": 5, "guidance_scale_2": 2.0},
     "wan22_small": {"num_frames": 5},
 }
 FRAMES = {name: 1 if name in {"sd3", "sana"} else 5 for name in CALLS}
@@ -61,11 +63,11 @@ def test_guided_sampling_through_the_adapter_is_what_the_pipeline_does(family, f
     expected = pipeline_latents(adapter.pipeline, family, latents)
     positive, negative = adapter.encode_text(["a Red square"]), adapter.encode_negative(1)
 
+    guidance = Guidance(SCALE, CALLS[family].get("guidance_scale_2"))
+
     def velocity(x, sigmas):
-        predicted = [
-            adapter.velocity(adapter.transformer, x, sigmas, text) for text in (positive, negative)
-        ]
-        return adapter.guide(*predicted, SCALE)
+        inputs = (x, sigmas)
+        return guided_velocity(adapter, adapter.transformer, inputs, positive, negative, guidance)
 
     found = sample_ode(velocity, latents, adapter.schedule(3), order=1)
 

@@ -14,6 +14,7 @@ from cosmos_wfm import (
     FlowBatch,
     FlowGrpoConfig,
     ForwardBatch,
+    Guidance,
     NftConfig,
     OldPolicyDecay,
     SdeConfig,
@@ -164,7 +165,7 @@ def step_batch(model, advantages, *, negative=None, guidance=1.0):
         log_probs=torch.zeros(num),
         text={},
         negative=negative,
-        guidance=guidance,
+        guidance=Guidance(guidance),
         advantages=torch.tensor(advantages),
         weights=torch.ones(num),
     )

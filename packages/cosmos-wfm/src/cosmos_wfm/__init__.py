@@ -28,7 +28,6 @@ from cosmos_wfm.flow_grpo import (
     FlowGrpoConfig,
     StepBatch,
     flow_grpo_loss,
-    guided_velocity,
 )
 from cosmos_wfm.flow_matching import (
     FlowBatch,
@@ -38,6 +37,7 @@ from cosmos_wfm.flow_matching import (
     shift_sigmas,
     sigma_weights,
 )
+from cosmos_wfm.guidance import Guidance, guided_velocity
 from cosmos_wfm.latent_media import LatentDecoder
 from cosmos_wfm.loading import find_adapter, load_adapter
 from cosmos_wfm.matching import AwmConfig, awm_loss
@@ -123,6 +123,7 @@ __all__ = [
     "FlowMatchingConfig",
     "ForwardBatch",
     "FullTuning",
+    "Guidance",
     "ImageCaptions",
     "ImageCaptionsConfig",
     "LatentDecoder",

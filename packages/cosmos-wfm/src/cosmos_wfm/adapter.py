@@ -9,11 +9,17 @@ model is one of videos. Shapes below say ``*s`` for (h, w) or (f, h, w).
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 TextCondition = Mapping[str, Tensor]
 """Embedded prompts, keyed by the denoiser's own argument; the first axis of each is B."""
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Return where a denoiser computes, and therefore what it is given has to be."""
+    return next(module.parameters()).device
 
 
 class DiffusionModelAdapter(Protocol):

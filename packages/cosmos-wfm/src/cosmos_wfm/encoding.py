@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition
+from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition, device_of
 from cosmos_wfm.caption_data import CaptionData, CaptionedImage
 from cosmos_wfm.training_data import DataConfig
 
@@ -157,7 +157,7 @@ class SampleEncoder:
         if kept is None:
             return None
         (latents, text), prompt = kept
-        device = next(self.adapter.transformer.parameters()).device
+        device = device_of(self.adapter.transformer)
         if self._trains_text or not text:
             [text] = _rows(self.adapter.encode_text([prompt]), 1)
         return EncodedSample(latents.to(device), {k: v.to(device) for k, v in text.items()})

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from cosmos_algos import ClipConfig, LossSum, clipped_surrogate
 from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition
 from cosmos_wfm.errors import WfmConfigError
+from cosmos_wfm.guidance import Guidance, guided_velocity
 from cosmos_wfm.policies import Policies
 from cosmos_wfm.sampling import SdeConfig, Transition, log_prob, transition
 
@@ -68,7 +69,7 @@ class StepBatch:
         log_probs: of x' when it was drawn.
         text: embedded prompts.
         negative: what guidance leads away from; ``None`` for no guidance.
-        guidance: its scale.
+        guidance: how far.
         advantages: of the sample that the step belongs to, standardised.
         weights: 1, or 0 for a pass that only keeps step.
     """
@@ -81,36 +82,9 @@ class StepBatch:
     log_probs: Float[Tensor, " B"]
     text: TextCondition
     negative: TextCondition | None = None
-    guidance: float = 1.0
+    guidance: Guidance = field(default_factory=lambda: Guidance(1.0))
     advantages: Float[Tensor, " B"]
     weights: Float[Tensor, " B"]
-
-
-def guided_velocity(
-    adapter: DiffusionModelAdapter,
-    transformer: nn.Module,
-    inputs: tuple[Float[Tensor, "B C *s"], Float[Tensor, " B"]],
-    text: TextCondition,
-    negative: TextCondition | None,
-    scale: float,
-) -> Float[Tensor, "B C *s"]:
-    """Return the velocity with guidance; the negative one has no gradient.
-
-    Args:
-        adapter: of the model.
-        transformer: its denoiser, or another of its kind.
-        inputs: x and σ.
-        text: of the prompts.
-        negative: of what is led away from; ``None`` for no guidance.
-        scale: the pipeline's ``guidance_scale``.
-    """
-    latents, sigmas = inputs
-    positive = adapter.velocity(transformer, latents, sigmas, text)
-    if negative is None:
-        return positive
-    with torch.no_grad():
-        away = adapter.velocity(transformer, latents, sigmas, negative)
-    return adapter.guide(positive, away, scale)
 
 
 def flow_grpo_loss(

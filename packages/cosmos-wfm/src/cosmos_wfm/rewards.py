@@ -162,7 +162,7 @@ def weighted_reward(weights: Mapping[str, float]) -> Callable[[Tensor, Sequence[
         )
 
     def score(pixels: Tensor, prompts: Sequence[str]) -> list[float]:
-        unit = (pixels.float() * 0.5 + 0.5).clamp(0.0, 1.0)
+        unit = (pixels.float().cpu() * 0.5 + 0.5).clamp(0.0, 1.0)
         videos = unit if unit.dim() == 5 else unit.unsqueeze(2)
         return [
             sum(weight * REWARDS[name](video, prompt) for name, weight in weights.items())

@@ -215,7 +215,7 @@ class DiffusionRl:
             rollouts = self._roll_out(task, step)
         else:
             self._remote.publish(step)
-            rollouts = self._remote.take(step)
+            rollouts = [each.to(self._mesh.process.device) for each in self._remote.take(step)]
         rewards = self._all_rewards(rollouts)
         advantages = advantages_of(config.algorithm, rewards, config.samples_per_group)
         batches = [b for rollout in rollouts for b in self._batches(task, rollout, advantages)]
@@ -306,7 +306,7 @@ class DiffusionRl:
         noising = NoisingConfig(flow=config.algorithm.flow)
         batch = noised_batch(self.adapter, samples, generators, noising)
         counted = torch.tensor([float(number < total) for number in rollout.numbers])
-        return replace(batch, weights=counted)
+        return replace(batch, weights=counted.to(batch.weights.device))
 
 
 def train_rl(

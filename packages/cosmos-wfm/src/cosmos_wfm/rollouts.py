@@ -7,16 +7,18 @@ that the samples of one prompt are spread over ranks. Every random number of a s
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition
+from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition, device_of
+from cosmos_wfm.errors import WfmConfigError
 from cosmos_wfm.families.shared import wan_latents
-from cosmos_wfm.flow_grpo import StepBatch, guided_velocity
+from cosmos_wfm.flow_grpo import StepBatch
+from cosmos_wfm.guidance import Guidance, guided_velocity
 from cosmos_wfm.nft import ForwardBatch
 from cosmos_wfm.reward_client import Scorer
 from cosmos_wfm.sampling import NoisyStep, SdeConfig, flow_schedule, sample_ode, sample_sde
@@ -32,6 +34,8 @@ class SamplerConfig:
     Attributes:
         num_steps: of the solver.
         guidance: the pipeline's ``guidance_scale``; 0 for none, as DiffusionNFT is meant.
+        guidance_2: its ``guidance_scale_2``, of Wan 2.2's second transformer; ``None`` for the same
+            as ``guidance``.
         height: of the samples, in pixels.
         width: of the samples, in pixels.
         frames: of the samples; 1 for images.
@@ -40,10 +44,38 @@ class SamplerConfig:
 
     num_steps: int = 10
     guidance: float = 0.0
+    guidance_2: float | None = None
     height: int = 512
     width: int = 512
     frames: int = 1
     shift: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the ranges.
+
+        Raises:
+            WfmConfigError: names the field that is out of range, or has no effect.
+        """
+        for name in ("num_steps", "height", "width", "frames"):
+            if getattr(self, name) < 1:
+                raise WfmConfigError(
+                    f"sampler: {name} is {getattr(self, name)}; it must be 1 or more"
+                )
+        if self.guidance < 0 or self.shift < 0:
+            raise WfmConfigError(
+                f"sampler: guidance {self.guidance} and shift {self.shift} must be at least 0 (0 "
+                "for no guidance, and for the model's own shift)"
+            )
+        if self.guidance_2 is not None and not self.guidance:
+            raise WfmConfigError(
+                f"sampler: guidance_2 is {self.guidance_2}, but guidance is 0, which is none at "
+                "all; set both"
+            )
+
+    @property
+    def scales(self) -> Guidance:
+        """Both scales."""
+        return Guidance(self.guidance, self.guidance_2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,6 +136,17 @@ class Rollout:
     negative: TextCondition | None
     rewards: Future[list[float]]
 
+    def to(self, device: torch.device) -> "Rollout":
+        """Return the same samples on a device."""
+        negative = self.negative
+        return replace(
+            self,
+            latents=self.latents.to(device),
+            steps=[step.to(device) for step in self.steps],
+            text=_moved(self.text, device),
+            negative=None if negative is None else _moved(negative, device),
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RolloutTask:
@@ -147,11 +190,12 @@ class RolloutTask:
 
         def velocity(latents: Tensor, sigmas: Tensor) -> Tensor:
             inputs = (latents, sigmas)
-            return guided_velocity(adapter, policy, inputs, text, negative, config.guidance)
+            return guided_velocity(adapter, policy, inputs, text, negative, config.scales)
 
         generators = [seeded_generator(self.seed, self.step, number) for number in numbers]
         shape = adapter.latent_shape(config.frames, config.height, config.width)
         noise = torch.stack([torch.randn(shape, generator=g) for g in generators])
+        noise = noise.to(device_of(policy))
         steps: Sequence[NoisyStep] = ()
         if self.sde is None:
             latents = sample_ode(velocity, noise, self.sigmas)
@@ -183,6 +227,7 @@ class RolloutTask:
             fraction: share of the levels that each sample is trained on.
         """
         levels, counted = self.sigmas[:-1], _counted(rollout, advantages)
+        device = rollout.latents.device
         generators = [
             seeded_generator(self.seed, self.step, number, 1) for number in rollout.numbers
         ]
@@ -193,8 +238,8 @@ class RolloutTask:
             batches.append(
                 ForwardBatch(
                     latents=rollout.latents,
-                    noise=torch.stack(noise),
-                    sigmas=torch.stack([levels[order[place]] for order in orders]),
+                    noise=torch.stack(noise).to(device),
+                    sigmas=torch.stack([levels[order[place]] for order in orders]).to(device),
                     text=rollout.text,
                     advantages=counted[0],
                     weights=counted[1],
@@ -209,7 +254,7 @@ class RolloutTask:
             rollout: the samples.
             advantages: of all samples of the step.
         """
-        ones = torch.ones(len(rollout.numbers))
+        ones = torch.ones(len(rollout.numbers), device=rollout.latents.device)
         own, weights = _counted(rollout, advantages)
         return [
             StepBatch(
@@ -221,7 +266,7 @@ class RolloutTask:
                 log_probs=step.log_probs,
                 text=rollout.text,
                 negative=rollout.negative,
-                guidance=self.config.guidance,
+                guidance=self.config.scales,
                 advantages=own,
                 weights=weights,
             )
@@ -235,4 +280,9 @@ def _counted(
     """Return the samples' advantages and weights; numbers beyond the step's count nothing."""
     numbers = torch.tensor(rollout.numbers)
     own = advantages[numbers.clamp_max(len(advantages) - 1)]
-    return own, (numbers < len(advantages)).to(own.dtype)
+    weights, device = (numbers < len(advantages)).to(own.dtype), rollout.latents.device
+    return own.to(device), weights.to(device)
+
+
+def _moved(text: TextCondition, device: torch.device) -> TextCondition:
+    return {name: value.to(device) for name, value in text.items()}

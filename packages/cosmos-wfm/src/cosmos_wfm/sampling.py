@@ -12,7 +12,7 @@ levels above the schedule's second one count as that one there, not just a level
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -189,6 +189,15 @@ class NoisyStep:
     next_sigma: float
     noise_level: float
     log_probs: Float[Tensor, " B"]
+
+    def to(self, device: torch.device) -> "NoisyStep":
+        """Return the same step on a device."""
+        return replace(
+            self,
+            latents=self.latents.to(device),
+            following=self.following.to(device),
+            log_probs=self.log_probs.to(device),
+        )
 
 
 @torch.no_grad()

@@ -9,9 +9,9 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition
+from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition, device_of
 from cosmos_wfm.errors import WfmConfigError
-from cosmos_wfm.flow_grpo import guided_velocity
+from cosmos_wfm.guidance import guided_velocity
 from cosmos_wfm.rollouts import SamplerConfig
 from cosmos_wfm.sampling import flow_schedule, sample_ode
 from cosmos_wfm.seeds import seeded_generator
@@ -67,6 +67,7 @@ def draw_samples(
         negative = adapter.encode_negative(num) if sampler.guidance else None
         generators = [seeded_generator(config.seed, row, column) for column in range(num)]
         noise = torch.stack([torch.randn(shape, generator=each) for each in generators])
+        noise = noise.to(device_of(adapter.transformer))
 
         def velocity(
             latents: Tensor,
@@ -75,7 +76,7 @@ def draw_samples(
             negative: TextCondition | None = negative,
         ) -> Tensor:
             return guided_velocity(
-                adapter, adapter.transformer, (latents, levels), text, negative, sampler.guidance
+                adapter, adapter.transformer, (latents, levels), text, negative, sampler.scales
             )
 
         rows.append(adapter.decode(sample_ode(velocity, noise, sigmas)).cpu())

@@ -29,15 +29,22 @@ class NoSafetyChecker(nn.Module):
     The pipeline builds the real checker, with its downloads, when it is given none. This one lets
     everything pass and is never saved, so generation with what was trained uses the real one.
 
-    Attributes:
-        device: of nothing; pipelines ask every module.
-        dtype: of nothing.
+    Pipelines ask every module, and this one perhaps first, where it is: it has one value to move.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.device = torch.device("cpu")
-        self.dtype = torch.float32
+        self.register_buffer("_place", torch.zeros(1), persistent=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the pipeline was put."""
+        return self.get_buffer("_place").device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which type the pipeline was put there."""
+        return self.get_buffer("_place").dtype
 
     def check_text_safety(self, prompt: str) -> bool:
         """Let a prompt pass."""
@@ -147,7 +154,8 @@ class CosmosPredictAdapter:
         """Return embeddings of zeros, the model's own way to drop a prompt."""
         width = self.pipeline.transformer.config.crossattn_proj_in_channels
         shape = (num, self._max_prompt_tokens, width)
-        zeros = torch.zeros(shape, dtype=self.pipeline.text_encoder.dtype)
+        encoder = self.pipeline.text_encoder
+        zeros = torch.zeros(shape, dtype=encoder.dtype, device=encoder.device)
         return {"encoder_hidden_states": self._projected(zeros)}
 
     @torch.no_grad()
@@ -210,7 +218,8 @@ class CosmosPredictAdapter:
     def _projected(self, embeds: Float[Tensor, "B L W"]) -> Float[Tensor, "B L D"]:
         if self._projection is None or self.trains_text:
             return embeds
-        return self._projection(embeds)
+        # a copy of its own, which the pipeline does not take along
+        return self._projection.to(embeds.device)(embeds)
 
 
 def resize_without_torchvision() -> None:
