@@ -16,9 +16,9 @@ from async_arms import Job
 from async_paced import Diary, PacedDecoder, PacedTrainer, PacedWeights, TimedScorer
 
 from cosmos_app.control_files import read_address
+from cosmos_app.parent import die_with_parent
 from cosmos_app.prepare import run_files
 from cosmos_app.recipe import Recipe
-from cosmos_app.roles.parent import die_with_parent
 from cosmos_app.roles.policy import PolicyProcess
 from cosmos_app.roles.process import RunContext, TorchrunPlace
 from cosmos_app.roles.rollout import ReplicaParts, RolloutProcess

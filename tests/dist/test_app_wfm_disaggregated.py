@@ -19,6 +19,7 @@ from cosmos_app.wfm.running import train
 from cosmos_core.config import config_to_json
 from cosmos_parallel import AdamWConfig, LearnerConfig, ParallelConfig, build_mesh
 from cosmos_wfm import (
+    ComputeConfig,
     DiffusionRlConfig,
     DisaggregatedConfig,
     FlowGrpoConfig,
@@ -42,9 +43,9 @@ from cosmos_parallel import build_mesh, init_distributed, shutdown_distributed
 from cosmos_wfm import DiffusionRlConfig
 
 torch.set_num_threads(1)
-rank, root = int(sys.argv[1]), Path(sys.argv[2])
-process = init_distributed(rank, 2, init_method=f"file://{root}/store")
-for name in ("two", "context"):
+rank, num_ranks, root = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+process = init_distributed(rank, num_ranks, init_method=f"file://{root}/store")
+for name in sys.argv[4:]:
     recipe = config_from_json(DiffusionRlConfig, (root / f"{name}.json").read_text())
     train(recipe, build_mesh(recipe.parallel, process))
 shutdown_distributed()
@@ -164,16 +165,43 @@ def of_two_ranks(recipe, tmp_path_factory):
             recipe, disaggregated=DisaggregatedConfig(replicas=2, deadline_s=DEADLINE_S)
         ),
         "context": replace(recipe, parallel=ParallelConfig(cp=2)),
+        "shared": replace(
+            recipe,
+            parallel=ParallelConfig(cp=2),
+            disaggregated=DisaggregatedConfig(replicas=1, deadline_s=DEADLINE_S),
+        ),
     }
+    return run_all(recipes, root, num_ranks=2)
+
+
+def run_all(recipes, root, *, num_ranks):
+    """Run recipes one after the other in ranks of their own; return them with their outputs."""
     recipes = {name: replace(each, output=str(root / name)) for name, each in recipes.items()}
     for name, each in recipes.items():
         (root / f"{name}.json").write_text(config_to_json(each))
-    run_ranks(RANK, root, [(rank, root) for rank in range(2)], DEADLINE_S)
+    arguments = [(rank, num_ranks, root, *recipes) for rank in range(num_ranks)]
+    run_ranks(RANK, root, arguments, DEADLINE_S)
     return recipes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["two", "context"])
+def test_replicas_compute_in_the_type_of_the_run_so_that_ratios_begin_at_one(recipe, tmp_path):
+    recipe = replace(
+        recipe,
+        compute=ComputeConfig(dtype="bfloat16"),
+        algorithm=FlowGrpoConfig(clip=1e-4, kl=0.1),
+        num_steps=1,
+    )
+    apart = DisaggregatedConfig(replicas=1, deadline_s=DEADLINE_S)
+    recipes = {"own": recipe, "apart": replace(recipe, disaggregated=apart)}
+    recipes = run_all(recipes, tmp_path, num_ranks=1)
+
+    assert written(recipes["apart"]) == written(recipes["own"])
+    assert [row["ratio"] for row in written(recipes["apart"])] == [1.0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["two", "context", "shared"])
 def test_two_ranks_have_the_figures_of_one_process(own, of_two_ranks, name):
     theirs = written(of_two_ranks[name])
 

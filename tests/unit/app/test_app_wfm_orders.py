@@ -66,3 +66,50 @@ def test_what_nobody_was_told_to_draw_is_not_wanted():
     assert told(book) == [("a", 0, 0)]
     assert book.bring(0, 0)
     assert not book.bring(0, 0)
+
+
+def test_the_work_of_a_silent_one_goes_to_others_and_it_is_asked_again_once_it_speaks():
+    book = OrderBook()
+    book.order([order(0, 0), order(0, 1)])
+    for who in ("a", "a", "a", "b"):
+        book.free(who)
+    assert told(book) == [("a", 0, 0), ("a", 0, 1)]
+    assert book.suspend("a") == 2
+    assert told(book) == [("b", 0, 0)]  # and not a, which is free
+    assert book.suspend("a") == 0
+    book.free("b")
+    assert told(book) == [("b", 0, 1)]
+
+    book.order([order(1, 0), order(1, 1)])
+    assert told(book) == []
+    book.wake("a")
+    assert told(book) == [("a", 1, 0)]  # it was free for one more
+    book.wake("a")
+    assert told(book) == []
+
+
+def test_what_a_silent_one_brings_is_taken_once_whoever_draws_it_now():
+    book = OrderBook()
+    book.order([order(0, 0), order(0, 1)])
+    book.free("a")
+    book.free("a")
+    assert len(told(book)) == 2
+    book.suspend("a")
+    book.free("b")
+    assert told(book) == [("b", 0, 0)]
+
+    assert book.bring(0, 0)  # a's, which b is still drawing
+    assert book.bring(0, 1)  # which nobody draws
+    assert not book.bring(0, 0)
+    book.free("b")
+    assert told(book) == []
+
+
+def test_a_silent_one_that_is_lost_is_not_asked_again():
+    book = OrderBook()
+    book.free("a")
+    book.suspend("a")
+    book.lose("a")
+    book.wake("a")
+    book.order([order(0, 0)])
+    assert told(book) == []

@@ -1,6 +1,7 @@
 """The side of a disaggregated run that trains, talked to over its real connections."""
 
 import socket
+import threading
 from concurrent.futures import Future
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
@@ -12,6 +13,7 @@ pytest.importorskip("diffusers")
 pytest.importorskip("cosmos_weightsync")
 
 from cosmos_app.wfm.disaggregated.meeting import read_places
+from cosmos_app.wfm.disaggregated.pulse import Pulse
 from cosmos_app.wfm.disaggregated.trainer import ReplicaLostError, ReplicaRollouts
 from cosmos_parallel import ParallelConfig, build_mesh
 from cosmos_wfm import (
@@ -25,6 +27,7 @@ from cosmos_wfm import (
 )
 
 DEADLINE_S = 120.0
+LEASE_S = 3.0
 
 
 @pytest.fixture
@@ -37,7 +40,9 @@ def rank(tmp_path, monkeypatch):
         output=str(tmp_path),
         rewards={"brightness": 1.0},
         num_steps=3,
-        disaggregated=DisaggregatedConfig(start=False, max_lag=1, deadline_s=DEADLINE_S),
+        disaggregated=DisaggregatedConfig(
+            start=False, max_lag=1, lease_s=LEASE_S, deadline_s=DEADLINE_S
+        ),
     )
     parts = StepParts(num_samples=4, samples_per_group=2, micro_batch_size=2, num_ranks=1)
     mesh = build_mesh(ParallelConfig())
@@ -74,7 +79,7 @@ def ordered(link):
     return order.step, order.place, order.numbers, order.version
 
 
-def bring(link, step, place):
+def packed(step, place):
     rewards = Future()
     rewards.set_result([0.0, 1.0])
     rollout = Rollout(
@@ -86,7 +91,11 @@ def bring(link, step, place):
         negative=None,
         rewards=rewards,
     )
-    link.send_bytes(pack_rollout(RolloutMessage(step=step, place=place, rollout=rollout)))
+    return pack_rollout(RolloutMessage(step=step, place=place, rollout=rollout))
+
+
+def bring(link, step, place):
+    link.send_bytes(packed(step, place))
 
 
 def test_orders_go_on_before_samples_come_and_those_of_a_lost_one_go_to_others(rank, replica):
@@ -120,3 +129,33 @@ def test_bytes_that_are_no_samples_end_the_run(rank, replica):
     link.send_bytes(b"no samples")
     with pytest.raises(ReplicaLostError, match="step 0 is missing: no micro-batch of samples"):
         rank.take(0)
+
+
+def test_the_work_of_one_that_hangs_goes_to_another_that_speaks(rank, replica):
+    hung, other = replica(), replica()
+    assert ordered(hung) == (0, 0, (0, 1), 0)
+    with Pulse([other], LEASE_S) as pulse:  # which is all that it says for a while
+        for place in ((0, 1, (2, 3), 0), (1, 0, (0, 1), 0), (1, 1, (2, 3), 0)):
+            pulse.send(other, b"")
+            assert other.poll(DEADLINE_S)
+            found = parse_order(other.recv_bytes())
+            assert (found.step, found.place, found.numbers, found.version) == place
+        pulse.send(other, packed(0, 1))
+        pulse.send(other, b"")
+
+        def draw_again():
+            assert other.poll(DEADLINE_S)
+            found = parse_order(other.recv_bytes())
+            assert (found.step, found.place) == (0, 0)
+            pulse.send(other, packed(0, 0))
+
+        drawing = threading.Thread(target=draw_again)
+        drawing.start()
+        taken = [float(r.latents[0, 0, 0, 0]) for r in rank.take(0)]
+        drawing.join()
+    assert taken == [0.0, 1.0]
+
+    # awake again: what it brings late is not wanted, and it is asked for the next
+    bring(hung, 0, 0)
+    rank.publish(1)
+    assert ordered(hung) == (2, 0, (0, 1), 1)

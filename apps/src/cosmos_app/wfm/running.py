@@ -17,6 +17,7 @@ from cosmos_app.roles.process import torchrun_place
 from cosmos_app.roles.ranks import join_ranks
 from cosmos_app.wfm.disaggregated.running import remote_rollouts
 from cosmos_app.wfm.figures import RunFigures
+from cosmos_app.wfm.joining import join_mesh
 from cosmos_app.wfm.object_store import use_object_store
 from cosmos_app.wfm.recipe import WFM_KINDS, WfmRecipe
 from cosmos_app.wfm.rewarding import reward_client
@@ -26,8 +27,6 @@ from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import (
     TrainingMesh,
     build_mesh,
-    init_distributed,
-    open_store,
     shutdown_distributed,
 )
 from cosmos_wfm import (
@@ -69,7 +68,7 @@ def run_wfm(recipe: WfmRecipe, *, resume: bool = False) -> int:
         resume: go on from the newest checkpoint of its output, if there is one.
     """
     use_object_store(os.environ)
-    mesh = _join(recipe)
+    mesh = join_mesh(recipe.parallel, recipe.compute)
     try:
         directory = train(recipe, mesh, resume=resume)
     finally:
@@ -160,14 +159,3 @@ def _sinks(recipe: WfmRecipe) -> FanOut:
         config=json.loads(config_to_json(recipe)),
     )
     return open_sinks(recipe.loggers, context)
-
-
-def _join(recipe: WfmRecipe) -> TrainingMesh:
-    """Join torchrun's ranks; a process by itself is a group of one where FSDP2 has to cast."""
-    place = torchrun_place()
-    if place.world_size > 1 or recipe.compute.dtype == "float32":
-        return build_mesh(recipe.parallel, join_ranks(place))
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    store = open_store("127.0.0.1", 0, hosting=True)
-    process = init_distributed(0, 1, store=store, device=device)
-    return build_mesh(recipe.parallel, process)

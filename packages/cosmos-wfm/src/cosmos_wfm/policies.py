@@ -89,6 +89,7 @@ class LoraPolicies:
         """Switch all adapters off inside the block."""
         for part in self._parts:
             part.disable_adapters()
+        self._mark_trained()  # FSDP2 looks which are at its first pass, which this may be
         try:
             with torch.no_grad():
                 yield self._transformer
@@ -120,6 +121,9 @@ class LoraPolicies:
         """Choose adapters and what takes a gradient, which peft would otherwise also decide."""
         for part in self._parts:
             part.set_adapter(name)
+        self._mark_trained()
+
+    def _mark_trained(self) -> None:
         for parameter_name, parameter in self._transformer.named_parameters():
             if f".{OLD}." in parameter_name or f".{TRAINED}." in parameter_name:
                 parameter.requires_grad_(f".{TRAINED}." in parameter_name)

@@ -6,7 +6,8 @@
                  ▼   │        │
     replica     fetch weights, draw; ask for more while the rewards are computed
 
-A micro-batch is drawn by whoever is free; those of a replica that is lost are given to others.
+A micro-batch is drawn by whoever is free; those of a replica that is lost, or has said nothing for
+``lease_s``, are given to others. One that hangs and wakes up goes on; who comes first counts.
 Step n is drawn with the weights of version n, or with ``max_lag`` of an older one: then replicas
 draw while the trainer trains. Which sample has which noise depends on neither, so a lag of 0 gives
 the numbers of a run in one process, whoever is lost on the way.
@@ -32,6 +33,8 @@ class DisaggregatedConfig:
         max_lag: versions that a replica's weights may be older than the step it draws.
         start: whether the run starts any itself.
         restarts: how often each of them is started again after it died; once more is an error.
+        lease_s: a replica that was not heard of for as long is asked for nothing more until it is;
+            replicas speak several times in it, whatever they compute.
         deadline_s: for the samples of a step; more is an error.
     """
 
@@ -39,6 +42,7 @@ class DisaggregatedConfig:
     max_lag: int = 0
     start: bool = True
     restarts: int = 3
+    lease_s: float = 60.0
     deadline_s: float = 1800.0
 
     def __post_init__(self) -> None:
@@ -47,11 +51,12 @@ class DisaggregatedConfig:
         Raises:
             WfmConfigError: names the field that is out of range.
         """
-        if self.replicas < 1 or min(self.max_lag, self.restarts) < 0 or self.deadline_s <= 0:
+        counts_are_right = self.replicas >= 1 and min(self.max_lag, self.restarts) >= 0
+        if not counts_are_right or min(self.lease_s, self.deadline_s) <= 0:
             raise WfmConfigError(
                 f"disaggregated: replicas {self.replicas} must be 1 or more, max_lag "
-                f"{self.max_lag} and restarts {self.restarts} 0 or more, deadline_s "
-                f"{self.deadline_s} above 0"
+                f"{self.max_lag} and restarts {self.restarts} 0 or more, lease_s {self.lease_s} "
+                f"and deadline_s {self.deadline_s} above 0"
             )
 
 

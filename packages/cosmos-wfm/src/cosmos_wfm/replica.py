@@ -4,7 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
+from cosmos_parallel import ParallelConfig, TrainingMesh, build_mesh
+from cosmos_wfm.denoiser import shard_denoiser
 from cosmos_wfm.errors import WfmConfigError
 from cosmos_wfm.loading import load_adapter
 from cosmos_wfm.prompts import read_prompts
@@ -21,16 +24,22 @@ class RolloutReplica:
         weights: those that change: the adapters, or all; a new version is written into them.
     """
 
-    def __init__(self, config: DiffusionRlConfig, scorer: Scorer) -> None:
+    def __init__(
+        self, config: DiffusionRlConfig, scorer: Scorer, *, mesh: TrainingMesh | None = None
+    ) -> None:
         """Load model and prompts.
 
         Args:
             config: of the run, with ``disaggregated``.
             scorer: computes the rewards, in this process or elsewhere.
+            mesh: of this process by itself, with its device; ``None`` for the CPU. In bfloat16 it
+                needs a process group of one, as the run does: samples whose log-probabilities the
+                run takes again have to be computed as it computes.
 
         Raises:
             PipelineError: if the model cannot be loaded.
-            WfmConfigError: if there are too few prompts, or the run draws its samples itself.
+            WfmConfigError: if there are too few prompts, the run draws its samples itself, or it
+                computes in bfloat16 and there is no process group.
         """
         if config.disaggregated is None:
             raise WfmConfigError(
@@ -42,6 +51,9 @@ class RolloutReplica:
         self._prompts = read_prompts(Path(config.prompts), config.groups_per_step)
         self._adapter = load_adapter(config.model)
         config.tuning.prepare(self._adapter, seed=config.seed)
+        mesh = mesh or build_mesh(ParallelConfig())
+        self._adapter.pipeline.to(mesh.process.device)
+        shard_denoiser(self._adapter.transformer, self._adapter.blocks, mesh, config.compute)
         named = dict(self._adapter.transformer.named_parameters())
         if isinstance(config.tuning, LoraTuning):
             named = {name: weight for name, weight in named.items() if weight.requires_grad}
@@ -53,5 +65,7 @@ class RolloutReplica:
         """Draw a micro-batch with the weights as they are; its rewards may come later."""
         prompts = self._parts.prompts(self._prompts, order.step, order.numbers)
         task = rollout_task(self._config, self._adapter, order.step, self._scorer)
+        if isinstance(self._adapter.transformer, FSDPModule):
+            self._adapter.transformer.reshard()  # what FSDP2 has gathered is of the version before
         rollout = task.run(self._adapter.transformer, order.numbers, prompts)
         return RolloutMessage(step=order.step, place=order.place, rollout=rollout)

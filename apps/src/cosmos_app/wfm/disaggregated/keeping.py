@@ -17,14 +17,29 @@ _END_S = 5.0
 _GRACE_S = 5.0
 
 
-def replica_specs(output: Path, num: int, restarts: int) -> list[ChildSpec]:
-    """Return how the replicas of a run are started; each has a log in the run's directory."""
+def replica_specs(
+    output: Path, num: int, restarts: int, *, first_device: int = 0
+) -> list[ChildSpec]:
+    """Return how the replicas of a run are started; each has a log in the run's directory.
+
+    Args:
+        output: of the run.
+        num: how many.
+        restarts: how often each is started again.
+        first_device: of the first replica; the others have the next ones, and where there are no
+            more, the first again.
+    """
     command = (sys.executable, "-m", "cosmos_app", "wfm", "rollout", str(output), "--child")
     return [
         ChildSpec(
             name=f"replica{index}",
             argv=command,
-            environment={"RANK": "0", "WORLD_SIZE": "1", "PYTHONUNBUFFERED": "1"},
+            environment={
+                "RANK": "0",
+                "WORLD_SIZE": "1",
+                "LOCAL_RANK": str(first_device + index),
+                "PYTHONUNBUFFERED": "1",
+            },
             log=output / "disaggregated" / f"replica{index}.log",
             restarts=restarts,
         )

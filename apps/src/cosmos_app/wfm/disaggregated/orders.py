@@ -2,7 +2,10 @@
 
 ordered ─► waiting ── somebody is free ─► drawn by them ── they bring it ─► done
               ▲                                │
-              └──────────── they are lost ─────┘
+              └── they are lost, or silent ────┘
+
+Who was silent may wake up: it is then as free as before, and what it brings is taken if nobody has
+brought it yet, whoever draws it now.
 """
 
 from collections import deque
@@ -22,6 +25,8 @@ class OrderBook(Generic[Replica]):
         self._waiting: deque[RolloutOrder] = deque()
         self._free: deque[Replica] = deque()
         self._drawn_by: dict[RolloutOrder, Replica] = {}
+        self._taken_back: set[RolloutOrder] = set()
+        self._silent: list[Replica] = []  # each as often as it was free
 
     def order(self, orders: Iterable[RolloutOrder]) -> None:
         """Add orders, after those that wait."""
@@ -40,18 +45,41 @@ class OrderBook(Generic[Replica]):
         return replica, order
 
     def bring(self, step: int, place: int) -> bool:
-        """Note that a micro-batch came; return whether somebody had been told to draw it."""
-        order = next((o for o in self._drawn_by if (o.step, o.place) == (step, place)), None)
+        """Note that a micro-batch came; return whether it had to be drawn and had not come yet."""
+        told = [*self._drawn_by, *self._taken_back]
+        order = next((o for o in told if (o.step, o.place) == (step, place)), None)
         if order is None:
             return False
-        del self._drawn_by[order]
+        self._drawn_by.pop(order, None)
+        if order in self._taken_back:
+            self._taken_back.remove(order)
+            self._waiting = deque(each for each in self._waiting if each != order)
         return True
 
     def lose(self, replica: Replica) -> int:
-        """Put what somebody drew before everything that waits; return how many orders it was."""
+        """Have what somebody drew wait again, the earliest first; return how many orders it was."""
         theirs = [order for order, who in self._drawn_by.items() if who == replica]
         for order in theirs:
             del self._drawn_by[order]
-        self._waiting.extendleft(reversed(theirs))
+        self._taken_back.update(theirs)
+        again = sorted([*theirs, *self._waiting], key=lambda order: (order.step, order.place))
+        self._waiting = deque(again)
         self._free = deque(who for who in self._free if who != replica)
+        self._silent = [who for who in self._silent if who != replica]
         return len(theirs)
+
+    def suspend(self, replica: Replica) -> int:
+        """Give what somebody draws to others, and no more to them until they ``wake``.
+
+        Returns:
+            How many orders it was.
+        """
+        silent = [*self._silent, *(who for who in self._free if who == replica)]
+        num = self.lose(replica)
+        self._silent = silent
+        return num
+
+    def wake(self, replica: Replica) -> None:
+        """Note that somebody who was suspended speaks again."""
+        self._free.extend(who for who in self._silent if who == replica)
+        self._silent = [who for who in self._silent if who != replica]

@@ -10,10 +10,12 @@ from pathlib import Path
 import click
 import torch
 
-from cosmos_app.roles.parent import die_with_parent
 from cosmos_app.wfm.disaggregated.meeting import Place, read_places
+from cosmos_app.wfm.disaggregated.pulse import Pulse
+from cosmos_app.wfm.joining import join_mesh
 from cosmos_app.wfm.rewarding import reward_client
 from cosmos_core.config import config_from_json
+from cosmos_parallel import ParallelConfig, shutdown_distributed
 from cosmos_weightsync import ReceiverConfig, WeightReceiver, WeightSyncError, shards_of
 from cosmos_wfm import (
     DiffusionRlConfig,
@@ -27,27 +29,28 @@ from cosmos_wfm import (
 _FOLLOW_S = 10.0
 
 
-def serve_rollouts(output: Path, *, deadline_s: float, is_child: bool = False) -> int:
+def serve_rollouts(output: Path, *, deadline_s: float) -> int:
     """Draw samples for the run that writes to ``output`` until it ends; return 0.
 
     Args:
         output: directory of the run; ``recipe.json`` there is what it does.
         deadline_s: for the run to say where it is, and to publish a version.
-        is_child: the run started this process, which is not to outlive it.
 
     Raises:
         DataError: if there is no such run.
         WeightSyncError: if the weights cannot be had although the run goes on.
     """
-    if is_child:
-        die_with_parent()
     torch.set_num_threads(1)
     places = read_places(output, deadline_s)
     recipe = config_from_json(DiffusionRlConfig, (output / "recipe.json").read_text("utf-8"))
     with ExitStack() as stack:
         scorer = stack.enter_context(reward_client(recipe)) or local_scorer(recipe.rewards)
-        replica = RolloutReplica(recipe, scorer)
+        stack.callback(shutdown_distributed)
+        mesh = join_mesh(ParallelConfig(), recipe.compute)
+        replica = RolloutReplica(recipe, scorer, mesh=mesh)
+        assert recipe.disaggregated is not None  # the replica has looked
         links = [stack.enter_context(_connect(place)) for place in places]
+        pulse = stack.enter_context(Pulse(links, recipe.disaggregated.lease_s))
         receiver = WeightReceiver(
             [place.weights for place in places],
             wanted=shards_of(replica.weights.items()),
@@ -55,7 +58,7 @@ def serve_rollouts(output: Path, *, deadline_s: float, is_child: bool = False) -
         )
         stack.callback(receiver.close)
         try:
-            _Drawing(replica, receiver, links, deadline_s=deadline_s).go_on()
+            _Drawing(replica, receiver, links, pulse, deadline_s=deadline_s).go_on()
         except EOFError:
             pass
         except (WeightSyncError, OSError):
@@ -72,12 +75,14 @@ class _Drawing:
         replica: RolloutReplica,
         receiver: WeightReceiver,
         links: Sequence[Connection],
+        pulse: Pulse,
         *,
         deadline_s: float,
     ) -> None:
         self._replica = replica
         self._receiver = receiver
         self._links = links
+        self._pulse = pulse
         self._deadline_s = deadline_s
         self._drawn: list[tuple[Connection, RolloutMessage]] = []
         self._scored, self._bell = Pipe(duplex=False)
@@ -89,7 +94,7 @@ class _Drawing:
             EOFError: when the run has hung up, which it does only when it is over.
         """
         for link in self._links:
-            link.send_bytes(b"")
+            self._pulse.send(link, b"")
         while True:
             ready = wait([self._scored, *self._links])
             if self._scored in ready:  # what is done goes first: nobody is to draw it again
@@ -108,13 +113,13 @@ class _Drawing:
         click.echo(f"rollout replica: step {order.step} micro-batch {order.place} drawn")
         self._drawn.append((link, message))
         message.rollout.rewards.add_done_callback(lambda _: self._bell.send_bytes(b"scored"))
-        link.send_bytes(b"")
+        self._pulse.send(link, b"")
 
     def _bring(self) -> None:
         scored = [pair for pair in self._drawn if pair[1].rollout.rewards.done()]
         self._drawn = [pair for pair in self._drawn if pair not in scored]
         for link, message in scored:
-            link.send_bytes(pack_rollout(message))
+            self._pulse.send(link, pack_rollout(message))
 
 
 def _connect(place: Place) -> Connection:

@@ -34,7 +34,9 @@ def remote_rollouts(
     remove_place(output, rank)  # of a run before
     mesh.barrier()
     num_started = config.replicas if config.start and rank == 0 else 0
-    kept = KeptReplicas(replica_specs(output, num_started, config.restarts))
+    behind_ranks = mesh.process.world_size
+    specs = replica_specs(output, num_started, config.restarts, first_device=behind_ranks)
+    kept = KeptReplicas(specs)
     with kept, ExitStack() as stack:
 
         def connect(weights: Mapping[str, Tensor], parts: StepParts) -> ReplicaRollouts:

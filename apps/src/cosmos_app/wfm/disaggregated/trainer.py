@@ -1,7 +1,11 @@
 """The side of a run that trains: it publishes weights, orders samples and waits for them.
 
 Replicas connect to every rank, say that they are free, get an order, and bring a micro-batch. They
-come and go: what a lost one had been told to draw is given to the next that is free.
+come and go: what a lost one had been told to draw is given to the next that is free. So is the work
+of one that says nothing for a lease, as one does that is stopped or whose machine is gone.
+
+Ranks that share samples (the axis ``cp``) need the same ones: the first of them orders and takes,
+and hands what came to the others.
 """
 
 import contextlib
@@ -16,12 +20,15 @@ from multiprocessing.connection import Connection, Listener, answer_challenge, d
 from pathlib import Path
 from typing import cast
 
+import click
 from torch import Tensor
 
 from cosmos_app.errors import RunError
 from cosmos_app.roles.process import own_address
 from cosmos_app.wfm.disaggregated.meeting import Place, remove_place, write_place
 from cosmos_app.wfm.disaggregated.orders import OrderBook
+from cosmos_app.wfm.disaggregated.pulse import PULSE
+from cosmos_app.wfm.disaggregated.sharing import SampleSharing
 from cosmos_parallel import TrainingMesh
 from cosmos_weightsync import SenderConfig, WeightSender, shards_of
 from cosmos_wfm import (
@@ -36,6 +43,7 @@ from cosmos_wfm import (
 )
 
 _END_S = 10.0
+_LOOKS_PER_LEASE = 4
 
 
 class ReplicaLostError(RunError):
@@ -72,7 +80,8 @@ class ReplicaRollouts:
         self._num_steps = recipe.num_steps
         self._output = Path(recipe.output)
         self._rank = mesh.process.rank
-        self._numbers = parts.of_rank(mesh.data_rank)
+        self._sharing = SampleSharing(mesh)
+        self._numbers = parts.of_rank(mesh.data_rank) if self._sharing.is_first else []
         host, num_ranks = own_address(), mesh.process.world_size
         self._sender = WeightSender(
             shards_of(weights.items()),
@@ -91,7 +100,7 @@ class ReplicaRollouts:
         self._ordered: range | None = None  # steps
         self._lock = threading.Lock()  # of what follows
         self._book: OrderBook[Connection] = OrderBook()
-        self._connections: list[Connection] = []
+        self._heard: dict[Connection, float] = {}
         self._closed = threading.Event()
 
     def publish(self, version: int) -> None:
@@ -116,16 +125,23 @@ class ReplicaRollouts:
         Raises:
             ReplicaLostError: if one of them did not come.
         """
+        return self._sharing.share(lambda: self._take(step))
+
+    def _take(self, step: int) -> list[Rollout]:
         end = time.monotonic() + self._config.deadline_s
         wanted = [(step, place) for place in range(len(self._numbers))]
         while missing := [key for key in wanted if key not in self._kept]:
             lack = f"rank {self._rank}: micro-batch {missing[0][1]} of step {step}"
+            look_s = self._config.lease_s / _LOOKS_PER_LEASE
             try:
-                came = self._arrived.get(timeout=max(0.0, end - time.monotonic()))
+                came = self._arrived.get(timeout=min(look_s, max(0.0, end - time.monotonic())))
             except queue.Empty:
+                num_silent = self._suspend_silent()
+                if time.monotonic() < end:
+                    continue
                 raise ReplicaLostError(
-                    f"{lack} did not come in {self._config.deadline_s:g} s; "
-                    f"{len(self._connections)} replicas are connected"
+                    f"{lack} did not come in {self._config.deadline_s:g} s; {len(self._heard)} "
+                    f"replicas are connected, {num_silent} of them say nothing"
                 ) from None
             if isinstance(came, Exception):
                 raise ReplicaLostError(f"{lack} is missing: {came}") from came
@@ -147,7 +163,7 @@ class ReplicaRollouts:
             self._accepting.join(_END_S)
         self._listener.close()
         with self._lock:
-            for connection in self._connections:
+            for connection in self._heard:
                 _hang_up(connection)
         self._sender.close()
 
@@ -166,6 +182,21 @@ class ReplicaRollouts:
             except OSError:  # its thread will see that too
                 self._book.lose(connection)
 
+    def _suspend_silent(self) -> int:
+        """Give the work of replicas whose lease has ended to others; return how many these are."""
+        oldest = time.monotonic() - self._config.lease_s
+        with self._lock:
+            silent = [each for each, heard in self._heard.items() if heard < oldest]
+            for connection in silent:
+                if num := self._book.suspend(connection):
+                    click.echo(
+                        f"rank {self._rank}: a replica said nothing for {self._config.lease_s:g} s;"
+                        f" its work ({num} micro-batches) is given to others",
+                        err=True,
+                    )
+            self._hand_out()
+        return len(silent)
+
     def _accept(self) -> None:
         while not self._closed.is_set():
             try:
@@ -173,7 +204,7 @@ class ReplicaRollouts:
             except OSError:
                 continue  # it went away again
             with self._lock:
-                self._connections.append(connection)
+                self._heard[connection] = time.monotonic()
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: Connection) -> None:
@@ -190,17 +221,19 @@ class ReplicaRollouts:
                     self._book.lose(connection)
                     self._hand_out()
             with self._lock:
-                self._connections.remove(connection)
+                del self._heard[connection]
 
     def _take_all(self, connection: Connection) -> None:
         while True:
             data = connection.recv_bytes()
-            if data:
-                self._take_in(parse_rollout(data))
-            else:
-                with self._lock:
+            with self._lock:
+                self._heard[connection] = time.monotonic()
+                self._book.wake(connection)
+                if not data:
                     self._book.free(connection)
-                    self._hand_out()
+                self._hand_out()
+            if data and data != PULSE:
+                self._take_in(parse_rollout(data))
 
     def _take_in(self, message: RolloutMessage) -> None:
         with self._lock:

@@ -1,0 +1,81 @@
+"""Samples that several ranks train on together: one has them, the others are handed them.
+
+Over the axis ``cp``; every rank of it calls, as often as the others.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from cosmos_app.errors import RunError
+from cosmos_parallel import TrainingMesh
+from cosmos_wfm import Rollout, RolloutMessage, pack_rollout, parse_rollout
+
+_AXIS = "cp"
+
+
+class SharedSamplesError(RunError):
+    """Raised when the rank that takes samples for others could not."""
+
+
+class SampleSharing:
+    """How a rank comes to the samples of its group.
+
+    Attributes:
+        is_first: whether this rank takes them.
+    """
+
+    def __init__(self, mesh: TrainingMesh) -> None:
+        """Find the group; a rank that shares its samples with nobody is first."""
+        self._group: dist.ProcessGroup | None = None
+        self._device = mesh.process.device
+        self.is_first = True
+        if mesh.dims is not None and mesh.config.cp > 1:
+            self._group = mesh.dims.get_mesh(_AXIS).get_group()
+            self.is_first = dist.get_rank(self._group) == 0
+
+    def share(self, take: Callable[[], list[Rollout]]) -> list[Rollout]:
+        """Return what the first rank of the group takes, on each of its ranks.
+
+        Raises:
+            SharedSamplesError: on the others, if the first has none.
+        """
+        if self._group is None:
+            return take()
+        if not self.is_first:
+            return self._receive(self._group)
+        try:
+            taken = take()
+        except BaseException:
+            self._send([], self._group)
+            raise
+        messages = [RolloutMessage(step=0, place=0, rollout=rollout) for rollout in taken]
+        self._send([pack_rollout(message) for message in messages], self._group)
+        return taken
+
+    def _send(self, packed: Sequence[bytes], group: dist.ProcessGroup) -> None:
+        sizes = torch.tensor([len(packed)], device=self._device)
+        dist.broadcast(sizes, group=group, group_src=0)
+        for data in packed:
+            dist.broadcast(torch.tensor([len(data)], device=self._device), group=group, group_src=0)
+            values = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._device)
+            dist.broadcast(values, group=group, group_src=0)
+
+    def _receive(self, group: dist.ProcessGroup) -> list[Rollout]:
+        number = self._receive_number(group)
+        if not number:
+            raise SharedSamplesError(
+                "the first rank of this one's cp group has no samples; see there"
+            )
+        return [self._receive_one(group) for _ in range(number)]
+
+    def _receive_one(self, group: dist.ProcessGroup) -> Rollout:
+        values = torch.empty(self._receive_number(group), dtype=torch.uint8, device=self._device)
+        dist.broadcast(values, group=group, group_src=0)
+        return parse_rollout(values.cpu().numpy().tobytes()).rollout
+
+    def _receive_number(self, group: dist.ProcessGroup) -> int:
+        number = torch.zeros(1, dtype=torch.long, device=self._device)
+        dist.broadcast(number, group=group, group_src=0)
+        return int(number)
