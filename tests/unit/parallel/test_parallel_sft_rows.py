@@ -123,3 +123,40 @@ def test_tools_reach_the_template(tokenizer):
         "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
     }
     assert spell(tokenizer, encode_example(row, told)) == "1<u>a</s><a>b</s>"
+
+
+CALLING = (
+    "{% for m in messages %}{% if 'tool_calls' in m %}<a>{{ m.content or '' }}"
+    "{% for c in m.tool_calls %}{{ c.function.name }}?{% endfor %}</s>"
+    "{% else %}<{{ m.role[0] }}>{{ m.content }}</s>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<a>{% endif %}"
+)
+
+
+def test_calls_of_tools_are_trained_also_where_a_table_has_nulls_for_other_messages(
+    tokenizer, tmp_path
+):
+    calling = copy.deepcopy(tokenizer)
+    calling.chat_template = CALLING
+    calls = [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "tool_calls": calls},
+        {"role": "user", "content": "b"},
+        {"role": "assistant", "content": "c"},
+    ]
+    said = "<u>a</s><a>[f][?][</s>]<u>b</s><a>[c][</s>]"
+    example = encode_example({"messages": messages}, calling)
+    assert marked_spelling(tokenizer, example) == said
+    path = write_parquet(tmp_path / "rows.parquet", [{"messages": messages}])
+    (example,) = load_sft_data(path, calling).examples
+    assert marked_spelling(tokenizer, example) == said
+    messages[1]["tool_calls"] = []
+    with pytest.raises(SftDataError, match=r"list of 'tool_calls' needs no content"):
+        encode_example({"messages": messages}, calling)
+
+
+def marked_spelling(tokenizer, example) -> str:
+    tokens = tokenizer.convert_ids_to_tokens(example.token_ids.tolist())
+    kept = zip(tokens, example.trainable, strict=True)
+    return "".join(f"[{token}]" if trained else token for token, trained in kept)

@@ -1,7 +1,8 @@
 """Supervised examples: rows in, token ids with a mask of what is trained on out.
 
 A row has ``prompt`` and ``response`` (strings), or ``messages`` in chat form; then every message
-of the assistant is trained on, and nothing else. Token ids are made here once and travel on.
+of the assistant is trained on, its calls of tools too, and nothing else. Token ids are made here
+once and travel on.
 """
 
 import re
@@ -161,7 +162,7 @@ class _Chat:
 
     tokenizer: "PreTrainedTokenizerBase"
     where: str
-    messages: list[dict[str, str]]
+    messages: list[dict[str, Any]]
     tools: list[Any] | None = field(default=None)
 
     def encode(self, end: int, *, prompting: bool = False, marking: bool = False) -> Any:
@@ -197,8 +198,10 @@ def _encode_chat(
     messages = row[name]
     if not isinstance(messages, list) or not all(_is_message(m) for m in messages):
         raise SftDataError(
-            f"{where}: field {name!r} must be a list of {{'role', 'content'}} with text in both"
+            f"{where}: field {name!r} must be a list of {{'role', 'content'}} with text in both; "
+            "an assistant's message with a list of 'tool_calls' needs no content"
         )
+    messages = [_without_absent(message) for message in messages]
     if not any(message["role"] == "assistant" for message in messages):
         raise SftDataError(f"{where}: field {name!r} has no message of the assistant to train on")
     if tokenizer.chat_template is None:
@@ -252,11 +255,22 @@ def _token_ids(encoded: Any) -> list[int]:
 
 
 def _is_message(message: object) -> bool:
-    return (
-        isinstance(message, dict)
-        and isinstance(message.get("role"), str)
-        and isinstance(message.get("content"), str)
-    )
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        return False
+    content, calls = message.get("content"), message.get("tool_calls")
+    if message["role"] == "assistant" and isinstance(calls, list) and calls:
+        return content is None or isinstance(content, str)
+    return isinstance(content, str)
+
+
+def _without_absent(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with its content and with what else it has.
+
+    A table has a column for what only some messages have; templates ask whether a key is there.
+    """
+    return {"content": None} | {
+        name: value for name, value in message.items() if value is not None or name == "content"
+    }
 
 
 def _example(parts: Sequence[tuple[list[int], bool]]) -> SftExample:
