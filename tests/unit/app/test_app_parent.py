@@ -12,10 +12,13 @@ import pytest
 
 DEADLINE_S = 240.0
 REPLICAS = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from cosmos_app.wfm.disaggregated.keeping import KeptReplicas, replica_specs
 
+# whoever is started in the background, or by nohup, ignores them
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 with KeptReplicas(replica_specs(Path(sys.argv[1]), 2, 5)):
     time.sleep(600)
 """
