@@ -59,7 +59,7 @@ TASKS: Mapping[str, Task] = {
         recipe=HERE / "chains.toml",
         rows=lambda recipe: chain_rows(ChainConfig(), recipe.seed),
         settings=lambda _: ChainConfig(),
-        targets=(0.2, 0.25, 0.3),
+        targets=(0.18, 0.2, 0.25),
         trl_micro_batch=64,
     ),
 }
