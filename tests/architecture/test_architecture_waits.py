@@ -71,7 +71,6 @@ ALLOWED: dict[str, dict[str, str]] = {
     "cosmos_app/roles/teacher.py": {"_serve": "serves until a signal ends it, or its engine dies"},
     "cosmos_app/roles/rollout.py": {"run": "the loops of the role", "_load": _IDLE},
     "cosmos_app/supervisor.py": {"wait": _DONE},
-    "cosmos_app/wfm/disaggregated/keeping.py": {"_keep": "until the run leaves the block"},
     "cosmos_app/wfm/disaggregated/replica.py": {
         "go_on": "until the run orders something or hangs up",
         "_draw": "there is something to read",

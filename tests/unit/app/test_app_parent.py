@@ -22,6 +22,15 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 with KeptReplicas(replica_specs(Path(sys.argv[1]), 2, 5)):
     time.sleep(600)
 """
+INTERRUPTED = """
+import sys, time
+from pathlib import Path
+from cosmos_app.wfm.disaggregated.keeping import KeptReplicas, replica_specs
+
+KeptReplicas(replica_specs(Path(sys.argv[1]), 2, 5)).__enter__()
+time.sleep(1)
+raise KeyboardInterrupt
+"""
 LATE = """
 import os, subprocess, sys, time
 from pathlib import Path
@@ -142,6 +151,12 @@ def test_replicas_end_with_their_run_even_one_that_is_stopped(run, tmp_path, by)
 
     process.send_signal(by)
     until(lambda: not any(map(is_alive, replicas)))
+
+
+def test_a_run_that_is_interrupted_before_its_block_ends_with_its_replicas(run, tmp_path):
+    output = str(tmp_path / "output")
+    assert run(INTERRUPTED, output).wait(DEADLINE_S)
+    until(lambda: not naming(output))
 
 
 def test_a_child_whose_parent_was_gone_before_it_asked_ends_too(run, tmp_path):

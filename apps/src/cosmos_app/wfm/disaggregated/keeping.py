@@ -15,6 +15,7 @@ from cosmos_app.supervisor import ChildSpec, Incident, Supervisor
 
 _END_S = 5.0
 _GRACE_S = 5.0
+_LOOK_S = 0.1
 
 
 def replica_specs(
@@ -75,8 +76,8 @@ class KeptReplicas:
         for spec in self._specs:
             supervisor.start(spec)
         kept = asyncio.create_task(supervisor.wait(names))
-        over = asyncio.create_task(asyncio.to_thread(self._over.wait))
-        await asyncio.wait({kept, over}, return_when=asyncio.FIRST_COMPLETED)
+        while not (kept.done() or self._over.is_set()):  # no thread waits: it might outlive us
+            await asyncio.wait({kept}, timeout=_LOOK_S)
         if kept.done() and isinstance(error := kept.exception(), RunError):
             self.loss.set_result(error)
         kept.cancel()
