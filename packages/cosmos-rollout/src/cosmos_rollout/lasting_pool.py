@@ -5,12 +5,16 @@ and what is then in its queue is never answered.
 """
 
 import asyncio
-from collections.abc import Callable
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
 from pebble import ProcessPool
+
+from cosmos_rollout.tether import start_worker
 
 T = TypeVar("T")
 
@@ -19,12 +23,25 @@ _LOOK_S = 1.0
 
 
 class LastingPool:
-    """Runs calls in worker processes; a pool that broke is replaced and its calls made again."""
+    """Runs calls in worker processes; a pool that broke is replaced and its calls made again.
 
-    def __init__(self, make: Callable[[], ProcessPool]) -> None:
-        """Make the first pool; its processes start with the first call."""
-        self._make = make
-        self._pool = make()
+    Processes come from a fork server, which is a fresh interpreter: they share neither threads nor
+    devices with this process, and they end when it ends, however it ends.
+    """
+
+    def __init__(self, num_workers: int, *, memory_mib: int, preload: Sequence[str]) -> None:
+        """Make the first pool; its processes start with the first call.
+
+        Args:
+            num_workers: processes that work at once.
+            memory_mib: data memory of each; 0: no limit.
+            preload: modules that the fork server imports for all of them.
+        """
+        self._num_workers = num_workers
+        self._memory_bytes = memory_mib << 20
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([*preload])
+        self._pool = self._make()
         self._endings: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -62,6 +79,14 @@ class LastingPool:
         """Drop what is pending and end the workers. Idempotent."""
         self._closed = True
         await asyncio.gather(asyncio.to_thread(_end, self._pool), *self._endings)
+
+    def _make(self) -> ProcessPool:
+        return ProcessPool(
+            max_workers=self._num_workers,
+            initializer=start_worker,
+            initargs=(os.getpid(), self._memory_bytes),
+            context=self._context,
+        )
 
     def _working(self) -> ProcessPool:
         """Return the pool, or another one in its place if it broke."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from cosmos_parallel import TrainingMesh
@@ -56,6 +56,10 @@ class NoiseExperts(nn.Module):
         """The denoisers by their names in the pipeline."""
         return dict(self.named_children())
 
+    def asks_first(self, timestep: Float[Tensor, " B"]) -> Bool[Tensor, " B"]:
+        """Return which samples the first denoiser is asked about."""
+        return timestep >= self.boundary
+
     def share(self, mesh: TrainingMesh) -> None:
         """Agree with the ranks of a mesh, from now on, on which denoisers are called."""
         self._mesh = mesh
@@ -70,8 +74,7 @@ class NoiseExperts(nn.Module):
             timestep: of each sample, [B], or of each of its tokens, [B, L].
             **named: the denoisers' other arguments; tensors have a row for each sample.
         """
-        levels = timestep if timestep.dim() == 1 else timestep.amax(1)
-        is_first = levels >= self.boundary
+        is_first = self.asks_first(timestep if timestep.dim() == 1 else timestep.amax(1))
         called = torch.stack([is_first.any(), (~is_first).any()]).int()
         if self._mesh is not None:
             self._mesh.max_(called)

@@ -63,5 +63,5 @@ def guided_velocity(
             "has one (no boundary_ratio); leave it out"
         )
     led_below = adapter.guide(positive, away, guidance.below)
-    is_above = per_sample(sigmas * TIMESTEPS >= transformer.boundary, led)
+    is_above = per_sample(transformer.asks_first(sigmas * TIMESTEPS), led)
     return torch.where(is_above, led, led_below)

@@ -3,9 +3,8 @@
 Over the axis ``cp``; every rank of it calls, as often as the others.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-import torch
 import torch.distributed as dist
 
 from cosmos_app.errors import RunError
@@ -44,38 +43,23 @@ class SampleSharing:
         if self._group is None:
             return take()
         if not self.is_first:
-            return self._receive(self._group)
+            packed = self._hand_over([], self._group)
+            if not packed:
+                raise SharedSamplesError(
+                    "the first rank of this one's cp group has no samples; see there"
+                )
+            return [parse_rollout(data).rollout for data in packed]
         try:
             taken = take()
         except BaseException:
-            self._send([], self._group)
+            self._hand_over([], self._group)
             raise
         messages = [RolloutMessage(step=0, place=0, rollout=rollout) for rollout in taken]
-        self._send([pack_rollout(message) for message in messages], self._group)
+        self._hand_over([pack_rollout(message) for message in messages], self._group)
         return taken
 
-    def _send(self, packed: Sequence[bytes], group: dist.ProcessGroup) -> None:
-        sizes = torch.tensor([len(packed)], device=self._device)
-        dist.broadcast(sizes, group=group, group_src=0)
-        for data in packed:
-            dist.broadcast(torch.tensor([len(data)], device=self._device), group=group, group_src=0)
-            values = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._device)
-            dist.broadcast(values, group=group, group_src=0)
-
-    def _receive(self, group: dist.ProcessGroup) -> list[Rollout]:
-        number = self._receive_number(group)
-        if not number:
-            raise SharedSamplesError(
-                "the first rank of this one's cp group has no samples; see there"
-            )
-        return [self._receive_one(group) for _ in range(number)]
-
-    def _receive_one(self, group: dist.ProcessGroup) -> Rollout:
-        values = torch.empty(self._receive_number(group), dtype=torch.uint8, device=self._device)
-        dist.broadcast(values, group=group, group_src=0)
-        return parse_rollout(values.cpu().numpy().tobytes()).rollout
-
-    def _receive_number(self, group: dist.ProcessGroup) -> int:
-        number = torch.zeros(1, dtype=torch.long, device=self._device)
-        dist.broadcast(number, group=group, group_src=0)
-        return int(number)
+    def _hand_over(self, packed: list[bytes], group: dist.ProcessGroup) -> list[bytes]:
+        """Return what the first rank of the group brings, on each of its ranks."""
+        handed = [packed]
+        dist.broadcast_object_list(handed, group=group, group_src=0, device=self._device)
+        return handed[0]

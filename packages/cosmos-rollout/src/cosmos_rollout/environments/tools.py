@@ -11,22 +11,19 @@ answered by words that say so: that too is something a model can learn from.
 import asyncio
 import inspect
 import json
-import multiprocessing
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, cast
 
-from pebble import ProcessExpired, ProcessPool
+from pebble import ProcessExpired
 
 from cosmos_rollout.environments.environment import Chat, opening
 from cosmos_rollout.episode import Message
 from cosmos_rollout.errors import UserCodeError
 from cosmos_rollout.lasting_pool import LastingPool
 from cosmos_rollout.prompts import PromptRow
-from cosmos_rollout.tether import start_worker
 from cosmos_rollout.user_code import check_reference, load_callable
 
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
@@ -89,15 +86,8 @@ class ToolEnvironment:
         self._references = {check_reference(where): where for where in config.functions}
         self._functions = {name: load_callable(at) for name, at in self._references.items()}
         self._tools = tuple(describe(function) for function in self._functions.values())
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])
         self._workers = LastingPool(
-            lambda: ProcessPool(
-                max_workers=config.num_workers,
-                initializer=start_worker,
-                initargs=(os.getpid(), config.memory_mib << 20),
-                context=context,
-            )
+            config.num_workers, memory_mib=config.memory_mib, preload=[__name__]
         )
 
     @property

@@ -1,15 +1,13 @@
 """Rewards in worker processes: a reward that raises, hangs or dies costs one sample its reward."""
 
 import asyncio
-import multiprocessing
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pebble import ProcessExpired, ProcessPool
+from pebble import ProcessExpired
 
 from cosmos_rollout.errors import RewardError
 from cosmos_rollout.lasting_pool import LastingPool
@@ -25,7 +23,6 @@ from cosmos_rollout.rewards.worker import (
     score_all,
     score_group,
 )
-from cosmos_rollout.tether import start_worker
 
 T = TypeVar("T")
 _Values = Sequence[float | Failure]
@@ -68,24 +65,14 @@ class RewardPoolConfig:
 class RewardPool:
     """Scores samples in worker processes that are replaced when they hang or die.
 
-    Processes come from a fork server, which is a fresh interpreter: they share neither threads nor
-    devices with this process, and they end when it ends, however it ends.
-
     Quick rewards are computed for several samples in one hand-over. If a worker hangs or dies over
     such a batch, its samples are scored again one by one, so that only the culprit fails.
     """
 
     def __init__(self, config: RewardPoolConfig) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_preload(config.rewards))
         self._config = config
         self._workers = LastingPool(
-            lambda: ProcessPool(
-                max_workers=config.num_workers,
-                initializer=start_worker,
-                initargs=(os.getpid(), config.memory_mib << 20),
-                context=context,
-            )
+            config.num_workers, memory_mib=config.memory_mib, preload=_preload(config.rewards)
         )
         self._batcher = Batcher(self._score_batch, num_lanes=config.num_workers)
         self._failures: Counter[str] = Counter()
