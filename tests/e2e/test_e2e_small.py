@@ -89,7 +89,7 @@ def test_rewards_that_raise_or_give_nan_and_prompts_too_long_cost_themselves_and
     reward = tmp_path / "reward.py"
     reward.write_text(
         "def score(sample):\n"
-        "    kind = sum(map(ord, sample.response)) % 5\n"
+        "    kind = sum(map(ord, sample.response)) % 7\n"
         "    if kind == 0:\n"
         "        raise RuntimeError('this response displeases me')\n"
         "    return float('nan') if kind == 1 else float(kind)\n"
