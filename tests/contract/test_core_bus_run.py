@@ -10,8 +10,8 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ from cosmos_core.control import ALL_DONE, ControllerConfig, StalenessConfig, Val
 from cosmos_core.messages import (
     CancelGroup,
     CheckpointSaved,
+    Event,
     Generate,
     GroupFinished,
     LoadVersion,
@@ -242,6 +243,40 @@ async def test_requests_that_are_carried_out_twice_change_nothing(server) -> Non
         await run_world(world, ControllerHost(bus, CONFIG, host=HOST).run)
         await world.assert_complete()
         assert (await bus.read_status())["counters"]["duplicates"] > 0
+        assert await bus.num_metrics() == NUM_STEPS
+
+
+class ControllerDiedError(Exception):
+    pass
+
+
+class DyingJournal:
+    """The end of a controller right after it has committed a step."""
+
+    def begin(self, epoch: int) -> None: ...
+
+    def note(self, *, events: Sequence[Event], **_: object) -> None:
+        if any(isinstance(event, StepFinished) for event in events):
+            raise ControllerDiedError
+
+
+async def test_figures_of_a_step_are_kept_by_the_commit_that_makes_it_true(server) -> None:
+    async with await Bus.connect(server.url, "figures") as bus:
+        world = World(bus)
+
+        async def control() -> None:
+            while True:
+                host = ControllerHost(bus, CONFIG, host=HOST, journal=DyingJournal())
+                with suppress(ControllerDiedError):
+                    return await host.run()
+
+        await run_world(world, control)
+        await world.assert_complete()
+        assert (await bus.read_status())["epoch"] > 1
+        assert await bus.num_metrics() == NUM_STEPS
+        records = bus.metrics()
+        assert [(await anext(records)).step for _ in range(NUM_STEPS)] == [*range(NUM_STEPS)]
+        await records.aclose()
 
 
 async def test_payloads_of_consumed_groups_are_deleted(server) -> None:

@@ -28,7 +28,7 @@ Answer = TypeVar("Answer")
 
 _BLOCK_MS = 1000
 _PAYLOAD_TTL_S = 24 * 3600
-_METRICS_KEPT = 100_000
+METRICS_KEPT = 100_000  # measurements, if nobody fetches them
 _METRICS_AT_ONCE = 256
 _SINKS = "sinks"
 _FIRST_PAUSE_S = 0.05
@@ -209,7 +209,7 @@ class Bus:
             async with client.pipeline(transaction=False) as pipe:
                 for record in records:
                     fields = {b"m": msgspec.msgpack.encode(record)}
-                    pipe.xadd(self.keys.metrics, fields, maxlen=_METRICS_KEPT, approximate=True)
+                    pipe.xadd(self.keys.metrics, fields, maxlen=METRICS_KEPT, approximate=True)
                 await pipe.execute()
 
         if records:

@@ -165,6 +165,7 @@ class ControllerHost:
             return
         is_due = ledger.log_length + 1 >= self._host.snapshot_every
         stats = controller.take_stats()
+        queues = controller.books().in_flight if stats else {}
         await ledger.commit(
             Commit(
                 cursor=events[-1].entry if events else "",
@@ -172,12 +173,10 @@ class ControllerHost:
                 dispatches=turn.dispatches,
                 garbage=controller.take_garbage(),
                 snapshot=controller.snapshot() if is_due and turn.logged else b"",
+                metrics=[_record_of(s, self._host.owner, queues) for s in stats],
             )
         )
         self._note(ledger, turn)
-        queues = controller.books().in_flight if stats else {}
-        records = [_record_of(s, self._host.owner, queues) for s in stats]
-        await self._bus.send_metrics(records)
         if self._now - self._status_at >= _STATUS_EVERY_S:
             await self._write_status(controller, ledger)
 

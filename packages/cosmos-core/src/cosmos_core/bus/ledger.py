@@ -1,8 +1,9 @@
 """The controller's side of the bus: its lease, its log, and commits that happen whole or not.
 
 A commit is one Lua script: it appends a batch of events to the log, the commands that followed
-from them to the replicas' streams, moves the cursor over the events, and deletes payloads nobody
-needs any more. Whatever dies before it leaves events that are read again; after it, they are done.
+from them to the replicas' streams, and the figures of the steps they ended to the metrics; it moves
+the cursor over the events, and deletes payloads nobody needs any more. Whatever dies before it
+leaves events that are read again; after it, they are done.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,11 +11,12 @@ from typing import Any
 
 import msgspec
 
-from cosmos_core.bus.connection import Bus
+from cosmos_core.bus.connection import METRICS_KEPT, Bus
 from cosmos_core.bus.errors import BusError, FencedError, LeaseHeldError
 from cosmos_core.bus.scripts import ACQUIRE, COMMIT
 from cosmos_core.bus.streams import Entry, stream_entries
 from cosmos_core.messages import Command, encode_message
+from cosmos_core.metrics import MetricRecord
 
 _LOG_PAGE = 1000
 _COMMAND_TTL_MS = 24 * 3600 * 1000
@@ -65,6 +67,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         dispatches: what follows from them, in order.
         garbage: payloads that nobody reads again.
         snapshot: state after these events, which replaces the log; empty for none.
+        metrics: of the steps that these events committed.
     """
 
     cursor: str
@@ -72,6 +75,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     dispatches: Sequence[Dispatch] = ()
     garbage: Sequence[str] = ()
     snapshot: bytes = b""
+    metrics: Sequence[MetricRecord] = ()
 
 
 class _Batch(msgspec.Struct, frozen=True, array_like=True):
@@ -172,6 +176,7 @@ class Ledger:
         """
         keys = self._bus.keys
         names = [keys.token, keys.lease, keys.sequence, keys.events, keys.log, keys.snapshot]
+        names.append(keys.metrics)
         names.extend(keys.payload(key) for key in commit.garbage)
         cursor = commit.cursor or self._cursor
         entry = b""
@@ -179,7 +184,9 @@ class Ledger:
             entry = msgspec.msgpack.encode(_Batch(cursor, commit.events))
         arguments: list[Any] = [self.token, self._owner, self._lease_ms, self._sequence + 1]
         arguments += [cursor, entry, self._snapshot_of(commit, cursor), _COMMAND_TTL_MS]
-        arguments += [len(commit.dispatches), *self._arguments_of(commit.dispatches)]
+        arguments += [METRICS_KEPT, len(commit.metrics)]
+        arguments += map(msgspec.msgpack.encode, commit.metrics)
+        arguments += self._arguments_of(commit.dispatches)
         answer = await self._bus.call(lambda c: c.eval(COMMIT, len(names), *names, *arguments))
         if answer == b"fenced":
             raise FencedError(

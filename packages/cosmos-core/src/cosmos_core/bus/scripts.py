@@ -15,9 +15,9 @@ redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return {token, ''}
 """
 
-# KEYS token lease sequence events log snapshot, then payloads to delete
-# ARGV token owner ttl_ms sequence cursor entry snapshot command_ttl_ms num_commands,
-#      then for each command: stream, field, value
+# KEYS token lease sequence events log snapshot metrics, then payloads to delete
+# ARGV token owner ttl_ms sequence cursor entry snapshot command_ttl_ms metrics_kept num_metrics,
+#      then the metrics, then for each command: stream, field, value
 # -> 'done', 'again' (this very commit was applied before: its answer got lost), or 'fenced'
 COMMIT = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 'fenced' end
@@ -34,12 +34,16 @@ if ARGV[5] ~= '0-0' then
   redis.call('XTRIM', KEYS[4], 'MINID', ARGV[5])
   redis.call('XDEL', KEYS[4], ARGV[5])
 end
-local at = 10
-for _ = 1, tonumber(ARGV[9]) do
+local at = 11
+for _ = 1, tonumber(ARGV[10]) do
+  redis.call('XADD', KEYS[7], 'MAXLEN', '~', ARGV[9], '*', 'm', ARGV[at])
+  at = at + 1
+end
+while at < #ARGV do
   redis.call('XADD', ARGV[at], '*', 'e', ARGV[1], ARGV[at + 1], ARGV[at + 2])
   redis.call('PEXPIRE', ARGV[at], ARGV[8])
   at = at + 3
 end
-for index = 7, #KEYS do redis.call('UNLINK', KEYS[index]) end
+for index = 8, #KEYS do redis.call('UNLINK', KEYS[index]) end
 return 'done'
 """
