@@ -95,12 +95,13 @@ def written(recipe):
 
 
 class Killer(threading.Thread):
-    """Kills the first of a run's replicas whose log says something."""
+    """Kills the first of a run's replicas whose log says something, or stops it."""
 
-    def __init__(self, recipe, at):
+    def __init__(self, recipe, at, by=signal.SIGKILL):
         super().__init__()
         self._logs = Path(recipe.output) / "disaggregated"
         self._at = at
+        self._by = by
         self._over = threading.Event()
         self.killed = 0
 
@@ -121,7 +122,7 @@ class Killer(threading.Thread):
             time.sleep(0.01)
 
     def _kill(self, log):
-        """Kill the process that writes to this log."""
+        """Send the signal to the process that writes to this log."""
         for file in Path("/proc").glob("[0-9]*/cmdline"):
             try:
                 command, output = file.read_bytes(), (file.parent / "fd" / "1").resolve()
@@ -129,7 +130,7 @@ class Killer(threading.Thread):
                 continue  # it has ended
             if b"rollout" in command and output == log:
                 self.killed = int(file.parent.name)
-                os.kill(self.killed, signal.SIGKILL)
+                os.kill(self.killed, self._by)
 
 
 @pytest.mark.slow
@@ -154,6 +155,21 @@ def test_a_run_with_replicas_one_of_which_is_killed_is_the_run_without_any(
     assert [log.name for log in logs] == ["replica0.log", "replica1.log"]
     drawn = "".join(log.read_text() for log in logs).count("drawn")
     assert drawn >= steps * 3  # and those that were drawn again
+
+
+@pytest.mark.slow
+def test_a_run_whose_only_replica_is_stopped_starts_it_again(recipe, own, tmp_path, capfd):
+    apart = DisaggregatedConfig(replicas=1, restarts=100, lease_s=3.0, deadline_s=DEADLINE_S)
+    steps = NUM_STEPS + 5  # it is stopped in its first; the run is long enough for that
+    recipe = replace(recipe, output=str(tmp_path / "apart"), disaggregated=apart, num_steps=steps)
+    with Killer(recipe, "micro-batch", signal.SIGSTOP) as stopper:
+        theirs = figures(recipe)
+
+    assert stopper.killed
+    assert theirs[:NUM_STEPS] == own
+    said = capfd.readouterr().err
+    assert f"(process {stopper.killed}) said nothing for 3 s; it is killed" in said
+    assert f"(process {stopper.killed}) ended: signal 9 (SIGKILL); restarted" in said
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """The side of a disaggregated run that trains, talked to over its real connections."""
 
 import socket
+import sys
 import threading
 from concurrent.futures import Future
 from multiprocessing import AuthenticationError
@@ -12,6 +13,8 @@ import torch
 pytest.importorskip("diffusers")
 pytest.importorskip("cosmos_weightsync")
 
+from cosmos_app.supervisor import ChildSpec
+from cosmos_app.wfm.disaggregated.keeping import KeptReplicas
 from cosmos_app.wfm.disaggregated.meeting import read_places
 from cosmos_app.wfm.disaggregated.pulse import Pulse
 from cosmos_app.wfm.disaggregated.trainer import ReplicaLostError, ReplicaRollouts
@@ -28,6 +31,24 @@ from cosmos_wfm import (
 
 DEADLINE_S = 120.0
 LEASE_S = 3.0
+STOPS_ONCE = """
+import os, signal, sys
+from multiprocessing.connection import Client
+from pathlib import Path
+from cosmos_app.wfm.disaggregated.pulse import Pulse
+
+home, host, port, lease_s = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+link = Client((host, port), authkey=b"secret")
+with Pulse([link], lease_s, child="replica0") as pulse:
+    for place in (0, 1):
+        pulse.send(link, b"")
+        link.recv_bytes()
+        if not (home / "stopped").exists():
+            (home / "stopped").write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+        pulse.send(link, (home / f"samples{place}").read_bytes())
+    link.recv_bytes()
+"""
 
 
 @pytest.fixture
@@ -159,3 +180,25 @@ def test_the_work_of_one_that_hangs_goes_to_another_that_speaks(rank, replica):
     bring(hung, 0, 0)
     rank.publish(1)
     assert ordered(hung) == (2, 0, (0, 1), 1)
+
+
+@pytest.mark.slow
+def test_the_only_replica_is_started_again_where_it_is_stopped(rank, tmp_path, capfd):
+    (place,) = read_places(tmp_path, DEADLINE_S)
+    for number in (0, 1):
+        (tmp_path / f"samples{number}").write_bytes(packed(0, number))
+    spec = ChildSpec(
+        name="replica0",
+        argv=[sys.executable, "-c", STOPS_ONCE, tmp_path, place.host, str(place.port), "3"],
+        environment={},
+        log=tmp_path / "log",
+        restarts=100,
+    )
+    with KeptReplicas([spec]) as kept:
+        rank.on_hung = kept.kill
+        taken = [float(r.latents[0, 0, 0, 0]) for r in rank.take(0)]
+    assert taken == [0.0, 1.0]
+    replica = f"replica0 (process {(tmp_path / 'stopped').read_text()})"
+    said = capfd.readouterr().err
+    assert f"{replica} said nothing for 3 s; it is killed, and its work (1 micro-batches) " in said
+    assert f"{replica} ended: signal 9 (SIGKILL); restarted" in said

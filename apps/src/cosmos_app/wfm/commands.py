@@ -46,20 +46,20 @@ def run(recipe: Path, overrides: tuple[str, ...], *, resume: bool) -> None:
 @wfm.command()
 @click.argument("output", type=click.Path(path_type=Path))
 @click.option("--deadline-s", default=1800.0, show_default=True, help="For the run to be there.")
-@click.option("--child", "is_child", is_flag=True, hidden=True, help="Ends with its parent.")
-def rollout(output: Path, *, deadline_s: float, is_child: bool) -> None:
+@click.option("--child", default="", hidden=True, help="Its name; it ends with its parent.")
+def rollout(output: Path, *, deadline_s: float, child: str) -> None:
     """Draw samples for a run with a table [disaggregated] that writes to OUTPUT.
 
     The run starts its replicas itself unless disaggregated.start = false. This adds one, at any
     time, on any machine that sees the directory; what it was drawing when it is ended is given to
     another.
     """
-    if is_child:
+    if child:
         die_with_parent(signal.SIGKILL)  # before anything that takes time
 
     from cosmos_app.wfm.disaggregated.replica import serve_rollouts
 
-    guarded(lambda: serve_rollouts(output, deadline_s=deadline_s))
+    guarded(lambda: serve_rollouts(output, deadline_s=deadline_s, child=child))
 
 
 @wfm.command()

@@ -7,7 +7,8 @@
     replica     fetch weights, draw; ask for more while the rewards are computed
 
 A micro-batch is drawn by whoever is free; those of a replica that is lost, or has said nothing for
-``lease_s``, are given to others. One that hangs and wakes up goes on; who comes first counts.
+``lease_s``, are given to others. One that hangs and wakes up goes on, and who comes first counts;
+but one that the run has started itself is killed, and started again like one that died.
 Step n is drawn with the weights of version n, or with ``max_lag`` of an older one: then replicas
 draw while the trainer trains. Which sample has which noise depends on neither, so a lag of 0 gives
 the numbers of a run in one process, whoever is lost on the way.
@@ -32,9 +33,11 @@ class DisaggregatedConfig:
             elsewhere by ``cosmos-app wfm rollout``, and go.
         max_lag: versions that a replica's weights may be older than the step it draws.
         start: whether the run starts any itself.
-        restarts: how often each of them is started again after it died; once more is an error.
-        lease_s: a replica that was not heard of for as long is asked for nothing more until it is;
-            replicas speak several times in it, whatever they compute.
+        restarts: how often each of them is started again after it died or hung; once more is an
+            error.
+        lease_s: a replica that was not heard of for as long is asked for nothing more until it is,
+            and killed if the run has started it; replicas speak several times in it, whatever they
+            compute.
         deadline_s: for the samples of a step; more is an error.
     """
 

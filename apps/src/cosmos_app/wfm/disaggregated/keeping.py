@@ -1,6 +1,8 @@
-"""Replicas that a run starts on its own host, and starts again when they die."""
+"""Replicas that a run starts on its own host, and starts again when they die or hang."""
 
 import asyncio
+import queue
+import signal
 import sys
 import threading
 from collections.abc import Sequence
@@ -11,7 +13,8 @@ from typing import Self
 import click
 
 from cosmos_app.errors import RunError
-from cosmos_app.supervisor import ChildSpec, Incident, Supervisor
+from cosmos_app.supervisor import ChildSpec, Incident, Supervisor, signal_session
+from cosmos_app.wfm.disaggregated.pulse import StartedReplica
 
 _END_S = 5.0
 _GRACE_S = 5.0
@@ -34,7 +37,7 @@ def replica_specs(
     return [
         ChildSpec(
             name=f"replica{index}",
-            argv=command,
+            argv=(*command, f"replica{index}"),
             environment={
                 "RANK": "0",
                 "WORLD_SIZE": "1",
@@ -59,6 +62,7 @@ class KeptReplicas:
         """Get ready; nothing is started before the block."""
         self.loss: Future[RunError] = Future()
         self._specs = specs
+        self._hung: queue.SimpleQueue[StartedReplica] = queue.SimpleQueue()
         self._over = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._keep()), daemon=True)
 
@@ -71,6 +75,13 @@ class KeptReplicas:
         self._over.set()
         self._thread.join(2 * (_END_S + _GRACE_S))
 
+    def kill(self, replica: StartedReplica) -> None:
+        """Kill one that hangs, which is then as one that died; from any thread.
+
+        Nothing is done about a process that has ended.
+        """
+        self._hung.put(replica)
+
     async def _keep(self) -> None:
         supervisor, names = Supervisor(_tell), [spec.name for spec in self._specs]
         for spec in self._specs:
@@ -78,6 +89,10 @@ class KeptReplicas:
         kept = asyncio.create_task(supervisor.wait(names))
         while not (kept.done() or self._over.is_set()):  # no thread waits: it might outlive us
             await asyncio.wait({kept}, timeout=_LOOK_S)
+            while not self._hung.empty():
+                hung = self._hung.get_nowait()
+                if supervisor.pid(hung.name) == hung.pid:
+                    signal_session(hung.pid, signal.SIGKILL)
         if kept.done() and isinstance(error := kept.exception(), RunError):
             self.loss.set_result(error)
         kept.cancel()

@@ -29,12 +29,13 @@ from cosmos_wfm import (
 _FOLLOW_S = 10.0
 
 
-def serve_rollouts(output: Path, *, deadline_s: float) -> int:
+def serve_rollouts(output: Path, *, deadline_s: float, child: str = "") -> int:
     """Draw samples for the run that writes to ``output`` until it ends; return 0.
 
     Args:
         output: directory of the run; ``recipe.json`` there is what it does.
         deadline_s: for the run to say where it is, and to publish a version.
+        child: the name that the run gave it, if the run has started it.
 
     Raises:
         DataError: if there is no such run.
@@ -50,7 +51,7 @@ def serve_rollouts(output: Path, *, deadline_s: float) -> int:
         replica = RolloutReplica(recipe, scorer, mesh=mesh)
         assert recipe.disaggregated is not None  # the replica has looked
         links = [stack.enter_context(_connect(place)) for place in places]
-        pulse = stack.enter_context(Pulse(links, recipe.disaggregated.lease_s))
+        pulse = stack.enter_context(Pulse(links, recipe.disaggregated.lease_s, child=child))
         receiver = WeightReceiver(
             [place.weights for place in places],
             wanted=shards_of(replica.weights.items()),

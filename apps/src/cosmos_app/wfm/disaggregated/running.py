@@ -42,6 +42,8 @@ def remote_rollouts(
         def connect(weights: Mapping[str, Tensor], parts: StepParts) -> ReplicaRollouts:
             rollouts = ReplicaRollouts(weights, parts, recipe=recipe, mesh=mesh, token=token)
             stack.callback(rollouts.close)
+            if num_started:
+                rollouts.on_hung = kept.kill
             kept.loss.add_done_callback(lambda loss: rollouts.give_up(loss.result()))
             return rollouts
 

@@ -2,7 +2,8 @@
 
 Replicas connect to every rank, say that they are free, get an order, and bring a micro-batch. They
 come and go: what a lost one had been told to draw is given to the next that is free. So is the work
-of one that says nothing for a lease, as one does that is stopped or whose machine is gone.
+of one that says nothing for a lease, as one does that is stopped or whose machine is gone; if the
+run has started it, it is killed, and so begins anew.
 
 Ranks that share samples (the axis ``cp``) need the same ones: the first of them orders and takes,
 and hands what came to the others.
@@ -14,7 +15,8 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener, answer_challenge, deliver_challenge
 from pathlib import Path
@@ -27,7 +29,7 @@ from cosmos_app.errors import RunError
 from cosmos_app.roles.process import own_address
 from cosmos_app.wfm.disaggregated.meeting import Place, remove_place, write_place
 from cosmos_app.wfm.disaggregated.orders import OrderBook
-from cosmos_app.wfm.disaggregated.pulse import PULSE
+from cosmos_app.wfm.disaggregated.pulse import StartedReplica, is_pulse, started_replica
 from cosmos_app.wfm.disaggregated.sharing import SampleSharing
 from cosmos_parallel import TrainingMesh
 from cosmos_weightsync import SenderConfig, WeightSender, shards_of
@@ -50,11 +52,23 @@ class ReplicaLostError(RunError):
     """Raised when the samples of a step did not come: replicas cannot be kept, or are too slow."""
 
 
+@dataclass(slots=True)
+class _Ear:
+    """What is known of a connection: how often nothing had come, and who is at its other end."""
+
+    quiet: int = 0
+    replica: StartedReplica | None = None
+
+
 class ReplicaRollouts:
     """A ``RemoteRollouts`` of one rank.
 
     Nothing listens before the first version is published, which says from which step on samples are
     wanted.
+
+    Attributes:
+        on_hung: told, from a thread, of replicas that the run has started and that say nothing;
+            more than once of each. ``None`` where nobody can end them.
     """
 
     def __init__(
@@ -91,6 +105,8 @@ class ReplicaRollouts:
         )
         self._listener = Listener((host, 0))
         self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._looking = threading.Thread(target=self._look, daemon=True)
+        self.on_hung: Callable[[StartedReplica], None] | None = None
         _, port = cast("tuple[str, int]", self._listener.address)
         self._place = Place(
             host=host, port=port, weights=self._sender.endpoint, token=token, num_ranks=num_ranks
@@ -100,7 +116,7 @@ class ReplicaRollouts:
         self._ordered: range | None = None  # steps
         self._lock = threading.Lock()  # of what follows
         self._book: OrderBook[Connection] = OrderBook()
-        self._heard: dict[Connection, float] = {}
+        self._ears: dict[Connection, _Ear] = {}
         self._closed = threading.Event()
 
     def publish(self, version: int) -> None:
@@ -117,6 +133,7 @@ class ReplicaRollouts:
             self._hand_out()
         if is_first:
             self._accepting.start()
+            self._looking.start()
             write_place(self._output, self._rank, self._place)
 
     def take(self, step: int) -> list[Rollout]:
@@ -132,15 +149,13 @@ class ReplicaRollouts:
         wanted = [(step, place) for place in range(len(self._numbers))]
         while missing := [key for key in wanted if key not in self._kept]:
             lack = f"rank {self._rank}: micro-batch {missing[0][1]} of step {step}"
-            look_s = self._config.lease_s / _LOOKS_PER_LEASE
             try:
-                came = self._arrived.get(timeout=min(look_s, max(0.0, end - time.monotonic())))
+                came = self._arrived.get(timeout=max(0.0, end - time.monotonic()))
             except queue.Empty:
-                num_silent = self._suspend_silent()
-                if time.monotonic() < end:
-                    continue
+                with self._lock:
+                    num, num_silent = len(self._ears), len(self._silent())
                 raise ReplicaLostError(
-                    f"{lack} did not come in {self._config.deadline_s:g} s; {len(self._heard)} "
+                    f"{lack} did not come in {self._config.deadline_s:g} s; {num} "
                     f"replicas are connected, {num_silent} of them say nothing"
                 ) from None
             if isinstance(came, Exception):
@@ -161,9 +176,10 @@ class ReplicaRollouts:
                 here = (self._place.host, self._place.port)
                 socket.create_connection(here, timeout=_END_S).close()
             self._accepting.join(_END_S)
+            self._looking.join(_END_S)
         self._listener.close()
         with self._lock:
-            for connection in self._heard:
+            for connection in self._ears:
                 _hang_up(connection)
         self._sender.close()
 
@@ -182,20 +198,36 @@ class ReplicaRollouts:
             except OSError:  # its thread will see that too
                 self._book.lose(connection)
 
-    def _suspend_silent(self) -> int:
-        """Give the work of replicas whose lease has ended to others; return how many these are."""
-        oldest = time.monotonic() - self._config.lease_s
-        with self._lock:
-            silent = [each for each, heard in self._heard.items() if heard < oldest]
-            for connection in silent:
-                if num := self._book.suspend(connection):
-                    click.echo(
-                        f"rank {self._rank}: a replica said nothing for {self._config.lease_s:g} s;"
-                        f" its work ({num} micro-batches) is given to others",
-                        err=True,
-                    )
-            self._hand_out()
-        return len(silent)
+    def _look(self) -> None:
+        """Several times in each lease, see who has said nothing.
+
+        Looks are counted, not seconds: where this process itself stood still, nobody was silent.
+        """
+        while not self._closed.wait(self._config.lease_s / _LOOKS_PER_LEASE):
+            with self._lock:
+                for ear in self._ears.values():
+                    ear.quiet += 1
+                for connection in self._silent():
+                    self._suspend(connection, self._ears[connection])
+                self._hand_out()
+
+    def _silent(self) -> list[Connection]:
+        """Return the replicas whose lease has ended; the lock is held."""
+        return [each for each, ear in self._ears.items() if ear.quiet > _LOOKS_PER_LEASE]
+
+    def _suspend(self, connection: Connection, ear: _Ear) -> None:
+        """Give the work of a silent replica to others, or have it begin anew; the lock is held."""
+        num, who, end = self._book.suspend(connection), "a replica", ""
+        if self.on_hung is not None and ear.replica is not None:
+            who, end = f"{ear.replica.name} (process {ear.replica.pid})", "it is killed, and "
+            self.on_hung(ear.replica)
+        is_first = ear.quiet == _LOOKS_PER_LEASE + 1
+        if is_first and (num or end):
+            click.echo(
+                f"rank {self._rank}: {who} said nothing for {self._config.lease_s:g} s; {end}its "
+                f"work ({num} micro-batches) is given to others",
+                err=True,
+            )
 
     def _accept(self) -> None:
         while not self._closed.is_set():
@@ -204,7 +236,7 @@ class ReplicaRollouts:
             except OSError:
                 continue  # it went away again
             with self._lock:
-                self._heard[connection] = time.monotonic()
+                self._ears[connection] = _Ear()
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: Connection) -> None:
@@ -221,18 +253,19 @@ class ReplicaRollouts:
                     self._book.lose(connection)
                     self._hand_out()
             with self._lock:
-                del self._heard[connection]
+                del self._ears[connection]
 
     def _take_all(self, connection: Connection) -> None:
         while True:
             data = connection.recv_bytes()
             with self._lock:
-                self._heard[connection] = time.monotonic()
+                ear = self._ears[connection]
+                ear.quiet, ear.replica = 0, started_replica(data) or ear.replica
                 self._book.wake(connection)
                 if not data:
                     self._book.free(connection)
                 self._hand_out()
-            if data and data != PULSE:
+            if data and not is_pulse(data):
                 self._take_in(parse_rollout(data))
 
     def _take_in(self, message: RolloutMessage) -> None:
