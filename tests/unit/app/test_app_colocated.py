@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from cosmos_app.errors import RunError
 from cosmos_app.recipe import Recipe
@@ -18,6 +19,14 @@ from cosmos_app.roles.turns import Turn
 from cosmos_core.config import ConfigError, load_config
 from cosmos_core.messages import Generate, GroupFinished, GroupId, LoadVersion, VersionLoaded
 from cosmos_core.trajectory import Trajectory
+from cosmos_parallel import (
+    ParallelConfig,
+    build_mesh,
+    init_distributed,
+    open_store,
+    shard_module,
+    shutdown_distributed,
+)
 from cosmos_rollout import (
     EngineSetup,
     Producer,
@@ -101,6 +110,23 @@ def test_what_was_put_away_comes_back_to_the_same_bits():
 
     for one, other in zip(train(False), train(True), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_what_a_frozen_model_has_gathered_is_given_up():
+    process = init_distributed(0, 1, store=open_store("127.0.0.1", 0, hosting=True))
+    try:
+        mesh = build_mesh(ParallelConfig(), process)
+        model = torch.nn.Linear(8, 4).requires_grad_(False)
+        shard_module(model, mesh, blocks=[])
+        expected = model(torch.ones(3, 8))
+        assert not isinstance(model.weight, DTensor)  # gathered, as nothing goes back through it
+        belongings = PutAway([model], torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]))
+        assert belongings.away() == 4 * (8 * 4 + 4)
+        assert isinstance(model.weight, DTensor)
+        belongings.back()
+        torch.testing.assert_close(model(torch.ones(3, 8)), expected, rtol=0, atol=0)
+    finally:
+        shutdown_distributed()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from cosmos_parallel import reshard
+
 
 class PutAway:
     """The weights, gradients and moments of a policy, on the device or on the host.
@@ -27,6 +29,8 @@ class PutAway:
         """Free the device's memory; return how many bytes. Idempotent."""
         if self._host:
             return 0
+        for model in self._models:
+            reshard(model)  # the root of a frozen one stays gathered after it has scored
         freed = 0
         seen: set[int] = set()
         for tensor in self._tensors():

@@ -99,6 +99,7 @@ from cosmos_parallel.sft_rows import read_rows
 from cosmos_parallel.sharding import (
     copy_weights,
     model_tensors,
+    reshard,
     shard_module,
     sum_gradients,
 )
@@ -219,6 +220,7 @@ __all__ = [
     "plan_micro_batches",
     "read_config",
     "read_rows",
+    "reshard",
     "run_passes",
     "runs_packed_rows",
     "seed_everything",
