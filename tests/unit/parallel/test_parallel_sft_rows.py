@@ -156,6 +156,32 @@ def test_calls_of_tools_are_trained_also_where_a_table_has_nulls_for_other_messa
         encode_example({"messages": messages}, calling)
 
 
+def test_a_conversation_may_begin_with_the_assistant(tokenizer):
+    greeting = copy.deepcopy(tokenizer)
+    greeting.chat_template = (
+        "{% if messages[0].role != 'system' %}<s>default</s>{% endif %}" + tokenizer.chat_template
+    )
+    messages = [
+        {"role": "assistant", "content": "ab"},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "d"},
+    ]
+    said = "<a>[a][b][</s>]<u>c</s><a>[d][</s>]"
+    assert marked_spelling(tokenizer, encode_example({"messages": messages}, tokenizer)) == said
+    example = encode_example({"messages": messages}, greeting)
+    assert marked_spelling(tokenizer, example) == "<s>default</s>" + said
+    # one that prompts with something else than it writes before an answer
+    greeting.chat_template = (
+        "{% for m in messages %}<{{ m.role[0] }}>{{ m.content }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}<a>...{% endif %}"
+    )
+    with pytest.raises(SftDataError, match=r"put a message of the user before it"):
+        encode_example({"messages": messages}, greeting)
+    greeting.chat_template = "{{ messages[0].content + none }}"
+    with pytest.raises(SftDataError, match=r"template refuses the messages: can only concatenate"):
+        encode_example({"messages": messages}, greeting)
+
+
 def marked_spelling(tokenizer, example) -> str:
     tokens = tokenizer.convert_ids_to_tokens(example.token_ids.tolist())
     kept = zip(tokens, example.trainable, strict=True)

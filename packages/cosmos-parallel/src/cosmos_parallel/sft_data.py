@@ -7,7 +7,8 @@ once and travel on.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -185,7 +186,7 @@ class _Chat:
                 add_generation_prompt=prompting,
                 return_assistant_tokens_mask=marking,
             )
-        except (TemplateError, ValueError) as error:
+        except (TemplateError, ValueError, TypeError) as error:  # whatever its expressions raise
             raise SftDataError(
                 f"{self.where}: the chat template refuses the messages: {error}"
             ) from error
@@ -237,7 +238,7 @@ def _marked_by_prefixes(chat: _Chat) -> SftExample:
     for index, message in enumerate(chat.messages):
         if message["role"] == "assistant":
             for end, trained in ((index, False), (index + 1, True)):
-                ids = _token_ids(chat.encode(end, prompting=not trained))
+                ids = _token_ids(chat.encode(end, prompting=not trained)) if end else _opening(chat)
                 if ids[: len(done)] != done:
                     raise SftDataError(
                         f"{chat.where}: message {index}: the chat template writes earlier messages "
@@ -247,6 +248,29 @@ def _marked_by_prefixes(chat: _Chat) -> SftExample:
                 parts.append((ids[len(done) :], trained))
                 done = ids
     return _example(parts)
+
+
+def _opening(chat: _Chat) -> list[int]:
+    """Return what the template writes before the text of a first message, if the assistant's.
+
+    That is what it would prompt with, and what comes before: a system text of its own, say. Where
+    the text begins is seen by comparison with another text.
+    """
+    asked = replace(chat, messages=[{"role": "user", "content": "a"}])
+    plain, prompting = (_token_ids(asked.encode(1, prompting=asks)) for asks in (False, True))
+    prompt = prompting[len(plain) :]
+    content = chat.messages[0]["content"] or ""
+    other = {"role": "assistant", "content": "b" if content.startswith("a") else "a"}
+    said = _token_ids(chat.encode(1))
+    pairs = zip(said, _token_ids(replace(chat, messages=[other]).encode(1)), strict=False)
+    num_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    for end in range(num_same, len(prompt) - 1, -1):
+        if prompt and said[end - len(prompt) : end] == prompt:
+            return said[:end]
+    raise SftDataError(
+        f"{chat.where}: message 0 is the assistant's, and the chat template does not say where its "
+        "text begins; put a message of the user before it, or leave it out"
+    )
 
 
 def _token_ids(encoded: Any) -> list[int]:
