@@ -1,5 +1,6 @@
 """Checkpoints of one process: same next step, whole or not at all, and errors that say why."""
 
+import json
 import math
 import os
 import signal
@@ -157,8 +158,26 @@ def test_a_run_that_has_gone_back_to_its_best_keeps_what_it_saves(tmp_path, mesh
     assert store.load(learner, store.best()).step == 10
     for step in (11, 12):
         assert Path(store.save(step, learner, score=4.0)).is_dir()
-    assert store.steps() == [10, 12, 30]
+        assert store.latest() == step
+    assert store.steps() == [10, 12]
     store.close()
+
+
+def test_a_run_that_has_gone_back_goes_on_from_what_it_saved_since(store, mesh):
+    learner = make_learner()
+    for step in (10, 20):
+        store.save(step, learner)
+        manifest = Path(store.path(step)) / "manifest.json"
+        written = json.loads(manifest.read_text())
+        manifest.write_text(json.dumps({k: v for k, v in written.items() if k != "order"}))
+    assert store.latest() == 20  # of an earlier version
+    store.load(learner, 10)
+    store.save(15, learner, b"since")
+    again = CheckpointStore(Path(store.path(15)).parent, mesh)
+    assert again.load(learner).extra == b"since"
+    store.save(18, learner)
+    assert (again.latest(), again.steps()) == (18, [15, 18])
+    again.close()
 
 
 def test_the_same_step_can_be_saved_again(store, mesh):

@@ -4,7 +4,8 @@ step-00000010/            appears at one instant, when everything in it is durab
   __0_0.distcp ...        torch.distributed.checkpoint: model, optimizer, RNG of each rank
   .metadata
   extra.bin               opaque bytes of the caller, such as the controller's cut
-  manifest.json           step, ranks, score, and the length and CRC-32 of every other file
+  manifest.json           step, ranks, score, its number in the order of saves, and the length and
+                          CRC-32 of every other file
 """
 
 import json
@@ -52,7 +53,7 @@ class RetentionConfig:
     """Which checkpoints stay.
 
     Attributes:
-        keep: how many of the newest.
+        keep: how many of those saved last.
         keep_best: how many of the best besides, among those saved with a score.
         better: whether lower or higher scores are better.
     """
@@ -79,8 +80,8 @@ class RetentionConfig:
         return sorted(known, key=lambda step: (sign * scores[step], -step))
 
     def doomed(self, steps: list[int], scores: "dict[int, float]") -> list[int]:
-        """Return the steps whose checkpoints go."""
-        kept = {*sorted(steps)[-self.keep :], *self.ranked(scores)[: self.keep_best]}
+        """Return the steps whose checkpoints go, of steps in the order they were saved in."""
+        kept = {*steps[-self.keep :], *self.ranked(scores)[: self.keep_best]}
         return [step for step in steps if step not in kept]
 
 
@@ -137,8 +138,14 @@ class CheckpointStore:
         return self._files.steps()
 
     def latest(self) -> int | None:
-        """Return the step of the newest complete checkpoint."""
-        return max(self.steps(), default=None)
+        """Return the step of the complete checkpoint that was saved last.
+
+        Where a run has gone back to an older one, steps that it left behind may be higher.
+
+        Raises:
+            CheckpointError: if a manifest is damaged.
+        """
+        return next(reversed(self._as_saved()), None)
 
     def best(self) -> int | None:
         """Return the step with the best score; ``None`` if none was saved with one.
@@ -215,7 +222,7 @@ class CheckpointStore:
 
         Args:
             learner: of the same model; its weights, optimizer, schedule and RNG are replaced.
-            step: which checkpoint; the newest when ``None``.
+            step: which checkpoint; the one saved last when ``None``.
 
         Raises:
             CheckpointError: if it is missing, damaged, or of another model. The learner may then
@@ -280,21 +287,37 @@ class CheckpointStore:
             if name.startswith("sums-"):
                 sums |= json.loads(self._files.read(writing, name))
                 self._files.discard(writing, name)
+        before = self._manifests().values()
         manifest = {
             "format": FORMAT,
             "step": step,
+            "order": 1 + max((_order(manifest) for manifest in before), default=0),
             "score": score,
             "num_ranks": self._mesh.process.world_size,
             "files": sums,
         }
         self._files.publish(writing, step, json.dumps(manifest, indent=1).encode())
-        for old in self._retention.doomed(self.steps(), self._scores()):
-            if old != step:  # older than others that stay, where a run has gone back
-                self._files.remove(old)
+        for old in self._retention.doomed(self._as_saved(), self._scores()):
+            self._files.remove(old)
 
     def _scores(self) -> dict[int, float]:
-        scores = {step: self._manifest(self.path(step)).get("score") for step in self.steps()}
+        scores = {step: manifest.get("score") for step, manifest in self._manifests().items()}
         return {step: score for step, score in scores.items() if score is not None}
+
+    def _as_saved(self) -> list[int]:
+        """Return the steps of all complete checkpoints in the order they were saved in."""
+        manifests = self._manifests()
+        return sorted(manifests, key=lambda step: (_order(manifests[step]), step))
+
+    def _manifests(self) -> dict[int, dict[str, Any]]:
+        manifests: dict[int, dict[str, Any]] = {}
+        for step in self.steps():
+            try:
+                manifests[step] = self._manifest(self.path(step))
+            except CheckpointError:
+                if step in self.steps():  # or else another process has just removed it
+                    raise
+        return manifests
 
     def _manifest(self, path: str) -> dict[str, Any]:
         try:
@@ -338,6 +361,11 @@ class CheckpointStore:
             raise failure
         if failure is not None:
             raise CheckpointError(f"checkpoints in {self._place}: {failure}") from failure
+
+
+def _order(manifest: dict[str, Any]) -> int:
+    """Return a save's number, 0 for those of earlier versions: these go by their steps."""
+    return int(manifest.get("order", 0))
 
 
 def _private_group() -> dist.ProcessGroup:
