@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint import FileSystemReader
 from transformers import AutoModelForCausalLM
 
 from cosmos_parallel import (
     AdamWConfig,
     AdapterError,
+    CheckpointMismatchError,
     CheckpointStore,
     Learner,
     LearnerConfig,
@@ -107,6 +109,35 @@ def test_a_checkpoint_of_an_adapter_gives_the_same_next_step(trained, model_dire
     )
     store.load(other)
     assert [other.step([ids(2)], next_token).loss for _ in range(2)] == expected
+    store.close()
+
+
+def test_a_checkpoint_leaves_out_the_base_and_knows_it_again(trained, model_directory, tmp_path):
+    mesh, learner, _, _ = trained
+    store = CheckpointStore(tmp_path, mesh)
+    store.save(3, learner)
+    metadata = FileSystemReader(store.path(3)).read_metadata().state_dict_metadata
+    saved = {name for name in metadata if name.startswith("model.")}
+    assert saved == {f"model.{n}" for n, p in learner.model.named_parameters() if p.requires_grad}
+    weight = learner.model.model.layers[1].mlp.up_proj.base_layer.weight.detach()
+    weight[0, 0].neg_()
+    with pytest.raises(CheckpointMismatchError, match=r"layers\.1\.mlp\.up_proj.*\(1 of 24 frozen"):
+        store.load(learner)
+    store.close()
+
+
+def test_a_checkpoint_of_an_earlier_version_has_the_base_too(trained, model_directory, tmp_path):
+    mesh, learner, before, _ = trained
+    store = CheckpointStore(tmp_path, mesh)
+    learner.model.requires_grad_(True)  # then nothing is left out
+    store.save(3, learner)
+    for name, parameter in learner.model.named_parameters():
+        parameter.requires_grad_(".lora_" in name)
+        if ".lora_" not in name:
+            parameter.detach().zero_()
+    store.load(learner)
+    for name, parameter in learner.model.named_parameters():
+        assert ".lora_" in name or torch.equal(parameter, before[name])
     store.close()
 
 

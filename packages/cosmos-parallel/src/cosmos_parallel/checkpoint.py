@@ -1,7 +1,8 @@
 """Checkpoints of a learner: reshardable, written in the background, whole or not at all.
 
 step-00000010/            appears at one instant, when everything in it is durable
-  __0_0.distcp ...        torch.distributed.checkpoint: model, optimizer, RNG of each rank
+  __0_0.distcp ...        torch.distributed.checkpoint: model (without what adapters are added to),
+                          optimizer, RNG of each rank
   .metadata
   extra.bin               opaque bytes of the caller, such as the controller's cut
   manifest.json           step, ranks, score, its number in the order of saves, and the length and
@@ -23,7 +24,12 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from cosmos_parallel.checkpoint_files import MANIFEST, FileSum, open_files, parse_manifest
 from cosmos_parallel.errors import CheckpointError
 from cosmos_parallel.learner import Learner
-from cosmos_parallel.learner_state import restore, state_of, state_to_fill
+from cosmos_parallel.learner_state import (
+    check_saved_base,
+    restore,
+    state_to_fill,
+    state_to_save,
+)
 from cosmos_parallel.mesh import TrainingMesh
 from cosmos_parallel.storage import State, read_state, write_state
 
@@ -200,7 +206,7 @@ class CheckpointStore:
         """
         self.wait()
         # staged tensors live in buffers that the stager uses again, hence one save at a time
-        staged = self._stager.stage(state_of(learner, self._mesh.process))
+        staged = self._stager.stage(state_to_save(learner, self._mesh.process))
         assert not isinstance(staged, Future)
         self._saving = self._thread.submit(self._write, step, staged, extra, score)
 
@@ -244,6 +250,7 @@ class CheckpointStore:
             read_state(state, self._files.reader(path), self._group)
         except Exception as error:
             raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
+        check_saved_base(learner, state, path)
         restore(learner, self._mesh.process, state)
         return Checkpoint(step=step, extra=self.extra(step), path=path, score=manifest.get("score"))
 

@@ -4,7 +4,8 @@ Names are those of the model's parameters, so that any layout finds its part aga
 ``model.<parameter>``, ``optimizer.<parameter>.<quantity>``, ``ema.<parameter>``,
 ``companion.<parameter>`` (its adapters alone, if it has any), ``rng.<device>_<rank>``, and counts:
 ``num_updates``, ``num_skipped``, ``num_skipped_in_a_row``. Optimizer quantities of parameters that
-were never updated are not there.
+were never updated are not there. Of what adapters are added to, checkpoints have sums alone:
+``base.<parameter>`` stands for ``model.<parameter>``.
 """
 
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import STORAGE_TYPES, TensorStorageMetadata
 
 from cosmos_parallel.errors import CheckpointError, CheckpointMismatchError
+from cosmos_parallel.frozen_base import base_sums, check_base, frozen_base
 from cosmos_parallel.gradients import laid_out_like, local_part
 from cosmos_parallel.learner import Learner
 from cosmos_parallel.lora import moving_tensors
@@ -22,8 +24,16 @@ from cosmos_parallel.process import ProcessContext
 from cosmos_parallel.sharding import model_tensors
 
 
+def state_to_save(learner: Learner, process: ProcessContext) -> dict[str, Tensor]:
+    """Return every tensor of a checkpoint; they are the learner's own, not copies."""
+    base = frozen_base(learner.model)
+    left_out = {f"model.{name}" for name in base}
+    state = {n: value for n, value in state_of(learner, process).items() if n not in left_out}
+    return state | {f"base.{name}": value for name, value in base_sums(base).items()}
+
+
 def state_of(learner: Learner, process: ProcessContext) -> dict[str, Tensor]:
-    """Return every tensor to be saved; they are the learner's own, not copies."""
+    """Return every tensor of the state; they are the learner's own, not copies."""
     state = weights_of(learner)
     keeper = learner.optimizer
     for name, parameter in learner.model.named_parameters():
@@ -55,6 +65,10 @@ def state_to_fill(
         for name, value in weights_of(learner).items()
         if not name.startswith("ema.") or name in saved
     }
+    for name in frozen_base(learner.model):
+        if f"model.{name}" not in saved and f"base.{name}" in saved:  # or from an earlier version
+            del state[f"model.{name}"]
+            state[f"base.{name}"] = torch.zeros(2, dtype=torch.int64)
     for name, value in state.items():
         found = saved.get(name)
         shape = tuple(found.size) if isinstance(found, TensorStorageMetadata) else None
@@ -106,6 +120,20 @@ def restore(learner: Learner, process: ProcessContext, state: Mapping[str, Tenso
         torch.set_rng_state(state[f"rng.cpu_{process.rank}"])
     if f"rng.cuda_{process.rank}" in state:
         torch.cuda.set_rng_state(state[f"rng.cuda_{process.rank}"])
+
+
+def check_saved_base(learner: Learner, state: Mapping[str, Tensor], path: str) -> None:
+    """Compare what adapters are added to with what was read; every rank calls.
+
+    Raises:
+        CheckpointMismatchError: if they were trained on something else.
+    """
+    saved = {
+        name.removeprefix("base."): value
+        for name, value in state.items()
+        if name.startswith("base.")
+    }
+    check_base(frozen_base(learner.model), saved, path)
 
 
 def parts_of(learner: Learner, process: ProcessContext) -> dict[str, Tensor]:

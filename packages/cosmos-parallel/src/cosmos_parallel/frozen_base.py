@@ -1,0 +1,66 @@
+"""The frozen base of a model with adapters: a checkpoint has its sums instead of its weights.
+
+It is in the files that the run started from, and sums say whether these are the same: of the bits
+as whole numbers, which add up to the same whatever the layout.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+from cosmos_parallel.errors import CheckpointMismatchError
+from cosmos_parallel.gradients import local_part
+from cosmos_parallel.sharding import model_tensors
+
+_WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_CHUNK = 1 << 22
+_LOW_BITS = 0xFFFF
+
+
+def frozen_base(model: nn.Module) -> dict[str, Tensor]:
+    """Return the frozen weights that adapters are added to; none of a model without adapters.
+
+    Names are the model's own, as of ``model_tensors``.
+    """
+    tensors = model_tensors(model)
+    if not any(".lora_" in name for name in tensors):
+        return {}
+    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+    return {
+        name: value for name, value in tensors.items() if name in frozen and ".lora_" not in name
+    }
+
+
+def base_sums(base: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return two int64 sums of each tensor's bits; every rank that holds parts calls."""
+    return {name: _sums(tensor).cpu() for name, tensor in base.items()}
+
+
+def check_base(base: Mapping[str, Tensor], saved: Mapping[str, Tensor], path: str) -> None:
+    """Compare a frozen base with the sums in the checkpoint at ``path``; every rank calls.
+
+    Raises:
+        CheckpointMismatchError: if it is another.
+    """
+    sums = base_sums({name: base[name] for name in saved})
+    others = [name for name, value in saved.items() if not torch.equal(value, sums[name])]
+    if others:
+        raise CheckpointMismatchError(
+            f"checkpoint {path} is of adapters on another model: {others[0]} has other values "
+            f"({len(others)} of {len(saved)} frozen tensors have); load the model, in the type, "
+            "that the run started from"
+        )
+
+
+def _sums(tensor: Tensor) -> Tensor:
+    bits = local_part(tensor).contiguous().flatten().view(_WHOLE_NUMBERS[tensor.element_size()])
+    sums = torch.zeros(2, dtype=torch.int64, device=bits.device)
+    for chunk in bits.split(_CHUNK):
+        whole = chunk.to(torch.int64)
+        sums += torch.stack([whole.sum(), (whole & _LOW_BITS).square().sum()])
+    if not isinstance(tensor, DTensor):
+        return sums
+    parts = [Partial() if place.is_shard() else Replicate() for place in tensor.placements]
+    return DTensor.from_local(sums, tensor.device_mesh, parts, run_check=False).full_tensor()
