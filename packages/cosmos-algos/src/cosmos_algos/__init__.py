@@ -54,6 +54,7 @@ from cosmos_algos.errors import (
     ModelHeadError,
     PairingError,
     RewardError,
+    ShapeError,
     TokenIdError,
     TrajectoryError,
 )
@@ -203,6 +204,7 @@ __all__ = [
     "SapoGate",
     "ScoreField",
     "SftConfig",
+    "ShapeError",
     "Share",
     "StalenessMask",
     "StepRewards",

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from cosmos_algos.arguments import check_choice, group_keys
 from cosmos_algos.errors import AlgorithmConfigError, RewardError
 from cosmos_algos.group_statistics import GroupStatistics
 
@@ -66,10 +67,10 @@ class StepRewards:
                 )
 
 
-def group_ids(groups: Sequence[Hashable]) -> Int64[Tensor, " N"]:
+def group_ids(groups: Sequence[Hashable] | Tensor) -> Int64[Tensor, " N"]:
     """Number groups from 0 in order of first appearance: ``["a", "b", "a"]`` is ``[0, 1, 0]``."""
     numbers: dict[Hashable, int] = {}
-    ids = [numbers.setdefault(key, len(numbers)) for key in groups]
+    ids = [numbers.setdefault(key, len(numbers)) for key in group_keys(groups)]
     return torch.tensor(ids, dtype=torch.int64)
 
 
@@ -200,8 +201,10 @@ def step_advantages(name: AdvantageName, step: StepRewards, *, k: int = 1) -> Fl
         k: of ``pass_at_k``.
 
     Raises:
+        AlgorithmConfigError: if there is no such formula.
         RewardError: if the formula has no meaning for a reward; names the sample.
     """
+    check_choice("advantage", name, AdvantageName)
     rewards = torch.tensor(list(step.rewards), dtype=torch.float64)
     groups = group_ids(step.groups)
     tokens = torch.tensor(list(step.num_tokens), dtype=torch.int64)
@@ -218,7 +221,7 @@ def step_advantages(name: AdvantageName, step: StepRewards, *, k: int = 1) -> Fl
 
 
 def group_advantages(
-    name: AdvantageName, rewards: Sequence[float], groups: Sequence[Hashable]
+    name: AdvantageName, rewards: Sequence[float] | Tensor, groups: Sequence[Hashable] | Tensor
 ) -> Float64[Tensor, " N"]:
     """Return the advantages of samples by a formula that needs rewards and groups only.
 
@@ -226,12 +229,17 @@ def group_advantages(
         AlgorithmConfigError: if the formula needs more; ``step_advantages`` has it.
         RewardError: if the lengths differ, or the formula has no meaning for a reward.
     """
+    check_choice("advantage", name, AdvantageName)
     if name not in _OF_GROUPS:
         raise AlgorithmConfigError(
             f"advantage {name!r} needs more than rewards and groups: use step_advantages; "
             f"without it there are {', '.join(_OF_GROUPS)}"
         )
-    step = StepRewards(rewards=rewards, groups=groups, num_tokens=[1] * len(rewards))
+    step = StepRewards(
+        rewards=[float(reward) for reward in rewards],
+        groups=group_keys(groups),
+        num_tokens=[1] * len(rewards),
+    )
     return step_advantages(name, step)
 
 

@@ -14,7 +14,8 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from cosmos_algos.advantages import group_ids
-from cosmos_algos.errors import AlgorithmConfigError
+from cosmos_algos.arguments import check_choice
+from cosmos_algos.errors import AlgorithmConfigError, ShapeError
 
 AggregationMode = Literal["token_mean", "sequence_mean", "sequence_sum", "constant", "prompt_mean"]
 
@@ -41,6 +42,7 @@ class AggregationConfig:
 
     def __post_init__(self) -> None:
         """Refuse a constant without its mode, and the mode without a constant."""
+        check_choice("aggregation: mode", self.mode, AggregationMode)
         if (self.mode == "constant") != (self.constant > 0):
             raise AlgorithmConfigError(
                 f"aggregation: mode {self.mode!r} with constant {self.constant}; "
@@ -69,7 +71,9 @@ class SampleWeights(NamedTuple):
 
 
 def sample_weights(
-    num_tokens: Sequence[int], groups: Sequence[Hashable], config: AggregationConfig
+    num_tokens: Sequence[int] | Tensor,
+    groups: Sequence[Hashable] | Tensor,
+    config: AggregationConfig,
 ) -> SampleWeights:
     """Return the weights of all samples of a step; a sample without trained tokens weighs 0.
 
@@ -81,8 +85,16 @@ def sample_weights(
         num_tokens: trained tokens of each sample, of the whole step and not of a share of it.
         groups: the group of each sample.
         config: which mean.
+
+    Raises:
+        ShapeError: if there are more or fewer groups than samples.
     """
-    tokens = torch.tensor(num_tokens, dtype=torch.float64)
+    if len(num_tokens) != len(groups):
+        raise ShapeError(
+            f"weights: {len(num_tokens)} token counts for {len(groups)} group entries; both are "
+            "one for each sample"
+        )
+    tokens = torch.as_tensor(num_tokens, dtype=torch.float64)
     trained = (tokens > 0).double()
     match config.mode:
         case "token_mean":

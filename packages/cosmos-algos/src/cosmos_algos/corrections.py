@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from cosmos_algos.arguments import check_choice
 from cosmos_algos.errors import AlgorithmConfigError
 from cosmos_algos.samples import Samples
 
@@ -131,7 +132,12 @@ def correction_weights(
 def ratios_at(
     level: RatioLevel, log_ratios: Float[Tensor, "B T"], samples: Samples
 ) -> Float[Tensor, "B T"]:
-    """Return ρ_t, Π_t ρ_t or (Π_t ρ_t)^(1/T) at every token, between e^-20 and e^20."""
+    """Return ρ_t, Π_t ρ_t or (Π_t ρ_t)^(1/T) at every token, between e^-20 and e^20.
+
+    Raises:
+        AlgorithmConfigError: if there is no such level.
+    """
+    check_choice("level of a ratio", level, RatioLevel)
     if level == "sequence":
         log_ratios = samples.sums(log_ratios)
     elif level == "geometric":

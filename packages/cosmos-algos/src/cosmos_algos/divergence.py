@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from cosmos_algos.arguments import check_choice, check_same_shape
 from cosmos_algos.corrections import LOG_RATIO_LIMIT
 from cosmos_algos.errors import AlgorithmConfigError
 from cosmos_algos.samples import Samples
@@ -48,6 +49,8 @@ class KlConfig:
 
     def __post_init__(self) -> None:
         """Refuse a negative penalty, and k2 as a value."""
+        check_choice("kl: estimator", self.estimator, KlEstimator)
+        check_choice("kl: place", self.place, Literal["loss", "reward"])
         if self.coefficient < 0.0:
             raise AlgorithmConfigError(f"kl: coefficient {self.coefficient} must not be negative")
         if self.place == "reward" and self.estimator == "k2":
@@ -78,7 +81,15 @@ def k3(log_ratios: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
 def kl_values(
     logprobs: Float[Tensor, "*S"], reference_logprobs: Float[Tensor, "*S"], estimator: KlEstimator
 ) -> Float[Tensor, "*S"]:
-    """Return the estimate of each token (Schulman, "Approximating KL divergence", 2020)."""
+    """Return the estimate of each token (Schulman, "Approximating KL divergence", 2020).
+
+    Raises:
+        AlgorithmConfigError: if there is no such estimator.
+        ShapeError: if the two have different shapes.
+    """
+    check_choice("kl: estimator", estimator, KlEstimator)
+    tensors = {"logprobs": logprobs, "reference_logprobs": reference_logprobs}
+    check_same_shape("kl", tensors)
     delta = logprobs - reference_logprobs
     match estimator:
         case "k1":

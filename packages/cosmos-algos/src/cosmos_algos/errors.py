@@ -17,6 +17,10 @@ class TokenIdError(TrajectoryError):
     """A token that the vocabulary does not have: raised by ``collate``, names sample and place."""
 
 
+class ShapeError(AlgosError, ValueError):
+    """Tensors of one call that do not belong together: raised at once, names their shapes."""
+
+
 class RewardError(AlgosError, ValueError):
     """A reward for which an advantage has no meaning: raised on the step, names the sample."""
 

@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
+from cosmos_algos.errors import RewardError, ShapeError
+
 
 class GroupStatistics:
     """Statistics over the present samples of each group, each given back at every sample of it.
@@ -17,7 +19,13 @@ class GroupStatistics:
     """
 
     def __init__(self, rewards: Float[Tensor, " N"], groups: Int64[Tensor, " N"]) -> None:
-        """Take the rewards of a whole step, and the number of each one's group."""
+        """Take the rewards of a whole step, and the number of each one's group.
+
+        Raises:
+            RewardError: if a reward is infinite.
+            ShapeError: if there is not one group for each reward, or groups are no numbers from 0.
+        """
+        _check(rewards, groups)
         self.present: Bool[Tensor, " N"] = ~rewards.isnan()
         self.rewards: Float64[Tensor, " N"] = torch.where(self.present, rewards.double(), 0.0)
         self._groups = groups
@@ -48,3 +56,21 @@ class GroupStatistics:
     def informative(self, advantages: Float64[Tensor, " N"]) -> Float64[Tensor, " N"]:
         """Set to 0 what failed and what is in a group without two different rewards."""
         return torch.where(self.differs & self.present, advantages, 0.0)
+
+
+def _check(rewards: Tensor, groups: Tensor) -> None:
+    are_numbers = not (groups.is_floating_point() or groups.dtype == torch.bool)
+    if rewards.dim() != 1 or groups.shape != rewards.shape or not are_numbers:
+        raise ShapeError(
+            f"advantages: rewards {tuple(rewards.shape)} and groups {tuple(groups.shape)} of "
+            f"{groups.dtype}; both must be [N], one for each sample of the step, groups in whole "
+            "numbers (see group_ids)"
+        )
+    if groups.numel() and int(groups.min()) < 0:
+        raise ShapeError(f"advantages: group {int(groups.min())}; groups count from 0")
+    if bool(rewards.isinf().any()):
+        index = int(rewards.isinf().nonzero()[0])
+        raise RewardError(
+            f"sample {index} of the step: reward {rewards[index].item()}; a reward is finite, or "
+            "NaN for a sample that failed"
+        )

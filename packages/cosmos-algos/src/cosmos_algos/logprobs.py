@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cosmos_algos.errors import AlgorithmConfigError
+from cosmos_algos.errors import AlgorithmConfigError, ShapeError
 
 DEFAULT_CHUNK = 256
 
@@ -39,7 +39,8 @@ def chunked_logprobs(
     Args:
         hidden: last hidden states, any leading shape, none included.
         weight: the output embedding.
-        targets: token ids, of the leading shape.
+        targets: token ids, of the leading shape, all of the vocabulary; where there is nothing to
+            score put any, and mask the result (-100 is no token).
         bias: of the output embedding, if it has one.
         temperature: what the sampler divided logits by.
         chunk: rows projected at a time.
@@ -48,9 +49,11 @@ def chunked_logprobs(
         Float32 (float64) log-probabilities and entropies of the leading shape.
 
     Raises:
-        AlgorithmConfigError: if ``chunk`` is below 1.
+        AlgorithmConfigError: if ``chunk`` is below 1, or ``temperature`` not above 0.
+        ShapeError: if there is not one target for each hidden state.
     """
     check_chunk(chunk)
+    _check_targets("hidden states", hidden, targets, temperature)
     shape = targets.shape
     logprobs, entropies = _ChunkedScores.apply(
         hidden.reshape(-1, hidden.shape[-1]),
@@ -68,7 +71,13 @@ def scores_from_logits(
     *,
     temperature: float = 1.0,
 ) -> TokenScores:
-    """Score targets from logits that already exist, by plain log-softmax in float32 or better."""
+    """Score targets from logits that already exist, by plain log-softmax in float32 or better.
+
+    Raises:
+        AlgorithmConfigError: if ``temperature`` is not above 0.
+        ShapeError: if there is not one target for each row of logits.
+    """
+    _check_targets("logits", logits, targets, temperature)
     logp = torch.log_softmax(accurate(logits) / temperature, dim=-1)
     chosen = logp.gather(-1, targets[..., None]).squeeze(-1)
     return TokenScores(chosen, -(logp.exp() * logp).sum(-1))
@@ -82,6 +91,19 @@ def check_chunk(chunk: int) -> None:
     """
     if chunk < 1:
         raise AlgorithmConfigError(f"log-prob chunk is {chunk}; it must be 1 or more")
+
+
+def _check_targets(name: str, rows: Tensor, targets: Tensor, temperature: float) -> None:
+    if not temperature > 0.0:
+        raise AlgorithmConfigError(
+            f"temperature is {temperature}; logits are divided by it, so it must be above 0"
+        )
+    if rows.shape[:-1] != targets.shape:
+        raise ShapeError(
+            f"log-probs: {name} {tuple(rows.shape)} need targets {tuple(rows.shape[:-1])}, and not "
+            f"{tuple(targets.shape)}; a model's output at token t is for token t+1: pass "
+            "logits[:, :-1] with ids[:, 1:]"
+        )
 
 
 def accurate(values: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from cosmos_algos.arguments import check_choice
 from cosmos_algos.batch import TokenBatch
 from cosmos_algos.corrections import (
     LOG_RATIO_LIMIT,
@@ -59,6 +60,7 @@ class ObjectiveConfig:
 
     def __post_init__(self) -> None:
         """Refuse to count an importance weight twice, or AIPO over anything but μ."""
+        check_choice("objective: anchor", self.anchor, Anchor)
         if self.anchor == "behaviour" and not isinstance(self.correction, NoCorrection):
             raise AlgorithmConfigError(
                 f"objective: anchor 'behaviour' already weighs by π/μ; correction "

@@ -9,6 +9,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from cosmos_algos.arguments import check_same_shape
+
 
 def dpo_losses(
     chosen_ratios: Float[Tensor, " P"],
@@ -26,7 +28,11 @@ def dpo_losses(
         rejected_ratios: h of the others.
         beta: how far the policy may go from the reference; larger is less far.
         label_smoothing: ε.
+
+    Raises:
+        ShapeError: if there are not as many of both.
     """
+    check_same_shape("dpo", {"chosen": chosen_ratios, "rejected": rejected_ratios})
     margin = beta * (chosen_ratios - rejected_ratios)
     return -(1.0 - label_smoothing) * logsigmoid(margin) - label_smoothing * logsigmoid(-margin)
 
@@ -38,7 +44,11 @@ def ipo_losses(
 
     IPO (arXiv 2310.12036, eq. 17); the authors' average over tokens keeps 1/(2β) in reach for
     samples of any length.
+
+    Raises:
+        ShapeError: if there are not as many of both.
     """
+    check_same_shape("ipo", {"chosen": chosen_ratios, "rejected": rejected_ratios})
     return (chosen_ratios - rejected_ratios - 1.0 / (2.0 * beta)) ** 2
 
 
@@ -60,7 +70,11 @@ def kto_losses(
         baseline: z, an estimate of KL(π‖π_ref) over the *whole* step; see ``kto_baseline``.
         beta: aversion to risk.
         weights: λ_D and λ_U.
+
+    Raises:
+        ShapeError: if there is not one label for each sample.
     """
+    check_same_shape("kto", {"ratios": ratios, "desirable": desirable})
     gap = beta * (ratios - baseline.detach())
     good = weights[0] * (1.0 - torch.sigmoid(gap))
     bad = weights[1] * (1.0 - torch.sigmoid(-gap))
@@ -92,7 +106,11 @@ def bradley_terry_losses(
         rejected_rewards: r of the others.
         margins: m, how clear each preference is; 0 by default.
         centering: c.
+
+    Raises:
+        ShapeError: if there are not as many of both.
     """
+    check_same_shape("bradley-terry", {"chosen": chosen_rewards, "rejected": rejected_rewards})
     gap = chosen_rewards - rejected_rewards
     if margins is not None:
         gap = gap - margins

@@ -4,6 +4,9 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
+from cosmos_algos.arguments import group_keys
 from cosmos_algos.errors import AlgorithmConfigError
 from cosmos_core.trajectory import FinishReason
 
@@ -55,7 +58,7 @@ def without_truncated(
 
 
 def length_rewards(
-    num_tokens: Sequence[int], correct: Sequence[bool], groups: Sequence[Hashable]
+    num_tokens: Sequence[int], correct: Sequence[bool], groups: Sequence[Hashable] | Tensor
 ) -> list[float]:
     """Return the length reward of each sample relative to its group.
 
@@ -64,11 +67,11 @@ def length_rewards(
     """
     shortest: dict[Hashable, int] = {}
     longest: dict[Hashable, int] = {}
-    for length, group in zip(num_tokens, groups, strict=True):
+    for length, group in zip(num_tokens, group_keys(groups), strict=True):
         shortest[group] = min(shortest.get(group, length), length)
         longest[group] = max(longest.get(group, length), length)
     rewards: list[float] = []
-    for length, right, group in zip(num_tokens, correct, groups, strict=True):
+    for length, right, group in zip(num_tokens, correct, group_keys(groups), strict=True):
         spread = longest[group] - shortest[group]
         share = 0.5 - (length - shortest[group]) / spread if spread else 0.0
         rewards.append(share if right else min(0.0, share))
@@ -123,7 +126,7 @@ def capped_budget_rewards(
 
 
 def groups_with_signal(
-    rewards: Sequence[float], groups: Sequence[Hashable], most: int = 0
+    rewards: Sequence[float] | Tensor, groups: Sequence[Hashable] | Tensor, most: int = 0
 ) -> list[Hashable]:
     """Return the groups that have two different rewards, in order of appearance.
 
@@ -136,9 +139,9 @@ def groups_with_signal(
         most: how many groups at most; 0 for all.
     """
     seen: dict[Hashable, set[float]] = {}
-    for reward, group in zip(rewards, groups, strict=True):
+    for reward, group in zip(rewards, group_keys(groups), strict=True):
         present = seen.setdefault(group, set())
         if not math.isnan(reward):
-            present.add(reward)
+            present.add(float(reward))
     found = [group for group, present in seen.items() if len(present) > 1]
     return found[:most] if most else found

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from cosmos_algos.arguments import check_choice, check_same_rank
 from cosmos_algos.corrections import LOG_RATIO_LIMIT
 from cosmos_algos.errors import AlgorithmConfigError
 from cosmos_algos.samples import Samples
@@ -57,6 +58,7 @@ class GspoClip:
 
     def __post_init__(self) -> None:
         """Refuse ranges that do not contain 1."""
+        check_choice("gspo: level", self.level, Literal["sequence", "token"])
         _check_clip("gspo", self.low, self.high)
 
 
@@ -98,6 +100,7 @@ class AipoClip:
 
     def __post_init__(self) -> None:
         """Refuse a bound that would shrink on-policy gradients."""
+        check_choice("aipo: gradient", self.gradient, Literal["everywhere", "below_rho"])
         if self.rho < 1.0:
             raise AlgorithmConfigError(f"aipo: rho {self.rho} must be at least 1")
 
@@ -148,7 +151,12 @@ def policy_surrogate(
         advantages: of each token.
         samples: which tokens belong together.
         config: which loss.
+
+    Raises:
+        ShapeError: if advantages are of samples and not of tokens.
     """
+    tensors = {"logprobs": logprobs, "anchor": anchor, "advantages": advantages}
+    check_same_rank("policy loss", tensors)
     log_ratios = (logprobs - anchor).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     match config:
         case ClipConfig():
@@ -175,7 +183,11 @@ def clipped_surrogate(
 
     PPO (arXiv 1707.06347, eq. 7), clip-higher (DAPO, arXiv 2503.14476, eq. 10), dual clip
     (arXiv 1912.09729, eq. 3).
+
+    Raises:
+        ShapeError: if advantages are of samples and not of tokens.
     """
+    check_same_rank("clipped surrogate", {"ratios": ratios, "advantages": advantages})
     free = -ratios * advantages
     bounded = -ratios.clamp(1.0 - clip.low, 1.0 + clip.high) * advantages
     losses = torch.maximum(free, bounded)
