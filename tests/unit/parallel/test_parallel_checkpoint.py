@@ -193,6 +193,13 @@ def test_the_same_step_can_be_saved_again(store, mesh):
     again.close()
 
 
+@pytest.mark.parametrize(("step", "extra"), [(-1, b""), (1, "text"), (1, {"a": 1})])
+def test_what_cannot_be_read_again_is_not_saved(store, step, extra):
+    with pytest.raises(CheckpointError, match=r"steps count from 0, and extra is bytes"):
+        store.save(step, make_learner(), extra)
+    assert store.steps() == []
+
+
 def test_an_empty_store_says_so(store):
     assert store.latest() is None
     with pytest.raises(CheckpointError, match="there is no checkpoint in"):

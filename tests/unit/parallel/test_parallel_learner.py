@@ -13,7 +13,9 @@ from cosmos_parallel import (
     Learner,
     LearnerConfig,
     LossContractError,
+    NoBatchError,
     NonFiniteStepError,
+    OptimizerError,
     ScheduleConfig,
     SgdConfig,
 )
@@ -43,6 +45,7 @@ def sum_loss(model: nn.Module, batch: torch.Tensor) -> Sums:
 
 
 NEVER_CLIP = math.inf
+TOTAL = torch.zeros((), requires_grad=True)
 
 
 def sgd(lr: float = 1.0, max_grad_norm: float = NEVER_CLIP, **kwargs: int) -> LearnerConfig:
@@ -152,11 +155,26 @@ def test_frozen_parameters_stay():
         (Sums(torch.zeros(2), torch.ones(())), "total that is no scalar"),
         (Sums(torch.zeros((), requires_grad=True), 1.0), "weight that is no scalar"),
         (Sums(torch.zeros(()), torch.ones(())), "without gradient"),
+        (Sums(TOTAL, torch.ones(()), {"hits": 1.0}), r"metric 'hits' that is no scalar.*float"),
+        (Sums(TOTAL, torch.ones(()), {"hits": torch.ones(2)}), r"metric 'hits'.*shape \(2,\)"),
+        (Sums(TOTAL, torch.ones(()), None), "metrics that are a NoneType"),
+        (TOTAL, "a Tensor without total, weight, metrics; it must have total"),
+        ((TOTAL, torch.ones(())), "a tuple without total"),
     ],
 )
 def test_a_loss_that_is_not_a_sum_with_weight_is_refused(result, message):
     with pytest.raises(LossContractError, match=message):
         Learner(Scale(), sgd()).step([torch.ones(1)], lambda model, batch: result)
+
+
+def test_what_is_no_list_of_batches_and_a_model_with_nothing_to_train_are_refused():
+    learner = Learner(Scale(), sgd())
+    for take in (learner.step, learner.evaluate):
+        with pytest.raises(NoBatchError, match=r"a tensor \(2, 3\) stands for the list.*\[batch\]"):
+            take(torch.ones(2, 3), sum_loss)  # whose rows are no micro-batches
+    assert learner.step((batch for batch in [torch.ones(2)]), sum_loss).weight == 2.0
+    with pytest.raises(OptimizerError, match="Scale has nothing to train"):
+        Learner(Scale().requires_grad_(False), sgd())
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,15 @@ def test_export_says_where_it_could_not_write(model_directory, mesh, tmp_path):
         export_hf(load_causal_lm(model_directory(), mesh), tmp_path / "file" / "out", mesh)
 
 
+def test_paths_may_be_text_and_a_model_of_ones_own_has_no_hugging_face_form(
+    model_directory, mesh, tmp_path
+):
+    export_hf(load_causal_lm(str(model_directory()), mesh), str(tmp_path / "out"), mesh)
+    assert (tmp_path / "out" / "model.safetensors").exists()
+    with pytest.raises(ExportError, match=r"Linear is no model of transformers.*safetensors"):
+        export_hf(torch.nn.Linear(2, 2), tmp_path / "own", mesh)
+
+
 def test_dropout_is_off_although_the_model_is_in_training_mode(model_directory, mesh):
     model = load_causal_lm(model_directory(), mesh)
     assert model.training

@@ -104,9 +104,16 @@ def test_any_optimizer_of_torch_takes_its_own_steps(name, options):
         (lambda: TorchOptimizerConfig(name="Adan"), "no 'Adan'.*it has.*RMSprop"),
         (lambda: TorchOptimizerConfig(name="LBFGS"), "takes gradients alone"),
         (lambda: TorchOptimizerConfig(name="Adagrad", options={"rho": 1}), "takes no rho; it tak"),
+        (lambda: TorchOptimizerConfig(lr=-1.0), "Adam: lr is -1.0; it must be 0 or more"),
+        (lambda: AdamWConfig(lr=-1e-5), "adamw: lr is -1e-05"),
+        (lambda: AdamWConfig(lr=float("nan")), "adamw: lr is nan"),
+        (lambda: AdamWConfig(betas=(0.9, 1.0)), "adamw: 1.0 is no factor of a running mean"),
+        (lambda: SgdConfig(weight_decay=-0.1), "sgd: weight_decay is -0.1"),
+        (lambda: AdamW8bitConfig(eps=-1.0), "adamw_8bit: eps is -1.0"),
+        (lambda: MuonConfig(momentum=1.5), "muon: 1.5 is no factor"),
     ],
 )
-def test_optimizers_and_options_that_torch_does_not_have_are_refused(make, message):
+def test_optimizers_options_and_rates_that_there_are_not_are_refused(make, message):
     with pytest.raises(OptimizerError, match=message):
         make()
 

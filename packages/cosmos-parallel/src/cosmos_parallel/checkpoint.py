@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -202,8 +202,15 @@ class CheckpointStore:
             score: how good it is, for retention and ``best``.
 
         Raises:
-            CheckpointError: if the save before could not be written.
+            CheckpointError: if the save before could not be written, the step is below 0, or
+                ``extra`` is not bytes.
         """
+        given = cast("object", extra)
+        if step < 0 or not isinstance(given, bytes):
+            raise CheckpointError(
+                f"checkpoint of step {step} with extra of type {type(given).__name__}: steps count "
+                "from 0, and extra is bytes: text.encode(), or json.dumps(...).encode()"
+            )
         self.wait()
         # staged tensors live in buffers that the stager uses again, hence one save at a time
         staged = self._stager.stage(state_to_save(learner, self._mesh.process))

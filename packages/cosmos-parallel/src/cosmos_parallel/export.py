@@ -54,7 +54,7 @@ class HasHfNames(Protocol):
 
 def export_hf(
     model: "CausalLM",
-    directory: Path,
+    directory: Path | str,
     mesh: TrainingMesh,
     *,
     tokenizer_dir: Path | None = None,
@@ -76,8 +76,15 @@ def export_hf(
         max_shard_gb: a model larger than this is cut into files of at most this, with an index.
 
     Raises:
-        ExportError: on every rank, if the directory cannot be written.
+        ExportError: on every rank, if the directory cannot be written, or the model is not one of
+            transformers.
     """
+    directory = Path(directory)
+    if not hasattr(model, "config"):
+        raise ExportError(
+            f"{type(model).__name__} is no model of transformers, so there is no Hugging Face form "
+            "of it; save its state_dict with safetensors instead"
+        )
     scratch = directory.parent / f".{directory.name}-exporting"
     is_first, max_bytes = mesh.process.rank == 0, round(max_shard_gb * 1e9)
     plans = _plan(model, mesh, getattr(torch, dtype) if dtype else None, max_bytes)

@@ -11,17 +11,22 @@ and divided once by the global weight, so every layout takes the step that one p
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from cosmos_parallel.ema import Ema, EmaConfig
-from cosmos_parallel.errors import LossContractError, NoBatchError, NonFiniteStepError
+from cosmos_parallel.errors import (
+    LossContractError,
+    NoBatchError,
+    NonFiniteStepError,
+    OptimizerError,
+)
 from cosmos_parallel.gradients import finish_gradients, gradient_norm, sum_over_replicas
 from cosmos_parallel.mesh import ParallelConfig, TrainingMesh, build_mesh
 from cosmos_parallel.non_finite import dump, find_culprits
@@ -126,6 +131,9 @@ class Learner:
             mesh: the ranks of this replica; ``None`` for this process by itself.
             replica_group: the policy replicas; ``None`` for one.
             clock: seconds, for the reports.
+
+        Raises:
+            OptimizerError: if no parameter takes a gradient.
         """
         self.model = model
         self.num_updates = 0
@@ -136,6 +144,11 @@ class Learner:
         self.mesh = mesh or build_mesh(ParallelConfig())
         self._clock = clock
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not trained:
+            raise OptimizerError(
+                f"{type(model).__name__} has nothing to train: none of its parameters has "
+                "requires_grad"
+            )
         self._parameters = list(trained.values())
         self.optimizer = config.optimizer.build(trained)
         self.ema = Ema(model, config.ema) if config.ema else None
@@ -160,12 +173,13 @@ class Learner:
             filler: a batch of weight 0, for ranks that have none of their own.
 
         Raises:
-            NoBatchError: on every rank, if one has neither batches nor a filler.
+            NoBatchError: on every rank, if one has neither batches nor a filler; or if a tensor
+                stands for the list of micro-batches.
             LossContractError: if the loss did not return scalar sums with a gradient.
             NonFiniteStepError: if too many steps in a row were not finite.
             ReplicaLostError: if another replica did not take part; nothing is updated.
         """
-        started = self._clock()
+        started, batches = self._clock(), _listed(batches)
         spare = filler if filler is not None else (batches[-1] if batches else None)
         num_passes = self._agree_on_passes(len(batches), has_spare=spare is not None)
         self.optimizer.zero_grad(set_to_none=True)
@@ -202,8 +216,11 @@ class Learner:
         Called by all ranks of this replica, and by no other replica.
 
         Raises:
-            NoBatchError: on every rank, if one has neither batches nor a filler.
+            NoBatchError: on every rank, if one has neither batches nor a filler; or if a tensor
+                stands for the list of micro-batches.
+            LossContractError: if the loss did not return scalar sums.
         """
+        batches = _listed(batches)
         spare = filler if filler is not None else (batches[-1] if batches else None)
         num_passes = self._agree_on_passes(len(batches), has_spare=spare is not None)
         with torch.no_grad():
@@ -307,9 +324,30 @@ def _unpack(sums: _Sums, packed: Tensor) -> tuple[float, float, dict[str, float]
     return total, weight, dict(zip(sorted(sums.metrics), values, strict=True))
 
 
+def _listed(batches: Sequence[Batch]) -> Sequence[Batch]:
+    """Return micro-batches as a list; a tensor would be one for each of its rows."""
+    if isinstance(batches, Tensor):
+        raise NoBatchError(
+            f"a tensor {tuple(batches.shape)} stands for the list of micro-batches; for one of "
+            "them pass [batch]"
+        )
+    return list(batches)
+
+
 def _check_result(result: LossResult, *, training: bool) -> None:
-    for name in ("total", "weight"):
-        value = getattr(result, name)
+    names = ("total", "weight", "metrics")
+    if lacking := [name for name in names if not hasattr(result, name)]:
+        raise LossContractError(
+            f"the loss returned a {type(result).__name__} without {', '.join(lacking)}; it must "
+            "have total (the sum, with gradient), weight (what it is a sum of) and metrics (a "
+            "dictionary of sums), such as a LossSum or an SftLoss has"
+        )
+    metrics = cast("object", result.metrics)
+    if not isinstance(metrics, Mapping):
+        raise LossContractError(f"the loss returned metrics that are a {type(metrics).__name__}")
+    sums: dict[str, object] = {"total": result.total, "weight": result.weight}
+    sums |= {f"metric {name!r}": value for name, value in result.metrics.items()}
+    for name, value in sums.items():
         if not isinstance(value, Tensor) or value.dim() != 0:
             found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value)
             raise LossContractError(f"the loss returned a {name} that is no scalar tensor: {found}")

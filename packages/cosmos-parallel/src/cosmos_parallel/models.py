@@ -105,7 +105,9 @@ def check_model_directory(path: Path, *, needs_tokenizer: bool = False) -> None:
         )
 
 
-def load_causal_lm(path: Path, mesh: TrainingMesh, config: ModelConfig | None = None) -> "CausalLM":
+def load_causal_lm(
+    path: Path | str, mesh: TrainingMesh, config: ModelConfig | None = None
+) -> "CausalLM":
     """Load any Hugging Face causal language model on its part of the mesh; every rank calls.
 
     The result is called as models of transformers are and is in training mode. It is transformers'
@@ -118,7 +120,7 @@ def load_causal_lm(path: Path, mesh: TrainingMesh, config: ModelConfig | None = 
         ModelMismatchError: if its weights do not fit its config.
         MeshError: if the model cannot be trained on such a mesh.
     """
-    config = config or ModelConfig()
+    config, path = config or ModelConfig(), Path(path)
     check_model_directory(path)
     hf_config = read_config(path)
     # adapters, 8-bit products and value heads go into modules of transformers

@@ -1,9 +1,10 @@
 """Optimizers as config: torch's own by name, Muon, and Adam with 8-bit state from torchao."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,28 @@ from cosmos_parallel.schedule import ScheduleConfig
 
 Named = Mapping[str, nn.Parameter]
 Option = bool | int | float | str
+
+
+class _Rates(NamedTuple):
+    """The numbers of an optimizer; ``factors`` are those below 1."""
+
+    lr: float
+    weight_decay: float = 0.0
+    factors: tuple[float, ...] = ()
+    eps: float = 0.0
+
+
+def _check(subject: str, rates: _Rates) -> None:
+    at_least_0 = {"lr": rates.lr, "weight_decay": rates.weight_decay, "eps": rates.eps}
+    for name, value in at_least_0.items():
+        if not 0.0 <= value < math.inf:
+            raise OptimizerError(f"{subject}: {name} is {value}; it must be 0 or more")
+    for value in rates.factors:
+        if not 0.0 <= value < 1.0:
+            raise OptimizerError(
+                f"{subject}: {value} is no factor of a running mean (betas, momentum); it must be "
+                "from 0 to below 1"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +58,14 @@ class AdamWConfig:
     eps: float = 1e-8
     weight_decay: float = 0.0
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+
+    def __post_init__(self) -> None:
+        """Check the ranges.
+
+        Raises:
+            OptimizerError: names the number that is out of range.
+        """
+        _check("adamw", _Rates(self.lr, self.weight_decay, factors=self.betas, eps=self.eps))
 
     def build(self, parameters: Named) -> torch.optim.Optimizer:
         """Make the optimizer."""
@@ -77,6 +108,14 @@ class SgdConfig:
     weight_decay: float = 0.0
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
 
+    def __post_init__(self) -> None:
+        """Check the ranges.
+
+        Raises:
+            OptimizerError: names the number that is out of range.
+        """
+        _check("sgd", _Rates(self.lr, self.weight_decay, factors=(self.momentum,)))
+
     def build(self, parameters: Named) -> torch.optim.Optimizer:
         """Make the optimizer."""
         return torch.optim.SGD(
@@ -110,8 +149,10 @@ class TorchOptimizerConfig:
         """Look the optimizer and its options up.
 
         Raises:
-            OptimizerError: if torch has no such optimizer, or it has no such option.
+            OptimizerError: if torch has no such optimizer, or it has no such option, or the rate is
+                out of range.
         """
+        _check(self.name, _Rates(self.lr))
         known = _torch_optimizers()
         if self.name not in known:
             raise OptimizerError(
@@ -160,6 +201,14 @@ class AdamW8bitConfig:
     block_size: int = 256
     stochastic_rounding: bool = False
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+
+    def __post_init__(self) -> None:
+        """Check the ranges.
+
+        Raises:
+            OptimizerError: names the number that is out of range.
+        """
+        _check("adamw_8bit", _Rates(self.lr, self.weight_decay, factors=self.betas, eps=self.eps))
 
     def build(self, parameters: Named) -> torch.optim.Optimizer:
         """Make the optimizer.
@@ -220,6 +269,17 @@ class MuonConfig:
         "lora_",
     )
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+
+    def __post_init__(self) -> None:
+        """Check the ranges.
+
+        Raises:
+            OptimizerError: names the number that is out of range.
+        """
+        _check(
+            "muon",
+            _Rates(self.lr, self.weight_decay, factors=(self.momentum, *self.betas), eps=self.eps),
+        )
 
     def build(self, parameters: Named) -> torch.optim.Optimizer:
         """Make the optimizer."""

@@ -80,7 +80,7 @@ class SftData:
 
 
 def load_sft_data(
-    path: Path,
+    path: Path | str,
     tokenizer: "PreTrainedTokenizerBase",
     rows: SftFormat | None = None,
 ) -> SftData:
@@ -98,7 +98,7 @@ def load_sft_data(
     rows = rows or SftFormat()
     examples: list[SftExample] = []
     num_dropped = 0
-    for where, row in read_rows(path, rows.split):
+    for where, row in read_rows(Path(path), rows.split):
         example = encode_example(row, tokenizer, where, rows=rows)
         if len(example.token_ids) > rows.max_tokens:
             num_dropped += 1
