@@ -13,11 +13,15 @@ from cosmos_parallel import (
     Learner,
     LearnerConfig,
     LossContractError,
+    MeshError,
     NoBatchError,
     NonFiniteStepError,
     OptimizerError,
+    ParallelConfig,
+    ProcessContext,
     ScheduleConfig,
     SgdConfig,
+    TrainingMesh,
 )
 
 
@@ -175,6 +179,12 @@ def test_what_is_no_list_of_batches_and_a_model_with_nothing_to_train_are_refuse
     assert learner.step((batch for batch in [torch.ones(2)]), sum_loss).weight == 2.0
     with pytest.raises(OptimizerError, match="Scale has nothing to train"):
         Learner(Scale().requires_grad_(False), sgd())
+
+
+def test_a_model_that_was_not_sharded_is_refused_where_ranks_have_different_data():
+    mesh = TrainingMesh(ParallelConfig().resolve(2), ProcessContext(), None)
+    with pytest.raises(MeshError, match=r"w is not sharded \(1 of 1 .*each of the 2 ranks would"):
+        Learner(Scale(), sgd(), mesh=mesh)
 
 
 @pytest.mark.parametrize(

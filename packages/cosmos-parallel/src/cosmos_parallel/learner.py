@@ -19,10 +19,12 @@ from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from cosmos_parallel.ema import Ema, EmaConfig
 from cosmos_parallel.errors import (
     LossContractError,
+    MeshError,
     NoBatchError,
     NonFiniteStepError,
     OptimizerError,
@@ -134,6 +136,7 @@ class Learner:
 
         Raises:
             OptimizerError: if no parameter takes a gradient.
+            MeshError: if ranks have different data, and a parameter is not sharded.
         """
         self.model = model
         self.num_updates = 0
@@ -149,6 +152,7 @@ class Learner:
                 f"{type(model).__name__} has nothing to train: none of its parameters has "
                 "requires_grad"
             )
+        _check_shared(trained, self.mesh)
         self._parameters = list(trained.values())
         self.optimizer = config.optimizer.build(trained)
         self.ema = Ema(model, config.ema) if config.ema else None
@@ -322,6 +326,17 @@ class Learner:
 def _unpack(sums: _Sums, packed: Tensor) -> tuple[float, float, dict[str, float]]:
     total, weight, *values = packed.tolist()
     return total, weight, dict(zip(sorted(sums.metrics), values, strict=True))
+
+
+def _check_shared(trained: Mapping[str, Tensor], mesh: TrainingMesh) -> None:
+    """Refuse parameters whose gradients nobody would add up over ranks."""
+    plain = [name for name, parameter in trained.items() if not isinstance(parameter, DTensor)]
+    if mesh.data_size > 1 and plain:
+        raise MeshError(
+            f"{plain[0]} is not sharded ({len(plain)} of {len(trained)} parameters are not), so "
+            f"each of the {mesh.data_size} ranks would train a model of its own; call "
+            "shard_module(model, mesh, blocks=...) first"
+        )
 
 
 def _listed(batches: Sequence[Batch]) -> Sequence[Batch]:
