@@ -1,5 +1,6 @@
 """RL steps on tiny pipelines: policies, rollouts, what is saved."""
 
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from cosmos_wfm import (
     DdrlConfig,
     DiffusionRl,
     DiffusionRlConfig,
+    DisaggregatedConfig,
     FlowGrpoConfig,
     FullTuning,
     ImageCaptionsConfig,
@@ -21,6 +23,8 @@ from cosmos_wfm import (
     NftConfig,
     NoSafetyChecker,
     OldPolicyDecay,
+    RewardError,
+    RewardServiceConfig,
     SamplerConfig,
     SdeConfig,
     WfmConfigError,
@@ -267,6 +271,7 @@ def test_a_run_writes_its_last_step_and_says_what_it_earned(recipe):
         ({"num_steps": 0}, "num_steps is 0"),
         ({"rewards": {"shine": 1.0}}, "shine is no reward"),
         ({"sampler": SamplerConfig(guidance=4.5)}, "without guidance"),
+        ({"seed": -1}, "seed is -1"),
     ],
 )
 def test_settings_that_cannot_run_are_refused(recipe, change, message):
@@ -279,3 +284,56 @@ def test_prompts_must_be_there_and_enough(recipe, tmp_path):
         DiffusionRl(replace(recipe, prompts=str(tmp_path / "absent.txt")))
     with pytest.raises(WfmConfigError, match="3 prompts, but a step has 4 groups"):
         DiffusionRl(replace(recipe, groups_per_step=4))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sampler": SamplerConfig(height=17, width=16)}, "sampler: 17x16 pixels.*multiples of 4"),
+        ({"sampler": SamplerConfig(height=16, width=16, frames=5)}, "sampler: 5 frames, but this"),
+        ({"tuning": LoraTuning(targets=("foo",))}, "lora: SD3Transformer2DModel has no.*attn.to_q"),
+        ({"rewards": {}}, r"nothing is no reward.*train_rl\(scorer=...\)"),
+    ],
+)
+def test_what_the_model_does_not_take_is_refused_before_anything_is_drawn(recipe, change, message):
+    with pytest.raises(WfmConfigError, match=message):
+        DiffusionRl(replace(recipe, **change))
+
+
+def test_a_scorer_may_be_a_plain_function(recipe):
+    recipe = replace(recipe, rewards={}, num_steps=1)
+    found = DiffusionRl(recipe, scorer=lambda pixels, prompts: pixels.flatten(1).mean(1)).step(0)
+    run = DiffusionRl(recipe, scorer=lambda pixels, prompts: [float(p.mean()) for p in pixels])
+    assert run.step(0)[1] == pytest.approx(found[1], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [
+        (None, "a NoneType for 2 samples; a scorer returns a number for each"),
+        ([1.0], "1 numbers for 2 samples"),
+        ([1.0, float("nan")], "nan for a sample of 'a red square'; it must be finite"),
+        (["good", "bad"], "a list for 2 samples.*could not convert"),
+    ],
+)
+@pytest.mark.parametrize("is_later", [False, True])
+def test_rewards_that_are_no_numbers_end_the_run(recipe, scores, message, is_later):
+    def scorer(pixels, prompts):
+        later = Future()
+        later.set_result(scores)
+        return later if is_later else scores
+
+    with pytest.raises(RewardError, match=message):
+        DiffusionRl(recipe, scorer=scorer).step(0)
+
+
+def test_rewards_of_a_service_need_no_names_here_where_replicas_draw(recipe):
+    recipe = replace(
+        recipe,
+        rewards={"pickscore": 1.0},
+        reward_service=RewardServiceConfig(),
+        disaggregated=DisaggregatedConfig(),
+    )
+    parts = []
+    DiffusionRl(recipe, remote=lambda weights, divided: parts.append(divided))
+    assert [part.num_samples for part in parts] == [6]

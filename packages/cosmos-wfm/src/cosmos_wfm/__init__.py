@@ -11,6 +11,7 @@ from cosmos_wfm.encoding import EncodedCache, EncodedSample, SampleEncoder, cach
 from cosmos_wfm.errors import (
     CaptionDataError,
     PipelineError,
+    RewardError,
     RewardRequestError,
     RewardServiceError,
     UploadError,
@@ -143,6 +144,7 @@ __all__ = [
     "Prompt",
     "RemoteRollouts",
     "RewardClient",
+    "RewardError",
     "RewardRequest",
     "RewardRequestError",
     "RewardServiceConfig",

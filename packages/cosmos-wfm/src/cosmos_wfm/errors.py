@@ -25,5 +25,9 @@ class RewardServiceError(WfmError):
     """A reward service that refused, failed or did not answer in time: raised for its scores."""
 
 
+class RewardError(WfmError, ValueError):
+    """Rewards that are not one finite number for each sample: raised when they are asked for."""
+
+
 class UploadError(WfmError):
     """A save that cannot be copied to an object store: raised after it was written locally."""

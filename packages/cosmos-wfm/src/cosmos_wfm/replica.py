@@ -50,6 +50,7 @@ class RolloutReplica:
         self._parts = step_parts(config, 1)
         self._prompts = read_prompts(Path(config.prompts), config.groups_per_step)
         self._adapter = load_adapter(config.model)
+        config.sampler.check_model(self._adapter)
         config.tuning.prepare(self._adapter, seed=config.seed)
         mesh = mesh or build_mesh(ParallelConfig())
         self._adapter.pipeline.to(mesh.process.device)

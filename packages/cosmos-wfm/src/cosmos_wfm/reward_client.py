@@ -21,8 +21,8 @@ from cosmos_wfm.errors import RewardServiceError, WfmConfigError
 from cosmos_wfm.prompts import request_fields
 from cosmos_wfm.reward_wire import RewardRequest, latents_of, media_of, pack_request
 
-Scorer = Callable[[Tensor, Sequence[str]], "Future[list[float]]"]
-"""From pixels [B, 3, (F,) H, W] in [-1, 1] and prompts to a score of each, now or later."""
+Scorer = Callable[[Tensor, Sequence[str]], "Future[list[float]] | Sequence[float]"]
+"""From pixels [B, 3, (F,) H, W] in [-1, 1] and prompts to a finite score of each, now or later."""
 
 _LATER = frozenset({408, 429, 502, 503, 504})
 _NOT_YET = frozenset({202, 400})

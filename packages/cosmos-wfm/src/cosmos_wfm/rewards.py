@@ -158,7 +158,9 @@ def weighted_reward(weights: Mapping[str, float]) -> Callable[[Tensor, Sequence[
     if unknown or not weights:
         raise WfmConfigError(
             f"reward: {', '.join(unknown) or 'nothing'} is no reward; there are "
-            f"{', '.join(sorted(REWARDS))}"
+            f"{', '.join(sorted(REWARDS))}; one of your own is what a reward service has "
+            "(reward_service; cosmos-app reward-service NAME=module:function), or in Python "
+            "rewards={} and train_rl(scorer=...)"
         )
 
     def score(pixels: Tensor, prompts: Sequence[str]) -> list[float]:

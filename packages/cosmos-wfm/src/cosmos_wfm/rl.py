@@ -70,7 +70,7 @@ class DiffusionRlConfig:
         model: a local diffusers pipeline directory.
         prompts: a file of prompts, one per line or as JSON lines, or the directory of a set.
         output: directory under which ``safetensors/step_<N>`` is written.
-        rewards: name of a reward to its weight in the sum.
+        rewards: name of a reward to its weight in the sum; empty where a scorer is handed over.
         reward_service: who computes them; this process if it is ``None``.
         num_steps: optimizer steps.
         groups_per_step: prompts of a step.
@@ -129,14 +129,17 @@ class DiffusionRlConfig:
             WfmConfigError: names the field that is out of range.
         """
         check_parallel(self.parallel)
-        for name in ("num_steps", "groups_per_step", "micro_batch_size"):
-            if getattr(self, name) < 1:
-                raise WfmConfigError(f"rl: {name} is {getattr(self, name)}; it must be 1 or more")
+        least = {"num_steps": 1, "groups_per_step": 1, "micro_batch_size": 1, "seed": 0}
+        for name, low in least.items():
+            if getattr(self, name) < low:
+                raise WfmConfigError(
+                    f"rl: {name} is {getattr(self, name)}; it must be {low} or more"
+                )
         if self.samples_per_group < 2:
             raise WfmConfigError(
                 f"rl: samples_per_group is {self.samples_per_group}; advantages need 2 or more"
             )
-        if self.reward_service is None:
+        if self.reward_service is None and self.rewards:
             local_scorer(self.rewards)
         if isinstance(self.algorithm, DdrlConfig) != (self.data is not None):
             raise WfmConfigError("rl: ddrl needs data, and the other algorithms take none")
@@ -175,17 +178,20 @@ class DiffusionRl:
 
         Raises:
             PipelineError: if the model cannot be loaded.
-            WfmConfigError: if there are too few prompts, or no client of the service that the
-                config names, or of the processes.
+            WfmConfigError: if there are too few prompts, no client of the service that the config
+                names, or of the processes, or no rewards; or if the model takes no such size.
         """
         if config.reward_service is not None and scorer is None and remote is None:
             raise WfmConfigError("rl: reward_service is set; pass its RewardClient as scorer")
         if (config.disaggregated is None) != (remote is None):
             raise WfmConfigError("rl: disaggregated and what connects to replicas go together")
+        own = _no_scorer if remote is not None else scorer
+        self._scorer: Scorer = own or local_scorer(config.rewards)
         self.config = config
         self._mesh = mesh or build_mesh(ParallelConfig())
         self._prompts = read_prompts(Path(config.prompts), config.groups_per_step)
         self.adapter = load_adapter(config.model)
+        config.sampler.check_model(self.adapter)
         config.tuning.prepare(self.adapter, seed=config.seed)
         self.adapter.pipeline.to(self._mesh.process.device)
         self.policies = make_policies(self.adapter, config.tuning, config.algorithm)
@@ -198,7 +204,6 @@ class DiffusionRl:
         self.learner = Learner(self.adapter.transformer, config.learner, mesh=self._mesh)
         if isinstance(self.policies, CopiedPolicies) and old_lags(config.algorithm):
             self.learner.companion = self.policies.old_copy
-        self._scorer = scorer or local_scorer(config.rewards)
         self._loss = make_loss(self.adapter, config.algorithm, self.policies)
         self._parts = step_parts(config, self._mesh.data_size)
         self._remote: RemoteRollouts | None = None
@@ -272,7 +277,7 @@ class DiffusionRl:
         num = config.groups_per_step * config.samples_per_group
         sums = torch.zeros(num, dtype=torch.float64, device=process.device)
         for rollout in rollouts:
-            for number, reward in zip(rollout.numbers, rollout.rewards.result(), strict=True):
+            for number, reward in zip(rollout.numbers, rollout.scores(), strict=True):
                 if number < num:
                     sums[number] = reward
         return self._mesh.sum_over_data(sums).cpu()
@@ -307,6 +312,10 @@ class DiffusionRl:
         batch = noised_batch(self.adapter, samples, generators, noising)
         counted = torch.tensor([float(number < total) for number in rollout.numbers])
         return replace(batch, weights=counted.to(batch.weights.device))
+
+
+def _no_scorer(pixels: Tensor, prompts: Sequence[str]) -> list[float]:
+    raise AssertionError("whoever draws samples elsewhere scores them there")
 
 
 def train_rl(

@@ -79,6 +79,7 @@ def pack_rollout(message: RolloutMessage) -> bytes:
     """Return the bytes of a micro-batch; waits for its rewards.
 
     Raises:
+        RewardError: if they are not one finite number for each sample.
         RewardServiceError: if they cannot be had.
     """
     rollout = message.rollout
@@ -88,7 +89,7 @@ def pack_rollout(message: RolloutMessage) -> bytes:
         "numbers": list(rollout.numbers),
         "prompts": list(rollout.prompts),
         "metadata": metadata_of(rollout.prompts),
-        "rewards": rollout.rewards.result(),
+        "rewards": rollout.scores(),
         "levels": [[s.sigma, s.next_sigma, s.noise_level] for s in rollout.steps],
     }
     tensors = {"latents": rollout.latents}

@@ -5,18 +5,19 @@ that the samples of one prompt are spread over ranks. Every random number of a s
 (seed, step, number): ranks and micro-batches change nothing.
 """
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition, device_of
-from cosmos_wfm.errors import WfmConfigError
-from cosmos_wfm.families.shared import wan_latents
+from cosmos_wfm.errors import RewardError, WfmConfigError
+from cosmos_wfm.families.shared import check_pixels, wan_latents
 from cosmos_wfm.flow_grpo import StepBatch
 from cosmos_wfm.guidance import Guidance, guided_velocity
 from cosmos_wfm.nft import ForwardBatch
@@ -71,6 +72,14 @@ class SamplerConfig:
                 f"sampler: guidance_2 is {self.guidance_2}, but guidance is 0, which is none at "
                 "all; set both"
             )
+
+    def check_model(self, adapter: DiffusionModelAdapter) -> None:
+        """Refuse a size or a number of frames that a model has no latents for.
+
+        Raises:
+            WfmConfigError: says which are right.
+        """
+        check_pixels("sampler", (self.height, self.width), self.frames, adapter)
 
     @property
     def scales(self) -> Guidance:
@@ -135,6 +144,15 @@ class Rollout:
     text: TextCondition
     negative: TextCondition | None
     rewards: Future[list[float]]
+
+    def scores(self) -> list[float]:
+        """Return the rewards, once they are there.
+
+        Raises:
+            RewardError: if they are not one finite number for each sample.
+            RewardServiceError: if they cannot be had.
+        """
+        return _checked(self.rewards.result(), self.prompts)
 
     def to(self, device: torch.device) -> "Rollout":
         """Return the same samples on a device."""
@@ -208,7 +226,7 @@ class RolloutTask:
             steps=steps,
             text=text,
             negative=negative,
-            rewards=self.reward(self._media(latents), prompts),
+            rewards=_later(self.reward(self._media(latents), prompts), prompts),
         )
 
     def _media(self, latents: Float[Tensor, "B C *s"]) -> Tensor:
@@ -272,6 +290,33 @@ class RolloutTask:
             )
             for step in rollout.steps
         ]
+
+
+def _later(
+    given: "Future[list[float]] | Sequence[float]", prompts: Sequence[str]
+) -> "Future[list[float]]":
+    """Return what a scorer gave as what may come later."""
+    if isinstance(given, Future):
+        return given
+    done: Future[list[float]] = Future()
+    done.set_result(_checked(given, prompts))
+    return done
+
+
+def _checked(given: object, prompts: Sequence[str]) -> list[float]:
+    try:
+        scores = [float(each) for each in cast("Sequence[float]", given)]
+    except (TypeError, ValueError) as error:
+        raise RewardError(
+            f"rewards: a {type(given).__name__} for {len(prompts)} samples; a scorer returns a "
+            f"number for each, or a Future of them ({error})"
+        ) from error
+    if len(scores) != len(prompts):
+        raise RewardError(f"rewards: {len(scores)} numbers for {len(prompts)} samples")
+    for score, prompt in zip(scores, prompts, strict=True):
+        if not math.isfinite(score):
+            raise RewardError(f"rewards: {score} for a sample of {prompt!r}; it must be finite")
+    return scores
 
 
 def _counted(

@@ -101,9 +101,12 @@ class DiffusionSftConfig:
             WfmConfigError: names the field that is out of range.
         """
         check_parallel(self.parallel)
-        for name in ("num_steps", "batch_size", "micro_batch_size"):
-            if getattr(self, name) < 1:
-                raise WfmConfigError(f"sft: {name} is {getattr(self, name)}; it must be 1 or more")
+        least = {"num_steps": 1, "batch_size": 1, "micro_batch_size": 1, "seed": 0}
+        for name, low in least.items():
+            if getattr(self, name) < low:
+                raise WfmConfigError(
+                    f"sft: {name} is {getattr(self, name)}; it must be {low} or more"
+                )
         if not 0.0 <= self.caption_dropout <= 1.0:
             raise WfmConfigError(
                 f"sft: caption_dropout is {self.caption_dropout}; it must be in [0, 1]"

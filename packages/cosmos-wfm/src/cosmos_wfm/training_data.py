@@ -6,8 +6,7 @@ from cosmos_parallel import TrainingMesh
 from cosmos_wfm.adapter import DiffusionModelAdapter
 from cosmos_wfm.caption_data import CaptionData
 from cosmos_wfm.captions import ImageCaptionsConfig
-from cosmos_wfm.errors import PipelineError, WfmConfigError
-from cosmos_wfm.families.shared import check_frames
+from cosmos_wfm.families.shared import check_pixels
 from cosmos_wfm.mock_data import MockCaptionsConfig
 from cosmos_wfm.shards import ShardCaptionsConfig
 from cosmos_wfm.videos import VideoCaptionsConfig
@@ -38,17 +37,9 @@ def check_sizes(config: DataConfig, adapter: DiffusionModelAdapter) -> None:
     Raises:
         WfmConfigError: says which are right.
     """
-    multiple = adapter.size_multiple
-    for height, width in config.buckets or ((config.height, config.width),):
-        if height % multiple or width % multiple or height < 1 or width < 1:
-            raise WfmConfigError(
-                f"data: {height}x{width} pixels, but this model needs multiples of {multiple}"
-            )
     frames = 1 if isinstance(config, ImageCaptionsConfig) else config.frames
-    try:
-        check_frames(frames, adapter.temporal_factor)
-    except PipelineError as error:
-        raise WfmConfigError(f"data: {error}") from error
+    for size in config.buckets or ((config.height, config.width),):
+        check_pixels("data", size, frames, adapter)
 
 
 class LeftOut:

@@ -48,6 +48,9 @@ class LoraTuning:
         """Add trainable adapters to the transformer, which starts as it was (B = 0).
 
         The other factor is random: every rank has to draw the same one, hence the seed.
+
+        Raises:
+            WfmConfigError: if the model has no such layers.
         """
         from peft import LoraConfig
 
@@ -60,8 +63,14 @@ class LoraTuning:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             for part in denoisers_of(adapter).values():
-                # peft's mixin is not in nn.Module's type
-                cast("Any", part).add_adapter(settings, adapter_name=ADAPTER_NAME)
+                try:
+                    # peft's mixin is not in nn.Module's type
+                    cast("Any", part).add_adapter(settings, adapter_name=ADAPTER_NAME)
+                except ValueError as error:
+                    raise WfmConfigError(
+                        f"lora: {type(part).__name__} has no layers to adapt: {error} Leave "
+                        f"targets empty for the model's own: {', '.join(adapter.lora_targets)}"
+                    ) from error
 
     def save(self, adapter: DiffusionModelAdapter, directory: Path, *, writes: bool) -> None:
         """Write ``directory/lora``, for ``load_lora_weights(directory/lora, ...)``.

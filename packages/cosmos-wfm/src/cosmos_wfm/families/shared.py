@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition
-from cosmos_wfm.errors import PipelineError
+from cosmos_wfm.errors import PipelineError, WfmConfigError
 
 TIMESTEPS = 1000
 
@@ -152,6 +152,25 @@ def video_latent_shape(
     temporal, spatial = factors
     check_frames(frames, temporal)
     return (channels, (frames - 1) // temporal + 1, size[0] // spatial, size[1] // spatial)
+
+
+def check_pixels(
+    subject: str, size: tuple[int, int], frames: int, adapter: DiffusionModelAdapter
+) -> None:
+    """Refuse height and width, or a number of frames, that a model has no latents for.
+
+    Raises:
+        WfmConfigError: names the subject, and says which are right.
+    """
+    multiple, (height, width) = adapter.size_multiple, size
+    if height % multiple or width % multiple or height < 1 or width < 1:
+        raise WfmConfigError(
+            f"{subject}: {height}x{width} pixels, but this model needs multiples of {multiple}"
+        )
+    try:
+        check_frames(frames, adapter.temporal_factor)
+    except PipelineError as error:
+        raise WfmConfigError(f"{subject}: {error}") from error
 
 
 def check_frames(frames: int, temporal: int) -> None:
