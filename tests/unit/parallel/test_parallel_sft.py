@@ -64,12 +64,14 @@ def test_every_answer_of_a_conversation_is_trained_and_nothing_else(tokenizer):
     ("line", "message"),
     [
         ("{", r"data.jsonl:2: is not JSON"),
-        ("[1]", r"data.jsonl:2: is a JSON list"),
+        ("[1]", r"data.jsonl:2: is a JSON list; files are JSON lines \(one object in each line"),
         ('{"prompt": "a"}', r"data.jsonl:2: field 'response' is missing.*found: prompt"),
         ('{"prompt": 1, "response": "a"}', r"field 'prompt' is int"),
-        ('{"messages": "a"}', r"field 'messages' must be a list"),
-        ('{"messages": [{"role": "user"}]}', r"field 'messages' must be a list"),
-        ('{"messages": [{"role": "user", "content": "a"}]}', r"no message of the assistant"),
+        ('{"messages": "a"}', r"field 'messages' is str; it must be a list"),
+        ('{"messages": [{"role": "user"}]}', r"must be a list.*message 0 is {'role': str}"),
+        ('{"messages": [{"role": "a", "content": []}]}', r"{'role': str, 'content': list}"),
+        ('{"messages": [{"role": "gpt", "content": "a"}]}', r"no message of the ass.*roles: gpt;"),
+        ('{"prompt": "\\ud83d", "response": "a"}', r"data.jsonl:2: .* has broken Unicode"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, tokenizer, line, message):
@@ -77,6 +79,12 @@ def test_a_bad_line_is_named(tmp_path, tokenizer, line, message):
     path.write_text('{"prompt": "a", "response": "b"}\n' + line + "\n")
     with pytest.raises(SftDataError, match=message):
         load_sft_data(path, tokenizer)
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path, tokenizer):
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"prompt": "a", "response": "b"}\n', encoding="utf-8-sig")
+    assert len(load_sft_data(path, tokenizer).examples) == 1
 
 
 def test_missing_and_empty_files_are_errors(tmp_path, tokenizer):

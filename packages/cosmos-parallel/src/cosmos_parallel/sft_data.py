@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -148,8 +148,13 @@ def encode_example(
                 f"{rows.response!r} as text, or {rows.messages!r} "
                 f"(found: {', '.join(sorted(row)) or 'nothing'})"
             )
-    prompt = _token_ids(tokenizer(row[rows.prompt]))
-    response = _token_ids(tokenizer(row[rows.response], add_special_tokens=False))
+    try:
+        prompt = _token_ids(tokenizer(row[rows.prompt]))
+        response = _token_ids(tokenizer(row[rows.response], add_special_tokens=False))
+    except TypeError as error:  # half of a character outside the first plane, as \\ud83d, is
+        raise SftDataError(
+            f"{where}: the tokenizer does not take its text, which has broken Unicode: {error}"
+        ) from error
     end = tokenizer.eos_token_id
     if isinstance(end, int):
         prompt = prompt[:-1] if prompt[-1:] == [end] else prompt
@@ -197,14 +202,13 @@ def _encode_chat(
     row: Row, tokenizer: "PreTrainedTokenizerBase", where: str, name: str
 ) -> SftExample:
     messages = row[name]
-    if not isinstance(messages, list) or not all(_is_message(m) for m in messages):
+    messages = _checked(messages, f"{where}: field {name!r}")
+    roles = sorted({str(message["role"]) for message in messages})
+    if "assistant" not in roles:
         raise SftDataError(
-            f"{where}: field {name!r} must be a list of {{'role', 'content'}} with text in both; "
-            "an assistant's message with a list of 'tool_calls' needs no content"
+            f"{where}: field {name!r} has no message of the assistant to train on (roles: "
+            f"{', '.join(roles) or 'none'}; that of the answers must be 'assistant')"
         )
-    messages = [_without_absent(message) for message in messages]
-    if not any(message["role"] == "assistant" for message in messages):
-        raise SftDataError(f"{where}: field {name!r} has no message of the assistant to train on")
     if tokenizer.chat_template is None:
         raise SftDataError(
             f"{where}: has {name!r}, but the tokenizer has no chat template; give rows of "
@@ -276,6 +280,30 @@ def _opening(chat: _Chat) -> list[int]:
 def _token_ids(encoded: Any) -> list[int]:
     # Any: a BatchEncoding, whose stubs do not say what its values are
     return [int(token) for token in encoded["input_ids"]]
+
+
+def _checked(messages: object, subject: str) -> list[dict[str, Any]]:
+    """Return messages as templates take them."""
+    wanted = (
+        "must be a list of {'role', 'content'} with text in both; an assistant's message with a "
+        "list of 'tool_calls' needs no content"
+    )
+    if not isinstance(messages, list):
+        raise SftDataError(f"{subject} is {type(messages).__name__}; it {wanted}")
+    given = cast("list[object]", messages)
+    for index, message in enumerate(given):
+        if not _is_message(message):
+            raise SftDataError(f"{subject} {wanted} (message {index} is {_shape(message)})")
+    return [_without_absent(message) for message in cast("list[dict[str, Any]]", given)]
+
+
+def _shape(message: object) -> str:
+    """Say what a message is made of."""
+    if not isinstance(message, dict):
+        return type(message).__name__
+    fields = cast("dict[object, object]", message)
+    said = (f"{name!r}: {type(value).__name__}" for name, value in fields.items())
+    return f"{{{', '.join(said)}}}"
 
 
 def _is_message(message: object) -> bool:

@@ -14,6 +14,7 @@ from cosmos_parallel.errors import SftDataError
 # Any: a row of a user's file, before it is looked at
 Row = Mapping[str, Any]
 _SUFFIXES = (".jsonl", ".json", ".parquet")
+_FORMS = "files are JSON lines (one object in each line, not compressed) or .parquet"
 
 
 def read_rows(path: Path, split: str = "train") -> Iterator[tuple[str, Row]]:
@@ -46,23 +47,23 @@ def _file_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
 def _json_rows(path: Path) -> Iterator[tuple[str, Row]]:
     try:
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding="utf-8-sig") as lines:  # some write a mark in front
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield f"{path}:{number}", _parse(line, f"{path}:{number}")
     except OSError as error:
         raise SftDataError(f"cannot read SFT data {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise SftDataError(f"SFT data {path} is not UTF-8 text: {error}") from error
+        raise SftDataError(f"SFT data {path} is not UTF-8 text: {error}; {_FORMS}") from error
 
 
 def _parse(line: str, where: str) -> Row:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise SftDataError(f"{where}: is not JSON: {error}") from error
+        raise SftDataError(f"{where}: is not JSON: {error}; {_FORMS}") from error
     if not isinstance(row, dict):
-        raise SftDataError(f"{where}: is a JSON {type(row).__name__}; each line must be an object")
+        raise SftDataError(f"{where}: is a JSON {type(row).__name__}; {_FORMS}")
     return row
 
 
