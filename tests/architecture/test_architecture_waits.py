@@ -60,8 +60,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "cosmos_weightsync/simulation.py": {"simulate": _NO_WAIT},
     "cosmos_weightsync/staging.py": {"run": _DONE},
     "cosmos_weightsync/transports/process_group.py": {"begin_recv": "only begins; both ends wait"},
-    "cosmos_wfm/rl.py": {"_all_rewards": _CLIENT},
-    "cosmos_wfm/rollout_wire.py": {"pack_rollout": _CLIENT},
+    "cosmos_wfm/rollouts.py": {"scores": _CLIENT},
     "cosmos_app/kept.py": {"keep": "wait_for is around it", "_run": "as long as a replica lives"},
     "cosmos_app/meeting_place.py": {"run_meeting": "serves until a signal ends it"},
     "cosmos_app/roles/colocated.py": {
