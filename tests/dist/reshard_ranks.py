@@ -1,6 +1,7 @@
-"""Saves a torchtitan model on four FSDP ranks and resumes it under other axes.
+"""Saves a model on four FSDP ranks and resumes it under other axes.
 
-python reshard_ranks.py DIRECTORY LAYOUT...; writes the losses of the steps after the checkpoint.
+python reshard_ranks.py DIRECTORY KIND LAYOUT...; writes the losses of the steps after the save.
+The kind is "native", of torchtitan, or "lora", with adapters, which transformers computes.
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ from cosmos_parallel import (
     CheckpointStore,
     Learner,
     LearnerConfig,
+    LoraConfig,
     ModelConfig,
     ParallelConfig,
     ScheduleConfig,
@@ -31,10 +33,14 @@ LAYOUTS = {
     "fsdp2-tp2": (4, {"tp": 2}),
     "pp2": (2, {"pp": 2}),
 }
+KINDS = {
+    "native": ModelConfig(implementation="native"),
+    "lora": ModelConfig(implementation="transformers", lora=LoraConfig(rank=4)),
+}
 SAVED_AFTER, LAST = 3, 5
 
 
-def make_learner(place: Place, directory: Path, degrees: dict) -> Learner:
+def make_learner(place: Place, directory: Path, kind: str, degrees: dict) -> Learner:
     process = init_distributed(
         place.rank,
         place.layout.num_ranks,
@@ -42,8 +48,10 @@ def make_learner(place: Place, directory: Path, degrees: dict) -> Learner:
         timeout_s=100,
     )
     mesh = build_mesh(ParallelConfig(**degrees), process)
-    config = ModelConfig(implementation="native")
-    model = load_causal_lm(directory / "qwen3", mesh, config)
+    model = load_causal_lm(directory / "qwen3", mesh, KINDS[kind])
+    if kind == "lora":
+        trained = {name for name, p in model.named_parameters() if p.requires_grad}
+        assert trained == {name for name, _ in model.named_parameters() if ".lora_" in name}
     optimizer = AdamWConfig(lr=1e-3, schedule=ScheduleConfig(num_warmup_steps=10))
     return Learner(model, LearnerConfig(optimizer=optimizer), mesh=mesh)
 
@@ -55,11 +63,11 @@ def take_step(learner: Learner, step: int) -> dict:
     return {name: dataclasses.asdict(report)[name] for name in ("loss", "grad_norm", "lr")}
 
 
-def run(directory: Path, name: str) -> None:
+def run(directory: Path, kind: str, name: str) -> None:
     num_ranks, degrees = LAYOUTS[name]
 
     def body(place: Place) -> None:
-        learner = make_learner(place, directory, degrees)
+        learner = make_learner(place, directory, kind, degrees)
         store = CheckpointStore(directory / "checkpoints", learner.mesh)
         if name == "fsdp4":
             for step in range(SAVED_AFTER):
@@ -67,7 +75,8 @@ def run(directory: Path, name: str) -> None:
             store.save(SAVED_AFTER, learner, b"cut")
         else:
             for parameter in learner.model.parameters():
-                local_part(parameter.detach()).add_(0.1)
+                if parameter.requires_grad:
+                    local_part(parameter.detach()).add_(0.1)
             assert store.load(learner).extra == b"cut"
         reports = [take_step(learner, step) for step in range(SAVED_AFTER, LAST)]
         store.close()
@@ -80,5 +89,5 @@ def run(directory: Path, name: str) -> None:
 if __name__ == "__main__":
     where = Path(sys.argv[1])
     build_model("qwen3", where, tied=False)  # the stages of a pipeline share no weights
-    for chosen in sys.argv[2:]:
-        run(where, chosen)
+    for chosen in sys.argv[3:]:
+        run(where, sys.argv[2], chosen)

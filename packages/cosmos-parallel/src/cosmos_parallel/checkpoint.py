@@ -16,20 +16,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from cosmos_parallel.checkpoint_files import MANIFEST, FileSum, open_files, parse_manifest
 from cosmos_parallel.errors import CheckpointError
+from cosmos_parallel.frozen_base import base_sums, check_base, frozen_base
 from cosmos_parallel.learner import Learner
-from cosmos_parallel.learner_state import (
-    check_saved_base,
-    restore,
-    state_to_fill,
-    state_to_save,
-)
+from cosmos_parallel.learner_state import restore, saved_sums, state_to_fill, state_to_save
 from cosmos_parallel.mesh import TrainingMesh
 from cosmos_parallel.storage import State, read_state, write_state
 
@@ -126,6 +124,7 @@ class CheckpointStore:
         self._agree(lambda: None)  # nobody looks before the writer has put things right
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._saving: Future[str] | None = None
+        self._sums: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
         self._stager = DefaultStager(
             StagingOptions(
                 use_pinned_memory=False,
@@ -213,7 +212,8 @@ class CheckpointStore:
             )
         self.wait()
         # staged tensors live in buffers that the stager uses again, hence one save at a time
-        staged = self._stager.stage(state_to_save(learner, self._mesh.process))
+        state = state_to_save(learner, self._mesh.process, self._base_sums(learner))
+        staged = self._stager.stage(state)
         assert not isinstance(staged, Future)
         self._saving = self._thread.submit(self._write, step, staged, extra, score)
 
@@ -257,9 +257,18 @@ class CheckpointStore:
             read_state(state, self._files.reader(path), self._group)
         except Exception as error:
             raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
-        check_saved_base(learner, state, path)
+        self._sums.pop(learner.model, None)
+        if saved := saved_sums(state):
+            check_base(self._base_sums(learner), saved, path)
         restore(learner, self._mesh.process, state)
         return Checkpoint(step=step, extra=self.extra(step), path=path, score=manifest.get("score"))
+
+    def _base_sums(self, learner: Learner) -> dict[str, Tensor]:
+        """Return the sums of what adapters are added to, taken once; every rank calls."""
+        model = learner.model
+        if model not in self._sums:
+            self._sums[model] = base_sums(frozen_base(model), self._mesh)
+        return self._sums[model]
 
     def close(self) -> None:
         """Wait for the save going on and stop the thread; may be called twice.

@@ -8,15 +8,16 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from cosmos_parallel.errors import CheckpointMismatchError
-from cosmos_parallel.gradients import local_part
+from cosmos_parallel.gradients import local_part, num_copies
+from cosmos_parallel.mesh import TrainingMesh
 from cosmos_parallel.sharding import model_tensors
 
 _WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _CHUNK = 1 << 22
 _LOW_BITS = 0xFFFF
+_PRIME = 2**31 - 1  # sums are taken modulo this, so that those of all ranks add up exactly
 
 
 def frozen_base(model: nn.Module) -> dict[str, Tensor]:
@@ -33,18 +34,25 @@ def frozen_base(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def base_sums(base: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return two int64 sums of each tensor's bits; every rank that holds parts calls."""
-    return {name: _sums(tensor).cpu() for name, tensor in base.items()}
+def base_sums(base: Mapping[str, Tensor], mesh: TrainingMesh) -> dict[str, Tensor]:
+    """Return two int64 sums of each tensor's bits; every rank of the replica calls."""
+    if not base:
+        return {}
+    parts = torch.stack([_sums(local_part(tensor)).cpu() for tensor in base.values()])
+    totals = mesh.sum_(parts.to(mesh.process.device)).cpu()
+    num_ranks = mesh.process.world_size
+    return {
+        name: total // num_copies(tensor, num_ranks) % _PRIME
+        for (name, tensor), total in zip(base.items(), totals, strict=True)
+    }
 
 
-def check_base(base: Mapping[str, Tensor], saved: Mapping[str, Tensor], path: str) -> None:
-    """Compare a frozen base with the sums in the checkpoint at ``path``; every rank calls.
+def check_base(sums: Mapping[str, Tensor], saved: Mapping[str, Tensor], path: str) -> None:
+    """Compare the sums of a frozen base with those in the checkpoint at ``path``.
 
     Raises:
         CheckpointMismatchError: if it is another.
     """
-    sums = base_sums({name: base[name] for name in saved})
     others = [name for name, value in saved.items() if not torch.equal(value, sums[name])]
     if others:
         raise CheckpointMismatchError(
@@ -54,13 +62,11 @@ def check_base(base: Mapping[str, Tensor], saved: Mapping[str, Tensor], path: st
         )
 
 
-def _sums(tensor: Tensor) -> Tensor:
-    bits = local_part(tensor).contiguous().flatten().view(_WHOLE_NUMBERS[tensor.element_size()])
+def _sums(part: Tensor) -> Tensor:
+    bits = part.contiguous().flatten().view(_WHOLE_NUMBERS[part.element_size()])
     sums = torch.zeros(2, dtype=torch.int64, device=bits.device)
     for chunk in bits.split(_CHUNK):
         whole = chunk.to(torch.int64)
         sums += torch.stack([whole.sum(), (whole & _LOW_BITS).square().sum()])
-    if not isinstance(tensor, DTensor):
-        return sums
-    parts = [Partial() if place.is_shard() else Replicate() for place in tensor.placements]
-    return DTensor.from_local(sums, tensor.device_mesh, parts, run_check=False).full_tensor()
+        sums %= _PRIME
+    return sums

@@ -48,7 +48,15 @@ def apply_tensor_plan(model: "PreTrainedModel", mesh: "DeviceMesh") -> None:
         if style in (None, "embedding_rowwise") or (tied and module is head):
             continue
         for layer in layers_to_split(module, style):
-            parallelize_module(layer, mesh, _style(style))
+            _split(layer, mesh, _style(style))
+
+
+def _split(layer: nn.Module, mesh: "DeviceMesh", style: ParallelStyle) -> None:
+    """Split a layer; what is frozen stays so, also where torch makes its parameters anew."""
+    is_trained = {name: p.requires_grad for name, p in layer.named_parameters()}
+    parallelize_module(layer, mesh, style)
+    for name, parameter in layer.named_parameters():
+        parameter.requires_grad_(is_trained[name])
 
 
 def _style(name: str) -> ParallelStyle:

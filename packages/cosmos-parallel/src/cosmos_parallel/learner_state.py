@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import STORAGE_TYPES, TensorStorageMetadata
 
 from cosmos_parallel.errors import CheckpointError, CheckpointMismatchError
-from cosmos_parallel.frozen_base import base_sums, check_base, frozen_base
+from cosmos_parallel.frozen_base import frozen_base
 from cosmos_parallel.gradients import laid_out_like, local_part
 from cosmos_parallel.learner import Learner
 from cosmos_parallel.lora import moving_tensors
@@ -24,12 +24,19 @@ from cosmos_parallel.process import ProcessContext
 from cosmos_parallel.sharding import model_tensors
 
 
-def state_to_save(learner: Learner, process: ProcessContext) -> dict[str, Tensor]:
-    """Return every tensor of a checkpoint; they are the learner's own, not copies."""
-    base = frozen_base(learner.model)
-    left_out = {f"model.{name}" for name in base}
+def state_to_save(
+    learner: Learner, process: ProcessContext, sums: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return every tensor of a checkpoint; they are the learner's own, not copies.
+
+    Args:
+        learner: what is saved.
+        process: of this rank.
+        sums: of the frozen base, which stand for it.
+    """
+    left_out = {f"model.{name}" for name in sums}
     state = {n: value for n, value in state_of(learner, process).items() if n not in left_out}
-    return state | {f"base.{name}": value for name, value in base_sums(base).items()}
+    return state | {f"base.{name}": value for name, value in sums.items()}
 
 
 def state_of(learner: Learner, process: ProcessContext) -> dict[str, Tensor]:
@@ -122,18 +129,13 @@ def restore(learner: Learner, process: ProcessContext, state: Mapping[str, Tenso
         torch.cuda.set_rng_state(state[f"rng.cuda_{process.rank}"])
 
 
-def check_saved_base(learner: Learner, state: Mapping[str, Tensor], path: str) -> None:
-    """Compare what adapters are added to with what was read; every rank calls.
-
-    Raises:
-        CheckpointMismatchError: if they were trained on something else.
-    """
-    saved = {
+def saved_sums(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the sums of the frozen base in the state of a checkpoint."""
+    return {
         name.removeprefix("base."): value
         for name, value in state.items()
         if name.startswith("base.")
     }
-    check_base(frozen_base(learner.model), saved, path)
 
 
 def parts_of(learner: Learner, process: ProcessContext) -> dict[str, Tensor]:
