@@ -21,6 +21,7 @@ from cosmos_parallel import (
     EmaConfig,
     Learner,
     LearnerConfig,
+    LoraConfig,
     ModelConfig,
     ParallelConfig,
     ProcessContext,
@@ -76,6 +77,7 @@ def train(case: dict, directory: Path, process: ProcessContext) -> list:
     config = ModelConfig(
         implementation=case.get("implementation", "auto"),
         activation_checkpointing=case.get("checkpointing", "none"),
+        lora=LoraConfig(rank=4) if case.get("lora") else None,
     )
     model = load_causal_lm(directory / case["model"], mesh, config)
     optimizer = AdamWConfig(lr=1e-3, weight_decay=0.01)

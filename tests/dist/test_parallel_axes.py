@@ -4,6 +4,7 @@ CI runs the cases marked so; ``--parallel-axes all`` runs the table.
 """
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -153,7 +154,7 @@ TABLE = [
     for layout in LAYOUTS
     if layout in ALLOWED.get(family, WITHOUT_EP)
 ]
-# parallelism of transformers' own implementations, and what native models do besides
+# parallelism of transformers' own implementations, adapters, and what native models do besides
 EXTRA = {
     "generic-tp2": {"model": "llama-2", "degrees": {"tp": 2}, "implementation": "transformers"},
     "generic-cp2": {"model": "llama-3", "degrees": {"cp": 2}, "implementation": "transformers"},
@@ -165,6 +166,8 @@ EXTRA = {
         "implementation": "transformers",
     },
     "recomputed-tp2": {"model": "qwen-3-moe", "degrees": {"tp": 2}, "checkpointing": "full"},
+    "adapters-tp2-cp2": {"model": "qwen-3", "degrees": {"tp": 2, "cp": 2}, "lora": True},
+    "adapters-of-experts-fsdp2": {"model": "qwen-3-moe", "degrees": {}, "lora": True},
     "exported-pp2": {"model": "moonlight-moe", "degrees": {"pp": 2}, "export": "exported"},
 }
 
@@ -201,11 +204,15 @@ def results(models, request) -> dict:
     used = {family for family, _ in chosen} | {EXTRA[name]["model"] for name in further}
     cases = [{"name": family, "model": family, **whole} for family in FAMILIES if family in used]
     cases += [{"name": "packed", "model": "qwen-3", "packed": True, **whole}]
+    adapted = {EXTRA[name]["model"] for name in further if EXTRA[name].get("lora")}
+    cases += [{"name": f"adapted-{m}", "model": m, "lora": True, **whole} for m in adapted]
     for family, layout in chosen:
         num_ranks, degrees = LAYOUTS[layout]
         name = f"{family}-{layout}"
         cases.append({"name": name, "model": family, "num_ranks": num_ranks, "degrees": degrees})
-    cases += [{"name": name, "num_ranks": 2, **EXTRA[name]} for name in EXTRA if name in further]
+    for name in further:
+        num_ranks = max(2, math.prod(EXTRA[name]["degrees"].values()))
+        cases.append({"name": name, "num_ranks": num_ranks, **EXTRA[name]})
     lines = "\n".join(json.dumps(case) for case in cases)
     run_tree(POOL, models, deadline_s=120 + 60 * len(cases), given=lines)
     return {
@@ -229,7 +236,11 @@ def test_a_layout_takes_the_steps_of_one_process(results, case):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXTRA)
 def test_other_implementations_and_packed_rows_take_them_too(results, name):
-    reference = "packed" if EXTRA[name].get("packed") else EXTRA[name]["model"]
+    reference = EXTRA[name]["model"]
+    if EXTRA[name].get("packed"):
+        reference = "packed"
+    elif EXTRA[name].get("lora"):
+        reference = f"adapted-{reference}"
     assert_same_steps(results[name], results[reference])
 
 

@@ -8,6 +8,7 @@ stacked or joined); here it is decided how much of each is read:
     anything else                        the sources whole, one tensor of the model after the other
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -25,6 +26,9 @@ from cosmos_parallel.weight_files import WeightFiles, held_part, held_region, mi
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
     from transformers.core_model_loading import WeightConverter
+
+# what adapters are added to lies inside of them; stacks of experts, of two tensors, twice over
+_INSIDE_ADAPTERS = re.compile(r"(\.base_layer)+\.")
 
 
 def build_empty(
@@ -65,7 +69,7 @@ def fill_parts(model: "PreTrainedModel", path: Path, device: torch.device) -> No
     model.tie_weights()
     _compute_buffers(model)
     tensors = {
-        name.replace(".base_layer.", "."): value
+        _INSIDE_ADAPTERS.sub(".", name): value
         for name, value in model.state_dict(keep_vars=True).items()
         if ".lora_" not in name and not is_of_value_head(name)
     }
