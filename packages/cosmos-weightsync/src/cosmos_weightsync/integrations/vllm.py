@@ -28,6 +28,7 @@ from cosmos_weightsync.errors import (
     VersionError,
     WeightSyncError,
 )
+from cosmos_weightsync.integrations.cancelling import carry_through
 
 __all__ = [
     "BACKEND",
@@ -220,12 +221,8 @@ class VLLMWeightClient:
             started = time.monotonic()
             staged, num_bytes, wire_bytes = await self._stage(version)
             transfer_s = time.monotonic() - started
-            commit = asyncio.ensure_future(self._commit(staged))
-            try:
-                stall_s = await asyncio.shield(commit)
-            except asyncio.CancelledError:
-                await commit  # Given up half-way, it would leave the engine paused.
-                raise
+            # Given up half-way, it would leave the engine paused.
+            stall_s = await carry_through(self._commit(staged))
             return LoadTimes(staged, transfer_s, stall_s, num_bytes, wire_bytes)
 
     async def _stage(self, version: int) -> tuple[int, int, int]:
