@@ -133,7 +133,11 @@ class _Conversation:
 
     def run(self) -> None:
         try:
-            receive_hello(self._connection, self._shared.token, "directory")
+            receive_hello(
+                self._connection,
+                self._shared.token,
+                "the directory's: show it by SenderConfig.token or ReceiverConfig.token",
+            )
             while True:
                 self._answer(self._connection.receive(Deadline.after(IDLE_S)))
         except WeightSyncError as error:

@@ -22,10 +22,18 @@ from cosmos_weightsync.errors import (
     WeightSyncError,
 )
 
-__all__ = ["ControlConnection", "connect_control", "parse_endpoint", "recv_exactly"]
+__all__ = [
+    "MAX_HELLO_BYTES",
+    "ControlConnection",
+    "connect_control",
+    "parse_endpoint",
+    "recv_exactly",
+]
 
 MAX_FRAME_BYTES = 1 << 28
 """A layout of 100,000 tensors takes a few MB; anything near this is not ours."""
+MAX_HELLO_BYTES = 1 << 16
+"""What somebody may say who has not shown the token yet."""
 MAX_PORT = 65535
 
 _LENGTH = struct.Struct("!I")
@@ -62,12 +70,15 @@ class ControlConnection:
         except OSError as error:
             raise PeerLostError(f"{self.peer} is gone: {error}") from error
 
-    def receive(self, deadline: Deadline, *, expect: str | None = None) -> dict[str, Any]:
+    def receive(
+        self, deadline: Deadline, *, expect: str | None = None, most_bytes: int = MAX_FRAME_BYTES
+    ) -> dict[str, Any]:
         """Take the next frame.
 
         Args:
             deadline: When to give up.
             expect: The only kind that is right here; any when omitted.
+            most_bytes: A longer frame is refused before any of it is read.
 
         Raises:
             PeerLostError: the peer closed the connection.
@@ -76,12 +87,12 @@ class ControlConnection:
             WeightSyncError: the peer reports an error of its own, of this class.
         """
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size, expect, deadline))
-        if length > MAX_FRAME_BYTES:
+        if length > most_bytes:
             raise ProtocolError(f"{self.peer} announces a frame of {length} bytes")
         try:
             frame = json.loads(self._exactly(length, expect, deadline))
             kind = frame["kind"]
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ProtocolError(f"{self.peer} sent something that is not a frame") from error
         if kind == "error":
             raise _reported(self.peer, frame)

@@ -6,7 +6,7 @@ from cosmos_weightsync.errors import ConfigurationError
 from cosmos_weightsync.frames import parse_endpoint
 from cosmos_weightsync.gathering import Preference
 from cosmos_weightsync.reuse import Reused, ReusePolicy
-from cosmos_weightsync.server import check_exposure
+from cosmos_weightsync.server import check_address, check_exposure
 from cosmos_weightsync.wanted import Mode
 
 __all__ = ["ReceiverConfig"]
@@ -70,6 +70,7 @@ class ReceiverConfig:
             raise ConfigurationError("bucket_bytes must be >= 1024 and num_threads >= 1")
         if self.serve_host:
             check_exposure(self.serve_host, self.token)
+            check_address(self.serve_host)
         if self.directory:
             parse_endpoint(self.directory)
         ReusePolicy(self.reuse, self.anchor_every)

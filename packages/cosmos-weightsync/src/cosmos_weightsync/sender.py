@@ -18,7 +18,7 @@ from cosmos_weightsync.layout import Layout, check_once
 from cosmos_weightsync.membership import Member
 from cosmos_weightsync.published import PublishedVersions
 from cosmos_weightsync.runs import new_run_id
-from cosmos_weightsync.server import Server, check_exposure
+from cosmos_weightsync.server import Server, check_address, check_exposure
 from cosmos_weightsync.serving import HolderIdentity, ServingSession
 from cosmos_weightsync.shards import Shard, torch_dtype
 from cosmos_weightsync.snapshots import SnapshotStore
@@ -84,6 +84,7 @@ class SenderConfig:
                 "bucket_bytes must be >= 1024, max_snapshots >= 2 and num_bases >= 0"
             )
         check_exposure(self.bind_host, self.token)
+        check_address(self.bind_host)
         if self.directory:
             parse_endpoint(self.directory)
 

@@ -16,11 +16,12 @@ from cosmos_weightsync.errors import (
     ProtocolError,
     WeightSyncError,
 )
-from cosmos_weightsync.frames import ControlConnection
+from cosmos_weightsync.frames import MAX_HELLO_BYTES, ControlConnection
 
 __all__ = [
     "Conversation",
     "Server",
+    "check_address",
     "check_exposure",
     "complain",
     "is_loopback",
@@ -137,22 +138,22 @@ class Server:
                 self._open.pop(threading.current_thread(), None)
 
 
-def receive_hello(connection: ControlConnection, token: str, owner: str) -> Mapping[str, Any]:
+def receive_hello(connection: ControlConnection, token: str, right: str) -> Mapping[str, Any]:
     """Wait for who has connected to say so, with the token.
 
     Args:
         connection: To it.
         token: What it must show.
-        owner: What this side is, for the error.
+        right: Which token that is, for the error.
 
     Raises:
-        ProtocolError: it shows another token.
+        ProtocolError: it shows another token, or says more than a hello.
         TransferError: it says nothing, or something else.
     """
-    hello = connection.receive(Deadline.after(HELLO_S), expect="hello")
-    shown = str(hello.get("token", ""))
-    if not hmac.compare_digest(shown.encode(), token.encode()):
-        raise ProtocolError(f"the token is not the {owner}'s")
+    hello = connection.receive(Deadline.after(HELLO_S), expect="hello", most_bytes=MAX_HELLO_BYTES)
+    shown = str(hello.get("token", "")).encode(errors="replace")  # JSON has half characters.
+    if not hmac.compare_digest(shown, token.encode()):
+        raise ProtocolError(f"the token is not {right}")
     return hello
 
 
@@ -181,4 +182,21 @@ def check_exposure(host: str, token: str) -> None:
         raise ConfigurationError(
             f"listening on {host} needs a token: anybody who reaches this address could read "
             "the weights"
+        )
+
+
+def check_address(host: str) -> None:
+    """Refuse to listen on all addresses where others are told the one listened on.
+
+    Raises:
+        ConfigurationError: they would be told ``0.0.0.0``, which for them is their own host.
+    """
+    try:
+        is_any = ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        is_any = host == ""
+    if is_any:
+        raise ConfigurationError(
+            f"{host!r} is every address of this host, and others are told the one to connect to: "
+            "give the one by which they reach this host"
         )

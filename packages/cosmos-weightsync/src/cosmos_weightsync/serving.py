@@ -109,7 +109,9 @@ class ServingSession:
     def _greet(self) -> None:
         identity = self._identity
         deadline = Deadline.after(30.0)
-        hello = receive_hello(self._connection, identity.token, "sender")
+        hello = receive_hello(
+            self._connection, identity.token, "the sender's: show it by ReceiverConfig.token"
+        )
         if hello.get("protocol") != PROTOCOL:
             raise ProtocolError(f"this sender speaks protocol {PROTOCOL}")
         self._layout = identity.holder.layout(deadline)

@@ -12,7 +12,6 @@ sums(path, size)         ─►                      of the first `size` bytes, 
 Only the files listed in the welcome are ever opened.
 """
 
-import hmac
 import os
 import threading
 from collections.abc import Mapping
@@ -32,7 +31,7 @@ from cosmos_weightsync.errors import (
 from cosmos_weightsync.files.manifests import CHUNK_BYTES
 from cosmos_weightsync.files.storage import LocalStorage, ReadableStorage
 from cosmos_weightsync.frames import ControlConnection
-from cosmos_weightsync.server import Server, check_exposure
+from cosmos_weightsync.server import Server, check_exposure, receive_hello
 
 __all__ = ["MAX_READ_BYTES", "PROTOCOL", "DirectoryServer", "chunk_sums", "files_below"]
 
@@ -158,9 +157,7 @@ class _Session:
         self._connection.close()
 
     def _greet(self) -> None:
-        hello = self._connection.receive(Deadline.after(30.0), expect="hello")
-        if not hmac.compare_digest(str(hello.get("token", "")).encode(), self._token.encode()):
-            raise ProtocolError("the token is not the one that 'push' printed")
+        hello = receive_hello(self._connection, self._token, "the one that 'push' printed")
         if hello.get("protocol") != PROTOCOL:
             raise ProtocolError(f"this side pushes files ({PROTOCOL}), and is asked for others")
         welcome = {"protocol": PROTOCOL, "files": dict(self._files)}
