@@ -106,6 +106,8 @@ class WeightReceiver:
             connect_timeout_s=config.connect_timeout_s,
             device=self._wanted.device,
         )
+        if isinstance(endpoints, str):
+            raise ConfigurationError(f"endpoints are a list: [{endpoints!r}]")
         endpoints = tuple(endpoints)
         if config.directory and endpoints:
             raise ConfigurationError("endpoints beside a directory, which tells them")

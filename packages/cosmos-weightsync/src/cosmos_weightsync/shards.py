@@ -1,9 +1,9 @@
 """From tensors in memory to shards: plain tensors, modules, and DTensors of any placement."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
-from typing import Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ __all__ = [
     "Source",
     "clean_name",
     "dtype_name",
+    "handed_over",
     "held_boxes",
     "named_tensors",
     "shards_of",
@@ -75,15 +76,19 @@ def clean_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
-Source = nn.Module | Sequence[nn.Module] | Iterable[tuple[str, Tensor]]
-"""A module; the modules of the pipeline stages on this rank; or (name, tensor) pairs."""
+Source = nn.Module | Sequence[nn.Module] | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
+"""A module; the modules of the pipeline stages on this rank; or tensors by name, or in pairs."""
 
 
 def named_tensors(
     source: Source, *, tied: Literal["once", "each"] = "once"
 ) -> Iterator[tuple[str, Tensor]]:
     """The parameters of a source by their clean names, detached."""
-    modules = [source] if isinstance(source, nn.Module) else source
+    modules: Iterable[nn.Module | tuple[str, Tensor]]
+    if isinstance(source, Mapping):
+        modules = cast("Mapping[str, Tensor]", source).items()
+    else:
+        modules = [source] if isinstance(source, nn.Module) else source
     seen: dict[int, Tensor] = {}  # Kept, or the number of one that is gone is soon another's.
     for item in modules:
         pairs = (
@@ -100,7 +105,7 @@ def shards_of(source: Source, *, tied: Literal["once", "each"] = "once") -> tupl
 
     The shards are views: they follow the parameters as these are trained. A DTensor gives the
     part on this rank, as several shards where it is interleaved; a plain tensor is taken as
-    whole. Buffers are not included; pass pairs to send them.
+    whole. Buffers are not included; pass pairs, or a state dict, to send them.
 
     Args:
         source: A module, all modules of this rank's pipeline stages, or pairs; in checkpoint
@@ -116,6 +121,32 @@ def shards_of(source: Source, *, tied: Literal["once", "each"] = "once") -> tupl
         for name, tensor in named_tensors(source, tied=tied)
         for shard in _shards_of_tensor(name, tensor)
     )
+
+
+def handed_over(items: Any, kinds: tuple[type, ...]) -> tuple[Any, ...]:
+    """What somebody gives as shards, once it is seen that these are some.
+
+    Args:
+        items: What was given.
+        kinds: What each of them may be.
+
+    Raises:
+        LayoutError: they are something else, or have tensors without memory.
+    """
+    given: Iterable[Any] = [items] if isinstance(items, nn.Module | Mapping) else items
+    found = tuple(given)
+    for item in found:
+        if not isinstance(item, kinds):
+            raise LayoutError(
+                f"{' or '.join(kind.__name__ for kind in kinds)} is due, not "
+                f"{type(item).__name__}: hand over shards_of(...)"
+            )
+        if isinstance(item, Shard) and item.tensor.is_meta:
+            raise LayoutError(
+                f"{item.spec.name}: its tensor is on the meta device and holds nothing: describe "
+                "the model when it has memory, after 'to_empty'"
+            )
+    return found
 
 
 def _shards_of_tensor(name: str, tensor: Tensor) -> Iterator[Shard]:

@@ -90,6 +90,7 @@ class ListedSources:
         if repeated or (complete and not is_join and ranks != expected):
             raise ConfigurationError(
                 f"endpoints of sender ranks {ranks} were given, the sender has ranks {expected}"
+                + (": one was given twice" if repeated else "")
             )
 
 

@@ -9,7 +9,7 @@ import torch
 from cosmos_weightsync.arenas import Arena
 from cosmos_weightsync.errors import LayoutError, UnknownTensorError
 from cosmos_weightsync.layout import Layout, ShardSpec, check_once
-from cosmos_weightsync.shards import Shard, torch_dtype
+from cosmos_weightsync.shards import Shard, handed_over, torch_dtype
 
 __all__ = ["Mode", "WantedWeights"]
 
@@ -36,7 +36,7 @@ class WantedWeights:
         memory: Literal["shared", "private"] = "private",
     ) -> None:
         self._memory = memory
-        found = None if items is None else tuple(items)
+        found = None if items is None else handed_over(items, (Shard, ShardSpec))
         self._mode: Mode = mode
         self.targets = tuple(
             item for item in found or () if isinstance(item, Shard) and not item.spec.box.is_empty

@@ -14,7 +14,7 @@ from cosmos_weightsync.encodings.contract import Encoding, Extents
 from cosmos_weightsync.errors import EncodingError
 from cosmos_weightsync.layout import ShardSpec
 from cosmos_weightsync.row_checksums import RowChecksums
-from cosmos_weightsync.shards import Shard
+from cosmos_weightsync.shards import Shard, handed_over
 
 __all__ = ["EncodedShards", "encode"]
 
@@ -123,6 +123,7 @@ def encode(
 
     Raises:
         EncodingError: a tensor has no blocks, or a shard cuts one and no group is given.
+        LayoutError: something else than shards with memory is given.
 
     Example:
         >>> encoded = encode(
@@ -130,7 +131,8 @@ def encode(
         ... )
         >>> sender = WeightSender(encoded, rank=rank, num_ranks=num_ranks)
     """
-    return EncodedShards([s for s in shards if not s.spec.box.is_empty], encodings, group)
+    held = (shard for shard in handed_over(shards, (Shard,)) if not shard.spec.box.is_empty)
+    return EncodedShards(tuple(held), encodings, group)
 
 
 def _maxima_of(shard: Shard, block: Extents) -> Tensor:

@@ -25,7 +25,7 @@ from cosmos_weightsync.files.writing import ChunkSums
 from cosmos_weightsync.layout import Layout, ShardSpec
 from cosmos_weightsync.planning import Piece, plan_transfer
 from cosmos_weightsync.receiver import StagedVersion
-from cosmos_weightsync.shards import Shard, torch_dtype
+from cosmos_weightsync.shards import Shard, handed_over, torch_dtype
 
 __all__ = ["FileReceiver", "FileReceiverConfig"]
 
@@ -71,7 +71,7 @@ class FileReceiver:
     ) -> None:
         self._config = config or FileReceiverConfig()
         self._storage = open_storage(where, self._config.options)
-        items = None if wanted is None else tuple(wanted)
+        items = None if wanted is None else handed_over(wanted, (Shard, ShardSpec))
         self._targets = tuple(item for item in items or () if isinstance(item, Shard))
         self._wanted = (
             None

@@ -39,7 +39,7 @@ from cosmos_weightsync.files.manifests import (
 from cosmos_weightsync.files.storage import Storage, open_storage
 from cosmos_weightsync.files.writing import write_file
 from cosmos_weightsync.layout import Layout, ShardSpec, check_once
-from cosmos_weightsync.shards import Shard, torch_dtype
+from cosmos_weightsync.shards import Shard, handed_over, torch_dtype
 
 __all__ = ["FileSender", "FileSenderConfig"]
 
@@ -110,7 +110,7 @@ class FileSender:
                 "several ranks need a session: any string that is the same on all of them and "
                 "new after every restart"
             )
-        held = [shard for shard in shards if not shard.spec.box.is_empty]
+        held = [s for s in handed_over(shards, (Shard,)) if not s.spec.box.is_empty]
         check_once((shard.spec for shard in held), f"sender rank {rank} holds")
         self._config = config
         self._rank, self._num_ranks = rank, num_ranks

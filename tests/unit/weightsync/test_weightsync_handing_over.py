@@ -1,0 +1,92 @@
+"""What a user hands over by mistake is refused with a word on what is due."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from cosmos_weightsync import (
+    ConfigurationError,
+    FileReceiver,
+    FileSender,
+    LayoutError,
+    ReceiverConfig,
+    SenderConfig,
+    WeightReceiver,
+    WeightSender,
+    shards_of,
+)
+
+_NOWHERE = "127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda model: model,
+        lambda model: model.named_parameters(),
+        lambda model: model.state_dict(),
+        lambda model: [model],
+    ],
+    ids=["module", "pairs", "state_dict", "modules"],
+)
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda given, _: WeightSender(given),
+        lambda given, _: WeightReceiver([_NOWHERE], wanted=given),
+        lambda given, where: FileSender(given, where),
+        lambda given, where: FileReceiver(where, wanted=given),
+    ],
+    ids=["sender", "receiver", "file_sender", "file_receiver"],
+)
+def test_what_are_no_shards_is_refused_by_name(
+    mistake: Callable[[nn.Module], Any], end: Callable[[Any, str], object], tmp_path
+):
+    given = mistake(nn.Linear(3, 2))
+    with pytest.raises(LayoutError, match=r"hand over shards_of\(...\)"):
+        end(given, str(tmp_path))
+
+
+def test_a_model_without_memory_is_refused_at_both_ends():
+    """Versions would be committed into nothing, without a word."""
+    shards = shards_of(nn.Linear(3, 2, device="meta"))
+    with pytest.raises(LayoutError, match="weight: its tensor is on the meta device"):
+        WeightReceiver([_NOWHERE], wanted=shards)
+    with pytest.raises(LayoutError, match="weight: its tensor is on the meta device"):
+        WeightSender(shards)
+
+
+def test_a_state_dict_gives_parameters_and_buffers():
+    shards = shards_of(nn.BatchNorm1d(4).state_dict())
+    assert [shard.spec.name for shard in shards] == [
+        "weight",
+        "bias",
+        "running_mean",
+        "running_var",
+        "num_batches_tracked",
+    ]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
+def test_others_are_never_told_an_address_that_is_their_own(host):
+    with pytest.raises(ConfigurationError, match="by which they reach this host"):
+        SenderConfig(bind_host=host, token="t")
+    if host:  # Nobody is served without one.
+        with pytest.raises(ConfigurationError, match="by which they reach this host"):
+            ReceiverConfig(serve_host=host, token="t")
+
+
+def test_one_endpoint_is_not_taken_for_a_list_of_letters():
+    with pytest.raises(ConfigurationError, match=r"endpoints are a list: \['127.0.0.1:9'\]"):
+        WeightReceiver(_NOWHERE)
+
+
+def test_an_endpoint_that_is_given_twice_is_called_so():
+    with WeightSender(shards_of([("w", torch.ones(2))])) as sender:
+        receiver = WeightReceiver([sender.endpoint] * 2)
+        with pytest.raises(ConfigurationError, match="one was given twice"):
+            receiver.stage(timeout_s=30)
+        receiver.close()
