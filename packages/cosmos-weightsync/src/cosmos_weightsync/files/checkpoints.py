@@ -13,7 +13,14 @@ from cosmos_weightsync.files.headers import decode_header, header_bytes
 from cosmos_weightsync.files.storage import Storage, open_storage
 from cosmos_weightsync.layout import Layout, ShardSpec
 
-__all__ = ["INDEX_NAME", "Checkpoint", "StoredTensor", "read_checkpoint", "read_whole"]
+__all__ = [
+    "INDEX_NAME",
+    "Checkpoint",
+    "StoredTensor",
+    "read_checkpoint",
+    "read_whole",
+    "stored_tensors",
+]
 
 INDEX_NAME = "model.safetensors.index.json"
 SUFFIX = ".safetensors"
@@ -83,7 +90,7 @@ def _read(storage: Storage, only: str | None) -> Checkpoint:
     files: dict[str, int] = {}
     tensors: dict[str, StoredTensor] = {}
     for file in names:
-        files[file], found = _tensors_of(storage, file)
+        files[file], found = stored_tensors(storage, file)
         for item in found:
             name = item.spec.name
             if weight_map is not None and weight_map.get(name, file) != file:
@@ -123,8 +130,13 @@ def _file_names(storage: Storage, weight_map: Mapping[str, str] | None) -> list[
     return named or present
 
 
-def _tensors_of(storage: Storage, file: str) -> tuple[int, list[StoredTensor]]:
-    """A file's size, and what it holds."""
+def stored_tensors(storage: Storage, file: str) -> tuple[int, list[StoredTensor]]:
+    """A file's size, and what its header says that it holds.
+
+    Raises:
+        CorruptFileError: it is damaged or truncated.
+        LayoutError: there is no such file.
+    """
     full_name = f"{storage.url}/{file}"
     size = storage.size(file)
     if size is None:

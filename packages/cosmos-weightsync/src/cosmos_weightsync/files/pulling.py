@@ -5,16 +5,23 @@ earlier run left is compared with the source chunk by chunk and kept as far as i
 small files go last: a directory that has its ``config.json`` has its tensors.
 """
 
+import contextlib
+import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
 
 from cosmos_weightsync.deadlines import Deadline
-from cosmos_weightsync.errors import CorruptFileError, DigestError, ProtocolError
+from cosmos_weightsync.errors import (
+    CorruptFileError,
+    DigestError,
+    ProtocolError,
+    StorageError,
+)
 from cosmos_weightsync.files.manifests import CHUNK_BYTES
 from cosmos_weightsync.files.pushing import MAX_READ_BYTES, PROTOCOL, chunk_sums
 from cosmos_weightsync.files.storage import (
@@ -130,18 +137,42 @@ def pull_directory(
     Raises:
         CorruptFileError: a file's path leads out of the target.
         StorageFullError: there is no room; what was fetched stays for the next attempt.
+        StorageError: another pull is at work in the target.
         TransferError: the source failed.
     """
     listing = dict(files_of(source))
     order = sorted(listing, key=lambda path: (not path.endswith(".safetensors"), path))
-    pulled = [_pull(source, target, path, listing[path], progress) for path in order]
-    parts = target / _PARTS
-    with translated(str(parts)):
-        if parts.exists():  # Also what an earlier run left of files that are not wanted any more.
-            shutil.rmtree(parts)
+    with _alone(target):
+        pulled = [_pull(source, target, path, listing[path], progress) for path in order]
+        parts = target / _PARTS
+        with translated(str(parts)):
+            if parts.exists():  # Also what an earlier run left of files not wanted any more.
+                shutil.rmtree(parts)
     if isinstance(source, PushedDirectory):
         source.finish()
     return pulled
+
+
+@contextlib.contextmanager
+def _alone(target: Path) -> Generator[None]:
+    """Keep other pulls out of a directory: they would cut and move the same unfinished files.
+
+    Where the file system has no locks, nothing is kept out.
+    """
+    with translated(str(target)):
+        target.mkdir(parents=True, exist_ok=True)
+        handle = os.open(target, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise StorageError(
+                    f"{target}: another pull is at work there: let it end, or name another place"
+                ) from error
+        yield
+    finally:
+        os.close(handle)
 
 
 def files_of(source: ReadableStorage, directory: str = "") -> Iterator[tuple[str, int]]:

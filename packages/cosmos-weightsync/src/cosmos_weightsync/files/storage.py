@@ -210,7 +210,7 @@ class RemoteStorage:
             # Typed Any: fsspec has no stubs, and each file system has options of its own.
             self._system: Any = fsspec.filesystem(protocol, use_listings_cache=False, **options)
         except ImportError as error:
-            extra = _EXTRAS.get(protocol, "the fsspec driver of this protocol")
+            extra = _EXTRAS.get(protocol, f"an fsspec driver of {protocol}")
             raise ConfigurationError(f"{url} needs {extra}: pip install {extra}") from error
         except (ValueError, TypeError) as error:
             raise ConfigurationError(f"{url}: {error}") from error

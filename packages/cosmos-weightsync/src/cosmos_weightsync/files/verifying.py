@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cosmos_weightsync.errors import DigestError
-from cosmos_weightsync.files.checkpoints import StoredTensor, read_checkpoint
+from cosmos_weightsync.errors import CorruptFileError, DigestError, LayoutError
+from cosmos_weightsync.files.checkpoints import StoredTensor, read_checkpoint, stored_tensors
 from cosmos_weightsync.files.manifests import (
     CHUNK_BYTES,
     Manifest,
@@ -32,7 +32,7 @@ class Difference:
 def verify_against_manifest(
     storage: Storage, advance: Callable[[int], None]
 ) -> tuple[Manifest, list[Difference]]:
-    """Read every byte of a version directory and compare it with its manifest.
+    """Read every tensor and header of a version directory and compare them with its manifest.
 
     Args:
         storage: The directory of the version itself.
@@ -43,7 +43,9 @@ def verify_against_manifest(
     """
     manifest = read_manifest(storage)
     buffer = memoryview(bytearray(_BLOCK_BYTES))
-    found: list[Difference] = []
+    found = [
+        difference for file in manifest.files for difference in _headers(storage, manifest, file)
+    ]
     for box in manifest.boxes:
         spec = box.stored.spec
         try:
@@ -52,6 +54,20 @@ def verify_against_manifest(
             found.append(Difference(f"{spec.name} {spec.box}", str(error)))
         advance(spec.num_bytes)
     return manifest, found
+
+
+def _headers(storage: Storage, manifest: Manifest, file: str) -> Iterator[Difference]:
+    """Where a file's header, which other readers go by, places its tensors elsewhere."""
+    try:
+        _, entries = stored_tensors(storage, file)
+    except (CorruptFileError, LayoutError) as error:
+        yield Difference(file, str(error))
+        return
+    placed = {(entry.offset, entry.spec.dtype, entry.spec.box.shape) for entry in entries}
+    for box in manifest.boxes:
+        spec, offset = box.stored.spec, box.stored.offset
+        if box.stored.file == file and (offset, spec.dtype, spec.box.shape) not in placed:
+            yield Difference(f"{spec.name} {spec.box}", f"the header of {file} does not place it")
 
 
 def _check(storage: Storage, box: StoredBox, buffer: memoryview) -> None:

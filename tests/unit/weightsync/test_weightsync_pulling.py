@@ -1,0 +1,59 @@
+"""Directories of files: pulled by one at a time, and checked as others will read them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from cosmos_weightsync import FileSender, StorageError, shards_of
+from cosmos_weightsync.files.pulling import pull_directory
+from cosmos_weightsync.files.storage import LocalStorage
+from cosmos_weightsync.files.verifying import verify_against_manifest
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    tensors = {name: torch.arange(6.0).view(2, 3) for name in ("a", "b")}
+    FileSender(shards_of(tensors.items()), str(tmp_path / "run")).publish(1)
+    return tmp_path / "run" / "v00000001"
+
+
+def test_a_second_pull_into_a_directory_is_refused_while_the_first_is_at_work(checkpoint, tmp_path):
+    source, target = LocalStorage(checkpoint), tmp_path / "copy"
+    refused: list[str] = []
+
+    def meanwhile(_: int) -> None:
+        with pytest.raises(StorageError, match="another pull is at work there") as caught:
+            pull_directory(source, target, lambda _: None)
+        refused.append(str(caught.value))
+
+    pull_directory(source, target, meanwhile)
+    assert refused
+    again = pull_directory(source, target, lambda _: None)
+    assert all(file.num_kept == file.num_bytes for file in again)
+
+
+@pytest.mark.parametrize(
+    ("position", "content", "complaint"),
+    [
+        (7, b"\xff", "not a safetensors file"),
+        (8, b"!", "the header is damaged"),
+    ],
+)
+def test_a_damaged_header_is_a_difference(checkpoint, position, content, complaint):
+    (file,) = checkpoint.glob("*.safetensors")
+    with file.open("r+b") as handle:
+        handle.seek(position)
+        handle.write(content)
+    _, found = verify_against_manifest(LocalStorage(checkpoint), lambda _: None)
+    assert [item.name for item in found] == [file.name]
+    assert complaint in found[0].reason
+
+
+def test_a_header_that_places_a_tensor_elsewhere_is_a_difference(checkpoint):
+    (file,) = checkpoint.glob("*.safetensors")
+    content = file.read_bytes()
+    assert content.count(b"[0,24]") == 1
+    file.write_bytes(content.replace(b"[0,24]", b"[8,32]"))
+    _, found = verify_against_manifest(LocalStorage(checkpoint), lambda _: None)
+    assert [item.reason for item in found] == [f"the header of {file.name} does not place it"]
