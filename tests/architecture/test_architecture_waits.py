@@ -52,6 +52,9 @@ ALLOWED: dict[str, dict[str, str]] = {
         "_end": "its workers have been killed by then",
     },
     "cosmos_weightsync/command_line/benching.py": {"serve": _IDLE},
+    "cosmos_weightsync/integrations/cancelling.py": {
+        "carry_through": "for what must not be given up half-way; its parts have deadlines"
+    },
     "cosmos_weightsync/dialing.py": {"meet_all": _DONE},
     "cosmos_weightsync/edges.py": {"both": "made of waits that have one"},
     "cosmos_weightsync/files/fetching.py": {"_sums_of": _NO_WAIT},

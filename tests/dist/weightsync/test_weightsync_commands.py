@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import torch
 
 import cosmos_weightsync
 from cosmos_weightsync import FileSender, FileSenderConfig, Layout, shards_of
+from cosmos_weightsync.transports import NixlTransport
 
 _SOURCE = Path(cosmos_weightsync.__file__).parents[1]
 _ENVIRONMENT = {**os.environ, "PYTHONPATH": str(_SOURCE), "OMP_NUM_THREADS": "1"}
@@ -187,6 +189,17 @@ def test_a_push_for_one_ends_by_itself(checkpoint, tmp_path):
     assert (pusher.returncode, err) == (0, "")
 
 
+def test_a_push_on_all_addresses_shows_a_command_for_other_hosts(checkpoint):
+    process = start("push", checkpoint, "--json", "--host", "0.0.0.0")
+    try:
+        assert process.stdout is not None
+        said = json.loads(process.stdout.readline())
+    finally:
+        end(process)
+    port = said["endpoint"].removeprefix("0.0.0.0:")
+    assert said["pull"].startswith(f"cosmos-weightsync pull {socket.gethostname()}:{port} ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -197,6 +210,8 @@ def test_a_push_for_one_ends_by_itself(checkpoint, tmp_path):
         (("plan", "{tmp}/nowhere"), "no such file or directory"),
         (("plan", "{model}", "--senders", "dp=3"), "write replicas=N or fsdp=N or tp=N"),
         (("verify", "{tmp}"), "has no manifest.json: name a second checkpoint"),
+        (("verify", "{model}", "{tmp}/nowhere"), "nowhere: there is no such directory"),
+        (("bench", "--size", "99999999"), "times as much memory, and this machine has"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
@@ -228,9 +243,10 @@ def test_a_plan_is_the_same_from_a_directory_and_from_its_layout(checkpoint, tmp
 
 
 def test_the_transports_are_measured(tmp_path):
-    names = ("--transport", "tcp", "--transport", "shared_memory")
-    said = json.loads(run("bench", "--size", 16, "--repeats", 2, *names, "--json")[0])
-    assert set(said) == {"moved", "copy_bound", "tcp", "shared_memory"}
+    names = ["tcp", "nixl" if NixlTransport.is_installed() else "shared_memory"]
+    options = [word for name in names for word in ("--transport", name)]
+    said = json.loads(run("bench", "--size", 16, "--repeats", 2, *options, "--json")[0])
+    assert set(said) == {"moved", "copy_bound", *names}
     assert said["tcp"]["best_gb_per_s"] >= said["tcp"]["median_gb_per_s"] > 0
 
 

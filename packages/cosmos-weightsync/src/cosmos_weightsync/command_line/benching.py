@@ -1,6 +1,7 @@
 """``bench``: how fast each transport moves weights between two processes of this machine."""
 
 import multiprocessing
+import os
 import statistics
 import time
 from multiprocessing.connection import Connection
@@ -15,11 +16,18 @@ from cosmos_weightsync.command_line.output import (
     show_errors,
     show_progress,
 )
-from cosmos_weightsync.errors import DeadlineError, TransportUnavailableError
+from cosmos_weightsync.errors import (
+    ConfigurationError,
+    DeadlineError,
+    PeerLostError,
+    TransportUnavailableError,
+)
 
-__all__ = ["bench", "serve"]
+__all__ = ["bench", "measure", "serve"]
 
-_TRANSPORTS = ("shared_memory", "cross_memory", "tcp", "process_group")
+_TRANSPORTS = ("shared_memory", "cross_memory", "tcp", "process_group", "nixl")
+_NUM_COPIES = 5
+"""Live weights, a version published, one received, and both ends of the copy."""
 _PATIENCE_S = 120.0
 _COUNT = click.IntRange(min=1)
 
@@ -28,11 +36,18 @@ def serve(pipe: Connection, num_mib: int) -> None:
     """The sending process: publishes a version whenever it is told to."""
     from cosmos_weightsync.sender import WeightSender
 
+    os.dup2(2, 1)  # NIXL logs to stdout, which is for results.
     with WeightSender(_shards(num_mib)) as sender:
         pipe.send(sender.endpoint)
         while (version := pipe.recv()) is not None:
             sender.publish(version)
             pipe.send(version)
+
+
+def measure(answers: Connection, sender: Connection, edge: tuple[str, str], first: int) -> None:
+    """A receiving process of its own: answers with the times of as many transfers as it is told."""
+    os.dup2(2, 1)
+    answers.send(_times(sender, edge, first, _answer(answers)))
 
 
 def _shards(num_mib: int) -> Any:
@@ -67,14 +82,16 @@ def bench(num_mib: int, repeats: int, names: tuple[str, ...], as_json: bool) -> 
     """Move a made-up model between two processes over each transport, checksums included.
 
     The bound is one copy of as many bytes in this process. One transfer warms up and is not
-    counted.
+    counted. nixl is among them where it is installed.
     """
-    chosen = names or _TRANSPORTS
     with show_errors():
+        _check_memory(num_mib)
+        chosen = _to_measure(names)
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=serve, args=(theirs, num_mib), daemon=True)
         process.start()
+        theirs.close()
         try:
             steps = repeats * len(chosen)
             with show_progress("moving", steps * (num_mib << 20), as_json=as_json) as advance:
@@ -83,7 +100,9 @@ def bench(num_mib: int, repeats: int, names: tuple[str, ...], as_json: bool) -> 
                 }
                 endpoint = _answer(ours)
                 for number, name in enumerate(chosen):
-                    times = _times(ours, (endpoint, name), 1000 * number, repeats)
+                    # NIXL may end its process, as it ends, by a crash.
+                    times_of = _times_apart if name == "nixl" else _times
+                    times = times_of(ours, (endpoint, name), 1000 * number, repeats)
                     advance(repeats * (num_mib << 20))
                     facts[name] = _speed(times, num_mib) if times else "not to be had here"
             ours.send(None)
@@ -101,15 +120,48 @@ def bench(num_mib: int, repeats: int, names: tuple[str, ...], as_json: bool) -> 
         report({"moved": human_bytes(num_mib << 20), **facts}, as_json=as_json)
 
 
+def _to_measure(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The transports that were asked for, or all that are installed.
+
+    Raises:
+        ConfigurationError: one that was asked for is not.
+    """
+    from cosmos_weightsync.transports import NixlTransport
+
+    if NixlTransport.is_installed():
+        return names or _TRANSPORTS
+    if "nixl" in names:
+        raise ConfigurationError('nixl is not installed: pip install "cosmos-weightsync[nixl]"')
+    return names or tuple(name for name in _TRANSPORTS if name != "nixl")
+
+
+def _check_memory(num_mib: int) -> None:
+    """Refuse what would fail half-way, or have the system kill somebody.
+
+    Raises:
+        ConfigurationError: so much does not fit into this machine's memory.
+    """
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+    if _NUM_COPIES * num_mib > there:
+        raise ConfigurationError(
+            f"--size {num_mib} takes {_NUM_COPIES} times as much memory, and this machine has "
+            f"{there} MiB: up to {there // _NUM_COPIES} will do"
+        )
+
+
 def _answer(pipe: Connection) -> Any:
-    """Return what the sending process says next.
+    """Return what the other process says next.
 
     Raises:
         DeadlineError: it says nothing.
+        PeerLostError: it has ended.
     """
     if not pipe.poll(_PATIENCE_S):
-        raise DeadlineError(f"the sending process said nothing for {_PATIENCE_S:g} s")
-    return pipe.recv()  # there is something, if only its end
+        raise DeadlineError(f"the other process said nothing for {_PATIENCE_S:g} s")
+    try:
+        return pipe.recv()
+    except EOFError as error:
+        raise PeerLostError("the other process of this benchmark has ended") from error
 
 
 def _line(value: Any) -> str:
@@ -149,6 +201,22 @@ def _times(pipe: Connection, edge: tuple[str, str], first: int, repeats: int) ->
     finally:
         receiver.close()
     return times[1:]
+
+
+def _times_apart(
+    sender: Connection, edge: tuple[str, str], first: int, repeats: int
+) -> list[float]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=measure, args=(theirs, sender, edge, first), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        ours.send(repeats)
+        return _answer(ours)
+    finally:
+        process.kill()
+        process.join(10)
 
 
 def _speed(times: list[float], num_mib: int) -> dict[str, float]:

@@ -1,6 +1,9 @@
 """``push``, ``pull`` and ``verify``: checkpoints between machines, whole and bit for bit."""
 
+import contextlib
+import ipaddress
 import secrets
+import socket
 import time
 from pathlib import Path
 
@@ -57,7 +60,7 @@ def push(directory: Path, host: str, port: int, token: str, once: bool, as_json:
             "files": len(server.files),
             "tensors": len(found.tensors),
             "total_bytes": total,
-            "pull": f"cosmos-weightsync pull {server.endpoint} DIR --token {server.token}",
+            "pull": f"cosmos-weightsync pull {_reached_at(server)} DIR --token {server.token}",
         }
         try:
             report(facts, as_json=as_json)
@@ -67,6 +70,15 @@ def push(directory: Path, host: str, port: int, token: str, once: bool, as_json:
                 click.echo(f"Ended after {human_bytes(server.bytes_sent)}.", err=True)
         finally:
             server.close()
+
+
+def _reached_at(server: DirectoryServer) -> str:
+    """Where others find it: by the name of this host, if it listens on all addresses."""
+    host, _, port = server.endpoint.rpartition(":")
+    with contextlib.suppress(ValueError):
+        if ipaddress.ip_address(host).is_unspecified:
+            return f"{socket.gethostname()}:{port}"
+    return server.endpoint
 
 
 def _serve(server: DirectoryServer, total: int, *, once: bool, as_json: bool) -> None:
@@ -93,7 +105,14 @@ def _serve(server: DirectoryServer, total: int, *, once: bool, as_json: bool) ->
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A file that holds the token, which other users of this machine then do not see.",
 )
-@click.option("--timeout", "timeout_s", default=60.0, help="Seconds to wait for any one answer.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    default=60.0,
+    show_default=True,
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds to wait for any one answer.",
+)
 @_JSON
 def pull(
     source: str,
@@ -161,6 +180,9 @@ def verify(directory: str, other: str | None, as_json: bool) -> None:
     every bit of the tensors count. Ends with status 1 where there is a difference.
     """
     with show_errors():
+        for name in (directory, *([] if other is None else [other])):
+            if "://" not in name and not Path(name).is_dir():
+                raise ConfigurationError(f"{name}: there is no such directory")
         storage = open_storage(directory)
         if other is None and storage.size(MANIFEST_NAME) is None:
             raise ConfigurationError(

@@ -63,7 +63,11 @@ def parse_failure(text: str, num_senders: int, num_receivers: int) -> Failure:
     help="Somebody dies: receiver:3@0.5 or sender:0@1.25. May be repeated.",
 )
 @click.option(
-    "--detect-s", default=1.0, show_default=True, help="Seconds until others notice a death."
+    "--detect-s",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="Seconds until others notice a death.",
 )
 @click.option(
     "--figure",
