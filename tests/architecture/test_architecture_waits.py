@@ -47,6 +47,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "cosmos_rollout/engines/tasks.py": {"samples_as_finished": _ENGINE},
     "cosmos_rollout/producer.py": {"events": _IDLE, "_ended": _DONE},
     "cosmos_rollout/rewards/batching.py": {"_finish": _BATCH, "_hand_out": _DONE},
+    "cosmos_rollout/rewards/sandbox_child.py": {"_talk": "select has found something to read"},
     "cosmos_rollout/lasting_pool.py": {
         "_answer": _DONE,
         "_end": "its workers have been killed by then",

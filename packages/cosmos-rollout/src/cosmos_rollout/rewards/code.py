@@ -1,13 +1,12 @@
 """A reward for programs: the response's last code block is run against the data row's tests."""
 
 import re
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from cosmos_rollout.errors import RewardError
-from cosmos_rollout.rewards.sandbox import SandboxLimits, run_program
+from cosmos_rollout.rewards.sandbox import SandboxLimits, passes_test, run_program
 from cosmos_rollout.rewards.scoring import RewardFunction, RewardInput
 
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
@@ -22,12 +21,19 @@ class CodeReward:
     list, of such texts or of ``{"input": ..., "output": ...}``, standard input and what has to be
     printed, blanks at line ends aside.
 
+    What is expected stays out of the program's reach: of ``assert f(2) == 4`` it is only asked for
+    ``f(2)``, a plain value or one of a class that derives from one. So leaving early, printing
+    marks, patching functions and results that equal everything are worth nothing. Assertions in
+    loops and conditions, and those that compare with no literal, are judged beside the program:
+    prefer the former where a model learns to cheat.
+
     Attributes:
         kind: selects this reward.
         field: the field of the data row that holds the tests.
         score: "all": 1 if every test passes, 0 otherwise; "share": the fraction that passes.
         timeout_s: seconds for one test; the pool's ``timeout_s`` is for all of them.
-        memory_mib: address space of the program.
+        memory_mib: address space of each of the program's processes.
+        max_processes: processes and threads that the program may have at a time.
         isolation: "preferred" or "required": whether a system that cannot take the network away
             is good enough.
         name: its name in trajectories and reports.
@@ -39,13 +45,16 @@ class CodeReward:
     score: Literal["all", "share"] = "all"
     timeout_s: float = 2.0
     memory_mib: int = 512
+    max_processes: int = 64
     isolation: Literal["preferred", "required"] = "preferred"
     name: str = "code"
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.timeout_s <= 0.0 or self.memory_mib < 64:
-            raise ValueError("timeout_s has to be positive and memory_mib 64 or more")
+        if self.timeout_s <= 0.0 or self.memory_mib < 64 or self.max_processes < 1:
+            raise ValueError(
+                "timeout_s and max_processes have to be positive and memory_mib 64 or more"
+            )
 
     def build(self) -> RewardFunction:
         """Try the sandbox once and return the function.
@@ -58,7 +67,10 @@ class CodeReward:
 
     def _limits(self, timeout_s: float) -> SandboxLimits:
         return SandboxLimits(
-            timeout_s=timeout_s, memory_mib=self.memory_mib, namespaces=self.isolation
+            timeout_s=timeout_s,
+            memory_mib=self.memory_mib,
+            max_processes=self.max_processes,
+            namespaces=self.isolation,
         )
 
     def _score(self, sample: RewardInput) -> float:
@@ -75,10 +87,7 @@ class CodeReward:
     def _passes(self, program: str, test: str | tuple[str, str]) -> bool:
         limits = self._limits(self.timeout_s)
         if isinstance(test, str):
-            mark = secrets.token_hex(16)  # a program that leaves early has not passed
-            ending = f"__import__('os').write(1, b'{mark}')"
-            result = run_program(f"{program}\n\n{test}\n\n{ending}\n", limits)
-            return result.exit_code == 0 and mark in result.stdout
+            return passes_test(program, test, limits)
         result = run_program(program, limits, stdin=test[0])
         return result.exit_code == 0 and _lines(result.stdout) == _lines(test[1])
 

@@ -1,28 +1,34 @@
 """Runs a Python program that nobody has read, in a process with little to lose.
 
-It has limits of processor time, wall time, memory and file size, an empty folder of its own, no
-environment, and, where the kernel allows user name spaces, no network and no process that outlives
-it. It can read what this user can read: it is a fence for a model's mistakes, not for an attacker.
+It has limits of processor time, wall time, memory, file size and number of processes, an empty
+folder of its own, no environment, nothing that outlives it, and, where the kernel allows user name
+spaces, no network. It can read what this user can read: it is a fence for a model's mistakes and
+its cheating, not for an attacker.
 """
 
 import contextlib
 import json
 import os
+import re
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from cosmos_rollout.errors import SandboxError
+from cosmos_rollout.rewards.questions import ask
 from cosmos_rollout.rewards.sandbox_child import NO_NAMESPACES
 
 _CHILD = Path(__file__).with_name("sandbox_child.py")
 _OUTPUT_BYTES = 1 << 20
+_GUARD_GRACE_S = 30.0
+_ANSWER = re.compile(r"(\d+) (.*)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,8 +37,10 @@ class SandboxLimits:
 
     Attributes:
         timeout_s: seconds, of the wall and of the processor.
-        memory_mib: address space.
+        memory_mib: address space of each of its processes.
         file_mib: size of any one file that it writes.
+        max_processes: processes and threads at a time; its own is the first. Where the kernel
+            does not count them for the program alone, the program is ended for more than these.
         namespaces: "required" refuses to run where the network cannot be taken away; "preferred"
             then runs with the other limits alone.
     """
@@ -40,6 +48,7 @@ class SandboxLimits:
     timeout_s: float = 5.0
     memory_mib: int = 512
     file_mib: int = 16
+    max_processes: int = 64
     namespaces: Literal["preferred", "required"] = "preferred"
 
 
@@ -48,7 +57,8 @@ class ProgramResult:
     """What became of a program.
 
     Attributes:
-        exit_code: 0 if it ended well; 128 and more if a signal ended it; None if it took too long.
+        exit_code: 0 if it ended well; 128 and more if a signal ended it; None if it was ended
+            because it took too long, or had too many processes.
         stdout: what it printed, its beginning if that is more than a MiB.
         stderr: what it complained of, likewise.
     """
@@ -64,21 +74,37 @@ def run_program(program: str, limits: SandboxLimits, *, stdin: str = "") -> Prog
     Raises:
         SandboxError: if name spaces are required and the system has none to give.
     """
-    settings = {
-        "cpu_s": int(limits.timeout_s) + 1,
-        "memory_bytes": limits.memory_mib << 20,
-        "file_bytes": limits.file_mib << 20,
-        "namespaces": limits.namespaces == "required",
-    }
     with _own_folder() as outer:
-        folder = outer / "work"
-        folder.mkdir()
-        (folder / "program.py").write_text(program, encoding="utf-8")
-        command = [sys.executable, "-I", str(_CHILD), "program.py", json.dumps(settings)]
-        result = _run(command, folder, stdin, limits.timeout_s)
-    if settings["namespaces"] and result.exit_code == NO_NAMESPACES:
-        raise SandboxError("this system gives no user name spaces, so the network stays reachable")
-    return result
+        return _run(program, outer, limits, stdin=stdin).result
+
+
+def passes_test(program: str, test: str, limits: SandboxLimits) -> bool:
+    """Run a program and then a test, in the same name space; return whether the test held.
+
+    What the test compares with is not there for the program to see, and that a test with nothing
+    to compare was reached to its end is told by a mark that comes when the program's own lines
+    have run: see `questions`.
+
+    Raises:
+        SandboxError: if name spaces are required and the system has none to give.
+    """
+    asked, mark = ask(test), secrets.token_hex(16)
+    with _own_folder() as outer:
+        tests = json.dumps({"text": asked.text, "mark": mark}).encode() + b"\n"
+        run = _run(program, outer, limits, tests=tests)
+    lines = run.said.rstrip("\n").split("\n")
+    found = [match for line in lines if (match := _ANSWER.fullmatch(line))]
+    answers = [(int(match[1]), match[2]) for match in found]
+    ended = run.result.exit_code == 0 and lines[-1:] == [f"end {mark}"]
+    return ended and asked.is_passed(answers)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Run:
+    """What came of a program, and what it said about its tests."""
+
+    result: ProgramResult
+    said: str
 
 
 @contextlib.contextmanager
@@ -97,9 +123,49 @@ def _own_folder() -> Generator[Path]:
                 )
 
 
-def _run(command: list[str], folder: Path, stdin: str, timeout_s: float) -> ProgramResult:
-    outputs = [folder.parent / name for name in ("stdin", "stdout", "stderr")]
+def _run(
+    program: str, outer: Path, limits: SandboxLimits, *, stdin: str = "", tests: bytes = b""
+) -> _Run:
+    folder = outer / "work"
+    folder.mkdir()
+    (folder / "program.py").write_text(program, encoding="utf-8")
+    outputs = [outer / name for name in ("stdin", "stdout", "stderr")]
     outputs[0].write_text(stdin, encoding="utf-8")
+    with tempfile.TemporaryFile() as report, tempfile.TemporaryFile() as asked:
+        asked.write(tests)
+        asked.flush()
+        settings = {
+            "program": "program.py",
+            "worker": os.getpid(),
+            "report": report.fileno(),
+            "tests": asked.fileno(),
+            "has_tests": bool(tests),
+            "timeout_s": limits.timeout_s,
+            "cpu_s": int(limits.timeout_s) + 1,
+            "memory_bytes": limits.memory_mib << 20,
+            "file_bytes": limits.file_mib << 20,
+            "max_processes": limits.max_processes,
+            "namespaces": limits.namespaces == "required",
+        }
+        status = _guarded(settings, folder, outputs)
+        if status == NO_NAMESPACES:
+            raise SandboxError(
+                "this system gives no user name spaces, so the network stays reachable"
+            )
+        report.seek(0)
+        found = report.read()
+    ended: dict[str, Any] = {"exit_code": None, "said": "", "too_many": False}
+    ended |= json.loads(found or b"{}")
+    stderr = _text(outputs[2])
+    if ended["too_many"]:
+        stderr += f"\nended: more than {limits.max_processes} processes and threads\n"
+    result = ProgramResult(exit_code=ended["exit_code"], stdout=_text(outputs[1]), stderr=stderr)
+    return _Run(result=result, said=ended["said"])
+
+
+def _guarded(settings: dict[str, Any], folder: Path, outputs: Sequence[Path]) -> int:
+    """Run the guard to its end; return its exit status, 0 if it has reported."""
+    command = [sys.executable, "-I", str(_CHILD), json.dumps(settings)]
     with outputs[0].open("rb") as read, outputs[1].open("wb") as out, outputs[2].open("wb") as err:
         process = subprocess.Popen(
             command,
@@ -109,19 +175,21 @@ def _run(command: list[str], folder: Path, stdin: str, timeout_s: float) -> Prog
             stdout=out,
             stderr=err,
             start_new_session=True,
+            pass_fds=(settings["report"], settings["tests"]),
         )
         try:
-            status = process.wait(timeout_s)
-            exit_code = status if status >= 0 else 128 - status
+            return process.wait(settings["timeout_s"] + _GUARD_GRACE_S)
         except subprocess.TimeoutExpired:
-            exit_code = None
+            return 0  # it has reported nothing
         finally:
             _end(process)
-    return ProgramResult(exit_code=exit_code, stdout=_text(outputs[1]), stderr=_text(outputs[2]))
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End the program and what it started in its session."""
+    """End the guard, which ends the program, and what is left of its session."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_GUARD_GRACE_S)
     with contextlib.suppress(ProcessLookupError):  # all of it has ended
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
