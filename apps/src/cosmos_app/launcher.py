@@ -30,7 +30,7 @@ from cosmos_app.control_files import (
 )
 from cosmos_app.dashboard.address import announce_dashboard
 from cosmos_app.errors import InterruptedRunError
-from cosmos_app.frame import NO_CHECKPOINT, Answers, RunFrame, hand_in, open_redis, open_run
+from cosmos_app.frame import NO_CHECKPOINT, Answers, RunFrame, hand_in, open_run
 from cosmos_app.prepare import (
     RunFiles,
     check_inputs,
@@ -75,9 +75,7 @@ async def run_recipe(recipe: Recipe, *, resume: bool, as_json: bool) -> int:
         parameters = prepare_model(recipe, files)
         if parameters:
             console.print(f"model: built with {parameters:,} parameters in {files.built_model}")
-        async with open_redis(recipe, run) as url:
-            launch = Launch(recipe, run, files, url, console, is_resumed=resume)
-            report = await launch.run()
+        report = await Launch(recipe, run, files, console, is_resumed=resume).run()
         hand_in(report.to_json(), run, lambda: print_report(report, console), as_json=as_json)
         draw_report(report, run.path / "report.png")
         if report.finished != ALL_DONE:
@@ -99,7 +97,6 @@ class Launch:
         recipe: Recipe,
         run: RunDirectory,
         files: RunFiles,
-        url: str,
         console: Console,
         *,
         is_resumed: bool = False,
@@ -113,7 +110,7 @@ class Launch:
         answers = Answers(
             stop=self._ask_to_stop, incident=self._on_incident, record=self._show_warmup
         )
-        self._frame = RunFrame(recipe, run, url, console, answers)
+        self._frame = RunFrame(recipe, run, console, answers)
         self._supervisor = self._frame.supervisor
         self._bus: Bus | None = None
 

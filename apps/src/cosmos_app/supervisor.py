@@ -74,15 +74,33 @@ def describe_exit(returncode: int) -> str:
     return f"exit code {returncode}"
 
 
-def pause_after(previous_s: float, lived_s: float) -> float:
-    """Return how long to wait before a child is started again.
+class Restarts:
+    """How often, and how soon, a process that died is started again.
 
-    Twice as long as the last time, but as little as the first if it had been alive for a while:
-    what kills it every hour does not come from starting it too soon.
+    Attributes:
+        left: how often it may yet be.
     """
-    if lived_s >= _HEALTHY_S or not previous_s:
-        return _FIRST_BACKOFF_S
-    return min(2 * previous_s, _LONGEST_BACKOFF_S)
+
+    def __init__(self, allowed: int) -> None:
+        """None is used up yet."""
+        self.left = allowed
+        self._pause_s = 0.0
+
+    def pause_after(self, returncode: int, lived_s: float) -> float | None:
+        """Use up a restart; return how long to wait before it, or None if there is none.
+
+        A process that refused what it was asked to would refuse it again. The pause is twice as
+        long as the last, but as short as the first if the process had been alive for a while:
+        what kills it every hour does not come from starting it too soon.
+        """
+        if returncode == REFUSED or not self.left:
+            return None
+        self.left -= 1
+        if lived_s >= _HEALTHY_S or not self._pause_s:
+            self._pause_s = _FIRST_BACKOFF_S
+        else:
+            self._pause_s = min(2 * self._pause_s, _LONGEST_BACKOFF_S)
+        return self._pause_s
 
 
 def log_tail(path: Path, lines: int = _LOG_TAIL_LINES) -> str:
@@ -198,7 +216,7 @@ class Supervisor:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _keep(self, spec: ChildSpec) -> None:
-        pause_s, restarts_left = 0.0, spec.restarts
+        restarts = Restarts(spec.restarts)
         while True:
             started = time.monotonic()
             process = await self._spawn(spec)
@@ -211,13 +229,10 @@ class Supervisor:
             if spec.name in self._recycled:
                 self._recycled.remove(spec.name)
                 continue
-            if returncode == REFUSED:
-                restarts_left = 0  # it would refuse again
-            await self._note_death(spec, process.pid, returncode, restarts_left)
-            if not restarts_left:
+            pause_s = restarts.pause_after(returncode, time.monotonic() - started)
+            await self._note_death(spec, process.pid, returncode, restarts=pause_s is not None)
+            if pause_s is None:
                 return
-            restarts_left -= 1
-            pause_s = pause_after(pause_s, time.monotonic() - started)
             await asyncio.sleep(pause_s)
             if self._is_over(spec.name):
                 return
@@ -227,22 +242,22 @@ class Supervisor:
         return self._stopping or name in self._dismissed
 
     async def _note_death(
-        self, spec: ChildSpec, pid: int, returncode: int, restarts_left: int
+        self, spec: ChildSpec, pid: int, returncode: int, *, restarts: bool
     ) -> None:
-        goes_on = not restarts_left and returncode != REFUSED and self._others_go_on(spec)
+        goes_on = not restarts and returncode != REFUSED and self._others_go_on(spec)
         given_up: Outcome = "gave up, the others go on" if goes_on else "gave up"
         incident = Incident(
             time_s=time.time(),
             name=spec.name,
             pid=pid,
             how=describe_exit(returncode),
-            outcome="restarted" if restarts_left else given_up,
+            outcome="restarted" if restarts else given_up,
         )
         self.incidents.append(incident)
         if goes_on:
             self.given_up.add(spec.name)
         await self._on_incident(incident)
-        if not restarts_left and not goes_on:
+        if not restarts and not goes_on:
             said = f"the end of {spec.log}:\n{log_tail(spec.log)}"
             if returncode == REFUSED:
                 raise ChildRefusedError(f"{spec.name} cannot do what it was asked to; {said}")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cosmos_app.errors import ChildFailedError, ChildRefusedError
-from cosmos_app.supervisor import ChildSpec, Incident, Supervisor, describe_exit, pause_after
+from cosmos_app.supervisor import ChildSpec, Incident, Restarts, Supervisor, describe_exit
 
 
 async def _ignore(incident: Incident) -> None:
@@ -79,12 +79,17 @@ async def test_a_child_that_dies_is_restarted_then_given_up_with_its_log(tmp_pat
 
 
 def test_pauses_between_restarts_grow_until_a_child_has_lived_for_a_while() -> None:
-    pauses, previous_s = [], 0.0
-    for lived_s in (0.1, 0.1, 0.1, 29.0, 600.0, 0.1):
-        previous_s = pause_after(previous_s, lived_s)
-        pauses.append(previous_s)
+    restarts = Restarts(100)
+    pauses = [restarts.pause_after(1, lived_s) for lived_s in (0.1, 0.1, 0.1, 29.0, 600.0, 0.1)]
     assert pauses == [0.5, 1.0, 2.0, 4.0, 0.5, 1.0]
-    assert pause_after(30.0, 0.1) == 30.0
+    assert [restarts.pause_after(1, 0.1) for _ in range(20)][-1] == 30.0
+
+
+def test_a_refusal_uses_up_no_restart_and_gets_none() -> None:
+    restarts = Restarts(1)
+    assert restarts.pause_after(2, 0.1) is None
+    assert restarts.pause_after(1, 0.1) == 0.5
+    assert restarts.pause_after(1, 0.1) is None
 
 
 async def test_a_killed_child_is_reported_with_its_signal_and_comes_back(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from cosmos_app.children import (
 )
 from cosmos_app.control_files import forget_meeting_place
 from cosmos_app.errors import InterruptedRunError
-from cosmos_app.frame import NO_CHECKPOINT, Answers, RunFrame, hand_in, open_redis, open_run
+from cosmos_app.frame import NO_CHECKPOINT, Answers, RunFrame, hand_in, open_run
 from cosmos_app.given.files import ask_to_stop, checkpoints_of, forget_stop, prepare_model
 from cosmos_app.given.recipe import GivenRecipe
 from cosmos_app.report import median
@@ -77,8 +77,7 @@ async def run_given_recipe(recipe: GivenRecipe, *, resume: bool, as_json: bool) 
             console.print(f"model: built with {parameters:,} parameters in {run.path / 'model'}")
         if resume and not has_checkpoint(recipe, run):
             console.print(NO_CHECKPOINT)
-        async with open_redis(recipe, run) as url:
-            report = await GivenLaunch(recipe, run, url, console).run()
+        report = await GivenLaunch(recipe, run, console).run()
         hand_in(asdict(report), run, lambda: print_report(report, console), as_json=as_json)
     if not report.finished:
         raise InterruptedRunError(f"stopped at step {report.steps}; go on with --resume")
@@ -88,11 +87,11 @@ async def run_given_recipe(recipe: GivenRecipe, *, resume: bool, as_json: bool) 
 class GivenLaunch:
     """One run from its first process to its last."""
 
-    def __init__(self, recipe: GivenRecipe, run: RunDirectory, url: str, console: Console) -> None:
+    def __init__(self, recipe: GivenRecipe, run: RunDirectory, console: Console) -> None:
         """Nothing is started yet."""
         self._recipe = recipe
         self._run = run
-        self._frame = RunFrame(recipe, run, url, console, Answers(stop=self._ask_to_stop))
+        self._frame = RunFrame(recipe, run, console, Answers(stop=self._ask_to_stop))
 
     async def run(self) -> GivenReport:
         """Start everything, watch it to its end, report."""
