@@ -111,6 +111,8 @@ class SGLangEngine:
         self._context_length, self._vocabulary_size = limits
         self._ended = ended
         self._names = itertools.count()
+        self._salts = itertools.count(1)
+        self._salt = 0
         self._num_tokens = 0
         self._tasks: set[asyncio.Task[GeneratedSample]] = set()
         self._loading = asyncio.Lock()
@@ -209,6 +211,7 @@ class SGLangEngine:
         keeps = self._use.kv == "keep"
         begun = time.monotonic()
         await self._stop("in_place" if keeps else "retract")
+        self._salt = next(self._salts)  # what is asked from here on begins with the new weights
         try:
             told = await self._ask(
                 "/update_weights_from_disk",
@@ -278,7 +281,7 @@ class SGLangEngine:
             "return_logprob": True,
             "stream": True,
             # keys and values are shared by requests of one version alone
-            "extra_key": str(self._version),
+            "extra_key": str(self._salt),
         }
         async with self._client.stream("POST", "/generate", json=body) as response:
             if response.is_error:

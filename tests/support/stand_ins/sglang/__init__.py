@@ -1,0 +1,1 @@
+"""Stands in for SGLang where it is not installed; see `launch_server`."""
