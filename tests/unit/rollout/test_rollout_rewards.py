@@ -27,6 +27,7 @@ from cosmos_rollout import (
 
 USER = """
 import os, sys, time
+from json import dumps  # not its own
 
 def polite(sample):
     return len(sample.response) + sample.fields["bonus"]
@@ -202,7 +203,7 @@ async def test_a_reward_nobody_waits_for_any_more_is_given_up(pool):
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        ("{file}:nothing", "has no function nothing; it has .*polite"),
+        ("{file}:nothing", "has no function nothing; it has polite, rude, no_argument$"),
         ("{file}:value", "has no function value"),
         ("{file}:no_argument", "has to be callable as function"),
         ("no_such_module:f", "cannot import the module no_such_module"),
@@ -276,3 +277,20 @@ def session_members(session: int) -> list[int]:
             if int(sid) == session and state != "Z":
                 members.append(int(entry.name))
     return members
+
+
+def test_a_script_that_starts_workers_wherever_it_is_imported_is_told_what_to_do(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import asyncio\n"
+        "from cosmos_rollout import ExactReward, RewardPoolConfig\n"
+        "asyncio.run(RewardPoolConfig(rewards=(ExactReward(),)).build().start())\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert ended.returncode == 1
+    assert (
+        "RewardError: reward exact cannot be used: no worker process could be had" in ended.stderr
+    )
+    assert 'under `if __name__ == "__main__":`' in ended.stderr

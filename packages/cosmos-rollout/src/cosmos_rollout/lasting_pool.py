@@ -20,6 +20,11 @@ T = TypeVar("T")
 
 _TRIES = 3
 _LOOK_S = 1.0
+# What ends all of them as they start, as a rule; Python's own words are above it, once for each.
+_IF_MAIN = (
+    "each begins by importing the script that was started: if that script runs on as it is "
+    'imported, put what it runs under `if __name__ == "__main__":`'
+)
 
 
 class LastingPool:
@@ -72,7 +77,7 @@ class LastingPool:
                     raise BrokenProcessPool(str(error)) from error
                 return await _answer(pool, future)
             except BrokenProcessPool as error:
-                reason = str(error) or repr(error.__cause__)
+                reason = f"{str(error) or repr(error.__cause__)}; {_IF_MAIN}"
         raise BrokenProcessPool(f"no worker process could be had: {reason}")
 
     async def aclose(self) -> None:

@@ -35,7 +35,10 @@ def load_callable(reference: str) -> Callable[..., Any]:  # of the user's own si
     found = getattr(module, name, None)
     if not callable(found):
         names = [key for key, value in vars(module).items() if callable(value)]
-        raise UserCodeError(f"{where} has no function {name}; it has {', '.join(names) or '-'}")
+        own = [k for k in names if getattr(vars(module)[k], "__module__", "") == module.__name__]
+        raise UserCodeError(
+            f"{where} has no function {name}; it has {', '.join(own or names) or '-'}"
+        )
     return cast(Callable[..., Any], found)
 
 
