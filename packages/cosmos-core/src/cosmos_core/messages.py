@@ -4,7 +4,7 @@ Every message is a tagged, frozen msgspec struct, so that a record in the bus, i
 test is the same value. Messages name tensors and trajectories, they never hold them.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -56,8 +56,9 @@ class ReplicaJoined(Message, frozen=True, kw_only=True, tag=True):
 
     ``slots`` is how many groups a rollout replica holds at once (0 for a policy replica);
     ``version`` the weights it holds now, -1 if it must load some before it can sample;
-    ``endpoints`` where a policy replica serves that version and later ones, one per rank.
-    ``incarnation`` tells processes of one name apart; the bus fills it in.
+    ``endpoints`` where a policy replica serves that version and later ones, one per rank: without,
+    no rollout replica is told to load them. ``incarnation`` tells processes of one name apart; the
+    bus fills it in. ValueError for another role, and for a rollout replica without slots.
     """
 
     replica: str
@@ -66,6 +67,17 @@ class ReplicaJoined(Message, frozen=True, kw_only=True, tag=True):
     version: int = 0
     endpoints: tuple[str, ...] = ()
     incarnation: str = ""
+
+    def __post_init__(self) -> None:
+        if self.role not in get_args(Role):
+            raise ValueError(
+                f"replica {self.replica}: role is {self.role!r}; want one of {get_args(Role)}"
+            )
+        if self.role == "rollout" and self.slots < 1:
+            raise ValueError(
+                f"rollout replica {self.replica}: slots is {self.slots}; want 1 or more, the "
+                "groups it holds at once"
+            )
 
 
 class ReplicaLeft(Message, frozen=True, kw_only=True, tag=True):

@@ -152,4 +152,10 @@ def _weights(state: ControllerState, config: ControllerConfig, now: float) -> st
     del config, now
     published = max(policy.published for policy in state.policies())
     behind = [replica.name for replica in state.rollouts() if replica.version < published]
-    return f"version {published} to load on {', '.join(behind)}" if behind else ""
+    if not behind:
+        return ""
+    if not any(policy.endpoints for policy in state.policies() if policy.published == published):
+        return (
+            f"endpoints of version {published}: the policy replicas that have it joined with none"
+        )
+    return f"version {published} to load on {', '.join(behind)}"
