@@ -10,9 +10,11 @@ from cosmos_app.exporting import ADAPTER_FOLDER
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_app.recipe import Recipe, WeightSyncConfig
 from cosmos_app.roles.adapters import MergedWeights, MergingClient
+from cosmos_app.roles.quantised import quantised_shards
 from cosmos_app.roles.trainer import Seat, Trainer
 from cosmos_app.roles.weights import ReceivedWeights
 from cosmos_parallel import CheckpointStore, LoraConfig, ParallelConfig, build_mesh
+from cosmos_weightsync import WeightSender, shards_of
 
 peft = pytest.importorskip("peft")
 TINY = TinyModelConfig(hidden_size=16, num_layers=1, num_heads=2, head_dim=32)
@@ -107,3 +109,31 @@ async def test_an_engine_is_given_whole_weights_and_the_wire_an_adapter(
         client.close()
         inner.source.close()
         weights.close()
+
+
+async def test_adapters_reach_engines_in_four_bits_as_whole_weights_would(
+    trainer: Trainer, tmp_path: Path
+) -> None:
+    config = WeightSyncConfig(quantised="nvfp4")
+    weights, again = (MergedWeights(config, tmp_path / "model") for _ in range(2))
+    inner, direct = Inner(), ReceivedWeights(config)
+    client = MergingClient(inner, weights, config)
+    try:
+        await client.connect([trainer.endpoint])
+        for version in (1, 2):  # the second is written over the first
+            moved(trainer, version)
+            assert (await client.load(version)).version == version
+        merged = again.stage(2, [trainer.endpoint]).tensors
+        with WeightSender(quantised_shards(shards_of(merged.items()), config)) as sender:
+            sender.publish(2)
+            whole = direct.stage(2, [sender.endpoint]).tensors
+        assert inner.staged.tensors.keys() == whole.keys()
+        for name, value in inner.staged.tensors.items():
+            given, wanted = (t.reshape(-1).view(torch.uint8) for t in (value, whole[name]))
+            assert torch.equal(given, wanted), name
+        packed = inner.staged.tensors["model.layers.0.mlp.down_proj.weight"]
+        assert packed.dtype == torch.uint8
+    finally:
+        client.close()
+        for source in (inner.source, direct, weights, again):
+            source.close()
