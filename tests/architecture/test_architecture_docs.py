@@ -14,12 +14,15 @@ _ROOT = Path(__file__).resolve().parents[2]
 _READMES = [*sorted(_ROOT.glob("packages/*/README.md")), _ROOT / "apps" / "README.md"]
 _DOCUMENTS = [
     *sorted(_ROOT.glob("*.md")), *_READMES, *sorted((_ROOT / "docs").rglob("*.md")),
-    *sorted((_ROOT / "benchmarks").glob("*.md")),
+    *sorted((_ROOT / "benchmarks").glob("*.md")), _ROOT / "configs" / "README.md",
 ]  # fmt: skip
 _DEADLINE_S = 240
 _MAX_EXAMPLE_LINES = 20
 _FENCED = re.compile(r"^```(?P<language>[\w-]*)[^\n]*\n(?P<code>.*?)^```\s*$", re.M | re.S)
 _LINK = re.compile(r"(?<!\!)\[[^\]\n]+\]\((?P<target>[^)\s]+)\)")
+_NAMED_FILE = re.compile(
+    r"(?<![\w/-])((?:tests|benchmarks|configs|scripts|examples|packages|apps|docs)/[\w./-]*\w\.\w+)"
+)
 # In pieces, so that this file does not name what no file may name.
 _UNWANTED = [
     "/wo" + "rk/", "/opt/" + "pypi", "/opt/" + "wheels", "pypi" + ".org", "python" + "hosted.org",
@@ -92,15 +95,40 @@ def test_readme_opens_with_a_short_example(readme):
     assert len(lines) < _MAX_EXAMPLE_LINES, f"{blocks[0].name}: {len(lines)} lines of code"
 
 
+def _anchors(path: Path) -> set[str]:
+    """Return what a link to a heading of a document is called, as GitHub makes it of the words."""
+    text = _FENCED.sub("", path.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ (.+?)\s*$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_relative_links_resolve():
     found = []
     for path in _DOCUMENTS:
         text = _FENCED.sub("", path.read_text(encoding="utf-8"))
         for match in _LINK.finditer(text):
-            target = match["target"].partition("#")[0]
-            is_ours = bool(target) and "://" not in target and not target.startswith("mailto:")
-            if is_ours and not (path.parent / target).exists():
+            target, _, anchor = match["target"].partition("#")
+            if "://" in target or target.startswith("mailto:"):
+                continue
+            document = path.parent / target if target else path
+            if not document.exists():
                 found.append(f"{path.relative_to(_ROOT)}: no {target}")
+            elif anchor and anchor not in _anchors(document):
+                found.append(f"{path.relative_to(_ROOT)}: no heading #{anchor} in {target}")
+    assert not found, "\n".join(found)
+
+
+def test_files_named_in_documents_exist():
+    """Decisions and the log tell what was so at their date."""
+    dated = {_ROOT / "docs" / "log.md", *(_ROOT / "docs" / "decisions").glob("[0-9]*.md")}
+    found = []
+    for path in set(_DOCUMENTS) - dated:
+        text = path.read_text(encoding="utf-8")
+        found += [
+            f"{path.relative_to(_ROOT)}: no {name}"
+            for name in _NAMED_FILE.findall(text)
+            if not ((_ROOT / name).exists() or (path.parent / name).exists())
+        ]
     assert not found, "\n".join(found)
 
 
@@ -116,6 +144,15 @@ def test_decisions_have_their_own_number_and_say_it():
         if not title.startswith(f"# {number}: "):
             found.append(f"{path.name}: begin with '# {number}: the decision as one statement'")
     assert not found, "\n".join(found)
+
+
+def test_every_decision_is_in_a_range_of_one_subject():
+    folder = _ROOT / "docs" / "decisions"
+    rows = re.findall(r"^\| (\d{4})(?:-(\d{4}))? \|", (folder / "README.md").read_text(), re.M)
+    ranges = [range(int(first), int(last or first) + 1) for first, last in rows]
+    for path in folder.glob("[0-9]*.md"):
+        subjects = [numbers for numbers in ranges if int(path.name[:4]) in numbers]
+        assert len(subjects) == 1, f"{path.name}: in {len(subjects)} ranges of docs/decisions"
 
 
 def test_no_file_names_a_machine_or_a_package_index(text_files):
