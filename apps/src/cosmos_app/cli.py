@@ -76,11 +76,12 @@ def run(  # noqa: PLR0913, click hands every option over by name
     launcher: LauncherName,
     dry_run: bool,
 ) -> None:
-    r"""Run a recipe to its end on this machine: Redis, controller, policy, rollouts, report.
+    """Run a recipe to its end, or hand it to a cluster.
 
-    A recipe with kind = "sft", "preference" or "distillation" at its top trains on given data: it
-    has no rollouts. One of kind "wfm_sft" or "wfm_rl" trains a diffusion world model in this
-    process, or in torchrun's.
+    Starts everything on this machine: Redis, controller, policy, rollouts, and a report at the end.
+    A recipe with kind = "sft", "preference", "reward_model" or "distillation" at its top trains on
+    given data: it has no rollouts. One of kind "wfm_sft" or "wfm_rl" trains a diffusion world model
+    in this process, or in torchrun's.
 
     Ctrl-C stops cleanly: the step in hand is finished and a checkpoint written; --resume goes on
     with the same sample stream. A second Ctrl-C kills.
@@ -88,11 +89,18 @@ def run(  # noqa: PLR0913, click hands every option over by name
     With --launcher slurm or kubernetes the run is handed to a cluster, whose machines the table
     [cluster] describes: an sbatch script or a JobSet is written beside the output and submitted.
 
+    Overrides are PATH=VALUE with the names of the recipe, which 'cosmos-app check' shows in full.
+
     \b
-    Overrides are PATH=VALUE with the names of the recipe, for instance
-      trainer.steps=50  learner.optimizer.lr=3e-4  staleness.depth=0  staleness.bound=0
-      policy.replicas=2  rollout.engine.max_running=64  data.path=my.jsonl
-    """
+    Examples:
+      cosmos-app run configs/quickstart.toml trainer.steps=50 learner.optimizer.lr=3e-4
+      cosmos-app run configs/quickstart.toml staleness.depth=0 staleness.bound=0
+      cosmos-app run configs/sft.toml data.path=my.jsonl model.path=my-hf-model
+      cosmos-app run configs/quickstart.toml --resume
+
+    Exit codes: 0 done, 1 the run failed, 2 the recipe or its files are wrong, 3 stopped before the
+    end.
+    """  # noqa: D301, click wants the character itself
     from cosmos_app.clusters.submit import run_elsewhere
     from cosmos_app.dashboard.server import check_address
     from cosmos_app.given.launch import run_given_recipe
@@ -123,7 +131,7 @@ def run(  # noqa: PLR0913, click hands every option over by name
 @_recipe_arguments
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def check(recipe: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:
-    """Validate a recipe and print what it would start, without starting anything.
+    """Validate a recipe, start nothing.
 
     Shows the resolved recipe, the processes and where they run, the memory of weights and
     optimizer, and whether the admission depth keeps the rollout slots busy.
@@ -151,7 +159,11 @@ def check(recipe: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:
 @click.option("--watch", is_flag=True, help="Refresh every second until the run ends.")
 @click.option("--json", "as_json", is_flag=True, help="Print the status as JSON.")
 def status(run_dir: Path, *, watch: bool, as_json: bool) -> None:
-    """Show how a run is doing: step, replicas, versions, books, and what it waits for."""
+    """Show how a run is doing, or how it ended.
+
+    Step, replicas and their versions, books, and what the run waits for. RUN_DIR is the output of
+    the recipe; runs/quickstart when it is not given.
+    """
     from cosmos_app.status import show_status
 
     _guarded(lambda: asyncio.run(show_status(run_dir, watch=watch, as_json=as_json)))
@@ -173,13 +185,16 @@ def replay(
     host: str,
     port: int,
 ) -> None:
-    r"""Show what happened in a run, on the dashboard's page or as a list; the run may be over.
+    """Show what happened in a run, live or over.
+
+    On the dashboard's page, or as a list. RUN_DIR is runs/quickstart when it is not given.
 
     \b
-    cosmos-app replay runs/quickstart          # the page, until Ctrl-C
-    cosmos-app replay runs/quickstart --list   # joins, deaths, failures, checkpoints
-    cosmos-app replay runs/quickstart --json --all > events.jsonl
-    """
+    Examples:
+      cosmos-app replay runs/quickstart          # the page, until Ctrl-C
+      cosmos-app replay runs/quickstart --list   # joins, deaths, failures, checkpoints
+      cosmos-app replay runs/quickstart --json --all > events.jsonl
+    """  # noqa: D301, click wants the character itself
     from cosmos_app.replay import list_events, serve_replay
 
     if as_list or as_json:
@@ -192,9 +207,10 @@ def replay(
 @click.argument("destination", type=click.Path(path_type=Path))
 @click.option("--step", type=click.IntRange(0), help="Which checkpoint; the newest by default.")
 def export(run_dir: Path, destination: Path, *, step: int | None) -> None:
-    """Write a checkpoint of a run as a Hugging Face model directory.
+    """Write a checkpoint as a Hugging Face model.
 
-    Needs no running processes. The directory loads with transformers and with vLLM.
+    Needs no running processes. The directory loads with transformers and with vLLM; an earlier
+    export at DESTINATION is replaced, nothing else.
     """
     from cosmos_app.export import export_checkpoint
 
@@ -204,9 +220,10 @@ def export(run_dir: Path, destination: Path, *, step: int | None) -> None:
 @main.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def doctor(*, as_json: bool) -> None:
-    """Check this machine: versions, devices, memory, Redis, vLLM, gloo; say what to do.
+    """Check this machine; say what to do.
 
-    Exit code 0 when a run can start here, 1 otherwise.
+    Looks at versions, devices, memory, disk, shared memory, Redis and vLLM. Exit code 0 when a run
+    can start here, 1 otherwise.
     """
     from cosmos_app.doctor import examine
 
@@ -216,7 +233,10 @@ def doctor(*, as_json: bool) -> None:
 @main.command()
 @click.option("--json", "as_json", is_flag=True, help="Print every model type as JSON.")
 def models(*, as_json: bool) -> None:
-    """List what can be trained: model types, whose implementation, parallel axes."""
+    """List the language models that can be trained.
+
+    Each with whose implementation it has, and on which parallel axes it divides.
+    """
     from cosmos_app.models import show_models
 
     _guarded(lambda: show_models(as_json=as_json))
@@ -257,10 +277,10 @@ def dashboard(run_dir: Path) -> None:
 @_role_options
 @click.option("--name", default="controller", show_default=True, help="Owner of the lease.")
 def controller(run_dir: Path, redis_url: str | None, *, name: str) -> None:
-    """Run the controller of a run: it decides, and never touches a tensor.
+    """One process: the controller, which decides.
 
-    Takes the controller lease, restores its state from snapshot and log, and goes on. A second
-    one waits as a standby until the lease is free.
+    It never touches a tensor. Takes the controller lease, restores its state from snapshot and log,
+    and goes on. A second one waits as a standby until the lease is free.
     """
     from cosmos_app.roles.controller import run_controller
 
@@ -272,7 +292,7 @@ def controller(run_dir: Path, redis_url: str | None, *, name: str) -> None:
 @click.option("--replica", required=True, help="Name of this replica, policy-0 and so on.")
 @_wait_option
 def policy(run_dir: Path, redis_url: str | None, *, replica: str, wait_s: float) -> None:
-    """Run one rank of a policy replica: it trains.
+    """One process: a rank of a policy, which trains.
 
     Started by torchrun for more than one rank; rank, world size and rendezvous are read from
     the variables torchrun sets.
@@ -292,7 +312,7 @@ def policy(run_dir: Path, redis_url: str | None, *, replica: str, wait_s: float)
 @click.option("--replica", required=True, help="Name of this replica, rollout-0 and so on.")
 @_wait_option
 def rollout(run_dir: Path, redis_url: str | None, *, replica: str, wait_s: float) -> None:
-    """Run a rollout replica: it generates and scores.
+    """One process: a rollout, which generates and scores.
 
     May join and leave a running run at any time; it is given the newest weights first.
     """
@@ -311,9 +331,10 @@ def rollout(run_dir: Path, redis_url: str | None, *, replica: str, wait_s: float
 @click.option("--replica", required=True, help="Name of this replica, teacher-0 and so on.")
 @_wait_option
 def teacher(run_dir: Path, *, replica: str, wait_s: float) -> None:
-    """Run a teacher: it scores what rollouts sample, while they go on.
+    """One process: a teacher, which scores samples.
 
-    Rollouts find it by the run directory, whenever it comes and wherever it listens.
+    Rollouts go on meanwhile. They find it by the run directory, whenever it comes and wherever it
+    listens.
     """
     from cosmos_app.roles.joining import await_run
     from cosmos_app.roles.teacher import run_teacher
@@ -329,9 +350,10 @@ def teacher(run_dir: Path, *, replica: str, wait_s: float) -> None:
 @_role_options
 @click.option("--replica", required=True, help="Name of this replica, policy-0 and so on.")
 def learner(run_dir: Path, redis_url: str | None, *, replica: str) -> None:
-    """Run one rank of a replica of a run on given data: it trains, and nothing is generated.
+    """One process: a rank of a run on given data.
 
-    Started by torchrun for more than one rank. Of several replicas any may die and come back.
+    It trains, and nothing is generated. Started by torchrun for more than one rank. Of several
+    replicas any may die and come back.
     """
     from cosmos_app.given.role import run_learner
 
@@ -348,7 +370,10 @@ def learner(run_dir: Path, redis_url: str | None, *, replica: str) -> None:
     help="Where replicas reach it.",
 )
 def meeting(run_dir: Path, *, host: str) -> None:
-    """Host the place where replicas that come and go meet before each step."""
+    """One process: where elastic replicas meet.
+
+    Replicas that come and go agree there, before each step, on who takes it.
+    """
     from cosmos_app.meeting_place import run_meeting
 
     _guarded(lambda: asyncio.run(run_meeting(run_dir, host)))
@@ -357,7 +382,10 @@ def meeting(run_dir: Path, *, host: str) -> None:
 @main.command()
 @_role_options
 def warmup(run_dir: Path, redis_url: str | None) -> None:
-    """Fine-tune the freshly built model of a run on its own data before RL starts."""
+    """One process: the warm-up of a built model.
+
+    Fine-tunes the freshly built model of a run on its own data before RL starts.
+    """
     from cosmos_app.roles.warmup import run_warmup
 
     _guarded(lambda: asyncio.run(run_warmup(run_dir, redis_url)))

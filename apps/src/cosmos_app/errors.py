@@ -76,6 +76,7 @@ def _errors_that_stay() -> tuple[type[Exception], ...]:
     from cosmos_algos import AlgorithmConfigError, ModelHeadError
     from cosmos_core.bus import CodeVersionError
     from cosmos_core.config import ConfigError
+    from cosmos_core.rundir import NotARunDirectoryError
     from cosmos_parallel import (
         AdapterError,
         CheckpointMismatchError,
@@ -94,6 +95,7 @@ def _errors_that_stay() -> tuple[type[Exception], ...]:
         ConfigError,
         DashboardAddressError,
         DataError,
+        NotARunDirectoryError,
         WrongStreamError,
         NothingToResumeError,
         StarvedSlotsError,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cosmos_app.errors import NothingToResumeError
+from cosmos_app.errors import DataError, NothingToResumeError
 from cosmos_app.exporting import export_trained
 from cosmos_app.given.files import checkpoints_of, model_of
 from cosmos_app.prepare import run_files
@@ -25,10 +25,12 @@ def export_checkpoint(run_dir: Path, destination: Path, *, step: int | None) -> 
 
     Raises:
         NotARunDirectoryError: if there is no run.
+        DataError: if something that is no model lies at the destination.
         NothingToResumeError: if the run has no such checkpoint.
         ExportError: if the destination cannot be written.
     """
     run = RunDirectory.open(run_dir)
+    _refuse_to_replace(destination)
     recipe = recipe_of_run(run)
     start, place = _places_of(recipe, run)
     mesh = build_mesh(ParallelConfig())
@@ -42,6 +44,20 @@ def export_checkpoint(run_dir: Path, destination: Path, *, step: int | None) -> 
     export_trained(model, destination, mesh, base=start, training=recipe.model.training)
     Console().print(f"step {checkpoint.step} of {run.path} is in {destination}")
     return 0
+
+
+def _refuse_to_replace(destination: Path) -> None:
+    """Look whether what an export takes away is nothing, or an earlier model."""
+    if not destination.exists():
+        return
+    is_directory = destination.is_dir()
+    others = sorted(path.name for path in destination.iterdir()) if is_directory else []
+    if not is_directory or (others and "config.json" not in others):
+        holds = f"holds {others[0]}" if others else "is a file"
+        raise DataError(
+            f"{destination} {holds} and is no model of an earlier export, which alone would be "
+            "replaced: name another directory"
+        )
 
 
 def _places_of(recipe: TokenRecipe, run: RunDirectory) -> tuple[Path, Path | str]:

@@ -21,10 +21,10 @@ _RUN = click.Path(path_type=Path, exists=True)
     help="Seconds to wait for the end; 0 returns at once.",
 )
 def stop(run_dir: Path, *, wait_s: float) -> None:
-    """End a run cleanly, from anywhere: the step in hand is finished and a checkpoint written.
+    """End a run cleanly, from anywhere.
 
-    Asks the controller over its HTTP API, with the token of the run directory. The run goes on with
-    'cosmos-app run ... --resume'.
+    The step in hand is finished and a checkpoint written. Asks the controller over its HTTP API,
+    with the token of the run directory. The run goes on with 'cosmos-app run ... --resume'.
     """
     from cosmos_app.operations import stop_run
 
@@ -36,16 +36,17 @@ def stop(run_dir: Path, *, wait_s: float) -> None:
 @click.option("--rollouts", type=click.IntRange(0), help="How many are to generate.")
 @click.option("--policies", type=click.IntRange(1), help="How many are to train.")
 def scale(run_dir: Path, *, rollouts: int | None, policies: int | None) -> None:
-    r"""Change the number of replicas of a run while it goes on.
+    """Change the number of replicas of a live run.
 
     New rollouts generate as soon as they have the newest weights; of too many, the last to come
     finish the groups they hold and leave. Policies, of recipes with [elastic], join with the next
     step and leave after one. On a cluster, start the new ones yourself:
 
     \b
-    cosmos-app scale runs/quickstart --rollouts 4
-    cosmos-app rollout runs/quickstart --replica rollout-4   # on any machine with that directory
-    """
+    Examples:
+      cosmos-app scale runs/quickstart --rollouts 4
+      cosmos-app rollout runs/quickstart --replica rollout-4   # where that directory is seen
+    """  # noqa: D301, click wants the character itself
     from cosmos_app.operations import scale_run
 
     if rollouts is None and policies is None:

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from cosmos_app.control_files import read_address
 from cosmos_app.dashboard.address import read_address_file
+from cosmos_app.ended import describe_end
 from cosmos_app.errors import RunError
 from cosmos_app.recipes import recipe_of_run
 from cosmos_core.bus import Bus, BusUnreachableError
@@ -72,7 +73,7 @@ async def _ask(run: RunDirectory, route: str, query: Mapping[str, Any], event: E
             if not await asyncio.to_thread(_post, run, route, query):
                 await bus.send_event(event)
     except BusUnreachableError as error:
-        raise RunError(f"{run.path} is not running: {error}") from error
+        raise RunError(describe_end(run)) from error
 
 
 def _post(run: RunDirectory, route: str, query: Mapping[str, Any]) -> bool:

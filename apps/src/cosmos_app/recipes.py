@@ -21,15 +21,22 @@ def load_any_recipe(path: Path, overrides: Sequence[str] = ()) -> AnyRecipe:
     Raises:
         ConfigError: if the file or an override is not a recipe, with every problem in it.
     """
-    try:
-        kind = tomllib.loads(path.read_text(encoding="utf-8")).get("kind")
-    except (OSError, ValueError):
-        kind = None  # what is wrong is said by the loader, with its place
+    kind = _kind_of(path)
     if isinstance(kind, str) and kind in GIVEN_KINDS:
         return load_config(GIVEN_KINDS[kind], path, overrides)
     if isinstance(kind, str) and kind in WFM_KINDS:
         return load_config(WFM_KINDS[kind], path, overrides)
     return load_recipe(path, overrides)
+
+
+def _kind_of(path: Path) -> object:
+    """Return what a recipe, or the resolved one of a run, says it is; errors are for the loader."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        tables = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (OSError, ValueError):
+        return None
+    return tables.get("kind") if isinstance(tables, dict) else None
 
 
 def recipe_of_run(run: RunDirectory) -> TokenRecipe:

@@ -3,6 +3,8 @@
 Everything in it can be recomputed from ``metrics.jsonl`` and ``status.json`` of the run directory.
 """
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ from cosmos_core.metrics import MetricRecord
 
 _BARS = "▁▂▃▄▅▆▇█"
 _CURVE_WIDTH = 40
+_NOT_A_NUMBER = re.compile(r"\bnan%?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,8 +84,21 @@ class RunReport:
     export: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as plain data."""
-        return asdict(self)
+        """Return the report as plain data; what was not measured is ``None``."""
+        return _finite(asdict(self))
+
+
+def _finite(value: Any) -> Any:
+    """Put ``None`` for numbers that JSON does not have, in whatever holds them."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {key: _finite(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_finite(item) for item in value]
+        case _:
+            return value
 
 
 def _values(records: Sequence[MetricRecord], role: str, name: str) -> list[float]:
@@ -212,8 +228,9 @@ def _numbers(report: RunReport) -> Table:
             f"{report.mismatch[0]:.1e} at the same version, {report.mismatch[1]:.1e} over all",
         ),
         ("trained / generated length", f"{report.length_ratio:.3f}"),
-        ("books, in groups", describe_books(report.books)),
     ]
+    rows = [(name, _NOT_A_NUMBER.sub("-", value)) for name, value in rows]  # not measured
+    rows.append(("books, in groups", describe_books(report.books)))
     if report.failures:
         failed = (f"{count} of {kind}" for kind, count in sorted(report.failures.items()))
         rows.append(("samples that failed", ", ".join(failed)))

@@ -13,6 +13,8 @@ from rich.text import Text
 
 from cosmos_app.control_files import read_address
 from cosmos_app.dashboard.address import read_address_file
+from cosmos_app.ended import describe_end, last_words
+from cosmos_app.errors import RunError
 from cosmos_app.output import print_json
 from cosmos_app.report import describe_books
 from cosmos_core.bus import Bus, BusUnreachableError
@@ -23,16 +25,32 @@ _GONE_S = 3.0
 
 
 async def show_status(run_dir: Path, *, watch: bool, as_json: bool) -> int:
-    """Show the status once, or every second until the run has ended; return 0.
+    """Show the status once, or every second until the run has ended, or how it ended; return 0.
 
     Raises:
         NotARunDirectoryError: if there is no run.
-        RunError: if the run was never started.
-        BusUnreachableError: if its Redis is gone: the run is not running.
+        RunError: if the run was never started, or is gone without a word.
     """
     run = RunDirectory.open(run_dir)
+    try:
+        await _show_live(run, watch=watch, as_json=as_json)
+    except BusUnreachableError as error:
+        words = last_words(run)
+        if not words:
+            raise RunError(describe_end(run)) from error
+        if as_json:
+            print_json(words)
+        else:
+            console = Console(soft_wrap=True)
+            console.print(describe_end(run), markup=False)
+            console.print(f"its dashboard: cosmos-app replay {run.path}", markup=False)
+    return 0
+
+
+async def _show_live(run: RunDirectory, *, watch: bool, as_json: bool) -> None:
     url, namespace = read_address(run)
-    async with await Bus.connect(url, namespace, connect_s=3.0, patience_s=_GONE_S) as bus:
+    connect_s = 1.0 if last_words(run) else _GONE_S  # it may have been started again just now
+    async with await Bus.connect(url, namespace, connect_s=connect_s, patience_s=_GONE_S) as bus:
         status = await bus.read_status()
         if as_json:
             print_json(status)
@@ -42,7 +60,6 @@ async def show_status(run_dir: Path, *, watch: bool, as_json: bool) -> int:
                 Console(soft_wrap=True).print(f"dashboard: {address.url}", markup=False)
         else:
             await _watch(bus, status, run.path)
-    return 0
 
 
 async def _watch(bus: Bus, status: Mapping[str, Any], run: Path) -> None:

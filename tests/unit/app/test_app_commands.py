@@ -1,15 +1,21 @@
 """Commands: help that teaches, recipes that are checked before anything starts."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from cosmos_app.cli import main
+from cosmos_app.control_files import write_address
+from cosmos_app.recipes import load_any_recipe
 from cosmos_app.report import curve
+from cosmos_core.config import config_to_json
+from cosmos_core.rundir import RunDirectory
 
-QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.toml"
+CONFIGS = Path(__file__).parents[3] / "configs"
+QUICKSTART = CONFIGS / "quickstart.toml"
 COMMANDS = (
     "run",
     "controller",
@@ -128,3 +134,65 @@ def test_a_layout_that_does_not_fit_the_model_is_refused_by_check(tmp_path: Path
     result = call("check", str(QUICKSTART), *changes)
     assert result.exit_code != 0
     assert "tp 4 does not divide its 6 attention heads" in result.output
+
+
+def test_help_keeps_examples_apart_and_short_lines_whole() -> None:
+    for command in ("run", "replay", "scale"):
+        text = call(command, "--help").output
+        assert "\\b" not in text
+        assert re.search(rf"\n +cosmos-app {command} runs?|\n +cosmos-app run configs", text)
+    listed = call("--help").output.partition("Commands:")[2].partition("Examples:")[0]
+    of_ours = [line for line in listed.splitlines() if not line.startswith(("  wfm", "  reward"))]
+    assert not [line for line in of_ours if line.endswith("...")]
+
+
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_export_replaces_nothing_but_a_model(tmp_path: Path, what: str) -> None:
+    with RunDirectory.create(tmp_path / "run", config_json="{}", now_s=0.0):
+        pass
+    mine = tmp_path / "mine"
+    if what == "folder":
+        mine.mkdir()
+    kept = mine / "thesis.txt" if what == "folder" else mine
+    kept.write_text("years of work")
+    result = call("export", str(tmp_path / "run"), str(mine))
+    assert result.exit_code == 2
+    assert "name another directory" in result.output
+    assert kept.read_text() == "years of work"
+
+
+def test_the_resolved_recipe_of_a_run_of_any_kind_is_a_recipe(tmp_path: Path) -> None:
+    for name in ("quickstart", "sft", "dpo", "wfm/sd3_nft"):
+        recipe = load_any_recipe(CONFIGS / f"{name}.toml")
+        resolved = tmp_path / "config.json"
+        resolved.write_text(config_to_json(recipe))
+        assert load_any_recipe(resolved) == recipe
+
+
+def test_where_no_run_lies_the_runs_nearby_are_named(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        RunDirectory.create(tmp_path / name, config_json="{}", now_s=0.0).close()
+    nearby = call("status", str(tmp_path))
+    assert nearby.exit_code == 2
+    assert "there are runs in it: one, two" in nearby.output
+    nothing = call("status", str(tmp_path / "three"))
+    assert nothing.exit_code == 2
+    assert "'cosmos-app run' makes one" in nothing.output
+    assert "is a directory" in call("check", str(tmp_path)).output
+
+
+def test_a_run_that_is_over_says_how_it_ended(tmp_path: Path) -> None:
+    with RunDirectory.create(tmp_path / "run", config_json="{}", now_s=0.0) as run:
+        write_address(run, "redis://127.0.0.1:1/0", "gone")
+        killed = call("status", str(run.path))
+        assert killed.exit_code == 1
+        assert "--resume" in killed.output
+        run.report.write_text(json.dumps({"finished": "all steps done", "steps": 7}))
+        over = call("status", str(run.path))
+        assert over.exit_code == 0
+        assert "has ended at step 7: all steps done" in over.output
+        told = json.loads(call("status", str(run.path), "--json").output)
+        assert (told["finished"], told["step"]) == ("all steps done", 7)
+        stopped = call("stop", str(run.path))
+        assert stopped.exit_code == 1
+        assert "has ended at step 7" in stopped.output

@@ -352,5 +352,5 @@ def test_a_directory_without_events_says_why(tmp_path: Path, run_dir: Path) -> N
     assert result.exit_code == 2
     assert "no events.jsonl" in result.output
     nowhere = CliRunner().invoke(main, ["replay", str(tmp_path / "nowhere")])
-    assert nowhere.exit_code == 1
+    assert nowhere.exit_code == 2
     assert "is not the directory of a run" in nowhere.output

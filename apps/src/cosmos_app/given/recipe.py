@@ -320,7 +320,7 @@ def _check(policy: PolicyConfig, data: SftDataConfig | PreferenceDataConfig) -> 
     if data.held_out and (data.validation_path or data.validation_split):
         raise ValueError(
             "data.held_out keeps examples back for validation, but the recipe names others: "
-            "drop one of the two"
+            "set data.held_out=0, or drop the others"
         )
 
 

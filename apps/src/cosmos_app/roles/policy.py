@@ -277,6 +277,11 @@ class PolicyProcess:
     async def _stop(self, trainer: StepTrainer, stop: Stop, channel: ReplicaChannel | None) -> None:
         if stop.reason == SCALED_DOWN:
             return  # the others go on
+        if not stop.cut:  # the run was over before this one came: it is as it was loaded
+            whole = trainer.version == self._context.recipe.trainer.steps
+            if whole and self._context.recipe.elastic is None and trainer.is_first_replica:
+                await self._blocking(lambda: trainer.export(self._context.run.export / "model"))
+            return
         await self._meet(trainer, trainer.version, channel)  # one of them is the first
         if trainer.version:
             await self._save(trainer, stop.cut, channel)

@@ -3,12 +3,14 @@
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from cosmos_app.errors import DataError
 from cosmos_app.parent import die_with_parent
 from cosmos_app.roles.process import RunContext, open_context
 from cosmos_core.bus import Bus
@@ -78,9 +80,18 @@ def _rows_as_examples(context: RunContext) -> SftData:
     path = context.files.train.with_name("warmup.jsonl")
     with context.files.train.open(encoding="utf-8") as rows, path.open("w") as examples:
         for line in rows:
-            row = json.loads(line)
-            if "messages" not in row:
-                row = {"prompt": row["prompt"], "response": row.get("response", row["answer"])}
-            examples.write(json.dumps(row) + "\n")
+            examples.write(json.dumps(_as_example(json.loads(line))) + "\n")
     tokenizer = AutoTokenizer.from_pretrained(context.files.built_model)
     return load_sft_data(path, tokenizer)
+
+
+def _as_example(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "messages" in row:
+        return row
+    response = row.get("response", row.get("answer"))
+    if response is None:
+        raise DataError(
+            f"the row with the prompt {row['prompt']!r:.60} has neither 'response' nor 'answer', "
+            "which a freshly built model is warmed up on: add one, or set warmup.steps=0"
+        )
+    return {"prompt": row["prompt"], "response": response}

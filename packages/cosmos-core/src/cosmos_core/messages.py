@@ -231,7 +231,11 @@ class Train(Message, frozen=True, kw_only=True, tag=True):
 
 
 class Stop(Message, frozen=True, kw_only=True, tag=True):
-    """Any replica: finish what is in hand and leave. ``checkpoint`` asks the policy to save."""
+    """Any replica: finish what is in hand and leave; a policy saves first, with the cut.
+
+    An empty ``cut`` is for a replica of which the run has not heard before its end: it has nothing
+    to save.
+    """
 
     reason: str
     cut: bytes = b""

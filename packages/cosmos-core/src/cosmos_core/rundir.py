@@ -5,7 +5,7 @@ runs/quickstart/
   lock             held by the one live launcher, with its process id
   config.json      the resolved configuration, which runs again to the same result
   metrics.jsonl    every metric record
-  report.json      the facts of the report, report.md the page for people
+  report.json      the facts of the report
   logs/ checkpoints/ export/ redis/
 """
 
@@ -132,13 +132,8 @@ class RunDirectory:
 
     @property
     def report(self) -> Path:
-        """The facts of the report; `report_page` is made of them."""
+        """The facts of the report."""
         return self.path / "report.json"
-
-    @property
-    def report_page(self) -> Path:
-        """The report for people, in Markdown."""
-        return self.path / "report.md"
 
     @property
     def logs(self) -> Path:
@@ -232,8 +227,16 @@ def _take_lock(path: Path) -> IO[str]:
 
 def _read_marker(path: Path) -> float:
     marker = path / _MARKER
+    if not path.exists():
+        raise NotARunDirectoryError(
+            f"{path} is not the directory of a run: there is nothing; 'cosmos-app run' makes one"
+        )
     if not marker.is_file():
-        raise NotARunDirectoryError(f"{path} is not the directory of a run: it has no {_MARKER}")
+        runs = sorted(found.parent.name for found in path.glob(f"*/{_MARKER}"))
+        within = f"; there are runs in it: {', '.join(runs)}" if runs else ""
+        raise NotARunDirectoryError(
+            f"{path} is not the directory of a run: it has no {_MARKER}{within}"
+        )
     try:
         fields: dict[str, Any] = json.loads(marker.read_text())
         created_s, version = float(fields["created_s"]), int(fields["format"])

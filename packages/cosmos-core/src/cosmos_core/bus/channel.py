@@ -22,6 +22,7 @@ from cosmos_core.messages import (
     ReplicaJoined,
     ReplicaLeft,
     StepFinished,
+    Stop,
     Train,
     VersionLoaded,
     decode_command,
@@ -48,7 +49,8 @@ class ReplicaChannel:
 
     Entering announces the replica; leaving says that it is gone. Commands of an older controller
     than the newest heard of are ignored. A replica that the controller took for dead is told so:
-    the channel then cancels what the replica still holds (as ``CancelGroup``) and joins again.
+    the channel then cancels what the replica still holds (as ``CancelGroup``) and joins again. One
+    that joins a run which has ended meanwhile is told to stop by the channel itself.
 
     Attributes:
         incarnation: tells this process apart from earlier ones of the same name.
@@ -62,6 +64,7 @@ class ReplicaChannel:
         self._joined = msgspec.structs.replace(joined, incarnation=self.incarnation)
         self._join_id = (0, 0)
         self._epoch = 0
+        self._is_heard = False
         self._held: dict[GroupId, int] = {}
 
     @property
@@ -103,6 +106,9 @@ class ReplicaChannel:
     async def commands(self) -> AsyncIterator[Command]:
         """Yield commands in the order they were given, for ever.
 
+        A run that ended before it heard of this replica gives it no command: it is told to stop,
+        with the run's reason and an empty cut.
+
         Raises:
             SupersededError: if another process has joined under this name.
             CodeVersionError: if the controller runs other code than this process.
@@ -116,14 +122,24 @@ class ReplicaChannel:
                 for command in await self._open(fields):
                     yield command
             if entries:
+                self._is_heard = True
                 await self._forget(last)
+            elif not self._is_heard and (reason := await self._reason_of_end()):
+                self._is_heard = True
+                yield Stop(reason=reason)
 
-    async def _read(self, last: bytes) -> list[Entry]:
+    async def _read(self, last: bytes, *, block_ms: int | None = _BLOCK_MS) -> list[Entry]:
         stream = self._keys.commands(self.replica, self.incarnation)
-        answer = await self._call(
-            lambda c: c.xread({stream: last}, count=_AT_ONCE, block=_BLOCK_MS)
-        )
+        answer = await self._call(lambda c: c.xread({stream: last}, count=_AT_ONCE, block=block_ms))
         return stream_entries(answer)
+
+    async def _reason_of_end(self) -> str:
+        """Return why the run has ended, if it has and no command is on its way to this replica."""
+        data = await self._call(lambda c: c.get(self._keys.status))
+        status: dict[str, Any] = msgspec.json.decode(data) if data else {}
+        if not status.get("finished") or await self._read(b"0-0", block_ms=None):
+            return ""
+        return status["finished"]
 
     async def _forget(self, last: bytes) -> None:
         stream = self._keys.commands(self.replica, self.incarnation)
@@ -159,6 +175,7 @@ class ReplicaChannel:
             CancelGroup(group=group, attempt=attempt) for group, attempt in self._held.items()
         ]
         self._held.clear()
+        self._is_heard = False
         self._join_id = await self._append(self._joined)
         return list[Command](cancelled)
 

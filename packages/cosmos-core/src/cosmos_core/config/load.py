@@ -73,6 +73,9 @@ def _read(source: Path | Mapping[str, object]) -> tuple[Mapping[str, Any], str]:
     """Return the tables and, for a TOML file, its text."""
     if not isinstance(source, Path):
         return source, ""
+    if source.is_dir():
+        problem = f"{source} is a directory, not a TOML file"
+        raise ConfigError([ConfigProblem(path="", problem=problem, hint="name a file in it")])
     if not source.is_file():
         near = [str(path) for path in source.parent.glob("*.toml")]
         close = difflib.get_close_matches(str(source), near, n=1)

@@ -45,7 +45,7 @@ def parse_override(text: str) -> Override | ConfigProblem:
         return ConfigProblem(
             path="",
             problem=f"override {text!r} is not of the form path=value",
-            hint="for example trainer.lr=3e-6",
+            hint="for example seed=7",
         )
     return Override(text, path, _parse_value(value.strip()))
 
