@@ -66,15 +66,6 @@ async def test_a_run_goes_from_its_first_prompt_to_its_last_step(server) -> None
         assert {record.values["reward"] for record in records} == {0.5}
 
 
-async def test_a_replica_that_comes_when_the_run_is_over_is_told_to_stop(server) -> None:
-    async with await Bus.connect(server.url, "late") as bus:
-        await bus.send_event(StopRequested(reason="Ctrl-C"))
-        assert await ControllerHost(bus, CONFIG, host=HOST).run() == "Ctrl-C"
-        late = ReplicaJoined(replica="policy-0", role="policy", endpoints=("here",))
-        async with asyncio.timeout(60), bus.join(late) as channel:
-            assert await anext(channel.commands()) == Stop(reason="Ctrl-C")
-
-
 class TwiceClient:
     """Carries every write out twice and gives the second answer, as if the first got lost."""
 

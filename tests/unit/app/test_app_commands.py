@@ -106,7 +106,7 @@ def test_weights_that_vllm_serves_on_some_gpus_alone_are_refused_with_the_reason
 
 def test_status_of_what_is_no_run_says_so(tmp_path: Path) -> None:
     result = call("status", str(tmp_path))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "not the directory of a run" in result.output
 
 

@@ -1,10 +1,13 @@
 """What a run says of itself at its end."""
 
+import io
+import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from cosmos_app.report import Outcome, build_report
+from cosmos_app.report import Outcome, build_report, print_report
 from cosmos_core.metrics import MetricRecord
 
 
@@ -21,6 +24,15 @@ def test_the_distance_of_log_probs_is_a_mean_over_tokens_not_over_steps():
     report = build_report(records, outcome())
     assert report.mismatch[0] == pytest.approx((100 * 1e-6 + 2 * 0.05) / 102)
     assert report.mismatch[1] == pytest.approx((100 * 1e-6 + 100 * 0.1 + 200 * 0.2) / 400)
+
+
+def test_what_was_not_measured_is_null_for_programs_and_a_dash_for_people():
+    report = build_report([], outcome())
+    text = json.dumps(report.to_json(), allow_nan=False)
+    assert json.loads(text)["rollout_idle"] is None
+    shown = io.StringIO()
+    print_report(report, Console(file=shown, width=120))
+    assert "nan" not in shown.getvalue()
 
 
 def outcome() -> Outcome:
