@@ -46,8 +46,6 @@ def test_a_run_stopped_by_ctrl_c_and_resumed_gives_the_weights_of_one_that_was_n
     again = runner.complete(*SMALL, *ON_POLICY, "trainer.steps=8", name="parts", flags=["--resume"])
     assert [r["step"] for r in again.metrics("controller")] == list(range(8))
     assert difference(exported(whole), exported(again)) == 0.0
-    over = runner.complete(*SMALL, *ON_POLICY, "trainer.steps=8", name="parts", flags=["--resume"])
-    assert difference(exported(whole), exported(over)) == 0.0, "one that was over stays so"
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
