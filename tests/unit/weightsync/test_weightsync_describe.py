@@ -120,7 +120,7 @@ def test_experts_kept_as_one_3d_tensor_meet_experts_kept_one_by_one():
         return convert
 
     receivers = [
-        converted_shards([("w13", w13[rank]), ("w2", w2[rank])], fused(rank)) for rank in range(2)
+        converted_shards({"w13": w13[rank], "w2": w2[rank]}, fused(rank)) for rank in range(2)
     ]
     moved = move([sender], receivers)
     assert moved == 4 * (gate.numel() + up.numel() + down.numel())  # Each expert to one rank.

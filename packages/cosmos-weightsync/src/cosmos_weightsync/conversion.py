@@ -20,7 +20,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.errors import LayoutError
 from cosmos_weightsync.layout import IntArray, ShardSpec
-from cosmos_weightsync.shards import Shard, Source, clean_name, named_tensors, shards_of
+from cosmos_weightsync.shards import (
+    Shard,
+    Source,
+    clean_name,
+    items_of,
+    named_tensors,
+    shards_of,
+)
 
 __all__ = ["Converter", "Origin", "converted_shards", "trace"]
 
@@ -75,7 +82,8 @@ def converted_shards(
     """What this rank holds, by the names and shapes that a converter gives it.
 
     Args:
-        source: A module, the modules of this rank's pipeline stages, or (name, tensor) pairs.
+        source: A module, the modules of this rank's pipeline stages, or (name, tensor) pairs;
+            a state dict is pairs too.
         convert: Called once, with a meta tensor of the full shape for every name; with modules,
             after their state-dict hooks.
         tied: As in `shards_of`.
@@ -90,7 +98,7 @@ def converted_shards(
         >>> fused = lambda held: {"q": held["qkv"][:64], "k": held["qkv"][64:80]}
         >>> shards = converted_shards([("qkv", weight)], fused)
     """
-    items = [source] if isinstance(source, nn.Module) else list(source)
+    items = list(items_of(source))
     modules = [item for item in items if isinstance(item, nn.Module)]
     pairs = [item for item in items if not isinstance(item, nn.Module)]
     tensors = dict(named_tensors(modules, tied=tied)) | dict(named_tensors(pairs, tied=tied))

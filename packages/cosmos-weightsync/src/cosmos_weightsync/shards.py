@@ -80,17 +80,19 @@ Source = nn.Module | Sequence[nn.Module] | Mapping[str, Tensor] | Iterable[tuple
 """A module; the modules of the pipeline stages on this rank; or tensors by name, or in pairs."""
 
 
+def items_of(source: Source) -> Iterable[nn.Module | tuple[str, Tensor]]:
+    """The modules, or the pairs, of a source."""
+    if isinstance(source, Mapping):
+        return cast("Mapping[str, Tensor]", source).items()
+    return [source] if isinstance(source, nn.Module) else source
+
+
 def named_tensors(
     source: Source, *, tied: Literal["once", "each"] = "once"
 ) -> Iterator[tuple[str, Tensor]]:
     """The parameters of a source by their clean names, detached."""
-    modules: Iterable[nn.Module | tuple[str, Tensor]]
-    if isinstance(source, Mapping):
-        modules = cast("Mapping[str, Tensor]", source).items()
-    else:
-        modules = [source] if isinstance(source, nn.Module) else source
     seen: dict[int, Tensor] = {}  # Kept, or the number of one that is gone is soon another's.
-    for item in modules:
+    for item in items_of(source):
         pairs = (
             item.named_parameters(remove_duplicate=False) if isinstance(item, nn.Module) else [item]
         )
