@@ -9,6 +9,7 @@ in before a model is sharded: FSDP2 then shards them with the layer they belong 
 import json
 import math
 import tempfile
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,8 +77,10 @@ def add_lora(model: nn.Module, config: LoraConfig) -> None:
     except ImportError as error:
         raise AdapterError("lora needs peft: pip install peft") from error
     targets = ALL_LINEAR if ALL_LINEAR in config.targets else list(config.targets)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         torch.manual_seed(config.seed)
+        # the pattern is peft's own, for stacks of experts, and does match those
+        warnings.filterwarnings("ignore", r"The following (rank|alpha)_pattern keys")
         try:
             peft.inject_adapter_in_model(
                 peft.LoraConfig(
