@@ -75,7 +75,10 @@ class ControllerProcess:
             request = urllib.request.Request(place + path, headers=headers)
             with urllib.request.urlopen(request, timeout=20) as answer:
                 return json.loads(answer.read())
-        except (OSError, ValueError, urllib.error.URLError):
+        except urllib.error.HTTPError as error:
+            error.close()
+            return None
+        except (OSError, ValueError):
             return None
 
     async def wait_for(self, path: str, holds: Callable[[Any], Any]) -> Any:

@@ -91,7 +91,8 @@ def _post(run: RunDirectory, route: str, query: Mapping[str, Any]) -> bool:
         with urllib.request.urlopen(request, timeout=_ANSWER_S):
             return True
     except urllib.error.HTTPError as error:
-        raise RunError(f"{base}api/{route} answers {error.code}: {error.reason}") from error
+        with error:  # it holds the connection
+            raise RunError(f"{base}api/{route} answers {error.code}: {error.reason}") from error
     except OSError:
         return False
 
