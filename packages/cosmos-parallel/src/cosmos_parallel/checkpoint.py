@@ -150,7 +150,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: if a manifest is damaged.
         """
-        return next(reversed(self._as_saved()), None)
+        return next(reversed(_as_saved(self._manifests())), None)
 
     def best(self) -> int | None:
         """Return the step with the best score; ``None`` if none was saved with one.
@@ -158,7 +158,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: if a manifest is damaged.
         """
-        ranked = self._retention.ranked(self._scores())
+        ranked = self._retention.ranked(_scores(self._manifests()))
         return ranked[0] if ranked else None
 
     def extra(self, step: int) -> bytes:
@@ -310,27 +310,19 @@ class CheckpointStore:
             if name.startswith("sums-"):
                 sums |= json.loads(self._files.read(writing, name))
                 self._files.discard(writing, name)
-        before = self._manifests().values()
-        manifest = {
+        manifests = self._manifests()
+        manifest: dict[str, Any] = {
             "format": FORMAT,
             "step": step,
-            "order": 1 + max((_order(manifest) for manifest in before), default=0),
+            "order": 1 + max(map(_order, manifests.values()), default=0),
             "score": score,
             "num_ranks": self._mesh.process.world_size,
             "files": sums,
         }
         self._files.publish(writing, step, json.dumps(manifest, indent=1).encode())
-        for old in self._retention.doomed(self._as_saved(), self._scores()):
+        manifests[step] = manifest
+        for old in self._retention.doomed(_as_saved(manifests), _scores(manifests)):
             self._files.remove(old)
-
-    def _scores(self) -> dict[int, float]:
-        scores = {step: manifest.get("score") for step, manifest in self._manifests().items()}
-        return {step: score for step, score in scores.items() if score is not None}
-
-    def _as_saved(self) -> list[int]:
-        """Return the steps of all complete checkpoints in the order they were saved in."""
-        manifests = self._manifests()
-        return sorted(manifests, key=lambda step: (_order(manifests[step]), step))
 
     def _manifests(self) -> dict[int, dict[str, Any]]:
         manifests: dict[int, dict[str, Any]] = {}
@@ -389,6 +381,16 @@ class CheckpointStore:
 def _order(manifest: dict[str, Any]) -> int:
     """Return a save's number, 0 for those of earlier versions: these go by their steps."""
     return int(manifest.get("order", 0))
+
+
+def _as_saved(manifests: dict[int, dict[str, Any]]) -> list[int]:
+    """Return steps in the order their checkpoints were saved in."""
+    return sorted(manifests, key=lambda step: (_order(manifests[step]), step))
+
+
+def _scores(manifests: dict[int, dict[str, Any]]) -> dict[int, float]:
+    scores = {step: manifest.get("score") for step, manifest in manifests.items()}
+    return {step: score for step, score in scores.items() if score is not None}
 
 
 def _private_group() -> dist.ProcessGroup:
