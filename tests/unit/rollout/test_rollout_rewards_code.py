@@ -5,13 +5,13 @@ import time
 from pathlib import Path
 
 import pytest
+from sandboxes import needs_namespaces
 
 from cosmos_rollout import (
     CodeReward,
     RewardError,
     RewardInput,
     RewardPoolConfig,
-    SandboxError,
     SandboxLimits,
     Scored,
     run_program,
@@ -24,14 +24,6 @@ PATIENT = SandboxLimits(timeout_s=60.0)
 
 def sample(response: str, tests) -> RewardInput:
     return RewardInput(prompt="p", response=response, fields={"tests": tests})
-
-
-def namespaces_are_allowed() -> bool:
-    try:
-        run_program("pass", SandboxLimits(timeout_s=60.0, namespaces="required"))
-    except SandboxError:
-        return False
-    return True
 
 
 @pytest.mark.parametrize(
@@ -112,7 +104,7 @@ def test_a_program_is_ended_by_a_signal_of_its_own():
     assert run_program(program, PATIENT).exit_code == 128 + 15
 
 
-@pytest.mark.skipif(not namespaces_are_allowed(), reason="needs user name spaces of the kernel")
+@needs_namespaces
 class TestNamespaces:
     def test_there_is_no_network_not_even_loopback(self):
         program = (

@@ -10,8 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+from sandboxes import needs_namespaces
 
-from cosmos_rollout import SandboxError, SandboxLimits, run_program
+from cosmos_rollout import SandboxLimits, run_program
 
 FEW = SandboxLimits(timeout_s=60.0, max_processes=8)
 WHERE = "import os, time\nprint(os.getcwd(), flush=True)\n"
@@ -45,19 +46,6 @@ except SandboxError:
     result = run_program(sys.argv[1], limits)
     print(result.exit_code, result.stdout, result.stderr, sep="\\n")
 """
-
-
-def namespaces_are_allowed() -> bool:
-    try:
-        run_program("pass", SandboxLimits(timeout_s=60.0, namespaces="required"))
-    except SandboxError:
-        return False
-    return True
-
-
-needs_namespaces = pytest.mark.skipif(
-    not namespaces_are_allowed(), reason="needs user name spaces of the kernel"
-)
 
 
 def processes_in(folder: str) -> list[str]:
