@@ -24,6 +24,7 @@ __all__ = [
     "check_address",
     "check_exposure",
     "complain",
+    "is_every_address",
     "is_loopback",
     "receive_hello",
 ]
@@ -185,17 +186,21 @@ def check_exposure(host: str, token: str) -> None:
         )
 
 
+def is_every_address(host: str) -> bool:
+    """Whether a host to listen on is no address of its own, but all of this host's."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return host == ""
+
+
 def check_address(host: str) -> None:
     """Refuse to listen on all addresses where others are told the one listened on.
 
     Raises:
         ConfigurationError: they would be told ``0.0.0.0``, which for them is their own host.
     """
-    try:
-        is_any = ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        is_any = host == ""
-    if is_any:
+    if is_every_address(host):
         raise ConfigurationError(
             f"{host!r} is every address of this host, and others are told the one to connect to: "
             "give the one by which they reach this host"
