@@ -33,6 +33,7 @@ from cosmos_wfm.loading import load_adapter
 from cosmos_wfm.nft import NftConfig
 from cosmos_wfm.policies import CopiedPolicies
 from cosmos_wfm.prompts import read_prompts
+from cosmos_wfm.ranges import check_at_least
 from cosmos_wfm.remote import ConnectRollouts, DisaggregatedConfig, RemoteRollouts
 from cosmos_wfm.reward_client import RewardServiceConfig, Scorer
 from cosmos_wfm.rewards import local_scorer
@@ -129,12 +130,7 @@ class DiffusionRlConfig:
             WfmConfigError: names the field that is out of range.
         """
         check_parallel(self.parallel)
-        least = {"num_steps": 1, "groups_per_step": 1, "micro_batch_size": 1, "seed": 0}
-        for name, low in least.items():
-            if getattr(self, name) < low:
-                raise WfmConfigError(
-                    f"rl: {name} is {getattr(self, name)}; it must be {low} or more"
-                )
+        check_at_least("rl", self, num_steps=1, groups_per_step=1, micro_batch_size=1, seed=0)
         if self.samples_per_group < 2:
             raise WfmConfigError(
                 f"rl: samples_per_group is {self.samples_per_group}; advantages need 2 or more"

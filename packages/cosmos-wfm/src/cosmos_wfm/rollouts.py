@@ -21,6 +21,7 @@ from cosmos_wfm.families.shared import check_pixels, wan_latents
 from cosmos_wfm.flow_grpo import StepBatch
 from cosmos_wfm.guidance import Guidance, guided_velocity
 from cosmos_wfm.nft import ForwardBatch
+from cosmos_wfm.ranges import check_at_least
 from cosmos_wfm.reward_client import Scorer
 from cosmos_wfm.sampling import NoisyStep, SdeConfig, flow_schedule, sample_ode, sample_sde
 from cosmos_wfm.seeds import seeded_generator
@@ -57,11 +58,7 @@ class SamplerConfig:
         Raises:
             WfmConfigError: names the field that is out of range, or has no effect.
         """
-        for name in ("num_steps", "height", "width", "frames"):
-            if getattr(self, name) < 1:
-                raise WfmConfigError(
-                    f"sampler: {name} is {getattr(self, name)}; it must be 1 or more"
-                )
+        check_at_least("sampler", self, num_steps=1, height=1, width=1, frames=1)
         if self.guidance < 0 or self.shift < 0:
             raise WfmConfigError(
                 f"sampler: guidance {self.guidance} and shift {self.shift} must be at least 0 (0 "

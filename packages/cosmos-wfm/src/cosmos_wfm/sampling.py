@@ -22,6 +22,7 @@ from torch import Tensor
 
 from cosmos_wfm.errors import WfmConfigError
 from cosmos_wfm.flow_matching import per_sample, shift_sigmas
+from cosmos_wfm.ranges import check_at_least
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
 """From x [B, C, *s] and a level for each sample, [B], to v [B, C, *s]."""
@@ -95,9 +96,7 @@ class SdeConfig:
         Raises:
             WfmConfigError: names the field that is out of range.
         """
-        for name in ("eta", "first", "num_noisy"):
-            if getattr(self, name) < 0:
-                raise WfmConfigError(f"sde: {name} is {getattr(self, name)}; it must be 0 or more")
+        check_at_least("sde", self, eta=0, first=0, num_noisy=0)
 
     def noise_levels(self, sigmas: Float[Tensor, " S"]) -> list[float]:
         """Return s of each step; 0 where the ODE is followed.

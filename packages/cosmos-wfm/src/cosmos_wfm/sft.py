@@ -31,6 +31,7 @@ from cosmos_wfm.flow_batches import (
 )
 from cosmos_wfm.flow_matching import FlowBatch, FlowMatchingConfig, flow_matching_loss
 from cosmos_wfm.loading import load_adapter
+from cosmos_wfm.ranges import check_at_least
 from cosmos_wfm.seeds import seeded_generator
 from cosmos_wfm.training_data import DataConfig, LeftOut, open_data
 from cosmos_wfm.training_run import LoggerConfig, RunOutputs, TrainingRun, check_parallel
@@ -101,12 +102,7 @@ class DiffusionSftConfig:
             WfmConfigError: names the field that is out of range.
         """
         check_parallel(self.parallel)
-        least = {"num_steps": 1, "batch_size": 1, "micro_batch_size": 1, "seed": 0}
-        for name, low in least.items():
-            if getattr(self, name) < low:
-                raise WfmConfigError(
-                    f"sft: {name} is {getattr(self, name)}; it must be {low} or more"
-                )
+        check_at_least("sft", self, num_steps=1, batch_size=1, micro_batch_size=1, seed=0)
         if not 0.0 <= self.caption_dropout <= 1.0:
             raise WfmConfigError(
                 f"sft: caption_dropout is {self.caption_dropout}; it must be in [0, 1]"
