@@ -67,11 +67,12 @@ def length_rewards(
     """
     shortest: dict[Hashable, int] = {}
     longest: dict[Hashable, int] = {}
-    for length, group in zip(num_tokens, group_keys(groups), strict=True):
+    keys = group_keys(groups)
+    for length, group in zip(num_tokens, keys, strict=True):
         shortest[group] = min(shortest.get(group, length), length)
         longest[group] = max(longest.get(group, length), length)
     rewards: list[float] = []
-    for length, right, group in zip(num_tokens, correct, group_keys(groups), strict=True):
+    for length, right, group in zip(num_tokens, correct, keys, strict=True):
         spread = longest[group] - shortest[group]
         share = 0.5 - (length - shortest[group]) / spread if spread else 0.0
         rewards.append(share if right else min(0.0, share))
