@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
+from cosmos_app.devices import DeviceNeeds, device_environment, needs_of, visible_devices
 from cosmos_app.recipe import LaunchConfig, PolicyConfig, Recipe
 from cosmos_app.supervisor import ChildSpec
 from cosmos_core.rundir import RunDirectory
@@ -109,13 +110,15 @@ def specs_of(
     run: RunDirectory,
     launch: LaunchConfig,
     surroundings: Mapping[str, str],
+    needs: DeviceNeeds,
 ) -> list[ChildSpec]:
-    """Return how to start each command, with a log of its own."""
+    """Return how to start each command, with a log and GPUs of its own."""
+    visible = visible_devices()
     return [
         ChildSpec(
             name=name,
             argv=argv,
-            environment=surroundings,
+            environment={**surroundings, **device_environment(name, needs, visible)},
             log=run.logs / f"{name}.log",
             restarts=launch.restarts,
         )
@@ -137,12 +140,16 @@ def child_specs(recipe: Recipe, run: RunDirectory) -> list[ChildSpec]:
         commands |= {
             n: app_command("teacher", where, "--replica", n) for n in teacher_names(recipe)
         }
-    specs = [
-        _spared(spec, recipe)
-        for spec in specs_of(commands, run, recipe.launch, environment(recipe))
-    ]
+    specs = [_spared(spec, recipe) for spec in _specs_in(recipe, commands, run)]
     names = [] if recipe.launch.external else rollout_names(recipe)
     return [*specs, *(rollout_spec(recipe, run, name) for name in names)]
+
+
+def _specs_in(
+    recipe: Recipe, commands: Mapping[str, Command], run: RunDirectory
+) -> list[ChildSpec]:
+    """Return how to start processes of a run with rollouts."""
+    return specs_of(commands, run, recipe.launch, environment(recipe), needs_of(recipe))
 
 
 def controller_names(recipe: Recipe) -> list[str]:
@@ -153,7 +160,7 @@ def controller_names(recipe: Recipe) -> list[str]:
 def rollout_spec(recipe: Recipe, run: RunDirectory, name: str) -> ChildSpec:
     """Return a rollout replica."""
     command = {name: app_command("rollout", str(run.path), "--replica", name)}
-    (spec,) = specs_of(command, run, recipe.launch, environment(recipe))
+    (spec,) = _specs_in(recipe, command, run)
     return _spared(spec, recipe)
 
 
@@ -162,7 +169,7 @@ def replica_spec(recipe: Recipe, run: RunDirectory, name: str) -> ChildSpec:
     if not name.startswith("policy-"):
         return rollout_spec(recipe, run, name)
     command = {name: policy_command("policy", recipe.policy, run, name)}
-    (spec,) = specs_of(command, run, recipe.launch, environment(recipe))
+    (spec,) = _specs_in(recipe, command, run)
     return _spared(spec, recipe)
 
 
@@ -179,5 +186,5 @@ def _spared(spec: ChildSpec, recipe: Recipe) -> ChildSpec:
 def warmup_spec(recipe: Recipe, run: RunDirectory) -> ChildSpec:
     """Return the process that fine-tunes a freshly built model."""
     command = {"warmup": app_command("warmup", str(run.path))}
-    (spec,) = specs_of(command, run, replace(recipe.launch, restarts=0), environment(recipe))
-    return spec
+    (spec,) = _specs_in(recipe, command, run)
+    return replace(spec, restarts=0)

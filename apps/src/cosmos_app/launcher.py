@@ -29,6 +29,7 @@ from cosmos_app.control_files import (
     write_weights_token,
 )
 from cosmos_app.dashboard.address import announce_dashboard
+from cosmos_app.devices import needs_of, placement_lines, require_devices, visible_devices
 from cosmos_app.errors import InterruptedRunError
 from cosmos_app.frame import NO_CHECKPOINT, Answers, RunFrame, hand_in, open_run
 from cosmos_app.prepare import (
@@ -60,12 +61,14 @@ async def run_recipe(recipe: Recipe, *, resume: bool, as_json: bool) -> int:
     Raises:
         RunExistsError: if the output directory holds a run and ``resume`` was not asked for.
         NothingToResumeError: if it holds none and it was.
-        DataError: if data or model cannot be used.
+        DataError: if data or model cannot be used, or this machine has too few GPUs.
         ChildFailedError: if a process could not be kept alive.
         InterruptedRunError: after a clean stop before the last step.
     """
     console = Console(stderr=as_json)
     check_inputs(recipe)
+    if not recipe.launch.external:
+        _tell_devices(recipe, console)
     run = open_run(recipe, console, resume=resume)
     with run:
         files = run_files(recipe, run.path)
@@ -83,6 +86,13 @@ async def run_recipe(recipe: Recipe, *, resume: bool, as_json: bool) -> int:
                 f"stopped at step {report.steps}: {report.finished}; go on with --resume"
             )
     return 0
+
+
+def _tell_devices(recipe: Recipe, console: Console) -> None:
+    needs, visible = needs_of(recipe), visible_devices()
+    require_devices(needs, len(visible))
+    for line in placement_lines(needs, visible):
+        console.print(line, soft_wrap=True)
 
 
 class Launch:
@@ -147,10 +157,9 @@ class Launch:
             self._cut(),
         )
         forget_meeting_place(self._run)
-        specs = child_specs(self._recipe, self._run)
-        for spec in specs:
-            self._supervisor.start(spec)
         say = functools.partial(self._console.print, soft_wrap=True)
+        for spec in child_specs(self._recipe, self._run):
+            self._supervisor.start(spec)
         beside = [asyncio.create_task(announce_dashboard(self._run, say))]
         if not is_external:
             spec_of = functools.partial(replica_spec, self._recipe, self._run)

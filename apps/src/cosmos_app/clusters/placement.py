@@ -5,9 +5,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from cosmos_app.devices import gpus_of
 from cosmos_app.errors import DataError
 from cosmos_app.recipe import Recipe
-from cosmos_rollout import EngineConfig, SGLangConfig, VLLMConfig
+from cosmos_rollout import EngineConfig
 
 _LONGEST_NAME = 40
 
@@ -124,11 +125,7 @@ def place(recipe: Recipe, recipe_file: Path, overrides: tuple[str, ...]) -> Plac
 
 
 def _engines(role: str, count: int, engine: EngineConfig, gpus: int) -> Engines:
-    each = 1
-    if isinstance(engine, VLLMConfig):
-        each = engine.tensor_parallel * engine.pipeline_parallel
-    elif isinstance(engine, SGLangConfig):
-        each = engine.tensor_parallel
+    each = max(1, gpus_of(engine))
     if count and each > gpus:
         raise DataError(
             f"{role}.engine needs {each} GPUs and a machine has cluster.gpus_per_node={gpus}; "

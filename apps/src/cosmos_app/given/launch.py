@@ -20,6 +20,7 @@ from cosmos_app.children import (
     training_environment,
 )
 from cosmos_app.control_files import forget_meeting_place
+from cosmos_app.devices import needs_of_policies, require_devices, visible_devices
 from cosmos_app.errors import InterruptedRunError
 from cosmos_app.frame import NO_CHECKPOINT, Answers, RunFrame, hand_in, open_run
 from cosmos_app.given.files import ask_to_stop, checkpoints_of, forget_stop, prepare_model
@@ -64,12 +65,13 @@ async def run_given_recipe(recipe: GivenRecipe, *, resume: bool, as_json: bool) 
     Raises:
         RunExistsError: if the output directory holds a run and ``resume`` was not asked for.
         NothingToResumeError: if it holds none and it was.
-        DataError: if the model cannot be used.
+        DataError: if the model cannot be used, or this machine has too few GPUs.
         ParallelError: if the data cannot be used.
         ChildFailedError: if a process could not be kept alive.
         InterruptedRunError: after a clean stop before the last step.
     """
     console = Console(stderr=as_json)
+    require_devices(needs_of_policies(recipe.policy), len(visible_devices()))
     run = open_run(recipe, console, resume=resume)
     with run:
         parameters = prepare_model(recipe, run)
@@ -143,6 +145,7 @@ def child_specs(recipe: GivenRecipe, run: RunDirectory) -> list[ChildSpec]:
         run,
         recipe.launch,
         training_environment(recipe.policy, is_deterministic=recipe.trainer.deterministic),
+        needs_of_policies(recipe.policy),
     )
 
 
