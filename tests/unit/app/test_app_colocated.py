@@ -20,6 +20,10 @@ from cosmos_core.config import ConfigError, load_config
 from cosmos_core.messages import Generate, GroupFinished, GroupId, LoadVersion, VersionLoaded
 from cosmos_core.trajectory import Trajectory
 from cosmos_parallel import (
+    AdamW8bitConfig,
+    EmaConfig,
+    Learner,
+    LearnerConfig,
     ParallelConfig,
     build_mesh,
     init_distributed,
@@ -110,6 +114,29 @@ def test_what_was_put_away_comes_back_to_the_same_bits():
 
     for one, other in zip(train(False), train(True), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_moments_in_8_bits_and_averages_are_put_away_too():
+    model = torch.nn.Linear(64, 64, bias=False)
+    learner = Learner(
+        model, LearnerConfig(optimizer=AdamW8bitConfig(lr=0.01), ema=EmaConfig(decay=0.5))
+    )
+    learner.optimizer.zero_grad(set_to_none=False)
+    model(torch.ones(3, 64)).square().sum().backward()
+    learner.optimizer.step()
+    model.zero_grad(set_to_none=True)
+    assert learner.ema is not None
+    (average,) = learner.ema.averages.values()
+    moment = learner.optimizer.state[model.weight]["exp_avg"]
+    codes, before = moment.codes, moment.dequantize().clone()
+
+    belongings = PutAway([model], learner.optimizer, [average])
+    freed = belongings.away()
+    # weights and average; of each of two moments 4096 codes, 16 scales and a map of 256; the count
+    assert freed == 2 * 4 * 64 * 64 + 2 * (64 * 64 + 4 * 16 + 4 * 256) + 4
+    assert codes.untyped_storage().nbytes() == average.untyped_storage().nbytes() == 0
+    belongings.back()
+    torch.testing.assert_close(moment.dequantize(), before, rtol=0, atol=0)
 
 
 def test_what_a_frozen_model_has_gathered_is_given_up():

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from cosmos_parallel import reshard
 
@@ -18,11 +19,18 @@ class PutAway:
     Args:
         models: the one that is trained, and those that it is compared with.
         optimizer: what holds state beside it.
+        averages: of its weights, if such are kept.
     """
 
-    def __init__(self, models: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        optimizer: torch.optim.Optimizer,
+        averages: Sequence[Tensor] = (),
+    ) -> None:
         self._models = tuple(models)
         self._optimizer = optimizer
+        self._averages = tuple(averages)
         self._host: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
 
     def away(self) -> int:
@@ -56,15 +64,26 @@ class PutAway:
     def _tensors(self) -> Iterator[Tensor]:
         for model in self._models:
             for tensor in (*model.parameters(), *model.buffers()):
-                yield _local(tensor)
+                yield from _parts(tensor)
                 if tensor.grad is not None:
-                    yield _local(tensor.grad)
+                    yield from _parts(tensor.grad)
         for state in self._optimizer.state.values():
-            yield from (_local(value) for value in state.values() if isinstance(value, Tensor))
+            for value in state.values():
+                if isinstance(value, Tensor):
+                    yield from _parts(value)
+        for average in self._averages:
+            yield from _parts(average)
 
 
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+def _parts(tensor: Tensor) -> Iterator[Tensor]:
+    """Give what has memory: this rank's part, and of a quantised one its codes and scales."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    if not is_traceable_wrapper_subclass(local):
+        yield local
+        return
+    names, _ = local.__tensor_flatten__()
+    for name in names:
+        yield from _parts(getattr(local, name))
 
 
 def _host_copy(storage: torch.UntypedStorage) -> torch.UntypedStorage:

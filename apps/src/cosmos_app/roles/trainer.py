@@ -266,7 +266,10 @@ class Trainer:
     def belongings(self) -> PutAway:
         """Return what holds the device's memory, for a policy that shares its device."""
         models = (self._model, self._reference, self._teacher)
-        return PutAway([model for model in models if model is not None], self._learner.optimizer)
+        held = [model for model in models if model is not None]
+        ema = self._learner.ema
+        averages = [] if ema is None else list(ema.averages.values())
+        return PutAway(held, self._learner.optimizer, averages)
 
     def close(self) -> None:
         """Stop serving weights, and leave the other replicas if they can go on."""
