@@ -35,7 +35,8 @@ ALLOWED: dict[str, dict[str, str]] = {
     "cosmos_parallel/export.py": {"write": _STORAGE, "_gathered": _GROUP},
     "cosmos_parallel/membership.py": {"close": "one heartbeat; the store has a timeout"},
     "cosmos_parallel/native/pipeline.py": {"_look_ahead": _GROUP},
-    "cosmos_parallel/replicas.py": {"sum_": _GROUP, "receive": _GROUP, "_exchange": _GROUP},
+    "cosmos_parallel/nccl_groups.py": {"finish": _DONE},
+    "cosmos_parallel/replicas.py": {"receive": _GROUP, "_finish": _GROUP},
     "cosmos_parallel/storage.py": {"write_state": _STORAGE, "read_state": _STORAGE},
     "cosmos_rollout/engines/endpoint.py": {"_sample": "until whoever paused it resumes it"},
     "cosmos_rollout/engines/in_process.py": {
@@ -63,7 +64,10 @@ ALLOWED: dict[str, dict[str, str]] = {
     "cosmos_weightsync/server.py": {"_accept": _IDLE},
     "cosmos_weightsync/simulation.py": {"simulate": _NO_WAIT},
     "cosmos_weightsync/staging.py": {"run": _DONE},
-    "cosmos_weightsync/transports/process_group.py": {"begin_recv": "only begins; both ends wait"},
+    "cosmos_weightsync/transports/process_group.py": {
+        "begin_recv": "only begins; both ends wait",
+        "_finish": _DONE,
+    },
     "cosmos_wfm/rollouts.py": {"scores": _CLIENT},
     "cosmos_app/kept.py": {"keep": "wait_for is around it", "_run": "as long as a replica lives"},
     "cosmos_app/meeting_place.py": {"run_meeting": "serves until a signal ends it"},

@@ -1,5 +1,7 @@
 """Which GPUs of a machine each process of a run sees."""
 
+import ctypes
+
 import pytest
 
 from cosmos_app.devices import (
@@ -12,6 +14,7 @@ from cosmos_app.devices import (
     require_devices,
 )
 from cosmos_app.errors import DataError
+from cosmos_app.roles.process import unwatched_groups
 from cosmos_rollout import (
     EndpointConfig,
     ScriptedConfig,
@@ -116,3 +119,18 @@ def test_what_a_machine_cannot_hold_is_refused_by_setting():
 )
 def test_engines_say_how_many_devices_they_compute_on(engine, count):
     assert gpus_of(engine) == count
+
+
+def test_groups_of_replicas_that_come_and_go_are_made_without_a_watchdog(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    look = ctypes.CDLL(None).getenv  # as torch does, which knows no os.environ
+    look.restype = ctypes.c_char_p
+    name = "TORCH_NCCL_BLOCKING_WAIT"
+    for before in (None, "0"):
+        monkeypatch.delenv(name, raising=False)
+        if before is not None:
+            monkeypatch.setenv(name, before)
+        with unwatched_groups():
+            assert look(name.encode()) == b"1"
+        assert look(name.encode()) == (before.encode() if before is not None else None)

@@ -1,9 +1,13 @@
 """Sums over replicas, each replica a thread here; who is missing is named."""
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from cosmos_parallel import (
@@ -17,8 +21,31 @@ from cosmos_parallel import (
     StoreReplicaGroup,
     open_store,
 )
+from cosmos_parallel.nccl_groups import finish
 
 NAMES = ("policy-0", "policy-1", "policy-2")
+
+# Meets one other on a device of its own, sums twice, and says what came of it; the second dies.
+MEMBER = """
+import os, sys, torch
+from cosmos_parallel import ReplicaLostError, ReplicaMembership, StoreReplicaGroup, open_store
+port, index = map(int, sys.argv[1:])
+torch.cuda.set_device(index)
+store = open_store("127.0.0.1", port, hosting=False)
+members = ReplicaMembership(names=("a", "b"), index=index)
+group = StoreReplicaGroup(store, members, timeout_s=10, device_type="cuda")
+ones = torch.ones(4, device="cuda")
+group.sum_([ones])
+assert ones.tolist() == [2.0] * 4
+if index:
+    os._exit(0)
+try:
+    group.sum_([ones])
+except ReplicaLostError:
+    print("lost")
+torch.ones(4, device="cuda").sum().item()
+print("goes on")
+"""
 
 
 @pytest.fixture
@@ -130,3 +157,45 @@ def test_what_no_replica_trains_is_left_alone_as_it_is_by_one(port, threads):
     assert alone == pytest.approx([0.85, 1.0])
     found = threads.map(lambda index: weights(join(port, index)), range(3))
     assert list(found) == [pytest.approx(alone)] * 3
+
+
+def test_work_that_does_not_end_is_given_up_and_its_group_with_it(port, threads):
+    stores = [open_store("127.0.0.1", port, hosting=False) for _ in range(2)]
+    patience = timedelta(seconds=60)  # gloo's own; the device's work has none
+    made = [threads.submit(dist.ProcessGroupGloo, s, r, 2, patience) for r, s in enumerate(stores)]
+    group, other = (future.result() for future in made)
+    ones = torch.ones(3)
+
+    def take_part() -> None:
+        other.allreduce([torch.ones(3)]).wait()
+
+    done = threads.submit(take_part)
+    finish(group, group.allreduce([ones]), 60.0)
+    done.result()
+    assert ones.tolist() == [2.0] * 3
+
+    with pytest.raises(RuntimeError, match=r"not done after 0\.2 s"):
+        finish(group, group.allreduce([ones]), 0.2)  # the other does not take part
+    threads.submit(take_part).result()  # now it does: gloo would wait for it
+
+
+@pytest.mark.gpu
+def test_a_sum_on_devices_tells_of_a_member_that_died(port):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("waits for two CUDA devices: NCCL joins no two ranks on one")
+    members = [
+        subprocess.Popen(
+            [sys.executable, "-c", MEMBER, str(port), str(index)],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        for index in range(2)
+    ]
+    try:
+        told, _ = members[0].communicate(timeout=120)
+    finally:
+        for member in members:
+            member.kill()
+            member.wait()
+    assert told.split() == ["lost", "goes", "on"]

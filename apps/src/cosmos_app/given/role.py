@@ -20,7 +20,7 @@ from cosmos_app.given.recipe import GivenRecipe
 from cosmos_app.given.trainer import GivenTrainer
 from cosmos_app.parent import die_with_parent
 from cosmos_app.roles.elastic import open_replicas
-from cosmos_app.roles.process import TorchrunPlace, torchrun_place
+from cosmos_app.roles.process import TorchrunPlace, torchrun_place, unwatched_groups
 from cosmos_app.roles.ranks import join_ranks
 from cosmos_app.settings import kernels
 from cosmos_core.bus import Bus
@@ -102,11 +102,7 @@ class GivenProcess:
     async def _train(self, trainer: GivenTrainer, replicas: Replicas) -> None:
         is_first = True
         while trainer.step < self._recipe.trainer.steps:
-            seat = await self._blocking(
-                lambda: replicas.meet(
-                    trainer.learner, trainer.step, wants_stop=is_asked_to_stop(self._run)
-                )
-            )
+            seat = await self._blocking(lambda: self._meet(trainer, replicas))
             trainer.step, is_first = seat.step, seat.index == 0
             if seat.wants_stop or seat.step >= self._recipe.trainer.steps:
                 break
@@ -119,6 +115,11 @@ class GivenProcess:
                 await self._look_after(trainer, figures)
         if is_first:
             await self._finish(trainer)
+
+    def _meet(self, trainer: GivenTrainer, replicas: Replicas) -> Seat:
+        wants_stop = is_asked_to_stop(self._run)
+        with unwatched_groups():
+            return replicas.meet(trainer.learner, trainer.step, wants_stop=wants_stop)
 
     async def _look_after(self, trainer: GivenTrainer, figures: dict[str, float]) -> None:
         """Validate, save and tell after a step, as the first replica."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from cosmos_app.control_files import read_meeting_place
 from cosmos_app.errors import RunError
+from cosmos_app.roles.process import unwatched_groups
 from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import (
     ElasticConfig,
@@ -86,7 +87,8 @@ class Gathering:
         if self.seat is None:
             if self._replicas is None:
                 self._replicas = self._open()
-            self.seat = self._replicas.meet(learner, step)
+            with unwatched_groups():
+                self.seat = self._replicas.meet(learner, step)
         return self.seat
 
     def take(self) -> None:

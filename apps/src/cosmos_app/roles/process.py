@@ -1,12 +1,15 @@
 """What every role process does first: find its run and its place among the ranks.
 
-This is where environment variables are read: those that torchrun and the scripts for clusters set.
+This is where environment variables are read, those that torchrun and the scripts for clusters set,
+and written where torch has no other option.
 """
 
+import contextlib
 import fcntl
 import os
 import socket
 import struct
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from cosmos_core.rundir import RunDirectory
 
 _SIOCGIFADDR = 0x8915  # of Linux: asks for the address of an interface
 _LONGEST_INTERFACE = 15
+_BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +65,24 @@ def torchrun_place() -> TorchrunPlace:
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
         world_size=int(os.environ.get("WORLD_SIZE", "1")),
     )
+
+
+@contextlib.contextmanager
+def unwatched_groups() -> Generator[None]:
+    """Have NCCL groups that are made inside the block do without torch's watchdog.
+
+    It ends a process one of whose groups lost a member, also where others go on without that. torch
+    has no option for it: it looks into the environment when a group is made.
+    """
+    before = os.environ.get(_BLOCKING_WAIT)
+    os.environ[_BLOCKING_WAIT] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_BLOCKING_WAIT]
+        else:
+            os.environ[_BLOCKING_WAIT] = before
 
 
 def own_address() -> str:

@@ -17,6 +17,8 @@ def join_ranks(place: TorchrunPlace) -> ProcessContext:
     """Join the ranks that torchrun started; a process by itself has no process group."""
     device = f"cuda:{place.local_rank}" if torch.cuda.is_available() else "cpu"
     if place.world_size == 1:
+        if torch.cuda.is_available():
+            torch.cuda.set_device(device)  # of random states and kernels that ask for no other
         return ProcessContext(device=torch.device(device))
     return init_distributed(
         place.rank, place.world_size, init_method="env://", device=device, timeout_s=_COLLECTIVE_S

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from cosmos_parallel.errors import ReplicaLostError
+from cosmos_parallel.nccl_groups import abort, finish, make_nccl_group
 from cosmos_parallel.titan import DeviceType
 
 
@@ -103,13 +104,14 @@ class StoreReplicaGroup:
         self._num_commits = 0
         self._num_gathered = 0
         self._is_alive = is_alive
+        self._device_type: DeviceType = device_type
         self._decisions = PrefixStore(f"replicas/{members.epoch}/decisions", store)
         self._store = PrefixStore(f"replicas/{members.epoch}/{members.rank}", store)
         # Any: torch's stubs give its backends no collectives
         self._group: Any = None
         self._arrive()
         try:
-            self._group = self._connect(device_type)
+            self._group = self._connect()
         except (RuntimeError, ValueError) as error:
             raise self._lost("could not connect", error) from error
 
@@ -123,9 +125,9 @@ class StoreReplicaGroup:
         try:
             self._arrive()
             for tensor in tensors:
-                self._group.allreduce([tensor]).wait()
+                self._finish(self._group.allreduce([tensor]))
         except (RuntimeError, ValueError) as error:
-            self._group = None
+            self.close()
             lost = self._lost("the sum broke", error)
             self._decide("void")
             raise lost from error
@@ -145,7 +147,7 @@ class StoreReplicaGroup:
         decision = self._decide("void" if late else "commit")
         self._num_commits += 1
         if decision != "commit":
-            self._group = None
+            self.close()
             raise ReplicaLostError(
                 f"epoch {members.epoch}: a step of {', '.join(members.names)} is void; "
                 f"{', '.join(late) or 'a member'} did not have all of its sums in time",
@@ -171,7 +173,9 @@ class StoreReplicaGroup:
 
     def close(self) -> None:
         """Drop the connections; may be called twice."""
-        self._group = None
+        group, self._group = self._group, None
+        if group is not None and self._device_type == "cuda":
+            abort(group)
 
     def _exchange(
         self, move: Callable[[Tensor], Any], tensors: Sequence[Tensor], index: int
@@ -181,9 +185,9 @@ class StoreReplicaGroup:
             raise ReplicaLostError(f"the group of epoch {self._members.epoch} is closed")
         try:
             for tensor in tensors:
-                move(tensor).wait()
+                self._finish(move(tensor))
         except (RuntimeError, ValueError) as error:
-            self._group = None
+            self.close()
             self._decide("void")
             raise ReplicaLostError(
                 f"epoch {self._members.epoch}: the exchange of state with {name} broke ({error})",
@@ -207,7 +211,7 @@ class StoreReplicaGroup:
                 break  # void: the others have gone on without us
             self._num_gathered = step + 1
             return
-        self._group = None
+        self.close()
         self._decide("void")
         late = self._late(awaited)
         raise ReplicaLostError(
@@ -257,15 +261,19 @@ class StoreReplicaGroup:
             return ("the host of the store",)
         return tuple(sorted(late))
 
-    def _connect(self, device_type: DeviceType) -> Any:
+    def _connect(self) -> Any:
         index, size = self._members.index, len(self._members.names)
         timeout = timedelta(seconds=self._timeout_s)
         inner = PrefixStore("group", self._store)
-        if device_type == "cpu":
+        if self._device_type == "cpu":
             return dist.ProcessGroupGloo(inner, index, size, timeout)
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        return dist.ProcessGroupNCCL(inner, index, size, options)
+        return make_nccl_group(inner, index, size, self._timeout_s)
+
+    def _finish(self, work: Any) -> None:
+        if self._device_type == "cpu":
+            work.wait()
+        else:
+            finish(self._group, work, self._timeout_s)
 
     def _arrive(self) -> None:
         self._store.set(f"arrived/{self._members.index}", str(self._num_sums))

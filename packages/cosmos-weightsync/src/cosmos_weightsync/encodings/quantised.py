@@ -135,7 +135,7 @@ class MxFp8:
         mantissa, exponent = torch.frexp(maxima[0])
         power = torch.where(mantissa <= 0.875, exponent - 9, exponent - 8)
         code = torch.where(maxima[0] > 0, power + 127, 0).clamp(0, 254)
-        scales = torch.ldexp(torch.ones_like(maxima[0]), code - 127)
+        scales = _powers_of_two(code)
         values, stored = into
         _write_fp8(shard, self.blocks(shard.spec)[0], scales, [values])
         stored.copy_(code.to(torch.uint8), non_blocking=True)
@@ -206,8 +206,8 @@ class NvFp4:
     def write(self, shard: Shard, maxima: Sequence[Tensor], into: Sequence[Tensor]) -> None:
         """See `Encoding.write`."""
         runs, matrices = maxima
-        per_matrix = _positive(matrices, matrices / (E4M3_MAX * E2M1_MAX))
-        relative = runs / E2M1_MAX / per_matrix
+        per_matrix = _positive(matrices, _over(matrices, E4M3_MAX * E2M1_MAX))
+        relative = _over(runs, E2M1_MAX) / per_matrix
         stored = relative.clamp(_E4M3_SMALLEST, E4M3_MAX).to(torch.float8_e4m3fn)
         scales = stored.to(torch.float32) * per_matrix
         block, box = self.blocks(shard.spec)[0], shard.spec.box
@@ -250,7 +250,18 @@ def _values_and_scales(
 
 def _linear_scales(maxima: Tensor) -> Tensor:
     """``max / 448``; 1 for a block of zeros. Never subnormal, so that no quotient overflows."""
-    return _positive(maxima, maxima / E4M3_MAX)
+    return _positive(maxima, _over(maxima, E4M3_MAX))
+
+
+def _over(values: Tensor, divisor: float) -> Tensor:
+    """Divide as a processor does: a number would make CUDA multiply by its rounded reciprocal."""
+    return values / values.new_tensor(divisor)
+
+
+def _powers_of_two(code: Tensor) -> Tensor:
+    """``2 ** (code - 127)`` in float32 for codes 0 to 254, to the bit: CUDA's ``pow`` may be off."""
+    bits = torch.where(code > 0, code << 23, 1 << 22)  # the exponent; 2 ** -127 is subnormal
+    return bits.to(torch.int32).view(torch.float32)
 
 
 def _positive(maxima: Tensor, scales: Tensor) -> Tensor:

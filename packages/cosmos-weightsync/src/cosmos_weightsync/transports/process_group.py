@@ -3,13 +3,20 @@
 The group is built straight from a store of its own. It is never the default group and takes part
 in no collective, so that a peer that dies harms no one but its channel, and weight transfer never
 shares a communicator with training.
+
+NCCL's waits stop the stream they are called on, which is the one that whoever trains or generates
+here computes on, so a channel has a stream of its own. torch's watchdog ends a process that has a
+broken or late group, unless that is being aborted: whoever waits aborts first. What the network
+tells NCCL itself the watchdog may see before; ``TORCH_NCCL_ASYNC_ERROR_HANDLING=0`` turns it off.
 """
 
 # torch.distributed documents Store and TCPStore but does not list them as exported.
 # pyright: reportPrivateImportUsage=false
 
+import contextlib
 import socket
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Generator, Mapping
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -39,6 +46,8 @@ _CAPABILITIES = {
     ),
 }
 _RANKS: Mapping[Side, int] = {"sender": 0, "receiver": 1}
+_LOOK_S = 0.0002
+_WATCHDOG = timedelta(days=1)  # Longer than any wait here, which has a deadline of its own.
 _NAMES: Mapping[Side, str] = {"sender": "receiver", "receiver": "sender"}
 
 
@@ -51,6 +60,7 @@ class _ProcessGroupChannel:
         self._peer_rank = 1 - _RANKS[side]
         self._peer_name = _NAMES[side]
         self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -74,29 +84,53 @@ class _ProcessGroupChannel:
 
     def close(self) -> None:
         group, self._group, self._store = self._group, None, None
-        if group is not None and self._device.type == "cuda":
-            group.abort()
+        if group is not None and self._stream is not None:
+            with contextlib.suppress(RuntimeError):  # It is given up either way.
+                group.abort()
 
     def _begin(self, start: Callable[[Any], Any], deadline: Deadline) -> Callable[[], None]:
         group = self._group
         if group is None:
             raise PeerLostError("this end of the channel is closed")
         try:
-            work = start(group)
+            with self._aside():
+                work = start(group)
         except RuntimeError as error:
             raise _translated(error, self._peer_name) from error
 
         def wait() -> None:
-            timeout = timedelta(seconds=deadline.remaining(f"the {self._peer_name}"))
+            seconds = deadline.remaining(f"the {self._peer_name}")
             try:
-                work.wait(timeout)
+                if self._stream is None:
+                    work.wait(timedelta(seconds=seconds))
+                else:
+                    self._finish(work, self._stream, seconds)
             except RuntimeError as error:
                 raise _translated(error, self._peer_name) from error
-            if self._device.type == "cuda":
-                # A finished NCCL wait has only ordered the stream; the contract says done.
-                torch.cuda.current_stream(self._device).synchronize()
 
         return wait
+
+    @contextlib.contextmanager
+    def _aside(self) -> Generator[None]:
+        """On the channel's stream, after what this thread has begun on its own."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def _finish(self, work: Any, stream: torch.cuda.Stream, seconds: float) -> None:
+        """Wait for the device; NCCL's own wait only orders the stream."""
+        end = time.monotonic() + seconds
+        while not work.is_completed():
+            if time.monotonic() > end:
+                self.close()
+                raise DeadlineError(f"the {self._peer_name} did not answer in {seconds:g} s")
+            time.sleep(_LOOK_S)
+        with torch.cuda.stream(stream):
+            work.wait()
+        stream.synchronize()
 
 
 def _translated(error: RuntimeError, peer: str) -> TransferError:
@@ -154,7 +188,7 @@ class _PendingGroup:
         if self._device.type == "cuda":
             nccl: Any = dist.ProcessGroupNCCL
             options = nccl.Options()
-            options._timeout = timeout
+            options._timeout = _WATCHDOG
             return nccl(store, rank, 2, options)
         gloo: Any = dist.ProcessGroupGloo  # Its options have no public name and no stubs.
         options = gloo._Options()

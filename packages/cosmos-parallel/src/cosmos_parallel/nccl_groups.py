@@ -1,0 +1,47 @@
+"""Groups over NCCL whose work ends, or is given up, and says which.
+
+torch's own wait returns as soon as the stream is told to wait, so nobody hears of a member that
+died. Its watchdog does, a minute later, and ends the process; but it leaves alone a group that is
+aborted before it looks. One that is made while ``TORCH_NCCL_BLOCKING_WAIT`` is set, which is an app's
+business, has no watchdog.
+"""
+
+import contextlib
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+_LOOK_S = 0.0002
+_WATCHDOG_S = 600.0  # beyond the deadline of whoever waits, who is the first to know
+
+
+def make_nccl_group(store: Store, rank: int, size: int, timeout_s: float) -> Any:
+    """Return a group of which no work takes longer than ``timeout_s``; wait by `finish`."""
+    # Any: torch's stubs give its backends no collectives
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=timeout_s + _WATCHDOG_S)
+    return dist.ProcessGroupNCCL(store, rank, size, options)
+
+
+def finish(group: Any, work: Any, timeout_s: float) -> None:
+    """Return when the device is done with a piece of a group's work.
+
+    Raises:
+        RuntimeError: it broke, or was not done in time; the group is of no use any more.
+    """
+    end = time.monotonic() + timeout_s
+    while not work.is_completed():
+        if time.monotonic() > end:
+            abort(group)
+            raise RuntimeError(f"not done after {timeout_s:g} s")
+        time.sleep(_LOOK_S)
+    work.wait()
+
+
+def abort(group: Any) -> None:
+    """End what is under way in a group; dropping it would wait for that."""
+    with contextlib.suppress(RuntimeError):  # it is given up either way
+        group.abort()
