@@ -12,8 +12,6 @@ from cosmos_core.rundir import RunDirectory
 
 Command = tuple[str, ...]
 MEETING = "meeting"
-# what torch asks for before it calls cuBLAS deterministic
-_DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 _OF_MEETINGS = {"RUST_LOG": "error"}
 QUIET = {
     "HF_HUB_OFFLINE": "1",
@@ -33,7 +31,7 @@ def has_gpu() -> bool:
 
 def environment(recipe: Recipe) -> Mapping[str, str]:
     """Return what every child of a run with rollouts finds in its environment beside our own."""
-    quiet = _quiet(is_deterministic=recipe.trainer.deterministic)
+    quiet = {**QUIET, **_OF_MEETINGS}
     if has_gpu():
         return quiet
     from cosmos_rollout import cpu_environment
@@ -43,18 +41,13 @@ def environment(recipe: Recipe) -> Mapping[str, str]:
     return {**quiet, **cpu_environment(), "OMP_NUM_THREADS": threads_of_each(computing)}
 
 
-def training_environment(policy: PolicyConfig, *, is_deterministic: bool) -> Mapping[str, str]:
+def training_environment(policy: PolicyConfig) -> Mapping[str, str]:
     """Return the same for a run without rollouts; a number of threads that is set stays."""
-    quiet = _quiet(is_deterministic=is_deterministic)
+    quiet = {**QUIET, **_OF_MEETINGS}
     if has_gpu():
         return quiet
     threads = os.environ.get("OMP_NUM_THREADS", threads_of_each(policy.replicas * policy.ranks))
     return {**quiet, "OMP_NUM_THREADS": threads}
-
-
-def _quiet(*, is_deterministic: bool) -> Mapping[str, str]:
-    wanted = _DETERMINISTIC if is_deterministic and has_gpu() else {}
-    return {**QUIET, **_OF_MEETINGS, **wanted}
 
 
 def threads_of_each(computing: int) -> str:

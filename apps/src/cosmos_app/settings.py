@@ -1,6 +1,7 @@
 """Settings that depend on where a run lies, and those that hold for a whole process."""
 
 import contextlib
+import os
 from collections.abc import Generator
 from dataclasses import replace
 
@@ -20,7 +21,13 @@ def bad_steps_kept(config: LearnerConfig, run: RunDirectory, *, keep: bool) -> L
 
 @contextlib.contextmanager
 def kernels(seed: int, *, are_deterministic: bool) -> Generator[None]:
-    """Seed everything, and inside the block have deterministic kernels if asked for."""
+    """Seed everything, and inside the block have deterministic kernels if asked for.
+
+    Called before the first kernel: cuBLAS looks into the environment when it is first used, and
+    torch refuses to call what it does deterministic otherwise.
+    """
+    if are_deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     seed_everything(seed)
     with deterministic() if are_deterministic else contextlib.nullcontext():
         yield

@@ -1,6 +1,7 @@
 """``trainer.deterministic``: the same run twice, and a resumed one, are the same bit for bit."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,15 @@ def test_a_run_twice_and_a_resumed_one_are_equal_bit_for_bit(
         other = trained(recipe, tmp_path / name, stops)
         assert once.keys() == other.keys()
         assert all(torch.equal(once[key], other[key]) for key in once), name
+
+
+@pytest.mark.parametrize(("before", "inside"), [(None, ":4096:8"), (":16:8", ":16:8")])
+def test_cublas_is_told_wherever_a_run_was_started(
+    before: str | None, inside: str, monkeypatch: pytest.MonkeyPatch
+):
+    name = "CUBLAS_WORKSPACE_CONFIG"
+    monkeypatch.setenv(name, before or "")
+    if before is None:
+        monkeypatch.delenv(name)
+    with kernels(0, are_deterministic=True):
+        assert os.environ[name] == inside

@@ -144,7 +144,7 @@ def child_specs(recipe: GivenRecipe, run: RunDirectory) -> list[ChildSpec]:
         commands,
         run,
         recipe.launch,
-        training_environment(recipe.policy, is_deterministic=recipe.trainer.deterministic),
+        training_environment(recipe.policy),
         needs_of_policies(recipe.policy),
     )
 

@@ -19,7 +19,7 @@ def seed_everything(seed: int) -> None:
 def deterministic() -> Generator[None]:
     """Have torch use deterministic kernels inside the block, and refuse what has none.
 
-    On CUDA the process must have been started with ``CUBLAS_WORKSPACE_CONFIG=:4096:8``.
+    On CUDA ``CUBLAS_WORKSPACE_CONFIG=:4096:8`` must be in the environment before the first kernel.
     """
     was_on = torch.are_deterministic_algorithms_enabled()
     warned_only = torch.is_deterministic_algorithms_warn_only_enabled()
