@@ -6,9 +6,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cosmos_weightsync import Box, EncodingError, Shard, ShardSpec, shards_of
 from cosmos_weightsync.encodings import BlockFp8, Cast, MxFp8, NvFp4, RowwiseFp8, encode
+from cosmos_weightsync.encodings.quantised import powers_of_two
 from cosmos_weightsync.shards import torch_dtype
 
 NAMES = ("w*",)
@@ -326,6 +328,36 @@ def test_a_scale_may_not_take_a_tensors_name():
     pairs = [("w", torch.ones(2, 2)), ("w_scale", torch.ones(2, 1))]
     with pytest.raises(EncodingError, match="w_scale: both w and w_scale"):
         encode(shards_of(pairs), [RowwiseFp8(names=("w",))])
+
+
+class Divisors(TorchDispatchMode):
+    """Notes what is divided by."""
+
+    def __init__(self):
+        super().__init__()
+        self.kinds = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        del types
+        if func.overloadpacket is torch.ops.aten.div:
+            self.kinds.add(type(args[1]))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    [RowwiseFp8(names=NAMES), BlockFp8(names=NAMES), MxFp8(names=NAMES), NvFp4(names=NAMES)],
+    ids=lambda encoding: encoding.kind,
+)
+def test_nothing_is_divided_by_a_number_whose_reciprocal_cuda_would_take(encoding):
+    with Divisors() as divisors:
+        published(weights(32, 64), encoding)
+    assert divisors.kinds == {torch.Tensor}
+
+
+def test_scales_of_mxfp8_are_powers_of_two_to_the_bit():
+    exact = [2.0 ** (code - 127) for code in range(255)]
+    assert powers_of_two(torch.arange(255, dtype=torch.int32)).tolist() == exact
 
 
 @pytest.mark.gpu

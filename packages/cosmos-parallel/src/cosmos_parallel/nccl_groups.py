@@ -2,8 +2,8 @@
 
 torch's own wait returns as soon as the stream is told to wait, so nobody hears of a member that
 died. Its watchdog does, a minute later, and ends the process; but it leaves alone a group that is
-aborted before it looks. One that is made while ``TORCH_NCCL_BLOCKING_WAIT`` is set, which is an app's
-business, has no watchdog.
+aborted before it looks. A group that is made while ``TORCH_NCCL_BLOCKING_WAIT`` is set has none; an
+app may see to that.
 """
 
 import contextlib

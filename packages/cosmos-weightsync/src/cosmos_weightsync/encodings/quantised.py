@@ -25,7 +25,7 @@ from cosmos_weightsync.errors import EncodingError
 from cosmos_weightsync.layout import ShardSpec
 from cosmos_weightsync.shards import Shard
 
-__all__ = ["BlockFp8", "MxFp8", "NvFp4", "RowwiseFp8"]
+__all__ = ["BlockFp8", "MxFp8", "NvFp4", "RowwiseFp8", "powers_of_two"]
 
 E4M3_MAX = 448.0
 E2M1_MAX = 6.0
@@ -135,7 +135,7 @@ class MxFp8:
         mantissa, exponent = torch.frexp(maxima[0])
         power = torch.where(mantissa <= 0.875, exponent - 9, exponent - 8)
         code = torch.where(maxima[0] > 0, power + 127, 0).clamp(0, 254)
-        scales = _powers_of_two(code)
+        scales = powers_of_two(code)
         values, stored = into
         _write_fp8(shard, self.blocks(shard.spec)[0], scales, [values])
         stored.copy_(code.to(torch.uint8), non_blocking=True)
@@ -255,11 +255,11 @@ def _linear_scales(maxima: Tensor) -> Tensor:
 
 def _over(values: Tensor, divisor: float) -> Tensor:
     """Divide as a processor does: a number would make CUDA multiply by its rounded reciprocal."""
-    return values / values.new_tensor(divisor)
+    return values / values.new_full((), divisor)
 
 
-def _powers_of_two(code: Tensor) -> Tensor:
-    """``2 ** (code - 127)`` in float32 for codes 0 to 254, to the bit: CUDA's ``pow`` may be off."""
+def powers_of_two(code: Tensor) -> Tensor:
+    """``2 ** (code - 127)`` in float32 for codes 0 to 254; CUDA's ``pow`` may be a bit off."""
     bits = torch.where(code > 0, code << 23, 1 << 22)  # the exponent; 2 ** -127 is subnormal
     return bits.to(torch.int32).view(torch.float32)
 
