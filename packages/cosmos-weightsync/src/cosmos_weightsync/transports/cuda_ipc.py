@@ -66,15 +66,22 @@ class _CudaIpcChannel:
             self._connection.send_json(None, deadline)
             return False
         torch.cuda.current_stream(self._device).synchronize()
-        handles: dict[str, list[Any]] = {}
-        places: list[Any] = []
-        for view in views:
-            storage = view.untyped_storage()
-            key = storage.data_ptr()
-            if key not in self._shared:
-                self._shared[key] = storage
-                handles[str(key)] = _handle_of(storage)
-            places.append((key, view.storage_offset() * view.element_size(), view.stride()))
+        storages = {view.untyped_storage().data_ptr(): view.untyped_storage() for view in views}
+        fresh = {key: each for key, each in storages.items() if key not in self._shared}
+        try:
+            handles = {str(key): _handle_of(storage) for key, storage in fresh.items()}
+        except RuntimeError:  # Not of torch's allocator, such as vLLM's where it can sleep.
+            self._connection.send_json(None, deadline)
+            return False
+        self._shared.update(fresh)
+        places = [
+            (
+                view.untyped_storage().data_ptr(),
+                view.storage_offset() * view.element_size(),
+                view.stride(),
+            )
+            for view in views
+        ]
         self._connection.send_json([handles, places], deadline)
         return True
 
@@ -149,10 +156,12 @@ class CudaIpcTransport:
     """Maps the memory of another process on the same GPU. Linux only.
 
     Args:
-        device_index: The sender's CUDA device.
+        device_index: The sender's CUDA device; the current one when omitted, where CUDA is in use.
     """
 
-    def __init__(self, device_index: int = 0) -> None:
+    def __init__(self, device_index: int | None = None) -> None:
+        if device_index is None:  # CUDA is not to be started by a process that does without.
+            device_index = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
         self._device_index = device_index
 
     @property
