@@ -5,6 +5,7 @@ In one process neither can a handle be opened nor NCCL join two ranks on a devic
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.edges import BucketPool, pull_edge
 from cosmos_weightsync.transports import CudaIpcTransport, ProcessGroupTransport
+from cosmos_weightsync.transports.cuda_ipc import receiving
+from cosmos_weightsync.transports.host_sockets import HostConnection
 
 BUCKET_BYTES = 1 << 20
 BOXES = {"rows": Box((100, 0), (700, 512)), "columns": Box((3, 77), (700, 333))}
@@ -58,6 +61,12 @@ def test_without_a_device_the_transport_says_so():
         pytest.skip("waits for a machine without a CUDA device")
     with pytest.raises(TransportUnavailableError, match="needs a CUDA device"):
         CudaIpcTransport().prepare("sender", "")
+
+
+def test_one_process_is_refused_before_it_asks_for_a_device():
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(TransportUnavailableError, match="LocalTransport"):
+        receiving(HostConnection(ours, "sender"), Deadline.after(60))
 
 
 @pytest.mark.gpu

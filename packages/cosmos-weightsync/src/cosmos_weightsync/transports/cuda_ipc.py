@@ -12,6 +12,7 @@ expose: waits for its stream, offsets [+ handles]    ─► opens handles, copie
 ```
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ from cosmos_weightsync.transports.exposing import receive_exposed, send_exposed
 from cosmos_weightsync.transports.host_sockets import HostConnection, prepare_on_host
 from cosmos_weightsync.transports.windows import MappedWindow, strided_view
 
-__all__ = ["CudaIpcTransport"]
+__all__ = ["CudaIpcTransport", "receiving"]
 
 _CAPABILITIES = Capabilities(
     one_sided=True,
@@ -140,7 +141,16 @@ def _uuids() -> Mapping[str, int]:
     }
 
 
-def _receiving(connection: HostConnection, deadline: Deadline) -> _CudaIpcChannel:
+def receiving(connection: HostConnection, deadline: Deadline) -> _CudaIpcChannel:
+    """Meet the sender over a connection: the device has to be one that this process sees too.
+
+    Raises:
+        TransportUnavailableError: it is not, or the sender is this process.
+    """
+    if connection.process == os.getpid():
+        raise TransportUnavailableError(
+            "CUDA opens no handle in the process that it is of: hand a LocalTransport to both ends"
+        )
     uuid, _ = connection.receive_json(deadline)
     index = _uuids().get(str(uuid))
     if index is None:
@@ -178,7 +188,7 @@ class CudaIpcTransport:
         """Wait for the receiver as the sender; nothing yet as the receiver."""
         if not torch.cuda.is_available():
             raise TransportUnavailableError("'cuda_ipc' needs a CUDA device")
-        return prepare_on_host(self.name, side, sending=self._sending, receiving=_receiving)
+        return prepare_on_host(self.name, side, sending=self._sending, receiving=receiving)
 
     def _sending(self, connection: HostConnection, deadline: Deadline) -> _CudaIpcChannel:
         uuid = torch.cuda.get_device_properties(self._device_index).uuid
