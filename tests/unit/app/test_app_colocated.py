@@ -117,6 +117,7 @@ def test_what_was_put_away_comes_back_to_the_same_bits():
 
 
 def test_moments_in_8_bits_and_averages_are_put_away_too():
+    pytest.importorskip("torchao")
     model = torch.nn.Linear(64, 64, bias=False)
     learner = Learner(
         model, LearnerConfig(optimizer=AdamW8bitConfig(lr=0.01), ema=EmaConfig(decay=0.5))
