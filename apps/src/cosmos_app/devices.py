@@ -43,7 +43,7 @@ class DeviceNeeds:
 
 
 def gpus_of(engine: EngineConfig) -> int:
-    """Return how many GPUs an engine computes on, where there are any."""
+    """Return how many GPUs an engine computes on where there are any; 0 if it names one itself."""
     if isinstance(engine, VLLMConfig):
         found = engine.engine_arguments()
         degrees = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
@@ -51,7 +51,7 @@ def gpus_of(engine: EngineConfig) -> int:
         return shape[0] * shape[1] * shape[2]
     if isinstance(engine, SGLangConfig):
         return 0 if engine.device == "cpu" else engine.tensor_parallel
-    return int(isinstance(engine, TransformersConfig) and engine.device.startswith("cuda"))
+    return int(isinstance(engine, TransformersConfig) and engine.device == "cuda")
 
 
 def needs_of(recipe: Recipe) -> DeviceNeeds:

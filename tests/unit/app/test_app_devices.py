@@ -112,6 +112,7 @@ def test_what_a_machine_cannot_hold_is_refused_by_setting():
         (SGLangConfig(tensor_parallel=4), 4),
         (SGLangConfig(device="cpu"), 0),
         (TransformersConfig(device="cuda"), 1),
+        (TransformersConfig(device="cuda:1"), 0),
         (TransformersConfig(), 0),
         (ScriptedConfig(), 0),
         (EndpointConfig(url="http://127.0.0.1:1", model="m"), 0),
