@@ -6,9 +6,15 @@ from collections.abc import Callable
 
 import click
 
+from cosmos_app.kept_modules import end_imports
+
 
 def guarded(function: Callable[[], int]) -> None:
-    """Run a command and exit; known errors become one message and a non-zero exit code."""
+    """Run a command and exit; known errors become one message and a non-zero exit code.
+
+    Called when the command has imported what it needs to begin.
+    """
+    end_imports()
     try:
         code = function()
     except (KeyboardInterrupt, asyncio.CancelledError):
