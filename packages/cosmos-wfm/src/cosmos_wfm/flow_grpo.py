@@ -114,7 +114,7 @@ def flow_grpo_loss(
         step = step_of(transformer)
         ratio = (log_prob(batch.following, step) - batch.log_probs).exp()
         advantages = batch.advantages.clamp(-config.advantage_clip, config.advantage_clip)
-        policy = clipped_surrogate(ratio, advantages, clip).losses
+        policy = clipped_surrogate(ratio[:, None], advantages[:, None], clip).losses[:, 0]
         kl = torch.zeros_like(policy)
         if reference is not None:
             kl = (step.mean - reference.mean).square().flatten(1).mean(1) / (2.0 * step.std**2)
