@@ -16,6 +16,7 @@ from cosmos_app.quickstart.tiny_model import TinyModelConfig
 from cosmos_app.recipe import PolicyConfig, Recipe
 from cosmos_core.config import config_to_json
 from cosmos_parallel import ModelConfig as HeldModelConfig
+from cosmos_parallel import check_trainable
 
 BYTES_OF = {"float32": 4, "bfloat16": 2}
 MIB = 1 << 20
@@ -126,6 +127,7 @@ def count_parameters(recipe: SizedRecipe) -> int:
             head_dim=tiny.head_dim,
             tie_word_embeddings=tiny.tie_embeddings,
         )
+        check_trainable(config, model.training, recipe.policy.parallel, recipe.policy.ranks)
     with torch.device("meta"):
         built = AutoModelForCausalLM.from_config(config)
     return sum(parameter.numel() for parameter in built.parameters())

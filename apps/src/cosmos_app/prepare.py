@@ -5,7 +5,7 @@ Everything made here lies in the run directory, is made once, and is found again
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cosmos_app.errors import DataError
@@ -13,7 +13,7 @@ from cosmos_app.quickstart.arithmetic import Row, arithmetic_rows, write_rows
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_app.recipe import PolicyConfig, Recipe
 from cosmos_parallel import ModelConfig as HeldModelConfig
-from cosmos_parallel import check_layout, check_model_directory, read_config
+from cosmos_parallel import MeshError, check_model_directory, check_trainable, read_config
 
 _FEWEST_HELD_OUT = 1
 
@@ -66,11 +66,14 @@ def require_teacher_of(recipe: Recipe, model: Path) -> None:
     """Look whether a recipe's teacher, if its algorithm wants one, has the tokens of the model.
 
     Raises:
-        DataError: if it has not.
+        DataError: if it has not, or the policy's ranks, which score by it, cannot divide it.
     """
     teacher = recipe.model.teacher
-    if teacher is not None and "teacher_logprobs" in recipe.algorithm.build().needs:
-        require_one_vocabulary(teacher, model)
+    if teacher is None or "teacher_logprobs" not in recipe.algorithm.build().needs:
+        return
+    require_one_vocabulary(teacher, model)
+    if not recipe.teacher.is_beside:
+        require_scoring(teacher, recipe.policy, recipe.model.training)
 
 
 def prepare_data(recipe: Recipe, files: RunFiles) -> tuple[int, int]:
@@ -104,6 +107,7 @@ def prepare_model(recipe: Recipe, files: RunFiles) -> int:
     Raises:
         DataError: if the recipe names a directory without a model in it, or a teacher with other
             tokens than those of the data.
+        MeshError: if the model that is built cannot be divided as the recipe says.
     """
     if recipe.model.path is not None:
         require_model(recipe.model.path)
@@ -114,6 +118,7 @@ def prepare_model(recipe: Recipe, files: RunFiles) -> int:
         for row in _rows_of(path)
     )
     parameters = build_once(files.built_model, texts, recipe.model.tiny, recipe.seed)
+    require_trainable(files.built_model, recipe.policy, recipe.model.training)
     require_teacher_of(recipe, files.built_model)
     return parameters
 
@@ -156,9 +161,20 @@ def require_trainable(path: Path, policy: PolicyConfig, training: HeldModelConfi
         MeshError: saying which degree does not divide what.
     """
     require_model(path)
-    check_layout(
-        read_config(path), policy.parallel, policy.ranks, implementation=training.implementation
-    )
+    check_trainable(read_config(path), training, policy.parallel, policy.ranks)
+
+
+def require_scoring(teacher: Path, policy: PolicyConfig, training: HeldModelConfig) -> None:
+    """Check that a replica's ranks can divide a teacher that they score by, as they hold it.
+
+    Raises:
+        DataError: saying which degree does not divide what.
+    """
+    held = replace(training, lora=None)
+    try:
+        check_trainable(read_config(teacher), held, policy.parallel, policy.ranks)
+    except MeshError as error:
+        raise DataError(f"teacher={teacher}: {error}") from error
 
 
 def require_model(path: Path) -> None:

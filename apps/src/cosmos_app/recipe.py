@@ -313,12 +313,16 @@ def _check_algorithm(recipe: Recipe) -> None:
     """
     kind, algorithm = recipe.algorithm.kind, recipe.algorithm.build()
     parallel = recipe.policy.parallel
-    split = [axis for axis in ("tp", "cp", "pp") if getattr(parallel, axis) > 1]
+    split = dividing_axis(parallel)
     if algorithm.critic is not None and split:
         raise ValueError(
             f"algorithm.kind is {kind!r}, whose critic needs whole hidden states, and "
-            f"policy.parallel.{split[0]} divides them: use dp_replicate and dp_shard alone"
+            f"policy.parallel.{split} divides them: use dp_replicate and dp_shard alone"
         )
+    if "reference_logprobs" in algorithm.needs:
+        refuse_stages(parallel, "the reference of algorithm.objective.kl")
+    if "teacher_logprobs" in algorithm.needs and not recipe.teacher.is_beside:
+        refuse_stages(parallel, "model.teacher (with teacher.replicas 0)")
     check_teacher(
         recipe.teacher,
         recipe.model.teacher,
@@ -326,6 +330,28 @@ def _check_algorithm(recipe: Recipe) -> None:
         temperature=recipe.algorithm.temperature,
         top_k=0 if algorithm.likeliest is None else algorithm.likeliest.top_k,
     )
+
+
+def dividing_axis(parallel: ParallelConfig) -> str | None:
+    """Return the first axis, if there is one, that divides what a token's hidden state comes from."""
+    return next((a for a in ("tp", "cp", "pp", "ep") if getattr(parallel, a) > 1), None)
+
+
+def refuse_stages(parallel: ParallelConfig, scorer: str) -> None:
+    """Refuse pipelines where a loss asks a second model: a pipeline runs all passes of one.
+
+    Args:
+        parallel: the layout, which both models have.
+        scorer: the second model.
+
+    Raises:
+        ValueError: naming the axis.
+    """
+    if parallel.pp > 1:
+        raise ValueError(
+            f"policy.parallel.pp is {parallel.pp}, and {scorer} scores in every pass, which a "
+            "model cut into stages cannot: use dp_shard, tp and cp"
+        )
 
 
 def controller_config(recipe: Recipe, num_held_out: int) -> ControllerConfig:

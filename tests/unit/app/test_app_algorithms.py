@@ -29,6 +29,23 @@ def test_every_algorithm_runs_and_corrects_by_default(config: type) -> None:
             ["algorithm.kind=ppo", "policy.ranks=2", "policy.parallel.tp=2"],
             "'ppo', whose critic needs whole hidden states, and policy.parallel.tp divides them",
         ),
+        (
+            ["algorithm.kind=ppo", "policy.ranks=2", "policy.parallel.ep=2"],
+            "whose critic needs whole hidden states, and policy.parallel.ep divides them",
+        ),
+        (
+            ["algorithm.objective.kl.coefficient=0.1", "policy.ranks=2", "policy.parallel.pp=2"],
+            "policy.parallel.pp is 2, and the reference of algorithm.objective.kl scores",
+        ),
+        (
+            [
+                "algorithm.kind=on_policy_distillation",
+                "model.teacher=teacher",
+                "policy.ranks=2",
+                "policy.parallel.pp=2",
+            ],
+            r"policy.parallel.pp is 2, and model.teacher \(with teacher.replicas 0\) scores",
+        ),
         (["algorithm.kind=on_policy_distillation"], "needs a teacher: set model.teacher"),
         (
             [
@@ -47,6 +64,17 @@ def test_what_no_rank_has_is_refused_before_anything_starts(
     (tmp_path / "recipe.toml").write_text("seed = 1\n")
     with pytest.raises(ValueError, match=message):
         load_recipe(tmp_path / "recipe.toml", overrides)
+
+
+def test_a_pipeline_learns_from_a_teacher_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text("seed = 1\n")
+    beside = ["model.teacher=teacher", "teacher.replicas=1"]
+    staged = ["policy.ranks=2", "policy.parallel.pp=2"]
+    recipe = load_recipe(
+        tmp_path / "recipe.toml",
+        ["algorithm.kind=on_policy_distillation", *beside, *staged],
+    )
+    assert recipe.policy.parallel.pp == 2
 
 
 def test_a_teacher_makes_distillation_a_run() -> None:

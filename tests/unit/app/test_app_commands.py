@@ -125,15 +125,35 @@ def test_models_are_listed_with_whose_implementation_and_axes() -> None:
     assert len(table.splitlines()) > 100
 
 
-def test_a_layout_that_does_not_fit_the_model_is_refused_by_check(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            ("policy.ranks=4", "policy.parallel.tp=4"),
+            "tp 4 does not divide its 6 attention heads",
+        ),
+        (
+            ("policy.ranks=2", "policy.parallel.pp=2", "model.training.lora.rank=4"),
+            "pp 2 needs torchtitan's implementation, but transformers is asked for (adapters",
+        ),
+    ],
+)
+def test_a_layout_that_does_not_fit_the_model_is_refused_by_check(
+    tmp_path: Path, changes: tuple[str, ...], message: str
+) -> None:
     config = {"model_type": "qwen3", "num_attention_heads": 6, "num_key_value_heads": 2}
     (tmp_path / "config.json").write_text(json.dumps(config))
     for name in ("tokenizer.json", "model.safetensors"):
         (tmp_path / name).write_text("{}")
-    changes = (f"model.path={tmp_path}", "policy.ranks=4", "policy.parallel.tp=4")
-    result = call("check", str(QUICKSTART), *changes)
+    result = call("check", str(QUICKSTART), f"model.path={tmp_path}", *changes)
     assert result.exit_code != 0
-    assert "tp 4 does not divide its 6 attention heads" in result.output
+    assert message in " ".join(result.output.split())
+
+
+def test_a_layout_that_does_not_fit_the_model_to_be_built_is_refused_by_check() -> None:
+    result = call("check", str(QUICKSTART), "policy.ranks=4", "policy.parallel.tp=4")
+    assert result.exit_code != 0
+    assert "tp 4 does not divide its 2 key-value heads" in " ".join(result.output.split())
 
 
 def test_help_keeps_examples_apart_and_short_lines_whole() -> None:

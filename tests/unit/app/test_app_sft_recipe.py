@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from cosmos_app.given.check import forecast_given
+from cosmos_app.errors import DataError
+from cosmos_app.given.check import check_given, forecast_given
 from cosmos_app.given.files import prepare_model
 from cosmos_app.given.launch import child_specs
 from cosmos_app.given.recipe import SftRecipe
@@ -66,6 +67,39 @@ def test_the_kind_says_which_recipe_it_is(tmp_path, file):
 def test_what_does_not_fit_is_refused_before_anything_starts(file, override, message):
     with pytest.raises((ConfigError, ValueError), match=message):
         load_any_recipe(file, [override])
+
+
+def test_a_second_model_cannot_score_in_stages(tmp_path, data):
+    path = tmp_path / "given.toml"
+    staged = ["policy.ranks=2", "policy.parallel.pp=2"]
+    for kind, more, message in (
+        ("preference", 'trainer.batch.layout = "padded"\n', "the reference scores"),
+        ("distillation", 'teacher = "elsewhere"\n', "the teacher scores"),
+    ):
+        path.write_text(f'kind = "{kind}"\n{more}data.path = "{data}"\n')
+        assert load_any_recipe(path).kind == kind
+        with pytest.raises(ConfigError, match=rf"pp is 2, and {message} in every pass"):
+            load_any_recipe(path, staged)
+
+
+def test_a_teacher_that_the_ranks_cannot_divide_is_refused(tmp_path, data):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 32}
+    sizes |= {"intermediate_size": 16, "vocab_size": 16}
+    for name, heads in (("model", 2), ("teacher", 1)):
+        (tmp_path / name).mkdir()
+        config = {"model_type": "qwen3", "num_key_value_heads": heads, **sizes}
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        for file in ("tokenizer.json", "model.safetensors"):
+            (tmp_path / name / file).write_text("{}")
+    path = tmp_path / "given.toml"
+    path.write_text(
+        f'kind = "distillation"\nteacher = "{tmp_path / "teacher"}"\n'
+        f'data.path = "{data}"\nmodel.path = "{tmp_path / "model"}"\n'
+    )
+    check_given(load_any_recipe(path), as_json=True)
+    split = load_any_recipe(path, ["policy.ranks=2", "policy.parallel.tp=2"])
+    with pytest.raises(DataError, match="teacher: qwen3 model: tp 2 does not divide its 1 key-val"):
+        check_given(split, as_json=True)
 
 
 def test_a_run_directory_gives_its_recipe_back(run, file):

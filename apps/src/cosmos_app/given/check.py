@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 
 from cosmos_app.check import count_parameters, trained_mib
-from cosmos_app.given.recipe import DistillationRecipe, GivenRecipe
+from cosmos_app.given.files import require_teacher
+from cosmos_app.given.recipe import GivenRecipe
 from cosmos_app.output import print_json
-from cosmos_app.prepare import require_one_vocabulary
 from cosmos_core.config import config_to_json
 from cosmos_parallel import read_rows
 
@@ -55,13 +55,13 @@ def check_given(recipe: GivenRecipe, *, as_json: bool) -> int:
     """Print the resolved recipe and its forecast; return 0.
 
     Raises:
-        DataError: if the recipe names a directory without a model in it, or a teacher with other
-            tokens than the model.
+        DataError: if the recipe names a directory without a model in it, or a teacher that has
+            other tokens than the model or cannot be divided as the recipe says.
         MeshError: if the model cannot be divided as the recipe says.
         SftDataError: if the data cannot be read.
     """
-    if isinstance(recipe, DistillationRecipe) and recipe.model.path is not None:
-        require_one_vocabulary(recipe.teacher, recipe.model.path)
+    if recipe.model.path is not None:
+        require_teacher(recipe, recipe.model.path)
     predicted = forecast_given(recipe)
     if as_json:
         print_json(asdict(predicted))

@@ -3,8 +3,13 @@
 import json
 from pathlib import Path
 
-from cosmos_app.given.recipe import GIVEN_KINDS, GivenRecipe, SftRecipe
-from cosmos_app.prepare import build_once, require_trainable
+from cosmos_app.given.recipe import GIVEN_KINDS, DistillationRecipe, GivenRecipe, SftRecipe
+from cosmos_app.prepare import (
+    build_once,
+    require_one_vocabulary,
+    require_scoring,
+    require_trainable,
+)
 from cosmos_core.config import config_from_json
 from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import read_rows
@@ -36,15 +41,29 @@ def prepare_model(recipe: GivenRecipe, run: RunDirectory) -> int:
     """Build the tiny model when the recipe names none; return its number of parameters, or 0.
 
     Raises:
-        DataError: if the recipe names a directory without a model in it.
+        DataError: if the recipe names a directory without a model in it, or a teacher that has
+            other tokens than the model or cannot be divided as the recipe says.
         MeshError: if the model cannot be divided as the recipe says.
         SftDataError: if the data cannot be read.
     """
-    if recipe.model.path is not None:
-        require_trainable(recipe.model.path, recipe.policy, recipe.model.training)
-        return 0
-    texts = (str(row) for _, row in read_rows(recipe.data.path, recipe.data.rows.split))
-    return build_once(model_of(recipe, run), texts, recipe.model.tiny, recipe.seed)
+    model, built = model_of(recipe, run), 0
+    if recipe.model.path is None:
+        texts = (str(row) for _, row in read_rows(recipe.data.path, recipe.data.rows.split))
+        built = build_once(model, texts, recipe.model.tiny, recipe.seed)
+    require_trainable(model, recipe.policy, recipe.model.training)
+    require_teacher(recipe, model)
+    return built
+
+
+def require_teacher(recipe: GivenRecipe, model: Path) -> None:
+    """Look whether a recipe's teacher, if it has one, fits the model and the ranks.
+
+    Raises:
+        DataError: if it has other tokens than the model, or cannot be divided.
+    """
+    if isinstance(recipe, DistillationRecipe):
+        require_one_vocabulary(recipe.teacher, model)
+        require_scoring(recipe.teacher, recipe.policy, recipe.model.training)
 
 
 def forget_stop(run: RunDirectory) -> None:

@@ -7,7 +7,13 @@ from typing import Literal
 from cosmos_algos import DistillationConfig, DpoConfig, KtoConfig, RewardModelConfig
 from cosmos_app.given.preference_data import PreferenceFormat
 from cosmos_app.quickstart.tiny_model import TinyModelConfig
-from cosmos_app.recipe import BusConfig, LaunchConfig, PolicyConfig
+from cosmos_app.recipe import (
+    BusConfig,
+    LaunchConfig,
+    PolicyConfig,
+    dividing_axis,
+    refuse_stages,
+)
 from cosmos_core.metrics import ConsoleSinkConfig, JsonlSinkConfig, SinkConfig
 from cosmos_parallel import (
     ElasticConfig,
@@ -203,6 +209,7 @@ class PreferenceRecipe:
         """
         _check(self.policy, self.data)
         _check_rows(self.trainer)
+        refuse_stages(self.policy.parallel, "the reference")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -247,11 +254,10 @@ class RewardModelRecipe:
         """
         _check(self.policy, self.data)
         _check_rows(self.trainer)
-        parallel = self.policy.parallel
-        split = [axis for axis in ("tp", "cp", "pp") if getattr(parallel, axis) > 1]
+        split = dividing_axis(self.policy.parallel)
         if split:
             raise ValueError(
-                f"policy.parallel.{split[0]} divides what a reward is made of, whole hidden "
+                f"policy.parallel.{split} divides what a reward is made of, whole hidden "
                 "states: use dp_replicate and dp_shard alone"
             )
 
@@ -299,6 +305,7 @@ class DistillationRecipe:
             ValueError: naming the settings that do not go together.
         """
         _check(self.policy, self.data)
+        refuse_stages(self.policy.parallel, "the teacher")
 
 
 GivenRecipe = SftRecipe | PreferenceRecipe | RewardModelRecipe | DistillationRecipe

@@ -47,6 +47,7 @@ from cosmos_parallel.mesh import ParallelConfig, TrainingMesh, build_mesh
 from cosmos_parallel.models import (
     ModelConfig,
     check_model_directory,
+    check_trainable,
     decoder_layers,
     load_causal_lm,
     read_config,
@@ -194,6 +195,7 @@ __all__ = [
     "check_layout",
     "check_model_directory",
     "check_packable",
+    "check_trainable",
     "copy_weights",
     "decoder_layers",
     "deterministic",

@@ -98,7 +98,8 @@ def choose_implementation(
             return "native"
         needing = [axis for axis in needing if axis not in generic_axes(config)]
     if wanted == "transformers" and needing:
-        raise MeshError(_needs_native(config, parallel, needing, "transformers is asked for"))
+        why = "transformers is asked for (adapters, 8-bit products and value heads ask for it)"
+        raise MeshError(_needs_native(config, parallel, needing, why))
     if wanted != "native" and not needing:
         return "transformers"
     refusal = native_refusal(config)

@@ -25,7 +25,7 @@ from cosmos_parallel.generic_weights import (
 )
 from cosmos_parallel.lora import LoraConfig, add_lora, start_adapters
 from cosmos_parallel.low_precision import LowPrecisionConfig, use_low_precision
-from cosmos_parallel.mesh import TrainingMesh
+from cosmos_parallel.mesh import ParallelConfig, TrainingMesh
 from cosmos_parallel.packed_attention import use_packed_attention
 from cosmos_parallel.sharding import mixed_precision_error, shard_module
 from cosmos_parallel.titan import prepare
@@ -123,18 +123,34 @@ def load_causal_lm(
     config, path = config or ModelConfig(), Path(path)
     check_model_directory(path)
     hf_config = read_config(path)
-    # adapters, 8-bit products and value heads go into modules of transformers
-    is_plain = config.lora is None and config.low_precision is None and not config.value_head
-    wanted = config.implementation if is_plain else "transformers"
-    check_layout(hf_config, mesh.config, mesh.process.world_size, implementation=wanted)
-    if config.value_head:
-        require_value_head_fits(mesh)
+    check_trainable(hf_config, config, mesh.config, mesh.process.world_size)
+    wanted = _wanted_implementation(config)
     if choose_implementation(hf_config, mesh.config, wanted) == "native":
         model: CausalLM = _load_native(path, hf_config, mesh, config)
     else:
         model = _load_generic(path, hf_config, mesh, config)
     guard_token_ids(model)
     return model
+
+
+def check_trainable(
+    hf_config: "PretrainedConfig", config: ModelConfig, parallel: ParallelConfig, world_size: int
+) -> None:
+    """Check, before anything is loaded, that so many ranks can train a model held like this.
+
+    Raises:
+        MeshError: saying which degree does not divide what, or which axis the model cannot have.
+    """
+    if config.value_head:
+        require_value_head_fits(parallel)
+    wanted = _wanted_implementation(config)
+    check_layout(hf_config, parallel, world_size, implementation=wanted)
+
+
+def _wanted_implementation(config: ModelConfig) -> Implementation:
+    """Return whose modules are asked for; adapters, 8-bit products and value heads need transformers'."""
+    is_plain = config.lora is None and config.low_precision is None and not config.value_head
+    return config.implementation if is_plain else "transformers"
 
 
 def _load_generic(

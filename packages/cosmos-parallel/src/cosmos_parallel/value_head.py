@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_parallel.errors import MeshError
-from cosmos_parallel.mesh import TrainingMesh
+from cosmos_parallel.mesh import ParallelConfig
 from cosmos_parallel.sharding import model_tensors
 
 if TYPE_CHECKING:
@@ -20,14 +20,13 @@ if TYPE_CHECKING:
 VALUE_HEAD = "value_head"
 
 
-def require_value_head_fits(mesh: TrainingMesh) -> None:
-    """Refuse meshes on which no rank sees a token's whole hidden state, or only some tokens.
+def require_value_head_fits(parallel: ParallelConfig) -> None:
+    """Refuse layouts in which no rank sees a token's whole hidden state, or only some tokens.
 
     Raises:
         MeshError: naming the axis.
     """
-    config = mesh.config
-    for axis, degree in (("tp", config.tp), ("cp", config.cp), ("pp", config.pp)):
+    for axis, degree in (("tp", parallel.tp), ("cp", parallel.cp), ("pp", parallel.pp)):
         if degree > 1:
             raise MeshError(
                 f"{axis} is {degree}, but a value head is trained with whole hidden states: use "
