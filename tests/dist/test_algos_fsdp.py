@@ -1,4 +1,4 @@
-"""Scores taken inside the forward pass of an FSDP2 model: two ranks give one's gradient."""
+"""Scores taken inside the forward pass of a model on two ranks: they give one's gradient."""
 
 import json
 
@@ -6,7 +6,8 @@ from process_trees import run_ranks
 
 DEADLINE_S = 120
 
-# Each rank scores its own rows; FSDP2 sums gradients over ranks; rank 0 writes the largest error.
+# Each rank scores its own rows and FSDP2 sums gradients over ranks, or both score the same rows by
+# the halves of an output head; rank 0 writes the largest error.
 WORKER = """
 import json, sys
 import torch
@@ -14,6 +15,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from cosmos_algos import DapoConfig, empty_batch, policy_loss
 from dataclasses import replace
 from typing import NamedTuple
@@ -76,6 +79,19 @@ def compare(tied, reshard, head_alone, mine):
     ]
     return max(errors)
 
+def compare_split_head():
+    loss = policy_loss(DapoConfig(logprob_chunk=3))
+    whole, model = Model(tied=False), Model(tied=False)
+    parallelize_module(model.head, mesh, ColwiseParallel(output_layouts=Replicate()))
+    totals = [loss(each, batch(0)).total for each in (whole, model)]
+    for total in totals:
+        total.backward()
+    grads = [
+        (theirs.grad, ours.grad.full_tensor() if isinstance(ours.grad, DTensor) else ours.grad)
+        for theirs, ours in zip(whole.parameters(), model.parameters(), strict=True)
+    ]
+    return max((a - b).abs().max().item() for a, b in [*grads, totals])
+
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
 mesh = init_device_mesh("cpu", (2,))
 errors = {
@@ -87,6 +103,7 @@ errors = {
         (False, None, False, False), (True, True, False, False),
     ]
 }
+errors["split head"] = compare_split_head()
 if rank == 0:
     open(out, "w").write(json.dumps(errors))
 dist.destroy_process_group()
@@ -98,5 +115,5 @@ def test_two_ranks_give_the_gradient_of_one(tmp_path):
     run_ranks(WORKER, tmp_path, ranks, DEADLINE_S)
 
     errors = json.loads((tmp_path / "out.json").read_text())
-    assert len(errors) == 7
+    assert len(errors) == 8
     assert max(errors.values()) < 1e-6, errors

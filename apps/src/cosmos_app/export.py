@@ -1,12 +1,15 @@
 """``cosmos-app export``: a checkpoint of a run as a Hugging Face model directory."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
 from cosmos_app.errors import DataError, NothingToResumeError
 from cosmos_app.exporting import export_trained
+from cosmos_app.given.classifier import export_classifier
 from cosmos_app.given.files import checkpoints_of, model_of
+from cosmos_app.given.recipe import RewardModelRecipe
 from cosmos_app.prepare import run_files
 from cosmos_app.recipe import Recipe
 from cosmos_app.recipes import TokenRecipe, recipe_of_run
@@ -16,8 +19,11 @@ from cosmos_parallel import (
     Learner,
     ParallelConfig,
     build_mesh,
+    chosen_implementation,
     load_causal_lm,
+    read_config,
 )
+from cosmos_parallel import ModelConfig as HeldModelConfig
 
 
 def export_checkpoint(run_dir: Path, destination: Path, *, step: int | None) -> int:
@@ -39,11 +45,34 @@ def export_checkpoint(run_dir: Path, destination: Path, *, step: int | None) -> 
     if not steps or (step is not None and step not in steps):
         there = ", ".join(map(str, steps)) or "none"
         raise NothingToResumeError(f"{run.path} has no checkpoint of step {step}; it has: {there}")
-    model = load_causal_lm(start, mesh, recipe.model.training)
+    held = _held_by_one(recipe, start)
+    model = load_causal_lm(start, mesh, held)
     checkpoint = store.load(Learner(model, recipe.learner, mesh=mesh), step)
-    export_trained(model, destination, mesh, base=start, training=recipe.model.training)
+    write = export_classifier if isinstance(recipe, RewardModelRecipe) else export_trained
+    dtype = None if isinstance(recipe, Recipe) else recipe.trainer.export_dtype
+    write(model, destination, mesh, base=start, training=held, dtype=dtype)
     Console().print(f"step {checkpoint.step} of {run.path} is in {destination}")
     return 0
+
+
+def _held_by_one(recipe: TokenRecipe, start: Path) -> HeldModelConfig:
+    """Return how one process holds, under the same names, what the ranks of a run held.
+
+    It computes nothing, so it needs neither another type to compute in nor hardware for it.
+    """
+    if isinstance(recipe, Recipe):
+        with_head = recipe.algorithm.build().critic is not None
+    else:
+        with_head = isinstance(recipe, RewardModelRecipe)
+    training = replace(recipe.model.training, value_head=with_head)
+    parallel = recipe.policy.parallel.resolve(recipe.policy.ranks)
+    return replace(
+        training,
+        implementation=chosen_implementation(read_config(start), training, parallel),
+        compute_dtype=training.dtype,
+        low_precision=None,
+        compile="none",
+    )
 
 
 def _refuse_to_replace(destination: Path) -> None:

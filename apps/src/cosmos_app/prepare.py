@@ -12,8 +12,8 @@ from cosmos_app.errors import DataError
 from cosmos_app.quickstart.arithmetic import Row, arithmetic_rows, write_rows
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_app.recipe import PolicyConfig, Recipe
-from cosmos_parallel import ModelConfig as HeldModelConfig
 from cosmos_parallel import MeshError, check_model_directory, check_trainable, read_config
+from cosmos_parallel import ModelConfig as HeldModelConfig
 
 _FEWEST_HELD_OUT = 1
 

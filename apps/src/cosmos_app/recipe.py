@@ -333,7 +333,7 @@ def _check_algorithm(recipe: Recipe) -> None:
 
 
 def dividing_axis(parallel: ParallelConfig) -> str | None:
-    """Return the first axis, if there is one, that divides what a token's hidden state comes from."""
+    """Return the first axis, if any, that divides what a token's hidden state is made of."""
     return next((a for a in ("tp", "cp", "pp", "ep") if getattr(parallel, a) > 1), None)
 
 

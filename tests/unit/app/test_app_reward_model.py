@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from cosmos_algos import RewardModelConfig
+from cosmos_app.export import export_checkpoint
 from cosmos_app.given.recipe import (
     GivenModelConfig,
     GivenTrainerConfig,
@@ -15,6 +17,7 @@ from cosmos_app.given.recipe import (
 )
 from cosmos_app.given.trainer import GivenTrainer
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
+from cosmos_core.config import config_to_json
 from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import (
     AdamWConfig,
@@ -27,6 +30,12 @@ from cosmos_parallel import (
 from cosmos_rollout import ModelReward, RewardInput
 
 STEPS = 40
+
+
+def assert_same_weights(one: Path, other: Path) -> None:
+    mine, theirs = (load_file(folder / "model.safetensors") for folder in (one, other))
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(value, theirs[name]) for name, value in mine.items())
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -52,7 +61,7 @@ def test_a_trained_reward_model_rewards_the_better_answer(
             steps=STEPS, batch=SftBatchConfig(batch_size=4, max_tokens=32, layout="padded")
         ),
     )
-    run = RunDirectory.create(tmp_path / "run", config_json="{}", now_s=0.0)
+    run = RunDirectory.create(tmp_path / "run", config_json=config_to_json(recipe), now_s=0.0)
     request.addfinalizer(run.close)
     trainer = GivenTrainer(recipe, run, build_mesh(ParallelConfig()))
     try:
@@ -62,12 +71,14 @@ def test_a_trained_reward_model_rewards_the_better_answer(
         assert figures[0]["loss"] == pytest.approx(0.693147, abs=1e-5)
         assert figures[-1]["loss"] < 0.1
         assert figures[-1]["accuracy"] == 1.0
-        loss = trainer.validate()
+        trainer.save(loss := trainer.validate())
         assert loss is not None
         assert loss < 0.3
         trainer.export()
     finally:
         trainer.close()
+    export_checkpoint(run.path, tmp_path / "again", step=None)
+    assert_same_weights(run.export / "model", tmp_path / "again")
 
     export = run.export / "model"
     model, info = AutoModelForSequenceClassification.from_pretrained(

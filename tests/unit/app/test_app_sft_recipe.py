@@ -1,20 +1,25 @@
 """Recipes of supervised runs: told apart by kind, checked before anything starts."""
 
 import json
+from dataclasses import replace
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from cosmos_app.errors import DataError
+from cosmos_app.export import export_checkpoint
 from cosmos_app.given.check import check_given, forecast_given
 from cosmos_app.given.files import prepare_model
 from cosmos_app.given.launch import child_specs
 from cosmos_app.given.recipe import SftRecipe
 from cosmos_app.given.tasks import supervised
-from cosmos_app.recipe import Recipe
+from cosmos_app.given.trainer import GivenTrainer
+from cosmos_app.recipe import PolicyConfig, Recipe
 from cosmos_app.recipes import load_any_recipe, recipe_of_run
 from cosmos_core.config import ConfigError, config_to_json
 from cosmos_core.rundir import RunDirectory
-from cosmos_parallel import SftDataError
+from cosmos_parallel import ParallelConfig, Seat, SftDataError, build_mesh
 
 
 @pytest.fixture
@@ -120,6 +125,38 @@ def test_examples_are_kept_back_and_the_tiny_model_knows_their_characters(run, f
     data.unlink()
     with pytest.raises(SftDataError, match="No such file"):
         forecast_given(recipe)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["policy.ranks=2", "policy.parallel.cp=2", "trainer.export_dtype=bfloat16"],
+        ["model.training.compute_dtype=bfloat16", "model.training.implementation=native"],
+    ],
+)
+def test_a_checkpoint_is_exported_whatever_it_was_trained_on(tmp_path, file, settings):
+    torch.set_num_threads(1)
+    recipe = load_any_recipe(file, settings)
+    created = RunDirectory.create(tmp_path / "run", config_json=config_to_json(recipe), now_s=0.0)
+    with created as run:
+        prepare_model(recipe, run)
+        # what the recipe makes of two ranks, or in bfloat16, one makes here under the same names
+        held = replace(recipe.model.training, implementation="native", compute_dtype="float32")
+        alone = replace(recipe, model=replace(recipe.model, training=held), policy=PolicyConfig())
+        trainer = GivenTrainer(alone, run, build_mesh(ParallelConfig()))
+        try:
+            trainer.train(Seat(step=0, index=0, names=("a",), wants_stop=False))
+            trainer.save(None)
+            trainer.export()
+        finally:
+            trainer.close()
+        export_checkpoint(run.path, tmp_path / "again", step=0)
+        written = load_file(run.export / "model" / "model.safetensors")
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    assert written.keys() == again.keys()
+    for name, value in written.items():
+        assert value.dtype == again[name].dtype
+        assert torch.equal(value, again[name])
 
 
 def test_several_replicas_have_a_meeting_place(run, file):

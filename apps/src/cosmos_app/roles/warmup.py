@@ -46,10 +46,10 @@ async def run_warmup(run_dir: Path, redis_url: str | None) -> int:
 
 
 def _train(context: RunContext) -> Iterator[tuple[int, StepReport]]:
-    config = context.recipe.warmup
+    config, held = context.recipe.warmup, context.recipe.model.training
     mesh = build_mesh(ParallelConfig())
-    # whole weights are warmed up, also where adapters are trained later
-    plain = replace(context.recipe.model.training, lora=None)
+    # whole weights are warmed up by this one process, also where adapters are trained later
+    plain = replace(held, lora=None, compute_dtype=held.dtype)
     model = load_causal_lm(context.files.built_model, mesh, plain)
     learner = Learner(model, config.learner, mesh=mesh)
     data = _rows_as_examples(context)

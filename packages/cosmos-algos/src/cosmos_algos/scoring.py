@@ -298,7 +298,8 @@ def _of_head(
     hooks = _HeadHooks(batch, asked)
     handles = (
         head.register_forward_pre_hook(hooks.keep_hidden),
-        head.register_forward_hook(hooks.replace_output, prepend=True),
+        head.register_forward_hook(hooks.score_hidden, prepend=True),
+        head.register_forward_hook(hooks.score_logits),
     )
     try:
         returned = model(**_inputs(batch)).logits
@@ -334,15 +335,20 @@ class _HeadHooks:
         self._hidden = args[0]
         return (args[0][:, :1], *args[1:])
 
-    def replace_output(self, head: nn.Module, args: tuple[Any, ...], logits: Tensor) -> Tensor:
-        """Return ``[B, T, C]`` answers in place of logits."""
-        rows = self._batch.trainable
+    def score_hidden(self, head: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        """Return ``[B, T, C]`` answers in place of the first column, while the weight is whole."""
         if self._hidden is None:
-            whole = logits.full_tensor() if isinstance(logits, DTensor) else logits
-            found = self._asked.of_logits(whole[rows])
-        else:
-            found = self._asked.of_hidden(self._hidden[rows], cast("nn.Linear", head))
+            return None
+        found = self._asked.of_hidden(self._hidden[self._batch.trainable], cast("nn.Linear", head))
         self.answer = _laid_out(found, self._batch)
+        return self.answer
+
+    def score_logits(self, head: nn.Module, args: tuple[Any, ...], logits: Tensor) -> Tensor | None:
+        """Return ``[B, T, C]`` answers in place of a split head's logits, once it joined them."""
+        if self._hidden is not None:
+            return None
+        whole = logits.full_tensor() if isinstance(logits, DTensor) else logits
+        self.answer = _laid_out(self._asked.of_logits(whole[self._batch.trainable]), self._batch)
         return self.answer
 
 

@@ -124,8 +124,7 @@ def load_causal_lm(
     check_model_directory(path)
     hf_config = read_config(path)
     check_trainable(hf_config, config, mesh.config, mesh.process.world_size)
-    wanted = _wanted_implementation(config)
-    if choose_implementation(hf_config, mesh.config, wanted) == "native":
+    if chosen_implementation(hf_config, config, mesh.config) == "native":
         model: CausalLM = _load_native(path, hf_config, mesh, config)
     else:
         model = _load_generic(path, hf_config, mesh, config)
@@ -147,8 +146,19 @@ def check_trainable(
     check_layout(hf_config, parallel, world_size, implementation=wanted)
 
 
+def chosen_implementation(
+    hf_config: "PretrainedConfig", config: ModelConfig, parallel: ParallelConfig
+) -> Literal["native", "transformers"]:
+    """Return whose code computes a model held like this, and whose names checkpoints of it have.
+
+    Raises:
+        MeshError: if torchtitan's is wanted or needed and does not compute this model.
+    """
+    return choose_implementation(hf_config, parallel, _wanted_implementation(config))
+
+
 def _wanted_implementation(config: ModelConfig) -> Implementation:
-    """Return whose modules are asked for; adapters, 8-bit products and value heads need transformers'."""
+    """Return whose modules are asked for; adapters, 8 bits and value heads need transformers'."""
     is_plain = config.lora is None and config.low_precision is None and not config.value_head
     return config.implementation if is_plain else "transformers"
 
