@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torchtitan.distributed  # noqa: F401  (imported once, before the fork)
+from torch.distributed.tensor import Shard, distribute_tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from cosmos_parallel import (
@@ -25,7 +26,9 @@ from cosmos_parallel import (
     Learner,
     LearnerConfig,
     ModelConfig,
+    MuonConfig,
     NoBatchError,
+    OptimizerError,
     ParallelConfig,
     ReplicaMembership,
     ScheduleConfig,
@@ -268,6 +271,13 @@ def edges(directory: Path) -> None:
         facts["no_weight_anywhere"] = learner.step([nothing], next_token_loss).outcome
         evaluated = learner.evaluate(mine, next_token_loss, filler=nothing)
         facts["evaluated"] = dataclasses.asdict(evaluated)
+        gate = torch.nn.Parameter(
+            distribute_tensor(torch.ones(1, 8), learner.mesh.fsdp_mesh, [Shard(0)])
+        )
+        try:
+            MuonConfig().build({"mlp.shared_expert_gate.weight": gate})
+        except OptimizerError as error:
+            facts["one_row_for_muon"] = str(error)
         facts["one_has_weight"] = dataclasses.asdict(
             learner.step([something] if place.rank == 0 else [nothing], next_token_loss)
         )

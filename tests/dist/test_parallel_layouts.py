@@ -103,6 +103,7 @@ def test_ranks_with_nothing_to_do_keep_step(written):
     first, second = (json.loads((written / f"edges-{rank}.json").read_text()) for rank in (0, 1))
     assert "pass an empty batch" in first["no_filler"][0]
     assert first["no_filler"] == second["no_filler"]
+    assert "shared_expert_gate.weight is (1, 8) and shared by 2" in first["one_row_for_muon"]
     assert first["no_batch_anywhere"] == first["no_weight_anywhere"] == "no_weight"
     assert first["evaluated"] == second["evaluated"]
     assert first["one_has_weight"]["outcome"] == "updated"

@@ -282,12 +282,18 @@ class MuonConfig:
         )
 
     def build(self, parameters: Named) -> torch.optim.Optimizer:
-        """Make the optimizer."""
+        """Make the optimizer.
+
+        Raises:
+            OptimizerError: if more ranks share a matrix than it has rows or columns to share.
+        """
         matrices = {
             name: parameter
             for name, parameter in parameters.items()
             if parameter.ndim == 2 and not any(part in name for part in self.adamw_names)
         }
+        for name, matrix in matrices.items():
+            _check_shares(name, matrix)
         others = {name: p for name, p in parameters.items() if name not in matrices}
         parts: list[torch.optim.Optimizer] = []
         if matrices:
@@ -351,6 +357,23 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
             group["lr"].fill_(lr)
         else:
             group["lr"] = lr
+
+
+def _check_shares(name: str, matrix: Tensor) -> None:
+    """Refuse a matrix of which some ranks hold nothing: torch adds no update of Muon's to it."""
+    if not isinstance(matrix, DTensor):
+        return
+    shares = [1] * matrix.ndim
+    for axis, placement in enumerate(matrix.placements):
+        dim = getattr(placement, "dim", None)  # of those that split
+        if dim is not None:
+            shares[dim] *= matrix.device_mesh.size(axis)
+    if any(size < num for size, num in zip(matrix.shape, shares, strict=True)):
+        raise OptimizerError(
+            f"muon: {name} is {tuple(matrix.shape)} and shared by {math.prod(shares)} ranks, which "
+            "is too small to have a part on each; leave it to AdamW by a part of its name in "
+            "adamw_names"
+        )
 
 
 def _torch_optimizers() -> dict[str, Callable[..., torch.optim.Optimizer]]:
