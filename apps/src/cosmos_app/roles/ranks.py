@@ -5,6 +5,7 @@ Every function but those that join is called by all ranks of the default group, 
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from cosmos_app.roles.process import TorchrunPlace
 from cosmos_parallel import ModelConfig, ProcessContext, init_distributed
@@ -32,7 +33,7 @@ def join_ranks_to_train(place: TorchrunPlace, training: ModelConfig) -> ProcessC
     """
     if place.world_size > 1 or training.compute_dtype == training.dtype:
         return join_ranks(place)
-    store, device = dist.HashStore(), _device(place)
+    store, device = HashStore(), _device(place)
     return init_distributed(0, 1, store=store, device=device, timeout_s=_COLLECTIVE_S)
 
 
