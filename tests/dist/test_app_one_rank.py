@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from process_trees import run_ranks
 
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
@@ -23,6 +24,7 @@ torch.distributed.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_a_rank_by_itself_computes_in_another_type_than_its_weights(tmp_path: Path) -> None:
     build_tiny_model(tmp_path / "model", ["0123456789+="], TINY, seed=0)
     run_ranks(WORKER, tmp_path, [[tmp_path / "model"]], deadline_s=240)

@@ -6,8 +6,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from cosmos_app.prepare import prepare_data, prepare_model, run_files
 from cosmos_app.quickstart.arithmetic import ArithmeticConfig, arithmetic_rows
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
+from cosmos_app.recipe import DataConfig, ModelConfig, Recipe, WarmupConfig
+from cosmos_app.roles.process import RunContext
+from cosmos_app.roles.warmup import _train
+from cosmos_core.rundir import RunDirectory
+from cosmos_parallel import ModelConfig as HeldModelConfig
 
 
 def test_sums_are_right_and_no_held_out_sum_is_trained_on() -> None:
@@ -50,3 +56,22 @@ def test_the_same_seed_builds_the_same_model(tmp_path: Path) -> None:
         for name in ("one", "two")
     )
     assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_the_warm_up_is_by_one_process_whatever_ranks_compute_in(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    recipe = Recipe(
+        model=ModelConfig(
+            tiny=TinyModelConfig(hidden_size=16, num_layers=1, num_heads=2),
+            training=HeldModelConfig(compute_dtype="bfloat16"),
+        ),
+        data=DataConfig(arithmetic=ArithmeticConfig(max_first=9, max_second=1, held_out=4)),
+        warmup=WarmupConfig(steps=2, batch_size=4),
+    )
+    with RunDirectory.create(tmp_path / "run", config_json="{}", now_s=0.0) as run:
+        files = run_files(recipe, run.path)
+        prepare_data(recipe, files)
+        prepare_model(recipe, files)
+        context = RunContext(run=run, recipe=recipe, files=files, redis_url="", namespace="")
+        assert [report.outcome for _, report in _train(context)] == ["updated"] * 2
+        assert AutoModelForCausalLM.from_pretrained(files.model).dtype == torch.float32
