@@ -18,6 +18,7 @@ from cosmos_parallel import (
     export_hf,
     load_causal_lm,
 )
+from cosmos_parallel.compiling import compile_layers
 
 IDS = torch.arange(20).view(2, 10)
 MODELS = [("Qwen3", True), ("Qwen3", False), ("Llama", False), ("Mistral", True)]
@@ -183,3 +184,28 @@ def test_a_torn_weight_file_is_refused(model_directory, mesh, tmp_path):
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(ModelMismatchError, match="cannot be loaded"):
         load_causal_lm(tmp_path / "model", mesh)
+
+
+class Scale(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor([2.0, 3.0]))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows * self.weight
+
+
+@pytest.mark.parametrize(("tp", "num_compiled"), [(1, 2), (2, 4)])
+def test_split_layers_are_compiled_for_each_length_and_whole_ones_for_all(tp, num_compiled):
+    compiled: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]):
+        compiled.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    layer = Scale()
+    compile_layers([layer], backend, ParallelConfig(tp=tp))
+    for length in (3, 4, 5, 6):
+        assert layer(torch.ones(length, 2)).tolist() == [[2.0, 3.0]] * length
+    assert len(compiled) == num_compiled

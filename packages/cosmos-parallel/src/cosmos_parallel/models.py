@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
+from cosmos_parallel.compiling import compile_layers
 from cosmos_parallel.errors import ModelNotFoundError
 from cosmos_parallel.families import Implementation, check_layout, choose_implementation
 from cosmos_parallel.generic import (
@@ -53,7 +54,8 @@ class ModelConfig:
         compute_dtype: type of forward and backward; needs a process group when it differs.
         activation_checkpointing: ``full`` recomputes each decoder layer in the backward pass.
         low_precision: multiply in 8 bits; ``None`` multiplies in ``compute_dtype``.
-        compile: backend with which torch compiles each decoder layer.
+        compile: backend with which torch compiles each decoder layer; under ``tp`` for each length
+            of a row by itself, up to eight.
         lora: train adapters in place of the weights; ``None`` trains the weights.
         attention: attention implementation of transformers; with ``sdpa``, rows of several
             samples are attended to sample by sample.
@@ -216,8 +218,7 @@ def _prepare(model: "PreTrainedModel", mesh: TrainingMesh, config: ModelConfig) 
     if mesh.dims is not None and divides_context:
         ContextHooks(model, mesh.dims.get_mesh("cp").get_group())
     if config.compile != "none":
-        for layer in decoder_layers(model):
-            layer.compile(backend=config.compile)  # in place: names stay as they are
+        compile_layers(decoder_layers(model), config.compile, mesh.config)
 
 
 def _load_native(

@@ -16,6 +16,7 @@ from torchtitan.models.common.moe import MoE
 from torchtitan.models.common.rope import RoPE
 from torchtitan.protocols.module import Module
 
+from cosmos_parallel.compiling import compile_layers
 from cosmos_parallel.mesh import TrainingMesh
 from cosmos_parallel.native.families import decoder_config, names_of
 from cosmos_parallel.native.model import NativeCausalLM
@@ -64,8 +65,8 @@ def load_native(
     """
     model = _build(config, mesh, how)
     if how.compile_backend is not None:
-        for layer in model.decoder.get_submodule("layers").children():
-            layer.compile(backend=how.compile_backend)  # in place: names stay as they are
+        layers = model.decoder.get_submodule("layers").children()
+        compile_layers(layers, how.compile_backend, mesh.config)
     if mesh.config.tp > 1 and any(isinstance(part, MoE) for part in model.modules()):
         # gradients of DTensors with a dim of size 1 come out wrong around torchtitan's experts
         model.least_rows = 2
