@@ -136,6 +136,15 @@ def test_models_are_listed_with_whose_implementation_and_axes() -> None:
             ("policy.ranks=2", "policy.parallel.pp=2", "model.training.lora.rank=4"),
             "pp 2 needs torchtitan's implementation, but transformers is asked for (adapters",
         ),
+        (
+            (
+                "policy.ranks=2",
+                "policy.parallel.pp=2",
+                "policy.parallel.pp_schedule=ZBVZeroBubble",
+                "model.training.activation_checkpointing=full",
+            ),
+            "pp_schedule ZBVZeroBubble runs the backward pass in two parts",
+        ),
     ],
 )
 def test_a_layout_that_does_not_fit_the_model_is_refused_by_check(

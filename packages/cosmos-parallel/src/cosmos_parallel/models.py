@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from cosmos_parallel.compiling import compile_layers
-from cosmos_parallel.errors import ModelNotFoundError
+from cosmos_parallel.errors import MeshError, ModelNotFoundError
 from cosmos_parallel.families import Implementation, check_layout, choose_implementation
 from cosmos_parallel.generic import (
     CONTEXT_ATTENTION,
@@ -144,6 +144,12 @@ def check_trainable(
     """
     if config.value_head:
         require_value_head_fits(parallel)
+    splits_backward = parallel.pp > 1 and parallel.pp_schedule.endswith("ZeroBubble")
+    if config.activation_checkpointing == "full" and splits_backward:
+        raise MeshError(
+            f"pp_schedule {parallel.pp_schedule} runs the backward pass in two parts, and torch "
+            "recomputes for one: use 1F1B or Interleaved1F1B, or no activation_checkpointing"
+        )
     wanted = _wanted_implementation(config)
     check_layout(hf_config, parallel, world_size, implementation=wanted)
 
