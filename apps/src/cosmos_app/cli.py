@@ -135,18 +135,23 @@ def check(recipe: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:
 
     Shows the resolved recipe, the processes and where they run, the memory of weights and
     optimizer, and whether the admission depth keeps the rollout slots busy.
+
+    Of a world model's recipe: the pipeline's configuration, sizes and frames, adapters, ranks,
+    prompts, rewards and data are held against each other; weights are not read.
+
+    Exit codes: 0 the recipe can run, 2 the recipe or its files are wrong.
     """
     from cosmos_app.check import check_recipe
     from cosmos_app.given.check import check_given
     from cosmos_app.recipe import Recipe
     from cosmos_app.recipes import load_any_recipe
+    from cosmos_app.wfm.forecasting import check_wfm
     from cosmos_app.wfm.recipe import WfmRecipe
-    from cosmos_app.wfm.running import check_wfm
 
     def start() -> int:
         parsed = load_any_recipe(recipe, overrides)
         if isinstance(parsed, WfmRecipe):
-            return check_wfm(parsed)
+            return check_wfm(parsed, as_json=as_json)
         if isinstance(parsed, Recipe):
             return check_recipe(parsed, as_json=as_json)
         return check_given(parsed, as_json=as_json)

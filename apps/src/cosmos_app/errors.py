@@ -89,6 +89,7 @@ def _errors_that_stay() -> tuple[type[Exception], ...]:
         SftDataError,
     )
     from cosmos_rollout import EngineSettingsError
+    from cosmos_wfm import PipelineError, WfmConfigError
 
     return (
         CodeVersionError,
@@ -110,6 +111,8 @@ def _errors_that_stay() -> tuple[type[Exception], ...]:
         ModelNotFoundError,
         OptimizerError,
         PackingError,
+        PipelineError,
         PrecisionError,
         SftDataError,
+        WfmConfigError,
     )

@@ -32,6 +32,70 @@ def test_every_recipe_of_the_repository_parses_and_checks(path):
     assert recipe.output == f"runs/wfm/{path.stem}"
 
 
+@pytest.fixture
+def recipe(model, tmp_path):
+    """A recipe with rewards, in a file; what it needs is there."""
+    (tmp_path / "rl.toml").write_text(
+        f'kind = "wfm_rl"\nmodel = "{model}"\nprompts = "mock"\noutput = "{tmp_path}/out"\n'
+        "[rewards]\nprompt_colour = 1.0\n"
+        "[sampler]\nnum_steps = 2\nheight = 16\nwidth = 16\n"
+    )
+    return str(tmp_path / "rl.toml")
+
+
+def test_check_says_what_a_recipe_of_a_world_model_would_start_and_starts_nothing(recipe, tmp_path):
+    shown = CliRunner().invoke(main, ["check", recipe, "parallel.cp=2", "num_steps=4"])
+    listed = CliRunner().invoke(main, ["check", recipe, "num_steps=4", "--json"])
+
+    assert shown.exit_code == 0, shown.output
+    assert '"samples_per_group": 8' in shown.stdout
+    assert "ranks: 2 or a multiple; replicas that draw: 0" in shown.stdout
+    found = json.loads(listed.stdout)
+    assert found["warnings"] == []
+    assert (found["forecast"]["prompts"], found["forecast"]["rounds"]) == (16, 2.0)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("rewards.beauty=1.0", "beauty is no reward; there are brightness"),
+        ("num_step=1", "did you mean num_steps?"),
+        ("num_steps=many", "num_steps"),
+        ("model=/nowhere", "/nowhere is no diffusers pipeline"),
+        ("prompts=/nowhere", "there is no file of prompts /nowhere"),
+        ("sampler.height=17", "sampler: 17x16 pixels, but this model needs multiples"),
+        ("sampler.frames=5", "this is a model of images"),
+        ("parallel.tp=2", "denoisers are shared by dp_shard"),
+        ("parallel.cp=5", "cannot be divided among the 5 ranks"),
+    ],
+)
+def test_check_refuses_a_recipe_of_a_world_model_that_cannot_run(recipe, change, said):
+    for form in ([], ["--json"]):
+        refused = CliRunner().invoke(main, ["check", recipe, change, *form])
+        assert refused.exit_code == 2, refused.output
+        assert said in " ".join(refused.stderr.split())
+        assert refused.stdout == ""
+
+
+def test_check_refuses_missing_data_and_warns_of_what_the_environment_lacks(
+    recipe, model, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("REMOTE_REWARD_ENQUEUE_URL", raising=False)
+    (tmp_path / "sft.toml").write_text(
+        f'kind = "wfm_sft"\nmodel = "{model}"\noutput = "{tmp_path}/out"\n'
+        f'[data]\nkind = "images"\npath = "{tmp_path}/none"\nheight = 16\nwidth = 16\n'
+    )
+    missing = CliRunner().invoke(main, ["check", str(tmp_path / "sft.toml")])
+    warned = CliRunner().invoke(main, ["check", recipe, "reward_service.clip=2.0", "--json"])
+
+    assert missing.exit_code == 2
+    assert f"data: {tmp_path}/none is not a directory" in " ".join(missing.stderr.split())
+    assert warned.exit_code == 0, warned.output
+    [warning] = json.loads(warned.stdout)["warnings"]
+    assert "REMOTE_REWARD_ENQUEUE_URL is not set" in warning
+
+
 def test_there_are_recipes():
     assert len(_CONFIGS) > 10
 

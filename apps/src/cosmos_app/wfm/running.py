@@ -104,12 +104,6 @@ def cache_wfm(recipe: WfmRecipe) -> int:
     return 0
 
 
-def check_wfm(recipe: WfmRecipe) -> int:
-    """Print the resolved recipe; return 0. What can be wrong with one is found by reading it."""
-    click.echo(config_to_json(recipe))
-    return 0
-
-
 def train(recipe: WfmRecipe, mesh: TrainingMesh, *, resume: bool = False) -> Path:
     """Run a recipe on a mesh; every rank calls. Rank 0 writes the recipe and the figures."""
     output = Path(recipe.output)

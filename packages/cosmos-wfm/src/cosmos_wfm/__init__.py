@@ -38,9 +38,10 @@ from cosmos_wfm.flow_matching import (
     shift_sigmas,
     sigma_weights,
 )
+from cosmos_wfm.forecast import RunForecast, forecast_run
 from cosmos_wfm.guidance import Guidance, guided_velocity
 from cosmos_wfm.latent_media import LatentDecoder
-from cosmos_wfm.loading import find_adapter, load_adapter
+from cosmos_wfm.loading import find_adapter, load_adapter, load_outline
 from cosmos_wfm.matching import AwmConfig, awm_loss
 from cosmos_wfm.mock_data import MockCaptions, MockCaptionsConfig
 from cosmos_wfm.model_rewards import MODEL_REWARDS, ScoreRequest, load_model_reward
@@ -153,6 +154,7 @@ __all__ = [
     "RolloutMessage",
     "RolloutOrder",
     "RolloutReplica",
+    "RunForecast",
     "SampleEncoder",
     "SamplerConfig",
     "SanaAdapter",
@@ -194,10 +196,12 @@ __all__ = [
     "flow_grpo_loss",
     "flow_matching_loss",
     "flow_schedule",
+    "forecast_run",
     "guided_velocity",
     "latents_of",
     "load_adapter",
     "load_model_reward",
+    "load_outline",
     "local_scorer",
     "log_prob",
     "media_of",

@@ -10,15 +10,17 @@ gradient, which is how the learner counts. Texts are not divided, so that their 
 """
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from cosmos_parallel import TrainingMesh, gather_sequence
+from cosmos_wfm.adapter import DiffusionModelAdapter
 from cosmos_wfm.context_attention import (
     CosmosContextAttention,
     JointContextAttention,
@@ -27,7 +29,7 @@ from cosmos_wfm.context_attention import (
     share_frames,
 )
 from cosmos_wfm.errors import PipelineError, WfmConfigError
-from cosmos_wfm.experts import NoiseExperts
+from cosmos_wfm.experts import NoiseExperts, denoisers_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,13 +99,7 @@ def share_context(transformer: nn.Module, blocks: Sequence[nn.Module], mesh: Tra
             inside = set(part.modules())
             share_context(part, [block for block in blocks if block in inside], mesh)
         return
-    name = next((c.__name__ for c in type(transformer).__mro__ if c.__name__ in PLANS), "")
-    if not name:
-        raise WfmConfigError(
-            f"parallel.cp is {mesh.config.cp}, but there is no plan for "
-            f"{type(transformer).__name__}; there are plans for {', '.join(PLANS)}"
-        )
-    plan, group = PLANS[name], mesh.dims.get_mesh("cp").get_group()
+    plan, group = _plan_of(transformer, mesh.config.cp), mesh.dims.get_mesh("cp").get_group()
     for place, block in enumerate(blocks):
         for module in plan.modules:
             attention: Any = getattr(block, module, None)
@@ -114,6 +110,51 @@ def share_context(transformer: nn.Module, blocks: Sequence[nn.Module], mesh: Tra
         divide = _Divide(block, plan, group, is_first=place == 0)
         block.register_forward_pre_hook(divide, with_kwargs=True)
     blocks[-1].register_forward_hook(_Gather(plan.output, group))
+
+
+def check_context(adapter: DiffusionModelAdapter, latents: Sequence[int], ranks: int) -> None:
+    """Refuse samples that ranks cannot share, before there is a rank.
+
+    Args:
+        adapter: the model; its weights may be anywhere.
+        latents: shape of a sample's latents, (C, h, w) or (C, f, h, w).
+        ranks: of the axis ``cp``.
+
+    Raises:
+        WfmConfigError: if there is no plan for the denoiser.
+        PipelineError: if its tokens, or latent frames, are no multiple of the ranks.
+    """
+    if ranks == 1:
+        return
+    for part in denoisers_of(adapter).values():
+        plan = _plan_of(part, ranks)
+        # diffusers' mixin is not in nn.Module's type
+        patch: int | Sequence[int] = cast("Any", part).config.patch_size
+        sides = list(latents[1:])
+        patches = [patch] * len(sides) if isinstance(patch, int) else list(patch)[-len(sides) :]
+        counts = [side // size for side, size in zip(sides, patches, strict=True)]
+        if plan.frames:
+            _divided_number(counts[0], "frames", ranks)
+        _divided_number(math.prod(counts), "tokens", ranks)
+
+
+def _plan_of(transformer: nn.Module, ranks: int) -> ContextPlan:
+    name = next((c.__name__ for c in type(transformer).__mro__ if c.__name__ in PLANS), "")
+    if not name:
+        raise WfmConfigError(
+            f"parallel.cp is {ranks}, but there is no plan for {type(transformer).__name__}; "
+            f"there are plans for {', '.join(PLANS)}"
+        )
+    return PLANS[name]
+
+
+def _divided_number(number: int, of: str, ranks: int) -> int:
+    if number % ranks:
+        raise PipelineError(
+            f"a sample of {number} latent {of} cannot be divided among the {ranks} ranks of "
+            "parallel.cp; choose another size"
+        )
+    return number // ranks
 
 
 class _Divide:
@@ -134,8 +175,9 @@ class _Divide:
         ranks, tokens = self._group.size(), given["hidden_states"]
         length = tokens.shape[1] * (1 if self._is_first else ranks)
         if self._plan.frames:
-            given[self._plan.frames] = self._share(given[self._plan.frames], "frames")
-        self._share(length, "tokens")
+            frames = _divided_number(given[self._plan.frames], "frames", ranks)
+            given[self._plan.frames] = frames
+        _divided_number(length, "tokens", ranks)
         if self._is_first:
             given["hidden_states"] = self._part(tokens, 1)
         for name, axes in self._plan.by_token.items():
@@ -152,14 +194,6 @@ class _Divide:
 
     def _part(self, whole: Tensor, axis: int) -> Tensor:
         return whole.chunk(self._group.size(), dim=axis)[self._group.rank()].contiguous()
-
-    def _share(self, number: int, of: str) -> int:
-        if number % self._group.size():
-            raise PipelineError(
-                f"a sample of {number} latent {of} cannot be divided among the "
-                f"{self._group.size()} ranks of parallel.cp; choose another size"
-            )
-        return number // self._group.size()
 
 
 class _Gather:

@@ -57,11 +57,21 @@ def guided_velocity(
     led = adapter.guide(positive, away, guidance.scale)
     if guidance.below is None:
         return led
+    experts = check_second_scale("sampler", transformer)
+    led_below = adapter.guide(positive, away, guidance.below)
+    is_above = per_sample(experts.asks_first(sigmas * TIMESTEPS), led)
+    return torch.where(is_above, led, led_below)
+
+
+def check_second_scale(subject: str, transformer: nn.Module) -> NoiseExperts:
+    """Return the two denoisers that a second scale is for.
+
+    Raises:
+        WfmConfigError: if there is one denoiser; names the subject.
+    """
     if not isinstance(transformer, NoiseExperts):
         raise WfmConfigError(
-            "sampler: guidance_2 is the scale of the second of two denoisers, but this pipeline "
+            f"{subject}: guidance_2 is the scale of the second of two denoisers, but this pipeline "
             "has one (no boundary_ratio); leave it out"
         )
-    led_below = adapter.guide(positive, away, guidance.below)
-    is_above = per_sample(transformer.asks_first(sigmas * TIMESTEPS), led)
-    return torch.where(is_above, led, led_below)
+    return transformer

@@ -104,14 +104,65 @@ def load_adapter(
     return factory(pipeline)
 
 
-def _load_pipeline(directory: Path, name: str, dtype: torch.dtype) -> Any:
+def load_outline(directory: str | Path) -> DiffusionModelAdapter:
+    """Adapt a local pipeline none of whose weights are read: for sizes, layers and plans.
+
+    Denoisers and VAE are on the meta device, what embeds prompts is not there. A pipeline that
+    somebody else's adapter is for is loaded as ``load_adapter`` does.
+
+    Raises:
+        PipelineError: if it is no pipeline directory, one that no adapter is for, or weights of it
+            are missing.
+    """
+    directory = Path(directory)
+    name = pipeline_class_name(directory)
+    if name not in ADAPTERS:
+        return load_adapter(directory)
+    index = json.loads((directory / "model_index.json").read_text())
+    outlines: dict[str, object] = {}
+    for component, named in index.items():
+        if isinstance(named, list) and named[0] in ("diffusers", "transformers"):
+            found: Any = getattr(importlib.import_module(named[0]), named[1], None)
+            if isinstance(found, type) and issubclass(found, nn.Module):
+                outlines[component] = _outline(directory / component, found)
+    return ADAPTERS[name](_load_pipeline(directory, name, torch.float32, outlines))
+
+
+def _outline(directory: Path, component: Any) -> nn.Module | None:
+    """Return a diffusers module without weights, and ``None`` for one of transformers.
+
+    Raises:
+        PipelineError: if there is no configuration, or no file of weights.
+    """
+    if not any(directory.glob("*.safetensors")) and not any(directory.glob("*.bin")):
+        raise PipelineError(f"{directory} has no weights (*.safetensors) of {component.__name__}")
+    if not hasattr(component, "load_config"):
+        return None
+    try:
+        config = component.load_config(directory, local_files_only=True)
+    except OSError as error:
+        raise PipelineError(f"{directory} cannot be read: {error}") from error
+    with torch.device("meta"):
+        return component.from_config(config)
+
+
+def _load_pipeline(
+    directory: Path,
+    name: str,
+    dtype: torch.dtype,
+    instead: Mapping[str, object] | None = None,
+) -> Any:
+    """Load a pipeline, all components but those that are given."""
     diffusers: Any = importlib.import_module("diffusers")  # a lazy module that checkers misread
-    extra: dict[str, object] = {}
+    extra: dict[str, object] = dict(instead or {})
     if name == COSMOS:
         resize_without_torchvision()
         extra["safety_checker"] = NoSafetyChecker()
     pipeline_class = getattr(diffusers, name, diffusers.DiffusionPipeline)
-    pipeline = pipeline_class.from_pretrained(directory, local_files_only=True, **extra)
+    try:
+        pipeline = pipeline_class.from_pretrained(directory, local_files_only=True, **extra)
+    except (OSError, ValueError) as error:
+        raise PipelineError(f"{directory} cannot be loaded: {error}") from error
     if dtype is not torch.float32:
         pipeline.to(dtype)
     pipeline.set_progress_bar_config(disable=True)

@@ -78,9 +78,7 @@ def prompt_colour(pixels: Pixels, prompt: str) -> float:
     Raises:
         WfmConfigError: if the prompt names none.
     """
-    wanted = next((word for word in re.findall(r"[a-z]+", prompt.lower()) if word in COLOURS), None)
-    if wanted is None:
-        raise WfmConfigError(f"reward: {prompt!r} names none of {', '.join(COLOURS)}")
+    wanted = _named_colour(prompt)
     height, width = pixels.shape[-2:]
     middle = pixels[..., height // 4 : -(height // 4), width // 4 : -(width // 4)]
     mean = middle.mean(dim=(1, 2, 3))
@@ -145,6 +143,28 @@ REWARDS: Mapping[str, Reward] = {
 """Name in a recipe to reward."""
 
 
+_SCENE_REWARDS = frozenset(
+    {"shape", "shape_colour", "shape_count", "shape_position", "shapes", "shapes_strict"}
+)
+
+
+def check_prompts(weights: Mapping[str, float], prompts: Sequence[str]) -> None:
+    """Refuse prompts that a reward could not be computed for, before one of them is drawn.
+
+    Args:
+        weights: name of a reward of this package to its weight.
+        prompts: of a run.
+
+    Raises:
+        WfmConfigError: if a prompt does not say what a reward looks for.
+    """
+    for prompt in prompts:
+        if "prompt_colour" in weights:
+            _named_colour(prompt)
+        if _SCENE_REWARDS & weights.keys():
+            read_scene(prompt)
+
+
 def weighted_reward(weights: Mapping[str, float]) -> Callable[[Tensor, Sequence[str]], list[float]]:
     """Return a function from pixels [B, 3, (F,) H, W] in [-1, 1] and prompts to weighted sums.
 
@@ -190,6 +210,15 @@ def local_scorer(
         return done
 
     return score
+
+
+def _named_colour(prompt: str) -> str:
+    """Return the first colour that a prompt names."""
+    words = re.findall(r"[a-z]+", prompt.lower())
+    wanted = next((word for word in words if word in COLOURS), None)
+    if wanted is None:
+        raise WfmConfigError(f"reward: {prompt!r} names none of {', '.join(COLOURS)}")
+    return wanted
 
 
 def _over_frames(

@@ -36,10 +36,11 @@ from cosmos_wfm.prompts import read_prompts
 from cosmos_wfm.ranges import check_at_least
 from cosmos_wfm.remote import ConnectRollouts, DisaggregatedConfig, RemoteRollouts
 from cosmos_wfm.reward_client import RewardServiceConfig, Scorer
-from cosmos_wfm.rewards import local_scorer
+from cosmos_wfm.rewards import check_prompts, local_scorer
 from cosmos_wfm.rl_algorithms import (
     RlAlgorithm,
     advantages_of,
+    check_algorithm,
     make_loss,
     make_policies,
     old_lags,
@@ -137,13 +138,7 @@ class DiffusionRlConfig:
             )
         if self.reward_service is None and self.rewards:
             local_scorer(self.rewards)
-        if isinstance(self.algorithm, DdrlConfig) != (self.data is not None):
-            raise WfmConfigError("rl: ddrl needs data, and the other algorithms take none")
-        if self.sampler.guidance and steps_config(self.algorithm) is None:
-            raise WfmConfigError(
-                f"rl: {self.algorithm.kind} trains the velocity without guidance; "
-                "set sampler.guidance = 0"
-            )
+        check_algorithm(self.algorithm, self.sampler, self.data, self.micro_batch_size)
 
 
 class DiffusionRl:
@@ -186,6 +181,8 @@ class DiffusionRl:
         self.config = config
         self._mesh = mesh or build_mesh(ParallelConfig())
         self._prompts = read_prompts(Path(config.prompts), config.groups_per_step)
+        if scorer is None and config.reward_service is None:
+            check_prompts(config.rewards, self._prompts)
         self.adapter = load_adapter(config.model)
         config.sampler.check_model(self.adapter)
         config.tuning.prepare(self.adapter, seed=config.seed)

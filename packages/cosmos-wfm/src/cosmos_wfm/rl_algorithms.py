@@ -9,10 +9,14 @@ from torch import Tensor
 from cosmos_algos import batch_std_advantages, grpo_advantages
 from cosmos_wfm.adapter import DiffusionModelAdapter
 from cosmos_wfm.ddrl import DdrlConfig, ddrl_loss
+from cosmos_wfm.errors import WfmConfigError
 from cosmos_wfm.flow_grpo import FlowGrpoConfig, flow_grpo_loss
 from cosmos_wfm.matching import AwmConfig, awm_loss
 from cosmos_wfm.nft import NftConfig, nft_loss
 from cosmos_wfm.policies import CopiedPolicies, LoraPolicies, Policies
+from cosmos_wfm.rollouts import SamplerConfig
+from cosmos_wfm.sampling import flow_schedule
+from cosmos_wfm.training_data import DataConfig
 from cosmos_wfm.tuning import FullTuning, TuningConfig
 
 RlAlgorithm = NftConfig | AwmConfig | FlowGrpoConfig | DdrlConfig
@@ -33,6 +37,31 @@ def steps_config(algorithm: RlAlgorithm) -> FlowGrpoConfig | None:
     if isinstance(algorithm, DdrlConfig):
         return algorithm.policy
     return algorithm if isinstance(algorithm, FlowGrpoConfig) else None
+
+
+def check_algorithm(
+    algorithm: RlAlgorithm, sampler: SamplerConfig, data: DataConfig | None, micro_batch_size: int
+) -> None:
+    """Refuse what does not go with an algorithm.
+
+    Raises:
+        WfmConfigError: names the field that is wrong.
+    """
+    if isinstance(algorithm, DdrlConfig) != (data is not None):
+        raise WfmConfigError("rl: ddrl needs data, and the other algorithms take none")
+    if data is not None and len(data.buckets) > 1 and micro_batch_size > 1:
+        raise WfmConfigError(
+            f"rl: data.buckets has {len(data.buckets)} sizes, but ddrl takes the samples of a "
+            f"micro-batch in one; leave buckets empty, or set micro_batch_size, now "
+            f"{micro_batch_size}, to 1"
+        )
+    steps = steps_config(algorithm)
+    if steps is not None:
+        steps.sde.noise_levels(flow_schedule(sampler.num_steps, sampler.shift or 1.0))
+    elif sampler.guidance:
+        raise WfmConfigError(
+            f"rl: {algorithm.kind} trains the velocity without guidance; set sampler.guidance = 0"
+        )
 
 
 def make_policies(

@@ -19,7 +19,7 @@ from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition, device_of
 from cosmos_wfm.errors import RewardError, WfmConfigError
 from cosmos_wfm.families.shared import check_pixels, wan_latents
 from cosmos_wfm.flow_grpo import StepBatch
-from cosmos_wfm.guidance import Guidance, guided_velocity
+from cosmos_wfm.guidance import Guidance, check_second_scale, guided_velocity
 from cosmos_wfm.nft import ForwardBatch
 from cosmos_wfm.ranges import check_at_least
 from cosmos_wfm.reward_client import Scorer
@@ -70,13 +70,15 @@ class SamplerConfig:
                 "all; set both"
             )
 
-    def check_model(self, adapter: DiffusionModelAdapter) -> None:
-        """Refuse a size or a number of frames that a model has no latents for.
+    def check_model(self, adapter: DiffusionModelAdapter, subject: str = "sampler") -> None:
+        """Refuse a size or frames that a model has no latents for, and a scale it has no use for.
 
         Raises:
-            WfmConfigError: says which are right.
+            WfmConfigError: names the subject, and says which are right.
         """
-        check_pixels("sampler", (self.height, self.width), self.frames, adapter)
+        check_pixels(subject, (self.height, self.width), self.frames, adapter)
+        if self.guidance_2 is not None:
+            check_second_scale(subject, adapter.transformer)
 
     @property
     def scales(self) -> Guidance:

@@ -37,9 +37,14 @@ def check_sizes(config: DataConfig, adapter: DiffusionModelAdapter) -> None:
     Raises:
         WfmConfigError: says which are right.
     """
+    for frames, height, width in sizes_of(config):
+        check_pixels("data", (height, width), frames, adapter)
+
+
+def sizes_of(config: DataConfig) -> list[tuple[int, int, int]]:
+    """Return the frames, height and width that samples may have."""
     frames = 1 if isinstance(config, ImageCaptionsConfig) else config.frames
-    for size in config.buckets or ((config.height, config.width),):
-        check_pixels("data", size, frames, adapter)
+    return [(frames, *size) for size in config.buckets or ((config.height, config.width),)]
 
 
 class LeftOut:

@@ -59,7 +59,7 @@ def draw_samples(
         Pixels in [-1, 1], not clipped: a row for each prompt.
     """
     sampler, num = config.sampler, config.samples_per_prompt
-    sampler.check_model(adapter)
+    sampler.check_model(adapter, "validation.sampler")
     sigmas = flow_schedule(sampler.num_steps, sampler.shift or adapter.shift)
     shape = adapter.latent_shape(sampler.frames, sampler.height, sampler.width)
     rows: list[Tensor] = []

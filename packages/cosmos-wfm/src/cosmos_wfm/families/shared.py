@@ -114,13 +114,20 @@ def wan_latents(adapter: DiffusionModelAdapter, latents: Tensor) -> Float[Tensor
     Raises:
         PipelineError: if the model has another VAE: what decodes them elsewhere is Wan's.
     """
-    vae = adapter.pipeline.vae
-    if not type(vae).__name__.endswith("AutoencoderKLWan"):
-        raise PipelineError(
-            f"reward_service.send is latents, of Wan's VAE; this model has a {type(vae).__name__}"
-        )
-    mean, std = latent_constants(vae)
+    check_wan_vae(adapter)
+    mean, std = latent_constants(adapter.pipeline.vae)
     return latents * std + mean
+
+
+def check_wan_vae(adapter: DiffusionModelAdapter) -> None:
+    """Refuse a model whose latents nobody elsewhere can decode.
+
+    Raises:
+        PipelineError: if its VAE is not Wan's.
+    """
+    vae = type(adapter.pipeline.vae).__name__
+    if not vae.endswith("AutoencoderKLWan"):
+        raise PipelineError(f"reward_service.send is latents, of Wan's VAE; this model has a {vae}")
 
 
 @torch.no_grad()

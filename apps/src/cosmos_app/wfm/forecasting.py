@@ -1,0 +1,80 @@
+"""``cosmos-app check`` of a world model's recipe: what it would start, and what would stop it."""
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from cosmos_app.errors import DataError
+from cosmos_app.output import print_json
+from cosmos_app.wfm.object_store import use_object_store
+from cosmos_app.wfm.recipe import WfmRecipe
+from cosmos_app.wfm.rewarding import reward_client
+from cosmos_core.config import config_to_json
+from cosmos_wfm import CaptionDataError, DiffusionRlConfig, RunForecast, forecast_run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WfmCheck:
+    """What was found.
+
+    Attributes:
+        forecast: what the recipe would start.
+        warnings: what a run would need besides, here and now.
+    """
+
+    forecast: RunForecast
+    warnings: tuple[str, ...]
+
+
+def check_wfm(recipe: WfmRecipe, *, as_json: bool) -> int:
+    """Print the resolved recipe and its forecast; return 0.
+
+    Raises:
+        PipelineError: if the model cannot be trained, or not on such ranks.
+        WfmConfigError: if sizes, adapters, prompts or rewards do not fit the model or each other.
+        DataError: if the data cannot be read.
+    """
+    use_object_store(os.environ)
+    try:
+        found = WfmCheck(forecast=forecast_run(recipe), warnings=_warnings(recipe))
+    except CaptionDataError as error:
+        raise DataError(f"data: {error}") from error
+    if as_json:
+        print_json(asdict(found))
+    else:
+        _show(recipe, found)
+    return 0
+
+
+def _warnings(recipe: WfmRecipe) -> tuple[str, ...]:
+    warnings: list[str] = []
+    if isinstance(recipe, DiffusionRlConfig):
+        try:
+            with reward_client(recipe):
+                pass
+        except DataError as error:
+            warnings.append(str(error))
+    checkpoints = Path(recipe.output) / "checkpoints"
+    if recipe.checkpoint_every and not recipe.checkpoints and checkpoints.is_dir():
+        warnings.append(f"{checkpoints} is there: a run goes on from it with --resume only")
+    return tuple(warnings)
+
+
+def _show(recipe: WfmRecipe, found: WfmCheck) -> None:
+    console, forecast = Console(), found.forecast
+    console.print_json(config_to_json(recipe))
+    console.print(
+        f"{forecast.pipeline}: {forecast.parameters:,} parameters of denoisers, "
+        f"{forecast.trained_parameters:,} of them trained; {forecast.memory_mib:.1f} MiB on each "
+        "rank for them, gradients and optimizer"
+    )
+    several = " or a multiple" if forecast.fills_ranks else ""
+    console.print(f"ranks: {forecast.ranks}{several}; replicas that draw: {forecast.replicas}")
+    if forecast.samples:
+        console.print(f"{forecast.samples:,} samples, each seen {forecast.epochs:.2f} times")
+    if forecast.prompts:
+        console.print(f"{forecast.prompts:,} prompts, each drawn for {forecast.rounds:.2f} times")
+    for warning in found.warnings:
+        console.print(f"[yellow]warning:[/] {warning}")
