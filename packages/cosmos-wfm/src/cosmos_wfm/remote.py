@@ -8,7 +8,8 @@
 
 A micro-batch is drawn by whoever is free; those of a replica that is lost, or has said nothing for
 ``lease_s``, are given to others. One that hangs and wakes up goes on, and who comes first counts;
-but one that the run has started itself is killed, and started again like one that died.
+but one that the run has started itself is killed, and started again like one that died. One that
+speaks and gets no further for ``stall_s`` ends by itself.
 Step n is drawn with the weights of version n, or with ``max_lag`` of an older one: then replicas
 draw while the trainer trains. Which sample has which noise depends on neither, so a lag of 0 gives
 the numbers of a run in one process, whoever is lost on the way.
@@ -38,6 +39,10 @@ class DisaggregatedConfig:
         lease_s: a replica that was not heard of for as long is asked for nothing more until it is,
             and killed if the run has started it; replicas speak several times in it, whatever they
             compute.
+        stall_s: longest that a replica may be at one part of its work: loading the model, a pass of
+            the denoiser, decoding and rewards of a micro-batch. One that is at it for longer ends,
+            and says in its log where it was; one that the run has started and that has not
+            connected by then is killed.
         deadline_s: for the samples of a step; more is an error.
     """
 
@@ -46,6 +51,7 @@ class DisaggregatedConfig:
     start: bool = True
     restarts: int = 3
     lease_s: float = 60.0
+    stall_s: float = 900.0
     deadline_s: float = 1800.0
 
     def __post_init__(self) -> None:
@@ -55,11 +61,11 @@ class DisaggregatedConfig:
             WfmConfigError: names the field that is out of range.
         """
         counts_are_right = self.replicas >= 1 and min(self.max_lag, self.restarts) >= 0
-        if not counts_are_right or min(self.lease_s, self.deadline_s) <= 0:
+        if not counts_are_right or min(self.lease_s, self.stall_s, self.deadline_s) <= 0:
             raise WfmConfigError(
                 f"disaggregated: replicas {self.replicas} must be 1 or more, max_lag "
-                f"{self.max_lag} and restarts {self.restarts} 0 or more, lease_s {self.lease_s} "
-                f"and deadline_s {self.deadline_s} above 0"
+                f"{self.max_lag} and restarts {self.restarts} 0 or more, lease_s {self.lease_s}, "
+                f"stall_s {self.stall_s} and deadline_s {self.deadline_s} above 0"
             )
 
 

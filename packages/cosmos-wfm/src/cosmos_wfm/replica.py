@@ -1,9 +1,9 @@
 """A model that only draws samples, with weights that somebody else trains."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from cosmos_parallel import ParallelConfig, TrainingMesh, build_mesh
@@ -16,6 +16,13 @@ from cosmos_wfm.rl import DiffusionRlConfig, rollout_task, step_parts
 from cosmos_wfm.rollout_wire import RolloutMessage, RolloutOrder
 from cosmos_wfm.tuning import LoraTuning
 
+OnPart = Callable[[str], None]
+"""Told what a replica begins with, in words."""
+
+
+def look_away(part: str) -> None:
+    """Do nothing with what a replica is at."""
+
 
 class RolloutReplica:
     """Draws micro-batches of a run as the run itself would.
@@ -25,7 +32,12 @@ class RolloutReplica:
     """
 
     def __init__(
-        self, config: DiffusionRlConfig, scorer: Scorer, *, mesh: TrainingMesh | None = None
+        self,
+        config: DiffusionRlConfig,
+        scorer: Scorer,
+        *,
+        mesh: TrainingMesh | None = None,
+        on_part: OnPart = look_away,
     ) -> None:
         """Load model and prompts.
 
@@ -35,6 +47,8 @@ class RolloutReplica:
             mesh: of this process by itself, with its device; ``None`` for the CPU. In bfloat16 it
                 needs a process group of one, as the run does: samples whose log-probabilities the
                 run takes again have to be computed as it computes.
+            on_part: told of each part of drawing a micro-batch as it begins: embedding its prompts,
+                each pass of the denoiser, what follows the last.
 
         Raises:
             PipelineError: if the model cannot be loaded.
@@ -55,7 +69,11 @@ class RolloutReplica:
         mesh = mesh or build_mesh(ParallelConfig())
         self._adapter.pipeline.to(mesh.process.device)
         shard_denoiser(self._adapter.transformer, self._adapter.blocks, mesh, config.compute)
-        named = dict(self._adapter.transformer.named_parameters())
+        self._on_part = on_part
+        denoiser = self._adapter.transformer
+        denoiser.register_forward_pre_hook(self._pass_begins)
+        denoiser.register_forward_hook(self._pass_is_over)
+        named = dict(denoiser.named_parameters())
         if isinstance(config.tuning, LoraTuning):
             named = {name: weight for name, weight in named.items() if weight.requires_grad}
         self.weights: Mapping[str, Tensor] = {
@@ -65,8 +83,15 @@ class RolloutReplica:
     def draw(self, order: RolloutOrder) -> RolloutMessage:
         """Draw a micro-batch with the weights as they are; its rewards may come later."""
         prompts = self._parts.prompts(self._prompts, order.step, order.numbers)
+        self._on_part("embedding prompts")
         task = rollout_task(self._config, self._adapter, order.step, self._scorer)
         if isinstance(self._adapter.transformer, FSDPModule):
             self._adapter.transformer.reshard()  # what FSDP2 has gathered is of the version before
         rollout = task.run(self._adapter.transformer, order.numbers, prompts)
         return RolloutMessage(step=order.step, place=order.place, rollout=rollout)
+
+    def _pass_begins(self, module: nn.Module, args: object) -> None:
+        self._on_part("a pass of the denoiser")
+
+    def _pass_is_over(self, module: nn.Module, args: object, output: object) -> None:
+        self._on_part("decoding and rewards")

@@ -1,10 +1,12 @@
 """Replicas that a run starts on its own host, and starts again when they die or hang."""
 
 import asyncio
+import math
 import queue
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -58,10 +60,20 @@ class KeptReplicas:
         loss: why one of them cannot be kept alive, once that is so.
     """
 
-    def __init__(self, specs: Sequence[ChildSpec]) -> None:
-        """Get ready; nothing is started before the block."""
+    def __init__(self, specs: Sequence[ChildSpec], stall_s: float = math.inf) -> None:
+        """Get ready; nothing is started before the block.
+
+        Args:
+            specs: how they are started.
+            stall_s: a process that was not heard of for as long since it began, and since there
+                was somebody to connect to, is killed.
+        """
         self.loss: Future[RunError] = Future()
         self._specs = specs
+        self._stall_s = stall_s
+        self._opened = threading.Event()
+        self._heard: set[StartedReplica] = set()
+        self._looks: Counter[StartedReplica] = Counter()
         self._hung: queue.SimpleQueue[StartedReplica] = queue.SimpleQueue()
         self._over = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._keep()), daemon=True)
@@ -82,6 +94,14 @@ class KeptReplicas:
         """
         self._hung.put(replica)
 
+    def open(self) -> None:
+        """Note that replicas can connect from now on; from any thread."""
+        self._opened.set()
+
+    def hear(self, replica: StartedReplica) -> None:
+        """Note that one has connected; from any thread, as often as it speaks."""
+        self._heard.add(replica)
+
     async def _keep(self) -> None:
         supervisor, names = Supervisor(_tell), [spec.name for spec in self._specs]
         for spec in self._specs:
@@ -89,6 +109,7 @@ class KeptReplicas:
         kept = asyncio.create_task(supervisor.wait(names))
         while not (kept.done() or self._over.is_set()):  # no thread waits: it might outlive us
             await asyncio.wait({kept}, timeout=_LOOK_S)
+            self._look_for_mute(supervisor)
             while not self._hung.empty():
                 hung = self._hung.get_nowait()
                 if supervisor.pid(hung.name) == hung.pid:
@@ -98,6 +119,24 @@ class KeptReplicas:
         kept.cancel()
         await supervisor.wait_briefly(names, _END_S)
         await supervisor.stop(_GRACE_S)
+
+    def _look_for_mute(self, supervisor: Supervisor) -> None:
+        """Kill who has not connected for too long; looks are counted, as this process may stop."""
+        if not self._opened.is_set():
+            return
+        for name in supervisor.running():
+            replica = StartedReplica(name, supervisor.pid(name) or 0)
+            if not replica.pid or replica in self._heard:
+                continue
+            self._looks[replica] += 1
+            if self._looks[replica] * _LOOK_S > self._stall_s:
+                del self._looks[replica]
+                click.echo(
+                    f"rollout {name} (process {replica.pid}) did not connect in "
+                    f"{self._stall_s:g} s; it is killed",
+                    err=True,
+                )
+                signal_session(replica.pid, signal.SIGKILL)
 
 
 async def _tell(incident: Incident) -> None:

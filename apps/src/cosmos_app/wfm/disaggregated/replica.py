@@ -11,6 +11,7 @@ import click
 import torch
 
 from cosmos_app.wfm.disaggregated.meeting import Place, read_places
+from cosmos_app.wfm.disaggregated.progress import Progress
 from cosmos_app.wfm.disaggregated.pulse import Pulse
 from cosmos_app.wfm.joining import join_mesh
 from cosmos_app.wfm.rewarding import reward_client
@@ -19,6 +20,7 @@ from cosmos_parallel import ParallelConfig, shutdown_distributed
 from cosmos_weightsync import ReceiverConfig, WeightReceiver, WeightSyncError, shards_of
 from cosmos_wfm import (
     DiffusionRlConfig,
+    DisaggregatedConfig,
     RolloutMessage,
     RolloutReplica,
     local_scorer,
@@ -44,14 +46,17 @@ def serve_rollouts(output: Path, *, deadline_s: float, child: str = "") -> int:
     torch.set_num_threads(1)
     places = read_places(output, deadline_s)
     recipe = config_from_json(DiffusionRlConfig, (output / "recipe.json").read_text("utf-8"))
+    config = recipe.disaggregated or DisaggregatedConfig()  # without one, the replica refuses
     with ExitStack() as stack:
+        progress = stack.enter_context(Progress(config.stall_s))
+        progress.at("loading the model")
         scorer = stack.enter_context(reward_client(recipe)) or local_scorer(recipe.rewards)
         stack.callback(shutdown_distributed)
         mesh = join_mesh(ParallelConfig(), recipe.compute)
-        replica = RolloutReplica(recipe, scorer, mesh=mesh)
-        assert recipe.disaggregated is not None  # the replica has looked
+        replica = RolloutReplica(recipe, scorer, mesh=mesh, on_part=progress.at)
+        progress.at("connecting to the run")
         links = [stack.enter_context(_connect(place)) for place in places]
-        pulse = stack.enter_context(Pulse(links, recipe.disaggregated.lease_s, child=child))
+        pulse = stack.enter_context(Pulse(links, config.lease_s, child=child))
         receiver = WeightReceiver(
             [place.weights for place in places],
             wanted=shards_of(replica.weights.items()),
@@ -59,7 +64,7 @@ def serve_rollouts(output: Path, *, deadline_s: float, child: str = "") -> int:
         )
         stack.callback(receiver.close)
         try:
-            _Drawing(replica, receiver, links, pulse, deadline_s=deadline_s).go_on()
+            _Drawing(replica, receiver, links, (pulse, progress), deadline_s=deadline_s).go_on()
         except EOFError:
             pass
         except (WeightSyncError, OSError):
@@ -76,14 +81,14 @@ class _Drawing:
         replica: RolloutReplica,
         receiver: WeightReceiver,
         links: Sequence[Connection],
-        pulse: Pulse,
+        signs: tuple[Pulse, Progress],
         *,
         deadline_s: float,
     ) -> None:
         self._replica = replica
         self._receiver = receiver
         self._links = links
-        self._pulse = pulse
+        self._pulse, self._progress = signs
         self._deadline_s = deadline_s
         self._drawn: list[tuple[Connection, RolloutMessage]] = []
         self._scored, self._bell = Pipe(duplex=False)
@@ -97,6 +102,7 @@ class _Drawing:
         for link in self._links:
             self._pulse.send(link, b"")
         while True:
+            self._progress.rest()
             ready = wait([self._scored, *self._links])
             if self._scored in ready:  # what is done goes first: nobody is to draw it again
                 self._scored.recv_bytes()
@@ -109,8 +115,10 @@ class _Drawing:
         """Draw what a rank orders; it may order more before the rewards are there."""
         order = parse_order(link.recv_bytes())
         self._receiver.stage(order.version, timeout_s=self._deadline_s)
+        self._progress.at("taking over the weights")
         self._receiver.commit()
         message = self._replica.draw(order)
+        self._progress.rest()
         click.echo(f"rollout replica: step {order.step} micro-batch {order.place} drawn")
         self._drawn.append((link, message))
         message.rollout.rewards.add_done_callback(lambda _: self._bell.send_bytes(b"scored"))

@@ -36,13 +36,14 @@ def remote_rollouts(
     num_started = config.replicas if config.start and rank == 0 else 0
     behind_ranks = mesh.process.world_size
     specs = replica_specs(output, num_started, config.restarts, first_device=behind_ranks)
-    kept = KeptReplicas(specs)
+    kept = KeptReplicas(specs, config.stall_s)
     with kept, ExitStack() as stack:
 
         def connect(weights: Mapping[str, Tensor], parts: StepParts) -> ReplicaRollouts:
             rollouts = ReplicaRollouts(weights, parts, recipe=recipe, mesh=mesh, token=token)
             stack.callback(rollouts.close)
             if num_started:
+                rollouts.on_open, rollouts.on_heard = kept.open, kept.hear
                 rollouts.on_hung = kept.kill
             kept.loss.add_done_callback(lambda loss: rollouts.give_up(loss.result()))
             return rollouts

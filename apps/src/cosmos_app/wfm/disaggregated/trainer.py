@@ -67,6 +67,8 @@ class ReplicaRollouts:
     wanted.
 
     Attributes:
+        on_open: called once replicas can connect.
+        on_heard: told, from a thread, of each word of a replica that the run has started.
         on_hung: told, from a thread, of replicas that the run has started and that say nothing;
             more than once of each. ``None`` where nobody can end them.
     """
@@ -106,6 +108,8 @@ class ReplicaRollouts:
         self._listener = Listener((host, 0))
         self._accepting = threading.Thread(target=self._accept, daemon=True)
         self._looking = threading.Thread(target=self._look, daemon=True)
+        self.on_open: Callable[[], None] = lambda: None
+        self.on_heard: Callable[[StartedReplica], None] = lambda _: None
         self.on_hung: Callable[[StartedReplica], None] | None = None
         _, port = cast("tuple[str, int]", self._listener.address)
         self._place = Place(
@@ -135,6 +139,7 @@ class ReplicaRollouts:
             self._accepting.start()
             self._looking.start()
             write_place(self._output, self._rank, self._place)
+            self.on_open()
 
     def take(self, step: int) -> list[Rollout]:
         """Return this rank's micro-batches of a step.
@@ -262,6 +267,8 @@ class ReplicaRollouts:
                 ear = self._ears[connection]
                 ear.quiet, ear.replica = 0, started_replica(data) or ear.replica
                 self._book.wake(connection)
+                if ear.replica is not None:
+                    self.on_heard(ear.replica)
                 if not data:
                     self._book.free(connection)
                 self._hand_out()

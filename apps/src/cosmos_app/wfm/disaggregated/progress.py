@@ -1,0 +1,71 @@
+"""The parts of a replica's work, and the end of the process where it stays in one of them.
+
+A pulse comes from a thread of its own and goes on where the main thread hangs: in a device, in a
+file system that is gone, in a reward. Whoever hangs there cannot say so; this thread does.
+"""
+
+import faulthandler
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Self
+
+import click
+
+_LOOKS = 8
+
+
+def _end_process() -> None:
+    faulthandler.dump_traceback(sys.stderr, all_threads=True)
+    os._exit(1)  # the main thread cannot be asked to end
+
+
+class Progress(AbstractContextManager["Progress"]):
+    """Ends this process if its main thread stays at one part of its work, inside a block.
+
+    Looks are counted, not seconds: a process that was stopped as a whole did not hang.
+    """
+
+    def __init__(self, stall_s: float, end: Callable[[], None] = _end_process) -> None:
+        """Get ready; nothing is looked at before the block.
+
+        Args:
+            stall_s: longest that a part may take.
+            end: ends the process, once it has said why.
+        """
+        self._stall_s = stall_s
+        self._end = end
+        self._part = ""
+        self._looks = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def at(self, part: str) -> None:
+        """Note that a part begins, and that the one before is over."""
+        self._part, self._looks = part, 0
+
+    def rest(self) -> None:
+        """Note that what follows may take as long as it likes, such as waiting for work."""
+        self.at("")
+
+    def look(self) -> str:
+        """Look once; return the part that takes too long, or nothing."""
+        self._looks += 1
+        return self._part if self._looks > _LOOKS else ""
+
+    def _watch(self) -> None:
+        while not self._over.wait(self._stall_s / _LOOKS):
+            if part := self.look():
+                said = f"rollout replica: {part} took more than {self._stall_s:g} s; it ends here:"
+                click.echo(said, err=True)
+                self._end()
+                return
