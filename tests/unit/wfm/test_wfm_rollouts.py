@@ -9,7 +9,7 @@ import torch
 
 import cosmos_wfm
 from cosmos_wfm import SamplerConfig, SdeConfig, load_adapter
-from cosmos_wfm.rollouts import RolloutTask
+from cosmos_wfm.rollouts import RolloutTask, counted_numbers
 
 
 def lengths(pixels, prompts):
@@ -65,6 +65,17 @@ def test_numbers_beyond_the_steps_samples_count_nothing(task):
 
     weights = [b.weights.tolist() for b in task.forward_batches(rollout, torch.ones(3), 1.0)]
     assert weights == [[1.0, 0.0]] * 3
+
+
+def test_numbers_beyond_the_steps_samples_ask_for_no_level_that_no_sample_asks_for(task):
+    # a second denoiser that only they ask would have a gradient of 0, and move by its momentum
+    rollout = run(task, [2, 3, 5], ["a", "b", "c"])
+
+    batches = task.forward_batches(rollout, torch.ones(3), 1.0)
+    for batch in batches:
+        assert batch.sigmas[1:].tolist() == [batch.sigmas[0].item()] * 2
+    assert len({batch.sigmas[0].item() for batch in batches}) == 3
+    assert counted_numbers([2, 3, 5], 3) == [2, 2, 2]
 
 
 def test_the_sampler_is_the_ode_unless_noise_is_asked_for(task):

@@ -46,7 +46,7 @@ from cosmos_wfm.rl_algorithms import (
     old_lags,
     steps_config,
 )
-from cosmos_wfm.rollouts import Rollout, RolloutTask, SamplerConfig, StepParts
+from cosmos_wfm.rollouts import Rollout, RolloutTask, SamplerConfig, StepParts, counted_numbers
 from cosmos_wfm.seeds import seeded_generator
 from cosmos_wfm.training_data import DataConfig, open_data
 from cosmos_wfm.training_run import (
@@ -296,11 +296,9 @@ class DiffusionRl:
         assert isinstance(config.algorithm, DdrlConfig)
         assert data is not None
         total = config.groups_per_step * config.samples_per_group
-        positions = [task.step * total + number for number in rollout.numbers]
-        samples = [data[data.order(at, config.seed)] for at in positions]
-        generators = [
-            seeded_generator(config.seed, task.step, number, 2, place) for number in rollout.numbers
-        ]
+        numbers = counted_numbers(rollout.numbers, total)
+        samples = [data[data.order(task.step * total + n, config.seed)] for n in numbers]
+        generators = [seeded_generator(config.seed, task.step, n, 2, place) for n in numbers]
         noising = NoisingConfig(flow=config.algorithm.flow)
         batch = noised_batch(self.adapter, samples, generators, noising)
         counted = torch.tensor([float(number < total) for number in rollout.numbers])

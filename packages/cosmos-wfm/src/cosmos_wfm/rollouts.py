@@ -245,9 +245,8 @@ class RolloutTask:
         """
         levels, counted = self.sigmas[:-1], _counted(rollout, advantages)
         device = rollout.latents.device
-        generators = [
-            seeded_generator(self.seed, self.step, number, 1) for number in rollout.numbers
-        ]
+        numbers = counted_numbers(rollout.numbers, len(advantages))
+        generators = [seeded_generator(self.seed, self.step, number, 1) for number in numbers]
         orders = [torch.randperm(len(levels), generator=g) for g in generators]
         batches: list[ForwardBatch] = []
         for place in range(max(1, int(len(levels) * fraction))):
@@ -289,6 +288,19 @@ class RolloutTask:
             )
             for step in rollout.steps
         ]
+
+
+def counted_numbers(numbers: Sequence[int], total: int) -> list[int]:
+    """Return whose randomness each sample is trained with: its own, if it counts.
+
+    One that only keeps step has that of the last one that counts. So it asks no denoiser of several
+    that nobody else asks, whose gradient would be 0 then, by which an optimizer moves it on.
+
+    Args:
+        numbers: of the samples.
+        total: of the step; numbers from there on count nothing.
+    """
+    return [min(number, total - 1) for number in numbers]
 
 
 def _later(
