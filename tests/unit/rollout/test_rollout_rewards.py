@@ -21,6 +21,7 @@ from cosmos_rollout import (
     RewardError,
     RewardInput,
     RewardPool,
+    RewardPoolClosedError,
     RewardPoolConfig,
     Scored,
 )
@@ -218,6 +219,20 @@ async def test_a_reward_that_cannot_be_used_is_known_at_the_start(user_file, fun
             await pool.start()
     finally:
         await pool.aclose()
+
+
+async def test_a_pool_that_was_closed_says_so_whatever_it_is_asked():
+    pool = RewardPool(RewardPoolConfig())
+    await pool.aclose()
+
+    for asked in (
+        pool.start(),
+        pool.score(RewardInput(prompt="1 + 1?", response="2", answer="2")),
+        pool.score_group((), ()),
+    ):
+        with pytest.raises(RewardPoolClosedError, match="was closed"):
+            await asked
+    assert pool.failures == {}
 
 
 OWNER = """

@@ -61,6 +61,10 @@ class RewardError(RolloutError):
     """Raised for a reward that cannot be used at all: unknown function, wrong signature."""
 
 
+class RewardPoolClosedError(RolloutError):
+    """Raised when a reward pool is used after `aclose`."""
+
+
 class SandboxError(RolloutError):
     """Raised when generated code cannot be run as isolated as it was asked for."""
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from pebble import ProcessExpired
 
-from cosmos_rollout.errors import RewardError
+from cosmos_rollout.errors import RewardError, RewardPoolClosedError
 from cosmos_rollout.lasting_pool import LastingPool
 from cosmos_rollout.rewards.answers import MathReward
 from cosmos_rollout.rewards.batching import Batcher
@@ -77,6 +77,7 @@ class RewardPool:
         self._batcher = Batcher(self._score_batch, num_lanes=config.num_workers)
         self._failures: Counter[str] = Counter()
         self._num_scored = 0
+        self._closed = False
 
     @property
     def num_scored(self) -> int:
@@ -93,7 +94,9 @@ class RewardPool:
 
         Raises:
             RewardError: if one of them cannot be imported or called.
+            RewardPoolClosedError: after `aclose`.
         """
+        self._refuse_if_closed()
         for config in (*self._config.rewards, *self._config.group_rewards):
             try:
                 problem = await self._workers.run(prepare, (config,), self._config.start_timeout_s)
@@ -107,7 +110,12 @@ class RewardPool:
                 raise RewardError(f"reward {config.name} cannot be used: {problem}")
 
     async def score(self, sample: RewardInput) -> Outcome:
-        """Compute every reward of one sample; the first failure, in order, is the outcome."""
+        """Compute every reward of one sample; the first failure, in order, is the outcome.
+
+        Raises:
+            RewardPoolClosedError: after `aclose`.
+        """
+        self._refuse_if_closed()
         values = await self._batcher.call(sample)
         rewards: dict[str, float] = {}
         total = 0.0
@@ -123,7 +131,12 @@ class RewardPool:
     async def score_group(
         self, samples: Sequence[RewardInput], outcomes: Sequence[Outcome]
     ) -> Sequence[Outcome]:
-        """Add the group rewards to the siblings' own; a sibling that failed takes no part."""
+        """Add the group rewards to the siblings' own; a sibling that failed takes no part.
+
+        Raises:
+            RewardPoolClosedError: after `aclose`.
+        """
+        self._refuse_if_closed()
         joined = list(outcomes)
         for config in self._config.group_rewards:
             places = [i for i, outcome in enumerate(joined) if isinstance(outcome, Scored)]
@@ -136,8 +149,13 @@ class RewardPool:
 
     async def aclose(self) -> None:
         """Drop what is pending and end the workers. Idempotent."""
+        self._closed = True
         await self._batcher.aclose()
         await self._workers.aclose()
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise RewardPoolClosedError("this pool of rewards was closed; make another")
 
     async def _score_batch(self, samples: Sequence[RewardInput]) -> Sequence[_Values]:
         """Compute every reward of every sample in one hand-over."""
