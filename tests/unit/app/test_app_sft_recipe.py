@@ -1,5 +1,6 @@
 """Recipes of supervised runs: told apart by kind, checked before anything starts."""
 
+import asyncio
 import json
 from dataclasses import replace
 
@@ -11,10 +12,12 @@ from cosmos_app.errors import DataError
 from cosmos_app.export import export_checkpoint
 from cosmos_app.given.check import check_given, forecast_given
 from cosmos_app.given.files import prepare_model
-from cosmos_app.given.launch import child_specs
+from cosmos_app.given.launch import child_specs, run_given_recipe
 from cosmos_app.given.recipe import SftRecipe
 from cosmos_app.given.tasks import supervised
 from cosmos_app.given.trainer import GivenTrainer
+from cosmos_app.prepare import build_once
+from cosmos_app.quickstart.tiny_model import TinyModelConfig
 from cosmos_app.recipe import PolicyConfig, Recipe
 from cosmos_app.recipes import load_any_recipe, recipe_of_run
 from cosmos_core.config import ConfigError, config_to_json
@@ -88,14 +91,10 @@ def test_a_second_model_cannot_score_in_stages(tmp_path, data):
 
 
 def test_a_teacher_that_the_ranks_cannot_divide_is_refused(tmp_path, data):
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 32}
-    sizes |= {"intermediate_size": 16, "vocab_size": 16}
-    for name, heads in (("model", 2), ("teacher", 1)):
-        (tmp_path / name).mkdir()
-        config = {"model_type": "qwen3", "num_key_value_heads": heads, **sizes}
-        (tmp_path / name / "config.json").write_text(json.dumps(config))
-        for file in ("tokenizer.json", "model.safetensors"):
-            (tmp_path / name / file).write_text("{}")
+    for name in ("model", "teacher"):
+        build_once(tmp_path / name, ["0123456789+="], TinyModelConfig(num_heads=4), seed=0)
+    file = tmp_path / "teacher" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_key_value_heads": 1}))
     path = tmp_path / "given.toml"
     path.write_text(
         f'kind = "distillation"\nteacher = "{tmp_path / "teacher"}"\n'
@@ -165,3 +164,36 @@ def test_several_replicas_have_a_meeting_place(run, file):
     two = child_specs(load_any_recipe(file, ["policy.replicas=2", "policy.ranks=2"]), run)
     assert [spec.name for spec in two] == ["meeting", "policy-0", "policy-1"]
     assert "--nproc-per-node=2" in two[1].argv
+
+
+@pytest.mark.parametrize(
+    ("text", "override", "message"),
+    [
+        (None, "", "No such file"),
+        ("", "", "there is no row"),
+        ('{"prompt": "1", "response": "2"}\nnot json\n', "", r"rows.jsonl:2: is not JSON"),
+        ('{"prompt": "1", "answer": "2"}\n', "model.path={model}", "rows.jsonl:1: .*'response'"),
+        ('{"prompt": "1", "response": "2"}\n', "data.validation_path=/nowhere", "/nowhere"),
+        ('{"prompt": "1", "response": "2"}\n', "model.path=/nowhere", "no such directory"),
+    ],
+)
+def test_wrong_files_are_refused_before_there_is_a_run_directory(
+    file, data, tmp_path, text, override, message
+):
+    output = tmp_path / "out"
+    model = tmp_path / "model"
+    changes = [override.format(model=model)] if override else []
+    recipe = load_any_recipe(file, [f"output={output}", "data.held_out=0", *changes])
+    build_once(model, ["1+2="], recipe.model.tiny, 0)
+    if text is None:
+        data.unlink()
+    else:
+        data.write_text(text)
+
+    for look in (
+        lambda: asyncio.run(run_given_recipe(recipe, resume=False, as_json=False)),
+        lambda: check_given(recipe, as_json=False),
+    ):
+        with pytest.raises((SftDataError, DataError), match=message):
+            look()
+    assert not output.exists()

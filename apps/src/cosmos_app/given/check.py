@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 
 from cosmos_app.check import count_parameters, trained_mib
-from cosmos_app.given.files import require_teacher
+from cosmos_app.given.files import check_inputs
 from cosmos_app.given.recipe import GivenRecipe
 from cosmos_app.output import print_json
 from cosmos_core.config import config_to_json
@@ -60,8 +60,7 @@ def check_given(recipe: GivenRecipe, *, as_json: bool) -> int:
         MeshError: if the model cannot be divided as the recipe says.
         SftDataError: if the data cannot be read.
     """
-    if recipe.model.path is not None:
-        require_teacher(recipe, recipe.model.path)
+    check_inputs(recipe)
     predicted = forecast_given(recipe)
     if as_json:
         print_json(asdict(predicted))

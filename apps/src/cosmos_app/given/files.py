@@ -1,7 +1,9 @@
 """What a run on given data finds and leaves in its run directory."""
 
 import json
+from collections import deque
 from pathlib import Path
+from typing import Any
 
 from cosmos_app.given.recipe import GIVEN_KINDS, DistillationRecipe, GivenRecipe, SftRecipe
 from cosmos_app.prepare import (
@@ -12,7 +14,7 @@ from cosmos_app.prepare import (
 )
 from cosmos_core.config import config_from_json
 from cosmos_core.rundir import RunDirectory
-from cosmos_parallel import read_rows
+from cosmos_parallel import SftDataError, SftFormat, encode_example, read_rows
 
 _STOP_FILE = "stop"
 
@@ -37,25 +39,64 @@ def checkpoints_of(recipe: GivenRecipe, run: RunDirectory) -> Path | str:
     return recipe.trainer.checkpoints or run.checkpoints
 
 
-def prepare_model(recipe: GivenRecipe, run: RunDirectory) -> int:
-    """Build the tiny model when the recipe names none; return its number of parameters, or 0.
+def check_inputs(recipe: GivenRecipe) -> None:
+    """Look at every file the recipe names, before anything is written.
+
+    Every row is read. The first is encoded too, where it is one of supervised examples and the
+    tokenizer is there.
 
     Raises:
         DataError: if the recipe names a directory without a model in it, or a teacher that has
             other tokens than the model or cannot be divided as the recipe says.
         MeshError: if the model cannot be divided as the recipe says.
+        SftDataError: if the data cannot be read, naming file, line and what is wrong.
+    """
+    data, model = recipe.data, recipe.model
+    if model.path is not None:
+        require_trainable(model.path, recipe.policy, model.training)
+        _require_teacher(recipe, model.path)
+    parts = [(data.path, data.rows.split)]
+    if data.validation_path is not None:
+        parts.append((data.validation_path, data.rows.split))
+    elif data.validation_split:
+        parts.append((data.path, data.validation_split))
+    for path, split in parts:
+        rows = read_rows(path, split)
+        where, first = next(rows, ("", None))
+        if first is None:
+            raise SftDataError(f"{path}: there is no row")
+        if model.path is not None and isinstance(data.rows, SftFormat):
+            encode_example(first, tokenizer_of(model.path), where, rows=data.rows)
+        deque(rows, maxlen=0)
+
+
+def tokenizer_of(model: Path) -> Any:  # a tokenizer of transformers
+    """Load the tokenizer of a model."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model)
+
+
+def prepare_model(recipe: GivenRecipe, run: RunDirectory) -> int:
+    """Build the tiny model when the recipe names none; return its number of parameters, or 0.
+
+    Raises:
+        DataError: if the recipe's teacher has other tokens than what was built, or cannot be
+            divided as the recipe says.
+        MeshError: if the model cannot be divided as the recipe says.
         SftDataError: if the data cannot be read.
     """
-    model, built = model_of(recipe, run), 0
-    if recipe.model.path is None:
-        texts = (str(row) for _, row in read_rows(recipe.data.path, recipe.data.rows.split))
-        built = build_once(model, texts, recipe.model.tiny, recipe.seed)
+    if recipe.model.path is not None:
+        return 0
+    model = model_of(recipe, run)
+    texts = (str(row) for _, row in read_rows(recipe.data.path, recipe.data.rows.split))
+    built = build_once(model, texts, recipe.model.tiny, recipe.seed)
     require_trainable(model, recipe.policy, recipe.model.training)
-    require_teacher(recipe, model)
+    _require_teacher(recipe, model)
     return built
 
 
-def require_teacher(recipe: GivenRecipe, model: Path) -> None:
+def _require_teacher(recipe: GivenRecipe, model: Path) -> None:
     """Look whether a recipe's teacher, if it has one, fits the model and the ranks.
 
     Raises:

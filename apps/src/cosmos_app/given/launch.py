@@ -23,7 +23,13 @@ from cosmos_app.control_files import forget_meeting_place
 from cosmos_app.devices import needs_of_policies, require_devices, visible_devices
 from cosmos_app.errors import InterruptedRunError
 from cosmos_app.frame import NO_CHECKPOINT, Answers, RunFrame, hand_in, open_run
-from cosmos_app.given.files import ask_to_stop, checkpoints_of, forget_stop, prepare_model
+from cosmos_app.given.files import (
+    ask_to_stop,
+    check_inputs,
+    checkpoints_of,
+    forget_stop,
+    prepare_model,
+)
 from cosmos_app.given.recipe import GivenRecipe
 from cosmos_app.report import median
 from cosmos_app.supervisor import ChildSpec, Incident
@@ -66,11 +72,12 @@ async def run_given_recipe(recipe: GivenRecipe, *, resume: bool, as_json: bool) 
         RunExistsError: if the output directory holds a run and ``resume`` was not asked for.
         NothingToResumeError: if it holds none and it was.
         DataError: if the model cannot be used, or this machine has too few GPUs.
-        ParallelError: if the data cannot be used.
+        ParallelError: if the data cannot be used, or the model not be divided as the recipe says.
         ChildFailedError: if a process could not be kept alive.
         InterruptedRunError: after a clean stop before the last step.
     """
     console = Console(stderr=as_json)
+    check_inputs(recipe)
     require_devices(needs_of_policies(recipe.policy), len(visible_devices()))
     run = open_run(recipe, console, resume=resume)
     with run:

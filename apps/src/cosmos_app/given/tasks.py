@@ -9,6 +9,7 @@ from torch import nn
 from cosmos_algos import DpoConfig
 from cosmos_app.given.classifier import require_classifier
 from cosmos_app.given.distillation import DistillationTask
+from cosmos_app.given.files import tokenizer_of
 from cosmos_app.given.preference_data import PreferenceFormat, load_marked, load_pairs
 from cosmos_app.given.preferences import KtoTask, Layout, PairTask
 from cosmos_app.given.recipe import (
@@ -62,7 +63,7 @@ def supervised(data: SftDataConfig, batch: SftBatchConfig, model_dir: Path) -> S
         SftDataError: if they cannot be read.
         RunError: if nothing is left to train on.
     """
-    tokenizer = _tokenizer(model_dir)
+    tokenizer = tokenizer_of(model_dir)
 
     def load(path: Path, rows: Rows) -> tuple[SftExample, ...]:
         assert isinstance(rows, SftFormat)
@@ -75,7 +76,7 @@ def supervised(data: SftDataConfig, batch: SftBatchConfig, model_dir: Path) -> S
 def _preferences(
     recipe: PreferenceRecipe, model_dir: Path, mesh: TrainingMesh
 ) -> PairTask | KtoTask:
-    tokenizer, algorithm = _tokenizer(model_dir), recipe.algorithm
+    tokenizer, algorithm = tokenizer_of(model_dir), recipe.algorithm
     reference = _frozen(model_dir, mesh, recipe)
     layout = Layout(batch=recipe.trainer.batch, vocab_size=len(tokenizer))
 
@@ -92,7 +93,7 @@ def _preferences(
 
 def _rewards(recipe: RewardModelRecipe, model_dir: Path) -> RewardTask:
     require_classifier(model_dir)
-    tokenizer = _tokenizer(model_dir)
+    tokenizer = tokenizer_of(model_dir)
     layout = Layout(batch=recipe.trainer.batch, vocab_size=len(tokenizer))
     pairs = split_off(recipe.data, lambda path, r: load_pairs(path, tokenizer, _preference_rows(r)))
     return RewardTask(pairs, recipe.algorithm, layout)
@@ -107,9 +108,3 @@ def _frozen(path: Path, mesh: TrainingMesh, recipe: GivenRecipe) -> nn.Module:
     """Load a model that only scores."""
     model = load_causal_lm(path, mesh, replace(recipe.model.training, lora=None))
     return model.requires_grad_(False)
-
-
-def _tokenizer(model_dir: Path) -> Any:  # a tokenizer of transformers
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(model_dir)
