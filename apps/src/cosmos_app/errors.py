@@ -89,7 +89,7 @@ def _errors_that_stay() -> tuple[type[Exception], ...]:
         SftDataError,
     )
     from cosmos_rollout import EngineSettingsError
-    from cosmos_wfm import PipelineError, WfmConfigError
+    from cosmos_wfm import CaptionDataError, PipelineError, WfmConfigError
 
     return (
         CodeVersionError,
@@ -105,6 +105,7 @@ def _errors_that_stay() -> tuple[type[Exception], ...]:
         EngineSettingsError,
         ModelHeadError,
         AdapterError,
+        CaptionDataError,
         CheckpointMismatchError,
         MeshError,
         ModelMismatchError,

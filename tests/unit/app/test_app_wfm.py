@@ -90,10 +90,24 @@ def test_check_refuses_missing_data_and_warns_of_what_the_environment_lacks(
     warned = CliRunner().invoke(main, ["check", recipe, "reward_service.clip=2.0", "--json"])
 
     assert missing.exit_code == 2
-    assert f"data: {tmp_path}/none is not a directory" in " ".join(missing.stderr.split())
+    assert f"{tmp_path}/none is not a directory" in " ".join(missing.stderr.split())
     assert warned.exit_code == 0, warned.output
     [warning] = json.loads(warned.stdout)["warnings"]
     assert "REMOTE_REWARD_ENQUEUE_URL is not set" in warning
+
+
+@pytest.mark.parametrize(
+    "change", ["model=/nowhere", "prompts=/nowhere", "data.kind=images data.path=/nowhere"]
+)
+def test_a_run_whose_files_are_not_there_writes_nothing(recipe, tmp_path, change):
+    changes = change.split()
+    if len(changes) > 1:
+        changes += ["algorithm.kind=ddrl"]
+    failed = CliRunner().invoke(main, ["run", recipe, *changes])
+
+    assert failed.exit_code == 2, failed.output
+    assert "/nowhere" in failed.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_there_are_recipes():

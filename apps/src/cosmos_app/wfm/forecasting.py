@@ -12,7 +12,7 @@ from cosmos_app.wfm.object_store import use_object_store
 from cosmos_app.wfm.recipe import WfmRecipe
 from cosmos_app.wfm.rewarding import reward_client
 from cosmos_core.config import config_to_json
-from cosmos_wfm import CaptionDataError, DiffusionRlConfig, RunForecast, forecast_run
+from cosmos_wfm import DiffusionRlConfig, RunForecast, forecast_run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,13 +34,10 @@ def check_wfm(recipe: WfmRecipe, *, as_json: bool) -> int:
     Raises:
         PipelineError: if the model cannot be trained, or not on such ranks.
         WfmConfigError: if sizes, adapters, prompts or rewards do not fit the model or each other.
-        DataError: if the data cannot be read.
+        CaptionDataError: if the data cannot be read.
     """
     use_object_store(os.environ)
-    try:
-        found = WfmCheck(forecast=forecast_run(recipe), warnings=_warnings(recipe))
-    except CaptionDataError as error:
-        raise DataError(f"data: {error}") from error
+    found = WfmCheck(forecast=forecast_run(recipe), warnings=_warnings(recipe))
     if as_json:
         print_json(asdict(found))
     else:

@@ -33,6 +33,7 @@ from cosmos_wfm import (
     DiffusionRl,
     DiffusionRlConfig,
     DiffusionSftConfig,
+    check_files,
     fill_cache,
     take_rl_steps,
     train_rl,
@@ -106,6 +107,7 @@ def cache_wfm(recipe: WfmRecipe) -> int:
 
 def train(recipe: WfmRecipe, mesh: TrainingMesh, *, resume: bool = False) -> Path:
     """Run a recipe on a mesh; every rank calls. Rank 0 writes the recipe and the figures."""
+    check_files(recipe)  # before anything is written, and loggers open a run somewhere
     output = Path(recipe.output)
     first = mesh.process.rank == 0
     if first:

@@ -38,7 +38,7 @@ from cosmos_wfm.flow_matching import (
     shift_sigmas,
     sigma_weights,
 )
-from cosmos_wfm.forecast import RunForecast, forecast_run
+from cosmos_wfm.forecast import RunForecast, check_files, forecast_run
 from cosmos_wfm.guidance import Guidance, guided_velocity
 from cosmos_wfm.latent_media import LatentDecoder
 from cosmos_wfm.loading import find_adapter, load_adapter, load_outline
@@ -183,6 +183,7 @@ __all__ = [
     "WfmError",
     "awm_loss",
     "cache_key",
+    "check_files",
     "check_model",
     "ddrl_loss",
     "denoisers_of",

@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cosmos_wfm.adapter import DiffusionModelAdapter
+from cosmos_wfm.captions import ImageCaptionsConfig
 from cosmos_wfm.context import check_context
 from cosmos_wfm.denoiser import float32_modules
+from cosmos_wfm.errors import CaptionDataError
 from cosmos_wfm.families.shared import check_wan_vae
-from cosmos_wfm.loading import load_outline
+from cosmos_wfm.loading import load_outline, pipeline_class_name
 from cosmos_wfm.prompts import read_prompts
 from cosmos_wfm.rewards import check_prompts
 from cosmos_wfm.rl import DiffusionRlConfig
@@ -20,6 +22,7 @@ from cosmos_wfm.rollouts import SamplerConfig
 from cosmos_wfm.sft import DiffusionSftConfig
 from cosmos_wfm.training_data import check_sizes, sizes_of
 from cosmos_wfm.tuning import recompute_blocks
+from cosmos_wfm.videos import VideoCaptionsConfig
 
 _FLOAT32_BYTES = 4
 _MIB = 1 << 20
@@ -75,6 +78,22 @@ def forecast_run(config: Recipe) -> RunForecast:
     if isinstance(config, DiffusionSftConfig):
         return _forecast_sft(config)
     return _forecast_rl(config)
+
+
+def check_files(config: Recipe) -> None:
+    """Refuse names of what is not there: the part of a forecast that takes no time.
+
+    Raises:
+        PipelineError: if the model is no pipeline.
+        WfmConfigError: if there are no such prompts.
+        CaptionDataError: if there is no such directory of data.
+    """
+    pipeline_class_name(Path(config.model))
+    if isinstance(config, DiffusionRlConfig):
+        read_prompts(Path(config.prompts), config.groups_per_step)
+    data = config.data
+    if isinstance(data, ImageCaptionsConfig | VideoCaptionsConfig) and not Path(data.path).is_dir():
+        raise CaptionDataError(f"{data.path} is not a directory")
 
 
 def _forecast_sft(config: DiffusionSftConfig) -> RunForecast:
