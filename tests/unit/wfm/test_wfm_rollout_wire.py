@@ -9,6 +9,8 @@ import torch
 from cosmos_wfm import (
     DiffusionRlConfig,
     DisaggregatedConfig,
+    FullTuning,
+    LoraTuning,
     NoisyStep,
     Prompt,
     Rollout,
@@ -18,6 +20,8 @@ from cosmos_wfm import (
     SamplerConfig,
     StepParts,
     WfmConfigError,
+    load_adapter,
+    local_scorer,
     pack_order,
     pack_rollout,
     parse_order,
@@ -114,6 +118,34 @@ def test_a_replica_hands_rewards_what_a_prompt_set_says_beside_its_prompts(tmp_p
     came = parse_rollout(pack_rollout(drawn)).rollout
     assert came.rewards.result() == [0.25, 0.5, 0.5]
     assert [prompt.metadata["worth"] for prompt in came.prompts] == [0.25, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("tuning", [FullTuning(), LoraTuning(rank=2, alpha=4)])
+def test_a_replica_embeds_prompts_as_the_run_that_trains_on_them(model_dirs, tuning):
+    # Cosmos projects embedded prompts inside its denoiser, which trains that, or before it
+    config = DiffusionRlConfig(
+        model=str(model_dirs("cosmos")),
+        prompts="mock",
+        output="",
+        rewards={"brightness": 1.0},
+        sampler=SamplerConfig(num_steps=1, height=32, width=32),
+        tuning=tuning,
+        disaggregated=DisaggregatedConfig(),
+    )
+    run = load_adapter(config.model)
+    tuning.prepare(run, seed=config.seed)
+    replica = RolloutReplica(config, local_scorer(config.rewards))
+    order = RolloutOrder(step=0, place=0, numbers=(0,), version=0)
+    first = replica.draw(order).rollout
+
+    expected = run.encode_text(first.prompts)
+    assert first.text.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(first.text[name], value)
+    for weight in replica.weights.values():  # a version of them that is another one
+        weight.mul_(1.5)
+    changed = (replica.draw(order).rollout.latents - first.latents).abs().max()
+    assert changed > 1e-4 if isinstance(tuning, FullTuning) else changed == 0  # B is 0 in LoRA
 
 
 @pytest.mark.parametrize(

@@ -76,9 +76,8 @@ class RolloutReplica:
         named = dict(denoiser.named_parameters())
         if isinstance(config.tuning, LoraTuning):
             named = {name: weight for name, weight in named.items() if weight.requires_grad}
-        self.weights: Mapping[str, Tensor] = {
-            name: weight.requires_grad_(False) for name, weight in named.items()
-        }
+        # The parameters stay what training makes of them: adapters ask which are trained.
+        self.weights: Mapping[str, Tensor] = {name: w.detach() for name, w in named.items()}
 
     def draw(self, order: RolloutOrder) -> RolloutMessage:
         """Draw a micro-batch with the weights as they are; its rewards may come later."""
