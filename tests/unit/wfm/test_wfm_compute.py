@@ -176,3 +176,26 @@ def test_compiled_blocks_give_the_same_losses(recipe):
 
     assert trained(compiled, ALONE)[1] == pytest.approx(plain, abs=1e-6)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+
+
+class Doubling(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, values):
+        return self.factor * values
+
+
+@pytest.mark.parametrize(("recomputes", "num_graphs"), [(False, 2), (True, 3)])
+def test_compiled_blocks_that_are_computed_again_have_a_graph_for_each_size(recomputes, num_graphs):
+    # one for any size, which comes up at the second, would save other tensors than the first did
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    module = nn.Sequential(Doubling())
+    module.gradient_checkpointing = recomputes
+    shard_denoiser(module, [module[0]], ALONE, ComputeConfig(compile="eager"))
+
+    for size in (2, 3, 4):
+        module(torch.ones(size, 4))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == num_graphs

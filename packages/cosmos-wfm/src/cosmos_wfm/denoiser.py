@@ -75,8 +75,10 @@ def shard_denoiser(
     if isinstance(module, NoiseExperts):
         module.share(mesh)
     if config.compile:
+        # else a graph for any size may come up between a pass and its recomputation, and differ
+        dynamic = False if _recomputes(module) else None
         for block in blocks:
-            block.compile(backend=config.compile)
+            block.compile(backend=config.compile, dynamic=dynamic)
     if config.dtype == "float32":
         shard_module(module, mesh, blocks=blocks)
         return
@@ -113,6 +115,11 @@ def float32_modules(module: nn.Module, names: Sequence[str]) -> list[nn.Module]:
             f"{type(module).__name__} with weights is called that"
         )
     return list(found.values())
+
+
+def _recomputes(module: nn.Module) -> bool:
+    """Return whether backward computes activations again, as diffusers' models say it."""
+    return any(getattr(part, "gradient_checkpointing", False) for part in module.modules())
 
 
 def _shard_mixed(
