@@ -19,7 +19,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, characters in (("model", "0123456789+=abc"), ("alike", "0123456789+=xyz")):
         build_tiny_model(folder / name, [characters], TINY, seed=0)
     build_tiny_model(folder / "smaller", ["ab"], TINY, seed=0)
-    rows = [{"prompt": f"{n}+{n}=", "answer": str(2 * n)} for n in range(9)]
+    sums = [(f"{n}+{n}=", str(2 * n)) for n in range(9)]
+    rows = [{"prompt": sum_, "answer": total, "response": total} for sum_, total in sums]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return folder
 
