@@ -64,7 +64,9 @@ def test_preferences_are_learned_on_two_ranks_and_validated(runner: Runner) -> N
     assert json.loads((run.output / "config.json").read_text())["kind"] == "preference"
 
 
-def test_a_teacher_of_another_vocabulary_is_refused_once(runner: Runner, tmp_path: Path) -> None:
+def test_a_teacher_of_another_vocabulary_is_refused_at_the_start(
+    runner: Runner, tmp_path: Path
+) -> None:
     from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 
     tiny = TinyModelConfig(hidden_size=16, num_layers=1, num_heads=2, head_dim=32)
@@ -76,7 +78,7 @@ def test_a_teacher_of_another_vocabulary_is_refused_once(runner: Runner, tmp_pat
     )  # fmt: skip
     assert run.finish() == 2, run.logs()
     assert "they need one vocabulary" in run.text
-    assert run.text.count("died") == 1
+    assert "died" not in run.text
 
 
 def test_a_reward_model_of_the_recipe_starts_at_log_2_and_is_exported(runner: Runner) -> None:
