@@ -84,13 +84,14 @@ def test_an_edge_moves_its_boxes_between_processes(over, held_in, wanted_in):
     if over == "nccl" and torch.cuda.device_count() < 2:
         pytest.skip("waits for two CUDA devices: NCCL joins no two ranks on one")
     source = Path(sys.modules["cosmos_weightsync"].__file__ or "").parents[1]
+    paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(source)]
     boxes = {name: (box.start, box.stop) for name, box in BOXES.items()}
     sender = subprocess.Popen(
         [sys.executable, "-c", SENDER, json.dumps([boxes, SHAPE, BUCKET_BYTES]), held_in, over],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(source)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         start_new_session=True,
     )
     assert sender.stdin is not None

@@ -118,7 +118,7 @@ class Runner:
         output = self.folder / name
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, SOURCES)),
+            "PYTHONPATH": os.pathsep.join([*map(str, SOURCES), os.environ.get("PYTHONPATH", "")]),
             "COLUMNS": "200",
         }
         process = subprocess.Popen(

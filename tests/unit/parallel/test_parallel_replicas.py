@@ -192,10 +192,10 @@ def test_a_sum_on_devices_tells_of_a_member_that_died(port):
         )
         for index in range(2)
     ]
-    try:
-        told, _ = members[0].communicate(timeout=120)
-    finally:
-        for member in members:
-            member.kill()
-            member.wait()
+    with members[0], members[1]:
+        try:
+            told, _ = members[0].communicate(timeout=120)
+        finally:
+            for member in members:
+                member.kill()
     assert told.split() == ["lost", "goes", "on"]

@@ -1,0 +1,240 @@
+"""The side of Python: what ``torch.cuda`` and NCCL's groups are, with the emulated device."""
+
+import contextlib
+
+import emulated_device as device
+import torch
+import torch.cuda.memory
+import torch.cuda.random
+import torch.cuda.streams
+import torch.distributed as dist
+import torch.storage
+from torch.distributed import distributed_c10d
+
+_NAME = "NVIDIA H100 80GB HBM3"
+_MEMORY = 80 << 30
+
+
+class Stream(torch.Stream):
+    """One of which everything is done already."""
+
+    cuda_stream = 0
+
+    def __new__(cls, device=None, priority=0, **_):
+        return super().__new__(cls, torch.device("cuda", _index_of(device)))
+
+    def wait_stream(self, other):
+        pass
+
+    def wait_event(self, event):
+        pass
+
+    def record_event(self, event=None):
+        return event or Event()
+
+    def synchronize(self):
+        pass
+
+    def query(self):
+        return True
+
+
+class Event:
+    """One that has happened."""
+
+    def __init__(self, *_, **__):
+        pass
+
+    def record(self, stream=None):
+        pass
+
+    def wait(self, stream=None):
+        pass
+
+    def query(self):
+        return True
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, other):
+        return 1.0
+
+
+class CurrentDevice:
+    """``torch.cuda.device``."""
+
+    def __init__(self, which):
+        self._index = _index_of(which)
+
+    def __enter__(self):
+        self._before = device.current_device()
+        device.set_device(self._index)
+
+    def __exit__(self, *_):
+        device.set_device(self._before)
+
+
+class Properties:
+    """Those of a GPU of compute capability 9.0."""
+
+    name = _NAME
+    major, minor = 9, 0
+    total_memory = _MEMORY
+    multi_processor_count, warp_size = 132, 32
+    max_threads_per_multi_processor, regs_per_multiprocessor = 2048, 65536
+    shared_memory_per_block_optin = 232448
+    gcnArchName = ""  # noqa: N815 - torch's
+
+    def __init__(self, index):
+        self.uuid = f"00000000-0000-0000-0000-{index:012d}"
+
+
+class _AnyOfOurs(type):
+    def __instancecheck__(cls, group):
+        return isinstance(group, device.Collectives)
+
+
+class ProcessGroupNCCL(metaclass=_AnyOfOurs):
+    """Builds groups over gloo that take tensors of the device."""
+
+    class Options:
+        """What callers set; the time limit is heeded."""
+
+        def __init__(self, *_, **__):
+            self._timeout = distributed_c10d.default_pg_timeout
+            self.is_high_priority_stream = False
+
+    def __new__(cls, store, rank, size, options=None, *_):
+        options = options or cls.Options()
+        store = dist.PrefixStore("emulated", store)
+        gloo = dist.ProcessGroupGloo(store, rank, size, timeout=options._timeout)
+        return device.Collectives(rank, size, gloo)
+
+
+def _index_of(which):
+    if which is None:
+        return device.current_device()
+    if isinstance(which, int):
+        return which if which >= 0 else device.current_device()
+    which = torch.device(which)
+    if which.type != "cuda":
+        raise ValueError(f"Expected a cuda device, but got: {which}")
+    return device.current_device() if which.index is None else which.index
+
+
+def _exchange_device(index):
+    before = device.current_device()
+    if index >= 0:
+        device.set_device(index)
+    return before
+
+
+@contextlib.contextmanager
+def _on_stream(_):
+    yield
+
+
+def _memory_stats(_=None):
+    now, peak = device.allocated(), device.peak()
+    kinds = ("allocated_bytes", "reserved_bytes", "active_bytes")
+    stats = {f"{kind}.all.{when}": value for kind in kinds for when, value in
+             (("current", now), ("peak", peak))}  # fmt: skip
+    return {**stats, "num_alloc_retries": 0, "num_ooms": 0}
+
+
+def _names():
+    """Return what stands in for functions and classes of ``torch.cuda``."""
+    generators = tuple(
+        torch.Generator(device=f"cuda:{index}") for index in range(device.num_devices())
+    )
+    streams = tuple(Stream(index) for index in range(device.num_devices()))
+    return {
+        "_is_compiled": lambda: True,
+        "_lazy_init": lambda: None,
+        "_lazy_call": lambda function, **_: function(),
+        "_is_in_bad_fork": lambda: False,
+        "is_initialized": lambda: True,
+        "is_available": lambda: device.num_devices() > 0,
+        "is_bf16_supported": lambda including_emulation=True: True,
+        "is_current_stream_capturing": lambda: False,
+        "device_count": device.num_devices,
+        "current_device": device.current_device,
+        "set_device": lambda which: device.set_device(_index_of(which)),
+        "device": CurrentDevice,
+        "_exchange_device": _exchange_device,
+        "_maybe_exchange_device": _exchange_device,
+        "get_device_name": lambda which=None: _NAME,
+        "get_device_capability": lambda which=None: (9, 0),
+        "get_device_properties": lambda which=None: Properties(_index_of(which)),
+        "Stream": Stream,
+        "Event": Event,
+        "current_stream": lambda which=None: streams[_index_of(which)],
+        "default_stream": lambda which=None: streams[_index_of(which)],
+        "stream": _on_stream,
+        "set_stream": lambda stream: None,
+        "synchronize": lambda which=None: None,
+        "empty_cache": lambda: None,
+        "ipc_collect": lambda: None,
+        "memory_allocated": lambda which=None: device.allocated(),
+        "max_memory_allocated": lambda which=None: device.peak(),
+        "memory_reserved": lambda which=None: device.allocated(),
+        "max_memory_reserved": lambda which=None: device.peak(),
+        "reset_peak_memory_stats": lambda which=None: device.reset_peak(),
+        "memory_stats": _memory_stats,
+        "mem_get_info": lambda which=None: (_MEMORY - device.allocated(), _MEMORY),
+        **_random_states(generators),
+    }
+
+
+def _random_states(generators):
+    def of(which="cuda"):
+        return generators[_index_of(which)]
+
+    return {
+        "default_generators": generators,
+        "manual_seed": lambda seed: of().manual_seed(seed),
+        "manual_seed_all": lambda seed: [each.manual_seed(seed) for each in generators],
+        "initial_seed": lambda: of().initial_seed(),
+        "get_rng_state": lambda which="cuda": of(which).get_state(),
+        "set_rng_state": lambda state, which="cuda": of(which).set_state(state),
+        "get_rng_state_all": lambda: [each.get_state() for each in generators],
+    }
+
+
+def _storage_to(original):
+    def to(storage, target, non_blocking=False):
+        if torch.device(target).type != "cuda":
+            return original(storage, target, non_blocking)
+        return _bytes_of(storage).to(target).untyped_storage()
+
+    return to
+
+
+def _resize_storage(original):
+    def resize_(storage, num_bytes):
+        if storage.device.type != "cuda":
+            return original(storage, num_bytes)
+        device.resize_storage(_bytes_of(storage), num_bytes)
+        return storage
+
+    return resize_
+
+
+def _bytes_of(storage):
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def install():
+    """Put the device into this process's torch; once, right after its import."""
+    for name, value in _names().items():
+        for module in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
+            if module is torch.cuda or hasattr(module, name):
+                setattr(module, name, value)
+    torch._C._cuda_getCurrentRawStream = lambda index: 0
+    torch.version.cuda = "13.0"
+    torch.storage._to = _storage_to(torch.storage._to)
+    torch.UntypedStorage.resize_ = _resize_storage(torch.UntypedStorage.resize_)
+    torch.Tensor.record_stream = lambda tensor, stream: None
+    distributed_c10d._NCCL_AVAILABLE = True
+    distributed_c10d.ProcessGroupNCCL = dist.ProcessGroupNCCL = ProcessGroupNCCL
