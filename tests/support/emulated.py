@@ -21,7 +21,9 @@ def why_not() -> str:
     """Say what is missing for it here; nothing if nothing is."""
     if torch.cuda.is_available():
         return "there is a real device"
-    return "" if shutil.which("g++") else "an emulated device wants g++"
+    headers = Path(sysconfig.get_paths()["include"], "Python.h")
+    has_tools = shutil.which("g++") is not None and headers.exists()
+    return "" if has_tools else "an emulated device wants g++ and the headers of Python"
 
 
 def build(folder: Path) -> Path:
