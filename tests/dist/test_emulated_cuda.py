@@ -28,6 +28,32 @@ TAKING = (  # world models, trained where `cosmos-app wfm run` finds a device
 )
 
 
+SENDER = """
+import sys, torch
+from cosmos_weightsync import WeightSender, shards_of
+torch.manual_seed(0)
+sender = WeightSender(shards_of(torch.nn.Linear(300, 200).cuda()))
+sender.publish(1)
+print(sender.endpoint, flush=True)
+sys.stdin.read()
+sender.close()
+"""
+RECEIVER = """
+import sys, torch
+from cosmos_weightsync import ReceiverConfig, WeightReceiver, shards_of
+torch.manual_seed(0)
+sent, served = torch.nn.Linear(300, 200), torch.nn.Linear(300, 200).cuda()
+with torch.no_grad():
+    served.weight.zero_()
+config = ReceiverConfig(mode="in_place", connect_timeout_s=20.0)
+receiver = WeightReceiver([sys.argv[1]], wanted=shards_of(served), config=config)
+receiver.stage(1)
+receiver.commit()
+print(torch.equal(sent.weight, served.weight.cpu()))
+receiver.close()
+"""
+
+
 @pytest.fixture(scope="module", autouse=True)
 def devices(tmp_path_factory: pytest.TempPathFactory):
     """Have what the tests start find devices."""
@@ -90,3 +116,22 @@ def test_a_run_of_two_ranks_and_an_engine_has_a_device_for_each(tmp_path: Path):
     for line in ("GPU 0: policy-0", "GPU 1: policy-0", "GPU 3: rollout-0"):
         assert line in run.text
     assert run.steps_done() == 3
+
+
+def test_weights_reach_a_process_that_does_not_see_the_senders_gpu():
+    def start(script, device, *arguments):
+        return subprocess.Popen(
+            [sys.executable, "-c", script, *arguments],
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": device},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    with start(SENDER, "0") as sender:
+        endpoint = sender.stdout.readline().strip()
+        with start(RECEIVER, "1", endpoint) as receiver:
+            told, _ = receiver.communicate(timeout=300)
+        sender.stdin.close()
+    assert told.split() == ["True"]
+    assert (sender.returncode, receiver.returncode) == (0, 0)

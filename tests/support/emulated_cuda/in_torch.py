@@ -1,6 +1,7 @@
 """The side of Python: what ``torch.cuda`` and NCCL's groups are, with the emulated device."""
 
 import contextlib
+import os
 
 import emulated_device as device
 import torch
@@ -87,7 +88,9 @@ class Properties:
     gcnArchName = ""  # noqa: N815 - torch's
 
     def __init__(self, index):
-        self.uuid = f"00000000-0000-0000-0000-{index:012d}"
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        number = int(visible.split(",")[index]) if visible else index
+        self.uuid = f"00000000-0000-0000-0000-{number:012d}"
 
 
 class _AnyOfOurs(type):

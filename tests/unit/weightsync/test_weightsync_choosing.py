@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import pytest
+import torch
 
 from cosmos_weightsync import TransportUnavailableError
 from cosmos_weightsync.transports import (
@@ -17,6 +18,7 @@ from cosmos_weightsync.transports import (
     TcpTransport,
     choose_transport,
 )
+from cosmos_weightsync.transports.cuda_ipc import gpu_of, visible_gpus
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,20 @@ TABLE = [
 
 @pytest.mark.parametrize(("ours", "offered", "same_host", "device", "picked"), TABLE)
 def test_the_fewest_copies_win_and_then_our_order(ours, offered, same_host, device, picked):
-    assert choose_transport(ours, offered, same_host=same_host, device=device).name == picked
+    found = choose_transport(
+        ours, offered, same_host=same_host, same_device=same_host, device=device
+    )
+    assert found.name == picked
+
+
+def test_memory_of_a_gpu_that_is_not_seen_here_comes_through_the_host():
+    assert choose_transport(OURS, ALL, same_host=True, device="cuda").name == "shared_memory"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="waits for a machine without a CUDA device")
+def test_a_process_without_cuda_names_no_gpu():
+    assert CudaIpcTransport().gpu == gpu_of(OURS) == ""
+    assert not visible_gpus()
 
 
 @pytest.mark.parametrize("offered", [{}, only("local"), only("shared_memory"), {"pigeon": 1}])

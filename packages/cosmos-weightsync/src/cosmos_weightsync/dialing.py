@@ -14,6 +14,7 @@ from cosmos_weightsync.layout import Layout
 from cosmos_weightsync.machines import this_machine
 from cosmos_weightsync.receiver_session import ReceiverSession
 from cosmos_weightsync.transports import Transport, choose_transport
+from cosmos_weightsync.transports.cuda_ipc import visible_gpus
 
 __all__ = ["HolderDialer"]
 
@@ -118,5 +119,6 @@ class HolderDialer:
             list(self._transports.values()),
             session.copies,
             same_host=bool(self._machine) and session.machine == self._machine,
+            same_device=session.gpu in visible_gpus(),
             device=self._device,
         )

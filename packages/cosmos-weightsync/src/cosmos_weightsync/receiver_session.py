@@ -34,6 +34,7 @@ class ReceiverSession:
         layout: What it holds, as a side of one rank.
         copies: The transports it offers, with how often they copy (`Capabilities.copies`).
         machine: Where it runs; see `cosmos_weightsync.machines.this_machine`.
+        gpu: The identity of the GPU that it can share memory of; empty without one.
         run_id: Of the trainer whose version is pinned.
         is_whole: Whether the pinned version was whole when it was pinned.
         wire_bytes: What the last `pull` took off the channel.
@@ -60,6 +61,7 @@ class ReceiverSession:
             offered: Mapping[str, Any] = welcome["transports"]
             self.copies: Mapping[str, int] = {str(k): int(v) for k, v in offered.items()}
             self.machine = str(welcome["machine"])
+            self.gpu = str(welcome.get("gpu", ""))
             self._holder_bucket_bytes = int(welcome["bucket_bytes"])
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             self.close()

@@ -45,6 +45,7 @@ from cosmos_weightsync.planning import Piece
 from cosmos_weightsync.reuse import EdgeEnd, Move, Offer, serve_offer
 from cosmos_weightsync.server import complain, receive_hello
 from cosmos_weightsync.transports import Channel, PendingChannel, Transport
+from cosmos_weightsync.transports.cuda_ipc import gpu_of
 
 __all__ = ["PROTOCOL", "HolderIdentity", "ServingSession", "pieces_of"]
 
@@ -123,6 +124,7 @@ class ServingSession:
             "layout": self._layout.to_json(),
             "transports": {n: t.capabilities.copies for n, t in identity.transports.items()},
             "machine": this_machine(),
+            "gpu": gpu_of(identity.transports.values()),
             "bucket_bytes": identity.buckets.bucket_bytes,
         }
         self._connection.send("welcome", welcome, deadline)

@@ -2,7 +2,7 @@
 
 | edge | candidates, best first |
 |---|---|
-| GPU memory wanted, same host | `cuda_ipc`, if both have it |
+| GPU memory wanted, same host | `cuda_ipc`, if both have it and see the sender's GPU |
 | same host | `shared_memory`, `cross_memory`, then as between hosts |
 | between hosts, RDMA on both | `nixl` |
 | between hosts | `tcp`, `process_group` |
@@ -17,7 +17,12 @@ __all__ = ["choose_transport"]
 
 
 def choose_transport(
-    ours: Sequence[Transport], offered: Mapping[str, int], *, same_host: bool, device: str = "cpu"
+    ours: Sequence[Transport],
+    offered: Mapping[str, int],
+    *,
+    same_host: bool,
+    same_device: bool = False,
+    device: str = "cpu",
 ) -> Transport:
     """The best of those that both ends have; among equals the first of ours.
 
@@ -25,6 +30,7 @@ def choose_transport(
         ours: What this end has.
         offered: What the holder has, with the copies it knows of (`Capabilities.copies`).
         same_host: Whether both are on one host.
+        same_device: Whether this end sees the GPU that the holder is on.
         device: The kind of memory that the bytes are wanted in.
 
     Raises:
@@ -32,7 +38,8 @@ def choose_transport(
     """
 
     def is_usable(found: Capabilities) -> bool:
-        return not found.same_process and (same_host or not found.same_host)
+        is_near = (same_host or not found.same_host) and (same_device or not found.same_device)
+        return is_near and not found.same_process
 
     def cost(transport: Transport) -> tuple[bool, int]:
         found = transport.capabilities

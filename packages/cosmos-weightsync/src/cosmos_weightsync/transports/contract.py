@@ -52,6 +52,7 @@ class Capabilities:
             transport itself says so.
         same_host: Both ends must be on one host.
         same_process: Both ends must be in one process, and have the same transport object.
+        same_device: The receiver must see the GPU that the sender is on.
         copies: How often processors copy a byte on its way; 0 is RDMA.
         devices: Kinds of memory that it moves: ``cpu``, ``cuda``.
         direct_bytes: Contiguous pieces of at least this size travel unpacked, from and into
@@ -67,6 +68,7 @@ class Capabilities:
     one_sided: bool = False
     same_host: bool = False
     same_process: bool = False
+    same_device: bool = False
     copies: int = 2
     devices: frozenset[str] = frozenset({"cpu"})
     direct_bytes: int = 256 << 10

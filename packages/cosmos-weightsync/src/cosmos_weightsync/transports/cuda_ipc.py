@@ -13,7 +13,7 @@ expose: waits for its stream, offsets [+ handles]    ─► opens handles, copie
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,16 +22,23 @@ from torch import Tensor
 from cosmos_weightsync.arenas import Arena
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import ProtocolError, TransportUnavailableError
-from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, Side, Window
+from cosmos_weightsync.transports.contract import (
+    Capabilities,
+    PendingChannel,
+    Side,
+    Transport,
+    Window,
+)
 from cosmos_weightsync.transports.exposing import receive_exposed, send_exposed
 from cosmos_weightsync.transports.host_sockets import HostConnection, prepare_on_host
 from cosmos_weightsync.transports.windows import MappedWindow, strided_view
 
-__all__ = ["CudaIpcTransport", "receiving"]
+__all__ = ["CudaIpcTransport", "gpu_of", "receiving", "visible_gpus"]
 
 _CAPABILITIES = Capabilities(
     one_sided=True,
     same_host=True,
+    same_device=True,
     devices=frozenset({"cuda"}),
     copies=1,
     direct_bytes=4 << 20,
@@ -141,6 +148,16 @@ def _uuids() -> Mapping[str, int]:
     }
 
 
+def gpu_of(transports: Iterable[Transport]) -> str:
+    """The identity of the device that `CudaIpcTransport` among these serves from, or nothing."""
+    return next((t.gpu for t in transports if isinstance(t, CudaIpcTransport)), "")
+
+
+def visible_gpus() -> frozenset[str]:
+    """The identities of the GPUs that this process sees; none while it does without CUDA."""
+    return frozenset(_uuids() if torch.cuda.is_initialized() else ())
+
+
 def receiving(connection: HostConnection, deadline: Deadline) -> _CudaIpcChannel:
     """Meet the sender over a connection: the device has to be one that this process sees too.
 
@@ -178,6 +195,13 @@ class CudaIpcTransport:
     def name(self) -> str:
         """``cuda_ipc``."""
         return "cuda_ipc"
+
+    @property
+    def gpu(self) -> str:
+        """The identity of the sender's device; empty while this process does without CUDA."""
+        if not torch.cuda.is_initialized():
+            return ""
+        return str(torch.cuda.get_device_properties(self._device_index).uuid)
 
     @property
     def capabilities(self) -> Capabilities:
