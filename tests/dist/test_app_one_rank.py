@@ -12,11 +12,11 @@ WORKER = """
 import sys
 import torch
 from cosmos_app.roles.process import torchrun_place
-from cosmos_app.roles.ranks import join_ranks_to_train
+from cosmos_app.roles.ranks import join_ranks
 from cosmos_parallel import ModelConfig, ParallelConfig, build_mesh, load_causal_lm
 
 training = ModelConfig(compute_dtype="bfloat16")
-mesh = build_mesh(ParallelConfig(), join_ranks_to_train(torchrun_place(), training))
+mesh = build_mesh(ParallelConfig(), join_ranks(torchrun_place(), casts=training.casts))
 model = load_causal_lm(sys.argv[1], mesh, training)
 assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 assert model(input_ids=torch.tensor([[1, 2, 3]]), use_cache=False).logits.dtype == torch.bfloat16

@@ -21,7 +21,7 @@ from cosmos_app.given.trainer import GivenTrainer
 from cosmos_app.parent import die_with_parent
 from cosmos_app.roles.elastic import open_replicas
 from cosmos_app.roles.process import TorchrunPlace, torchrun_place, unwatched_groups
-from cosmos_app.roles.ranks import join_ranks_to_train
+from cosmos_app.roles.ranks import join_ranks
 from cosmos_app.settings import kernels
 from cosmos_core.bus import Bus
 from cosmos_core.metrics import MetricRecord
@@ -145,7 +145,7 @@ class GivenProcess:
             await self._blocking(trainer.export)
 
     def _build_mesh(self) -> TrainingMesh:
-        process = join_ranks_to_train(self._place, self._recipe.model.training)
+        process = join_ranks(self._place, casts=self._recipe.model.training.casts)
         return build_mesh(self._recipe.policy.parallel, process)
 
     def _open_replicas(self, mesh: TrainingMesh) -> Replicas:

@@ -33,7 +33,7 @@ from cosmos_app.roles.process import (
     torchrun_place,
 )
 from cosmos_app.roles.put_away import PutAway
-from cosmos_app.roles.ranks import gather_texts, join_ranks_to_train
+from cosmos_app.roles.ranks import gather_texts, join_ranks
 from cosmos_app.roles.trainer import Seat, Trainer
 from cosmos_app.roles.turns import policy_turn
 from cosmos_app.settings import bad_steps_kept, kernels
@@ -319,7 +319,7 @@ class PolicyProcess:
 
     def _make_trainer(self) -> Trainer:
         recipe = self._context.recipe
-        process = join_ranks_to_train(self._place, recipe.model.training)
+        process = join_ranks(self._place, casts=recipe.model.training.casts)
         mesh = build_mesh(recipe.policy.parallel, process)
         names = policy_names(recipe.policy)
         elastic = recipe.elastic

@@ -1,6 +1,6 @@
 """Small host messages between the ranks of one policy replica, as bytes, never pickled.
 
-Every function but those that join is called by all ranks of the default group, in the same order.
+Every function but ``join_ranks`` is called by all ranks of the default group, in the same order.
 """
 
 import torch
@@ -8,37 +8,34 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from cosmos_app.roles.process import TorchrunPlace
-from cosmos_parallel import ModelConfig, ProcessContext, init_distributed
+from cosmos_parallel import ProcessContext, init_distributed
 
 _COLLECTIVE_S = 24 * 3600.0  # ranks wait in a broadcast for their next command
 _LONGEST_TEXT = 1024
 
 
-def join_ranks(place: TorchrunPlace) -> ProcessContext:
-    """Join the ranks that torchrun started; a process by itself has no process group."""
-    device = _device(place)
-    if place.world_size == 1:
-        if torch.cuda.is_available():
-            torch.cuda.set_device(device)  # of random states and kernels that ask for no other
-        return ProcessContext(device=torch.device(device))
-    return init_distributed(
-        place.rank, place.world_size, init_method="env://", device=device, timeout_s=_COLLECTIVE_S
-    )
+def join_ranks(place: TorchrunPlace, *, casts: bool = False) -> ProcessContext:
+    """Join the ranks that torchrun started.
 
-
-def join_ranks_to_train(place: TorchrunPlace, training: ModelConfig) -> ProcessContext:
-    """Join the ranks that torchrun started to train a model.
-
-    A process by itself has a process group where FSDP2 casts the weights that it computes with.
+    Args:
+        place: of this process among them.
+        casts: whether FSDP2 casts the weights that are computed with. Then a process by itself has
+            a process group too, of one.
     """
-    if place.world_size > 1 or training.compute_dtype == training.dtype:
-        return join_ranks(place)
-    store, device = HashStore(), _device(place)
-    return init_distributed(0, 1, store=store, device=device, timeout_s=_COLLECTIVE_S)
-
-
-def _device(place: TorchrunPlace) -> str:
-    return f"cuda:{place.local_rank}" if torch.cuda.is_available() else "cpu"
+    device = f"cuda:{place.local_rank}" if torch.cuda.is_available() else "cpu"
+    if place.world_size > 1:
+        return init_distributed(
+            place.rank,
+            place.world_size,
+            init_method="env://",
+            device=device,
+            timeout_s=_COLLECTIVE_S,
+        )
+    if casts:
+        return init_distributed(0, 1, store=HashStore(), device=device, timeout_s=_COLLECTIVE_S)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(device)  # of random states and kernels that ask for no other
+    return ProcessContext(device=torch.device(device))
 
 
 def gather_texts(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The process group of a world model's process, which one by itself has where FSDP2 has to cast."""
+"""The mesh of a world model's process, among torchrun's ranks or by itself."""
 
 from dataclasses import replace
 
@@ -6,13 +6,7 @@ import torch
 
 from cosmos_app.roles.process import torchrun_place
 from cosmos_app.roles.ranks import join_ranks
-from cosmos_parallel import (
-    ParallelConfig,
-    TrainingMesh,
-    build_mesh,
-    init_distributed,
-    open_store,
-)
+from cosmos_parallel import ParallelConfig, TrainingMesh, build_mesh
 from cosmos_wfm import ComputeConfig
 
 
@@ -21,8 +15,4 @@ def join_mesh(parallel: ParallelConfig, compute: ComputeConfig) -> TrainingMesh:
     place = torchrun_place()
     if torch.cuda.is_available():  # replicas may be more than devices
         place = replace(place, local_rank=place.local_rank % torch.cuda.device_count())
-    if place.world_size > 1 or compute.dtype == "float32":
-        return build_mesh(parallel, join_ranks(place))
-    device = f"cuda:{place.local_rank}" if torch.cuda.is_available() else "cpu"
-    store = open_store("127.0.0.1", 0, hosting=True)
-    return build_mesh(parallel, init_distributed(0, 1, store=store, device=device))
+    return build_mesh(parallel, join_ranks(place, casts=compute.dtype != "float32"))

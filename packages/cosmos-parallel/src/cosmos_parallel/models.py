@@ -75,6 +75,11 @@ class ModelConfig:
     implementation: Implementation = "auto"
     value_head: bool = False
 
+    @property
+    def casts(self) -> bool:
+        """Whether weights are cast to be computed with, by FSDP2, which needs a process group."""
+        return self.compute_dtype != self.dtype
+
 
 def check_model_directory(path: Path, *, needs_tokenizer: bool = False) -> None:
     """Raise unless ``path`` holds a Hugging Face model with safetensors weights.
@@ -194,7 +199,7 @@ def _load_generic(
         model,
         mesh,
         blocks=decoder_layers(model),
-        compute_dtype=None if config.compute_dtype == config.dtype else compute_dtype,
+        compute_dtype=compute_dtype if config.casts else None,
     )
     if by_parts:
         fill_parts(model, path, mesh.process.device)
@@ -230,7 +235,7 @@ def _prepare(model: "PreTrainedModel", mesh: TrainingMesh, config: ModelConfig) 
 def _load_native(
     path: Path, hf_config: "PretrainedConfig", mesh: TrainingMesh, config: ModelConfig
 ) -> "NativeCausalLM":
-    if not mesh.is_distributed and config.compute_dtype != config.dtype:
+    if not mesh.is_distributed and config.casts:
         raise mixed_precision_error(config.compute_dtype, config.dtype)
     prepare(mesh.process.device_type)
     from cosmos_parallel.native.building import NativeSettings, load_native
