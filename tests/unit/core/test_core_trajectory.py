@@ -171,6 +171,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         reward=draw(st.floats(allow_nan=False, allow_infinity=False)),
         finish_reason=draw(st.sampled_from(["stop", "length", "abort"])),
         metrics=draw(names),
+        images=tuple(draw(st.lists(st.text(max_size=9), max_size=3))),
     )
 
 

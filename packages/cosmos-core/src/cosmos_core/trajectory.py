@@ -98,6 +98,7 @@ class Trajectory:
         finish_reason: why sampling ended.
         metrics: anything worth averaging over samples.
         teacher: what a teacher makes of the tokens, if one was asked; 0 where not trainable.
+        images: references of the pictures among the tokens, in order (`cosmos_core.images`).
 
     Raises:
         ValueError: if arrays disagree in length or type, a trained token has no weight version or
@@ -117,6 +118,7 @@ class Trajectory:
     finish_reason: FinishReason
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     teacher: TeacherScores | None = None
+    images: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         problem = (
@@ -237,6 +239,7 @@ class _Header(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     finish_reason: FinishReason
     metrics: dict[str, float]
     top_k: int = 0  # of the teacher
+    images: tuple[str, ...] = ()
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -258,6 +261,7 @@ def encode_trajectory(trajectory: Trajectory) -> bytes:
             finish_reason=trajectory.finish_reason,
             metrics={name: float(value) for name, value in trajectory.metrics.items()},
             top_k=trajectory.teacher.top_k if trajectory.teacher else 0,
+            images=trajectory.images,
         )
     )
     body = b"".join(
@@ -325,6 +329,7 @@ def decode_trajectory(data: bytes | bytearray | memoryview) -> Trajectory:
             finish_reason=header.finish_reason,
             metrics=header.metrics,
             teacher=_read_teacher(body, end, steps, header.top_k) if has_teacher else None,
+            images=header.images,
         )
     except ValueError as error:
         raise TrajectoryFormatError(f"not a valid trajectory: {error}") from error
