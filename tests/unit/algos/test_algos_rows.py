@@ -100,3 +100,23 @@ def test_a_batch_without_tokens_and_a_row_already_packed_stay_as_they_are():
     assert in_one_row(empty) is empty
     row = in_one_row(padded())
     assert in_one_row(row) is row
+
+
+def test_pictures_stay_in_order_and_what_is_said_of_tokens_moves_with_them():
+    kinds = torch.arange(18).reshape(3, 6)
+    inputs = {
+        "pixel_values": torch.arange(18).reshape(3, 6),  # as if of tokens, and it is not
+        "mm_token_type_ids": kinds,
+        "position_ids": torch.stack([kinds, kinds + 100, kinds + 200, kinds + 300]),
+    }
+    batch = replace(padded(), image_inputs=inputs)
+    row = in_one_row(batch)
+    assert row.image_inputs is not None
+    assert torch.equal(row.image_inputs["pixel_values"], inputs["pixel_values"])
+    assert torch.equal(row.image_inputs["mm_token_type_ids"], kinds[batch.valid][None])
+    positions = row.image_inputs["position_ids"]
+    assert positions.shape == (4, 1, 12)
+    assert torch.equal(positions[3, 0], kinds[batch.valid] + 300)
+    moved = batch.to("meta")
+    assert moved.image_inputs is not None
+    assert {value.device.type for value in moved.image_inputs.values()} == {"meta"}

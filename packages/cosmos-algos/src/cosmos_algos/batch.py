@@ -9,7 +9,7 @@ last column predicts nothing.
     trainable           .  x  x  .  .
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
@@ -50,6 +50,9 @@ class TokenBatch:
         returns: what the critic should have expected, once advantages are made of its values.
         imitation_weights: weight of the target's negative log-likelihood in the step's sum.
         segments: number of the sample that each column belongs to, for rows that hold several.
+        image_inputs: what a model that sees pictures takes besides, by its own names:
+            ``pixel_values`` and the like of all rows' pictures one after the other, and what is
+            said of tokens, such as ``mm_token_type_ids`` [B, T] and ``position_ids`` [A, B, T].
         names: group and sibling of each sample, for messages.
     """
 
@@ -71,16 +74,22 @@ class TokenBatch:
     returns: Float[Tensor, "B T"] | None = None
     imitation_weights: Float[Tensor, "B T"] | None = None
     segments: Int[Tensor, "B T"] | None = None
+    image_inputs: Mapping[str, Tensor] | None = None
     names: tuple[str, ...] = ()
 
     def to(self, device: torch.device | str) -> "TokenBatch":
         """Return the batch with every tensor on ``device``."""
         entries = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved = {
+        moved: dict[str, object] = {
             name: entry.to(device, non_blocking=True)
             for name, entry in entries.items()
             if isinstance(entry, Tensor)
         }
+        if self.image_inputs is not None:
+            moved["image_inputs"] = {
+                name: entry.to(device, non_blocking=True)
+                for name, entry in self.image_inputs.items()
+            }
         return replace(self, **moved)
 
     @property

@@ -1,21 +1,25 @@
 """Samples of a padded batch put into one row: a model pass over their tokens and nothing else."""
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from cosmos_algos.batch import TokenBatch
 
 _OF_SAMPLES = frozenset({"denominators", "segments"})
+# names by which models of transformers are told which tokens are pictures
+_OF_TOKENS = frozenset({"mm_token_type_ids", "token_type_ids"})
 
 
 def in_one_row(batch: TokenBatch) -> TokenBatch:
     """Return the batch as one row ``[1, N]`` of its N tokens, without padding.
 
     ``segments`` tells the samples apart, and ``position_ids`` starts again with each, which is how
-    models are told. Whatever a loss makes of the row, it makes of the padded batch.
+    models are told. Whatever a loss makes of the row, it makes of the padded batch. Pictures among
+    the tokens need their own ``position_ids`` in ``image_inputs``.
 
     Args:
         batch: one sample in each row. A batch without any token is returned as it is.
@@ -33,7 +37,23 @@ def in_one_row(batch: TokenBatch) -> TokenBatch:
         **moved,
         segments=numbers[:, None].expand_as(batch.valid)[batch.valid][None],
         denominators=batch.denominators.sum()[None],
+        image_inputs=_in_one_row(batch.image_inputs, batch.valid),
     )
+
+
+def _in_one_row(
+    inputs: Mapping[str, Tensor] | None, valid: Bool[Tensor, "B T"]
+) -> dict[str, Tensor] | None:
+    """Move what is said of tokens; pictures are in the order of the rows, and stay."""
+    if inputs is None:
+        return None
+    moved = dict(inputs)
+    for name, value in inputs.items():
+        if name in _OF_TOKENS:
+            moved[name] = value[valid][None]
+        elif name == "position_ids":
+            moved[name] = value[:, valid][:, None]
+    return moved
 
 
 def position_ids(segments: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
