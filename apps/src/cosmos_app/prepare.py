@@ -4,12 +4,14 @@ Everything made here lies in the run directory, is made once, and is found again
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cosmos_app.errors import DataError
-from cosmos_app.quickstart.arithmetic import Row, arithmetic_rows, write_rows
+from cosmos_app.prompt_rows import prompt_rows
+from cosmos_app.quickstart.arithmetic import arithmetic_rows, write_rows
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_app.recipe import PolicyConfig, Recipe
 from cosmos_parallel import MeshError, check_model_directory, check_trainable, read_config
@@ -56,7 +58,7 @@ def check_inputs(recipe: Recipe) -> None:
     """
     for path in (recipe.data.path, recipe.data.held_out_path):
         if path is not None:
-            count_rows(path)
+            deque(prompt_rows(path), maxlen=0)
     if recipe.model.path is not None:
         require_trainable(recipe.model.path, recipe.policy, recipe.model.training)
         require_teacher_of(recipe, recipe.model.path)
@@ -85,12 +87,13 @@ def prepare_data(recipe: Recipe, files: RunFiles) -> tuple[int, int]:
     if recipe.data.path is None:
         train, held_out = arithmetic_rows(recipe.data.arithmetic, recipe.seed)
     else:
-        train = list(_rows_of(recipe.data.path))
+        pictures = files.train.with_name("pictures")
+        train = list(prompt_rows(recipe.data.path, pictures))
         if recipe.data.held_out_path is None:
             share = min(recipe.data.held_out, max(_FEWEST_HELD_OUT, len(train) // 10))
             train, held_out = train[:-share], train[-share:]
         else:
-            held_out = list(_rows_of(recipe.data.held_out_path))
+            held_out = list(prompt_rows(recipe.data.held_out_path, pictures))
     write_rows(files.train, train)
     write_rows(files.held_out, held_out)
     return len(train), len(held_out)
@@ -98,7 +101,8 @@ def prepare_data(recipe: Recipe, files: RunFiles) -> tuple[int, int]:
 
 def count_rows(path: Path) -> int:
     """Return how many rows a prepared data file has."""
-    return sum(1 for _ in _rows_of(path))
+    with path.open("rb") as lines:
+        return sum(1 for line in lines if line.strip())
 
 
 def prepare_model(recipe: Recipe, files: RunFiles) -> int:
@@ -115,7 +119,7 @@ def prepare_model(recipe: Recipe, files: RunFiles) -> int:
     texts = (
         json.dumps(row, ensure_ascii=False)
         for path in (files.train, files.held_out)
-        for row in _rows_of(path)
+        for row in prompt_rows(path)
     )
     parameters = build_once(files.built_model, texts, recipe.model.tiny, recipe.seed)
     require_trainable(files.built_model, recipe.policy, recipe.model.training)
@@ -199,29 +203,3 @@ def require_model(path: Path) -> None:
     ]
     if missing:
         raise DataError(f"model.path={path}: not a complete model, it has no {', '.join(missing)}")
-
-
-def _rows_of(path: Path) -> Iterator[Row]:
-    """Read rows ``{"prompt": ..., "answer": ...}``; name the line that is wrong."""
-    if not path.is_file():
-        raise DataError(f"data file {path}: no such file")
-    empty = True
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                empty = False
-                yield _row(line, f"{path}:{number}")
-    if empty:
-        raise DataError(f"data file {path}: it is empty")
-
-
-def _row(line: str, where: str) -> Row:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{where}: not JSON: {error.msg} at column {error.colno}") from error
-    if not isinstance(row, dict) or not ({"prompt", "messages"} & row.keys()):
-        raise DataError(
-            f'{where}: want {{"prompt": ..., "answer": ...}}, found {line[:60].strip()}'
-        )
-    return row

@@ -47,8 +47,9 @@ class DataConfig:
     """Prompts with answers.
 
     Attributes:
-        path: JSON lines of {"prompt", "answer", ...} or {"messages", "answer", ...}; sums are
-            generated when there is none.
+        path: JSON lines of {"prompt", "answer", ...} or {"messages", "answer", ...}, Parquet, or a
+            directory of such files; rows may have ``images``. Sums are generated when there is
+            none.
         held_out_path: rows for validation; the last of ``path`` are kept back when there is none.
         held_out: how many rows of ``path`` are kept back, at most a tenth of it.
         arithmetic: the sums that are generated.

@@ -128,6 +128,7 @@ def test_pictures_are_upright_and_transparency_is_white(folder):
     [
         ([user(MARK)], [], "message 0: has a picture without a source"),
         ([user({"type": "video", "video": "a.mp4"})], [], "part 0: type 'video' is not known"),
+        (["a.png"], [], "message 0 is str"),
         ([user("a.png")], [], "part 0: is str, not a dictionary"),
         ([user({"type": "text", "text": 7})], [], "its text is int"),
         ([{"role": "assistant", "content": "Hi"}], ["a.png"], "no message of the user"),

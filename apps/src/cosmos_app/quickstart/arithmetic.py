@@ -44,6 +44,6 @@ def arithmetic_rows(config: ArithmeticConfig, seed: int) -> tuple[list[Row], lis
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Write rows as JSON lines."""
+    """Write rows as JSON lines; dates and the like as texts."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    path.write_text("".join(json.dumps(row, default=str) + "\n" for row in rows), encoding="utf-8")

@@ -11,7 +11,7 @@ in each picture's place, which the chat template turns into tokens.
 import base64
 import binascii
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -60,6 +60,8 @@ def with_images(
     found: list[str] = []
     plain: list[Message] = []
     for number, message in enumerate(messages):
+        if not isinstance(message, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ImageError(f"message {number} is {type(message).__name__}, not a dictionary")
         content = message.get("content")
         if isinstance(content, list):
             parts = _parts(cast("list[object]", content), f"message {number}", folder)
@@ -170,7 +172,7 @@ def image_bytes(reference: str) -> bytes:
 
 
 @contextmanager
-def _opened(file: io.BytesIO | Path, reference: str) -> "Iterator[Image.Image]":
+def _opened(file: io.BytesIO | Path, reference: str) -> "Generator[Image.Image]":
     """Open a picture; what is wrong with it is an `ImageError` that names it."""
     try:
         from PIL import Image

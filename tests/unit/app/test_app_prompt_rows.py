@@ -1,0 +1,103 @@
+"""Rows of prompts as a run keeps them: texts as they are, pictures as files."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from cosmos_app.errors import DataError
+from cosmos_app.prompt_rows import has_pictures, prompt_rows
+from cosmos_app.quickstart.arithmetic import write_rows
+
+MARK = {"type": "image"}
+WORDS = {"type": "text", "text": "Which colour?"}
+ASKED = [{"role": "user", "content": [MARK, WORDS]}]
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    folder = tmp_path / "data"
+    (folder / "pictures").mkdir(parents=True)
+    Image.new("RGB", (4, 4), "red").save(folder / "pictures" / "red.png")
+    return folder
+
+
+def written(folder: Path, *rows: object) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_rows_without_pictures_stay_as_they_are(data):
+    rows = [
+        {"prompt": "1+2=", "answer": "3", "level": 1},
+        {"messages": [{"role": "user", "content": "1+2="}], "answer": "3"},
+    ]
+    path = written(data, *rows, {"prompt": "0", "images": [], "image": None})
+    assert list(prompt_rows(path)) == [*rows, {"prompt": "0"}]
+    write_rows(data / "kept.jsonl", prompt_rows(path))
+    assert not has_pictures(data / "kept.jsonl")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "Which colour?", "images": ["pictures/red.png"]},
+        {"prompt": "Which colour?", "image": "pictures/red.png"},
+        {"messages": [{"role": "user", "content": "Which colour?"}], "image": "pictures/red.png"},
+        {"messages": [{"role": "user", "content": [{**MARK, "image": "pictures/red.png"}, WORDS]}]},
+    ],
+)
+def test_a_row_with_pictures_has_messages_with_marks_and_paths(data, row):
+    (kept,) = prompt_rows(written(data, {**row, "answer": "red"}))
+    assert kept == {
+        "messages": ASKED,
+        "images": [str(data / "pictures" / "red.png")],
+        "answer": "red",
+    }
+    write_rows(data / "kept.jsonl", [kept])
+    assert has_pictures(data / "kept.jsonl")
+    assert list(prompt_rows(data / "kept.jsonl")) == [kept]  # once and for all
+
+
+def test_pictures_in_the_rows_of_a_table_become_files_once(data):
+    picture = (data / "pictures" / "red.png").read_bytes()
+    rows = [{"prompt": "Which colour?", "images": [{"bytes": picture, "path": None}]}] * 2
+    pyarrow.parquet.write_table(pa.Table.from_pylist(rows), data / "rows.parquet")
+    kept = list(prompt_rows(data / "rows.parquet", data / "kept"))
+    assert len(kept) == 2
+    (file,) = (data / "kept").iterdir()
+    assert file.read_bytes() == picture
+    assert [row["images"] for row in kept] == [[str(file)], [str(file)]]
+    (first, _) = prompt_rows(data)  # a directory has its tables in it
+    assert first["images"][0].startswith("data:")
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"prompt": "?", "images": ["gone.png"]}, r"rows.jsonl:1: .*gone.png: No such file"),
+        ({"prompt": "?", "images": "pictures/red.png"}, "field 'images' is str, not a list"),
+        ({"messages": [{"role": "user", "content": [MARK]}]}, "without a source"),
+        ({"messages": [7], "images": ["pictures/red.png"]}, "message 0 is int"),
+        ({"question": "?"}, r"rows.jsonl:1: want .*found question"),
+        ([7], r"rows.jsonl:1: want .*found \[7\]"),
+    ],
+)
+def test_rows_that_cannot_be_used_are_refused_by_line(data, row, words):
+    with pytest.raises(DataError, match=words):
+        list(prompt_rows(written(data, row)))
+
+
+def test_files_that_cannot_be_read_are_refused(data):
+    with pytest.raises(DataError, match="no such file"):
+        list(prompt_rows(data / "gone.jsonl"))
+    (data / "rows.jsonl").write_text('{"prompt": "1"}\n{oops\n')
+    with pytest.raises(DataError, match=r"rows.jsonl:2: not JSON"):
+        list(prompt_rows(data / "rows.jsonl"))
+    (data / "rows.jsonl").write_text("\n")
+    with pytest.raises(DataError, match="it is empty"):
+        list(prompt_rows(data / "rows.jsonl"))
