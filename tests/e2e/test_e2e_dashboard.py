@@ -145,6 +145,14 @@ def test_tokens_have_the_colour_of_their_version_and_text_is_never_html(page: An
     assert page.execute_script("return document.querySelectorAll('#samples b').length") == 0
 
 
+def test_a_sample_of_a_picture_shows_it(page: Any) -> None:
+    found = "const p = document.querySelector('#samples li .pictures img'); p.loading = 'eager';"
+    seen = f"{found} return p.complete && p.naturalWidth === 8;"
+    wait_for(lambda: page.execute_script(seen), "the picture")
+    alt = page.execute_script("return document.querySelector('#samples .pictures img').alt")
+    assert alt == "picture 1 of the prompt"
+
+
 def test_events_say_what_happened_and_routine_comes_on_demand(page: Any) -> None:
     assert texts(page, "#events li span")[0] == "rollout-1 left: signal 9 (SIGKILL)"
     assert len(texts(page, "#events li")) == 5

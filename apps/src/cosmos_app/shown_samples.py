@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
-from cosmos_core.trajectory import Trajectory
+from cosmos_core.trajectory import UNSAMPLED, Trajectory
 
 _EVERY_S = 2.0
 _MOST_TOKENS = 2000
 _MOST_BYTES = 64 << 20
+_MOST_PICTURES = 4
 
 Decode = Callable[[list[int]], str]
 """Turns token ids into text."""
@@ -24,7 +26,8 @@ Decode = Callable[[list[int]], str]
 class ShownSample(msgspec.Struct, frozen=True, kw_only=True):
     """One sample; ``spans`` are (weight version or -1, number of tokens, text), in order.
 
-    ``num_left_out`` tokens at the end of a very long sample are not shown.
+    ``num_left_out`` tokens at the end of a very long sample are not shown. ``images`` are
+    references of its first pictures.
     """
 
     time_s: float
@@ -34,6 +37,7 @@ class ShownSample(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str
     spans: tuple[tuple[int, int, str], ...]
     num_left_out: int = 0
+    images: tuple[str, ...] = ()
 
 
 _DECODER = msgspec.json.Decoder(ShownSample)
@@ -44,15 +48,19 @@ def shown_sample(
 ) -> ShownSample:
     """Return a trajectory as text.
 
-    A character whose bytes are divided between two versions shows as a replacement character.
+    A character whose bytes are divided between two versions shows as a replacement character. The
+    many tokens of a picture count as one.
     """
     spans = list[tuple[int, int, str]]()
-    start = 0
+    start, room = 0, _MOST_TOKENS
     for version, length in trajectory.versions:
-        end = min(start + length, _MOST_TOKENS)
-        if end > start:
-            tokens = trajectory.token_ids[start:end].tolist()
-            spans.append((version, end - start, decode(tokens)))
+        tokens = trajectory.token_ids[start : start + length]
+        if trajectory.images and version == UNSAMPLED:
+            tokens = tokens[np.diff(tokens, prepend=-1) != 0]
+        shown = tokens[:room].tolist()
+        if shown:
+            spans.append((version, len(shown), decode(shown)))
+        room -= len(tokens)
         start += length
     return ShownSample(
         time_s=time_s,
@@ -61,7 +69,8 @@ def shown_sample(
         reward=trajectory.reward,
         finish_reason=trajectory.finish_reason,
         spans=tuple(spans),
-        num_left_out=max(0, trajectory.num_tokens - _MOST_TOKENS),
+        num_left_out=max(0, -room),
+        images=trajectory.images[:_MOST_PICTURES],
     )
 
 

@@ -1,5 +1,6 @@
 """The dashboard: what it remembers, what it answers and to whom, where it listens."""
 
+import io
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from msgspec import structs
+from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
 from cosmos_app.cli import main
@@ -18,6 +21,7 @@ from cosmos_app.dashboard.config import DashboardConfig, read_dashboard_config
 from cosmos_app.dashboard.example import START_S, write_example_run
 from cosmos_app.dashboard.feed import RunFeed
 from cosmos_app.dashboard.history import Curve, History, Point
+from cosmos_app.dashboard.pictures import picture_name
 from cosmos_app.dashboard.server import bind, check_address, open_address
 from cosmos_app.dashboard.tail import Tail
 from cosmos_app.errors import DashboardAddressError, DataError
@@ -56,6 +60,22 @@ async def client(feed: RunFeed) -> AsyncIterator[Any]:
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 
 
+async def test_pictures_of_samples_are_small_copies_and_no_others_are_told_of(client, feed) -> None:
+    samples = (await client.get("/api/samples", headers=BEARER)).json()
+    name = next(sample["pictures"][0] for sample in samples if sample["pictures"])
+    answer = await client.get(f"/api/pictures/{name}", headers=BEARER)
+    assert answer.headers["content-type"] == "image/jpeg"
+    assert Image.open(io.BytesIO(answer.content)).size == (8, 8)
+    for unknown in ("0123", picture_name("/etc/hostname"), "..%2F..%2Fetc%2Fhostname"):
+        answer = await client.get(f"/api/pictures/{unknown}", headers=BEARER)
+        assert answer.status_code == 404
+    gone = structs.replace(feed.samples[-1], images=("/nowhere/gone.png",))
+    feed.samples.append(gone)
+    answer = await client.get(f"/api/pictures/{picture_name('/nowhere/gone.png')}", headers=BEARER)
+    assert answer.status_code == 404
+    assert "nowhere" not in answer.text
+
+
 # ---------------------------------------------------------------- who may see it
 
 
@@ -69,6 +89,7 @@ BEARER = {"Authorization": f"Bearer {TOKEN}"}
         "/api/curves",
         "/api/timeline",
         "/api/samples",
+        "/api/pictures/0123",
         "/api/events",
         "/api/page",
         "/metrics",
@@ -82,7 +103,7 @@ async def test_nothing_answers_without_the_token(client: Any, path: str) -> None
         assert answer.status_code == 401
         assert answer.text.startswith("Wrong or missing token")
         assert answer.text.count("\n") == 1
-    expected = 404 if path == "/no/such/route" else 200
+    expected = 404 if path in ("/no/such/route", "/api/pictures/0123") else 200
     assert (await client.get(path, headers=BEARER)).status_code == expected
 
 
@@ -191,6 +212,7 @@ async def test_the_schema_names_every_route(client: Any) -> None:
         "/api/curves",
         "/api/timeline",
         "/api/samples",
+        "/api/pictures/{name}",
         "/api/events",
         "/api/page",
         "/metrics",

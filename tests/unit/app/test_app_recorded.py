@@ -1,5 +1,6 @@
 """What a run records for people: events, and samples in spans of equal weight version."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,18 @@ def test_a_very_long_sample_is_cut_and_says_how_much_is_missing() -> None:
     )
     assert [span[:2] for span in shown.spans] == [(-1, 10), (5, 1000), (6, 990)]
     assert shown.num_left_out == 510
+
+
+def test_the_many_tokens_of_a_picture_count_as_one() -> None:
+    picture = replace(
+        trajectory((UNSAMPLED, 3003), (5, 4)),
+        token_ids=np.array([1] + [7] * 3000 + [2, 2] + [3, 3, 4, 5], np.int32),
+        images=("/data/red.png",),
+    )
+    shown = shown_sample(picture, letters, replica="r", time_s=1.0)
+    assert shown.spans == ((-1, 3, "bhc"), (5, 4, "ddef"))
+    assert shown.num_left_out == 0
+    assert shown.images == ("/data/red.png",)
 
 
 def test_one_sample_is_shown_every_two_seconds_and_a_switched_one_first(tmp_path: Path) -> None:

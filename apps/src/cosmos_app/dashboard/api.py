@@ -1,17 +1,19 @@
 """The dashboard's HTTP API: every route wants the token; two ask the controller for something."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import FastAPI, Header, Query, Response
+from fastapi import FastAPI, Header, HTTPException, Query, Response
 from fastapi.responses import FileResponse
 from starlette.types import ASGIApp
 
 from cosmos_app.dashboard.feed import RunFeed
 from cosmos_app.dashboard.gate import TokenGate
+from cosmos_app.dashboard.pictures import reference_named, thumbnail
 from cosmos_app.dashboard.prometheus import exposition
 from cosmos_app.dashboard.view import (
     CurveView,
@@ -30,6 +32,7 @@ from cosmos_app.dashboard.view import (
     sample_views,
     timeline_view,
 )
+from cosmos_core.images import ImageError
 from cosmos_core.messages import Event, ScaleRequested, StopRequested
 
 _PAGE = Path(__file__).parent / "page"
@@ -114,6 +117,21 @@ def _add_history_routes(app: FastAPI, served: Served) -> None:
     @app.get("/api/samples", summary="Newest samples, in spans of equal weight version")
     async def samples() -> list[SampleView]:
         return sample_views(feed)
+
+    @app.get(
+        "/api/pictures/{name}",
+        summary="A small copy of a sample's picture",
+        response_class=Response,
+    )
+    async def picture(name: str) -> Response:
+        reference = reference_named(name, feed.samples)
+        if reference is None:
+            raise HTTPException(404, "no sample that is shown has this picture")
+        try:
+            copy = await asyncio.to_thread(thumbnail, reference)
+        except ImageError as error:
+            raise HTTPException(404, "the picture cannot be read any more") from error
+        return Response(copy, media_type="image/jpeg")
 
     @app.get("/api/events", summary="Newest events")
     async def events(most: Most = _EVENTS_ON_PAGE, which: WhichEvents = "all") -> list[EventView]:

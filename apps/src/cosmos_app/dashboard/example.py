@@ -33,6 +33,12 @@ from cosmos_core.rundir import RunDirectory, write_atomic
 START_S = 1_800_000_000.0
 STEP_S = 2.0
 _ROLLOUTS = ("rollout-0", "rollout-1")
+# a red square of 8 pixels, as PNG
+_PICTURE = (
+    "data:image/png;base64,"
+    "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAAFUlEQVR42mO8o6HBgA0wMeAAg1MCAO/E"
+    "ATxlNiNaAAAAAElFTkSuQmCC"
+)
 
 
 def write_example_run(path: Path, *, num_steps: int = 30) -> None:
@@ -122,6 +128,7 @@ def _write_samples(folder: Path, num_steps: int) -> None:
                 (step, 4, "12 and 30 are "),
                 (step + 1, 2, "42. <b>Sure.</b>"),
             ),
+            images=(_PICTURE,) if step % 2 else (),
         )
         for step in range(num_steps)
     ]

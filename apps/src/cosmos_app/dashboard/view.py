@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from cosmos_app.dashboard.feed import RunFeed
 from cosmos_app.dashboard.history import Lane
+from cosmos_app.dashboard.pictures import picture_name
 from cosmos_app.event_log import tell_event
 
 _SILENT_S = 10.0
@@ -124,7 +125,10 @@ class TextSpan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleView:
-    """One sample, in spans of equal weight version; a long one is without its last tokens."""
+    """One sample, in spans of equal weight version; a long one is without its last tokens.
+
+    ``pictures`` are names to ask ``/api/pictures/NAME`` for.
+    """
 
     time_s: float
     replica: str
@@ -133,6 +137,7 @@ class SampleView:
     finish_reason: str
     spans: list[TextSpan]
     num_left_out: int
+    pictures: list[str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -313,6 +318,7 @@ def sample_views(feed: RunFeed) -> list[SampleView]:
                 for version, num_tokens, text in sample.spans
             ],
             num_left_out=sample.num_left_out,
+            pictures=[picture_name(reference) for reference in sample.images],
         )
         for sample in reversed(feed.samples)
     ]

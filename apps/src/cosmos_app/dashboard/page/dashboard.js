@@ -153,6 +153,18 @@ function drawBooks(books) {
   setText("books", `Books, in groups: issued ${books.issued} = ${parts.join(" + ")}`);
 }
 
+function pictureRow(names) {
+  const row = element("div", "pictures");
+  names.forEach((name, index) => {
+    const picture = element("img");
+    picture.src = `/api/pictures/${encodeURIComponent(name)}`;
+    picture.alt = `picture ${index + 1} of the prompt`;
+    picture.loading = "lazy";
+    row.append(picture);
+  });
+  return row;
+}
+
 function sampleItem(sample) {
   const item = element("li");
   const versions = [...new Set(sample.spans.map((span) => span.version).filter((v) => v >= 0))];
@@ -171,7 +183,9 @@ function sampleItem(sample) {
     part.title = sampled ? `version ${span.version}, ${span.num_tokens} tokens` : "given, not sampled";
     text.append(part);
   }
-  item.append(about, text);
+  item.append(about);
+  if (sample.pictures.length) item.append(pictureRow(sample.pictures));
+  item.append(text);
   return item;
 }
 
