@@ -9,14 +9,14 @@ from rich.console import Console
 from rich.table import Table
 
 from cosmos_app.bubble import Bubble, predict_bubble
-from cosmos_app.errors import DataError, StarvedSlotsError
+from cosmos_app.errors import StarvedSlotsError
 from cosmos_app.output import print_json
-from cosmos_app.prepare import require_teacher_of, require_trainable
+from cosmos_app.prepare import check_inputs, require_trainable
 from cosmos_app.quickstart.tiny_model import TinyModelConfig
 from cosmos_app.recipe import PolicyConfig, Recipe
 from cosmos_core.config import config_to_json
 from cosmos_parallel import ModelConfig as HeldModelConfig
-from cosmos_parallel import check_trainable
+from cosmos_parallel import check_trainable, num_parameters
 
 BYTES_OF = {"float32": 4, "bfloat16": 2}
 MIB = 1 << 20
@@ -109,8 +109,7 @@ def count_parameters(recipe: SizedRecipe) -> int:
         DataError: if the recipe names a directory without a model in it.
         MeshError: if the model cannot be divided as the recipe says.
     """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
+    from transformers import AutoConfig, Qwen3Config
 
     model, tiny = recipe.model, recipe.model.tiny
     if model.path is not None:
@@ -128,9 +127,7 @@ def count_parameters(recipe: SizedRecipe) -> int:
             tie_word_embeddings=tiny.tie_embeddings,
         )
         check_trainable(config, model.training, recipe.policy.parallel, recipe.policy.ranks)
-    with torch.device("meta"):
-        built = AutoModelForCausalLM.from_config(config)
-    return sum(parameter.numel() for parameter in built.parameters())
+    return num_parameters(config)
 
 
 def trained_mib(parameters: int, training: HeldModelConfig) -> float:
@@ -207,13 +204,10 @@ def check_recipe(recipe: Recipe, *, as_json: bool) -> int:
 
     Raises:
         StarvedSlotsError: after that, if admission would leave slots empty for good.
-        DataError: if a file that the recipe names is missing, or its teacher has other tokens.
+        DataError: if a file that the recipe names cannot be used, or its teacher has other tokens.
         MeshError: if the model cannot be divided as the recipe says.
     """
-    for path in (recipe.data.path, recipe.data.held_out_path):
-        _require_file(path)
-    if recipe.model.path is not None:
-        require_teacher_of(recipe, recipe.model.path)
+    check_inputs(recipe)
     predicted = forecast(recipe, count_parameters(recipe), matrix_rate())
     if as_json:
         print_json(asdict(predicted))
@@ -246,8 +240,3 @@ def _show(recipe: Recipe, predicted: Forecast) -> None:
     )
     for warning in predicted.warnings:
         console.print(f"[yellow]warning:[/] {warning}")
-
-
-def _require_file(path: Path | None) -> None:
-    if path is not None and not path.is_file():
-        raise DataError(f"data file {path}: no such file")

@@ -219,3 +219,10 @@ def auto_class(config: "PretrainedConfig") -> Any:  # both have the same untyped
 
     known = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     return AutoModelForCausalLM if known else AutoModelForImageTextToText
+
+
+def num_parameters(config: "PretrainedConfig") -> int:
+    """Return how many parameters a model of transformers has, without making them."""
+    with torch.device("meta"):
+        built = auto_class(config).from_config(config)
+    return sum(parameter.numel() for parameter in built.parameters())
