@@ -139,6 +139,59 @@ def test_a_text_gets_special_tokens_and_a_conversation_the_template_only():
     assert "".join(map(chr, prompt_tokens(chat, Letters()))) == "[u:b][a:"
 
 
+MARK = {"type": "image"}
+WORDS = {"type": "text", "text": "?"}
+
+
+@pytest.mark.parametrize(
+    ("raw", "content"),
+    [
+        ({"prompt": "?", "images": ["1.png"]}, [MARK, WORDS]),
+        ({"prompt": "?", "image": "1.png"}, [MARK, WORDS]),
+        (
+            {"messages": [{"role": "user", "content": [WORDS, {**MARK, "image": "1.png"}]}]},
+            [WORDS, MARK],
+        ),
+        (
+            {"messages": [{"role": "user", "content": [WORDS, MARK]}], "images": ["1.png"]},
+            [WORDS, MARK],
+        ),
+    ],
+)
+def test_a_row_with_a_picture_has_a_mark_in_its_place_and_a_path(tmp_path, raw, content):
+    (row,) = read_prompts(write(tmp_path / "data.jsonl", {**raw, "answer": "red"}))
+    assert row == PromptRow(
+        prompt_id="1",
+        messages=({"role": "user", "content": content},),
+        images=(str(tmp_path / "1.png"),),
+        answer="red",
+    )
+    assert prompt_text(row) == "?"
+
+
+def test_parts_without_pictures_are_one_text_for_any_template(tmp_path):
+    turn = {"role": "user", "content": [{"type": "text", "text": "a"}, WORDS]}
+    (row,) = read_prompts(write(tmp_path / "data.jsonl", {"messages": [turn], "images": []}))
+    assert row == PromptRow(prompt_id="1", messages=({"role": "user", "content": "a?"},))
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        ({"prompt": "?", "images": "1.png"}, ":1: field 'images' has to be a list, found str"),
+        ({"prompt": "?", "images": ["http://a/1.png"]}, ":1: field 'messages': .* network"),
+        (
+            {"messages": [{"role": "user", "content": [MARK]}]},
+            ":1: field 'messages': message 0: has a picture without a source",
+        ),
+        ({"messages": [{"role": "user", "content": 7}]}, "turn 0: needs texts"),
+    ],
+)
+def test_pictures_that_are_named_wrongly_are_told_where(tmp_path, raw, words):
+    with pytest.raises(PromptDataError, match=words):
+        read_prompts(write(tmp_path / "data.jsonl", raw))
+
+
 def test_a_line_that_is_not_utf8_is_told_where(tmp_path):
     path = tmp_path / "data.jsonl"
     path.write_bytes(b'{"prompt": "a"}\n{"prompt": "\xe9"}\n')

@@ -12,7 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from cosmos_core.trajectory import FinishReason, TeacherScores, VersionSpan
-from cosmos_rollout.errors import EmptyPromptError, PromptTooLongError, TokenRangeError
+from cosmos_rollout.errors import (
+    EmptyPromptError,
+    NoPicturesError,
+    PromptTooLongError,
+    TokenRangeError,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -60,11 +65,19 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationRequest:
-    """One response to be sampled. ``request_id`` is unique among the requests in flight."""
+    """One response to be sampled.
+
+    Attributes:
+        request_id: unique among the requests in flight.
+        prompt_token_ids: the prompt, in which each picture is one mark.
+        sampling: how.
+        images: references of the pictures (`cosmos_core.images`), one for each mark, in order.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: Sampling
+    images: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -78,6 +91,8 @@ class GeneratedSample:
             from: temperature and top-p applied. For a greedy request, under the plain softmax.
         versions: run-length coded weight version of each token; lengths sum to n.
         finish_reason: "stop" for a stop token, "length" for the token or context limit.
+        prompt_token_ids: the prompt as the model saw it, where that is not what was asked: each
+            mark of a picture has become as many tokens as the picture has.
     """
 
     request_id: str
@@ -85,6 +100,7 @@ class GeneratedSample:
     logprobs: npt.NDArray[np.float32]
     versions: tuple[VersionSpan, ...]
     finish_reason: FinishReason
+    prompt_token_ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -332,6 +348,16 @@ def check_requests(
         check_request(request, context_length=context_length, vocabulary_size=vocabulary_size)
         for request in requests
     ]
+
+
+def refuse_pictures(requests: Sequence[GenerationRequest], engine: str) -> None:
+    """Raise `NoPicturesError` for a request with pictures to an engine that takes none."""
+    for request in requests:
+        if request.images:
+            raise NoPicturesError(
+                f"request {request.request_id} has {len(request.images)} pictures, and {engine} "
+                "takes none; VLLMConfig does, with a model that sees"
+            )
 
 
 def merge_versions(versions: Sequence[int]) -> tuple[VersionSpan, ...]:

@@ -1,7 +1,8 @@
 """An episode: all the tokens of one sample, whether the model said one thing or many.
 
 What the model saw is what it is trained on: the tokens of every turn stand here as they were given
-to the engine and as it gave them back, in order, and no text is turned into tokens twice.
+to the engine and as it gave them back, in order, and no text is turned into tokens twice. A picture
+is one mark in what is given, and stands here as the tokens that the engine made of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cosmos_core.trajectory import UNSAMPLED, FinishReason, VersionSpan
-from cosmos_rollout.engine import GeneratedSample
+from cosmos_rollout.engine import GeneratedSample, GenerationRequest
 
 Message = Mapping[str, Any]
 """A turn as a chat template takes it: ``role`` and ``content``, tool calls and the like."""
@@ -39,6 +40,7 @@ class Episode:
         response: what it said last, special tokens left out.
         messages: the conversation; empty without an environment.
         rewards: what the environment itself gave.
+        images: references of the pictures among the tokens, in order.
     """
 
     num_prompt_tokens: int
@@ -51,6 +53,7 @@ class Episode:
     response: str
     messages: tuple[Message, ...] = ()
     rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+    images: tuple[str, ...] = ()
 
     @property
     def num_response_tokens(self) -> int:
@@ -71,6 +74,11 @@ class Tape:
     def token_ids(self) -> tuple[int, ...]:
         """Everything recorded so far."""
         return tuple(token for part in self._tokens for token in part.tolist())
+
+    @property
+    def num_tokens(self) -> int:
+        """How much was recorded so far."""
+        return sum(map(len, self._tokens))
 
     def given(self, token_ids: Sequence[int]) -> None:
         """Record tokens that the model was given."""
@@ -110,8 +118,9 @@ class Tape:
             self._versions.append(span)
 
 
-def single_turn(prompt: Sequence[int], sample: GeneratedSample, response: str) -> Episode:
+def single_turn(request: GenerationRequest, sample: GeneratedSample, response: str) -> Episode:
     """Return the episode of one prompt and one reply."""
+    prompt = sample.prompt_token_ids or request.prompt_token_ids
     tape = Tape()
     tape.given(prompt)
     tape.sampled(sample)
@@ -125,4 +134,5 @@ def single_turn(prompt: Sequence[int], sample: GeneratedSample, response: str) -
         finish_reason=sample.finish_reason,
         num_turns=1,
         response=response,
+        images=request.images,
     )

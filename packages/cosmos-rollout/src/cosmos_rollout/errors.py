@@ -6,19 +6,40 @@ class RolloutError(Exception):
 
 
 class PromptError(RolloutError):
-    """Parent of what is wrong with one request; the engine goes on serving the others."""
+    """Parent of what is wrong with one request; the engine goes on serving the others.
+
+    ``drop_as`` is what the prompt's group is counted as when it is dropped; empty: it is not.
+    """
+
+    drop_as = ""
 
 
 class EmptyPromptError(PromptError):
     """Raised for a request without prompt tokens."""
 
+    drop_as = "empty prompt"
+
 
 class PromptTooLongError(PromptError):
     """Raised for a prompt that leaves no room for one new token in the model's context."""
 
+    drop_as = "prompt too long"
+
 
 class TokenRangeError(PromptError):
     """Raised for a prompt token that the model's vocabulary does not have."""
+
+    drop_as = "prompt not of this vocabulary"
+
+
+class PictureError(PromptError):
+    """Raised for pictures that cannot be read, or do not fit the marks in the prompt."""
+
+    drop_as = "picture that cannot be used"
+
+
+class NoPicturesError(PromptError):
+    """Raised for a request with pictures to a model, or an engine, that takes none."""
 
 
 class EngineError(RolloutError):

@@ -64,16 +64,22 @@ class SingleTurnPlayer:
     async def play(self, plan: GroupPlan) -> AsyncGenerator[Played, None]:
         """Yield the replies as they finish."""
         prompt = prompt_tokens(plan.row, self._tokenizer)
-        places = {f"{plan.name}.{index}": index for index in range(len(plan.samplings))}
         requests = [
-            GenerationRequest(request_id=name, prompt_token_ids=prompt, sampling=sampling)
-            for name, sampling in zip(places, plan.samplings, strict=True)
+            GenerationRequest(
+                request_id=f"{plan.name}.{index}",
+                prompt_token_ids=prompt,
+                sampling=sampling,
+                images=plan.row.images,
+            )
+            for index, sampling in enumerate(plan.samplings)
         ]
+        places = {request.request_id: index for index, request in enumerate(requests)}
         async with aclosing(self._engine.generate(requests)) as samples:
             async for sample in samples:
                 tokens = sample.token_ids.tolist()
                 text = self._tokenizer.decode(tokens, skip_special_tokens=True)
-                yield places[sample.request_id], single_turn(prompt, sample, text)
+                index = places[sample.request_id]
+                yield index, single_turn(requests[index], sample, text)
 
 
 class EnvironmentPlayer:

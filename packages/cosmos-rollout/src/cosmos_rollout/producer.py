@@ -32,12 +32,10 @@ from cosmos_rollout.engine import RolloutEngine, Sampling
 from cosmos_rollout.environments import ChatTokenizer, Environment, EpisodeLimits
 from cosmos_rollout.episode import Episode
 from cosmos_rollout.errors import (
-    EmptyPromptError,
     EngineClosedError,
     EngineDeadError,
     PromptDataError,
-    PromptTooLongError,
-    TokenRangeError,
+    PromptError,
     WeightLoadError,
 )
 from cosmos_rollout.metered import MeteredEngine
@@ -55,11 +53,6 @@ from cosmos_rollout.siblings import (
 from cosmos_rollout.teaching import Teacher, teach
 
 GroupEvent = GroupFinished | GroupFailed
-_DROPPED_AS: Mapping[type[BaseException], str] = {
-    PromptTooLongError: "prompt too long",
-    EmptyPromptError: "empty prompt",
-    TokenRangeError: "prompt not of this vocabulary",
-}
 Publish = Callable[[Sequence[Trajectory]], Awaitable[Sequence[str]]]
 """Stores trajectories durably and returns the key of each."""
 
@@ -297,7 +290,7 @@ class Producer:
             group=command.group,
             attempt=command.attempt,
             reason=f"{type(error).__name__}: {error}",
-            drop_as=_DROPPED_AS.get(type(error), ""),
+            drop_as=error.drop_as if isinstance(error, PromptError) else "",
         )
 
     async def _attempt(self, command: Generate) -> GroupEvent:
@@ -342,6 +335,7 @@ class Producer:
             num_response_tokens=episode.num_response_tokens,
             finish_reason=episode.finish_reason,
             messages=episode.messages,
+            images=episode.images,
         )
         outcome, taught = await asyncio.gather(
             self._parts.scorer.score(seen), self._teach(sibling.command, episode)

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
+from cosmos_core.images import ImageError, text_of, with_images
 from cosmos_rollout.errors import PromptDataError
 
 Order = Literal["shuffled", "file"]
@@ -25,14 +26,17 @@ class PromptRow:
     Attributes:
         prompt_id: the row's ``id``, or its position in its file.
         prompt: the prompt's text; empty if there are messages.
-        messages: role and content of each turn; empty if there is a prompt.
+        messages: role and content of each turn; empty if there is a prompt. Where there are
+            pictures, a content is a list of texts and marks (`cosmos_core.images.with_images`).
+        images: references of the pictures, one for each mark, in order.
         answer: what a reward compares with; None if the row has none.
         fields: the row's other fields.
     """
 
     prompt_id: str
     prompt: str = ""
-    messages: tuple[Mapping[str, str], ...] = ()
+    messages: tuple[Mapping[str, Any], ...] = ()
+    images: tuple[str, ...] = ()
     answer: str | None = None
     fields: Mapping[str, Any] = field(default_factory=dict[str, Any])  # whatever the row holds
 
@@ -50,7 +54,7 @@ class Tokenizer(Protocol):
 
     def apply_chat_template(
         self,
-        conversation: list[dict[str, str]],
+        conversation: list[dict[str, Any]],
         *,
         add_generation_prompt: bool,
         tokenize: bool,
@@ -101,7 +105,7 @@ class PromptConfig:
 
     Attributes:
         path: JSON lines (``.jsonl``) or Parquet (``.parquet``) with ``prompt`` or ``messages``,
-            and ``answer``, ``id`` and anything else.
+            and ``answer``, ``id``, ``images`` and anything else.
         validation_path: a file of held-out rows; empty: the rows of ``path`` whose field
             ``split`` is ``validation_split``.
         validation_split: name of the held-out split; its rows are never trained on.
@@ -131,7 +135,7 @@ class PromptConfig:
 
 
 def read_prompts(path: Path) -> list[PromptRow]:
-    """Read rows from a ``.jsonl`` or ``.parquet`` file.
+    """Read rows from a ``.jsonl`` or ``.parquet`` file; paths of pictures are relative to it.
 
     Raises:
         PromptDataError: naming file, line and field.
@@ -144,14 +148,25 @@ def read_prompts(path: Path) -> list[PromptRow]:
         numbered = _json_rows(path)
     else:
         raise PromptDataError(f"{path}: prompts are read from .jsonl and .parquet files")
-    rows = [prompt_row(raw, f"{path}:{line}", default_id=str(line)) for line, raw in numbered]
+    rows = [
+        prompt_row(raw, f"{path}:{line}", default_id=str(line), folder=path.parent)
+        for line, raw in numbered
+    ]
     if not rows:
         raise PromptDataError(f"{path}: the file has no rows")
     return rows
 
 
-def prompt_row(raw: Any, where: str, *, default_id: str) -> PromptRow:  # raw: from JSON
+def prompt_row(raw: Any, where: str, *, default_id: str, folder: Path = Path()) -> PromptRow:
     """Check one row.
+
+    A prompt with pictures becomes a message of the user.
+
+    Args:
+        raw: from JSON.
+        where: of the row, for messages.
+        default_id: of a row that has none.
+        folder: what paths of pictures are relative to.
 
     Raises:
         PromptDataError: beginning with ``where``, naming the field.
@@ -165,17 +180,27 @@ def prompt_row(raw: Any, where: str, *, default_id: str) -> PromptRow:  # raw: f
         raise PromptDataError(f"{where}: needs either 'prompt' or 'messages', found {found}")
     if prompt is not None and (not isinstance(prompt, str) or not prompt):
         raise PromptDataError(f"{where}: field 'prompt' has to be a text, found {prompt!r}")
+    sources = _image_sources(row, where)
+    if prompt is not None and sources:
+        prompt, messages = None, [{"role": "user", "content": prompt}]
+    turns, images = (
+        _messages(messages, sources, where, folder) if messages is not None else ((), ())
+    )
     return PromptRow(
         prompt_id=str(row.pop("id", default_id)),
         prompt=prompt or "",
-        messages=_messages(messages, where) if messages is not None else (),
+        messages=turns,
+        images=images,
         answer=_answer(row.pop("answer", None), where),
         fields=row,
     )
 
 
 def prompt_tokens(row: PromptRow, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return the row's prompt as token ids; a conversation through the chat template."""
+    """Return the row's prompt as token ids; a conversation through the chat template.
+
+    Each picture is one mark, which the engine turns into as many tokens as the picture has.
+    """
     if not row.messages:
         return tuple(tokenizer.encode(row.prompt))
     text = tokenizer.apply_chat_template(
@@ -185,8 +210,8 @@ def prompt_tokens(row: PromptRow, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def prompt_text(row: PromptRow) -> str:
-    """Return the prompt as rewards see it: the text, or the last message's content."""
-    return row.prompt if not row.messages else row.messages[-1]["content"]
+    """Return the prompt as rewards see it: the text, or that of the last message."""
+    return row.prompt if not row.messages else text_of(row.messages[-1]["content"])
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
@@ -214,18 +239,42 @@ def _parquet_rows(path: Path) -> Iterable[Any]:
         raise PromptDataError(f"{path}: not Parquet: {error}") from error
 
 
-def _messages(messages: Any, where: str) -> tuple[Mapping[str, str], ...]:
+def _image_sources(row: dict[str, Any], where: str) -> list[object]:
+    """Take what a row says of its pictures out of it."""
+    images, image = row.pop("images", None), row.pop("image", None)
+    if images is None:
+        return [] if image is None else [image]
+    if not isinstance(images, list):
+        raise PromptDataError(
+            f"{where}: field 'images' has to be a list, found {type(images).__name__}"
+        )
+    return cast(list[object], images)
+
+
+def _messages(
+    messages: Any, sources: Sequence[object], where: str, folder: Path
+) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:
+    """Return the turns, and the references of their pictures."""
     if not isinstance(messages, list) or not messages:
         raise PromptDataError(f"{where}: field 'messages' has to be a list of turns")
     for number, turn in enumerate(cast(list[Any], messages)):
-        spelled = isinstance(turn, Mapping) and all(
-            isinstance(turn.get(key), str) for key in ("role", "content")
-        )
-        if not spelled:
+        if not (
+            isinstance(turn, Mapping)
+            and isinstance(turn.get("role"), str)
+            and isinstance(turn.get("content"), str | list)
+        ):
             raise PromptDataError(
-                f"{where}: field 'messages', turn {number}: needs texts 'role' and 'content'"
+                f"{where}: field 'messages', turn {number}: needs texts 'role' and 'content'; the "
+                "latter may be a list of parts"
             )
-    return tuple({"role": turn["role"], "content": turn["content"]} for turn in messages)
+    turns = [{"role": turn["role"], "content": turn["content"]} for turn in messages]
+    try:
+        plain, images = with_images(turns, sources, folder=folder)
+    except ImageError as error:
+        raise PromptDataError(f"{where}: field 'messages': {error}") from error
+    if not images:  # many a template takes nothing but texts
+        plain = tuple({**turn, "content": text_of(turn["content"])} for turn in plain)
+    return plain, images
 
 
 def _answer(answer: Any, where: str) -> str | None:

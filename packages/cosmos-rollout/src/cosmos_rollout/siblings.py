@@ -61,6 +61,7 @@ def trajectory_of(
             finish_reason=episode.finish_reason,
             metrics=_metrics(episode),
             teacher=teacher,
+            images=episode.images,
         )
     except ValueError as error:  # such as a log-probability that is not finite
         return _failed(sibling, f"engine: {error}")

@@ -21,7 +21,7 @@ import httpx
 from cosmos_core.trajectory import TeacherScores
 from cosmos_rollout.engines.prompt_scores import asked_scores, read_scores
 from cosmos_rollout.episode import Episode
-from cosmos_rollout.errors import EngineError, TeacherError
+from cosmos_rollout.errors import EngineError, NoPicturesError, TeacherError
 from cosmos_rollout.rewards import Failure
 
 _FIRST_WAIT_S = 0.1
@@ -50,7 +50,13 @@ class Teacher(Protocol):
 
 
 async def teach(teacher: Teacher, episode: Episode) -> TeacherScores | Failure:
-    """Return what a teacher makes of the tokens that the model sampled, or why it says nothing."""
+    """Return what a teacher makes of the tokens that the model sampled, or why it says nothing.
+
+    Teachers are given tokens, and see no pictures.
+    """
+    if episode.images:
+        words = f"a teacher sees none of the sample's {len(episode.images)} pictures"
+        return Failure(reward="teacher", error=NoPicturesError.__name__, message=words)
     try:
         scores = await teacher.score(episode.token_ids.tolist())
     except TeacherError as error:

@@ -25,6 +25,7 @@ from cosmos_rollout.engine import (
     GenerationRequest,
     LoadReport,
     check_requests,
+    refuse_pictures,
 )
 from cosmos_rollout.engines.prompt_scores import asked_scores, read_scores
 from cosmos_rollout.engines.setup import EngineSetup
@@ -151,6 +152,7 @@ class EndpointEngine:
     ) -> AsyncGenerator[GeneratedSample, None]:
         """Yield the samples as they finish; see `RolloutEngine.generate`."""
         self._raise_if_closed()
+        refuse_pictures(requests, f"{self._config.url}, which is given tokens,")
         size = self._config.vocabulary_size or _ANY_TOKEN
         checked = check_requests(
             requests, context_length=self._context_length, vocabulary_size=size

@@ -24,6 +24,7 @@ from cosmos_rollout.engine import (
     WeightSource,
     check_requests,
     merge_versions,
+    refuse_pictures,
 )
 from cosmos_rollout.errors import (
     EngineClosedError,
@@ -175,6 +176,7 @@ class InProcessEngine:
     ) -> AsyncGenerator[GeneratedSample, None]:
         """Yield the samples as they finish; see `RolloutEngine.generate`."""
         self._raise_fault()
+        refuse_pictures(requests, type(self._decoder).__name__)
         checked = check_requests(
             requests,
             context_length=self._decoder.context_length,

@@ -34,6 +34,7 @@ from cosmos_rollout.engine import (
     StagedWeights,
     WeightSource,
     check_requests,
+    refuse_pictures,
 )
 from cosmos_rollout.engines.setup import EngineSetup
 from cosmos_rollout.engines.sglang_server import ServerUse, SGLangServer, own_folder, start_server
@@ -148,6 +149,7 @@ class SGLangEngine:
             PromptError: also for ``top_p`` below 1, whose log-probs SGLang does not tell.
         """
         self._raise_fault()
+        refuse_pictures(requests, "SGLang here")
         checked = check_requests(
             requests,
             context_length=self._context_length,

@@ -4,16 +4,19 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
+from pathlib import Path
 
+from cosmos_core.images import ImageError, with_images
 from cosmos_rollout.engine import AnsweringEngine, GeneratedSample, GenerationRequest, Sampling
 from cosmos_rollout.environments.environment import Environment, EpisodeLimits, Reply
 from cosmos_rollout.environments.rendering import ChatRenderer
 from cosmos_rollout.episode import Episode, Message, Tape
-from cosmos_rollout.errors import EpisodeError, RolloutError
+from cosmos_rollout.errors import EpisodeError, PromptError, PromptTooLongError, RolloutError
 from cosmos_rollout.prompts import PromptRow
 
 _SEED_MASK = (1 << 62) - 1
 _SEED_STEP = 0x9E3779B97F4A7C15
+_NO_ROOM = Reply(text="", finish_reason="length", is_last=True)
 
 
 class Conversation:
@@ -42,6 +45,8 @@ class Conversation:
         self._sampling = sampling
         self._limits = limits
         self._tape = Tape()
+        self._asked: tuple[int, ...] = ()  # the tape, with one mark for each picture
+        self._images: tuple[str, ...] = ()
         self._messages: list[Message] = []
         self._last: Reply | None = None
         self._num_turns = 0
@@ -98,28 +103,33 @@ class Conversation:
         return f"{type(failure).__name__}: {failure}"[:500]
 
     async def _next(self, messages: Sequence[Message]) -> Reply:
-        tokens = self._render(messages)
-        before = self._tape.token_ids
-        if self._num_turns and len(before) + len(tokens) >= self._engine.context_length:
-            return Reply(text="", finish_reason="length", is_last=True)  # no room to answer
-        return await self._answer(before, tokens, messages)
+        plain, images = await _without_images(messages)
+        tokens = self._render(plain)
+        num_tokens = self._tape.num_tokens + len(tokens)
+        if self._num_turns and num_tokens >= self._engine.context_length:
+            return _NO_ROOM
+        return await self._answer(tokens, plain, images)
 
     async def _answer(
-        self, before: tuple[int, ...], tokens: tuple[int, ...], messages: Sequence[Message]
+        self, tokens: tuple[int, ...], messages: Sequence[Message], images: tuple[str, ...]
     ) -> Reply:
         turn = self._num_turns
         seed = (self._sampling.seed + turn * _SEED_STEP) & _SEED_MASK
         request = GenerationRequest(
             request_id=self._name if not turn else f"{self._name}.{turn}",
-            prompt_token_ids=before + tokens,
+            prompt_token_ids=self._asked + tokens,
             sampling=self._sampling.with_seed(seed),
+            images=self._images + images,
         )
-        sample = await self._sample(request)
+        try:
+            sample = await self._sample(request)
+        except PromptTooLongError:
+            if not turn:
+                raise
+            return _NO_ROOM  # pictures were more tokens than could be known before
+        self._record(request, sample)
         if not turn:
-            self._num_prompt_tokens = len(tokens)
-        self._tape.given(tokens)
-        self._tape.sampled(sample)
-        self._last_token = int(sample.token_ids[-1])
+            self._num_prompt_tokens = self._tape.num_tokens - len(sample.token_ids)
         text = self._renderer.reply_text(sample.token_ids.tolist())
         self._num_turns += 1
         self._messages += [*messages, {"role": "assistant", "content": text}]
@@ -127,12 +137,25 @@ class Conversation:
         is_last = is_cut or turn + 1 >= self._limits.max_turns
         return Reply(text=text, finish_reason=sample.finish_reason, is_last=is_last)
 
+    def _record(self, request: GenerationRequest, sample: GeneratedSample) -> None:
+        """Put on the tape what came since the turn before, as the model saw it."""
+        prompt = sample.prompt_token_ids or request.prompt_token_ids
+        before = self._tape.token_ids
+        if prompt[: len(before)] != before:
+            raise EpisodeError("the engine turned a picture into other tokens than the turn before")
+        self._tape.given(prompt[len(before) :])
+        self._tape.sampled(sample)
+        said = tuple(sample.token_ids.tolist())
+        self._asked, self._images = request.prompt_token_ids + said, request.images
+        self._last_token = said[-1]
+
     async def _sample(self, request: GenerationRequest) -> GeneratedSample:
         try:
             async with aclosing(self._engine.generate([request])) as samples:
                 return await anext(samples)
         except RolloutError as error:
-            self._fault = error  # ours, and not the environment's to swallow
+            if not (self._num_turns and isinstance(error, PromptError)):  # as it said something bad
+                self._fault = error  # ours, and not the environment's to swallow
             raise
 
     def _render(self, messages: Sequence[Message]) -> tuple[int, ...]:
@@ -158,6 +181,7 @@ class Conversation:
             response=self._messages[-1]["content"],
             messages=tuple(self._messages),
             rewards=rewards,
+            images=self._images,
         )
 
     def _allow(self) -> None:
@@ -170,6 +194,18 @@ class Conversation:
         """Stop the environment's time: the model is at it."""
         if self._deadline is not None:
             self._deadline.reschedule(None)
+
+
+async def _without_images(
+    messages: Sequence[Message],
+) -> tuple[Sequence[Message], tuple[str, ...]]:
+    """Return messages with marks in place of pictures, and the pictures."""
+    if all(isinstance(message.get("content"), str) for message in messages):
+        return messages, ()
+    try:  # pictures of an environment's own are written to files' bytes
+        return await asyncio.to_thread(with_images, messages, folder=Path.cwd())
+    except ImageError as error:
+        raise EpisodeError(str(error)) from error
 
 
 def _numbers(rewards: Mapping[str, float]) -> dict[str, float]:

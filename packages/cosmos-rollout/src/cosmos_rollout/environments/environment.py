@@ -1,8 +1,8 @@
 """What an environment is: it plays one episode with a model that it can talk to."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from cosmos_core.trajectory import FinishReason
 from cosmos_rollout.episode import Message
@@ -30,8 +30,11 @@ class Chat(Protocol):
     async def reply(self, messages: Sequence[Message]) -> Reply:
         """Say these messages, those that are new, and return what the model answers.
 
+        A content is a text, or a list of ``{"type": "text", "text": ...}`` and ``{"type": "image",
+        "image": ...}``: an absolute path, a ``data:`` URL, the bytes of a file or a PIL image.
+
         Raises:
-            EpisodeError: after a reply that was the last.
+            EpisodeError: after a reply that was the last, and for what is no picture.
         """
         ...
 
@@ -79,5 +82,17 @@ class EpisodeLimits:
 
 
 def opening(row: PromptRow) -> tuple[Message, ...]:
-    """Return a data row as the first messages of a conversation."""
-    return row.messages or ({"role": "user", "content": row.prompt},)
+    """Return a data row as the first messages of a conversation, each picture in its place."""
+    if not row.images:
+        return row.messages or ({"role": "user", "content": row.prompt},)
+    images = iter(row.images)
+    return tuple(
+        {**message, "content": [_with_source(part, images) for part in message["content"]]}
+        if isinstance(message["content"], list)
+        else message
+        for message in row.messages
+    )
+
+
+def _with_source(part: Mapping[str, Any], images: Iterator[str]) -> Mapping[str, Any]:
+    return {**part, "image": next(images)} if part["type"] == "image" else part

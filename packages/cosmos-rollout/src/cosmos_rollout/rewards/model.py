@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from cosmos_core.images import text_of
 from cosmos_rollout.errors import UserCodeError
 from cosmos_rollout.rewards.scoring import RewardFunction, RewardInput
 
@@ -13,8 +14,8 @@ class ModelReward:
     """The output of a sequence-classification model with one label, at the answer's end.
 
     The model reads the prompt as a tokenizer writes a text, the answer after it, and the
-    end-of-sequence token; a conversation by the tokenizer's chat template. Needs torch. Each worker
-    of the pool loads a copy.
+    end-of-sequence token; a conversation by the tokenizer's chat template, without its pictures.
+    Needs torch. Each worker of the pool loads a copy.
 
     Attributes:
         kind: selects this reward.
@@ -64,9 +65,13 @@ class ModelReward:
 
 def _tokens_of(sample: RewardInput, tokenizer: Any) -> list[int]:
     if sample.messages:
-        return list(
-            tokenizer.apply_chat_template(list(sample.messages), return_dict=True)["input_ids"]
-        )
+        texts = [
+            {**turn, "content": text_of(turn["content"])}
+            if isinstance(turn.get("content"), list)
+            else turn
+            for turn in sample.messages
+        ]
+        return list(tokenizer.apply_chat_template(texts, return_dict=True)["input_ids"])
     prompt = list(tokenizer(sample.prompt)["input_ids"])
     answer = list(tokenizer(sample.response, add_special_tokens=False)["input_ids"])
     end = tokenizer.eos_token_id

@@ -20,7 +20,10 @@ class RewardInput:
         num_response_tokens: tokens of the response, the stop token included.
         finish_reason: "stop" or "length".
         messages: the whole conversation, prompt included, if there was an environment; then
-            ``response`` is what the model said last.
+            ``response`` is what the model said last. A content with pictures is a list of texts
+            and marks.
+        images: references of the pictures that the model saw, in order; `cosmos_core.images`
+            reads them.
     """
 
     prompt: str
@@ -30,7 +33,8 @@ class RewardInput:
     num_prompt_tokens: int = 0
     num_response_tokens: int = 0
     finish_reason: str = "stop"
-    messages: tuple[Mapping[str, str], ...] = ()
+    messages: tuple[Mapping[str, Any], ...] = ()
+    images: tuple[str, ...] = ()
 
 
 RewardFunction = Callable[[RewardInput], float]
