@@ -18,6 +18,7 @@ from cosmos_parallel.errors import (
     OptimizerError,
     PackingError,
     ParallelError,
+    PictureError,
     PrecisionError,
     ReplicaLostError,
     SftDataError,
@@ -70,6 +71,7 @@ from cosmos_parallel.packed_attention import (
 )
 from cosmos_parallel.packing import balanced_parts, plan_micro_batches
 from cosmos_parallel.passes import LossFunction, LossResult, Pass, TakesAllPasses, run_passes
+from cosmos_parallel.pictures import BLANK_PICTURE, PictureReader
 from cosmos_parallel.process import (
     ProcessContext,
     broadcast_bytes,
@@ -118,6 +120,7 @@ from cosmos_parallel.value_head import VALUE_HEAD, is_of_value_head
 from cosmos_parallel.whole_steps import whole_step
 
 __all__ = [
+    "BLANK_PICTURE",
     "VALUE_HEAD",
     "AdamW8bitConfig",
     "AdamWConfig",
@@ -164,6 +167,8 @@ __all__ = [
     "ParallelError",
     "Pass",
     "PeftView",
+    "PictureError",
+    "PictureReader",
     "PrecisionError",
     "ProcessContext",
     "ReplicaGroup",

@@ -29,6 +29,10 @@ class PackingError(ParallelError, ValueError):
     """Raised when samples cannot share a row: the model or the lengths do not allow it."""
 
 
+class PictureError(ParallelError, ValueError):
+    """Raised when pictures cannot be read, or do not fit their tokens or the model; says where."""
+
+
 class OptimizerError(ParallelError, ValueError):
     """Raised before training: no such optimizer or option, or its library is not installed."""
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_parallel.errors import PackingError
+from cosmos_parallel.rotary_axes import has_rotary_axes, sees, spread_text_positions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -80,14 +81,16 @@ def use_packed_attention(model: "PreTrainedModel") -> bool:
         if part == "" or part in names:
             names[part] = PACKED_SDPA
     model.set_attn_implementation(names)
+    spread_text_positions(model)
     return True
 
 
 def check_packable(model: nn.Module) -> None:
-    """Refuse to pack samples for a model that carries a state from token to token.
+    """Refuse to pack samples for a model that cannot tell the samples of a row apart.
 
     Raises:
-        PackingError: naming the layers that would leak from one sample into the next.
+        PackingError: naming the layers that carry a state from one sample into the next, or the
+            type of a model that sees and has no positions for such rows.
     """
     config: Any = getattr(model, "config", None)  # any Hugging Face configuration
     if config is None:
@@ -98,13 +101,18 @@ def check_packable(model: nn.Module) -> None:
             f"{config.model_type} has {', '.join(others)} layers, whose state would go on from one "
             "sample of a row into the next; use the padded layout"
         )
+    if sees(config) and not has_rotary_axes(config):
+        raise PackingError(
+            f"{config.model_type} models see pictures, and are not told which sample of a row a "
+            "picture belongs to; use the padded layout"
+        )
 
 
 def runs_packed_rows(model: nn.Module) -> bool:
     """Whether a model attends within samples of a row at no more cost than by themselves.
 
     True for ``packed_sdpa`` and for the fused kernels of transformers, where no layer carries a
-    state from token to token.
+    state from token to token, and pictures can be told apart too.
     """
     config: Any = getattr(model, "config", None)  # any Hugging Face configuration
     if config is None:
@@ -112,7 +120,8 @@ def runs_packed_rows(model: nn.Module) -> bool:
     kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
     name = _attention_of(model)
     fused = name == PACKED_SDPA or name.startswith("flash_attention")
-    return fused and kinds <= ATTENTION_LAYERS
+    tells_pictures = not sees(config) or has_rotary_axes(config)
+    return fused and kinds <= ATTENTION_LAYERS and tells_pictures
 
 
 def packed_rows(starts: Tensor, mask_function: MaskFunction | None = None) -> PackedRows:

@@ -1,0 +1,280 @@
+"""What a model that sees takes besides tokens: its pictures as tensors, and marks made wide.
+
+A chat template writes one mark for a picture; the model wants as many tokens as it makes of it.
+
+    rendered    <user> [mark]                what is it?  <assistant>
+    expanded    <user> [img] [img] [img]     what is it?  <assistant>
+    arguments   pixel_values of 3 tokens; mm_token_type_ids 0 1 1 1 0 ...
+
+Both are the work of the model's own processor, one picture at a time. Where torchvision can be
+imported, pixels are those of its resampling, as in vLLM; else Pillow's, which differ by a grey
+level here and there where a picture is made smaller or larger.
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from cosmos_core.images import ImageError, image_size, read_image
+from cosmos_parallel.errors import PackingError, PictureError
+from cosmos_parallel.generic_weights import auto_class
+from cosmos_parallel.models import read_config
+from cosmos_parallel.processors import load_processor
+from cosmos_parallel.rotary_axes import has_rotary_axes, sees
+
+if TYPE_CHECKING:
+    from PIL import Image
+    from transformers import PretrainedConfig
+
+# 32 x 32 pixels, black
+BLANK_PICTURE = (
+    "data:;base64,iVBORw0KGgoAAAANSUhEUgAAACAAAAAgAQAAAABbAUdZAAAADElEQVR42mNgGNwAAACgAAGO+7G0AAAAAEl"
+    "FTkSuQmCC"
+)
+_BLANK_SIZE = (32, 32)
+# by which names models are told which tokens are pictures
+TOKEN_KINDS = frozenset({"mm_token_type_ids", "token_type_ids"})
+_OF_TEXT = TOKEN_KINDS | {"input_ids", "attention_mask", "labels"}
+# prompts are attended to both ways, which a row of tokens does not tell
+_BOTH_WAYS = ("paligemma",)
+_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+
+
+class PictureReader:
+    """Turns pictures into the arguments of one model.
+
+    Attributes:
+        image_token_ids: the tokens in whose places the model puts what it sees.
+        mark_id: the token that a chat template writes for a picture.
+        packs: whether rows may hold several samples.
+    """
+
+    def __init__(self, processor: Any, config: "PretrainedConfig") -> None:
+        """Take a processor of transformers and the config of its model; see `of`.
+
+        Raises:
+            PictureError: if the processor makes no tokens of a picture.
+        """
+        self.packs = has_rotary_axes(config)
+        self._processor = processor
+        self._config = config
+        kind: Any = auto_class(config)._model_mapping[type(config)]
+        self._arguments = frozenset(inspect.signature(kind.forward).parameters)
+        self._kind_name = next(iter(TOKEN_KINDS & self._arguments), None)
+        self._rope: Any = None
+        mark: str | None = getattr(processor, "image_token", None)
+        ids = [token for token in processor.image_token_ids if isinstance(token, int)]
+        if mark is None or not ids:
+            raise PictureError(
+                f"the processor of {config.model_type} models names no token for pictures"
+            )
+        self._mark = mark
+        self.mark_id = int(processor.tokenizer.convert_tokens_to_ids(mark))
+        self.image_token_ids: tuple[int, ...] = tuple(ids)
+        self._expansions: dict[tuple[int, int], list[int]] = {}
+        self._repeats = False
+        self._repeats = self._can_count()
+
+    @classmethod
+    def of(cls, model_dir: Path) -> "PictureReader | None":
+        """Return the reader of a model directory; ``None`` where no pictures can be shown to it.
+
+        That is a model without a vision part, or a directory without its processor's settings.
+
+        Raises:
+            ModelMismatchError: if transformers does not know such a model.
+            PictureError: if its processor cannot be loaded, or such models cannot be trained.
+        """
+        config = read_config(model_dir)
+        has_settings = any((model_dir / name).is_file() for name in _PROCESSOR_FILES)
+        if not sees(config) or not has_settings:
+            return None
+        if config.model_type in _BOTH_WAYS:
+            raise PictureError(
+                f"{config.model_type} models attend to a prompt both ways, and are not trained "
+                "with pictures here"
+            )
+        return cls(load_processor(model_dir, config), config)
+
+    def blank_row(self) -> list[int]:
+        """Return the tokens of a sample that shows ``BLANK_PICTURE``, with nothing to train on.
+
+        Ranks that share a model must all enter its vision part, or none: a batch without pictures
+        of its own has this row.
+        """
+        return [0, *self._expansion(*_BLANK_SIZE)]
+
+    def expand(
+        self, token_ids: Sequence[int], images: Sequence[str], where: str = "prompt"
+    ) -> list[int]:
+        """Return tokens in which each picture's mark has become what its picture takes.
+
+        Only the sizes of the pictures are read.
+
+        Args:
+            token_ids: as a chat template renders them, with one mark for each picture.
+            images: references, in the order of the marks.
+            where: named in errors.
+
+        Raises:
+            PictureError: if there are more or fewer marks than pictures, or one cannot be read.
+        """
+        return [token for span in self.spans(token_ids, images, where) for token in span]
+
+    def spans(
+        self, token_ids: Sequence[int], images: Sequence[str], where: str = "prompt"
+    ) -> list[list[int]]:
+        """Return, for each token, the tokens that stand for it; see `expand`."""
+        num_marks = sum(token == self.mark_id for token in token_ids)
+        if num_marks != len(images):
+            raise PictureError(
+                f"{where}: its tokens have {num_marks} marks {self._mark!r} for {len(images)} "
+                "pictures; the chat template must write one for each, and texts none"
+            )
+        waiting = iter(images)
+        return [
+            self._expansion_of(next(waiting), where) if token == self.mark_id else [token]
+            for token in token_ids
+        ]
+
+    def inputs(
+        self, token_ids: Tensor, images: Sequence[Sequence[str]], names: Sequence[str] = ()
+    ) -> dict[str, Tensor]:
+        """Return what the model takes besides its tokens.
+
+        Args:
+            token_ids: int64[B, T], expanded and padded.
+            images: the pictures of each row.
+            names: of the rows, for errors; their numbers if not given.
+
+        Returns:
+            Tensors of all rows' pictures, one after the other, by the model's own names, such as
+            ``pixel_values`` and ``image_grid_thw``; and ``mm_token_type_ids`` or
+            ``token_type_ids`` [B, T] where the model takes it, 1 on pictures.
+
+        Raises:
+            PictureError: naming the row, if a picture cannot be read, or its tokens are not there;
+                or if no row has a picture (see `blank_row`).
+        """
+        if not any(images):
+            raise PictureError("no row has a picture; add one with blank_row()")
+        is_image = torch.isin(
+            token_ids, torch.tensor(self.image_token_ids, device=token_ids.device)
+        )
+        found: dict[str, list[Tensor]] = {}
+        for index, references in enumerate(images):
+            name = names[index] if index < len(names) else f"row {index}"
+            num_tokens = 0
+            for reference in references:
+                tensors = self._process(_read(reference, name), f"{name}: {_short(reference)}")
+                num_tokens += self._num_image_tokens(tensors)
+                for key in tensors.keys() & self._arguments - _OF_TEXT:
+                    found.setdefault(key, []).append(tensors[key])
+            if num_tokens != int(is_image[index].sum()):
+                raise PictureError(
+                    f"{name}: has {int(is_image[index].sum())} tokens of pictures, and its "
+                    f"{len(references)} pictures take {num_tokens}"
+                )
+        inputs = {key: self._join(key, parts) for key, parts in found.items()}
+        if self._kind_name is not None:
+            inputs[self._kind_name] = is_image.long()
+        return inputs
+
+    def positions(self, token_ids: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return positions [4, B, T] with which samples of several rows may share one.
+
+        The first axis counts each row's tokens, which tells samples apart; the others are the
+        model's own for time, height and width.
+
+        Args:
+            token_ids: int64[B, T], one sample in each row, padded on the right.
+            inputs: of these rows.
+
+        Raises:
+            PackingError: if the model has no such positions.
+        """
+        if not self.packs:
+            raise PackingError(
+                f"{self._config.model_type} models do not tell samples of a row with pictures "
+                "apart; use the padded layout"
+            )
+        if self._rope is None:
+            with torch.device("meta"):
+                model: Any = auto_class(self._config).from_config(self._config)
+            self._rope = next(part for part in model.modules() if hasattr(part, "get_rope_index"))
+        axes, _ = self._rope.get_rope_index(
+            token_ids,
+            mm_token_type_ids=inputs["mm_token_type_ids"],
+            image_grid_thw=inputs["image_grid_thw"],
+        )
+        count = torch.arange(token_ids.shape[1], device=token_ids.device).expand_as(token_ids)
+        return torch.cat([count[None], axes])
+
+    def _can_count(self) -> bool:
+        """Whether a picture's tokens are one token, as often as the processor says of its size."""
+        expansion = self._expansion(*_BLANK_SIZE)
+        counted = self._count(*_BLANK_SIZE)
+        return expansion == [self.image_token_ids[0]] * counted
+
+    def _count(self, height: int, width: int) -> int:
+        count = getattr(self._processor, "_get_num_multimodal_tokens", None)
+        if count is None:
+            return -1
+        return int(count(image_sizes=[(height, width)])["num_image_tokens"][0])
+
+    def _expansion_of(self, reference: str, where: str) -> list[int]:
+        try:
+            return self._expansion(*image_size(reference))
+        except (ImageError, ValueError) as error:  # ValueError: a shape that processors refuse
+            raise PictureError(f"{where}: {error}") from error
+
+    def _expansion(self, height: int, width: int) -> list[int]:
+        """Return the tokens of a picture of this size."""
+        if (height, width) not in self._expansions:
+            if self._repeats:
+                made = [self.image_token_ids[0]] * self._count(height, width)
+            else:
+                from PIL import Image
+
+                tensors = self._process(Image.new("RGB", (width, height)), "blank")
+                made = tensors["input_ids"][0].tolist()
+            self._expansions[height, width] = made
+        return self._expansions[height, width]
+
+    def _num_image_tokens(self, tensors: Mapping[str, Tensor]) -> int:
+        return int(torch.isin(tensors["input_ids"], torch.tensor(self.image_token_ids)).sum())
+
+    def _process(self, picture: "Image.Image", where: str) -> dict[str, Tensor]:
+        """Return what the processor makes of one mark and its picture."""
+        try:
+            given = self._processor(
+                images=[picture], text=[self._mark], add_special_tokens=False, return_tensors="pt"
+            )
+        except ValueError as error:  # such as too long and narrow a shape
+            raise PictureError(f"{where}: {error}") from error
+        return dict(given)
+
+    def _join(self, name: str, parts: Sequence[Tensor]) -> Tensor:
+        shapes = sorted({tuple(part.shape[1:]) for part in parts})
+        if len(shapes) > 1:
+            raise PictureError(
+                f"{self._config.model_type} models have {name} of several shapes "
+                f"({', '.join(map(str, shapes))}) for pictures of several sizes, which are not "
+                "joined into one batch; make the pictures of one size"
+            )
+        return torch.cat(list(parts))
+
+
+def _read(reference: str, name: str) -> "Image.Image":
+    try:
+        return read_image(reference)
+    except ImageError as error:
+        raise PictureError(f"{name}: {error}") from error
+
+
+def _short(reference: str) -> str:
+    return reference if len(reference) < 200 else f"{reference[:40]}..."

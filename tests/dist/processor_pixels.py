@@ -1,0 +1,29 @@
+"""Compares a reader of pictures with the model's own processor, where torchvision is there.
+
+python processor_pixels.py MODEL PICTURE TEXT OUT; TEXT shows the picture twice.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from transformers import AutoProcessor
+
+from cosmos_core.images import read_image
+from cosmos_parallel import PictureReader
+
+
+def main(model: Path, picture: str, text: str, out: Path) -> None:
+    processor = AutoProcessor.from_pretrained(model)
+    theirs = processor(text=[text], images=[read_image(picture)] * 2, return_tensors="pt")
+    reader = PictureReader.of(model)
+    assert reader is not None
+    token_ids = reader.expand(processor.tokenizer.encode(text), [picture] * 2)
+    mine = reader.inputs(torch.tensor([token_ids]), [[picture] * 2])
+    mine["input_ids"] = torch.tensor([token_ids])
+    kind = type(processor.image_processor).__name__
+    torch.save({"theirs": dict(theirs), "mine": mine, "kind": kind}, out)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], Path(sys.argv[4]))

@@ -1,0 +1,202 @@
+"""Pictures become what a model's own processor makes of them, row by row."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+from process_trees import run_tree
+from seeing import can_cut_pictures, seeing_environment, write_pictures, write_seeing_model
+from transformers import AutoTokenizer
+
+from cosmos_parallel import (
+    BLANK_PICTURE,
+    ModelConfig,
+    PackingError,
+    ParallelConfig,
+    PictureError,
+    PictureReader,
+    build_mesh,
+    check_packable,
+    load_causal_lm,
+    runs_packed_rows,
+)
+
+PIXELS = Path(__file__).with_name("processor_pixels.py")
+START, END, MARK = 3, 4, 5
+TEXT = "<|im_start|>user\na<|vision_start|><|image_pad|><|vision_end|>b" * 2
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("seeing")
+    write_seeing_model(directory)
+    write_pictures(directory / "pictures")
+    noise = np.random.default_rng(0).integers(0, 255, (77, 100, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(directory / "pictures" / "noise-100x77.png")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def reader(model_dir) -> PictureReader:
+    found = PictureReader.of(model_dir)
+    assert found is not None
+    return found
+
+
+def shown(model_dir: Path, name: str) -> str:
+    return str(model_dir / "pictures" / f"{name}.png")
+
+
+def padded(*rows: list[int]) -> torch.Tensor:
+    return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+
+
+def test_a_mark_becomes_as_many_tokens_as_its_picture_takes(model_dir, reader):
+    images = [shown(model_dir, "red-28x28"), shown(model_dir, "blue-56x28")]
+    assert reader.expand([START, MARK, END, 20, MARK], images) == [
+        *(START, MARK, END, 20),
+        *(MARK, MARK),
+    ]
+    # 77 rows of 100 are made 84 of 112
+    assert reader.expand([MARK], [shown(model_dir, "noise-100x77")]) == [MARK] * 12
+    assert reader.expand([20, 21], []) == [20, 21]
+
+
+def test_marks_and_pictures_must_be_as_many(model_dir, reader):
+    with pytest.raises(PictureError, match=r"data:3: its tokens have 2 marks '<\|image_pad\|>' fo"):
+        reader.expand([MARK, MARK], [shown(model_dir, "red-28x28")], "data:3")
+    with pytest.raises(PictureError, match=r"prompt: cannot read the picture .*none.png"):
+        reader.expand([MARK], [shown(model_dir, "none")])
+
+
+def test_a_row_lacks_tokens_of_its_pictures(model_dir, reader):
+    images = [[shown(model_dir, "red-56x56")], [shown(model_dir, "blue-28x28")]]
+    token_ids = padded([MARK] * 4, [MARK] * 2)
+    with pytest.raises(PictureError, match="b: has 2 tokens of pictures, and its 1 pictures take"):
+        reader.inputs(token_ids, images, ["a", "b"])
+    with pytest.raises(PictureError, match="no row has a picture"):
+        reader.inputs(token_ids, [[], []])
+
+
+def test_a_broken_picture_is_named_with_its_row(model_dir, reader):
+    whole = model_dir / "whole.jpg"
+    Image.open(shown(model_dir, "noise-100x77")).save(whole)
+    (model_dir / "broken.jpg").write_bytes(whole.read_bytes()[:2000])
+    broken = str(model_dir / "broken.jpg")
+    assert len(reader.expand([MARK], [broken])) == 12  # its header is whole
+    with pytest.raises(PictureError, match=r"line 7: .*broken.jpg"):
+        reader.inputs(padded([MARK] * 12), [[broken]], ["line 7"])
+
+
+def test_a_model_without_sight_has_no_reader(tmp_path):
+    transformers.Qwen3Config(vocab_size=8).save_pretrained(tmp_path)
+    assert PictureReader.of(tmp_path) is None
+
+
+@pytest.mark.skipif(not can_cut_pictures(), reason="needs torchvision beside the environment")
+@pytest.mark.parametrize(("name", "grey_levels"), [("green-56x28", 0.01), ("noise-100x77", 3)])
+def test_inputs_are_those_of_the_model_s_own_processor(
+    model_dir, reader, tmp_path, name, grey_levels
+):
+    picture = shown(model_dir, name)
+    run_tree(
+        *(PIXELS, model_dir, picture, TEXT, tmp_path / "out.pt"),
+        deadline_s=200,
+        environment=seeing_environment(),
+    )
+    found = torch.load(tmp_path / "out.pt")
+    theirs, mine = found["theirs"], found["mine"]
+    assert found["kind"] == "Qwen2VLImageProcessor"
+    assert mine.keys() == theirs.keys() - {"attention_mask"}
+    for key, value in mine.items():
+        assert torch.equal(value, theirs[key]), key
+    # without torchvision pictures are resampled by Pillow
+    tokens = AutoTokenizer.from_pretrained(model_dir).encode(TEXT)
+    assert reader.expand(tokens, [picture] * 2) == theirs["input_ids"][0].tolist()
+    ours = reader.inputs(theirs["input_ids"], [[picture] * 2])
+    assert torch.equal(ours["image_grid_thw"], theirs["image_grid_thw"])
+    one_level = 1 / 255 / 0.26  # as normalised by the least deviation of a channel
+    difference = (ours["pixel_values"] - theirs["pixel_values"]).abs().max()
+    assert difference < grey_levels * one_level
+
+
+def test_packed_rows_with_pictures_have_the_logits_of_padded_ones(model_dir, reader):
+    images = [
+        [shown(model_dir, "red-56x56"), shown(model_dir, "blue-28x28")],
+        [],
+        [BLANK_PICTURE],
+        [shown(model_dir, "noise-100x77")],
+    ]
+    rows = [
+        reader.expand([20, MARK, END, 30, MARK, 9, 31], images[0]),
+        [40, 41, 42],
+        reader.blank_row(),
+        reader.expand([50, START, MARK, END, 51, 52], images[3]),
+    ]
+    model = load_causal_lm(model_dir, build_mesh(ParallelConfig()), ModelConfig())
+    token_ids = padded(*rows)
+    valid = padded(*[[True] * len(row) for row in rows])
+    inputs = reader.inputs(token_ids, images)
+    positions = reader.positions(token_ids, inputs)
+    packed = inputs | {
+        "mm_token_type_ids": inputs["mm_token_type_ids"][valid][None],
+        "position_ids": positions[:, valid][:, None],
+    }
+    with torch.no_grad():
+        expected = model(input_ids=token_ids, **inputs).logits[valid]
+        logits = model(input_ids=token_ids[valid][None], use_cache=False, **packed).logits[0]
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+    assert runs_packed_rows(model)
+
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
+}
+SIGHT = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2}
+TURNING = {
+    "qwen2_vl": (transformers.Qwen2VLConfig, SIZES),
+    "qwen2_5_vl": (transformers.Qwen2_5_VLConfig, SIZES),
+    "qwen3_vl": (transformers.Qwen3VLConfig, SIZES | {"head_dim": 8}),
+    "qwen3_vl_moe": (
+        transformers.Qwen3VLMoeConfig,
+        SIZES | {"head_dim": 8, "num_experts": 2, "num_experts_per_tok": 1},
+    ),
+    "glm4v": (transformers.Glm4vConfig, SIZES | {"pad_token_id": 0}),
+}
+
+
+@pytest.mark.parametrize("kind", TURNING)
+def test_samples_of_text_in_a_row_do_not_see_each_other(tmp_path, kind):
+    make, sizes = TURNING[kind]
+    config = make(text_config=dict(sizes), vision_config=dict(SIGHT))
+    transformers.AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path)
+    model = load_causal_lm(tmp_path, build_mesh(ParallelConfig()))
+    first, second = torch.arange(1, 8)[None], torch.arange(20, 25)[None]
+    row = torch.cat([first, second], dim=1)
+    positions = torch.cat([torch.arange(7), torch.arange(5)])[None]
+    with torch.no_grad():
+        alone = model(input_ids=second).logits
+        together = model(input_ids=row, position_ids=positions, use_cache=False).logits[:, 7:]
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
+
+
+def test_other_models_that_see_are_not_packed(tmp_path):
+    sizes = {name: value for name, value in SIZES.items() if name != "rope_parameters"}
+    config = transformers.Gemma3Config(
+        text_config=sizes | {"head_dim": 8},
+        vision_config={"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1},
+    )
+    transformers.AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path)
+    model = load_causal_lm(tmp_path, build_mesh(ParallelConfig()))
+    assert not runs_packed_rows(model)
+    with pytest.raises(PackingError, match="gemma3 models see pictures"):
+        check_packable(model)
