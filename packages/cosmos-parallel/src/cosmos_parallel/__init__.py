@@ -99,7 +99,8 @@ from cosmos_parallel.sft_batches import (
     step_batches,
     step_examples,
 )
-from cosmos_parallel.sft_data import SftData, SftExample, SftFormat, encode_example, load_sft_data
+from cosmos_parallel.sft_data import SftFormat, encode_example, load_sft_data
+from cosmos_parallel.sft_examples import SftData, SftExample
 from cosmos_parallel.sft_rows import read_rows
 from cosmos_parallel.sharding import (
     copy_weights,

@@ -17,7 +17,7 @@ from cosmos_parallel.sft_batches import (
     lay_out,
     step_batches,
 )
-from cosmos_parallel.sft_data import SftData
+from cosmos_parallel.sft_examples import SftData
 
 CHUNK_TOKENS = 1024
 
@@ -78,6 +78,8 @@ def answer_logits(model: nn.Module, batch: SftBatch) -> Answers:
     arguments: dict[str, object] = {"input_ids": token_ids, "use_cache": False}
     if batch.position_ids is not None:
         arguments["position_ids"] = batch.position_ids.to(device)
+    for name, value in (batch.image_inputs or {}).items():
+        arguments[name] = value.to(device)
     if _keeps_columns(model):
         logits = model(**arguments, logits_to_keep=columns).logits
     else:
@@ -117,14 +119,15 @@ def fit(
     mesh = learner.mesh
     for step in steps:
         batches = step_batches(data, config, step, rank=mesh.data_rank, size=mesh.data_size)
-        on_step(step, learner.step(batches, sft_loss, filler=empty_batch()))
+        on_step(step, learner.step(batches, sft_loss, filler=empty_batch(data.reader)))
 
 
 def validate(learner: Learner, data: SftData, config: SftBatchConfig) -> Evaluation:
     """Return the loss over all of ``data`` without training; every rank calls."""
     mesh = learner.mesh
-    batches = lay_out(data.examples, config, rank=mesh.data_rank, size=mesh.data_size)
-    return learner.evaluate(batches, sft_loss, filler=empty_batch())
+    rank, size = mesh.data_rank, mesh.data_size
+    batches = lay_out(data.examples, config, rank=rank, size=size, reader=data.reader)
+    return learner.evaluate(batches, sft_loss, filler=empty_batch(data.reader))
 
 
 def _columns(trainable: Tensor) -> Tensor:

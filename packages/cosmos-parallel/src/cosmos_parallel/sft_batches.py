@@ -4,16 +4,19 @@ The sample stream is a function of seed and step alone: nothing has to be stored
 restart, and every rank computes its own share.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from cosmos_parallel.errors import PictureError, SftDataError
 from cosmos_parallel.packing import plan_micro_batches
-from cosmos_parallel.sft_data import SftData, SftExample
+from cosmos_parallel.pictures import BLANK_PICTURE, TOKEN_KINDS, PictureReader
+from cosmos_parallel.sft_examples import SftData, SftExample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,12 +29,15 @@ class SftBatch:
         position_ids: int64[B, T], counting from 0 in each of several examples in a row; ``None``
             when every row is one example.
         num_tokens: tokens that are not padding.
+        image_inputs: what a model that sees takes besides, by its own names (see
+            ``PictureReader``); its ``position_ids``, if there, stand in place of those above.
     """
 
     token_ids: Tensor
     trainable: Tensor
     position_ids: Tensor | None
     num_tokens: int
+    image_inputs: Mapping[str, Tensor] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +75,7 @@ def step_batches(
 ) -> list[SftBatch]:
     """Return the micro-batches of this rank in ``step``, counted from 0; see `step_examples`."""
     chosen = [data.examples[i] for i in step_examples(len(data.examples), config, step)]
-    return lay_out(chosen, config, rank=rank, size=size)
+    return lay_out(chosen, config, rank=rank, size=size, reader=data.reader)
 
 
 def step_examples(num_examples: int, config: SftBatchConfig, step: int) -> list[int]:
@@ -87,29 +93,54 @@ def step_examples(num_examples: int, config: SftBatchConfig, step: int) -> list[
 
 
 def lay_out(
-    examples: Sequence[SftExample], config: SftBatchConfig, *, rank: int = 0, size: int = 1
+    examples: Sequence[SftExample],
+    config: SftBatchConfig,
+    *,
+    rank: int = 0,
+    size: int = 1,
+    reader: PictureReader | None = None,
 ) -> list[SftBatch]:
     """Return this rank's share of ``examples`` as micro-batches.
 
     Packed: each micro-batch is one row within the budget, and ranks get about equal numbers of
     tokens and of micro-batches. Padded: longest first, and ranks get equal numbers of examples, to
     one, and about equal numbers of tokens.
+
+    Args:
+        examples: of the step, over all ranks.
+        config: how they become batches.
+        rank: of those with different data.
+        size: how many these are.
+        reader: of the model, if it sees: pictures are opened here, and a micro-batch without any
+            gets a blank one with nothing to train on, for the sake of other ranks.
+
+    Raises:
+        SftDataError: naming the row of a picture that cannot be read.
+        PackingError: if the layout is packed, and the model does not tell pictures of a row apart.
     """
     if config.layout == "packed":
-        return _packed(examples, config, rank=rank, size=size)
-    ordered = sorted(examples, key=lambda example: -len(example.token_ids))
-    # there and back again, so that the first rank does not get the longest of every round
-    rounds = [ordered[start : start + size] for start in range(0, len(ordered), size)]
-    mine = [
-        members[size - 1 - rank] if index % 2 and len(members) == size else members[rank]
-        for index, members in enumerate(rounds)
-        if rank < len(members)
-    ]
-    return [_collate(group, config) for group in _group([[e] for e in mine], config)]
+        groups = _packed(examples, config, rank=rank, size=size)
+    else:
+        ordered = sorted(examples, key=lambda example: -len(example.token_ids))
+        # there and back again, so that the first rank does not get the longest of every round
+        rounds = [ordered[start : start + size] for start in range(0, len(ordered), size)]
+        mine = [
+            members[size - 1 - rank] if index % 2 and len(members) == size else members[rank]
+            for index, members in enumerate(rounds)
+            if rank < len(members)
+        ]
+        groups = _group(mine, config)
+    return [_collate(group, config, reader) for group in groups]
 
 
-def empty_batch() -> SftBatch:
-    """Return a batch with nothing to train on: the filler of ranks without examples."""
+def empty_batch(reader: PictureReader | None = None) -> SftBatch:
+    """Return a batch with nothing to train on: the filler of ranks without examples.
+
+    Args:
+        reader: of the model, if it sees.
+    """
+    if reader is not None:
+        return replace(_collate([], SftBatchConfig(bucket=1), reader), num_tokens=0)
     return SftBatch(
         token_ids=torch.zeros((1, 2), dtype=torch.int64),
         trainable=torch.zeros((1, 2), dtype=torch.bool),
@@ -120,56 +151,107 @@ def empty_batch() -> SftBatch:
 
 def _packed(
     examples: Sequence[SftExample], config: SftBatchConfig, *, rank: int, size: int
-) -> list[SftBatch]:
+) -> list[list[SftExample]]:
     if not examples:
         return []
     lengths = [len(example.token_ids) for example in examples]
     # rows are rounded up to the bucket, so that budget and bucket hold together
     budget = max(config.max_tokens // config.bucket * config.bucket, 1)
     parts = plan_micro_batches(lengths, max_tokens=budget, num_ranks=size)[rank]
-    return [_collate([[examples[index] for index in part]], config) for part in parts]
+    return [[examples[index] for index in part] for part in parts]
 
 
-def _group(
-    rows: Sequence[list[SftExample]], config: SftBatchConfig
-) -> list[list[list[SftExample]]]:
-    """Cut rows, longest first, into groups whose padded size is within the budget."""
-    groups: list[list[list[SftExample]]] = []
+def _group(examples: Sequence[SftExample], config: SftBatchConfig) -> list[list[SftExample]]:
+    """Cut examples, longest first, into groups whose padded size is within the budget."""
+    groups: list[list[SftExample]] = []
     width = 0
-    for row in sorted(rows, key=lambda row: -_row_length(row)):
+    for example in sorted(examples, key=lambda example: -len(example.token_ids)):
         if not groups or (len(groups[-1]) + 1) * width > config.max_tokens:
             groups.append([])
-            width = _round_up(_row_length(row), config.bucket)
-        groups[-1].append(row)
+            width = _round_up(len(example.token_ids), config.bucket)
+        groups[-1].append(example)
     return groups
 
 
-def _collate(rows: Sequence[list[SftExample]], config: SftBatchConfig) -> SftBatch:
+def _collate(
+    examples: Sequence[SftExample], config: SftBatchConfig, reader: PictureReader | None
+) -> SftBatch:
+    """Put examples into one batch; of a model that sees with a picture among them at least."""
+    num_tokens = sum(len(example.token_ids) for example in examples)
+    if reader is not None and not any(example.images for example in examples):
+        examples = [*examples, _blank_example(reader)]
+    padded = _padded(examples, config.bucket)
+    inputs = None if reader is None else _image_inputs(examples, padded.token_ids, reader)
+    batch = replace(padded, num_tokens=num_tokens, image_inputs=inputs)
+    if config.layout == "padded":
+        return batch
+    if inputs is not None and reader is not None:
+        positions = reader.positions(batch.token_ids, inputs)
+        batch = replace(batch, image_inputs={**inputs, "position_ids": positions})
+    return _in_one_row(batch, [len(example.token_ids) for example in examples], config.bucket)
+
+
+def _padded(examples: Sequence[SftExample], bucket: int) -> SftBatch:
     # two at least: a column and the next one, which it predicts
-    width = _round_up(max([2, *(_row_length(row) for row in rows)]), config.bucket)
-    token_ids = np.zeros((len(rows), width), dtype=np.int64)
-    trainable = np.zeros((len(rows), width), dtype=np.bool_)
-    position_ids = np.zeros((len(rows), width), dtype=np.int64)
-    for index, row in enumerate(rows):
-        start = 0
-        for example in row:
-            end = start + len(example.token_ids)
-            token_ids[index, start:end] = example.token_ids
-            trainable[index, start:end] = example.trainable
-            trainable[index, start] = False  # nothing of its own comes before it
-            position_ids[index, start:end] = np.arange(end - start)
-            start = end
-        position_ids[index, start:] = np.arange(width - start)
+    width = _round_up(max([2, *(len(example.token_ids) for example in examples)]), bucket)
+    token_ids = np.zeros((len(examples), width), dtype=np.int64)
+    trainable = np.zeros((len(examples), width), dtype=np.bool_)
+    for index, example in enumerate(examples):
+        end = len(example.token_ids)
+        token_ids[index, :end] = example.token_ids
+        trainable[index, 1:end] = example.trainable[1:]  # nothing comes before the first
     return SftBatch(
         token_ids=torch.from_numpy(token_ids),
         trainable=torch.from_numpy(trainable),
-        position_ids=torch.from_numpy(position_ids) if config.layout == "packed" else None,
-        num_tokens=sum(_row_length(row) for row in rows),
+        position_ids=None,
+        num_tokens=0,
     )
 
 
-def _row_length(row: Sequence[SftExample]) -> int:
-    return sum(len(example.token_ids) for example in row)
+def _in_one_row(batch: SftBatch, lengths: Sequence[int], bucket: int) -> SftBatch:
+    """Put the rows of a padded batch, which are so long without padding, into one."""
+    columns = torch.arange(batch.token_ids.shape[1])
+    valid = columns < torch.tensor(lengths, dtype=torch.int64)[:, None]
+    missing = _round_up(max(2, sum(lengths)), bucket) - sum(lengths)
+    counts = torch.cat([columns[:length] for length in lengths] + [torch.arange(missing)])
+
+    def joined(values: Tensor) -> Tensor:
+        return functional.pad(values[valid], (0, missing))[None]
+
+    inputs = dict(batch.image_inputs or {})
+    for name in TOKEN_KINDS & inputs.keys():
+        inputs[name] = joined(inputs[name])
+    if "position_ids" in inputs:
+        axes = inputs["position_ids"][:, valid]
+        inputs["position_ids"] = torch.cat([axes, counts[len(counts) - missing :].expand(4, -1)], 1)
+        inputs["position_ids"] = inputs["position_ids"][:, None]
+    return replace(
+        batch,
+        token_ids=joined(batch.token_ids),
+        trainable=joined(batch.trainable),
+        position_ids=counts[None],
+        image_inputs=inputs or None,
+    )
+
+
+def _image_inputs(
+    examples: Sequence[SftExample], token_ids: Tensor, reader: PictureReader
+) -> dict[str, Tensor]:
+    names = [example.name or f"example {index}" for index, example in enumerate(examples)]
+    try:
+        return reader.inputs(token_ids, [example.images for example in examples], names)
+    except PictureError as error:
+        raise SftDataError(str(error)) from error
+
+
+def _blank_example(reader: PictureReader) -> SftExample:
+    token_ids = np.asarray(reader.blank_row(), dtype=np.int32)
+    return SftExample(
+        token_ids=token_ids,
+        trainable=np.zeros(len(token_ids), dtype=np.bool_),
+        images=(BLANK_PICTURE,),
+        name="blank row",
+    )
 
 
 def _round_up(value: int, multiple: int) -> int:

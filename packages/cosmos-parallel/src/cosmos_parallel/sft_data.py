@@ -1,8 +1,8 @@
 """Supervised examples: rows in, token ids with a mask of what is trained on out.
 
 A row has ``prompt`` and ``response`` (strings), or ``messages`` in chat form; then every message
-of the assistant is trained on, its calls of tools too, and nothing else. Token ids are made here
-once and travel on.
+of the assistant is trained on, its calls of tools too, and nothing else. Either may have pictures.
+Token ids are made here once and travel on.
 """
 
 import re
@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
+from cosmos_core.images import text_of
 from cosmos_parallel.errors import SftDataError
-from cosmos_parallel.sft_rows import Row, read_rows
+from cosmos_parallel.pictures import PictureReader
+from cosmos_parallel.sft_examples import SftData, SftExample
+from cosmos_parallel.sft_pictures import take_pictures, widen
+from cosmos_parallel.sft_rows import Row, read_rows_in
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,6 +36,7 @@ class SftFormat:
         prompt: field of the prompt.
         response: field of the response.
         messages: field of a conversation; a row that has it needs no other.
+        images: field of a row's pictures, which parts of its messages may name themselves.
         split: which split of a directory.
         max_tokens: longer examples are dropped and counted.
     """
@@ -40,6 +44,7 @@ class SftFormat:
     prompt: str = "prompt"
     response: str = "response"
     messages: str = "messages"
+    images: str = "images"
     split: str = "train"
     max_tokens: int = 4096
 
@@ -53,53 +58,31 @@ class SftFormat:
             raise ValueError(f"max_tokens is {self.max_tokens}; it must be 2 or more")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class SftExample:
-    """One example of T tokens.
-
-    Attributes:
-        token_ids: int32[T].
-        trainable: bool[T], true where the model should have said the token.
-    """
-
-    token_ids: npt.NDArray[np.int32]
-    trainable: npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SftData:
-    """A data set in memory.
-
-    Attributes:
-        examples: in the order of the file.
-        num_dropped: examples left out because they were longer than allowed.
-    """
-
-    examples: tuple[SftExample, ...]
-    num_dropped: int = 0
-
-
 def load_sft_data(
     path: Path | str,
     tokenizer: "PreTrainedTokenizerBase",
     rows: SftFormat | None = None,
+    reader: PictureReader | None = None,
 ) -> SftData:
     """Read a data set into memory as tokens.
+
+    Of pictures only the sizes are read; their paths are relative to the file that names them.
 
     Args:
         path: JSON lines, Parquet, or a directory (see ``read_rows``).
         tokenizer: of the model.
         rows: which fields hold what; the defaults when ``None``.
+        reader: of the model; ``None`` for one that sees nothing.
 
     Raises:
-        SftDataError: if the data is missing or empty, or a row is not an example; the message
-            names file, line and field.
+        SftDataError: if the data is missing or empty, a row is not an example, or a picture is not
+            there; the message names file, line and field.
     """
     rows = rows or SftFormat()
     examples: list[SftExample] = []
     num_dropped = 0
-    for where, row in read_rows(Path(path), rows.split):
-        example = encode_example(row, tokenizer, where, rows=rows)
+    for folder, where, row in read_rows_in(Path(path), rows.split):
+        example = encode_example(row, tokenizer, where, rows=rows, reader=reader, folder=folder)
         if len(example.token_ids) > rows.max_tokens:
             num_dropped += 1
         else:
@@ -109,7 +92,7 @@ def load_sft_data(
             f"SFT data {path} has no example of at most {rows.max_tokens} tokens "
             f"({num_dropped} are longer)"
         )
-    return SftData(examples=tuple(examples), num_dropped=num_dropped)
+    return SftData(examples=tuple(examples), num_dropped=num_dropped, reader=reader)
 
 
 def encode_example(
@@ -118,6 +101,8 @@ def encode_example(
     where: str = "example",
     *,
     rows: SftFormat | None = None,
+    reader: PictureReader | None = None,
+    folder: Path = Path(),
 ) -> SftExample:
     """Turn one row into tokens.
 
@@ -125,21 +110,32 @@ def encode_example(
     tokenizer puts before a text), the response by itself and ended by the end-of-sequence token:
     the boundary between them is where generation would begin. Of a conversation the assistant's
     messages are trained on: those parts that the chat template marks as generated, or else all
-    that follows where it would prompt for one.
+    that follows where it would prompt for one. A prompt with pictures and its response are such a
+    conversation.
 
     Args:
-        row: ``{"prompt", "response"}`` or ``{"messages"}``, and ``tools`` if there are any.
+        row: ``{"prompt", "response"}`` or ``{"messages"}``, and ``tools`` or ``images`` if there
+            are any.
         tokenizer: of the model.
         where: named in errors.
         rows: which fields hold what; the defaults when ``None``.
+        reader: of the model; ``None`` for one that sees nothing.
+        folder: paths of pictures are relative to it.
 
     Raises:
-        SftDataError: if a field is missing or has another type, or the chat template cannot be
-            used.
+        SftDataError: if a field is missing or has another type, a picture cannot be read, or the
+            chat template cannot be used.
     """
     rows = rows or SftFormat()
+    images = row.get(rows.images) or None
     if row.get(rows.messages) is not None:
-        return _encode_chat(row, tokenizer, where, rows.messages)
+        subject = f"{where}: field {rows.messages!r}"
+        messages = _checked(row[rows.messages], subject)
+        messages, references = take_pictures(messages, images, subject, folder)
+        chat = _Chat(
+            tokenizer=tokenizer, where=where, messages=messages, tools=row.get("tools") or None
+        )
+        return widen(_encode_chat(chat, rows.messages), references, reader, where)
     for name in (rows.prompt, rows.response):
         if not isinstance(row.get(name), str):
             found = f"is {type(row[name]).__name__}" if name in row else "is missing"
@@ -148,6 +144,14 @@ def encode_example(
                 f"{rows.response!r} as text, or {rows.messages!r} "
                 f"(found: {', '.join(sorted(row)) or 'nothing'})"
             )
+    if images is not None:
+        said = [
+            {"role": role, "content": row[name]}
+            for role, name in (("user", rows.prompt), ("assistant", rows.response))
+        ]
+        messages, references = take_pictures(said, images, f"{where}: {rows.images!r}", folder)
+        chat = _Chat(tokenizer=tokenizer, where=where, messages=messages)
+        return widen(_encode_chat(chat, rows.images), references, reader, where)
     try:
         prompt = _token_ids(tokenizer(row[rows.prompt]))
         response = _token_ids(tokenizer(row[rows.response], add_special_tokens=False))
@@ -159,7 +163,7 @@ def encode_example(
     if isinstance(end, int):
         prompt = prompt[:-1] if prompt[-1:] == [end] else prompt
         response = [*response, end]
-    return _example([(prompt, False), (response, True)])
+    return widen(_example([(prompt, False), (response, True)]), (), reader, where)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,26 +202,20 @@ class _Chat:
         return encoded
 
 
-def _encode_chat(
-    row: Row, tokenizer: "PreTrainedTokenizerBase", where: str, name: str
-) -> SftExample:
-    messages = row[name]
-    messages = _checked(messages, f"{where}: field {name!r}")
-    roles = sorted({str(message["role"]) for message in messages})
+def _encode_chat(chat: _Chat, name: str) -> SftExample:
+    """Return a conversation as tokens, those of a picture still one mark; ``name`` is its field."""
+    roles = sorted({str(message["role"]) for message in chat.messages})
     if "assistant" not in roles:
         raise SftDataError(
-            f"{where}: field {name!r} has no message of the assistant to train on (roles: "
+            f"{chat.where}: field {name!r} has no message of the assistant to train on (roles: "
             f"{', '.join(roles) or 'none'}; that of the answers must be 'assistant')"
         )
-    if tokenizer.chat_template is None:
+    if chat.tokenizer.chat_template is None:
         raise SftDataError(
-            f"{where}: has {name!r}, but the tokenizer has no chat template; give rows of "
+            f"{chat.where}: has {name!r}, but the tokenizer has no chat template; give rows of "
             "'prompt' and 'response', or a tokenizer with a chat template"
         )
-    chat = _Chat(
-        tokenizer=tokenizer, where=where, messages=messages, tools=row.get("tools") or None
-    )
-    if _MARKS_GENERATION.search(str(tokenizer.chat_template)):
+    if _MARKS_GENERATION.search(str(chat.tokenizer.chat_template)):
         return _marked_by_template(chat)
     return _marked_by_prefixes(chat)
 
@@ -263,7 +261,7 @@ def _opening(chat: _Chat) -> list[int]:
     asked = replace(chat, messages=[{"role": "user", "content": "a"}])
     plain, prompting = (_token_ids(asked.encode(1, prompting=asks)) for asks in (False, True))
     prompt = prompting[len(plain) :]
-    content = chat.messages[0]["content"] or ""
+    content = text_of(chat.messages[0]["content"])
     other = {"role": "assistant", "content": "b" if content.startswith("a") else "a"}
     said = _token_ids(chat.encode(1))
     pairs = zip(said, _token_ids(replace(chat, messages=[other]).encode(1)), strict=False)
@@ -285,8 +283,8 @@ def _token_ids(encoded: Any) -> list[int]:
 def _checked(messages: object, subject: str) -> list[dict[str, Any]]:
     """Return messages as templates take them."""
     wanted = (
-        "must be a list of {'role', 'content'} with text in both; an assistant's message with a "
-        "list of 'tool_calls' needs no content"
+        "must be a list of {'role', 'content'} with text in both, or a list of parts as content; "
+        "an assistant's message with a list of 'tool_calls' needs no content"
     )
     if not isinstance(messages, list):
         raise SftDataError(f"{subject} is {type(messages).__name__}; it {wanted}")
@@ -312,7 +310,7 @@ def _is_message(message: object) -> bool:
     content, calls = message.get("content"), message.get("tool_calls")
     if message["role"] == "assistant" and isinstance(calls, list) and calls:
         return content is None or isinstance(content, str)
-    return isinstance(content, str)
+    return isinstance(content, str) or (isinstance(content, list) and bool(content))
 
 
 def _without_absent(message: dict[str, Any]) -> dict[str, Any]:

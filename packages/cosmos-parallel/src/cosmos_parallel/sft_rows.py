@@ -6,14 +6,17 @@ is copied or cached.
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from cosmos_parallel.errors import SftDataError
 
 # Any: a row of a user's file, before it is looked at
 Row = Mapping[str, Any]
 _SUFFIXES = (".jsonl", ".json", ".parquet")
+_SAVED = ("dataset_dict.json", "state.json")
+_BATCH_ROWS = 1000
 _FORMS = "files are JSON lines (one object in each line, not compressed) or .parquet"
 
 
@@ -30,15 +33,25 @@ def read_rows(path: Path, split: str = "train") -> Iterator[tuple[str, Row]]:
     Raises:
         SftDataError: naming the file, and the line where there is one.
     """
+    for _, where, row in read_rows_in(path, split):
+        yield where, row
+
+
+def read_rows_in(path: Path, split: str = "train") -> Iterator[tuple[Path, str, Row]]:
+    """Yield what `read_rows` does, each with the directory that its file lies in.
+
+    Raises:
+        SftDataError: as `read_rows`.
+    """
     if not path.exists():
         raise SftDataError(f"cannot read SFT data {path}: No such file or directory")
-    if path.is_file():
-        yield from _file_rows(path)
-    elif (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-        yield from _saved_rows(path, split)
-    else:
-        for file in _files_of(path, split):
-            yield from _file_rows(file)
+    if path.is_dir() and any((path / name).is_file() for name in _SAVED):
+        for where, row in _saved_rows(path, split):
+            yield path, where, row
+        return
+    for file in [path] if path.is_file() else _files_of(path, split):
+        for where, row in _file_rows(file):
+            yield file.parent, where, row
 
 
 def _file_rows(path: Path) -> Iterator[tuple[str, Row]]:
@@ -96,8 +109,29 @@ def _saved_rows(path: Path, split: str) -> Iterator[tuple[str, Row]]:
             there = ", ".join(sorted(map(str, saved)))
             raise SftDataError(f"SFT data {path} has no split {split!r}; it has {there}")
         saved = saved[split]
-    for number, row in enumerate(saved, start=1):
-        yield f"{path} row {number}", row
+    # pictures stay bytes and paths: opening each would take its time, and all of them the memory
+    features: Any = datasets.Features(_undecoded(dict(saved.features)))
+    number = 0
+    for batch in saved.with_format("arrow").iter(_BATCH_ROWS):
+        for row in batch.to_pylist():
+            number += 1
+            yield f"{path} row {number}", features.decode_example(row)
+
+
+def _undecoded(feature: Any) -> Any:  # of datasets: a tree of dictionaries, lists and features
+    """Return the features of a data set whose pictures are not opened."""
+    import datasets
+
+    if isinstance(feature, dict):
+        named = cast("dict[str, Any]", feature)
+        return {name: _undecoded(inner) for name, inner in named.items()}
+    if isinstance(feature, list):
+        return [_undecoded(inner) for inner in cast("list[Any]", feature)]
+    if isinstance(feature, datasets.Image):
+        return replace(feature, decode=False)
+    if hasattr(feature, "feature"):
+        return replace(feature, feature=_undecoded(feature.feature))
+    return feature
 
 
 def _files_of(path: Path, split: str) -> list[Path]:

@@ -1,0 +1,87 @@
+"""Pictures of supervised rows: where a row names them, and its tokens once sizes are known."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from cosmos_core.images import ImageError, text_of, with_images
+from cosmos_parallel.errors import PictureError, SftDataError
+from cosmos_parallel.pictures import PictureReader
+from cosmos_parallel.sft_examples import SftExample
+
+
+def take_pictures(
+    messages: Sequence[dict[str, Any]], images: object, where: str, folder: Path
+) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """Return messages as chat templates take them, and references of their pictures.
+
+    What is text alone becomes a plain text, which templates of models without sight need.
+
+    Args:
+        messages: checked; contents are texts or lists of parts.
+        images: the row's own field of pictures; one, a list of them, or nothing.
+        where: the row, named in errors.
+        folder: paths are relative to it.
+
+    Raises:
+        SftDataError: naming the message and the part that is wrong.
+    """
+    if images is None:
+        given: list[object] = []
+    else:
+        given = cast("list[object]", images) if isinstance(images, list) else [images]
+    try:
+        taken, references = with_images(messages, given, folder=folder)
+    except ImageError as error:
+        raise SftDataError(f"{where}: {error}") from error
+    if references:
+        return list(taken), references
+    plain = [
+        message | {"content": text_of(message["content"])}
+        if isinstance(message["content"], list)
+        else message
+        for message in taken
+    ]
+    return plain, ()
+
+
+def widen(
+    example: SftExample, images: tuple[str, ...], reader: PictureReader | None, where: str
+) -> SftExample:
+    """Return an example whose pictures have as many tokens as the model makes of them.
+
+    Tokens of pictures are not trained on, whoever shows them.
+
+    Args:
+        example: with one mark for each picture.
+        images: references, in the order of the marks.
+        reader: of the model; ``None`` for one that sees nothing.
+        where: the row, named in errors and later by batches.
+
+    Raises:
+        SftDataError: if the model sees nothing, a picture cannot be read, or marks are not as many
+            as pictures.
+    """
+    if reader is None:
+        if images:
+            raise SftDataError(
+                f"{where}: has {len(images)} pictures, and the model sees none: its directory has "
+                "no vision part in config.json, or no preprocessor_config.json"
+            )
+        return example
+    try:
+        spans = reader.spans(example.token_ids.tolist(), images, where)
+    except PictureError as error:
+        raise SftDataError(str(error)) from error
+    sizes = [len(span) for span in spans]
+    is_text = example.token_ids != reader.mark_id
+    return replace(
+        example,
+        token_ids=np.asarray([token for span in spans for token in span], dtype=np.int32),
+        trainable=np.repeat(example.trainable & is_text, sizes),
+        images=images,
+        name=where if images else "",
+    )
