@@ -4,7 +4,6 @@ Everything made here lies in the run directory, is made once, and is found again
 """
 
 import json
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,13 @@ from cosmos_app.prompt_rows import prompt_rows
 from cosmos_app.quickstart.arithmetic import arithmetic_rows, write_rows
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_app.recipe import PolicyConfig, Recipe
-from cosmos_parallel import MeshError, check_model_directory, check_trainable, read_config
+from cosmos_parallel import (
+    MeshError,
+    PictureReader,
+    check_model_directory,
+    check_trainable,
+    read_config,
+)
 from cosmos_parallel import ModelConfig as HeldModelConfig
 
 _FEWEST_HELD_OUT = 1
@@ -56,12 +61,34 @@ def check_inputs(recipe: Recipe) -> None:
         DataError: naming file, line and what is wrong.
         MeshError: if the model cannot be divided as the recipe says.
     """
-    for path in (recipe.data.path, recipe.data.held_out_path):
-        if path is not None:
-            deque(prompt_rows(path), maxlen=0)
+    paths = [path for path in (recipe.data.path, recipe.data.held_out_path) if path is not None]
+    with_pictures = [path for path in paths if _num_pictures(path)]
+    if with_pictures:
+        require_sight(recipe.model.path, with_pictures[0])
     if recipe.model.path is not None:
         require_trainable(recipe.model.path, recipe.policy, recipe.model.training)
         require_teacher_of(recipe, recipe.model.path)
+
+
+def require_sight(model: Path | None, data: Path) -> None:
+    """Check that a model can be shown the pictures of its data.
+
+    Raises:
+        DataError: if it sees none.
+    """
+    if model is None:
+        raise DataError(f"data file {data}: has pictures; name a model that sees by model.path")
+    require_model(model)
+    if PictureReader.of(model) is None:
+        raise DataError(
+            f"data file {data}: has pictures, and the model {model} sees none: it is of type "
+            f"{read_config(model).model_type}, or has no preprocessor_config.json"
+        )
+
+
+def _num_pictures(path: Path) -> int:
+    """Read all rows of a data file, and count their pictures."""
+    return sum(len(row.get("images", ())) for row in prompt_rows(path))
 
 
 def require_teacher_of(recipe: Recipe, model: Path) -> None:

@@ -5,7 +5,7 @@ works them out for the whole step and fetches only the trajectories of its own s
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -19,10 +19,16 @@ from cosmos_algos import (
     empty_batch,
     in_one_row,
     split_batches,
+    with_idle_rows,
 )
 from cosmos_core.messages import SampleRef, Train
 from cosmos_core.trajectory import Trajectory
-from cosmos_parallel import balanced_parts, plan_micro_batches
+from cosmos_parallel import (
+    BLANK_PICTURE,
+    PictureReader,
+    balanced_parts,
+    plan_micro_batches,
+)
 
 Layout = Literal["packed", "padded"]
 
@@ -70,39 +76,80 @@ class BatchPlan:
         layout: ``packed`` puts samples into one row without padding, ``padded`` gives each a row.
         max_tokens: tokens in a micro-batch, padding included.
         vocab_size: token ids have to be below it; 0 where it is not known.
+        pictures: what shows pictures to the model, where there are any.
     """
 
     layout: Layout
     max_tokens: int
     vocab_size: int = 0
+    pictures: PictureReader | None = None
 
 
 def batches_of_share(
     share: StepShare, trajectories: Sequence[Trajectory], plan: BatchPlan, *, policy_version: int
 ) -> list[TokenBatch]:
-    """Cut a share into micro-batches; a share without samples is one empty batch.
+    """Cut a share into micro-batches; a share without samples is one batch of nothing.
 
     Raises:
         TokenIdError: if a sample has a token beyond the vocabulary, where that is known.
+        PictureError: if a picture cannot be read, or is not that of the tokens.
     """
     if not trajectories:
-        return [empty_batch()]
+        return [_laid_out(empty_batch(), [()], plan)]
     lengths = [t.num_tokens for t in trajectories]
     if plan.layout == "packed":
         (parts,) = plan_micro_batches(lengths, max_tokens=plan.max_tokens)
     else:
         parts = split_batches(lengths, plan.max_tokens)
-    batches = [
-        collate(
+    batches: list[TokenBatch] = []
+    for rows in parts:
+        batch = collate(
             [trajectories[i] for i in rows],
             share.advantages[rows],
             share.weights.select(rows),
             policy_version=policy_version,
             vocab_size=plan.vocab_size,
         )
-        for rows in parts
-    ]
-    return [in_one_row(batch) for batch in batches] if plan.layout == "packed" else batches
+        batches.append(_laid_out(batch, [trajectories[i].images for i in rows], plan))
+    return batches
+
+
+def _laid_out(batch: TokenBatch, images: Sequence[Sequence[str]], plan: BatchPlan) -> TokenBatch:
+    """Return a padded batch as the plan has it, with its pictures if there are any."""
+    if plan.pictures is not None:
+        batch = show_pictures(batch, images, plan.pictures)
+    if plan.layout == "padded":
+        return batch
+    if plan.pictures is not None and batch.image_inputs is not None:
+        positions = plan.pictures.positions(batch.token_ids, batch.image_inputs)
+        batch = replace(batch, image_inputs={**batch.image_inputs, "position_ids": positions})
+    return in_one_row(batch)
+
+
+def show_pictures(
+    batch: TokenBatch,
+    images: Sequence[Sequence[str]],
+    pictures: PictureReader,
+    *,
+    num_blank: int = 1,
+) -> TokenBatch:
+    """Return a batch with its pictures; if it has none, with further rows that show a blank one.
+
+    Ranks that divide a model must all enter its vision part, or wait for each other for ever.
+
+    Args:
+        batch: padded.
+        images: references of the pictures of each row.
+        pictures: of the model.
+        num_blank: how many such rows; batches of pairs need an even number.
+
+    Raises:
+        PictureError: if a picture cannot be read, or is not that of the tokens.
+    """
+    if not any(images):
+        batch = with_idle_rows(batch, [pictures.blank_row()] * num_blank)
+        images = [*images, *[(BLANK_PICTURE,)] * num_blank]
+    return replace(batch, image_inputs=pictures.inputs(batch.token_ids, images, batch.names))
 
 
 def batch_sizes(batch: TokenBatch) -> dict[str, torch.Tensor]:

@@ -20,6 +20,7 @@ from cosmos_algos import (
     in_one_row,
     policy_objective,
     position_ids,
+    with_idle_rows,
 )
 
 LENGTHS = (4, 2, 6)
@@ -120,3 +121,24 @@ def test_pictures_stay_in_order_and_what_is_said_of_tokens_moves_with_them():
     moved = batch.to("meta")
     assert moved.image_inputs is not None
     assert {value.device.type for value in moved.image_inputs.values()} == {"meta"}
+
+
+@pytest.mark.parametrize("rows", [[[7, 7]], [[7] * 9, [7, 7]]], ids=["narrower", "wider"])
+def test_idle_rows_are_seen_by_the_model_and_weigh_nothing(rows: list[list[int]]):
+    batch = padded()
+    more = with_idle_rows(batch, rows)
+    width = max(6, len(rows[0]))
+    assert more.token_ids.shape == (3 + len(rows), width)
+    assert more.token_ids[3].tolist() == rows[0] + [0] * (width - len(rows[0]))
+    assert more.valid.sum(-1).tolist() == [*LENGTHS, *map(len, rows)]
+    assert torch.equal(more.token_ids[:3, :6], batch.token_ids)
+    assert not more.trainable[3:].any()
+    assert more.denominators.tolist() == [1.0, 2.0, 3.0, *[0.0] * len(rows)]
+    scores = TokenScores(torch.zeros(more.trainable.shape), torch.zeros(more.trainable.shape))
+    old = TokenScores(torch.zeros(3, 6), torch.zeros(3, 6))
+    objective = DapoConfig().build().objective
+    mine, theirs = (policy_objective(s, b, objective) for s, b in ((scores, more), (old, batch)))
+    assert mine.total.item() == pytest.approx(theirs.total.item(), rel=1e-6)
+    assert mine.weight.item() == theirs.weight.item()
+    row = in_one_row(with_idle_rows(empty_batch(), rows))
+    assert row.token_ids.shape == (1, sum(map(len, rows)))

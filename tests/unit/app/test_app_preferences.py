@@ -11,6 +11,7 @@ from cosmos_algos import DistillationConfig, DpoConfig, KtoConfig, kto_baseline
 from cosmos_app.errors import RunError
 from cosmos_app.given.distillation import DistillationTask
 from cosmos_app.given.preference_data import (
+    Encoder,
     PreferenceFormat,
     load_marked,
     load_pairs,
@@ -54,6 +55,10 @@ def tokenizer(model_dir):
     return AutoTokenizer.from_pretrained(model_dir)
 
 
+def encoding(tokenizer):
+    return Encoder(tokenizer=tokenizer)
+
+
 def load(model_dir):
     return load_causal_lm(model_dir, build_mesh(ParallelConfig()))
 
@@ -78,12 +83,14 @@ def texts(tokenizer, sample):
 
 def test_a_pair_is_judged_by_its_answers_alone(tmp_path, tokenizer):
     path = written(tmp_path / "rows.jsonl", pair_rows(2))
-    pairs = load_pairs(path, tokenizer, PreferenceFormat())
+    pairs = load_pairs(path, encoding(tokenizer), PreferenceFormat())
     assert [texts(tokenizer, sample) for sample in pairs[1]] == [
         ("<bos>1+1=2<eos>", "2<eos>"),
         ("<bos>1+1=ab<eos>", "ab<eos>"),
     ]
-    assert len(load_pairs(path, tokenizer, PreferenceFormat(max_tokens=7))) == 1  # one is longer
+    assert (
+        len(load_pairs(path, encoding(tokenizer), PreferenceFormat(max_tokens=7))) == 1
+    )  # one is longer
 
 
 def test_of_a_conversation_only_the_last_answer_is_judged(tmp_path, tokenizer):
@@ -99,7 +106,9 @@ def test_of_a_conversation_only_the_last_answer_is_judged(tmp_path, tokenizer):
         "{% if add_generation_prompt %}a{% endif %}"
     )
     try:
-        (pair,) = load_pairs(written(tmp_path / "c.jsonl", [row]), tokenizer, PreferenceFormat())
+        (pair,) = load_pairs(
+            written(tmp_path / "c.jsonl", [row]), encoding(tokenizer), PreferenceFormat()
+        )
     finally:
         tokenizer.chat_template = None
     assert [texts(tokenizer, sample)[1] for sample in pair] == ["d<eos>", "e<eos>"]
@@ -114,18 +123,18 @@ def test_of_a_conversation_only_the_last_answer_is_judged(tmp_path, tokenizer):
 )
 def test_a_row_that_is_no_pair_is_named(tmp_path, tokenizer, row, message):
     with pytest.raises(SftDataError, match=message):
-        load_pairs(written(tmp_path / "rows.jsonl", [row]), tokenizer, PreferenceFormat())
+        load_pairs(written(tmp_path / "rows.jsonl", [row]), encoding(tokenizer), PreferenceFormat())
 
 
 def test_a_sample_without_a_mark_is_named(tmp_path, tokenizer):
     path = written(tmp_path / "rows.jsonl", [{"prompt": "a", "response": "b", "label": "yes"}])
     with pytest.raises(SftDataError, match=r"rows.jsonl:1: field 'label' must be true or false"):
-        load_marked(path, tokenizer, PreferenceFormat())
+        load_marked(path, encoding(tokenizer), PreferenceFormat())
 
 
 def test_rows_kept_back_leave_some_to_train_on(tmp_path, tokenizer):
     data = PreferenceDataConfig(path=written(tmp_path / "rows.jsonl", pair_rows(6)), held_out=2)
-    read = lambda path, rows: load_pairs(path, tokenizer, rows)  # noqa: E731
+    read = lambda path, rows: load_pairs(path, encoding(tokenizer), rows)  # noqa: E731
     train, held_out = split_off(data, read)
     assert (len(train), len(held_out)) == (4, 2)
     with pytest.raises(RunError, match="none would be left to train on"):
@@ -134,7 +143,7 @@ def test_rows_kept_back_leave_some_to_train_on(tmp_path, tokenizer):
 
 def pair_task(tmp_path, model_dir, tokenizer, algorithm):
     path = written(tmp_path / "rows.jsonl", pair_rows(6))
-    pairs = load_pairs(path, tokenizer, PreferenceFormat())
+    pairs = load_pairs(path, encoding(tokenizer), PreferenceFormat())
     layout = Layout(batch=BATCH, vocab_size=len(tokenizer))
     reference = load(model_dir).requires_grad_(False)
     return PairTask((pairs[:4], pairs[4:]), reference, algorithm, layout)
@@ -180,7 +189,7 @@ def test_kto_begins_at_a_half_and_takes_its_baseline_from_other_answers(
 ):
     rows = [{"prompt": f"{n}+=", "response": str(n), "label": n % 2 == 0} for n in range(4)]
     path = written(tmp_path / "rows.jsonl", rows)
-    marked = load_marked(path, tokenizer, PreferenceFormat())
+    marked = load_marked(path, encoding(tokenizer), PreferenceFormat())
     assert [sample.desirable for sample in marked] == [True, False, True, False]
     others = mismatched(marked)
     assert texts(tokenizer, others[3]) == ("<bos>3+=0<eos>", "0<eos>")

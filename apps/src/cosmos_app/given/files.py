@@ -14,7 +14,14 @@ from cosmos_app.prepare import (
 )
 from cosmos_core.config import config_from_json
 from cosmos_core.rundir import RunDirectory
-from cosmos_parallel import SftDataError, SftFormat, encode_example, read_rows
+from cosmos_parallel import (
+    PictureReader,
+    SftDataError,
+    SftFormat,
+    encode_example,
+    read_rows,
+    read_rows_in,
+)
 
 _STOP_FILE = "stop"
 
@@ -61,12 +68,19 @@ def check_inputs(recipe: GivenRecipe) -> None:
     elif data.validation_split:
         parts.append((data.path, data.validation_split))
     for path, split in parts:
-        rows = read_rows(path, split)
-        where, first = next(rows, ("", None))
+        rows = read_rows_in(path, split)
+        folder, where, first = next(rows, (path, "", None))
         if first is None:
             raise SftDataError(f"{path}: there is no row")
         if model.path is not None and isinstance(data.rows, SftFormat):
-            encode_example(first, tokenizer_of(model.path), where, rows=data.rows)
+            encode_example(
+                first,
+                tokenizer_of(model.path),
+                where,
+                rows=data.rows,
+                reader=PictureReader.of(model.path),
+                folder=folder,
+            )
         deque(rows, maxlen=0)
 
 

@@ -3,12 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from cosmos_algos import LabelledTokens
-from cosmos_parallel import SftDataError, SftFormat, encode_example, read_rows
+from cosmos_parallel import (
+    PictureReader,
+    SftDataError,
+    SftFormat,
+    encode_example,
+    read_rows_in,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,6 +33,7 @@ class PreferenceFormat:
         rejected: field of the worse answer, likewise.
         response: field of a single answer, likewise.
         label: field of its mark, true for a good one.
+        images: field of a row's pictures, which parts of its messages may name themselves.
         split: which split of a directory.
         max_tokens: rows with a longer sample are left out.
     """
@@ -36,6 +43,7 @@ class PreferenceFormat:
     rejected: str = "rejected"
     response: str = "response"
     label: str = "label"
+    images: str = "images"
     split: str = "train"
     max_tokens: int = 4096
 
@@ -64,18 +72,29 @@ class MarkedSample:
     desirable: bool
 
 
-def load_pairs(
-    path: Path, tokenizer: "PreTrainedTokenizerBase", rows: PreferenceFormat
-) -> list[Pair]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Encoder:
+    """What turns rows into tokens.
+
+    Attributes:
+        tokenizer: of the model.
+        reader: what shows it pictures; ``None`` for a model that sees none.
+    """
+
+    tokenizer: "PreTrainedTokenizerBase"
+    reader: PictureReader | None = None
+
+
+def load_pairs(path: Path, encoder: Encoder, rows: PreferenceFormat) -> list[Pair]:
     """Read (chosen, rejected) pairs; one with a sample that is too long is left out.
 
     Raises:
         SftDataError: if the data cannot be read, or a row is no pair; names file, line and field.
     """
     pairs: list[Pair] = []
-    for where, row in read_rows(path, rows.split):
+    for folder, where, row in read_rows_in(path, rows.split):
         one, other = (
-            _encode(row, tokenizer, where, (rows.prompt, field))
+            _encode(Place(row, where, folder), encoder, rows, field)
             for field in (rows.chosen, rows.rejected)
         )
         if np.array_equal(one.token_ids, other.token_ids):
@@ -85,19 +104,17 @@ def load_pairs(
     return pairs
 
 
-def load_marked(
-    path: Path, tokenizer: "PreTrainedTokenizerBase", rows: PreferenceFormat
-) -> list[MarkedSample]:
+def load_marked(path: Path, encoder: Encoder, rows: PreferenceFormat) -> list[MarkedSample]:
     """Read single answers with marks; those that are too long are left out.
 
     Raises:
         SftDataError: if the data cannot be read, or a row has no mark; names file, line and field.
     """
     samples: list[MarkedSample] = []
-    for where, row in read_rows(path, rows.split):
+    for folder, where, row in read_rows_in(path, rows.split):
         if not isinstance(row.get(rows.label), bool):
             raise SftDataError(f"{where}: field {rows.label!r} must be true or false")
-        tokens = _encode(row, tokenizer, where, (rows.prompt, rows.response))
+        tokens = _encode(Place(row, where, folder), encoder, rows, rows.response)
         if len(tokens.token_ids) <= rows.max_tokens:
             begin = int(tokens.trainable.argmax())
             prompt = tuple(tokens.token_ids[:begin].tolist())
@@ -124,31 +141,45 @@ def mismatched(samples: Sequence[MarkedSample]) -> list[LabelledTokens]:
                     token_ids=np.concatenate([before, answer]).astype(np.int32),
                     trainable=np.concatenate([np.zeros(len(before), np.bool_), mask]),
                     name=f"{sample.tokens.name} with the answer of {other.tokens.name}",
+                    images=sample.tokens.images,
                 )
             )
     return found
 
 
+class Place(NamedTuple):
+    """A row of a user's file, where it stands, and what its paths are relative to."""
+
+    row: Any  # before it is looked at
+    where: str
+    folder: Path
+
+
 def _encode(
-    row: Any,  # a row of a user's file, before it is looked at
-    tokenizer: "PreTrainedTokenizerBase",
-    where: str,
-    fields: tuple[str, str],
+    place: Place, encoder: Encoder, rows: PreferenceFormat, answer_field: str
 ) -> LabelledTokens:
     """Encode a prompt with an answer, of which the answer's last turn is judged."""
-    prompt, answer = row.get(fields[0]), row.get(fields[1])
+    row, where, folder = place
+    prompt, answer = row.get(rows.prompt), row.get(answer_field)
+    names = SftFormat(prompt=rows.prompt, response=answer_field, messages="", images=rows.images)
     if isinstance(answer, list):
         before = prompt if isinstance(prompt, list) else []
         text = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else before
-        example = encode_example({"messages": [*text, *answer]}, tokenizer, where)
-    else:
-        names = SftFormat(prompt=fields[0], response=fields[1], messages="")
-        example = encode_example(row, tokenizer, where, rows=names)
+        row = {"messages": [*text, *answer], rows.images: row.get(rows.images)}
+        names = SftFormat(images=rows.images)
+    example = encode_example(
+        row, encoder.tokenizer, where, rows=names, reader=encoder.reader, folder=folder
+    )
     marks = example.trainable.copy()
     # only the last run of judged tokens: earlier turns of the assistant belong to the prompt
     ends = np.flatnonzero(marks)
     if not len(ends):
-        raise SftDataError(f"{where}: field {fields[1]!r} has no token to be judged by")
+        raise SftDataError(f"{where}: field {answer_field!r} has no token to be judged by")
     gaps = np.flatnonzero(~marks[: ends[-1]])
     marks[: (gaps[-1] + 1 if len(gaps) else 0)] = False
-    return LabelledTokens(token_ids=example.token_ids, trainable=marks, name=f"{where} {fields[1]}")
+    return LabelledTokens(
+        token_ids=example.token_ids,
+        trainable=marks,
+        name=f"{where} {answer_field}",
+        images=example.images,
+    )

@@ -22,9 +22,11 @@ from cosmos_algos import (
     split_batches,
 )
 from cosmos_app.given.preference_data import MarkedSample, Pair, mismatched
+from cosmos_app.step_share import show_pictures
 from cosmos_parallel import (
     Learner,
     LossResult,
+    PictureReader,
     SftBatchConfig,
     StepReport,
     balanced_parts,
@@ -39,10 +41,21 @@ class Layout:
     Attributes:
         batch: examples in a step, and tokens in a micro-batch.
         vocab_size: token ids have to be below it.
+        pictures: what shows pictures to the model, where there are any.
     """
 
     batch: SftBatchConfig
     vocab_size: int
+    pictures: PictureReader | None = None
+
+    def shown(
+        self, batch: TokenBatch, samples: Sequence[LabelledTokens], *, num_blank: int = 1
+    ) -> TokenBatch:
+        """Return a batch of samples with their pictures; see ``show_pictures``."""
+        if self.pictures is None:
+            return batch
+        images = [sample.images for sample in samples] or [()] * batch.token_ids.shape[0]
+        return show_pictures(batch, images, self.pictures, num_blank=num_blank)
 
 
 def _shares(lengths: Sequence[int], layout: Layout, rank: int, size: int) -> list[list[int]]:
@@ -60,7 +73,7 @@ class PairData:
         self._train, self._held_out = data
         self._layout = layout
         self.num_examples = len(self._train)
-        self.filler = empty_batch(num_rows=2)
+        self.filler = layout.shown(empty_batch(num_rows=2), (), num_blank=2)
 
     def batches(self, step: int, *, rank: int, size: int) -> list[TokenBatch]:
         """Return share ``rank`` of ``size`` of a step."""
@@ -74,9 +87,13 @@ class PairData:
     def _lay_out(self, pairs: Sequence[Pair], rank: int, size: int) -> list[TokenBatch]:
         lengths = [2 * max(len(sample.token_ids) for sample in pair) for pair in pairs]
         return [
-            collate_pairs([pairs[i] for i in rows], vocab_size=self._layout.vocab_size)
+            self._collate([pairs[i] for i in rows])
             for rows in _shares(lengths, self._layout, rank, size)
         ]
+
+    def _collate(self, pairs: Sequence[Pair]) -> TokenBatch:
+        batch = collate_pairs(pairs, vocab_size=self._layout.vocab_size)
+        return self._layout.shown(batch, [one for pair in pairs for one in pair], num_blank=2)
 
 
 class PairTask:
@@ -147,9 +164,10 @@ class KtoTask:
         self._layout = layout
         self._baseline = torch.zeros(())
         self.num_examples = len(self._train)
+        self._empty = layout.shown(empty_batch(), ())
         self.filler = KtoBatch(
-            tokens=empty_batch(),
-            desirable=torch.ones(1, dtype=torch.bool),
+            tokens=self._empty,
+            desirable=torch.ones(len(self._empty.denominators), dtype=torch.bool),
             baseline=torch.zeros(()),
         )
 
@@ -163,7 +181,7 @@ class KtoTask:
             self._collate([others[i] for i in rows])
             for rows in _shares(lengths, self._layout, mesh.data_rank, mesh.data_size)
         ]
-        found = learner.evaluate(batches, self._ratio_sums, filler=empty_batch())
+        found = learner.evaluate(batches, self._ratio_sums, filler=self._empty)
         self._baseline = kto_baseline(
             torch.tensor(found.loss * found.weight), torch.tensor(found.weight)
         )
@@ -206,20 +224,27 @@ class KtoTask:
 
     def _collate(self, samples: Sequence[LabelledTokens]) -> TokenBatch:
         ones = torch.ones(len(samples), dtype=torch.float64)
-        return collate_labelled(
+        batch = collate_labelled(
             samples, SampleWeights(ones, ones), vocab_size=self._layout.vocab_size
         )
+        return self._layout.shown(batch, samples)
 
     def _lay_out(self, samples: Sequence[MarkedSample], rank: int, size: int) -> list[KtoBatch]:
         lengths = [len(sample.tokens.token_ids) for sample in samples]
         return [
-            KtoBatch(
-                tokens=self._collate([samples[i].tokens for i in rows]),
-                desirable=torch.tensor([samples[i].desirable for i in rows]),
-                baseline=self._baseline,
-            )
+            self._marked([samples[i] for i in rows])
             for rows in _shares(lengths, self._layout, rank, size)
         ]
+
+    def _marked(self, samples: Sequence[MarkedSample]) -> KtoBatch:
+        tokens = self._collate([sample.tokens for sample in samples])
+        marks = [sample.desirable for sample in samples]
+        idle = len(tokens.denominators) - len(marks)  # rows that only show a picture
+        return KtoBatch(
+            tokens=tokens,
+            desirable=torch.tensor(marks + [True] * idle),
+            baseline=self._baseline,
+        )
 
 
 def row_sizes(batch: TokenBatch) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ from torch import nn
 from cosmos_parallel import (
     Learner,
     LossResult,
+    PictureReader,
     SftBatch,
     SftBatchConfig,
     SftData,
@@ -23,14 +24,26 @@ class SftTask:
     """The likelihood of given answers; see ``Task``."""
 
     def __init__(
-        self, train: Sequence[SftExample], held_out: Sequence[SftExample], config: SftBatchConfig
+        self,
+        train: Sequence[SftExample],
+        held_out: Sequence[SftExample],
+        config: SftBatchConfig,
+        reader: PictureReader | None = None,
     ) -> None:
-        """Keep the examples in memory."""
-        self._data = SftData(examples=tuple(train))
+        """Keep the examples in memory.
+
+        Args:
+            train: to train on.
+            held_out: kept back.
+            config: how they become batches.
+            reader: of the model; used if any example has a picture.
+        """
+        has_any = any(example.images for example in (*train, *held_out))
+        self._data = SftData(examples=tuple(train), reader=reader if has_any else None)
         self._held_out = tuple(held_out)
         self._config = config
         self.num_examples = len(train)
-        self.filler = empty_batch()
+        self.filler = empty_batch(self._data.reader)
 
     def prepare(self, learner: Learner, step: int) -> None:
         """Need nothing."""
@@ -43,7 +56,8 @@ class SftTask:
         """Return a share of the examples kept back; ``None`` if there are none."""
         if not self._held_out:
             return None
-        return lay_out(self._held_out, self._config, rank=rank, size=size)
+        reader = self._data.reader
+        return lay_out(self._held_out, self._config, rank=rank, size=size, reader=reader)
 
     def loss(self, model: nn.Module, batch: SftBatch) -> LossResult:
         """Return the summed cross-entropy of a batch."""

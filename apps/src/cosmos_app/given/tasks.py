@@ -1,16 +1,17 @@
 """Which task a recipe is, with its data read and its frozen models loaded."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from cosmos_algos import DpoConfig
+from cosmos_algos import DpoConfig, LabelledTokens
 from cosmos_app.given.classifier import require_classifier
 from cosmos_app.given.distillation import DistillationTask
 from cosmos_app.given.files import tokenizer_of
-from cosmos_app.given.preference_data import PreferenceFormat, load_marked, load_pairs
+from cosmos_app.given.preference_data import Encoder, PreferenceFormat, load_marked, load_pairs
 from cosmos_app.given.preferences import KtoTask, Layout, PairTask
 from cosmos_app.given.recipe import (
     DistillationRecipe,
@@ -22,8 +23,9 @@ from cosmos_app.given.recipe import (
 from cosmos_app.given.reward_model import RewardTask
 from cosmos_app.given.supervised import SftTask
 from cosmos_app.given.task import Rows, Task, split_off
-from cosmos_app.prepare import require_one_vocabulary
+from cosmos_app.prepare import require_one_vocabulary, require_sight
 from cosmos_parallel import (
+    PictureReader,
     SftBatchConfig,
     SftExample,
     SftFormat,
@@ -50,6 +52,8 @@ def open_task(recipe: GivenRecipe, model_dir: Path, mesh: TrainingMesh) -> Task[
         case DistillationRecipe():
             examples = supervised(recipe.data, recipe.trainer.batch, model_dir)
             require_one_vocabulary(recipe.teacher, model_dir)
+            if examples.filler.image_inputs is not None:
+                require_sight(recipe.teacher, recipe.data.path)
             teacher = _frozen(recipe.teacher, mesh, recipe)
             return DistillationTask(examples, teacher, recipe.algorithm)
         case _:
@@ -63,39 +67,55 @@ def supervised(data: SftDataConfig, batch: SftBatchConfig, model_dir: Path) -> S
         SftDataError: if they cannot be read.
         RunError: if nothing is left to train on.
     """
-    tokenizer = tokenizer_of(model_dir)
+    tokenizer, reader = tokenizer_of(model_dir), PictureReader.of(model_dir)
 
     def load(path: Path, rows: Rows) -> tuple[SftExample, ...]:
         assert isinstance(rows, SftFormat)
-        return load_sft_data(path, tokenizer, rows).examples
+        return load_sft_data(path, tokenizer, rows, reader).examples
 
     train, held_out = split_off(data, load)
-    return SftTask(train, held_out, batch)
+    return SftTask(train, held_out, batch, reader)
 
 
 def _preferences(
     recipe: PreferenceRecipe, model_dir: Path, mesh: TrainingMesh
 ) -> PairTask | KtoTask:
-    tokenizer, algorithm = tokenizer_of(model_dir), recipe.algorithm
+    encoder, algorithm = _encoder_of(model_dir), recipe.algorithm
     reference = _frozen(model_dir, mesh, recipe)
-    layout = Layout(batch=recipe.trainer.batch, vocab_size=len(tokenizer))
 
     if isinstance(algorithm, DpoConfig):
         pairs = split_off(
-            recipe.data, lambda path, r: load_pairs(path, tokenizer, _preference_rows(r))
+            recipe.data, lambda path, r: load_pairs(path, encoder, _preference_rows(r))
         )
+        layout = _layout(recipe, encoder, [one for pair in (*pairs[0], *pairs[1]) for one in pair])
         return PairTask(pairs, reference, algorithm, layout)
-    marked = split_off(
-        recipe.data, lambda path, r: load_marked(path, tokenizer, _preference_rows(r))
-    )
+    marked = split_off(recipe.data, lambda path, r: load_marked(path, encoder, _preference_rows(r)))
+    layout = _layout(recipe, encoder, [sample.tokens for sample in (*marked[0], *marked[1])])
     return KtoTask(marked, reference, algorithm, layout)
+
+
+def _encoder_of(model_dir: Path) -> Encoder:
+    return Encoder(tokenizer=tokenizer_of(model_dir), reader=PictureReader.of(model_dir))
+
+
+def _layout(
+    recipe: PreferenceRecipe | RewardModelRecipe,
+    encoder: Encoder,
+    samples: Sequence[LabelledTokens],
+) -> Layout:
+    """Return how samples become batches: with pictures, if any of them has one."""
+    return Layout(
+        batch=recipe.trainer.batch,
+        vocab_size=len(encoder.tokenizer),
+        pictures=encoder.reader if any(sample.images for sample in samples) else None,
+    )
 
 
 def _rewards(recipe: RewardModelRecipe, model_dir: Path) -> RewardTask:
     require_classifier(model_dir)
-    tokenizer = tokenizer_of(model_dir)
-    layout = Layout(batch=recipe.trainer.batch, vocab_size=len(tokenizer))
-    pairs = split_off(recipe.data, lambda path, r: load_pairs(path, tokenizer, _preference_rows(r)))
+    encoder = _encoder_of(model_dir)
+    pairs = split_off(recipe.data, lambda path, r: load_pairs(path, encoder, _preference_rows(r)))
+    layout = _layout(recipe, encoder, [one for pair in (*pairs[0], *pairs[1]) for one in pair])
     return RewardTask(pairs, recipe.algorithm, layout)
 
 

@@ -23,6 +23,7 @@ from cosmos_app.children import policy_names
 from cosmos_app.control_files import read_weights_token
 from cosmos_app.errors import RunError
 from cosmos_app.parent import die_with_parent
+from cosmos_app.roles.batch_plan import shown_pictures
 from cosmos_app.roles.elastic import Gathering, open_replicas
 from cosmos_app.roles.meeting import meet_replicas
 from cosmos_app.roles.process import (
@@ -344,6 +345,7 @@ class PolicyProcess:
             ),
             store,
             self._others(index, mesh),
+            pictures=shown_pictures(recipe, self._context.files),
         )
         if self._turn is not None:
             self._belongings = trainer.belongings()

@@ -16,13 +16,13 @@ from cosmos_algos import ScoreField, TokenBatch, policy_loss, summarise_metrics
 from cosmos_app.errors import RunError
 from cosmos_app.exporting import export_trained
 from cosmos_app.recipe import Recipe
+from cosmos_app.roles.batch_plan import batch_plan
 from cosmos_app.roles.critic import critic_figures, critic_step
 from cosmos_app.roles.elastic import Gathering
 from cosmos_app.roles.put_away import PutAway
 from cosmos_app.roles.quantised import quantised_shards
 from cosmos_app.roles.weights import sender_config
 from cosmos_app.step_share import (
-    BatchPlan,
     StepShare,
     batch_sizes,
     batches_of_share,
@@ -37,17 +37,16 @@ from cosmos_parallel import (
     Learner,
     LossResult,
     PeftView,
+    PictureReader,
     ReplicaGroup,
     ReplicaLostError,
     StepReport,
     TrainingMesh,
-    check_packable,
     copy_weights,
     device_peak_flops,
     is_of_value_head,
     load_causal_lm,
     model_cost,
-    runs_packed_rows,
     throughput,
     whole_step,
 )
@@ -104,6 +103,8 @@ class Trainer:
         seat: Seat,
         checkpoints: CheckpointStore,
         others: ReplicaGroup | Gathering | None,
+        *,
+        pictures: PictureReader | None = None,
     ) -> None:
         """Load the model, or the newest checkpoint if there is one, and start to serve it.
 
@@ -113,6 +114,7 @@ class Trainer:
             seat: this rank's share; of the first step, where replicas come and go.
             checkpoints: of the run.
             others: the other policy replicas, which are always the same, or come and go.
+            pictures: what shows pictures to the model, if any may come.
         """
         self.version = 0
         self.num_passes = 0
@@ -138,7 +140,7 @@ class Trainer:
             self._learner.companion = self._reference
         if checkpoints.latest() is not None:
             self.version = checkpoints.load(self._learner).step + 1
-        self._plan = _batch_plan(self._model, recipe)
+        self._plan = batch_plan(self._model, recipe, pictures)
         self._cost = model_cost(self._model, seat.mesh)
         self._loss = policy_loss(recipe.algorithm)
         self._teacher = (
@@ -358,19 +360,6 @@ class Trainer:
         return model.requires_grad_(False)
 
 
-def _batch_plan(model: nn.Module, recipe: Recipe) -> BatchPlan:
-    layout = recipe.trainer.layout
-    if layout == "auto":
-        layout = "packed" if runs_packed_rows(model) else "padded"
-    elif layout == "packed":
-        check_packable(model)
-    return BatchPlan(
-        layout=layout,
-        max_tokens=recipe.trainer.tokens_per_batch,
-        vocab_size=_vocab_size(model),
-    )
-
-
 def _without_sizes(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if not name.startswith("batch/")}
 
@@ -386,13 +375,6 @@ def _shards(model: nn.Module, recipe: Recipe) -> tuple[Shard, ...]:
         for name, parameter in model.named_parameters()
         if not is_of_value_head(name)
     )
-
-
-def _vocab_size(model: nn.Module) -> int:
-    """Return how many tokens the model knows; 0 if it does not say."""
-    getter = getattr(model, "get_input_embeddings", None)
-    embedding = getter() if getter is not None else None
-    return embedding.weight.shape[0] if isinstance(embedding, nn.Embedding) else 0
 
 
 def _flat(metrics: Mapping[str, float]) -> dict[str, float]:

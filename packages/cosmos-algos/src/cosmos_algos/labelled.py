@@ -22,11 +22,13 @@ class LabelledTokens:
         token_ids: int32[T].
         trainable: bool[T]; the first is false, as nothing predicts it.
         name: of the sample, for messages.
+        images: references of the pictures among the tokens, in order.
     """
 
     token_ids: npt.NDArray[np.int32]
     trainable: npt.NDArray[np.bool_]
     name: str = "sample"
+    images: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse arrays that do not fit together.

@@ -1,6 +1,6 @@
-"""Samples of a padded batch put into one row: a model pass over their tokens and nothing else."""
+"""Rows of a padded batch: all samples put into one, or one more in which nothing is trained."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
 import torch
@@ -39,6 +39,37 @@ def in_one_row(batch: TokenBatch) -> TokenBatch:
         denominators=batch.denominators.sum()[None],
         image_inputs=_in_one_row(batch.image_inputs, batch.valid),
     )
+
+
+def with_idle_rows(batch: TokenBatch, rows: Sequence[Sequence[int]]) -> TokenBatch:
+    """Return the batch with further rows of tokens, none of them trained; they weigh nothing.
+
+    Args:
+        batch: one sample in each row.
+        rows: token ids of each further row.
+    """
+    width = max(batch.token_ids.shape[1], *(len(row) for row in rows))
+    moved = {
+        field.name: _padded(value, len(rows), width if value.dim() > 1 else None)
+        for field in fields(batch)
+        if isinstance(value := getattr(batch, field.name), Tensor)
+    }
+    for index, row in enumerate(rows, start=batch.token_ids.shape[0]):
+        moved["token_ids"][index, : len(row)] = torch.tensor(row)
+        moved["valid"][index, : len(row)] = True
+    names = batch.names + tuple(f"idle row {index}" for index in range(len(rows)))
+    return replace(batch, **moved, names=names)
+
+
+def _padded(values: Tensor, more_rows: int, width: int | None) -> Tensor:
+    """Return ``values`` with further rows of 0, and so many columns."""
+    shape = [values.shape[0] + more_rows, *values.shape[1:]]
+    if width is not None:
+        shape[1] = width
+    larger = values.new_zeros(shape)
+    kept = larger[: values.shape[0]]
+    (kept if width is None else kept[:, : values.shape[1]]).copy_(values)
+    return larger
 
 
 def _in_one_row(

@@ -101,7 +101,7 @@ from cosmos_parallel.sft_batches import (
 )
 from cosmos_parallel.sft_data import SftFormat, encode_example, load_sft_data
 from cosmos_parallel.sft_examples import SftData, SftExample
-from cosmos_parallel.sft_rows import read_rows
+from cosmos_parallel.sft_rows import read_rows, read_rows_in
 from cosmos_parallel.sharding import (
     copy_weights,
     model_tensors,
@@ -232,6 +232,7 @@ __all__ = [
     "plan_micro_batches",
     "read_config",
     "read_rows",
+    "read_rows_in",
     "reshard",
     "run_passes",
     "runs_packed_rows",
