@@ -78,5 +78,9 @@ class AdapterError(ParallelError):
     """Raised when an adapter cannot be put in, or is not there: names the layers or the package."""
 
 
+class FreezeError(ParallelError, ValueError):
+    """Raised on loading: a pattern of parameters to leave as they are matches none."""
+
+
 class SftDataError(ParallelError):
     """Raised on reading SFT data: names the file, the line and the field."""

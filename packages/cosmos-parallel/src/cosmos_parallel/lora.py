@@ -10,6 +10,7 @@ import json
 import math
 import tempfile
 import warnings
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from cosmos_parallel.errors import AdapterError, ExportError
 from cosmos_parallel.mesh import TrainingMesh
+from cosmos_parallel.rotary_axes import sees
 from cosmos_parallel.sharding import model_tensors
 from cosmos_parallel.weight_files import held_part, held_region
 
@@ -39,7 +41,7 @@ class LoraConfig:
         rank: of B A.
         alpha: the adapter's output is scaled by alpha / rank.
         targets: names, or ends of names, of the linear layers; ``all-linear`` for all but the
-            output head.
+            output head, and of a model that sees for those of its language model.
         rank_stabilised: scale by alpha / sqrt(rank) instead (Kalajdzievski, 2023).
         seed: of the first A; the same on every rank.
     """
@@ -62,12 +64,13 @@ class LoraConfig:
             raise ValueError("lora: no targets; name layers, or all-linear")
 
 
-def add_lora(model: nn.Module, config: LoraConfig) -> None:
+def add_lora(model: nn.Module, config: LoraConfig, frozen: AbstractSet[str] = frozenset()) -> None:
     """Put an adapter into a transformers model, in place, and freeze all else; every rank calls.
 
     Args:
         model: not sharded by FSDP2 yet.
         config: which and how large.
+        frozen: names of parameters whose layers get no adapter.
 
     Raises:
         AdapterError: if peft is not installed, or no layer has such a name.
@@ -77,6 +80,7 @@ def add_lora(model: nn.Module, config: LoraConfig) -> None:
     except ImportError as error:
         raise AdapterError("lora needs peft: pip install peft") from error
     targets = ALL_LINEAR if ALL_LINEAR in config.targets else list(config.targets)
+    left_out = _left_out(model, frozen, only_language=targets == ALL_LINEAR)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         torch.manual_seed(config.seed)
         # the pattern is peft's own, for stacks of experts, and does match those
@@ -87,6 +91,7 @@ def add_lora(model: nn.Module, config: LoraConfig) -> None:
                     r=config.rank,
                     lora_alpha=config.alpha,  # type: ignore[arg-type]  (peft computes with floats)
                     target_modules=targets,
+                    exclude_modules=left_out or None,
                     use_rslora=config.rank_stabilised,
                     task_type="CAUSAL_LM",
                 ),
@@ -95,6 +100,23 @@ def add_lora(model: nn.Module, config: LoraConfig) -> None:
             )
         except ValueError as error:
             raise AdapterError(f"lora: {error}") from error
+
+
+def _left_out(model: nn.Module, frozen: AbstractSet[str], *, only_language: bool) -> list[str]:
+    """Return the linear layers that are frozen, or no part of the language model of a seeing one.
+
+    Engines add adapters to language models alone.
+    """
+    config: Any = getattr(model, "config", None)  # any Hugging Face configuration
+    language: set[nn.Module] = set(model.modules())
+    if only_language and config is not None and sees(config):
+        decoder: Any = model
+        language = set(decoder.get_decoder().modules())
+    return [
+        name
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear) and (layer not in language or f"{name}.weight" in frozen)
+    ]
 
 
 def start_adapters(model: nn.Module, seed: int) -> None:

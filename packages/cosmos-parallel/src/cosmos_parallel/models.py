@@ -12,6 +12,7 @@ from torch import nn
 from cosmos_parallel.compiling import compile_layers
 from cosmos_parallel.errors import MeshError, ModelNotFoundError
 from cosmos_parallel.families import Implementation, check_layout, choose_implementation
+from cosmos_parallel.freezing import freeze, frozen_names
 from cosmos_parallel.generic import (
     CONTEXT_ATTENTION,
     ContextHooks,
@@ -63,6 +64,8 @@ class ModelConfig:
             mesh has an axis that it lacks and torchtitan's has.
         value_head: add a linear layer ``value_head`` from last hidden states to one number, which
             begins at 0; for critics and reward models, in transformers' implementation.
+        freeze: patterns of names of parameters that are left as they are, such as
+            ``model.visual.*``, in transformers' implementation; ``lora`` adds no adapter there.
     """
 
     dtype: DtypeName = "float32"
@@ -74,6 +77,7 @@ class ModelConfig:
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     implementation: Implementation = "auto"
     value_head: bool = False
+    freeze: tuple[str, ...] = ()
 
     @property
     def casts(self) -> bool:
@@ -126,6 +130,7 @@ def load_causal_lm(
         ModelNotFoundError: if the directory is not a complete model.
         ModelMismatchError: if its weights do not fit its config.
         MeshError: if the model cannot be trained on such a mesh.
+        FreezeError: if there is nothing that a pattern of ``freeze`` could mean.
     """
     config, path = config or ModelConfig(), Path(path)
     check_model_directory(path)
@@ -171,8 +176,9 @@ def chosen_implementation(
 
 
 def _wanted_implementation(config: ModelConfig) -> Implementation:
-    """Return whose modules are asked for; adapters, 8 bits and value heads need transformers'."""
-    is_plain = config.lora is None and config.low_precision is None and not config.value_head
+    """Return whose modules are asked for; what changes or names modules needs transformers'."""
+    is_plain = config.lora is None and config.low_precision is None
+    is_plain = is_plain and not config.value_head and not config.freeze
     return config.implementation if is_plain else "transformers"
 
 
@@ -217,8 +223,10 @@ def _prepare(model: "PreTrainedModel", mesh: TrainingMesh, config: ModelConfig) 
         use_packed_attention(model)
     if config.low_precision is not None:
         use_low_precision(model, config.low_precision, mesh.process.device)
+    frozen = frozen_names(model, config.freeze)
+    freeze(model, frozen)
     if config.lora is not None:
-        add_lora(model, config.lora)
+        add_lora(model, config.lora, frozen)
     if config.value_head:
         add_value_head(model)
     model.train()

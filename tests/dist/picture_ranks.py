@@ -1,0 +1,108 @@
+"""Trains a model that sees, on one rank and on several; some have pictures, and some have none.
+
+python picture_ranks.py DIRECTORY; DIRECTORY/model is the model, DIRECTORY/rows.jsonl its data.
+"""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import torch
+from parallel_ranks import Layout, Place, full, run_ranks
+from transformers import AutoTokenizer
+
+from cosmos_parallel import (
+    AdamWConfig,
+    Learner,
+    LearnerConfig,
+    LoraConfig,
+    ModelConfig,
+    ParallelConfig,
+    PictureReader,
+    SftBatchConfig,
+    SftData,
+    TrainingMesh,
+    build_mesh,
+    empty_batch,
+    export_hf,
+    init_distributed,
+    lay_out,
+    load_causal_lm,
+    load_sft_data,
+    sft_loss,
+)
+
+ONE = Layout()
+TWO = Layout(num_ranks=2)
+PADDED, PACKED = SftBatchConfig(bucket=1), SftBatchConfig(bucket=1, layout="packed")
+CASES = {
+    "plain": (ModelConfig(), PADDED),
+    "packed": (ModelConfig(), PACKED),
+    "recomputed": (ModelConfig(activation_checkpointing="full"), PADDED),
+    "adapted": (ModelConfig(lora=LoraConfig(rank=4, alpha=8.0)), PADDED),
+    "language": (ModelConfig(freeze=("model.visual.*",)), PADDED),
+}
+RUNS = {
+    "one": (ONE, ParallelConfig(), list(CASES)),
+    "fsdp": (TWO, ParallelConfig(), list(CASES)),
+    "tp": (TWO, ParallelConfig(tp=2), ["plain", "adapted"]),
+    "ddp": (TWO, ParallelConfig(dp_replicate=2), ["plain"]),
+    "replicas": (Layout(num_replicas=2), ParallelConfig(), ["plain"]),
+}
+# an eps as large as gradients, or what rounds otherwise in a small one would be a step of its own
+LEARNING = LearnerConfig(optimizer=AdamWConfig(lr=1e-3, weight_decay=0.1, eps=1e-3))
+# rows of two ranks in three steps: pictures and none, both, and nothing at all for one of them
+STEPS = (((0, 1), (2, 3)), ((0, 2), (1, 3)), ((1, 0), ()))
+
+
+def run_cases(directory: Path, run: str, place: Place) -> None:
+    """Train every case of a run, one after the other, in one process group."""
+    layout, degrees, cases = RUNS[run]
+    process = None
+    if layout.num_ranks > 1:
+        meeting = f"file://{place.meeting}/ranks"
+        process = init_distributed(place.rank, layout.num_ranks, init_method=meeting, timeout_s=100)
+    mesh = build_mesh(degrees, process)
+    reader = PictureReader.of(directory / "model")
+    tokenizer = AutoTokenizer.from_pretrained(directory / "model")
+    data = load_sft_data(directory / "rows.jsonl", tokenizer, reader=reader)
+    for case in cases:
+        found = train(directory, CASES[case], mesh, data, place)
+        if place.rank == 0 and place.replica == 0:
+            torch.save(found, directory / f"{run}-{case}.pt")
+
+
+def train(
+    directory: Path,
+    case: tuple[ModelConfig, SftBatchConfig],
+    mesh: TrainingMesh,
+    data: SftData,
+    place: Place,
+) -> dict:
+    model_config, batching = case
+    model = load_causal_lm(directory / "model", mesh, model_config)
+    learner = Learner(model, LEARNING, mesh=mesh, replica_group=place.replica_group())
+    num_replicas = place.layout.num_replicas
+    rank = place.replica if num_replicas > 1 else mesh.data_rank
+    reports = []
+    for groups in STEPS:
+        mine = groups if num_replicas * mesh.data_size == 1 else [groups[rank]]
+        batches = [
+            batch
+            for rows in mine
+            for batch in lay_out([data.examples[row] for row in rows], batching, reader=data.reader)
+        ]
+        report = learner.step(batches, sft_loss, filler=empty_batch(data.reader))
+        reports.append(dataclasses.asdict(report))
+    if model_config.freeze and mesh.data_size > 1:
+        export_hf(model, directory / "exported", mesh, tokenizer_dir=directory / "model")
+    weights = {name: full(value) for name, value in model.named_parameters()}
+    trained = [name for name, value in model.named_parameters() if value.requires_grad]
+    return {"reports": reports, "weights": weights, "trained": trained}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    where = Path(sys.argv[1])
+    for name, (run_layout, _, _) in RUNS.items():
+        run_ranks(run_layout, lambda at, run=name: run_cases(where, run, at))

@@ -1,0 +1,131 @@
+"""A model that sees takes the same steps on one rank and on several, pictures or none."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from process_trees import run_tree
+from safetensors.torch import load_file
+from seeing import write_pictures, write_seeing_model
+from tiny_models import write_random
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+)
+
+from cosmos_parallel import (
+    FreezeError,
+    LoraConfig,
+    ModelConfig,
+    ParallelConfig,
+    PictureReader,
+    build_mesh,
+    load_causal_lm,
+)
+
+RANKS = Path(__file__).with_name("picture_ranks.py")
+ROWS = (
+    {"prompt": "hue?", "response": "blue", "images": ["p/blue-56x28.png", "p/red-28x28.png"]},
+    {"prompt": "size?", "response": "big", "images": ["p/green-56x56.png"]},
+    {"prompt": "and one without?", "response": "none"},
+    {"prompt": "text", "response": "more of it"},
+)
+RUNS = (
+    *(("fsdp", case) for case in ("plain", "packed", "recomputed", "adapted", "language")),
+    ("tp", "plain"),
+    ("tp", "adapted"),
+    ("ddp", "plain"),
+    ("replicas", "plain"),
+)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("ranks")
+    write_seeing_model(directory / "model")
+    config = AutoConfig.from_pretrained(directory / "model")
+    config.text_config.num_key_value_heads = 2  # one for each of two ranks
+    write_random(config, directory / "model")
+    write_pictures(directory / "p")
+    (directory / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    run_tree(RANKS, directory, deadline_s=500)
+    return directory
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("run", "case"), RUNS)
+def test_ranks_with_and_without_pictures_take_the_steps_of_one(written, run, case):
+    one, many = (torch.load(written / f"{each}-{case}.pt") for each in ("one", run))
+    for mine, theirs in zip(many["reports"], one["reports"], strict=True):
+        assert mine["outcome"] == theirs["outcome"] == "updated"
+        assert mine["weight"] == theirs["weight"]
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+        assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
+    assert set(many["weights"]) == set(one["weights"])
+    for name, value in one["weights"].items():
+        torch.testing.assert_close(
+            many["weights"][name], value, rtol=0, atol=1e-5, msg=lambda m, k=name: f"{k}: {m}"
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["packed", "recomputed"])
+def test_layout_and_recomputation_change_no_step(written, case):
+    plain, other = (torch.load(written / f"one-{each}.pt") for each in ("plain", case))
+    for mine, theirs in zip(other["reports"], plain["reports"], strict=True):
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+        assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_what_is_frozen_stays_and_the_rest_moves(written):
+    found = torch.load(written / "fsdp-language.pt")
+    before = load_file(written / "model" / "model.safetensors")
+    exported = load_file(written / "exported" / "model.safetensors")
+    assert exported.keys() == before.keys()
+    for name, value in before.items():
+        assert torch.equal(exported[name], value) is name.startswith("visual."), name
+    assert not [name for name in found["trained"] if ".visual." in name]
+
+
+@pytest.mark.slow
+def test_an_export_reads_pictures_as_the_original_does(written):
+    exported = written / "exported"
+    assert AutoImageProcessor.from_pretrained(exported).merge_size == 2
+    assert AutoTokenizer.from_pretrained(exported).chat_template
+    reader = PictureReader.of(exported)
+    assert reader is not None
+    picture = str(written / "p" / "green-56x56.png")
+    token_ids = torch.tensor([reader.expand([20, reader.mark_id, 21], [picture])])
+    inputs = reader.inputs(token_ids, [[picture]])
+    model = AutoModelForImageTextToText.from_pretrained(exported)
+    assert model(input_ids=token_ids, **inputs).logits.isfinite().all()
+
+
+def test_adapters_are_of_the_language_model_alone(tmp_path):
+    write_seeing_model(tmp_path)
+    mesh = build_mesh(ParallelConfig())
+
+    def adapted(config: LoraConfig, *freeze: str) -> set[str]:
+        model = load_causal_lm(tmp_path, mesh, ModelConfig(lora=config, freeze=freeze))
+        names = (name for name, value in model.named_parameters() if value.requires_grad)
+        return {name.split(".lora_")[0] for name in names}
+
+    every = adapted(LoraConfig(rank=2))
+    assert len(every) == 2 * 7
+    assert all(name.startswith("model.language_model.layers.") for name in every)
+    late = adapted(LoraConfig(rank=2), "model.language_model.layers.0.*")
+    assert late == {name for name in every if ".layers.1." in name}
+    seeing = adapted(LoraConfig(rank=2, targets=("qkv", "q_proj")))
+    assert {name for name in seeing if ".visual." in name} == {
+        f"model.visual.blocks.{index}.attn.qkv" for index in (0, 1)
+    }
+
+
+def test_a_pattern_that_freezes_nothing_is_refused_with_names_near_it(tmp_path):
+    write_seeing_model(tmp_path)
+    with pytest.raises(FreezeError, match=r"'visual\.\*'.*there is model\.visual\."):
+        load_causal_lm(tmp_path, build_mesh(ParallelConfig()), ModelConfig(freeze=("visual.*",)))
