@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 from torch import nn
 
-from cosmos_app.errors import RunError
+from cosmos_app.errors import DataError
 from cosmos_app.given.preference_data import PreferenceFormat
 from cosmos_app.given.recipe import PreferenceDataConfig, SftDataConfig
 from cosmos_parallel import Learner, LossResult, SftFormat, StepReport
@@ -62,7 +62,7 @@ def split_off(
 
     Raises:
         SftDataError: if they cannot be read.
-        RunError: if nothing is left to train on.
+        DataError: if nothing is left to train on.
     """
     train = load(config.path, config.rows)
     held_out: Sequence[Example] = ()
@@ -72,7 +72,7 @@ def split_off(
         held_out = load(config.path, replace(config.rows, split=config.validation_split))
     kept = len(train) - config.held_out
     if kept < 1:
-        raise RunError(
+        raise DataError(
             f"data.held_out is {config.held_out}, but {config.path} has {len(train)} examples "
             f"of at most {config.rows.max_tokens} tokens: none would be left to train on"
         )

@@ -40,7 +40,7 @@ def open_task(recipe: GivenRecipe, model_dir: Path, mesh: TrainingMesh) -> Task[
 
     Raises:
         SftDataError: if the data cannot be read.
-        RunError: if nothing is left to train on.
+        DataError: if nothing is left to train on.
         ModelNotFoundError: if there is no teacher where the recipe says.
         DataError: if the teacher has other tokens than the model.
     """
@@ -65,7 +65,7 @@ def supervised(data: SftDataConfig, batch: SftBatchConfig, model_dir: Path) -> S
 
     Raises:
         SftDataError: if they cannot be read.
-        RunError: if nothing is left to train on.
+        DataError: if nothing is left to train on.
     """
     tokenizer, reader = tokenizer_of(model_dir), PictureReader.of(model_dir)
 
