@@ -1,5 +1,7 @@
 """Pictures become what a model's own processor makes of them, row by row."""
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +11,10 @@ import transformers
 from PIL import Image
 from process_trees import run_tree
 from seeing import can_cut_pictures, seeing_environment, write_pictures, write_seeing_model
+from tiny_models import write_random
 from transformers import AutoTokenizer
 
+from cosmos_core.images import read_image
 from cosmos_parallel import (
     BLANK_PICTURE,
     ModelConfig,
@@ -26,6 +30,7 @@ from cosmos_parallel import (
 
 PIXELS = Path(__file__).with_name("processor_pixels.py")
 START, END, MARK = 3, 4, 5
+GREY = 0.276  # the largest deviation that pixels are divided by
 TEXT = "<|im_start|>user\na<|vision_start|><|image_pad|><|vision_end|>b" * 2
 
 
@@ -97,13 +102,10 @@ def test_a_model_without_sight_has_no_reader(tmp_path):
 
 
 @pytest.mark.skipif(not can_cut_pictures(), reason="needs torchvision beside the environment")
-@pytest.mark.parametrize(("name", "grey_levels"), [("green-56x28", 0.01), ("noise-100x77", 3)])
-def test_inputs_are_those_of_the_model_s_own_processor(
-    model_dir, reader, tmp_path, name, grey_levels
-):
-    picture = shown(model_dir, name)
+def test_inputs_are_those_of_the_model_s_own_processor(model_dir, reader, tmp_path):
+    pictures = [shown(model_dir, name) for name in ("green-56x28", "noise-100x77")]
     run_tree(
-        *(PIXELS, model_dir, picture, TEXT, tmp_path / "out.pt"),
+        *(PIXELS, model_dir, TEXT, tmp_path / "out.pt", *pictures),
         deadline_s=200,
         environment=seeing_environment(),
     )
@@ -115,41 +117,14 @@ def test_inputs_are_those_of_the_model_s_own_processor(
         assert torch.equal(value, theirs[key]), key
     # without torchvision pictures are resampled by Pillow
     tokens = AutoTokenizer.from_pretrained(model_dir).encode(TEXT)
-    assert reader.expand(tokens, [picture] * 2) == theirs["input_ids"][0].tolist()
-    ours = reader.inputs(theirs["input_ids"], [[picture] * 2])
+    assert reader.expand(tokens, pictures) == theirs["input_ids"][0].tolist()
+    ours = reader.inputs(theirs["input_ids"], [pictures])
     assert torch.equal(ours["image_grid_thw"], theirs["image_grid_thw"])
-    one_level = 1 / 255 / 0.26  # as normalised by the least deviation of a channel
-    difference = (ours["pixel_values"] - theirs["pixel_values"]).abs().max()
-    assert difference < grey_levels * one_level
-
-
-def test_packed_rows_with_pictures_have_the_logits_of_padded_ones(model_dir, reader):
-    images = [
-        [shown(model_dir, "red-56x56"), shown(model_dir, "blue-28x28")],
-        [],
-        [BLANK_PICTURE],
-        [shown(model_dir, "noise-100x77")],
-    ]
-    rows = [
-        reader.expand([20, MARK, END, 30, MARK, 9, 31], images[0]),
-        [40, 41, 42],
-        reader.blank_row(),
-        reader.expand([50, START, MARK, END, 51, 52], images[3]),
-    ]
-    model = load_causal_lm(model_dir, build_mesh(ParallelConfig()), ModelConfig())
-    token_ids = padded(*rows)
-    valid = padded(*[[True] * len(row) for row in rows])
-    inputs = reader.inputs(token_ids, images)
-    positions = reader.positions(token_ids, inputs)
-    packed = inputs | {
-        "mm_token_type_ids": inputs["mm_token_type_ids"][valid][None],
-        "position_ids": positions[:, valid][:, None],
-    }
-    with torch.no_grad():
-        expected = model(input_ids=token_ids, **inputs).logits[valid]
-        logits = model(input_ids=token_ids[valid][None], use_cache=False, **packed).logits[0]
-    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
-    assert runs_packed_rows(model)
+    levels = (ours["pixel_values"] - theirs["pixel_values"]).abs() * 255 * GREY
+    as_it_is, made_larger = levels.split(ours["image_grid_thw"].prod(dim=1).tolist())
+    assert as_it_is.max() < 0.01
+    assert made_larger.max() < 3
+    assert made_larger.mean() < 0.05
 
 
 SIZES = {
@@ -170,7 +145,6 @@ TURNING = {
         transformers.Qwen3VLMoeConfig,
         SIZES | {"head_dim": 8, "num_experts": 2, "num_experts_per_tok": 1},
     ),
-    "glm4v": (transformers.Glm4vConfig, SIZES | {"pad_token_id": 0}),
 }
 
 
@@ -200,3 +174,130 @@ def test_other_models_that_see_are_not_packed(tmp_path):
     assert not runs_packed_rows(model)
     with pytest.raises(PackingError, match="gemma3 models see pictures"):
         check_packable(model)
+
+
+MARKS = {
+    "image_token_id": MARK,
+    "video_token_id": 6,
+    "vision_start_token_id": START,
+    "vision_end_token_id": END,
+}
+LETTERS = SIZES | {"vocab_size": 104, "head_dim": 8}
+SEEING = {
+    "qwen2_vl": lambda: transformers.Qwen2VLConfig(
+        text_config=dict(LETTERS),
+        vision_config={"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 2},
+        **MARKS,
+    ),
+    "qwen3_vl": lambda: transformers.Qwen3VLConfig(
+        text_config=dict(LETTERS),
+        vision_config=SIGHT
+        | {"patch_size": 14, "out_hidden_size": 32, "num_position_embeddings": 16}
+        | {"deepstack_visual_indexes": [0]},
+        **MARKS,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen2_vl", "qwen3_vl"])
+def test_packed_rows_with_pictures_have_the_logits_of_padded_ones(model_dir, tmp_path, kind):
+    shutil.copytree(model_dir, tmp_path, dirs_exist_ok=True)
+    if kind != "qwen2_5_vl":
+        write_random(SEEING[kind](), tmp_path)
+        settings = json.loads((model_dir / "preprocessor_config.json").read_text())
+        settings["processor_class"] = ""  # that of the model
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    reader = PictureReader.of(tmp_path)
+    assert reader is not None
+    images = [
+        [shown(model_dir, "red-56x56"), shown(model_dir, "blue-28x28")],
+        [],
+        [BLANK_PICTURE],
+        [shown(model_dir, "noise-100x77")],
+    ]
+    rows = [
+        reader.expand([20, MARK, END, 30, MARK, 9, 31], images[0]),
+        [40, 41, 42],
+        reader.blank_row(),
+        reader.expand([50, START, MARK, END, 51, 52], images[3]),
+    ]
+    model = load_causal_lm(tmp_path, build_mesh(ParallelConfig()), ModelConfig())
+    token_ids = padded(*rows)
+    valid = padded(*[[True] * len(row) for row in rows])
+    inputs = reader.inputs(token_ids, images)
+    positions = reader.positions(token_ids, inputs)
+    packed = inputs | {
+        "mm_token_type_ids": inputs["mm_token_type_ids"][valid][None],
+        "position_ids": positions[:, valid][:, None],
+    }
+    with torch.no_grad():
+        expected = model(input_ids=token_ids, **inputs).logits[valid]
+        logits = model(input_ids=token_ids[valid][None], use_cache=False, **packed).logits[0]
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+    assert runs_packed_rows(model)
+
+
+FLAT = {name: value for name, value in LETTERS.items() if name != "rope_parameters"}
+EYE = {"image_size": 56, "patch_size": 14, "num_hidden_layers": 1, "num_attention_heads": 2}
+OTHERS = {
+    "llava": (
+        lambda: transformers.LlavaConfig(
+            text_config=transformers.LlamaConfig(**FLAT),
+            vision_config=transformers.CLIPVisionConfig(**EYE, hidden_size=32),
+            image_token_index=MARK,
+            vision_feature_layer=-1,
+        ),
+        {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 56}}
+        | {"crop_size": 56},
+        {"patch_size": 14, "vision_feature_select_strategy": "default"}
+        | {"num_additional_image_tokens": 1, "image_token": "<|image_pad|>"},
+        [MARK] * 16,
+    ),
+    # a picture is many tokens between two others, which are no picture
+    "gemma3": (
+        lambda: transformers.Gemma3Config(
+            text_config=transformers.Gemma3TextConfig(**FLAT, pad_token_id=0),
+            vision_config=transformers.SiglipVisionConfig(**EYE, hidden_size=32),
+            mm_tokens_per_image=4,
+            image_token_index=MARK,
+            boi_token_index=START,
+            eoi_token_index=END,
+        ),
+        {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 56, "width": 56}},
+        {"image_seq_length": 4},
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_families_take_what_their_processors_give(model_dir, tmp_path, kind):
+    make, pixels, settings, expansion = OTHERS[kind]
+    spelt = {"image_token": "<|image_pad|>", "boi_token": "<|vision_start|>"}
+    marks = spelt | {"eoi_token": "<|vision_end|>"}
+    tokenizer = AutoTokenizer.from_pretrained(model_dir, extra_special_tokens=marks)
+    tokenizer.save_pretrained(tmp_path)
+    write_random(make(), tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(pixels))
+    (tmp_path / "processor_config.json").write_text(json.dumps(settings))
+    reader = PictureReader.of(tmp_path)
+    assert reader is not None
+    picture = shown(model_dir, "noise-100x77")
+    processor = transformers.AutoProcessor.from_pretrained(tmp_path)
+    text = f"a{processor.image_token}b"
+    theirs = processor(text=[text], images=[read_image(picture)], return_tensors="pt")
+    token_ids = reader.expand(tokenizer.encode(text), [picture], "row")
+    assert token_ids == theirs["input_ids"][0].tolist()
+    assert expansion is None or token_ids[1:-1] == expansion
+    rows = padded(token_ids, reader.blank_row())
+    inputs = reader.inputs(rows, [[picture], [BLANK_PICTURE]])
+    assert torch.equal(inputs["pixel_values"][:1], theirs["pixel_values"])
+    if "token_type_ids" in inputs:
+        length = len(token_ids)
+        assert torch.equal(inputs["token_type_ids"][:1, :length], theirs["token_type_ids"])
+    model = load_causal_lm(tmp_path, build_mesh(ParallelConfig()))
+    with torch.no_grad():
+        alone = model(**{name: value for name, value in theirs.items() if name != "attention_mask"})
+        both = model(input_ids=rows, **inputs)
+    mine = both.logits[:1, : len(token_ids)]
+    torch.testing.assert_close(mine, alone.logits, rtol=0, atol=1e-5)

@@ -16,21 +16,21 @@ def load_processor(path: Path, config: "PretrainedConfig") -> Any:  # classes wi
         PictureError: if transformers cannot load it.
     """
     from transformers import AutoProcessor
+    from transformers.utils.import_utils import is_torchvision_available
 
     try:
-        return AutoProcessor.from_pretrained(path, local_files_only=True)
-    except ImportError:  # of torchvision, for the videos that some models see besides
-        kind = _without_videos(config)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise PictureError(f"{path}: its processor cannot be loaded: {error}") from error
-    try:
-        return kind.from_pretrained(path, local_files_only=True)
+        if is_torchvision_available():
+            return AutoProcessor.from_pretrained(path, local_files_only=True)
+        return _without_videos(config).from_pretrained(path, local_files_only=True)
     except (ImportError, OSError, ValueError, KeyError, TypeError) as error:
         raise PictureError(f"{path}: its processor cannot be loaded: {error}") from error
 
 
 def _without_videos(config: "PretrainedConfig") -> Any:
-    """Return the class of a model's processor, which is content without a reader of videos."""
+    """Return the class of a model's processor, which is content without a reader of videos.
+
+    Pictures are the same to it; models that see no videos have it as it is.
+    """
     from transformers import PROCESSOR_MAPPING, AutoImageProcessor, AutoTokenizer
 
     own: Any = PROCESSOR_MAPPING[type(config)]
