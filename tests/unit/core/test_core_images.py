@@ -2,6 +2,7 @@
 
 import base64
 import io
+import zlib
 from pathlib import Path
 
 import pytest
@@ -158,3 +159,24 @@ def test_what_is_no_picture_is_refused_by_name(folder):
         read_image("data:image/png;base64,%%%")
     with pytest.raises(ImageError, match="a data URL of a picture is base64"):
         read_image("data:image/png,abc")
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+
+
+def test_the_size_of_a_png_is_read_without_its_pixels(tmp_path):
+    whole, end = png(size=(300, 200)), chunk(b"IEND", b"")
+    assert whole.endswith(end)
+    begin = whole.index(b"IDAT")
+    (tmp_path / "broken.png").write_bytes(whole[:begin] + b"IDAT" + bytes(len(whole) - begin - 4))
+    assert image_size(str(tmp_path / "broken.png")) == (200, 300)
+    with pytest.raises(ImageError, match=r"broken\.png is no picture that can be read"):
+        read_image(str(tmp_path / "broken.png"))
+    # a quarter turn, said after the pixels
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    words = chunk(b"eXIf", exif.tobytes().removeprefix(b"Exif\0\0"))
+    turned = reference_of(whole.removesuffix(end) + words + end, tmp_path)
+    assert image_size(turned) == (300, 200)
+    assert read_image(turned).size == (200, 300)

@@ -27,6 +27,8 @@ Message = dict[str, Any]
 _SOURCES = ("image", "path", "url", "image_url", "base64")
 _NO_NETWORK = ("http", "https", "s3", "gs")
 _ORIENTATION = 0x0112  # of EXIF
+_PNG_BEGINS = b"\x89PNG\r\n\x1a\n"
+_TELLING = (b"Raw profile type", b"XML:com.adobe.xmp")  # texts that hold EXIF
 _LYING = 5  # from this orientation on, rows are columns
 
 
@@ -147,8 +149,26 @@ def image_size(reference: str) -> tuple[int, int]:
     file = io.BytesIO(image_bytes(reference)) if inside else Path(reference)
     with _opened(file, reference) as picture:
         width, height = picture.size
+        if picture.format == "PNG" and _says_nothing(file):
+            return height, width
         turned = picture.getexif().get(_ORIENTATION, 1) >= _LYING
         return (width, height) if turned else (height, width)
+
+
+def _says_nothing(file: io.BytesIO | Path) -> bool:
+    """Whether a PNG lacks words on its orientation, which Pillow would read all pixels to know.
+
+    They may follow the pixels: each chunk is its length, its name, so many bytes, and a sum.
+    """
+    with file.open("rb") if isinstance(file, Path) else io.BytesIO(file.getbuffer()) as stream:
+        stream.seek(len(_PNG_BEGINS))
+        while len(head := stream.read(8)) == 8:  # length and name
+            begin, length = stream.tell(), int.from_bytes(head[:4], "big")
+            is_text = head[4:] in (b"tEXt", b"zTXt", b"iTXt")
+            if head[4:] == b"eXIf" or (is_text and stream.read(32).startswith(_TELLING)):
+                return False
+            stream.seek(begin + length + 4)
+    return True
 
 
 def image_bytes(reference: str) -> bytes:
