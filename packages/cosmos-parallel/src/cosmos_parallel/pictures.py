@@ -39,8 +39,11 @@ _BLANK_SIZE = (32, 32)
 # by which names models are told which tokens are pictures
 TOKEN_KINDS = frozenset({"mm_token_type_ids", "token_type_ids"})
 _OF_TEXT = TOKEN_KINDS | {"input_ids", "attention_mask", "labels"}
-# prompts are attended to both ways, which a row of tokens does not tell
-_BOTH_WAYS = ("paligemma",)
+# what a row of expanded tokens and pictures in their order do not tell a model
+_UNTOLD = {
+    "paligemma": "attend to a prompt both ways",
+    "mllama": "attend to pictures beside the tokens",
+}
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
 
@@ -93,9 +96,9 @@ class PictureReader:
         has_settings = any((model_dir / name).is_file() for name in _PROCESSOR_FILES)
         if not sees(config) or not has_settings:
             return None
-        if config.model_type in _BOTH_WAYS:
+        if config.model_type in _UNTOLD:
             raise PictureError(
-                f"{config.model_type} models attend to a prompt both ways, and are not trained "
+                f"{config.model_type} models {_UNTOLD[config.model_type]}, and are not trained "
                 "with pictures here"
             )
         return cls(load_processor(model_dir, config), config)

@@ -130,12 +130,26 @@ def encode_example(
     images = row.get(rows.images) or None
     if row.get(rows.messages) is not None:
         subject = f"{where}: field {rows.messages!r}"
-        messages = _checked(row[rows.messages], subject)
-        messages, references = take_pictures(messages, images, subject, folder)
+        messages, references = take_pictures(
+            _checked(row[rows.messages], subject), images, subject, folder
+        )
         chat = _Chat(
             tokenizer=tokenizer, where=where, messages=messages, tools=row.get("tools") or None
         )
         return widen(_encode_chat(chat, rows.messages), references, reader, where)
+    _check_texts(row, rows, where)
+    if images is None:
+        return widen(_encode_texts(row, tokenizer, where, rows), (), reader, where)
+    said = [
+        {"role": role, "content": row[name]}
+        for role, name in (("user", rows.prompt), ("assistant", rows.response))
+    ]
+    messages, references = take_pictures(said, images, f"{where}: {rows.images!r}", folder)
+    chat = _Chat(tokenizer=tokenizer, where=where, messages=messages)
+    return widen(_encode_chat(chat, rows.images), references, reader, where)
+
+
+def _check_texts(row: Row, rows: SftFormat, where: str) -> None:
     for name in (rows.prompt, rows.response):
         if not isinstance(row.get(name), str):
             found = f"is {type(row[name]).__name__}" if name in row else "is missing"
@@ -144,14 +158,11 @@ def encode_example(
                 f"{rows.response!r} as text, or {rows.messages!r} "
                 f"(found: {', '.join(sorted(row)) or 'nothing'})"
             )
-    if images is not None:
-        said = [
-            {"role": role, "content": row[name]}
-            for role, name in (("user", rows.prompt), ("assistant", rows.response))
-        ]
-        messages, references = take_pictures(said, images, f"{where}: {rows.images!r}", folder)
-        chat = _Chat(tokenizer=tokenizer, where=where, messages=messages)
-        return widen(_encode_chat(chat, rows.images), references, reader, where)
+
+
+def _encode_texts(
+    row: Row, tokenizer: "PreTrainedTokenizerBase", where: str, rows: SftFormat
+) -> SftExample:
     try:
         prompt = _token_ids(tokenizer(row[rows.prompt]))
         response = _token_ids(tokenizer(row[rows.response], add_special_tokens=False))
@@ -163,7 +174,7 @@ def encode_example(
     if isinstance(end, int):
         prompt = prompt[:-1] if prompt[-1:] == [end] else prompt
         response = [*response, end]
-    return widen(_example([(prompt, False), (response, True)]), (), reader, where)
+    return _example([(prompt, False), (response, True)])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
