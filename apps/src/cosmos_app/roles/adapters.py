@@ -18,7 +18,7 @@ from torch import Tensor
 from cosmos_app.recipe import WeightSyncConfig
 from cosmos_app.roles.quantised import quantised_shards
 from cosmos_app.roles.weights import ReceivedWeights, Staged, sender_config
-from cosmos_parallel import load_weights, merged_weights
+from cosmos_parallel import load_weights, merged_weights, names_in_files
 from cosmos_rollout import WeightClient
 from cosmos_weightsync import WeightSender, shards_of
 from cosmos_weightsync.encodings.selection import ADAPTER_CONFIG
@@ -38,6 +38,7 @@ class MergedWeights:
         self._adapters = ReceivedWeights(config, token)
         self._path = base
         self._base: dict[str, Tensor] = {}
+        self._names: dict[str, str] = {}
 
     def stage(self, version: int, endpoints: Sequence[str]) -> Staged:
         """Fetch the adapter of ``version`` or a newer one and add it; blocking.
@@ -51,7 +52,8 @@ class MergedWeights:
         config = json.loads(bytes(adapter.pop(ADAPTER_CONFIG).tolist()))
         if not self._base:
             self._base = load_weights(self._path)
-        merged = merged_weights(self._base, adapter, config)
+            self._names = names_in_files(self._path)
+        merged = merged_weights(self._base, adapter, config, self._names)
         return Staged(version=staged.version, tensors={**self._base, **merged})
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ from cosmos_parallel.families import (
     check_layout,
     supported_models,
 )
-from cosmos_parallel.generic_weights import num_parameters
+from cosmos_parallel.generic_weights import names_in_files, num_parameters
 from cosmos_parallel.learner import Learner, LearnerConfig
 from cosmos_parallel.lora import LoraConfig, PeftView, adapter_tensors, add_lora, export_lora
 from cosmos_parallel.lora_merge import load_weights, merge_directories, merged_weights
@@ -227,6 +227,7 @@ __all__ = [
     "merged_weights",
     "model_cost",
     "model_tensors",
+    "names_in_files",
     "num_parameters",
     "open_meeting_store",
     "open_store",

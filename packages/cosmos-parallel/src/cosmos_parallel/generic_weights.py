@@ -198,6 +198,23 @@ def _find_sources(
     return found
 
 
+def names_in_files(path: Path) -> dict[str, str]:
+    """Return what the files of a model call each tensor that they have as the model has it.
+
+    Tensors that the model stacks or joins are left out. Most models' names are their files'; those
+    with a vision part have had others before.
+
+    Raises:
+        ModelMismatchError: if transformers cannot make the model.
+    """
+    from transformers import AutoConfig
+
+    model = build_empty(path, AutoConfig.from_pretrained(path), torch.float32, "eager")
+    tensors = dict(model.state_dict(keep_vars=True))
+    with WeightFiles(path) as files:
+        return _find_sources(model, tensors, files).alike
+
+
 def _compute_buffers(model: "PreTrainedModel") -> None:
     """Compute what no file has, such as frequencies of rotary embeddings."""
     for value in model.state_dict(keep_vars=True).values():

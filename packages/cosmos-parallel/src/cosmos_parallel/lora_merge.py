@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from cosmos_parallel.errors import AdapterError
+from cosmos_parallel.generic_weights import names_in_files
 
 _PREFIX = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
@@ -28,7 +29,10 @@ _JOINED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)
 
 
 def merged_weights(
-    base: Mapping[str, Tensor], adapter: Mapping[str, Tensor], config: Mapping[str, Any]
+    base: Mapping[str, Tensor],
+    adapter: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    names: Mapping[str, str] | None = None,
 ) -> dict[str, Tensor]:
     """Return the weights of every layer that has an adapter, with it added.
 
@@ -38,11 +42,14 @@ def merged_weights(
         base: weights by the names of the checkpoint; more than those with an adapter will do.
         adapter: in the names of peft's files.
         config: peft's ``adapter_config.json``.
+        names: what the checkpoint calls tensors of the model, where that differs
+            (`names_in_files`).
 
     Raises:
         AdapterError: if the adapter is not plain LoRA, or the base has not the layer it is for.
     """
-    additions = _additions(adapter, config)
+    called = names or {}
+    additions = {called.get(name, name): each for name, each in _additions(adapter, config).items()}
     return {name: _added(base.get(name), name, addition) for name, addition in additions.items()}
 
 
@@ -165,6 +172,8 @@ def merge_directories(base: Path, adapter: Path, directory: Path) -> None:
 
     config = json.loads((adapter / "adapter_config.json").read_text())
     additions = _additions(load_file(adapter / _WEIGHTS), config)
+    called = names_in_files(base)
+    additions = {called.get(name, name): addition for name, addition in additions.items()}
     directory.parent.mkdir(parents=True, exist_ok=True)
     done: set[str] = set()
     with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:
