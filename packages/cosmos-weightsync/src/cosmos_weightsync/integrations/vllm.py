@@ -114,7 +114,10 @@ class AsyncEngine(Protocol):
         timeout: float | None = ...,  # noqa: ASYNC109 - vLLM's signature
         args: tuple[Any, ...] = ...,
     ) -> list[Any]: ...
+    @property
+    def model_config(self) -> Any: ...  # vLLM's
     async def pause_generation(self, *, mode: Any = ..., clear_cache: bool = ...) -> None: ...
+    async def reset_encoder_cache(self) -> None: ...
     async def resume_generation(self) -> None: ...
     async def init_weight_transfer_engine(self, request: Any) -> None: ...
     async def start_weight_update(self) -> None: ...
@@ -147,7 +150,8 @@ class VLLMWeightClient:
     Args:
         engine: An ``AsyncLLM``.
         kv_cache: What becomes of the keys and values that the old weights computed for requests
-            in flight: ``"recompute"`` them under the new weights, or ``"keep"`` them.
+            in flight: ``"recompute"`` them under the new weights, or ``"keep"`` them. What they
+            made of pictures, which vLLM keeps for later requests, is forgotten either way.
         init_info: More fields of the engine's `InitInfo`: ``transport``, ``token``, ``reuse``,
             ``bucket_bytes``, ``num_threads``, ``stall_s`` and so on, as in `ReceiverConfig`.
         timeout_s: How long a staging may take.
@@ -281,6 +285,9 @@ class VLLMWeightClient:
                 WeightTransferUpdateRequest(update_info={"version": version})
             )
             await self._engine.finish_weight_update(weight_version=str(version))
+            if not self._clear_cache and self._engine.model_config.is_multimodal_model:
+                # What the old weights made of a picture is kept by the picture, for any request.
+                await self._engine.reset_encoder_cache()
         except Exception as error:
             raise EngineBrokenError(
                 f"committing version {version} failed and left the engine between two versions; "
