@@ -1,0 +1,143 @@
+"""RL of a model that sees, with rollouts by the real vLLM: it learns from what it is shown."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from real_runs import Run, Runner, assert_balanced
+from seeing import can_cut_pictures, seeing_environment, write_pictures, write_seeing_model
+from transformers import AutoModelForImageTextToText, AutoTokenizer
+
+from cosmos_app.shown_samples import parse_shown_sample
+from cosmos_core.metrics import read_metrics
+from cosmos_parallel import (
+    AdamWConfig,
+    Learner,
+    LearnerConfig,
+    ModelConfig,
+    ParallelConfig,
+    PictureReader,
+    SftBatchConfig,
+    build_mesh,
+    export_hf,
+    fit,
+    load_causal_lm,
+    load_sft_data,
+)
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(
+        not can_cut_pictures(), reason="torchvision, which vLLM wants, is not there"
+    ),
+]
+QUESTION = "Which colour?"
+
+
+def write_rows(path: Path, rows: list[dict[str, object]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def half_taught(folder: Path, pictures: dict[str, list[str]]) -> Path:
+    """Return a model that answers with a colour's first letter, every other time the right one."""
+    write_seeing_model(folder / "random")
+    rows = [
+        {"prompt": QUESTION, "response": answer[0], "images": [f"pictures/{name}"]}
+        for colour, names in pictures.items()
+        for name in names
+        for answer in (colour, *pictures)
+    ]
+    tokenizer = AutoTokenizer.from_pretrained(folder / "random")
+    reader = PictureReader.of(folder / "random")
+    data = load_sft_data(write_rows(folder / "any.jsonl", rows), tokenizer, reader=reader)
+    mesh = build_mesh(ParallelConfig())
+    model = load_causal_lm(folder / "random", mesh, ModelConfig(dtype="float32"))
+    learner = Learner(model, LearnerConfig(optimizer=AdamWConfig(lr=3e-3)))
+    fit(learner, data, SftBatchConfig(batch_size=len(rows)), steps=range(60))
+    export_hf(model, folder / "model", mesh, tokenizer_dir=folder / "random")
+    return folder / "model"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("seeing")
+    pictures = write_pictures(folder / "pictures")
+    model = half_taught(folder, pictures)
+    rows: list[dict[str, object]] = [
+        {"prompt": QUESTION, "answer": colour[0], "images": [f"pictures/{name}"]}
+        for colour, names in pictures.items()
+        for name in names
+    ]
+    data = write_rows(folder / "rows.jsonl", rows)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in seeing_environment().items():
+            patch.setenv(name, value)
+        started = Runner(folder).start(
+            f"model.path={model}",
+            f"data.path={data}",
+            f"data.held_out_path={data}",
+            "staleness.depth=0",
+            "staleness.bound=0",
+            "trainer.steps=10",
+            f"trainer.groups_per_step={len(rows)}",
+            "trainer.checkpoint_every=0",
+            "learner.optimizer={kind='adamw', lr=5e-4}",
+            "rollout.replicas=1",
+            f"rollout.slots={len(rows)}",
+            "rollout.sampling.max_new_tokens=3",
+            "rollout.engine.context_length=96",
+        )
+    assert started.finish(deadline_s=600.0) == 0, started.logs()
+    return started
+
+
+def test_a_model_learns_what_it_is_shown(run: Run) -> None:
+    report = run.report
+    rewards = [
+        record.values["reward"]
+        for record in read_metrics(run.output / "metrics.jsonl")
+        if record.role == "controller" and "reward" in record.values
+    ]
+    assert sum(rewards[-3:]) / 3 > rewards[0] + 0.1  # 0.44 to 0.8; by chance it is 0.33
+    assert report["accuracies"]["10"] > 0.5
+    assert report["books"]["consumed"] == 10 * 9
+    assert_balanced(report["books"])
+    folder = run.output / "export" / "model"
+    model = AutoModelForImageTextToText.from_pretrained(folder)
+    reader = PictureReader.of(folder)
+    assert reader is not None
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    asked = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": QUESTION}]}]
+    text = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+    right = 0
+    for row in map(json.loads, (run.output / "data" / "train.jsonl").read_text().splitlines()):
+        marked = tokenizer.encode(text, add_special_tokens=False)
+        tokens = torch.tensor([reader.expand(marked, row["images"])])
+        inputs = reader.inputs(tokens, [row["images"]])
+        with torch.no_grad():
+            (best,) = model(input_ids=tokens, **inputs).logits[:, -1].argmax(-1).tolist()
+        right += tokenizer.decode([best]) == row["answer"]
+    assert right / 9 == pytest.approx(report["accuracies"]["10"])
+
+
+def test_engine_and_trainer_see_alike_in_every_version(run: Run) -> None:
+    """Of older pictures' embeddings, or a vision part left behind, the engine would see another."""
+    mismatches = [
+        record.values["mismatch_abs"]
+        for record in read_metrics(run.output / "metrics.jsonl")
+        if "mismatch_abs" in record.values
+    ]
+    assert len(mismatches) == 10
+    assert max(mismatches) < 5e-3  # tokens that stand for pictures are never sampled
+
+
+def test_people_are_shown_the_pictures_too(run: Run) -> None:
+    (file,) = (run.output / "samples").glob("shown-*.jsonl")
+    shown = [parse_shown_sample(line) for line in file.read_bytes().splitlines()]
+    assert all(sample and len(sample.images) == 1 for sample in shown)
+    assert all(sample and os.path.exists(sample.images[0]) for sample in shown)
+    assert any(sample and QUESTION in sample.spans[0][2] for sample in shown)
