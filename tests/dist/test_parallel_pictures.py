@@ -71,7 +71,9 @@ def test_a_mark_becomes_as_many_tokens_as_its_picture_takes(model_dir, reader):
 
 
 def test_marks_and_pictures_must_be_as_many(model_dir, reader):
-    with pytest.raises(PictureError, match=r"data:3: its tokens have 2 marks '<\|image_pad\|>' fo"):
+    with pytest.raises(
+        PictureError, match=r"data:3: its tokens have 2 marks '<\|image_pad\|>' for"
+    ):
         reader.expand([MARK, MARK], [shown(model_dir, "red-28x28")], "data:3")
     with pytest.raises(PictureError, match=r"prompt: cannot read the picture .*none.png"):
         reader.expand([MARK], [shown(model_dir, "none")])

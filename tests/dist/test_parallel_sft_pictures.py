@@ -234,3 +234,4 @@ def test_a_batch_of_text_reaches_what_sees_with_gradients_of_zero(
             if is_empty or ".visual." in name:
                 assert not parameter.grad.any(), name
     assert batch.num_tokens == len(examples[1].token_ids)
+    assert len(batch.token_ids) == 1  # no row of its own for what is only shown

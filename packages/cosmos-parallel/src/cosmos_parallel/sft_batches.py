@@ -112,7 +112,7 @@ def lay_out(
         rank: of those with different data.
         size: how many these are.
         reader: of the model, if it sees: pictures are opened here, and a micro-batch without any
-            gets a blank one with nothing to train on, for the sake of other ranks.
+            gets a blank one that changes no loss, for the sake of other ranks.
 
     Raises:
         SftDataError: naming the row of a picture that cannot be read.
@@ -179,7 +179,7 @@ def _collate(
     """Put examples into one batch; of a model that sees with a picture among them at least."""
     num_tokens = sum(len(example.token_ids) for example in examples)
     if reader is not None and not any(example.images for example in examples):
-        examples = [*examples, _blank_example(reader)]
+        examples = _with_blank(examples, config, reader)
     padded = _padded(examples, config.bucket)
     inputs = None if reader is None else _image_inputs(examples, padded.token_ids, reader)
     batch = replace(padded, num_tokens=num_tokens, image_inputs=inputs)
@@ -244,14 +244,30 @@ def _image_inputs(
         raise SftDataError(str(error)) from error
 
 
-def _blank_example(reader: PictureReader) -> SftExample:
+def _with_blank(
+    examples: Sequence[SftExample], config: SftBatchConfig, reader: PictureReader
+) -> list[SftExample]:
+    """Show a blank picture behind the shortest example, where no token sees it and none is trained.
+
+    A row of its own would be padded like the others.
+    """
     token_ids = np.asarray(reader.blank_row(), dtype=np.int32)
-    return SftExample(
+    blank = SftExample(
         token_ids=token_ids,
         trainable=np.zeros(len(token_ids), dtype=np.bool_),
         images=(BLANK_PICTURE,),
-        name="blank row",
+        name="blank picture",
     )
+    if config.layout == "packed" or not examples:
+        return [*examples, blank]
+    *others, shortest = sorted(examples, key=lambda example: -len(example.token_ids))
+    parts = (shortest, blank)
+    longer = replace(
+        blank,
+        token_ids=np.concatenate([part.token_ids for part in parts]),
+        trainable=np.concatenate([part.trainable for part in parts]),
+    )
+    return [*others, longer]
 
 
 def _round_up(value: int, multiple: int) -> int:
