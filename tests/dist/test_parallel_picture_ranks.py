@@ -23,6 +23,7 @@ from cosmos_parallel import (
     ParallelConfig,
     PictureReader,
     build_mesh,
+    export_lora,
     load_causal_lm,
 )
 
@@ -129,3 +130,24 @@ def test_a_pattern_that_freezes_nothing_is_refused_with_names_near_it(tmp_path):
     write_seeing_model(tmp_path)
     with pytest.raises(FreezeError, match=r"'visual\.\*'.*there is model\.visual\."):
         load_causal_lm(tmp_path, build_mesh(ParallelConfig()), ModelConfig(freeze=("visual.*",)))
+
+
+def test_an_adapter_of_a_model_that_sees_is_loaded_by_peft(tmp_path):
+    peft = pytest.importorskip("peft")
+    write_seeing_model(tmp_path / "model")
+    mesh = build_mesh(ParallelConfig())
+    config = ModelConfig(lora=LoraConfig(rank=2))
+    mine = load_causal_lm(tmp_path / "model", mesh, config)
+    with torch.no_grad():
+        for name, value in mine.named_parameters():
+            if ".lora_B." in name:
+                value.normal_(generator=torch.Generator().manual_seed(0))
+    export_lora(mine, tmp_path / "adapter", mesh, base=tmp_path / "model")
+    base = AutoModelForImageTextToText.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    token_ids = torch.arange(20, 40)[None]
+    with torch.no_grad():
+        expected = theirs(input_ids=token_ids).logits
+        logits = mine(input_ids=token_ids).logits
+    assert not any(".visual." in name and ".lora_" in name for name in theirs.state_dict())
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
