@@ -19,15 +19,9 @@ pytest.importorskip("cosmos_weightsync")
 
 from seeing import can_cut_pictures, seeing_environment
 
-from cosmos_rollout.engines.vllm_pictures import sight_arguments
-
 SCRIPT = Path(__file__).with_name("seeing_engine_process.py")
 EXACT = 1e-4
 OTHER = 1e-2  # what other weights would differ by, at least
-VISION: dict[str, Any] = {"vision_config": {}}
-MEAN = {"image_mean": [0.5, 0.5, 0.5]}
-BLIND = {"limit_mm_per_prompt": {"image": 0, "video": 0}}
-SIGHT = {"limit_mm_per_prompt": {"image": 4, "video": 0}, "skip_tokenizer_init": False}
 
 
 def seeing(test):
@@ -108,22 +102,3 @@ def test_no_response_has_a_mark_of_a_picture(measured, version):
 )
 def test_what_cannot_be_seen_is_refused_by_name(measured, name, words):
     assert re.match(words, measured["refused"][name])
-
-
-@pytest.mark.parametrize(
-    ("config", "files", "images", "arguments"),
-    [
-        ({"vocab_size": 8}, {"preprocessor_config.json": {}}, 4, {}),
-        (VISION, {}, 4, BLIND),
-        (VISION, {"preprocessor_config.json": MEAN}, 0, BLIND),
-        (VISION, {"preprocessor_config.json": MEAN}, 4, SIGHT),
-        (VISION, {"processor_config.json": {"image_processor": MEAN}}, 4, SIGHT),
-        (VISION, {"preprocessor_config.json": {}}, 4, {**SIGHT, "mm_device_do_normalize": False}),
-    ],
-)
-def test_a_model_sees_if_it_has_vision_and_says_how_pictures_are_cut(
-    tmp_path, config, files, images, arguments
-):
-    for name, content in {"config.json": config, **files}.items():
-        (tmp_path / name).write_text(json.dumps(content))
-    assert sight_arguments(tmp_path, images) == arguments

@@ -9,7 +9,6 @@ own spans, whose labels are our version numbers.
 import asyncio
 import dataclasses
 import itertools
-import json
 import math
 import tempfile
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -42,12 +41,18 @@ from cosmos_rollout.engine import (
 from cosmos_rollout.engines.prompt_scores import scores_of
 from cosmos_rollout.engines.setup import EngineSetup
 from cosmos_rollout.engines.tasks import samples_as_finished
+from cosmos_rollout.engines.vllm_arguments import (
+    ALWAYS,
+    cpu_arguments,
+    missing_for_sight,
+    sight_arguments,
+)
 from cosmos_rollout.engines.vllm_config import VLLMConfig
 from cosmos_rollout.engines.vllm_executors import (
     TetheredMultiprocExecutor,
     TetheredUniProcExecutor,
 )
-from cosmos_rollout.engines.vllm_pictures import Prompts, VLLMPictures, sight_arguments
+from cosmos_rollout.engines.vllm_pictures import Prompts, VLLMPictures
 from cosmos_rollout.engines.vllm_starting import (
     StartReport,
     check_cache_fits,
@@ -59,41 +64,14 @@ from cosmos_rollout.errors import (
     EngineDeadError,
     EngineError,
     EnginePausedError,
+    EngineSettingsError,
     EngineStartError,
     NoPicturesError,
     WeightLoadError,
 )
 
-_CPU_ARGUMENTS = {
-    "kv_cache_memory_bytes": 64 << 20,
-    "block_size": 32,
-    "enforce_eager": True,
-    # After a part of a prompt vLLM winds the request's generator back, which torch's on a CPU
-    # cannot: more prompt tokens than fit into one step would end the engine.
-    "enable_chunked_prefill": False,
-}
 # vLLM writes these into its additional configuration, which then has to be a dictionary.
 _WANT_A_DICT = frozenset({"gdn_prefill_backend", "kda_prefill_backend", "kda_decode_backend"})
-_ALWAYS = {
-    "skip_tokenizer_init": True,  # token ids in and out; text never passes through
-    "generation_config": "vllm",  # sampling settings come with each request, not with the model
-    "logprobs_mode": "processed_logprobs",
-    "disable_log_stats": True,
-}
-
-
-def _cpu_arguments(model_path: Path) -> dict[str, Any]:
-    """What vLLM needs to be told on a CPU.
-
-    Its kernel that turns queries takes the distance of heads for that of tokens where queries have
-    three dimensions, as in latent attention (DeepSeek-V3, Moonlight): there torch's own operations
-    take its place.
-    """
-    arguments: dict[str, Any] = dict(_CPU_ARGUMENTS)
-    config = model_path / "config.json"
-    if config.exists() and "kv_lora_rank" in json.loads(config.read_text()):
-        arguments["compilation_config"] = {"custom_ops": ["all", "-rotary_embedding"]}
-    return arguments
 
 
 async def start_vllm_engine(config: VLLMConfig, setup: EngineSetup) -> "VLLMEngine":
@@ -104,7 +82,7 @@ async def start_vllm_engine(config: VLLMConfig, setup: EngineSetup) -> "VLLMEngi
             they say that settings or memory are the cause.
     """
     arguments: dict[str, Any] = dict(config.engine_arguments())
-    on_device = _cpu_arguments(setup.model_path) if current_platform.is_cpu() else {}
+    on_device = cpu_arguments(setup.model_path) if current_platform.is_cpu() else {}
     workers = arguments["tensor_parallel_size"] * arguments["pipeline_parallel_size"]
     executor = TetheredUniProcExecutor if workers == 1 else TetheredMultiprocExecutor
     if setup.can_sleep and not current_platform.is_cpu():
@@ -112,7 +90,7 @@ async def start_vllm_engine(config: VLLMConfig, setup: EngineSetup) -> "VLLMEngi
     chosen = {
         **on_device,
         **arguments,
-        **_ALWAYS,
+        **ALWAYS,
         **sight_arguments(setup.model_path, config.images_per_prompt),
         **setup.engine_arguments,
         "model": str(setup.model_path),
@@ -122,6 +100,9 @@ async def start_vllm_engine(config: VLLMConfig, setup: EngineSetup) -> "VLLMEngi
         llm = await asyncio.to_thread(_start, chosen)
         await llm.update_weight_version(str(setup.version))
     except EngineStartError as error:
+        lacking = missing_for_sight(setup.model_path)
+        if lacking:
+            raise EngineSettingsError(f"{setup.model_path}: {lacking} ({error})") from error
         raise type(error)(f"{setup.model_path}: {error}") from error
     except (OSError, VLLMServerError) as error:
         raise EngineStartError(f"vLLM did not start {setup.model_path}: {error}") from error

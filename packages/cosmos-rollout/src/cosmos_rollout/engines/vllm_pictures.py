@@ -6,12 +6,10 @@ weights empties them one after the other while requests are on their way.
 """
 
 import asyncio
-import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from vllm.config import ModelConfig
 from vllm.inputs import TokensPrompt
@@ -22,7 +20,6 @@ from cosmos_core.images import ImageError, read_image
 from cosmos_rollout.engine import GenerationRequest
 from cosmos_rollout.errors import NoPicturesError, PictureError, PromptError
 
-_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 _MARKS = (
     "image_token_id",
     "image_token_index",
@@ -35,28 +32,6 @@ _KEPT = 16
 _Key = tuple[tuple[int, ...], tuple[str, ...]]
 Prompts = dict[str, MultiModalInput]
 """What vLLM is given, by request."""
-
-
-def sight_arguments(model_path: Path, images_per_prompt: int) -> dict[str, Any]:
-    """Return what vLLM is to be told of a model that sees; nothing for one of text alone.
-
-    A model sees if it has a part for vision and says how pictures are cut up. Its tokenizer has
-    to be loaded then, which the processor of pictures asks for. Where it leaves the mean of pixels
-    to its class, vLLM would take another when it scales them on the device.
-    """
-    file = model_path / "config.json"
-    if not file.exists() or "vision_config" not in json.loads(file.read_text()):
-        return {}
-    files = [model_path / name for name in _PROCESSORS if (model_path / name).exists()]
-    if not files or not images_per_prompt:
-        return {"limit_mm_per_prompt": {"image": 0, "video": 0}}
-    arguments: dict[str, Any] = {
-        "limit_mm_per_prompt": {"image": images_per_prompt, "video": 0},
-        "skip_tokenizer_init": False,
-    }
-    if not any('"image_mean"' in file.read_text() for file in files):
-        arguments["mm_device_do_normalize"] = False
-    return arguments
 
 
 class VLLMPictures:
