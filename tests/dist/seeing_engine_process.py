@@ -16,12 +16,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from seeing import write_pictures, write_seeing_model
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from cosmos_core.images import read_image
 from cosmos_rollout import (
+    Chat,
+    ChatRenderer,
+    Conversation,
     EngineSetup,
+    Episode,
+    EpisodeLimits,
     GeneratedSample,
     GenerationRequest,
     PromptRow,
@@ -31,6 +37,7 @@ from cosmos_rollout import (
     cpu_environment,
     prompt_tokens,
 )
+from cosmos_rollout.environments.environment import opening
 from cosmos_weightsync import WeightSender, shards_of
 from cosmos_weightsync.integrations.vllm import VLLMWeightClient, engine_arguments
 
@@ -101,6 +108,41 @@ class World:
             "num_tokens": len(sample.token_ids),
         }
 
+    @torch.no_grad()
+    def episode_difference(self, episode: Episode) -> dict[str, Any]:
+        """The same of an episode under the first weights, from what a trajectory keeps of it."""
+        ids = torch.from_numpy(episode.token_ids.astype(np.int64))[None]
+        pictures = [read_image(image) for image in episode.images]
+        logits = self.models[0](
+            input_ids=ids,
+            mm_token_type_ids=(ids == self.marks[0]).long(),
+            **self.processor.image_processor(images=pictures, return_tensors="pt"),
+        ).logits[0, :-1]
+        logits[:, self.marks] = float("-inf")
+        logprobs = torch.log_softmax(logits, dim=-1).gather(1, ids[0, 1:, None])[:, 0].numpy()
+        difference = np.abs(episode.logprobs[1:] - logprobs)[episode.trainable[1:]]
+        return {
+            "difference": float(difference.max()),
+            "num_marks": int((episode.token_ids == self.marks[0]).sum()),
+            "num_sampled": len(difference),
+            "num_turns": episode.num_turns,
+        }
+
+
+class Gallery:
+    """Shows the row's picture, then one that an environment draws itself."""
+
+    tools = ()
+
+    async def play(self, row: PromptRow, chat: Chat, seed: int) -> dict[str, float]:
+        await chat.reply(opening(row))
+        drawn = Image.new("RGB", (56, 56), "yellow")
+        await chat.reply([{"role": "user", "content": [{"type": "image", "image": drawn}]}])
+        return {}
+
+    async def aclose(self) -> None:
+        pass
+
 
 class EitherClient:
     """Two clients of one engine, of which ``kv`` says whose turn it is."""
@@ -133,6 +175,22 @@ async def refusal(engine: RolloutEngine, request: GenerationRequest) -> str:
     return ""
 
 
+async def episode(world: World, engine: RolloutEngine, picture: str) -> Episode:
+    """Two turns, the first ended by any letter: all but special tokens."""
+    tokenizer = world.processor.tokenizer
+    sampling = Sampling(max_new_tokens=16, seed=3, stop_token_ids=tuple(range(7, len(tokenizer))))
+    content = [{"type": "image"}, {"type": "text", "text": "?"}]
+    row = PromptRow(
+        prompt_id="r",
+        messages=({"role": "user", "content": content},),
+        images=(str(world.folder / picture),),
+    )
+    conversation = Conversation(
+        engine, ChatRenderer(tokenizer), name="e", sampling=sampling, limits=EpisodeLimits()
+    )
+    return await conversation.play(Gallery(), row, 0)
+
+
 async def measure(world: World, engine: RolloutEngine, client: EitherClient) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
@@ -146,6 +204,7 @@ async def measure(world: World, engine: RolloutEngine, client: EitherClient) -> 
     await compare("resized", world.request("z", "green-100x70.png"))
     await compare("text", world.request("x"))
     await compare("greedy", world.request("g", red, temperature=0.0))
+    found["episode"] = world.episode_difference(await episode(world, engine, red))
     plain = world.request("r", red)
     found["refused"] = {
         "gone": await refusal(engine, world.request("r", "gone.png")),

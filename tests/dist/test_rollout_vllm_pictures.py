@@ -66,6 +66,14 @@ def test_log_probs_are_those_of_transformers_with_the_same_pictures(
 
 
 @seeing
+def test_an_episode_of_pictures_has_log_probs_as_one_forward_pass_gives(measured):
+    found = measured["episode"]
+    assert (found["num_turns"], found["num_marks"]) == (2, 4 + 4)
+    assert found["num_sampled"] >= 2
+    assert found["difference"] < EXACT
+
+
+@seeing
 @pytest.mark.parametrize("version", [1, 2])
 def test_new_weights_look_anew_at_a_picture_that_older_ones_saw(measured, version):
     (found,) = measured[f"after-{version}"]

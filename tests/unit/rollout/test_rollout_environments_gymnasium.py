@@ -1,12 +1,15 @@
 """A Gymnasium environment as a conversation, with a lake whose way over the ice is known."""
 
+import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 gymnasium = pytest.importorskip("gymnasium")
 
+from cosmos_core.images import read_image, reference_of  # noqa: E402
 from cosmos_rollout import (  # noqa: E402
     GymnasiumEnvironmentConfig,
     Message,
@@ -114,3 +117,62 @@ def test_a_box_takes_as_many_numbers_as_it_has():
     assert (action.tolist(), action.dtype) == ([-0.5, 0.25], np.float32)
     with pytest.raises(ValueError, match=r"found 2\.0 0"):
         numbers_action("2.0 0", box)
+
+
+# ------------------------------------------------------------------------------- pictures
+class Light(gymnasium.Env):
+    """A light that is 10 brighter after each step; action 1 ends it."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+    observation_space = gymnasium.spaces.Discrete(256)
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - as Gymnasium has it
+
+    def __init__(self, render_mode=None, *, is_dark: bool = False) -> None:
+        self.render_mode, self._is_dark, self._level = render_mode, is_dark, 0
+
+    def reset(self, *, seed=None, options=None):
+        self._level, self._thread = 0, threading.get_ident()
+        return 0, {}
+
+    def step(self, action):
+        self._level += 10
+        return self._level, 1.0, action == 1, False, {}
+
+    def render(self):
+        assert self.render_mode == "rgb_array"
+        assert threading.get_ident() == self._thread
+        return None if self._is_dark else np.full((2, 3, 3), self._level, np.uint8)
+
+
+gymnasium.register("Light-v0", Light, order_enforce=False, disable_env_checker=True)
+
+
+def levels(content) -> list[int]:
+    """How bright each picture of a message is."""
+    images = [part["image"] for part in content if part["type"] == "image"]
+    pictures = [np.asarray(read_image(reference_of(image, Path()))) for image in images]
+    assert {picture.shape for picture in pictures} == {(2, 3, 3)}
+    return [int(picture.max()) for picture in pictures]
+
+
+def texts(content) -> list[str]:
+    return [part["text"] for part in content if part["type"] == "text"]
+
+
+@pytest.mark.parametrize(("shows", "words"), [("picture", []), ("both", ["10"])])
+async def test_what_is_rendered_is_shown(shows, words):
+    pytest.importorskip("PIL")
+    config = GymnasiumEnvironmentConfig(id="Light-v0", shows=shows)
+    player = Player("0", "what?", "1")
+    assert await config.build().play(ROW, player, 0) == {"environment": 2.0}
+    first, second, third = player.told
+    assert (texts(first), levels(first)) == ([ROW.prompt, *(["0"] if words else [])], [0])
+    assert (texts(second), levels(second)) == (words, [10])
+    assert third == "error: expected 1 numbers of Discrete(2), found 0"
+
+
+def test_an_environment_that_renders_no_picture_is_refused_at_once():
+    pytest.importorskip("PIL")
+    config = GymnasiumEnvironmentConfig(id="Light-v0", shows="picture", settings={"is_dark": True})
+    with pytest.raises(UserCodeError, match=r"expected an RGB picture of render\(\), found object"):
+        config.build()

@@ -1,13 +1,17 @@
 """A Gymnasium environment as a conversation: observations are said, actions are read off replies.
 
 The prompt of the data row is the instruction; the first observation follows it. A reply that names
-no action is told so, and costs a turn. All siblings of a group begin in the same state.
+no action is told so, and costs a turn. All siblings of a group begin in the same state. To a model
+that sees, an observation may be what the environment renders.
 """
 
 import asyncio
+import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +25,9 @@ from cosmos_rollout.user_code import check_reference, load_callable
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _SEED_LIMIT = 1 << 31
 Setting = str | int | float | bool
+_Content = str | Sequence[Mapping[str, Any]]
+_Run = Callable[..., Awaitable[Any]]
+"""Calls a function with arguments in the environment's thread."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +41,7 @@ class GymnasiumEnvironmentConfig:
         observe: ``module:function``, from an observation to a text; empty: its numbers.
         act: ``module:function``, from a reply to an action, which raises ValueError for a reply
             that names none; empty: the last numbers of the reply, as many as the space wants.
+        shows: of each observation its "text", the rendered "picture", or "both".
         seed_field: field of the data row that seeds the environment; without it, the run does.
     """
 
@@ -42,6 +50,7 @@ class GymnasiumEnvironmentConfig:
     settings: Mapping[str, Setting] = field(default_factory=dict[str, Setting])
     observe: str = ""
     act: str = ""
+    shows: Literal["text", "picture", "both"] = "text"
     seed_field: str = "seed"
 
     def __post_init__(self) -> None:
@@ -53,7 +62,8 @@ class GymnasiumEnvironmentConfig:
         """Make one to see whether it can be made.
 
         Raises:
-            UserCodeError: if Gymnasium is not installed or has no such environment.
+            UserCodeError: if Gymnasium is not installed, has no such environment, or the
+                environment renders no pictures that are to be shown.
         """
         return GymnasiumEnvironment(self)
 
@@ -68,6 +78,9 @@ class GymnasiumEnvironment:
         )
         try:
             env = self._make()
+            if config.shows != "text":
+                env.reset()
+                _frame(env)
         except Exception as error:
             raise UserCodeError(f"environment {config.id} cannot be made: {error}") from error
         space = env.action_space
@@ -83,40 +96,63 @@ class GymnasiumEnvironment:
 
     async def play(self, row: PromptRow, chat: Chat, seed: int) -> Mapping[str, float]:
         """Play until the environment ends, or the model may say no more."""
-        env = await asyncio.to_thread(self._make)
+        thread = ThreadPoolExecutor(1)  # what renders may have to stay in the thread it began in
+        run = partial(asyncio.get_running_loop().run_in_executor, thread)
+        env = await run(self._make)
         try:
             begin = int(row.fields.get(self._config.seed_field, seed)) % _SEED_LIMIT
-            observation, _ = await asyncio.to_thread(env.reset, seed=begin)
-            return {"environment": await self._steps(env, row, chat, observation)}
+            return {"environment": await self._steps(run, env, chat, (opening(row), begin))}
         finally:
-            await asyncio.to_thread(env.close)
+            thread.submit(env.close)  # after a step that may never end
+            thread.shutdown(wait=False)
 
     async def aclose(self) -> None:
         """Do nothing: each episode closes its own."""
 
-    async def _steps(self, env: Any, row: PromptRow, chat: Chat, observation: Any) -> float:
-        messages = _with_observation(opening(row), self._observe(observation))
+    async def _steps(
+        self, run: _Run, env: Any, chat: Chat, begin: tuple[Sequence[Message], int]
+    ) -> float:
+        first, seed = begin
+        messages = _with_observation(first, await run(self._reset, env, seed))
         total = 0.0
         while True:
             reply = await chat.reply(messages)
             try:
                 action = self._act(reply.text)
             except ValueError as error:
-                words = f"error: {error}"
+                content: _Content = f"error: {error}"
             else:
-                step = await asyncio.to_thread(env.step, action)
-                total += float(step[1])
-                if step[2] or step[3]:  # terminated, truncated
+                content, reward, has_ended = await run(self._step, env, action)
+                total += reward
+                if has_ended:
                     return total
-                words = self._observe(step[0])
             if reply.is_last:
                 return total
-            messages = ({"role": "user", "content": words},)
+            messages = ({"role": "user", "content": content},)
+
+    def _reset(self, env: Any, seed: int) -> _Content:
+        observation, _ = env.reset(seed=seed)
+        return self._content(env, observation)
+
+    def _step(self, env: Any, action: Any) -> tuple[_Content, float, bool]:
+        observation, reward, terminated, truncated, _ = env.step(action)
+        has_ended = bool(terminated or truncated)
+        return "" if has_ended else self._content(env, observation), float(reward), has_ended
+
+    def _content(self, env: Any, observation: Any) -> _Content:
+        """Return what is said of an observation."""
+        if self._config.shows == "text":
+            return self._observe(observation)
+        frame: list[Mapping[str, Any]] = [{"type": "image", "image": _frame(env)}]
+        if self._config.shows == "picture":
+            return frame
+        return [*frame, {"type": "text", "text": self._observe(observation)}]
 
     def _make(self) -> Any:  # a gymnasium.Env, which this module imports when it is used only
         import gymnasium
 
-        settings: dict[str, Any] = dict(self._config.settings)
+        shown = {} if self._config.shows == "text" else {"render_mode": "rgb_array"}
+        settings: dict[str, Any] = {**shown, **self._config.settings}
         return gymnasium.make(self._config.id, **settings)
 
 
@@ -154,6 +190,26 @@ def numbers_action(text: str, space: Any) -> Any:  # a gymnasium.Space, and an e
     return action if action.ndim else action[()]
 
 
-def _with_observation(messages: Sequence[Message], words: str) -> tuple[Message, ...]:
+def _with_observation(messages: Sequence[Message], content: _Content) -> tuple[Message, ...]:
     *before, last = messages
-    return (*before, {**last, "content": f"{last['content']}\n{words}"})
+    if isinstance(last["content"], str) and isinstance(content, str):
+        return (*before, {**last, "content": f"{last['content']}\n{content}"})
+    return (*before, {**last, "content": [*_parts(last["content"]), *_parts(content)]})
+
+
+def _parts(content: _Content) -> Sequence[Mapping[str, Any]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _frame(env: Any) -> bytes:
+    """Return what the environment renders now, as a file's bytes."""
+    from PIL import Image
+
+    pixels = np.asarray(env.render())
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
+        raise UserCodeError(
+            f"expected an RGB picture of render(), found {pixels.dtype}{list(pixels.shape)}"
+        )
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, format="PNG")
+    return file.getvalue()
