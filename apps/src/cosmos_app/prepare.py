@@ -65,6 +65,7 @@ def check_inputs(recipe: Recipe) -> None:
     with_pictures = [path for path in paths if _num_pictures(path)]
     if with_pictures:
         require_sight(recipe.model.path, with_pictures[0])
+        _require_shown(recipe, with_pictures[0])
     if recipe.model.path is not None:
         require_trainable(recipe.model.path, recipe.policy, recipe.model.training)
         require_teacher_of(recipe, recipe.model.path)
@@ -84,6 +85,28 @@ def require_sight(model: Path | None, data: Path) -> None:
             f"data file {data}: has pictures, and the model {model} sees none: it is of type "
             f"{read_config(model).model_type}, or has no preprocessor_config.json"
         )
+
+
+def _require_shown(recipe: Recipe, data: Path) -> None:
+    """Check that all that read a recipe's prompts take pictures.
+
+    Raises:
+        DataError: naming the part that takes none.
+    """
+    kind = recipe.rollout.engine.kind
+    if kind != "vllm":
+        raise DataError(
+            f"data file {data}: has pictures, which rollout.engine.kind={kind!r} does not take; "
+            "'vllm' does"
+        )
+    if recipe.teacher.is_beside:
+        raise DataError(
+            f"data file {data}: has pictures, which teachers of their own do not take; have the "
+            "policy's ranks score by the teacher instead (teacher.replicas=0)"
+        )
+    teacher = recipe.model.teacher
+    if teacher is not None and "teacher_logprobs" in recipe.algorithm.build().needs:
+        require_sight(teacher, data)
 
 
 def _num_pictures(path: Path) -> int:
