@@ -101,6 +101,10 @@ def test_a_broken_picture_is_named_with_its_row(model_dir, reader):
 def test_a_model_without_sight_has_no_reader(tmp_path):
     transformers.Qwen3Config(vocab_size=8).save_pretrained(tmp_path)
     assert PictureReader.of(tmp_path) is None
+    # one whose pictures are no tokens
+    transformers.MllamaConfig().save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    assert PictureReader.of(tmp_path) is None
 
 
 @pytest.mark.skipif(not can_cut_pictures(), reason="needs torchvision beside the environment")

@@ -39,11 +39,8 @@ _BLANK_SIZE = (32, 32)
 # by which names models are told which tokens are pictures
 TOKEN_KINDS = frozenset({"mm_token_type_ids", "token_type_ids"})
 _OF_TEXT = TOKEN_KINDS | {"input_ids", "attention_mask", "labels"}
-# what a row of expanded tokens and pictures in their order do not tell a model
-_UNTOLD = {
-    "paligemma": "attend to a prompt both ways",
-    "mllama": "attend to pictures beside the tokens",
-}
+# attend to a prompt both ways, or to pictures beside the tokens: a row of tokens says neither
+_UNTOLD = ("paligemma", "mllama")
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
 
@@ -57,10 +54,10 @@ class PictureReader:
     """
 
     def __init__(self, processor: Any, config: "PretrainedConfig") -> None:
-        """Take a processor of transformers and the config of its model; see `of`.
+        """Take a processor that marks pictures by a token, and the model's config; see `of`.
 
         Raises:
-            PictureError: if the processor makes no tokens of a picture.
+            PictureError: if the processor refuses the picture of a blank row.
         """
         self.packs = has_rotary_axes(config)
         self._processor = processor
@@ -69,15 +66,9 @@ class PictureReader:
         self._arguments = frozenset(inspect.signature(kind.forward).parameters)
         self._kind_name = next(iter(TOKEN_KINDS & self._arguments), None)
         self._rope: Any = None
-        mark: str | None = getattr(processor, "image_token", None)
-        ids = [token for token in processor.image_token_ids if isinstance(token, int)]
-        if mark is None or not ids:
-            raise PictureError(
-                f"the processor of {config.model_type} models names no token for pictures"
-            )
-        self._mark = mark
-        self.mark_id = int(processor.tokenizer.convert_tokens_to_ids(mark))
-        self.image_token_ids: tuple[int, ...] = tuple(ids)
+        self._mark: str = processor.image_token
+        self.mark_id = int(processor.tokenizer.convert_tokens_to_ids(self._mark))
+        self.image_token_ids: tuple[int, ...] = tuple(processor.image_token_ids)
         self._expansions: dict[tuple[int, int], list[int]] = {}
         self._repeats = False
         self._repeats = self._can_count()
@@ -86,22 +77,20 @@ class PictureReader:
     def of(cls, model_dir: Path) -> "PictureReader | None":
         """Return the reader of a model directory; ``None`` where no pictures can be shown to it.
 
-        That is a model without a vision part, or a directory without its processor's settings.
+        That is a model without a vision part, a directory without its processor's settings, and
+        a type to which tokens do not tell all about its pictures, which trains on text alone.
 
         Raises:
             ModelMismatchError: if transformers does not know such a model.
-            PictureError: if its processor cannot be loaded, or such models cannot be trained.
+            PictureError: if its processor cannot be loaded.
         """
         config = read_config(model_dir)
         has_settings = any((model_dir / name).is_file() for name in _PROCESSOR_FILES)
-        if not sees(config) or not has_settings:
+        if not sees(config) or not has_settings or config.model_type in _UNTOLD:
             return None
-        if config.model_type in _UNTOLD:
-            raise PictureError(
-                f"{config.model_type} models {_UNTOLD[config.model_type]}, and are not trained "
-                "with pictures here"
-            )
-        return cls(load_processor(model_dir, config), config)
+        processor = load_processor(model_dir, config)
+        has_mark = getattr(processor, "image_token", None) is not None
+        return cls(processor, config) if has_mark else None
 
     def blank_row(self) -> list[int]:
         """Return the tokens of a sample that shows ``BLANK_PICTURE``, with nothing to train on.
