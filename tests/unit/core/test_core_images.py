@@ -6,7 +6,6 @@ import zlib
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from cosmos_core.images import (
     ImageError,
@@ -17,6 +16,8 @@ from cosmos_core.images import (
     text_of,
     with_images,
 )
+
+Image = pytest.importorskip("PIL.Image")
 
 
 def png(colour: str = "red", size: tuple[int, int] = (3, 2), mode: str = "RGB") -> bytes:

@@ -148,15 +148,7 @@ class Trainer:
             if recipe.teacher.is_beside
             else self._frozen("teacher_logprobs", recipe.model.teacher)
         )
-        self._sender = WeightSender(
-            self._published(),
-            rank=seat.mesh.process.rank,
-            num_ranks=seat.mesh.process.world_size,
-            config=replace(
-                sender_config(recipe.weight_sync), bind_host=seat.host, token=seat.token
-            ),
-        )
-        self._sender.publish(self.version)
+        self._sender = self._serve()
 
     @property
     def is_first_replica(self) -> bool:
@@ -278,6 +270,19 @@ class Trainer:
         if self._gathering is not None:
             self._gathering.close()
         self._sender.close()
+
+    def _serve(self) -> WeightSender:
+        """Offer the present weights to whoever generates."""
+        seat, process = self._seat, self._seat.mesh.process
+        config = sender_config(self._recipe.weight_sync)
+        sender = WeightSender(
+            self._published(),
+            rank=process.rank,
+            num_ranks=process.world_size,
+            config=replace(config, bind_host=seat.host, token=seat.token),
+        )
+        sender.publish(self.version)
+        return sender
 
     def _published(self) -> Sequence[Shard] | EncodedShards:
         """Return what this rank sends; adapters are quantised where they are added to the rest."""

@@ -36,6 +36,7 @@ BLANK_PICTURE = (
     "FTkSuQmCC"
 )
 _BLANK_SIZE = (32, 32)
+_MOST_BYTES = 256 << 20  # of pictures that may be shown again: 10 of a megapixel each
 # by which names models are told which tokens are pictures
 TOKEN_KINDS = frozenset({"mm_token_type_ids", "token_type_ids"})
 _OF_TEXT = TOKEN_KINDS | {"input_ids", "attention_mask", "labels"}
@@ -70,6 +71,7 @@ class PictureReader:
         self.mark_id = int(processor.tokenizer.convert_tokens_to_ids(self._mark))
         self.image_token_ids: tuple[int, ...] = tuple(processor.image_token_ids)
         self._expansions: dict[tuple[int, int], list[int]] = {}
+        self._recent = _Recent(_MOST_BYTES)
         self._repeats = False
         self._repeats = self._can_count()
 
@@ -162,7 +164,7 @@ class PictureReader:
             name = names[index] if index < len(names) else f"row {index}"
             num_tokens = 0
             for reference in references:
-                tensors = self._process(_read(reference, name), f"{name}: {_short(reference)}")
+                tensors = self._seen(reference, name)
                 num_tokens += self._num_image_tokens(tensors)
                 for key in tensors.keys() & self._arguments - _OF_TEXT:
                     found.setdefault(key, []).append(tensors[key])
@@ -240,6 +242,14 @@ class PictureReader:
     def _num_image_tokens(self, tensors: Mapping[str, Tensor]) -> int:
         return int(torch.isin(tensors["input_ids"], torch.tensor(self.image_token_ids)).sum())
 
+    def _seen(self, reference: str, name: str) -> dict[str, Tensor]:
+        """Return a picture as tensors; samples of a group show the same, one after the other."""
+        tensors = self._recent.get(reference)
+        if tensors is None:
+            tensors = self._process(_read(reference, name), f"{name}: {_short(reference)}")
+            self._recent.put(reference, tensors)
+        return tensors
+
     def _process(self, picture: "Image.Image", where: str) -> dict[str, Tensor]:
         """Return what the processor makes of one mark and its picture."""
         try:
@@ -259,6 +269,30 @@ class PictureReader:
                 "joined into one batch; make the pictures of one size"
             )
         return torch.cat(list(parts))
+
+
+class _Recent:
+    """The pictures used last as tensors, up to so many bytes; older ones are forgotten."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._room = most_bytes
+        self._kept: dict[str, dict[str, Tensor]] = {}  # the least recent first
+
+    def get(self, reference: str) -> dict[str, Tensor] | None:
+        tensors = self._kept.pop(reference, None)
+        if tensors is not None:
+            self._kept[reference] = tensors
+        return tensors
+
+    def put(self, reference: str, tensors: dict[str, Tensor]) -> None:
+        self._kept[reference] = tensors
+        self._room -= _size(tensors)
+        while self._room < 0:
+            self._room += _size(self._kept.pop(next(iter(self._kept))))
+
+
+def _size(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def _read(reference: str, name: str) -> "Image.Image":
