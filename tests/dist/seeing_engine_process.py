@@ -209,6 +209,7 @@ async def measure(world: World, engine: RolloutEngine, client: EitherClient) -> 
     found["refused"] = {
         "gone": await refusal(engine, world.request("r", "gone.png")),
         "unmarked": await refusal(engine, replace(plain, images=plain.images * 2)),
+        "spelled": await refusal(engine, replace(plain, images=())),
         "many": await refusal(engine, world.request("r", *[red] * 5)),
         "long": await refusal(
             engine, replace(plain, prompt_token_ids=plain.prompt_token_ids + (9,) * (CONTEXT - 30))

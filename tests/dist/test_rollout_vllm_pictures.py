@@ -103,6 +103,7 @@ def test_no_response_has_a_mark_of_a_picture(measured, version):
     [
         ("gone", "PictureError: request r: cannot read the picture .*gone.png: No such file"),
         ("unmarked", "PictureError: request r is refused by vLLM"),
+        ("spelled", "PictureError: request r: its text has tokens .* its 0 pictures"),
         ("many", "PictureError: .* At most 4 image"),
         ("long", "PromptTooLongError: request r: the prompt has 1026 tokens"),
         ("score", "NoPicturesError: 29 tokens"),

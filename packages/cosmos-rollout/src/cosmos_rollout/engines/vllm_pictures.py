@@ -61,9 +61,16 @@ class VLLMPictures:
         prompts: Prompts = {}
         expanded: list[GenerationRequest] = []
         for request in requests:
+            num_places = 0
             if request.images:
                 made = prompts[request.request_id] = await self._input(request)
                 request = replace(request, prompt_token_ids=tuple(made["prompt_token_ids"]))
+                num_places = sum(place.length for place in made["mm_placeholders"]["image"])
+            if sum(token in self.marks for token in request.prompt_token_ids) > num_places:
+                raise PictureError(
+                    f"request {request.request_id}: its text has tokens that stand for pictures "
+                    f"beside those of its {len(request.images)} pictures"
+                )
             expanded.append(request)
         return expanded, prompts
 
