@@ -132,7 +132,7 @@ def test_engine_and_trainer_see_alike_in_every_version(run: Run) -> None:
         if "mismatch_abs" in record.values
     ]
     assert len(mismatches) == 10
-    assert max(mismatches) < 5e-3  # tokens that stand for pictures are never sampled
+    assert max(mismatches) < 1e-2  # tokens that stand for pictures are never sampled
 
 
 def test_people_are_shown_the_pictures_too(run: Run) -> None:

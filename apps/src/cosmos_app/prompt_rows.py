@@ -51,20 +51,23 @@ def _rows(path: Path) -> Iterator[tuple[str, Row]]:
         except SftDataError as error:
             raise DataError(str(error)) from error
         return
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 yield f"{path}:{number}", _parsed(line, f"{path}:{number}")
 
 
-def _parsed(line: str, where: str) -> Row:
+def _parsed(line: bytes, where: str) -> Row:
     try:
-        row = json.loads(line)
+        text = line.decode("utf-8-sig")  # some write a mark in front
+        row = json.loads(text)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: not UTF-8 text: {error}") from error
     except json.JSONDecodeError as error:
         raise DataError(f"{where}: not JSON: {error.msg} at column {error.colno}") from error
     if not isinstance(row, dict):
         raise DataError(
-            f'{where}: want {{"prompt": ..., "answer": ...}}, found {line[:60].strip()}'
+            f'{where}: want {{"prompt": ..., "answer": ...}}, found {text[:60].strip()}'
         )
     return cast("Row", row)
 

@@ -98,6 +98,9 @@ def test_files_that_cannot_be_read_are_refused(data):
     (data / "rows.jsonl").write_text('{"prompt": "1"}\n{oops\n')
     with pytest.raises(DataError, match=r"rows.jsonl:2: not JSON"):
         list(prompt_rows(data / "rows.jsonl"))
+    (data / "rows.jsonl").write_bytes('{"prompt": "é"}'.encode("latin-1"))
+    with pytest.raises(DataError, match=r"rows.jsonl:1: not UTF-8 text"):
+        list(prompt_rows(data / "rows.jsonl"))
     (data / "rows.jsonl").write_text("\n")
     with pytest.raises(DataError, match="it is empty"):
         list(prompt_rows(data / "rows.jsonl"))
