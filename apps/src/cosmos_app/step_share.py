@@ -19,7 +19,7 @@ from cosmos_algos import (
     empty_batch,
     in_one_row,
     split_batches,
-    with_idle_rows,
+    with_idle_tokens,
 )
 from cosmos_core.messages import SampleRef, Train
 from cosmos_core.trajectory import Trajectory
@@ -117,7 +117,8 @@ def batches_of_share(
 def _laid_out(batch: TokenBatch, images: Sequence[Sequence[str]], plan: BatchPlan) -> TokenBatch:
     """Return a padded batch as the plan has it, with its pictures if there are any."""
     if plan.pictures is not None:
-        batch = show_pictures(batch, images, plan.pictures)
+        is_packed = plan.layout == "packed"
+        batch = show_pictures(batch, images, plan.pictures, to_be_packed=is_packed)
     if plan.layout == "padded":
         return batch
     if plan.pictures is not None and batch.image_inputs is not None:
@@ -131,9 +132,9 @@ def show_pictures(
     images: Sequence[Sequence[str]],
     pictures: PictureReader,
     *,
-    num_blank: int = 1,
+    to_be_packed: bool = False,
 ) -> TokenBatch:
-    """Return a batch with its pictures; if it has none, with further rows that show a blank one.
+    """Return a batch with its pictures; if it has none, with a blank one behind its shortest row.
 
     Ranks that divide a model must all enter its vision part, or wait for each other for ever.
 
@@ -141,14 +142,14 @@ def show_pictures(
         batch: padded.
         images: references of the pictures of each row.
         pictures: of the model.
-        num_blank: how many such rows; batches of pairs need an even number.
+        to_be_packed: the rows are put into one next, without their padding.
 
     Raises:
         PictureError: if a picture cannot be read, or is not that of the tokens.
     """
     if not any(images):
-        batch = with_idle_rows(batch, [pictures.blank_row()] * num_blank)
-        images = [*images, *[(BLANK_PICTURE,)] * num_blank]
+        batch, row = with_idle_tokens(batch, pictures.blank_row(), valid=to_be_packed)
+        images = [(BLANK_PICTURE,) if index == row else () for index in range(len(images))]
     return replace(batch, image_inputs=pictures.inputs(batch.token_ids, images, batch.names))
 
 

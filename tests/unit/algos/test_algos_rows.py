@@ -20,7 +20,7 @@ from cosmos_algos import (
     in_one_row,
     policy_objective,
     position_ids,
-    with_idle_rows,
+    with_idle_tokens,
 )
 
 LENGTHS = (4, 2, 6)
@@ -123,22 +123,27 @@ def test_pictures_stay_in_order_and_what_is_said_of_tokens_moves_with_them():
     assert {value.device.type for value in moved.image_inputs.values()} == {"meta"}
 
 
-@pytest.mark.parametrize("rows", [[[7, 7]], [[7] * 9, [7, 7]]], ids=["narrower", "wider"])
-def test_idle_rows_are_seen_by_the_model_and_weigh_nothing(rows: list[list[int]]):
+@pytest.mark.parametrize("valid", [True, False])
+@pytest.mark.parametrize("num_tokens", [2, 9])
+def test_idle_tokens_stand_behind_the_shortest_row_and_weigh_nothing(num_tokens: int, valid: bool):
     batch = padded()
-    more = with_idle_rows(batch, rows)
-    width = max(6, len(rows[0]))
-    assert more.token_ids.shape == (3 + len(rows), width)
-    assert more.token_ids[3].tolist() == rows[0] + [0] * (width - len(rows[0]))
-    assert more.valid.sum(-1).tolist() == [*LENGTHS, *map(len, rows)]
-    assert torch.equal(more.token_ids[:3, :6], batch.token_ids)
-    assert not more.trainable[3:].any()
-    assert more.denominators.tolist() == [1.0, 2.0, 3.0, *[0.0] * len(rows)]
-    scores = TokenScores(torch.zeros(more.trainable.shape), torch.zeros(more.trainable.shape))
-    old = TokenScores(torch.zeros(3, 6), torch.zeros(3, 6))
+    more, row = with_idle_tokens(batch, [7] * num_tokens, valid=valid)
+    assert row == 1  # of 2 tokens
+    width = max(6, 2 + num_tokens)
+    assert more.token_ids.shape == (3, width)
+    behind = [7] * num_tokens + [0] * (width - 2 - num_tokens)
+    assert more.token_ids[1].tolist() == batch.token_ids[1, :2].tolist() + behind
+    assert more.valid.sum(-1).tolist() == [4, 2 + num_tokens * valid, 6]
+    assert torch.equal(more.token_ids[[0, 2], :6], batch.token_ids[[0, 2]])
+    assert torch.equal(more.trainable[:, :6], batch.trainable)
+    assert not more.trainable[:, 6:].any()
+    assert batch.token_ids[1, 2:].tolist() == [0] * 4  # the batch itself is as it was
     objective = DapoConfig().build().objective
-    mine, theirs = (policy_objective(s, b, objective) for s, b in ((scores, more), (old, batch)))
-    assert mine.total.item() == pytest.approx(theirs.total.item(), rel=1e-6)
-    assert mine.weight.item() == theirs.weight.item()
-    row = in_one_row(with_idle_rows(empty_batch(), rows))
-    assert row.token_ids.shape == (1, sum(map(len, rows)))
+    found = [
+        policy_objective(TokenScores(zeros, zeros), each, objective).total.item()
+        for each in (batch, more)
+        for zeros in (torch.zeros(each.trainable.shape),)
+    ]
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+    nothing, _ = with_idle_tokens(empty_batch(), [7] * num_tokens, valid=valid)
+    assert in_one_row(nothing).token_ids.tolist() == [[7] * num_tokens]

@@ -48,14 +48,12 @@ class Layout:
     vocab_size: int
     pictures: PictureReader | None = None
 
-    def shown(
-        self, batch: TokenBatch, samples: Sequence[LabelledTokens], *, num_blank: int = 1
-    ) -> TokenBatch:
-        """Return a batch of samples with their pictures; see ``show_pictures``."""
+    def shown(self, batch: TokenBatch, samples: Sequence[LabelledTokens] = ()) -> TokenBatch:
+        """Return a batch of samples, or one of nothing, with pictures; see ``show_pictures``."""
         if self.pictures is None:
             return batch
         images = [sample.images for sample in samples] or [()] * batch.token_ids.shape[0]
-        return show_pictures(batch, images, self.pictures, num_blank=num_blank)
+        return show_pictures(batch, images, self.pictures)
 
 
 def _shares(lengths: Sequence[int], layout: Layout, rank: int, size: int) -> list[list[int]]:
@@ -73,7 +71,7 @@ class PairData:
         self._train, self._held_out = data
         self._layout = layout
         self.num_examples = len(self._train)
-        self.filler = layout.shown(empty_batch(num_rows=2), (), num_blank=2)
+        self.filler = layout.shown(empty_batch(num_rows=2))
 
     def batches(self, step: int, *, rank: int, size: int) -> list[TokenBatch]:
         """Return share ``rank`` of ``size`` of a step."""
@@ -93,7 +91,7 @@ class PairData:
 
     def _collate(self, pairs: Sequence[Pair]) -> TokenBatch:
         batch = collate_pairs(pairs, vocab_size=self._layout.vocab_size)
-        return self._layout.shown(batch, [one for pair in pairs for one in pair], num_blank=2)
+        return self._layout.shown(batch, [one for pair in pairs for one in pair])
 
 
 class PairTask:
@@ -164,10 +162,10 @@ class KtoTask:
         self._layout = layout
         self._baseline = torch.zeros(())
         self.num_examples = len(self._train)
-        self._empty = layout.shown(empty_batch(), ())
+        self._empty = layout.shown(empty_batch())
         self.filler = KtoBatch(
             tokens=self._empty,
-            desirable=torch.ones(len(self._empty.denominators), dtype=torch.bool),
+            desirable=torch.ones(1, dtype=torch.bool),
             baseline=torch.zeros(()),
         )
 
@@ -232,19 +230,13 @@ class KtoTask:
     def _lay_out(self, samples: Sequence[MarkedSample], rank: int, size: int) -> list[KtoBatch]:
         lengths = [len(sample.tokens.token_ids) for sample in samples]
         return [
-            self._marked([samples[i] for i in rows])
+            KtoBatch(
+                tokens=self._collate([samples[i].tokens for i in rows]),
+                desirable=torch.tensor([samples[i].desirable for i in rows]),
+                baseline=self._baseline,
+            )
             for rows in _shares(lengths, self._layout, rank, size)
         ]
-
-    def _marked(self, samples: Sequence[MarkedSample]) -> KtoBatch:
-        tokens = self._collate([sample.tokens for sample in samples])
-        marks = [sample.desirable for sample in samples]
-        idle = len(tokens.denominators) - len(marks)  # rows that only show a picture
-        return KtoBatch(
-            tokens=tokens,
-            desirable=torch.tensor(marks + [True] * idle),
-            baseline=self._baseline,
-        )
 
 
 def row_sizes(batch: TokenBatch) -> dict[str, Tensor]:

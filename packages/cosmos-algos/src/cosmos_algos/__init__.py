@@ -101,7 +101,7 @@ from cosmos_algos.rejection import (
     WorstTokenMask,
     kept_tokens,
 )
-from cosmos_algos.rows import in_one_row, position_ids, with_idle_rows
+from cosmos_algos.rows import in_one_row, position_ids, with_idle_tokens
 from cosmos_algos.samples import Samples
 from cosmos_algos.scoring import model_scores
 from cosmos_algos.shaping import (
@@ -285,7 +285,7 @@ __all__ = [
     "value_losses",
     "whitened",
     "with_gae",
-    "with_idle_rows",
+    "with_idle_tokens",
     "with_tail",
     "with_whitened_advantages",
     "without_truncated",

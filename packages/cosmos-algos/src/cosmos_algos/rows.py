@@ -1,4 +1,4 @@
-"""Rows of a padded batch: all samples put into one, or one more in which nothing is trained."""
+"""Rows of a padded batch: all samples put into one, or tokens behind them that are not trained."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -41,34 +41,37 @@ def in_one_row(batch: TokenBatch) -> TokenBatch:
     )
 
 
-def with_idle_rows(batch: TokenBatch, rows: Sequence[Sequence[int]]) -> TokenBatch:
-    """Return the batch with further rows of tokens, none of them trained; they weigh nothing.
+def with_idle_tokens(
+    batch: TokenBatch, tokens: Sequence[int], *, valid: bool = False
+) -> tuple[TokenBatch, int]:
+    """Return the batch with tokens behind its shortest row, and which row that is.
+
+    None of them is trained, and no token before them sees them: the loss is that of the batch.
 
     Args:
-        batch: one sample in each row.
-        rows: token ids of each further row.
+        batch: one sample in each row, right-padded.
+        tokens: ids.
+        valid: have them count as the sample's, so that `in_one_row` keeps them; else they are
+            padding.
     """
-    width = max(batch.token_ids.shape[1], *(len(row) for row in rows))
+    lengths = batch.valid.sum(-1)
+    row = int(lengths.argmin())
+    start, end = int(lengths[row]), int(lengths[row]) + len(tokens)
+    width = max(batch.token_ids.shape[1], end)
     moved = {
-        field.name: _padded(value, len(rows), width if value.dim() > 1 else None)
+        field.name: _widened(value, width)
         for field in fields(batch)
-        if isinstance(value := getattr(batch, field.name), Tensor)
+        if isinstance(value := getattr(batch, field.name), Tensor) and value.dim() > 1
     }
-    for index, row in enumerate(rows, start=batch.token_ids.shape[0]):
-        moved["token_ids"][index, : len(row)] = torch.tensor(row)
-        moved["valid"][index, : len(row)] = True
-    names = batch.names + tuple(f"idle row {index}" for index in range(len(rows)))
-    return replace(batch, **moved, names=names)
+    moved["token_ids"][row, start:end] = torch.tensor(tokens)
+    moved["valid"][row, start:end] = valid
+    return replace(batch, **moved), row
 
 
-def _padded(values: Tensor, more_rows: int, width: int | None) -> Tensor:
-    """Return ``values`` with further rows of 0, and so many columns."""
-    shape = [values.shape[0] + more_rows, *values.shape[1:]]
-    if width is not None:
-        shape[1] = width
-    larger = values.new_zeros(shape)
-    kept = larger[: values.shape[0]]
-    (kept if width is None else kept[:, : values.shape[1]]).copy_(values)
+def _widened(values: Tensor, width: int) -> Tensor:
+    """Return a copy with so many columns, the new ones 0."""
+    larger = values.new_zeros(values.shape[0], width, *values.shape[2:])
+    larger[:, : values.shape[1]] = values
     return larger
 
 
