@@ -24,7 +24,7 @@ from cosmos_app.roles.process import TorchrunPlace, torchrun_place, unwatched_gr
 from cosmos_app.roles.ranks import join_ranks
 from cosmos_app.settings import kernels
 from cosmos_core.bus import Bus
-from cosmos_core.metrics import MetricRecord
+from cosmos_core.metrics import MetricRecord, MetricsFormatError, read_metrics
 from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import (
     Learner,
@@ -101,9 +101,13 @@ class GivenProcess:
 
     async def _train(self, trainer: GivenTrainer, replicas: Replicas) -> None:
         is_first = True
+        taken: tuple[int, dict[str, float]] | None = None
         while trainer.step < self._recipe.trainer.steps:
             seat = await self._blocking(lambda: self._meet(trainer, replicas))
+            takes_over = seat.index == 0 and not is_first
             trainer.step, is_first = seat.step, seat.index == 0
+            if takes_over and taken is not None and taken[0] == seat.step - 1:
+                await self._make_up(trainer, taken[1])
             if seat.wants_stop or seat.step >= self._recipe.trainer.steps:
                 break
             try:
@@ -111,6 +115,7 @@ class GivenProcess:
             except ReplicaLostError:
                 await self._blocking(replicas.lose)
                 continue
+            taken = (seat.step, figures)
             if is_first:
                 await self._look_after(trainer, figures)
         if is_first:
@@ -120,6 +125,25 @@ class GivenProcess:
         wants_stop = is_asked_to_stop(self._run)
         with unwatched_groups():
             return replicas.meet(trainer.learner, trainer.step, wants_stop=wants_stop)
+
+    async def _make_up(self, trainer: GivenTrainer, figures: dict[str, float]) -> None:
+        """Look after the last step, if who was first then died before it had."""
+        device = trainer.learner.mesh.process.device
+
+        def lacks() -> bool:  # as the ranks agree
+            asked = torch.tensor(int(not self._is_told(trainer.step - 1)), device=device)
+            return bool(trainer.learner.mesh.max_(asked).item())
+
+        if await self._blocking(lacks):
+            await self._look_after(trainer, figures)
+
+    def _is_told(self, step: int) -> bool:
+        """Whether the run's file of metrics has the record of a step."""
+        try:
+            records = read_metrics(self._run.metrics)
+        except (OSError, MetricsFormatError):
+            return False
+        return any(record.role == "controller" and record.step == step for record in records)
 
     async def _look_after(self, trainer: GivenTrainer, figures: dict[str, float]) -> None:
         """Validate, save and tell after a step, as the first replica."""

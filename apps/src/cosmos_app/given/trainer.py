@@ -98,7 +98,8 @@ class GivenTrainer:
         """Begin to write a checkpoint after the last step taken, unless there is one."""
         if self.step - 1 != self._saved and self.step:
             self._saved = self.step - 1
-            self._store.start_save(self.step - 1, self.learner, self._position(), score=score)
+            if self._store.latest() != self.step - 1:  # by who was first before
+                self._store.start_save(self.step - 1, self.learner, self._position(), score=score)
 
     def export(self) -> None:
         """Write the model as a Hugging Face directory, and an adapter besides."""
