@@ -9,7 +9,7 @@ from typing import Any, cast
 from cosmos_app.errors import DataError
 from cosmos_app.quickstart.arithmetic import Row
 from cosmos_core.images import ImageError, image_bytes, image_size, with_images
-from cosmos_parallel import SftDataError, read_rows
+from cosmos_parallel import SftDataError, read_rows_in
 
 
 def prompt_rows(path: Path, pictures: Path | None = None) -> Iterator[Row]:
@@ -26,12 +26,12 @@ def prompt_rows(path: Path, pictures: Path | None = None) -> Iterator[Row]:
         DataError: naming file, line and what is wrong.
     """
     empty = True
-    for where, row in _rows(path):
+    for folder, where, row in _rows(path):
         empty = False
         if not {"prompt", "messages"} & row.keys():
             found = ", ".join(sorted(row)) or "nothing"
             raise DataError(f'{where}: want {{"prompt": ..., "answer": ...}}, found {found}')
-        yield _with_pictures(row, where, path if path.is_dir() else path.parent, pictures)
+        yield _with_pictures(row, where, folder, pictures)
     if empty:
         raise DataError(f"data file {path}: it is empty")
 
@@ -42,19 +42,22 @@ def has_pictures(path: Path) -> bool:
         return any('"images": ["' in line for line in lines)
 
 
-def _rows(path: Path) -> Iterator[tuple[str, Row]]:
+def _rows(path: Path) -> Iterator[tuple[Path, str, Row]]:
+    """Yield rows with the folder that their paths start from, and the place they are at."""
     if not path.exists():
         raise DataError(f"data file {path}: no such file")
     if path.suffix == ".parquet" or path.is_dir():
         try:
-            yield from ((where, dict(row)) for where, row in read_rows(path))
+            for folder, where, row in read_rows_in(path):
+                yield folder, where, dict(row)
         except SftDataError as error:
             raise DataError(str(error)) from error
         return
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                yield f"{path}:{number}", _parsed(line, f"{path}:{number}")
+                where = f"{path}:{number}"
+                yield path.parent, where, _parsed(line, where)
 
 
 def _parsed(line: bytes, where: str) -> Row:

@@ -104,3 +104,13 @@ def test_files_that_cannot_be_read_are_refused(data):
     (data / "rows.jsonl").write_text("\n")
     with pytest.raises(DataError, match="it is empty"):
         list(prompt_rows(data / "rows.jsonl"))
+
+
+def test_paths_in_a_directory_begin_where_their_file_lies(data):
+    inner = data / "inner"
+    (inner / "pictures").mkdir(parents=True)
+    Image.new("RGB", (4, 4), "blue").save(inner / "pictures" / "blue.png")
+    written(inner, {"prompt": "Which colour?", "image": "pictures/blue.png"})
+    written(data, {"prompt": "Which colour?", "image": "pictures/red.png"})
+    names = {Path(row["images"][0]) for row in prompt_rows(data)}
+    assert names == {data / "pictures" / "red.png", inner / "pictures" / "blue.png"}
