@@ -8,7 +8,8 @@ from typing import Any, cast
 
 from cosmos_app.errors import DataError
 from cosmos_app.quickstart.arithmetic import Row
-from cosmos_core.images import ImageError, image_bytes, image_size, with_images
+from cosmos_core.images import image_bytes, image_size
+from cosmos_core.media import MediaError, with_media
 from cosmos_parallel import SftDataError, read_rows_in
 
 
@@ -88,11 +89,11 @@ def _with_pictures(row: Row, where: str, folder: Path, pictures: Path | None) ->
     if messages is None:
         messages = [{"role": "user", "content": row["prompt"]}]
     try:
-        turns, found = with_images(messages, images or [], folder=folder)
+        turns, found = with_media(messages, images or [], folder=folder)
         for reference in found:
             image_size(reference)
         kept = [_as_file(reference, pictures) for reference in found]
-    except ImageError as error:
+    except MediaError as error:
         raise DataError(f"{where}: {error}") from error
     rest = {name: value for name, value in row.items() if name not in ("prompt", "image")}
     return {**rest, "messages": list(turns), "images": kept}

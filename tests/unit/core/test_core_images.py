@@ -1,4 +1,4 @@
-"""What rows of data say of pictures, and what is read of them."""
+"""Pictures by reference: what names them, and what is read of them."""
 
 import base64
 import io
@@ -13,8 +13,6 @@ from cosmos_core.images import (
     image_size,
     read_image,
     reference_of,
-    text_of,
-    with_images,
 )
 
 Image = pytest.importorskip("PIL.Image")
@@ -31,60 +29,6 @@ def folder(tmp_path) -> Path:
     (tmp_path / "a.png").write_bytes(png())
     (tmp_path / "b c.png").write_bytes(png("blue"))
     return tmp_path
-
-
-def user(*parts: object) -> dict[str, object]:
-    return {"role": "user", "content": list(parts)}
-
-
-MARK = {"type": "image"}
-WORDS = {"type": "text", "text": "Which colour?"}
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        {"type": "image", "image": "a.png"},
-        {"type": "image", "path": "a.png"},
-        {"type": "image", "url": "a.png", "text": None},  # a column of a table
-        {"type": "image_url", "image_url": {"url": "a.png"}},
-        {"image": "a.png"},
-    ],
-)
-def test_a_part_names_its_picture_in_any_of_the_usual_ways(folder, part):
-    messages, images = with_images([user(part, WORDS)], folder=folder)
-    assert messages == (user(MARK, WORDS),)
-    assert images == (str(folder / "a.png"),)
-
-
-def test_a_row_without_pictures_stays_as_it_is(folder):
-    rows = [{"role": "system", "content": "Be brief."}, {"role": "assistant", "content": None}]
-    assert with_images(rows, folder=folder) == (tuple(rows), ())
-
-
-def test_the_pictures_of_a_row_fill_the_marks_in_order(folder):
-    named = {"type": "image", "image": "b c.png"}
-    messages, images = with_images(
-        [user(MARK, named, WORDS), user(MARK)], ["a.png", "c.png"], folder=folder
-    )
-    assert [Path(image).name for image in images] == ["a.png", "b c.png", "c.png"]
-    assert messages == (user(MARK, MARK, WORDS), user(MARK))
-
-
-def test_pictures_that_no_mark_asks_for_stand_before_what_the_user_says(folder):
-    rows = [{"role": "system", "content": [MARK]}, {"role": "user", "content": "Which colour?"}]
-    messages, images = with_images(rows, ["s.png", "a.png", "b.png"], folder=folder)
-    assert [Path(image).name for image in images] == ["s.png", "a.png", "b.png"]
-    assert messages[1]["content"] == [MARK, MARK, WORDS]
-    later = [*rows, user({"type": "image", "image": "last.png"})]
-    _, images = with_images(later, ["s.png", "a.png"], folder=folder)
-    assert [Path(image).name for image in images] == ["s.png", "a.png", "last.png"]
-
-
-def test_the_text_of_parts_is_theirs_joined():
-    assert text_of("Hello") == "Hello"
-    assert text_of([MARK, WORDS, {"type": "text", "text": " Quick!"}]) == "Which colour? Quick!"
-    assert text_of(None) == ""
 
 
 @pytest.mark.parametrize(
@@ -123,25 +67,6 @@ def test_pictures_are_upright_and_transparency_is_white(folder):
     assert read_image(str(folder / "glass.png")).getpixel((0, 0)) == (255, 255, 255)
     Image.new("L", (3, 2), 7).save(folder / "grey.png")
     assert read_image(str(folder / "grey.png")).getpixel((0, 0)) == (7, 7, 7)
-
-
-@pytest.mark.parametrize(
-    ("messages", "images", "words"),
-    [
-        ([user(MARK)], [], "message 0: has a picture without a source"),
-        ([user({"type": "video", "video": "a.mp4"})], [], "part 0: type 'video' is not known"),
-        (["a.png"], [], "message 0 is str"),
-        ([user("a.png")], [], "part 0: is str, not a dictionary"),
-        ([user({"type": "text", "text": 7})], [], "its text is int"),
-        ([{"role": "assistant", "content": "Hi"}], ["a.png"], "no message of the user"),
-        ([user(MARK)], [7], "a path, a URL or bytes, found int"),
-        ([user(MARK)], [{"name": "a"}], "neither bytes nor path"),
-        ([user(MARK)], ["https://example.org/a.png"], "download it"),
-    ],
-)
-def test_messages_that_name_pictures_wrongly_are_refused(folder, messages, images, words):
-    with pytest.raises(ImageError, match=words):
-        with_images(messages, images, folder=folder)
 
 
 def test_what_is_no_picture_is_refused_by_name(folder):

@@ -1,17 +1,12 @@
-"""Pictures among messages: what a row of data says of them, and the pictures themselves.
+"""Pictures by reference: a text that any process can read, and the picture that it names.
 
-Rows name pictures in several ways; here each becomes a *reference*, a text that any process can
-read: the absolute path of a file, or a ``data:`` URL that holds the picture. Messages keep a mark
-in each picture's place, which the chat template turns into tokens.
-
-    {"role": "user", "content": [{"type": "image", "image": "1.png"}, {"type": "text", ...}]}
-        -> {"role": "user", "content": [{"type": "image"}, {"type": "text", ...}]}, ("/data/1.png",)
+A reference is the absolute path of a file, or a ``data:`` URL that holds the picture.
 """
 
 import base64
 import binascii
 import io
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -22,9 +17,6 @@ from cosmos_core.errors import CosmosError
 if TYPE_CHECKING:
     from PIL import Image
 
-# Any: what a chat template takes, of which role and content are looked at
-Message = dict[str, Any]
-_SOURCES = ("image", "path", "url", "image_url", "base64")
 _NO_NETWORK = ("http", "https", "s3", "gs")
 _ORIENTATION = 0x0112  # of EXIF
 _PNG_BEGINS = b"\x89PNG\r\n\x1a\n"
@@ -32,60 +24,12 @@ _TELLING = (b"Raw profile type", b"XML:com.adobe.xmp")  # texts that hold EXIF
 _LYING = 5  # from this orientation on, rows are columns
 
 
-class ImageError(CosmosError, ValueError):
-    """Raised for a picture that cannot be read, and for messages that name pictures wrongly."""
+class MediaError(CosmosError, ValueError):
+    """Raised for pictures and videos that cannot be read, and messages that name them wrongly."""
 
 
-def with_images(
-    messages: Sequence[Mapping[str, Any]], images: Sequence[object] = (), *, folder: Path
-) -> tuple[tuple[Message, ...], tuple[str, ...]]:
-    """Take the pictures out of a conversation.
-
-    A message's content is a text, or a list of parts: ``{"type": "text", "text": ...}`` and
-    ``{"type": "image"}``, the latter with its source under ``image``, ``path``, ``url``,
-    ``image_url`` (as OpenAI has it) or ``base64``; without a source it takes the next of
-    ``images``. Pictures of ``images`` that no part asks for stand before the first user's text.
-
-    Args:
-        messages: role, content, and whatever else the chat template knows.
-        images: the row's other pictures. A source is a path, a ``file:`` or ``data:`` URL, bytes,
-            a dictionary of ``bytes`` and ``path`` as Parquet files have it, or a PIL image.
-        folder: paths are relative to it.
-
-    Returns:
-        Messages whose parts are texts and bare marks, and one reference for each mark, in order.
-
-    Raises:
-        ImageError: naming the message and the part.
-    """
-    waiting = [reference_of(source, folder) for source in images]
-    found: list[str] = []
-    plain: list[Message] = []
-    for number, message in enumerate(messages):
-        if not isinstance(message, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ImageError(f"message {number} is {type(message).__name__}, not a dictionary")
-        content = message.get("content")
-        if isinstance(content, list):
-            parts = _parts(cast("list[object]", content), f"message {number}", folder)
-            for part, source in parts:
-                if part["type"] == "image":
-                    found.append(source or _next(waiting, f"message {number}"))
-            content = [part for part, _ in parts]
-        plain.append({**message, "content": content})
-    if waiting:
-        _put_first(plain, len(waiting))
-        found = _in_front(plain, found, waiting)
-    return tuple(plain), tuple(found)
-
-
-def text_of(content: object) -> str:
-    """Return the text of a message's content; of several parts the texts, joined."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        return ""
-    parts = cast("list[Mapping[str, Any]]", content)
-    return "".join(part["text"] for part in parts if part.get("type") == "text")
+class ImageError(MediaError):
+    """Raised for a picture that cannot be read."""
 
 
 def reference_of(source: object, folder: Path) -> str:
@@ -206,66 +150,6 @@ def _opened(file: io.BytesIO | Path, reference: str) -> "Generator[Image.Image]"
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
         # PIL's own words name the file, or an address in memory
         raise ImageError(f"{_short(reference)} is no picture that can be read: {error}") from error
-
-
-def _parts(content: Sequence[object], where: str, folder: Path) -> list[tuple[Message, str]]:
-    """Return each part as templates take it, and the reference of a picture that has its own."""
-    found: list[tuple[Message, str]] = []
-    for number, part in enumerate(content):
-        if not isinstance(part, Mapping):
-            raise ImageError(f"{where}, part {number}: is {type(part).__name__}, not a dictionary")
-        known = {key: value for key, value in cast("Mapping[str, Any]", part).items() if value}
-        kind = known.get("type")
-        if kind == "text" or (kind is None and "text" in known):
-            text = known.get("text", "")
-            if not isinstance(text, str):
-                raise ImageError(f"{where}, part {number}: its text is {type(text).__name__}")
-            found.append(({"type": "text", "text": text}, ""))
-        elif kind in ("image", "image_url") or (kind is None and "image" in known):
-            found.append(({"type": "image"}, _source(known, folder)))
-        else:
-            raise ImageError(
-                f"{where}, part {number}: type {kind!r} is not known; parts are of type 'text' or "
-                "'image'"
-            )
-    return found
-
-
-def _source(part: Mapping[str, Any], folder: Path) -> str:
-    name = next((name for name in _SOURCES if name in part), None)
-    if name is None:
-        return ""
-    value = part[name]
-    return reference_of(f"data:;base64,{value}" if name == "base64" else value, folder)
-
-
-def _next(waiting: list[str], where: str) -> str:
-    if not waiting:
-        raise ImageError(f"{where}: has a picture without a source, and the row has no further one")
-    return waiting.pop(0)
-
-
-def _put_first(messages: list[Message], count: int) -> None:
-    """Put marks before what the user says first."""
-    at = next((i for i, message in enumerate(messages) if message.get("role") == "user"), None)
-    if at is None:
-        raise ImageError(f"{count} pictures, and no message of the user to put them before")
-    content = messages[at]["content"]
-    rest = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
-    marks = [{"type": "image"} for _ in range(count)]
-    messages[at] = {**messages[at], "content": [*marks, *cast("list[Message]", rest)]}
-
-
-def _in_front(messages: list[Message], found: list[str], first: list[str]) -> list[str]:
-    """Return references in the order of their marks: ``first`` stands where the user begins."""
-    before = 0
-    for message in messages:
-        if message.get("role") == "user":
-            break
-        content = message.get("content")
-        if isinstance(content, list):
-            before += sum(part["type"] == "image" for part in cast("list[Message]", content))
-    return [*found[:before], *first, *found[before:]]
 
 
 def _data_url(data: bytes) -> str:

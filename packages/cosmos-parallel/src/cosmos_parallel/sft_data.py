@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from cosmos_core.images import text_of
+from cosmos_core.media import text_of
 from cosmos_parallel.errors import SftDataError
 from cosmos_parallel.pictures import PictureReader
 from cosmos_parallel.sft_examples import SftData, SftExample

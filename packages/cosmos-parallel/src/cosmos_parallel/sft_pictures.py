@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from cosmos_core.images import ImageError, text_of, with_images
+from cosmos_core.media import MediaError, text_of, with_media
 from cosmos_parallel.errors import PictureError, SftDataError
 from cosmos_parallel.pictures import PictureReader
 from cosmos_parallel.sft_examples import SftExample
@@ -34,8 +34,8 @@ def take_pictures(
     else:
         given = cast("list[object]", images) if isinstance(images, list) else [images]
     try:
-        taken, references = with_images(messages, given, folder=folder)
-    except ImageError as error:
+        taken, references = with_media(messages, given, folder=folder)
+    except MediaError as error:
         raise SftDataError(f"{where}: {error}") from error
     if references:
         return list(taken), references

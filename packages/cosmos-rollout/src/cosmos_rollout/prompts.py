@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from cosmos_core.images import ImageError, text_of, with_images
+from cosmos_core.media import MediaError, text_of, with_media
 from cosmos_rollout.errors import PromptDataError
 
 Order = Literal["shuffled", "file"]
@@ -27,7 +27,7 @@ class PromptRow:
         prompt_id: the row's ``id``, or its position in its file.
         prompt: the prompt's text; empty if there are messages.
         messages: role and content of each turn; empty if there is a prompt. Where there are
-            pictures, a content is a list of texts and marks (`cosmos_core.images.with_images`).
+            pictures, a content is a list of texts and marks (`cosmos_core.media.with_media`).
         images: references of the pictures, one for each mark, in order.
         answer: what a reward compares with; None if the row has none.
         fields: the row's other fields.
@@ -269,8 +269,8 @@ def _messages(
             )
     turns = [{"role": turn["role"], "content": turn["content"]} for turn in messages]
     try:
-        plain, images = with_images(turns, sources, folder=folder)
-    except ImageError as error:
+        plain, images = with_media(turns, sources, folder=folder)
+    except MediaError as error:
         raise PromptDataError(f"{where}: field 'messages': {error}") from error
     if not images:  # many a template takes nothing but texts
         plain = tuple({**turn, "content": text_of(turn["content"])} for turn in plain)

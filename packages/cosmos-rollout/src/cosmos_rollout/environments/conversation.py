@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
-from cosmos_core.images import ImageError, with_images
+from cosmos_core.media import MediaError, with_media
 from cosmos_rollout.engine import AnsweringEngine, GeneratedSample, GenerationRequest, Sampling
 from cosmos_rollout.environments.environment import Environment, EpisodeLimits, Reply
 from cosmos_rollout.environments.rendering import ChatRenderer
@@ -203,8 +203,8 @@ async def _without_images(
     if all(isinstance(message.get("content"), str) for message in messages):
         return messages, ()
     try:  # pictures of an environment's own are written to files' bytes
-        return await asyncio.to_thread(with_images, messages, folder=Path.cwd())
-    except ImageError as error:
+        return await asyncio.to_thread(with_media, messages, folder=Path.cwd())
+    except MediaError as error:
         raise EpisodeError(str(error)) from error
 
 

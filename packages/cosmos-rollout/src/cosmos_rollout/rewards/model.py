@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from cosmos_core.images import text_of
+from cosmos_core.media import text_of
 from cosmos_rollout.errors import UserCodeError
 from cosmos_rollout.rewards.scoring import RewardFunction, RewardInput
 
