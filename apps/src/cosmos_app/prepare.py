@@ -137,13 +137,13 @@ def prepare_data(recipe: Recipe, files: RunFiles) -> tuple[int, int]:
     if recipe.data.path is None:
         train, held_out = arithmetic_rows(recipe.data.arithmetic, recipe.seed)
     else:
-        pictures = files.train.with_name("pictures")
-        train = list(prompt_rows(recipe.data.path, pictures))
+        media, sampling = files.train.with_name("media"), recipe.data.video
+        train = list(prompt_rows(recipe.data.path, media, sampling))
         if recipe.data.held_out_path is None:
             share = min(recipe.data.held_out, max(_FEWEST_HELD_OUT, len(train) // 10))
             train, held_out = train[:-share], train[-share:]
         else:
-            held_out = list(prompt_rows(recipe.data.held_out_path, pictures))
+            held_out = list(prompt_rows(recipe.data.held_out_path, media, sampling))
     write_rows(files.train, train)
     write_rows(files.held_out, held_out)
     return len(train), len(held_out)

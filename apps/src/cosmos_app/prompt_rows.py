@@ -1,4 +1,4 @@
-"""Rows of prompts as a run keeps them: every picture a file that all its processes can read."""
+"""Rows of prompts as a run keeps them: pictures and videos are files for all its processes."""
 
 import hashlib
 import json
@@ -8,20 +8,33 @@ from typing import Any, cast
 
 from cosmos_app.errors import DataError
 from cosmos_app.quickstart.arithmetic import Row
-from cosmos_core.images import image_bytes, image_size
-from cosmos_core.media import MediaError, with_media
+from cosmos_core.images import MediaError, image_bytes, image_size
+from cosmos_core.media import with_media
+from cosmos_core.videos import (
+    VideoSampling,
+    is_video,
+    video_info,
+    video_sources,
+    with_sources,
+)
 from cosmos_parallel import SftDataError, read_rows_in
 
+_FIELDS = ("images", "image", "videos", "video")
 
-def prompt_rows(path: Path, pictures: Path | None = None) -> Iterator[Row]:
+
+def prompt_rows(
+    path: Path, media: Path | None = None, sampling: VideoSampling | None = None
+) -> Iterator[Row]:
     """Read rows of ``prompt`` or ``messages`` with ``answer`` and anything else.
 
-    A row with pictures becomes ``messages`` with marks and ``images`` with one absolute path for
-    each mark. All pictures are looked at.
+    A row with pictures or videos becomes ``messages`` with marks, and ``images`` and ``videos``
+    with one reference for each mark of their kind. All are looked at.
 
     Args:
         path: JSON lines, Parquet, or a directory of either or of a Hugging Face data set.
-        pictures: folder for pictures that lie in the rows themselves; ``None`` leaves them there.
+        media: folder for pictures and videos that lie in the rows themselves; ``None`` leaves them
+            there.
+        sampling: which frames are shown of videos whose rows do not say it.
 
     Raises:
         DataError: naming file, line and what is wrong.
@@ -32,15 +45,22 @@ def prompt_rows(path: Path, pictures: Path | None = None) -> Iterator[Row]:
         if not {"prompt", "messages"} & row.keys():
             found = ", ".join(sorted(row)) or "nothing"
             raise DataError(f'{where}: want {{"prompt": ..., "answer": ...}}, found {found}')
-        yield _with_pictures(row, where, folder, pictures)
+        yield _with_files(row, where, folder, (media, sampling))
     if empty:
         raise DataError(f"data file {path}: it is empty")
 
 
 def has_pictures(path: Path) -> bool:
-    """Whether a file that a run keeps has a row with pictures."""
+    """Whether a file that a run keeps has a row with pictures or videos."""
     with path.open(encoding="utf-8") as lines:
-        return any('"images": ["' in line for line in lines)
+        return any('"images": ["' in line or '"videos": ["' in line for line in lines)
+
+
+def most_videos(path: Path) -> int:
+    """Return how many videos a row of a file that a run keeps has at most."""
+    with path.open(encoding="utf-8") as lines:
+        told = (json.loads(line) for line in lines if '"videos": ["' in line)
+        return max((len(row.get("videos", ())) for row in told), default=0)
 
 
 def _rows(path: Path) -> Iterator[tuple[Path, str, Row]]:
@@ -76,27 +96,42 @@ def _parsed(line: bytes, where: str) -> Row:
     return cast("Row", row)
 
 
-def _with_pictures(row: Row, where: str, folder: Path, pictures: Path | None) -> Row:
-    """Return a row whose pictures are files."""
-    images = row.get("images")
-    if images is None and row.get("image") is not None:
-        images = [row["image"]]
+def _with_files(
+    row: Row, where: str, folder: Path, kept: tuple[Path | None, VideoSampling | None]
+) -> Row:
+    """Return a row whose pictures and videos are files."""
+    media, sampling = kept
+    images, videos = _given(row, "images", where), _given(row, "videos", where)
     messages = row.get("messages")
-    if not images and not _has_parts(messages):
-        return {name: value for name, value in row.items() if name not in ("images", "image")}
-    if not isinstance(images or [], list):
-        raise DataError(f"{where}: field 'images' is {type(images).__name__}, not a list")
+    if not images and not videos and not _has_parts(messages):
+        return {name: value for name, value in row.items() if name not in _FIELDS}
     if messages is None:
         messages = [{"role": "user", "content": row["prompt"]}]
     try:
-        turns, found = with_media(messages, images or [], folder=folder)
+        turns, found = with_media(messages, images, videos, folder=folder, sampling=sampling)
         for reference in found:
-            image_size(reference)
-        kept = [_as_file(reference, pictures) for reference in found]
+            _ = video_info(reference) if is_video(reference) else image_size(reference)
+        files = [_as_file(reference, media) for reference in found]
     except MediaError as error:
         raise DataError(f"{where}: {error}") from error
-    rest = {name: value for name, value in row.items() if name not in ("prompt", "image")}
-    return {**rest, "messages": list(turns), "images": kept}
+    taken = ("prompt", *_FIELDS)
+    made = {name: value for name, value in row.items() if name not in taken}
+    made["messages"] = list(turns)
+    for name, wanted in (("images", False), ("videos", True)):
+        of_kind = [file for file in files if is_video(file) == wanted]
+        if of_kind:
+            made[name] = of_kind
+    return made
+
+
+def _given(row: Row, name: str, where: str) -> list[object]:
+    """Return what a row names beside its messages: a list of several, or one."""
+    given, one = row.get(name), row.get(name.removesuffix("s"))
+    if given is None:
+        return [] if one is None else [one]
+    if not isinstance(given, list):
+        raise DataError(f"{where}: field {name!r} is {type(given).__name__}, not a list")
+    return cast("list[object]", given)
 
 
 def _has_parts(messages: object) -> bool:
@@ -106,14 +141,18 @@ def _has_parts(messages: object) -> bool:
     )
 
 
-def _as_file(reference: str, pictures: Path | None) -> str:
-    """Write a picture that lies in its reference to a file of its digest's name."""
-    if pictures is None or not reference.startswith("data:"):
+def _as_file(reference: str, media: Path | None) -> str:
+    """Write what lies in a reference itself to a file of its digest's name."""
+    if media is None:
+        return reference
+    if is_video(reference):
+        return with_sources(reference, [_as_file(one, media) for one in video_sources(reference)])
+    if not reference.startswith("data:"):
         return reference
     data = image_bytes(reference)
-    file = (pictures / hashlib.sha256(data).hexdigest()[:32]).absolute()
+    file = (media / hashlib.sha256(data).hexdigest()[:32]).absolute()
     if not file.exists():
-        pictures.mkdir(parents=True, exist_ok=True)
+        media.mkdir(parents=True, exist_ok=True)
         partial = file.with_suffix(".partial")
         partial.write_bytes(data)
         partial.replace(file)

@@ -19,6 +19,7 @@ from cosmos_app.teacher_config import TeacherConfig, check_teacher
 from cosmos_core.config import load_config
 from cosmos_core.control import ControllerConfig, StalenessConfig, ValidationPlan
 from cosmos_core.metrics import ConsoleSinkConfig, JsonlSinkConfig, SinkConfig
+from cosmos_core.videos import VideoSampling
 from cosmos_parallel import ElasticConfig, LearnerConfig, ParallelConfig
 from cosmos_parallel import ModelConfig as HeldModelConfig
 from cosmos_rollout import RewardPoolConfig
@@ -48,16 +49,18 @@ class DataConfig:
 
     Attributes:
         path: JSON lines of {"prompt", "answer", ...} or {"messages", "answer", ...}, Parquet, or a
-            directory of such files; rows may have ``images``. Sums are generated when there is
-            none.
+            directory of such files; rows may have ``images`` and ``videos``. Sums are generated
+            when there is none.
         held_out_path: rows for validation; the last of ``path`` are kept back when there is none.
         held_out: how many rows of ``path`` are kept back, at most a tenth of it.
+        video: which frames are shown of videos whose rows do not say it.
         arithmetic: the sums that are generated.
     """
 
     path: Path | None = None
     held_out_path: Path | None = None
     held_out: int = 256
+    video: VideoSampling = field(default_factory=VideoSampling)
     arithmetic: ArithmeticConfig = field(default_factory=ArithmeticConfig)
 
 

@@ -1,16 +1,19 @@
-"""Rows of prompts as a run keeps them: texts as they are, pictures as files."""
+"""Rows of prompts as a run keeps them: texts as they are, pictures and videos as files."""
 
 import json
 from pathlib import Path
 
+import av
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from PIL import Image
 
 from cosmos_app.errors import DataError
-from cosmos_app.prompt_rows import has_pictures, prompt_rows
+from cosmos_app.prompt_rows import has_pictures, most_videos, prompt_rows
 from cosmos_app.quickstart.arithmetic import write_rows
+from cosmos_core.videos import VideoSampling, read_video, video_reference, video_sources
 
 MARK = {"type": "image"}
 WORDS = {"type": "text", "text": "Which colour?"}
@@ -114,3 +117,70 @@ def test_paths_in_a_directory_begin_where_their_file_lies(data):
     written(data, {"prompt": "Which colour?", "image": "pictures/red.png"})
     names = {Path(row["images"][0]) for row in prompt_rows(data)}
     assert names == {data / "pictures" / "red.png", inner / "pictures" / "blue.png"}
+
+
+def write_clip(path: Path, num_frames: int = 8) -> Path:
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=4)
+        stream.width, stream.height, stream.pix_fmt = 32, 32, "yuv420p"
+        for number in range(num_frames):
+            grey = np.full((32, 32, 3), 8 * number, dtype=np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(grey, format="rgb24")))
+        container.mux(stream.encode())
+    return path
+
+
+def test_a_row_with_videos_says_which_frames_are_shown(data):
+    clip = write_clip(data / "clip.mp4")
+    told = {"type": "video", "video": "clip.mp4", "fps": 4.0}
+    path = written(
+        data,
+        {"prompt": "What moves?", "video": "clip.mp4"},
+        {
+            "messages": [{"role": "user", "content": [told, MARK, WORDS]}],
+            "image": "pictures/red.png",
+        },
+    )
+    one, other = prompt_rows(path, None, VideoSampling(fps=1.0, max_frames=16))
+    mark = {"type": "video"}
+    assert one == {
+        "messages": [{"role": "user", "content": [mark, {"type": "text", "text": "What moves?"}]}],
+        "videos": [video_reference(clip, data, VideoSampling(fps=1.0, max_frames=16))],
+    }
+    assert other["messages"] == [{"role": "user", "content": [mark, MARK, WORDS]}]
+    assert other["images"] == [str(data / "pictures" / "red.png")]
+    assert other["videos"] == [video_reference(clip, data, VideoSampling(fps=4.0, max_frames=16))]
+    write_rows(data / "kept.jsonl", [one, other])
+    assert has_pictures(data / "kept.jsonl")
+    assert most_videos(data / "kept.jsonl") == 1
+    assert list(prompt_rows(data / "kept.jsonl")) == [one, other]
+
+
+def test_videos_in_the_rows_of_a_table_become_files(data):
+    clip = write_clip(data / "clip.mp4").read_bytes()
+    frames = [(data / "pictures" / "red.png").read_bytes()] * 2
+    rows = [
+        {"prompt": "What moves?", "videos": [{"bytes": clip, "path": None}]},
+        {"prompt": "What moves?", "videos": [[{"bytes": frame} for frame in frames]]},
+    ]
+    for row in rows:
+        pyarrow.parquet.write_table(pa.Table.from_pylist([row]), data / "rows.parquet")
+        (kept,) = prompt_rows(data / "rows.parquet", data / "kept")
+        (reference,) = kept["videos"]
+        assert {Path(source).parent for source in video_sources(reference)} == {data / "kept"}
+        assert read_video(reference).shape[0] == (4 if row is rows[0] else 2)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"prompt": "?", "videos": ["gone.mp4"]}, r"rows.jsonl:1: .*gone.mp4: No such file"),
+        ({"prompt": "?", "videos": "a.mp4"}, "field 'videos' is str, not a list"),
+        ({"prompt": "?", "video": "pictures"}, r"pictures.* is no video that can be read"),
+        ({"prompt": "?", "videos": ["https://example.org/a.mp4"]}, "download it"),
+        ({"prompt": "?", "videos": [{"video": "a.mp4", "fps": -1}]}, "fps > 0"),
+    ],
+)
+def test_videos_that_cannot_be_shown_are_refused_by_line(data, row, words):
+    with pytest.raises(DataError, match=words):
+        list(prompt_rows(written(data, row)))

@@ -32,7 +32,7 @@ from cosmos_app.dashboard.view import (
     sample_views,
     timeline_view,
 )
-from cosmos_core.images import ImageError
+from cosmos_core.images import MediaError
 from cosmos_core.messages import Event, ScaleRequested, StopRequested
 
 _PAGE = Path(__file__).parent / "page"
@@ -129,7 +129,7 @@ def _add_history_routes(app: FastAPI, served: Served) -> None:
             raise HTTPException(404, "no sample that is shown has this picture")
         try:
             copy = await asyncio.to_thread(thumbnail, reference)
-        except ImageError as error:
+        except MediaError as error:
             raise HTTPException(404, "the picture cannot be read any more") from error
         return Response(copy, media_type="image/jpeg")
 

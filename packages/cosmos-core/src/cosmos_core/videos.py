@@ -55,24 +55,30 @@ class VideoSampling:
     start: float = 0.0
     end: float | None = None
 
+    def __post_init__(self) -> None:
+        """Check that there is something to show.
+
+        Raises:
+            VideoError: if there is not.
+        """
+        end = float("inf") if self.end is None else self.end
+        if self.fps <= 0 or self.max_frames < 1 or not 0 <= self.start < end:
+            raise VideoError(
+                "of a video are shown max_frames >= 1 at fps > 0 from 0 <= start < end, "
+                f"found {self}"
+            )
+
     def but(self, **says: object) -> "VideoSampling":
         """Return the sampling with what a row says of it.
 
         Raises:
-            VideoError: if a value is none.
+            VideoError: if a value is none, or nothing would be shown.
         """
         for name, value in says.items():
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise VideoError(f"a video's {name} is a number, found {value!r}")
         changed: dict[str, Any] = dict(says)
-        sampling = replace(self, **changed)
-        end = float("inf") if sampling.end is None else sampling.end
-        if sampling.fps <= 0 or sampling.max_frames < 1 or not 0 <= sampling.start < end:
-            raise VideoError(
-                "of a video are shown max_frames >= 1 at fps > 0 from 0 <= start < end, "
-                f"found {sampling}"
-            )
-        return sampling
+        return replace(self, **changed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
