@@ -9,15 +9,19 @@ from torch import nn
 from torch.distributed.checkpoint import FileSystemReader
 
 from cosmos_parallel import (
+    AdamW8bitConfig,
     AdamWConfig,
     CheckpointError,
+    CheckpointMismatchError,
     CheckpointStore,
     Learner,
     LearnerConfig,
+    MuonConfig,
     NonFiniteStepError,
     ParallelConfig,
     SgdConfig,
     TokenIdError,
+    TorchOptimizerConfig,
     build_mesh,
     load_causal_lm,
 )
@@ -171,4 +175,23 @@ def test_a_checkpoint_of_another_model_is_refused_by_the_name_of_a_tensor(
     other = learner_of(load_causal_lm(model_directory("Qwen3Moe"), mesh))
     with pytest.raises(CheckpointError, match=r"of another model: model\.layers\.0\.mlp"):
         store.load(other)
+    store.close()
+
+
+def over_tokens(model: nn.Module, token_ids: torch.Tensor) -> Sums:
+    return Sums(model(input_ids=token_ids).logits.square().sum(), torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("other", [MuonConfig(), SgdConfig(), TorchOptimizerConfig(name="Adamax")])
+def test_a_checkpoint_of_another_optimizer_is_refused(model_directory, tmp_path, other):
+    mesh = build_mesh(ParallelConfig())
+    store = CheckpointStore(tmp_path, mesh)
+    first, second, third = (load_causal_lm(model_directory("Qwen3"), mesh) for _ in range(3))
+    learner = Learner(first, LearnerConfig())
+    learner.step([torch.tensor([[3, 4, 5]])], over_tokens)
+    store.save(1, learner, b"")
+    words = r"of another optimizer: of model\..* it has exp_avg, exp_avg_sq, step, and "
+    with pytest.raises(CheckpointMismatchError, match=words + other.kind):
+        store.load(Learner(second, LearnerConfig(optimizer=other)))
+    assert store.load(Learner(third, LearnerConfig(optimizer=AdamW8bitConfig()))).step == 1
     store.close()

@@ -107,6 +107,7 @@ class Learner:
         mesh: the ranks of this replica.
         replica_group: the policy replicas; may be exchanged between steps.
         optimizer: the torch optimizer over its trainable parameters.
+        optimizer_config: what it was made from.
         num_updates: updates made so far; the position in the learning-rate schedule.
         num_skipped: steps so far whose loss or gradient was not finite.
         num_skipped_in_a_row: how many of these were the last ones.
@@ -154,6 +155,7 @@ class Learner:
             )
         _check_shared(trained, self.mesh)
         self._parameters = list(trained.values())
+        self.optimizer_config = config.optimizer
         self.optimizer = config.optimizer.build(trained)
         self.ema = Ema(model, config.ema) if config.ema else None
         self.companion: nn.Module | None = None

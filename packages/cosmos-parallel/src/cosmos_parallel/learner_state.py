@@ -8,10 +8,10 @@ were never updated are not there. Of what adapters are added to, checkpoints hav
 ``base.<parameter>`` stands for ``model.<parameter>``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import STORAGE_TYPES, TensorStorageMetadata
 
 from cosmos_parallel.errors import CheckpointError, CheckpointMismatchError
@@ -19,7 +19,12 @@ from cosmos_parallel.frozen_base import frozen_base
 from cosmos_parallel.gradients import laid_out_like, local_part
 from cosmos_parallel.learner import Learner
 from cosmos_parallel.lora import moving_tensors
-from cosmos_parallel.optimizer import KeepsOwnState
+from cosmos_parallel.optimizer import (
+    AdamW8bitConfig,
+    AdamWConfig,
+    KeepsOwnState,
+    OptimizerConfig,
+)
 from cosmos_parallel.process import ProcessContext
 from cosmos_parallel.sharding import model_tensors
 
@@ -64,7 +69,8 @@ def state_to_fill(
     parameters.
 
     Raises:
-        CheckpointError: if a tensor of the model is missing there or has another shape.
+        CheckpointMismatchError: if a tensor of the model is missing there or has another shape, or
+            another optimizer was at work.
     """
     # a checkpoint without averages begins them anew, at its weights
     state = {
@@ -87,6 +93,7 @@ def state_to_fill(
                 "implementation (torchtitan's or transformers') and with the adapters it was "
                 "written with"
             )
+    _check_optimizer(learner, saved, path)
     parameters = dict(learner.model.named_parameters())
     for name, found in saved.items():
         kind, _, rest = name.partition(".")
@@ -95,6 +102,49 @@ def state_to_fill(
     state["num_updates"] = torch.tensor(0)
     others = _counts(learner) | _rng_state(process)
     return state | {name: v for name, v in others.items() if name in saved}
+
+
+def _check_optimizer(learner: Learner, saved: Iterable[str], path: str) -> None:
+    """Check that what an optimizer kept is what the learner's keeps.
+
+    Raises:
+        CheckpointMismatchError: naming a parameter of which it is not.
+    """
+    found: dict[str, set[str]] = {}  # nothing of parameters that were never updated
+    for name in saved:
+        kind, _, rest = name.partition(".")
+        if kind == "optimizer":
+            parameter, _, quantity = rest.rpartition(".")
+            found.setdefault(parameter, set()).add(quantity)
+    trained = {n: p for n, p in learner.model.named_parameters() if p.requires_grad and n in found}
+    kept = _kept_quantities(learner.optimizer_config, trained) if trained else {}
+    for name, wanted in kept.items():
+        if found[name] != wanted:
+            raise CheckpointMismatchError(
+                f"checkpoint {path} is of another optimizer: of {name} it has "
+                f"{', '.join(sorted(found[name]))}, and {learner.optimizer_config.kind} keeps "
+                f"{', '.join(sorted(wanted)) or 'nothing'}; go on with the optimizer it was "
+                "written with, or begin another run from its exported weights"
+            )
+
+
+def _kept_quantities(
+    config: OptimizerConfig, parameters: Mapping[str, nn.Parameter]
+) -> dict[str, frozenset[str]]:
+    """Return what an optimizer keeps of each parameter, by its names for them.
+
+    It is asked by a step on parameters of one value each.
+    """
+    tiny = {name: nn.Parameter(torch.zeros([1] * p.ndim)) for name, p in parameters.items()}
+    for parameter in tiny.values():
+        parameter.grad = torch.zeros_like(parameter)
+    # in 8 bits the same is kept, and on devices it would be compiled first
+    optimizer = (AdamWConfig() if isinstance(config, AdamW8bitConfig) else config).build(tiny)
+    optimizer.step()
+    return {
+        name: frozenset(q for q, v in optimizer.state[p].items() if isinstance(v, Tensor))
+        for name, p in tiny.items()
+    }
 
 
 def restore(learner: Learner, process: ProcessContext, state: Mapping[str, Tensor]) -> None:
