@@ -120,7 +120,8 @@ def test_pictures_stay_in_order_and_what_is_said_of_tokens_moves_with_them():
     assert torch.equal(positions[3, 0], kinds[batch.valid] + 300)
     moved = batch.to("meta")
     assert moved.image_inputs is not None
-    assert {value.device.type for value in moved.image_inputs.values()} == {"meta"}
+    assert {value.device.type for value in moved.image_inputs.values()} == {"cpu"}  # until a pass
+    assert {value.device.type for value in moved.image_arguments().values()} == {"meta"}
 
 
 @pytest.mark.parametrize("valid", [True, False])

@@ -78,19 +78,24 @@ class TokenBatch:
     names: tuple[str, ...] = ()
 
     def to(self, device: torch.device | str) -> "TokenBatch":
-        """Return the batch with every tensor on ``device``."""
+        """Return the batch with its tensors on ``device``.
+
+        Those of pictures stay where they are: a step's pictures are larger than all else that it
+        has, and each is wanted in one pass at a time (see `image_arguments`).
+        """
         entries = {field.name: getattr(self, field.name) for field in fields(self)}
         moved: dict[str, object] = {
             name: entry.to(device, non_blocking=True)
             for name, entry in entries.items()
             if isinstance(entry, Tensor)
         }
-        if self.image_inputs is not None:
-            moved["image_inputs"] = {
-                name: entry.to(device, non_blocking=True)
-                for name, entry in self.image_inputs.items()
-            }
         return replace(self, **moved)
+
+    def image_arguments(self) -> dict[str, Tensor]:
+        """Return ``image_inputs`` on the device of the tokens, for one pass; empty if none."""
+        device = self.token_ids.device
+        given = self.image_inputs or {}
+        return {name: entry.to(device, non_blocking=True) for name, entry in given.items()}
 
     @property
     def samples(self) -> Samples:

@@ -361,7 +361,7 @@ def _inputs(batch: TokenBatch) -> dict[str, Tensor | bool]:
     inputs: dict[str, Tensor | bool] = {"input_ids": batch.token_ids, "use_cache": False}
     if batch.segments is not None:
         inputs["position_ids"] = position_ids(batch.segments)
-    return {**inputs, **(batch.image_inputs or {})}
+    return {**inputs, **batch.image_arguments()}
 
 
 def _find_head(model: nn.Module) -> nn.Module:

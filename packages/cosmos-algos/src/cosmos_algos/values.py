@@ -85,7 +85,7 @@ def critic_values(critic: nn.Module, batch: TokenBatch) -> Float[Tensor, "B T"]:
     if isinstance(getattr(critic, "value_head", None), nn.Module):
         return head_values(critic, batch)
     rows = {} if batch.segments is None else {"position_ids": position_ids(batch.segments)}
-    outputs = critic(input_ids=batch.token_ids, **{**rows, **(batch.image_inputs or {})}).logits
+    outputs = critic(input_ids=batch.token_ids, **{**rows, **batch.image_arguments()}).logits
     if outputs.shape != (*batch.token_ids.shape, 1):
         raise ModelHeadError(
             f"{type(critic).__name__} returned {tuple(outputs.shape)} for "
