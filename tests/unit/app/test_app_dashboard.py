@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from clips import write_clip
 from msgspec import structs
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
@@ -21,13 +22,14 @@ from cosmos_app.dashboard.config import DashboardConfig, read_dashboard_config
 from cosmos_app.dashboard.example import START_S, write_example_run
 from cosmos_app.dashboard.feed import RunFeed
 from cosmos_app.dashboard.history import Curve, History, Point
-from cosmos_app.dashboard.pictures import picture_name
+from cosmos_app.dashboard.pictures import picture_name, thumbnail
 from cosmos_app.dashboard.server import bind, check_address, open_address
 from cosmos_app.dashboard.tail import Tail
 from cosmos_app.errors import DashboardAddressError, DataError
 from cosmos_core.messages import Event, ScaleRequested, StopRequested
 from cosmos_core.metrics import MetricRecord
 from cosmos_core.rundir import RunDirectory
+from cosmos_core.videos import VideoSampling, video_reference
 
 httpx = pytest.importorskip("httpx")
 
@@ -74,6 +76,15 @@ async def test_pictures_of_samples_are_small_copies_and_no_others_are_told_of(cl
     answer = await client.get(f"/api/pictures/{picture_name('/nowhere/gone.png')}", headers=BEARER)
     assert answer.status_code == 404
     assert "nowhere" not in answer.text
+
+
+def test_of_a_video_some_frames_are_shown_side_by_side(tmp_path: Path) -> None:
+    colours = [(255, 0, 0)] * 3 + [(0, 0, 255)] * 5
+    clip = write_clip(tmp_path / "clip.mp4", colours, size=(64, 32))
+    strip = Image.open(io.BytesIO(thumbnail(video_reference(clip, tmp_path, VideoSampling()))))
+    assert strip.size == (4 * 64, 32)
+    reds = [strip.getpixel((64 * number + 32, 16)) for number in range(4)]
+    assert [pixel[0] > pixel[2] for pixel in reds] == [True, True, False, False]
 
 
 # ---------------------------------------------------------------- who may see it

@@ -3,11 +3,10 @@
 import json
 from pathlib import Path
 
-import av
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from clips import write_clip
 from PIL import Image
 
 from cosmos_app.errors import DataError
@@ -16,6 +15,7 @@ from cosmos_app.quickstart.arithmetic import write_rows
 from cosmos_core.videos import VideoSampling, read_video, video_reference, video_sources
 
 MARK = {"type": "image"}
+GREYS = [(8 * number,) * 3 for number in range(8)]
 WORDS = {"type": "text", "text": "Which colour?"}
 ASKED = [{"role": "user", "content": [MARK, WORDS]}]
 
@@ -119,19 +119,8 @@ def test_paths_in_a_directory_begin_where_their_file_lies(data):
     assert names == {data / "pictures" / "red.png", inner / "pictures" / "blue.png"}
 
 
-def write_clip(path: Path, num_frames: int = 8) -> Path:
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("mpeg4", rate=4)
-        stream.width, stream.height, stream.pix_fmt = 32, 32, "yuv420p"
-        for number in range(num_frames):
-            grey = np.full((32, 32, 3), 8 * number, dtype=np.uint8)
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(grey, format="rgb24")))
-        container.mux(stream.encode())
-    return path
-
-
 def test_a_row_with_videos_says_which_frames_are_shown(data):
-    clip = write_clip(data / "clip.mp4")
+    clip = write_clip(data / "clip.mp4", GREYS)
     told = {"type": "video", "video": "clip.mp4", "fps": 4.0}
     path = written(
         data,
@@ -157,7 +146,7 @@ def test_a_row_with_videos_says_which_frames_are_shown(data):
 
 
 def test_videos_in_the_rows_of_a_table_become_files(data):
-    clip = write_clip(data / "clip.mp4").read_bytes()
+    clip = write_clip(data / "clip.mp4", GREYS).read_bytes()
     frames = [(data / "pictures" / "red.png").read_bytes()] * 2
     rows = [
         {"prompt": "What moves?", "videos": [{"bytes": clip, "path": None}]},
