@@ -182,6 +182,23 @@ def parse_endpoint(endpoint: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def join_endpoint(host: str, port: int) -> str:
+    """Return ``host:port``, as `parse_endpoint` takes it apart."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def listen(host: str, port: int = 0, *, backlog: int = 1) -> socket.socket:
+    """Return a socket that listens on an address of IPv4 or IPv6, or on a name's.
+
+    Raises:
+        OSError: it cannot be listened on.
+    """
+    kind = socket.SOCK_STREAM
+    found = socket.getaddrinfo(host or None, port, type=kind, flags=socket.AI_PASSIVE)
+    family, *_ = found[0]
+    return socket.create_server((host, port), family=family, backlog=backlog)
+
+
 def connect_control(endpoint: str, deadline: Deadline) -> ControlConnection:
     """Connect to a sender's endpoint.
 

@@ -11,7 +11,7 @@ from cosmos_weightsync.chunks import HeldBoxes, piece_checksum
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.edges import BucketPool, compare_checksums, pull_edge
 from cosmos_weightsync.errors import DeadlineError, ProtocolError
-from cosmos_weightsync.frames import ControlConnection, connect_control
+from cosmos_weightsync.frames import ControlConnection, connect_control, parse_endpoint
 from cosmos_weightsync.holding import Role
 from cosmos_weightsync.layout import Layout
 from cosmos_weightsync.planning import Piece
@@ -88,7 +88,7 @@ class ReceiverSession:
         """
         self._hang_up_channel()
         self._bucket_bytes = min(bucket_bytes, self._holder_bucket_bytes)
-        host = self.endpoint.rpartition(":")[0].strip("[]")
+        host, _ = parse_endpoint(self.endpoint)
         pending = transport.prepare("receiver", host)
         try:
             request = {

@@ -16,7 +16,7 @@ from cosmos_weightsync.errors import (
     ProtocolError,
     WeightSyncError,
 )
-from cosmos_weightsync.frames import MAX_HELLO_BYTES, ControlConnection
+from cosmos_weightsync.frames import MAX_HELLO_BYTES, ControlConnection, join_endpoint, listen
 
 __all__ = [
     "Conversation",
@@ -67,7 +67,7 @@ class Server:
         self._converse = converse
         self._name = name
         try:
-            self._listener = socket.create_server(address, backlog=1024)
+            self._listener = listen(*address, backlog=1024)
         except (OSError, OverflowError, UnicodeError) as error:
             raise ConfigurationError(
                 f"cannot listen on {address[0]}, port {address[1]}: {error}"
@@ -81,8 +81,8 @@ class Server:
 
     @property
     def endpoint(self) -> str:
-        """Where it is reached: ``host:port``."""
-        return f"{self._host}:{self._port}"
+        """Where it is reached: ``host:port``, or ``[host]:port`` of IPv6."""
+        return join_endpoint(self._host, self._port)
 
     @property
     def num_open(self) -> int:

@@ -22,6 +22,7 @@ from cosmos_weightsync.files.pulling import PushedDirectory, files_of, pull_dire
 from cosmos_weightsync.files.pushing import DirectoryServer
 from cosmos_weightsync.files.storage import ReadableStorage, Storage, open_storage
 from cosmos_weightsync.files.verifying import compare_checkpoints, verify_against_manifest
+from cosmos_weightsync.frames import parse_endpoint
 from cosmos_weightsync.server import is_every_address
 
 __all__ = ["pull", "push", "verify"]
@@ -73,7 +74,7 @@ def push(directory: Path, host: str, port: int, token: str, once: bool, as_json:
 
 def _reached_at(server: DirectoryServer) -> str:
     """Where others find it: by the name of this host, if it listens on all addresses."""
-    host, _, port = server.endpoint.rpartition(":")
+    host, port = parse_endpoint(server.endpoint)
     return f"{socket.gethostname()}:{port}" if is_every_address(host) else server.endpoint
 
 

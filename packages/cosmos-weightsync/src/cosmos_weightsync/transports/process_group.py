@@ -14,7 +14,6 @@ tells NCCL itself the watchdog may see before; ``TORCH_NCCL_ASYNC_ERROR_HANDLING
 # pyright: reportPrivateImportUsage=false
 
 import contextlib
-import socket
 import time
 from collections.abc import Callable, Generator, Mapping
 from datetime import timedelta
@@ -31,6 +30,7 @@ from cosmos_weightsync.errors import (
     TransferError,
     TransportUnavailableError,
 )
+from cosmos_weightsync.frames import listen
 from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, Side
 
 __all__ = ["ProcessGroupTransport"]
@@ -150,7 +150,7 @@ class _PendingGroup:
         self._store: dist.Store | None = None
         self._description: dict[str, Any] = {}
         if side == "sender":
-            listener = socket.create_server((host, 0))
+            listener = listen(host)
             port = int(listener.getsockname()[1])
             self._store = dist.TCPStore(
                 host,

@@ -21,7 +21,7 @@ from cosmos_weightsync.errors import (
     ProtocolError,
     TransportUnavailableError,
 )
-from cosmos_weightsync.frames import recv_exactly
+from cosmos_weightsync.frames import listen, recv_exactly
 from cosmos_weightsync.streaming import CompiledRows, PlainRows, row_engine
 from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, Side
 
@@ -136,7 +136,7 @@ class _Listening:
     """The sender's end: accepts the one connection that shows the key."""
 
     def __init__(self, host: str) -> None:
-        self._listener = socket.create_server((host, 0), backlog=1)
+        self._listener = listen(host)
         self._key = secrets.token_hex(_KEY_BYTES)
         self._address = (host, int(self._listener.getsockname()[1]))
 
