@@ -154,9 +154,7 @@ def test_rows_with_wrong_pictures_are_named(model_dir, reader, tokenizer):
     row = {"prompt": "a", "response": "b", "images": ["none.png"]}
     with pytest.raises(SftDataError, match=r"rows.jsonl:1: cannot read the picture .*/none.png"):
         load(row, reader=reader)
-    with pytest.raises(
-        SftDataError, match=r"jsonl:1: has 1 pictures or videos, and the model"
-    ):
+    with pytest.raises(SftDataError, match=r"jsonl:1: has 1 pictures or videos, and the model"):
         load(row)
     row = {"prompt": f"a{PAD}", "response": "b", "images": [RED]}
     with pytest.raises(SftDataError, match=r"rows.jsonl:1: its tokens have 2 marks"):

@@ -81,8 +81,8 @@ def widen(
         if images:
             raise SftDataError(
                 f"{where}: has {len(images)} pictures or videos, and the model sees none: its "
-                "directory has no vision part in config.json, no preprocessor_config.json, or a type "
-                "that is not trained with pictures"
+                "directory has no vision part in config.json, no preprocessor_config.json, or a "
+                "type that is not trained with pictures"
             )
         return example
     try:
