@@ -58,6 +58,14 @@ def test_rows_of_text_pictures_and_videos_have_the_logits_of_each_alone(found, k
 @pytest.mark.slow
 @needs_torchvision
 @pytest.mark.parametrize("kind", FAMILIES)
+def test_samples_of_a_step_are_scored_as_each_alone(found, kind):
+    for mine, theirs in found[kind]["shares"]:
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@needs_torchvision
+@pytest.mark.parametrize("kind", FAMILIES)
 def test_models_that_know_of_time_see_how_fast_a_video_is(found, kind):
     slow, fast = (found[kind]["padded"][row][0][-1] for row in (SLOW, FAST))
     assert torch.equal(slow, fast) is (kind == "qwen2_vl")

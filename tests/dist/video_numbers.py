@@ -6,13 +6,17 @@ python video_numbers.py DIRECTORY; in it are videos (v), pictures (p), and a mod
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 from seeing import FAMILIES, reader_of
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
+from cosmos_algos import AggregationConfig, model_scores, sample_weights
+from cosmos_app.step_share import BatchPlan, StepShare, batches_of_share
 from cosmos_core.images import read_image
+from cosmos_core.trajectory import UNSAMPLED, Trajectory, VersionSpan
 from cosmos_core.videos import (
     VideoSampling,
     is_video,
@@ -64,7 +68,7 @@ def theirs(processor: object, text: str, images: list[str]) -> dict[str, Tensor]
 
 @torch.no_grad()
 def compared(directory: Path, kind: str) -> dict[str, list[tuple[Tensor, Tensor]]]:
-    """Return tokens, and logits padded and packed, each as the reader has them and as they are."""
+    """Return what the reader gives, and what it should: tokens, logits, and scores of a share."""
     folder = directory / kind
     processor, reader = AutoProcessor.from_pretrained(folder), reader_of(folder)
     model = load_causal_lm(folder, build_mesh(ParallelConfig()))
@@ -89,11 +93,54 @@ def compared(directory: Path, kind: str) -> dict[str, list[tuple[Tensor, Tensor]
     }
     together = model(input_ids=seen[valid][None], use_cache=False, **packed).logits[0]
     lengths = [len(row) for row in tokens]
+    samples = [sample(row, images) for row, (_, images) in zip(tokens, rows, strict=True)]
+    last = [it.log_softmax(-1)[-2, row[-1]] for it, row in zip(logits, tokens, strict=True)]
     return {
+        "shares": [
+            (
+                scores_of(
+                    model, samples, BatchPlan(layout=layout, max_tokens=size, pictures=reader)
+                ),
+                torch.stack(last).sort().values,
+            )
+            for layout, size in (("padded", 150), ("packed", 150), ("packed", 2000))
+        ],
         "tokens": [(mine, each["input_ids"][0]) for mine, each in zip(tokens, given, strict=True)],
         "padded": [(row[:n], it) for row, n, it in zip(alone, lengths, logits, strict=True)],
         "packed": list(zip(together.split(lengths), logits, strict=True)),
     }
+
+
+def sample(token_ids: Tensor, images: list[str]) -> Trajectory:
+    """Return a sample whose last token is trained."""
+    length = len(token_ids)
+    trained = np.arange(length) == length - 1
+    return Trajectory(
+        prompt_id="p",
+        group="train.0.1",
+        sibling=0,
+        attempt=0,
+        token_ids=token_ids.numpy().astype(np.int32),
+        logprobs=np.where(trained, -4.0, 0.0).astype(np.float32),
+        trainable=trained,
+        versions=(VersionSpan(UNSAMPLED, length - 1), VersionSpan(2, 1)),
+        rewards={},
+        reward=0.0,
+        finish_reason="stop",
+        images=tuple(images),
+    )
+
+
+def scores_of(model: nn.Module, samples: list[Trajectory], plan: BatchPlan) -> Tensor:
+    """Return the log-probabilities of what is trained, in ascending order."""
+    share = StepShare(
+        refs=(),
+        advantages=torch.ones(len(samples), dtype=torch.float64),
+        weights=sample_weights([1] * len(samples), list(range(len(samples))), AggregationConfig()),
+    )
+    batches = batches_of_share(share, samples, plan, policy_version=3)
+    found = [model_scores(model, batch).logprobs[batch.trainable] for batch in batches]
+    return torch.cat(found).sort().values
 
 
 def refusals(directory: Path) -> dict[str, str]:
