@@ -1,6 +1,7 @@
 """Trains a model that sees, on one rank and on several; some have pictures, and some have none.
 
-python picture_ranks.py DIRECTORY; DIRECTORY/model is the model, DIRECTORY/rows.jsonl its data.
+python picture_ranks.py DIRECTORY ROWS; DIRECTORY/model is the model, and DIRECTORY/ROWS.jsonl its
+data: rows of pictures, or of videos too.
 """
 
 import dataclasses
@@ -35,29 +36,46 @@ from cosmos_parallel import (
 ONE = Layout()
 TWO = Layout(num_ranks=2)
 PADDED, PACKED = SftBatchConfig(bucket=1), SftBatchConfig(bucket=1, layout="packed")
+ADAPTED = ModelConfig(lora=LoraConfig(rank=4, alpha=8.0))
 CASES = {
     "plain": (ModelConfig(), PADDED),
     "packed": (ModelConfig(), PACKED),
     "recomputed": (ModelConfig(activation_checkpointing="full"), PADDED),
-    "adapted": (ModelConfig(lora=LoraConfig(rank=4, alpha=8.0)), PADDED),
+    "adapted": (ADAPTED, PADDED),
     "language": (ModelConfig(freeze=("model.visual.*",)), PADDED),
+    "videos": (ModelConfig(), PADDED),
+    "videos-packed": (ModelConfig(), PACKED),
+    "videos-adapted": (ADAPTED, PADDED),
 }
+PICTURES = ["plain", "packed", "recomputed", "adapted", "language"]
+VIDEOS = ["videos", "videos-packed", "videos-adapted"]
 RUNS = {
-    "one": (ONE, ParallelConfig(), list(CASES)),
-    "fsdp": (TWO, ParallelConfig(), list(CASES)),
-    "tp": (TWO, ParallelConfig(tp=2), ["plain", "adapted"]),
-    "ddp": (TWO, ParallelConfig(dp_replicate=2), ["plain"]),
-    "replicas": (Layout(num_replicas=2), ParallelConfig(), ["plain"]),
+    "pictures": {
+        "one": (ONE, ParallelConfig(), PICTURES),
+        "fsdp": (TWO, ParallelConfig(), PICTURES),
+        "tp": (TWO, ParallelConfig(tp=2), ["plain", "adapted"]),
+        "ddp": (TWO, ParallelConfig(dp_replicate=2), ["plain"]),
+        "replicas": (Layout(num_replicas=2), ParallelConfig(), ["plain"]),
+    },
+    "videos": {
+        "one": (ONE, ParallelConfig(), VIDEOS),
+        "fsdp": (Layout(num_ranks=4), ParallelConfig(), VIDEOS),
+        "tp": (TWO, ParallelConfig(tp=2), ["videos"]),
+    },
 }
 # an eps as large as gradients, or what rounds otherwise in a small one would be a step of its own
 LEARNING = LearnerConfig(optimizer=AdamWConfig(lr=1e-3, weight_decay=0.1, eps=1e-3))
-# rows of two ranks in three steps: pictures and none, both, and nothing at all for one of them
-STEPS = (((0, 1), (2, 3)), ((0, 2), (1, 3)), ((1, 0), ()))
+STEPS = {
+    # rows of two ranks in three steps: pictures and none, both, and nothing at all for one of them
+    "pictures": (((0, 1), (2, 3)), ((0, 2), (1, 3)), ((1, 0), ())),
+    # rows of four: videos, pictures, text, and nothing; then others of them, and one for all
+    "videos": (((4,), (0,), (2,), ()), ((), (5, 3), (1,), (4, 5)), ((2,), (), (3,), (5,))),
+}
 
 
-def run_cases(directory: Path, run: str, place: Place) -> None:
+def run_cases(directory: Path, rows: str, run: str, place: Place) -> None:
     """Train every case of a run, one after the other, in one process group."""
-    layout, degrees, cases = RUNS[run]
+    layout, degrees, cases = RUNS[rows][run]
     process = None
     if layout.num_ranks > 1:
         meeting = f"file://{place.meeting}/ranks"
@@ -65,36 +83,41 @@ def run_cases(directory: Path, run: str, place: Place) -> None:
     mesh = build_mesh(degrees, process)
     reader = PictureReader.of(directory / "model")
     tokenizer = AutoTokenizer.from_pretrained(directory / "model")
-    data = load_sft_data(directory / "rows.jsonl", tokenizer, reader=reader)
+    data = load_sft_data(directory / f"{rows}.jsonl", tokenizer, reader=reader)
     for case in cases:
-        found = train(directory, CASES[case], mesh, data, place)
+        learning = Learning(*CASES[case], steps=STEPS[rows], data=data)
+        found = train(directory, learning, mesh, place)
         if place.rank == 0 and place.replica == 0:
             torch.save(found, directory / f"{run}-{case}.pt")
 
 
-def train(
-    directory: Path,
-    case: tuple[ModelConfig, SftBatchConfig],
-    mesh: TrainingMesh,
-    data: SftData,
-    place: Place,
-) -> dict:
-    model_config, batching = case
-    model = load_causal_lm(directory / "model", mesh, model_config)
+@dataclasses.dataclass(frozen=True)
+class Learning:
+    model: ModelConfig
+    batching: SftBatchConfig
+    steps: tuple
+    data: SftData
+
+
+def train(directory: Path, learning: Learning, mesh: TrainingMesh, place: Place) -> dict:
+    data = learning.data
+    model = load_causal_lm(directory / "model", mesh, learning.model)
     learner = Learner(model, LEARNING, mesh=mesh, replica_group=place.replica_group())
     num_replicas = place.layout.num_replicas
     rank = place.replica if num_replicas > 1 else mesh.data_rank
     reports = []
-    for groups in STEPS:
+    for groups in learning.steps:
         mine = groups if num_replicas * mesh.data_size == 1 else [groups[rank]]
         batches = [
             batch
             for rows in mine
-            for batch in lay_out([data.examples[row] for row in rows], batching, reader=data.reader)
+            for batch in lay_out(
+                [data.examples[row] for row in rows], learning.batching, reader=data.reader
+            )
         ]
         report = learner.step(batches, sft_loss, filler=empty_batch(data.reader))
         reports.append(dataclasses.asdict(report))
-    if model_config.freeze and mesh.data_size > 1:
+    if learning.model.freeze and mesh.data_size > 1:
         export_hf(model, directory / "exported", mesh, tokenizer_dir=directory / "model")
     weights = {name: full(value) for name, value in model.named_parameters()}
     trained = [name for name, value in model.named_parameters() if value.requires_grad]
@@ -103,6 +126,6 @@ def train(
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    where = Path(sys.argv[1])
-    for name, (run_layout, _, _) in RUNS.items():
-        run_ranks(run_layout, lambda at, run=name: run_cases(where, run, at))
+    where, shown = Path(sys.argv[1]), sys.argv[2]
+    for name, (run_layout, _, _) in RUNS[shown].items():
+        run_ranks(run_layout, lambda at, run=name: run_cases(where, shown, run, at))

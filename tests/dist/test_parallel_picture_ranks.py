@@ -1,4 +1,4 @@
-"""A model that sees takes the same steps on one rank and on several, pictures or none."""
+"""A model that sees takes the same steps on one rank and on several, pictures, videos or none."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,14 @@ import pytest
 import torch
 from process_trees import run_tree
 from safetensors.torch import load_file
-from seeing import write_pictures, write_seeing_model
+from seeing import (
+    can_cut_pictures,
+    reader_of,
+    seeing_environment,
+    write_pictures,
+    write_seeing_model,
+    write_videos,
+)
 from tiny_models import write_random
 from transformers import (
     AutoConfig,
@@ -21,7 +28,6 @@ from cosmos_parallel import (
     LoraConfig,
     ModelConfig,
     ParallelConfig,
-    PictureReader,
     build_mesh,
     export_lora,
     load_causal_lm,
@@ -33,6 +39,10 @@ ROWS = (
     {"prompt": "size?", "response": "big", "images": ["p/green-56x56.png"]},
     {"prompt": "and one without?", "response": "none"},
     {"prompt": "text", "response": "more of it"},
+)
+MOVING = (
+    {"prompt": "what?", "response": "noise", "videos": "v/plain.mp4"},
+    {"prompt": "both?", "response": "yes", "videos": "v/odd.mp4", "images": "p/red-28x28.png"},
 )
 RUNS = (
     *(("fsdp", case) for case in ("plain", "packed", "recomputed", "adapted", "language")),
@@ -51,14 +61,37 @@ def written(tmp_path_factory) -> Path:
     config.text_config.num_key_value_heads = 2  # one for each of two ranks
     write_random(config, directory / "model")
     write_pictures(directory / "p")
-    (directory / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    run_tree(RANKS, directory, deadline_s=500)
+    for name, rows in (("pictures", ROWS), ("videos", ROWS + MOVING)):
+        path = directory / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run_tree(RANKS, directory, "pictures", deadline_s=500)
     return directory
+
+
+@pytest.fixture(scope="module")
+def moving(written) -> Path:
+    write_videos(written / "v")
+    run_tree(RANKS, written, "videos", deadline_s=500, environment=seeing_environment())
+    return written
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("run", "case"), RUNS)
 def test_ranks_with_and_without_pictures_take_the_steps_of_one(written, run, case):
+    check_steps_of_one(written, run, case)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_cut_pictures(), reason="needs torchvision beside the environment")
+@pytest.mark.parametrize(
+    ("run", "case"),
+    [("fsdp", "videos"), ("fsdp", "videos-packed"), ("fsdp", "videos-adapted"), ("tp", "videos")],
+)
+def test_ranks_with_videos_pictures_text_or_nothing_take_the_steps_of_one(moving, run, case):
+    check_steps_of_one(moving, run, case)
+
+
+def check_steps_of_one(written: Path, run: str, case: str) -> None:
     one, many = (torch.load(written / f"{each}-{case}.pt") for each in ("one", run))
     for mine, theirs in zip(many["reports"], one["reports"], strict=True):
         assert mine["outcome"] == theirs["outcome"] == "updated"
@@ -97,8 +130,7 @@ def test_an_export_reads_pictures_as_the_original_does(written):
     exported = written / "exported"
     assert AutoImageProcessor.from_pretrained(exported).merge_size == 2
     assert AutoTokenizer.from_pretrained(exported).chat_template
-    reader = PictureReader.of(exported)
-    assert reader is not None
+    reader = reader_of(exported)
     picture = str(written / "p" / "green-56x56.png")
     token_ids = torch.tensor([reader.expand([20, reader.mark_id, 21], [picture])])
     inputs = reader.inputs(token_ids, [[picture]])

@@ -7,7 +7,7 @@ import datasets
 import pytest
 import torch
 from PIL import Image
-from seeing import write_pictures, write_seeing_model
+from seeing import reader_of, write_pictures, write_seeing_model
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from cosmos_core.images import read_image
@@ -41,9 +41,7 @@ def model_dir(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def reader(model_dir) -> PictureReader:
-    found = PictureReader.of(model_dir)
-    assert found is not None
-    return found
+    return reader_of(model_dir)
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +154,7 @@ def test_rows_with_wrong_pictures_are_named(model_dir, reader, tokenizer):
     row = {"prompt": "a", "response": "b", "images": ["none.png"]}
     with pytest.raises(SftDataError, match=r"rows.jsonl:1: cannot read the picture .*/none.png"):
         load(row, reader=reader)
-    with pytest.raises(SftDataError, match=r"jsonl:1: has 1 pictures, and the model sees none"):
+    with pytest.raises(SftDataError, match=r"jsonl:1: has 1 pictures or videos, and the model"):
         load(row)
     row = {"prompt": f"a{PAD}", "response": "b", "images": [RED]}
     with pytest.raises(SftDataError, match=r"rows.jsonl:1: its tokens have 2 marks"):

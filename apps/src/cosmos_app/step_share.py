@@ -137,10 +137,11 @@ def show_pictures(
     """Return a batch with its pictures; if it has none, with a blank one behind its shortest row.
 
     Ranks that divide a model must all enter its vision part, or wait for each other for ever.
+    Tokens of videos become those of pictures.
 
     Args:
         batch: padded.
-        images: references of the pictures of each row.
+        images: references of the pictures and videos of each row.
         pictures: of the model.
         to_be_packed: the rows are put into one next, without their padding.
 
@@ -150,7 +151,8 @@ def show_pictures(
     if not any(images):
         batch, row = with_idle_tokens(batch, pictures.blank_row(), valid=to_be_packed)
         images = [(BLANK_PICTURE,) if index == row else () for index in range(len(images))]
-    return replace(batch, image_inputs=pictures.inputs(batch.token_ids, images, batch.names))
+    inputs = pictures.inputs(batch.token_ids, images, batch.names)
+    return replace(batch, token_ids=pictures.as_seen(batch.token_ids), image_inputs=inputs)
 
 
 def batch_sizes(batch: TokenBatch) -> dict[str, torch.Tensor]:

@@ -8,7 +8,8 @@ A chat template writes one mark for a picture; the model wants as many tokens as
 
 Both are the work of the model's own processor, one picture at a time. Where torchvision can be
 imported, pixels are those of its resampling, as in vLLM; else Pillow's, which differ by a grey
-level here and there where a picture is made smaller or larger.
+level here and there where a picture is made smaller or larger. Videos stand among the pictures,
+told by their references (`cosmos_parallel.videos`).
 """
 
 import inspect
@@ -19,12 +20,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from cosmos_core.images import ImageError, image_size, read_image
+from cosmos_core.images import image_size, read_image
+from cosmos_core.videos import is_video
 from cosmos_parallel.errors import PackingError, PictureError
 from cosmos_parallel.generic_weights import auto_class
 from cosmos_parallel.models import read_config
+from cosmos_parallel.picture_tokens import Kind, check_marks, check_row, kinds_of, naming
 from cosmos_parallel.processors import load_processor
-from cosmos_parallel.rotary_axes import has_rotary_axes, sees
+from cosmos_parallel.rotary_axes import RotaryAxes, has_rotary_axes, sees
+from cosmos_parallel.videos import VideoReader
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -46,11 +50,14 @@ _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
 
 class PictureReader:
-    """Turns pictures into the arguments of one model.
+    """Turns pictures and videos into the arguments of one model.
+
+    References of both stand in the same sequences, in the order of their marks.
 
     Attributes:
-        image_token_ids: the tokens in whose places the model puts what it sees.
+        image_token_ids: the tokens in whose places the model puts what it sees of pictures.
         mark_id: the token that a chat template writes for a picture.
+        mark_ids: the same, and that of a video where the model sees videos.
         packs: whether rows may hold several samples.
     """
 
@@ -66,14 +73,24 @@ class PictureReader:
         kind: Any = auto_class(config)._model_mapping[type(config)]
         self._arguments = frozenset(inspect.signature(kind.forward).parameters)
         self._kind_name = next(iter(TOKEN_KINDS & self._arguments), None)
-        self._rope: Any = None
+        self._axes = RotaryAxes(config)
         self._mark: str = processor.image_token
         self.mark_id = int(processor.tokenizer.convert_tokens_to_ids(self._mark))
         self.image_token_ids: tuple[int, ...] = tuple(processor.image_token_ids)
+        self._videos = VideoReader(processor, config)
+        pictures = Kind(
+            name="pictures",
+            mark=self._mark,
+            mark_id=self.mark_id,
+            token_ids=self.image_token_ids,
+        )
+        self._kinds = (pictures, *self._videos.kinds)
+        self.mark_ids = tuple(kind.mark_id for kind in self._kinds)
         self._expansions: dict[tuple[int, int], list[int]] = {}
         self._recent = _Recent(_MOST_BYTES)
         self._repeats = False
-        self._repeats = self._can_count()
+        with naming(BLANK_PICTURE, "blank row"):
+            self._repeats = self._can_count()
 
     @classmethod
     def of(cls, model_dir: Path) -> "PictureReader | None":
@@ -105,17 +122,18 @@ class PictureReader:
     def expand(
         self, token_ids: Sequence[int], images: Sequence[str], where: str = "prompt"
     ) -> list[int]:
-        """Return tokens in which each picture's mark has become what its picture takes.
+        """Return tokens in which each mark has become what its picture or video takes.
 
-        Only the sizes of the pictures are read.
+        Of pictures only the sizes are read, and of videos which frames are shown.
 
         Args:
-            token_ids: as a chat template renders them, with one mark for each picture.
+            token_ids: as a chat template renders them, with one mark for each picture or video.
             images: references, in the order of the marks.
             where: named in errors.
 
         Raises:
-            PictureError: if there are more or fewer marks than pictures, or one cannot be read.
+            PictureError: if marks and references do not meet, or one cannot be read; for a video
+                too, if the model is not shown any, or torchvision is not installed.
         """
         return [token for span in self.spans(token_ids, images, where) for token in span]
 
@@ -123,32 +141,32 @@ class PictureReader:
         self, token_ids: Sequence[int], images: Sequence[str], where: str = "prompt"
     ) -> list[list[int]]:
         """Return, for each token, the tokens that stand for it; see `expand`."""
-        num_marks = sum(token == self.mark_id for token in token_ids)
-        if num_marks != len(images):
-            raise PictureError(
-                f"{where}: its tokens have {num_marks} marks {self._mark!r} for {len(images)} "
-                "pictures; the chat template must write one for each, and texts none"
-            )
+        for reference in images:
+            if is_video(reference):
+                with naming(reference, where):
+                    self._videos.check()
+        check_marks(token_ids, images, self._kinds, where)
         waiting = iter(images)
         return [
-            self._expansion_of(next(waiting), where) if token == self.mark_id else [token]
+            self._expansion_of(next(waiting), where) if token in self.mark_ids else [token]
             for token in token_ids
         ]
 
     def inputs(
         self, token_ids: Tensor, images: Sequence[Sequence[str]], names: Sequence[str] = ()
     ) -> dict[str, Tensor]:
-        """Return what the model takes besides its tokens.
+        """Return what the model takes besides its tokens, which it is given `as_seen`.
 
         Args:
             token_ids: int64[B, T], expanded and padded.
-            images: the pictures of each row.
+            images: the pictures and videos of each row.
             names: of the rows, for errors; their numbers if not given.
 
         Returns:
-            Tensors of all rows' pictures, one after the other, by the model's own names, such as
-            ``pixel_values`` and ``image_grid_thw``; and ``mm_token_type_ids`` or
-            ``token_type_ids`` [B, T] where the model takes it, 1 on pictures.
+            Tensors of all rows' pictures and videos, one after the other, by the model's own names
+            for pictures, such as ``pixel_values`` and ``image_grid_thw``; ``mm_token_type_ids`` or
+            ``token_type_ids`` [B, T] where the model takes it, 1 on pictures and 2 on videos; and
+            if there is a video ``position_ids`` [3, B, T].
 
         Raises:
             PictureError: naming the row, if a picture cannot be read, or its tokens are not there;
@@ -156,27 +174,41 @@ class PictureReader:
         """
         if not any(images):
             raise PictureError("no row has a picture; add one with blank_row()")
-        is_image = torch.isin(
-            token_ids, torch.tensor(self.image_token_ids, device=token_ids.device)
-        )
         found: dict[str, list[Tensor]] = {}
+        pictures: list[Tensor] = []  # grids of both
+        videos: list[Tensor] = []
+        seconds: list[Tensor] = []
         for index, references in enumerate(images):
             name = names[index] if index < len(names) else f"row {index}"
-            num_tokens = 0
-            for reference in references:
-                tensors = self._seen(reference, name)
-                num_tokens += self._num_image_tokens(tensors)
+            shown = [self._seen(reference, name) for reference in references]
+            taken = [tensors["input_ids"][0] for tensors in shown]
+            row = token_ids[index].cpu()
+            check_row(row, list(zip(references, taken, strict=True)), self._kinds, name)
+            for reference, tensors in zip(references, shown, strict=True):
                 for key in tensors.keys() & self._arguments - _OF_TEXT:
                     found.setdefault(key, []).append(tensors[key])
-            if num_tokens != int(is_image[index].sum()):
-                raise PictureError(
-                    f"{name}: has {int(is_image[index].sum())} tokens of pictures, and its "
-                    f"{len(references)} pictures take {num_tokens}"
-                )
+                if self.packs:
+                    grids = videos if is_video(reference) else pictures
+                    grids.append(tensors["image_grid_thw"])
+                if "seconds" in tensors:
+                    seconds.append(tensors["seconds"])
         inputs = {key: self._join(key, parts) for key, parts in found.items()}
+        kinds = kinds_of(token_ids, self._kinds)
         if self._kind_name is not None:
-            inputs[self._kind_name] = is_image.long()
+            inputs[self._kind_name] = kinds
+        if videos:
+            inputs["position_ids"] = self._axes.positions(
+                kinds, pictures=pictures, videos=videos, seconds=seconds
+            )
         return inputs
+
+    def as_seen(self, token_ids: Tensor) -> Tensor:
+        """Return tokens [B, T] as the model is given them: those of videos are those of pictures.
+
+        So it looks at all at once, as all ranks that share it must.
+        """
+        is_video_token = kinds_of(token_ids, self._kinds) > 1
+        return token_ids.masked_fill(is_video_token, self.image_token_ids[0])
 
     def positions(self, token_ids: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return positions [4, B, T] with which samples of several rows may share one.
@@ -196,15 +228,10 @@ class PictureReader:
                 f"{self._config.model_type} models do not tell samples of a row with pictures "
                 "apart; use the padded layout"
             )
-        if self._rope is None:
-            with torch.device("meta"):
-                model: Any = auto_class(self._config).from_config(self._config)
-            self._rope = next(part for part in model.modules() if hasattr(part, "get_rope_index"))
-        axes, _ = self._rope.get_rope_index(
-            token_ids,
-            mm_token_type_ids=inputs["mm_token_type_ids"],
-            image_grid_thw=inputs["image_grid_thw"],
-        )
+        axes = inputs.get("position_ids")
+        if axes is None:
+            kinds, grids = inputs["mm_token_type_ids"], inputs["image_grid_thw"]
+            axes = self._axes.positions(kinds, pictures=[grids])
         count = torch.arange(token_ids.shape[1], device=token_ids.device).expand_as(token_ids)
         return torch.cat([count[None], axes])
 
@@ -221,10 +248,10 @@ class PictureReader:
         return int(count(image_sizes=[(height, width)])["num_image_tokens"][0])
 
     def _expansion_of(self, reference: str, where: str) -> list[int]:
-        try:
+        with naming(reference, where):
+            if is_video(reference):
+                return self._videos.expansion(reference)
             return self._expansion(*image_size(reference))
-        except (ImageError, ValueError) as error:  # ValueError: a shape that processors refuse
-            raise PictureError(f"{where}: {error}") from error
 
     def _expansion(self, height: int, width: int) -> list[int]:
         """Return the tokens of a picture of this size."""
@@ -234,30 +261,28 @@ class PictureReader:
             else:
                 from PIL import Image
 
-                tensors = self._process(Image.new("RGB", (width, height)), "blank")
+                tensors = self._process(Image.new("RGB", (width, height)))
                 made = tensors["input_ids"][0].tolist()
             self._expansions[height, width] = made
         return self._expansions[height, width]
-
-    def _num_image_tokens(self, tensors: Mapping[str, Tensor]) -> int:
-        return int(torch.isin(tensors["input_ids"], torch.tensor(self.image_token_ids)).sum())
 
     def _seen(self, reference: str, name: str) -> dict[str, Tensor]:
         """Return a picture as tensors; samples of a group show the same, one after the other."""
         tensors = self._recent.get(reference)
         if tensors is None:
-            tensors = self._process(_read(reference, name), f"{name}: {_short(reference)}")
+            with naming(reference, name):
+                if is_video(reference):
+                    tensors = self._videos.tensors(reference)
+                else:
+                    tensors = self._process(read_image(reference))
             self._recent.put(reference, tensors)
         return tensors
 
-    def _process(self, picture: "Image.Image", where: str) -> dict[str, Tensor]:
+    def _process(self, picture: "Image.Image") -> dict[str, Tensor]:
         """Return what the processor makes of one mark and its picture."""
-        try:
-            given = self._processor(
-                images=[picture], text=[self._mark], add_special_tokens=False, return_tensors="pt"
-            )
-        except ValueError as error:  # such as too long and narrow a shape
-            raise PictureError(f"{where}: {error}") from error
+        given = self._processor(
+            images=[picture], text=[self._mark], add_special_tokens=False, return_tensors="pt"
+        )
         return dict(given)
 
     def _join(self, name: str, parts: Sequence[Tensor]) -> Tensor:
@@ -293,14 +318,3 @@ class _Recent:
 
 def _size(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
-
-
-def _read(reference: str, name: str) -> "Image.Image":
-    try:
-        return read_image(reference)
-    except ImageError as error:
-        raise PictureError(f"{name}: {error}") from error
-
-
-def _short(reference: str) -> str:
-    return reference if len(reference) < 200 else f"{reference[:40]}..."

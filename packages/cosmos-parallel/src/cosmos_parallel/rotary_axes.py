@@ -4,9 +4,13 @@ Such a decoder tells samples of a row apart by a fourth, first axis only: positi
 which other models take, leave it blind to where a sample begins.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
+
+from cosmos_parallel.generic_weights import auto_class
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -23,6 +27,48 @@ def has_rotary_axes(config: "PretrainedConfig") -> bool:
 def sees(config: "PretrainedConfig") -> bool:
     """Whether a model has a part that sees."""
     return getattr(config, "vision_config", None) is not None
+
+
+class RotaryAxes:
+    """Positions by time, height and width of tokens among pictures and videos."""
+
+    def __init__(self, config: "PretrainedConfig") -> None:
+        """Take the config of a model of rotary axes."""
+        self._config = config
+        self._model: Any = None  # without weights, built when it is asked first
+
+    def positions(
+        self,
+        kinds: Tensor,
+        *,
+        pictures: Sequence[Tensor],
+        videos: Sequence[Tensor] = (),
+        seconds: Sequence[Tensor] = (),
+    ) -> Tensor:
+        """Return positions int64[3, B, T] as the model computes them itself.
+
+        Args:
+            kinds: int64[B, T], 1 on tokens of pictures, 2 on those of videos, 0 elsewhere.
+            pictures: grids int64[N, 3] in time, height and width of pictures, in their order.
+            videos: the same of videos.
+            seconds: float32[N] from one step of a video's grid to the next, in models that ask.
+        """
+        if self._model is None:
+            with torch.device("meta"):
+                model: Any = auto_class(self._config).from_config(self._config)
+            self._model = next(part for part in model.modules() if hasattr(part, "get_rope_index"))
+        positions, _ = self._model.get_rope_index(
+            torch.zeros_like(kinds),  # tokens, whose kinds say enough
+            mm_token_type_ids=kinds,
+            image_grid_thw=_joined(pictures),
+            video_grid_thw=_joined(videos),
+            second_per_grid_ts=_joined(seconds),
+        )
+        return positions
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor | None:
+    return torch.cat(list(parts)) if parts else None
 
 
 def spread_text_positions(model: nn.Module) -> None:

@@ -24,7 +24,7 @@ class SftBatch:
     """B rows of T tokens, padded on the right.
 
     Attributes:
-        token_ids: int64[B, T].
+        token_ids: int64[B, T]; tokens of videos are those of pictures, and not trained on.
         trainable: bool[B, T]; false on padding.
         position_ids: int64[B, T], counting from 0 in each of several examples in a row; ``None``
             when every row is one example.
@@ -180,14 +180,15 @@ def _collate(
     num_tokens = sum(len(example.token_ids) for example in examples)
     if reader is not None and not any(example.images for example in examples):
         examples = _with_blank(examples, config, reader)
-    padded = _padded(examples, config.bucket)
-    inputs = None if reader is None else _image_inputs(examples, padded.token_ids, reader)
-    batch = replace(padded, num_tokens=num_tokens, image_inputs=inputs)
+    batch = replace(_padded(examples, config.bucket), num_tokens=num_tokens)
+    if reader is not None:
+        inputs = _image_inputs(examples, batch.token_ids, reader)
+        if config.layout == "packed":
+            inputs["position_ids"] = reader.positions(batch.token_ids, inputs)
+        seen = reader.as_seen(batch.token_ids)
+        batch = replace(batch, token_ids=seen, image_inputs=inputs)
     if config.layout == "padded":
         return batch
-    if inputs is not None and reader is not None:
-        positions = reader.positions(batch.token_ids, inputs)
-        batch = replace(batch, image_inputs={**inputs, "position_ids": positions})
     return _in_one_row(batch, [len(example.token_ids) for example in examples], config.bucket)
 
 

@@ -1,13 +1,14 @@
 """Supervised examples: rows in, token ids with a mask of what is trained on out.
 
 A row has ``prompt`` and ``response`` (strings), or ``messages`` in chat form; then every message
-of the assistant is trained on, its calls of tools too, and nothing else. Either may have pictures.
-Token ids are made here once and travel on.
+of the assistant is trained on, its calls of tools too, and nothing else. Either may have pictures
+and videos. Token ids are made here once and travel on.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,10 +16,11 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from cosmos_core.media import text_of
+from cosmos_core.videos import VideoSampling
 from cosmos_parallel.errors import SftDataError
 from cosmos_parallel.pictures import PictureReader
 from cosmos_parallel.sft_examples import SftData, SftExample
-from cosmos_parallel.sft_pictures import take_pictures, widen
+from cosmos_parallel.sft_pictures import take_media, widen
 from cosmos_parallel.sft_rows import Row, read_rows_in
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ class SftFormat:
         response: field of the response.
         messages: field of a conversation; a row that has it needs no other.
         images: field of a row's pictures, which parts of its messages may name themselves.
+        videos: field of a row's videos, likewise.
+        video_sampling: which frames are shown of videos that do not say it themselves.
         split: which split of a directory.
         max_tokens: longer examples are dropped and counted.
     """
@@ -45,15 +49,18 @@ class SftFormat:
     response: str = "response"
     messages: str = "messages"
     images: str = "images"
+    videos: str = "videos"
+    video_sampling: VideoSampling = field(default_factory=VideoSampling)
     split: str = "train"
     max_tokens: int = 4096
 
     def __post_init__(self) -> None:
-        """Check the length.
+        """Check the length, and what is shown of videos.
 
         Raises:
-            ValueError: if no example could have it.
+            ValueError: if no example could have that length, or no frame would be shown.
         """
+        self.video_sampling.but()
         if self.max_tokens < 2:
             raise ValueError(f"max_tokens is {self.max_tokens}; it must be 2 or more")
 
@@ -66,7 +73,8 @@ def load_sft_data(
 ) -> SftData:
     """Read a data set into memory as tokens.
 
-    Of pictures only the sizes are read; their paths are relative to the file that names them.
+    Of pictures only the sizes are read, and of videos which frames are shown; their paths are
+    relative to the file that names them.
 
     Args:
         path: JSON lines, Parquet, or a directory (see ``read_rows``).
@@ -75,8 +83,8 @@ def load_sft_data(
         reader: of the model; ``None`` for one that sees nothing.
 
     Raises:
-        SftDataError: if the data is missing or empty, a row is not an example, or a picture is not
-            there; the message names file, line and field.
+        SftDataError: if the data is missing or empty, a row is not an example, or a picture or
+            video is not there; the message names file, line and field.
     """
     rows = rows or SftFormat()
     examples: list[SftExample] = []
@@ -110,43 +118,43 @@ def encode_example(
     tokenizer puts before a text), the response by itself and ended by the end-of-sequence token:
     the boundary between them is where generation would begin. Of a conversation the assistant's
     messages are trained on: those parts that the chat template marks as generated, or else all
-    that follows where it would prompt for one. A prompt with pictures and its response are such a
-    conversation.
+    that follows where it would prompt for one. A prompt with pictures or videos and its response
+    are such a conversation.
 
     Args:
-        row: ``{"prompt", "response"}`` or ``{"messages"}``, and ``tools`` or ``images`` if there
-            are any.
+        row: ``{"prompt", "response"}`` or ``{"messages"}``, and ``tools``, ``images`` or
+            ``videos`` if there are any.
         tokenizer: of the model.
         where: named in errors.
         rows: which fields hold what; the defaults when ``None``.
         reader: of the model; ``None`` for one that sees nothing.
-        folder: paths of pictures are relative to it.
+        folder: paths of pictures and videos are relative to it.
 
     Raises:
-        SftDataError: if a field is missing or has another type, a picture cannot be read, or the
-            chat template cannot be used.
+        SftDataError: if a field is missing or has another type, a picture or video cannot
+            be read, or the chat template cannot be used.
     """
     rows = rows or SftFormat()
-    images = row.get(rows.images) or None
+    shown = {"images": row.get(rows.images) or None, "videos": row.get(rows.videos) or None}
+    take = partial(take_media, **shown, folder=folder, sampling=rows.video_sampling)
     if row.get(rows.messages) is not None:
         subject = f"{where}: field {rows.messages!r}"
-        messages, references = take_pictures(
-            _checked(row[rows.messages], subject), images, subject, folder
-        )
+        messages, references = take(_checked(row[rows.messages], subject), subject)
         chat = _Chat(
             tokenizer=tokenizer, where=where, messages=messages, tools=row.get("tools") or None
         )
         return widen(_encode_chat(chat, rows.messages), references, reader, where)
     _check_texts(row, rows, where)
-    if images is None:
+    if not any(shown.values()):
         return widen(_encode_texts(row, tokenizer, where, rows), (), reader, where)
     said = [
         {"role": role, "content": row[name]}
         for role, name in (("user", rows.prompt), ("assistant", rows.response))
     ]
-    messages, references = take_pictures(said, images, f"{where}: {rows.images!r}", folder)
+    named = rows.images if shown["images"] else rows.videos
+    messages, references = take(said, f"{where}: {named!r}")
     chat = _Chat(tokenizer=tokenizer, where=where, messages=messages)
-    return widen(_encode_chat(chat, rows.images), references, reader, where)
+    return widen(_encode_chat(chat, named), references, reader, where)
 
 
 def _check_texts(row: Row, rows: SftFormat, where: str) -> None:

@@ -1,4 +1,4 @@
-"""Pictures of supervised rows: where a row names them, and its tokens once sizes are known."""
+"""Pictures and videos of supervised rows: where a row names them, and its tokens by their sizes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,33 +8,39 @@ from typing import Any, cast
 import numpy as np
 
 from cosmos_core.media import MediaError, text_of, with_media
+from cosmos_core.videos import VideoSampling
 from cosmos_parallel.errors import PictureError, SftDataError
 from cosmos_parallel.pictures import PictureReader
 from cosmos_parallel.sft_examples import SftExample
 
 
-def take_pictures(
-    messages: Sequence[dict[str, Any]], images: object, where: str, folder: Path
+def take_media(
+    messages: Sequence[dict[str, Any]],
+    where: str,
+    *,
+    images: object,
+    videos: object,
+    folder: Path,
+    sampling: VideoSampling,
 ) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
-    """Return messages as chat templates take them, and references of their pictures.
+    """Return messages as chat templates take them, and references of their pictures and videos.
 
     What is text alone becomes a plain text, which templates of models without sight need.
 
     Args:
         messages: checked; contents are texts or lists of parts.
-        images: the row's own field of pictures; one, a list of them, or nothing.
         where: the row, named in errors.
+        images: the row's own field of pictures; one, a list of them, or nothing.
+        videos: the same of videos.
         folder: paths are relative to it.
+        sampling: which frames are shown of videos that do not say it themselves.
 
     Raises:
         SftDataError: naming the message and the part that is wrong.
     """
-    if images is None:
-        given: list[object] = []
-    else:
-        given = cast("list[object]", images) if isinstance(images, list) else [images]
+    given = (_listed(images), _listed(videos))
     try:
-        taken, references = with_media(messages, given, folder=folder)
+        taken, references = with_media(messages, *given, folder=folder, sampling=sampling)
     except MediaError as error:
         raise SftDataError(f"{where}: {error}") from error
     if references:
@@ -48,29 +54,35 @@ def take_pictures(
     return plain, ()
 
 
+def _listed(given: object) -> list[object]:
+    if given is None:
+        return []
+    return cast("list[object]", given) if isinstance(given, list) else [given]
+
+
 def widen(
     example: SftExample, images: tuple[str, ...], reader: PictureReader | None, where: str
 ) -> SftExample:
-    """Return an example whose pictures have as many tokens as the model makes of them.
+    """Return an example whose pictures and videos have the tokens that the model makes of them.
 
-    Tokens of pictures are not trained on, whoever shows them.
+    These are not trained on, whoever shows them.
 
     Args:
-        example: with one mark for each picture.
+        example: with one mark for each picture or video.
         images: references, in the order of the marks.
         reader: of the model; ``None`` for one that sees nothing.
         where: the row, named in errors and later by batches.
 
     Raises:
-        SftDataError: if the model sees nothing, a picture cannot be read, or marks are not as many
-            as pictures.
+        SftDataError: if the model sees nothing, a picture cannot be read, or marks are not those
+            of the pictures and videos.
     """
     if reader is None:
         if images:
             raise SftDataError(
-                f"{where}: has {len(images)} pictures, and the model sees none: its directory has "
-                "no vision part in config.json, no preprocessor_config.json, or a type that is not "
-                "trained with pictures"
+                f"{where}: has {len(images)} pictures or videos, and the model sees none: its "
+                "directory has no vision part in config.json, no preprocessor_config.json, or a "
+                "type that is not trained with pictures"
             )
         return example
     try:
@@ -78,7 +90,7 @@ def widen(
     except PictureError as error:
         raise SftDataError(str(error)) from error
     sizes = [len(span) for span in spans]
-    is_text = example.token_ids != reader.mark_id
+    is_text = ~np.isin(example.token_ids, reader.mark_ids)
     return replace(
         example,
         token_ids=np.asarray([token for span in spans for token in span], dtype=np.int32),

@@ -109,7 +109,7 @@ def _saved_rows(path: Path, split: str) -> Iterator[tuple[str, Row]]:
             there = ", ".join(sorted(map(str, saved)))
             raise SftDataError(f"SFT data {path} has no split {split!r}; it has {there}")
         saved = saved[split]
-    # pictures stay bytes and paths: opening each would take its time, and all of them the memory
+    # pictures and videos stay bytes and paths: opening all would take time and memory
     features: Any = datasets.Features(_undecoded(dict(saved.features)))
     number = 0
     for batch in saved.with_format("arrow").iter(_BATCH_ROWS):
@@ -119,7 +119,7 @@ def _saved_rows(path: Path, split: str) -> Iterator[tuple[str, Row]]:
 
 
 def _undecoded(feature: Any) -> Any:  # of datasets: a tree of dictionaries, lists and features
-    """Return the features of a data set whose pictures are not opened."""
+    """Return the features of a data set whose pictures and videos are not opened."""
     import datasets
 
     if isinstance(feature, dict):
@@ -127,7 +127,7 @@ def _undecoded(feature: Any) -> Any:  # of datasets: a tree of dictionaries, lis
         return {name: _undecoded(inner) for name, inner in named.items()}
     if isinstance(feature, list):
         return [_undecoded(inner) for inner in cast("list[Any]", feature)]
-    if isinstance(feature, datasets.Image):
+    if isinstance(feature, datasets.Image | datasets.Video):
         return replace(feature, decode=False)
     if hasattr(feature, "feature"):
         return replace(feature, feature=_undecoded(feature.feature))
