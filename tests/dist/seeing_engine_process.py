@@ -1,7 +1,7 @@
 """vLLM with a model that sees, in a process that finds torchvision; writes what it measured.
 
-What the log-probs have to be comes from transformers, which cuts up the same pictures with the same
-processor and knows nothing of engines. One engine plays both policies for keys and values.
+python seeing_engine_process.py FOLDER FAMILY; Qwen2.5-VL is shown pictures too, others only videos.
+One engine plays both policies for keys and values.
 """
 
 import asyncio
@@ -9,18 +9,18 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from PIL import Image
-from seeing import write_pictures, write_seeing_model
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from seeing import write_pictures
+from seeing_videos import Family, write_clip, write_frames
+from seeing_world import CONTEXT, World, answers, compared, refusal
 
-from cosmos_core.images import read_image
+from cosmos_core.videos import VideoSampling, video_reference
 from cosmos_rollout import (
     Chat,
     ChatRenderer,
@@ -28,105 +28,20 @@ from cosmos_rollout import (
     EngineSetup,
     Episode,
     EpisodeLimits,
-    GeneratedSample,
     GenerationRequest,
+    PictureError,
     PromptRow,
     RolloutEngine,
     Sampling,
     VLLMConfig,
     cpu_environment,
-    prompt_tokens,
 )
 from cosmos_rollout.environments.environment import opening
 from cosmos_weightsync import WeightSender, shards_of
 from cosmos_weightsync.integrations.vllm import VLLMWeightClient, engine_arguments
 
-CONTEXT = 1024
 LONG = 600
-
-
-class World:
-    """Models of two seeds, their processor, and what vLLM said compared with what they say."""
-
-    def __init__(self, folder: Path) -> None:
-        self.paths = [folder / "a", folder / "b"]
-        for seed, path in enumerate(self.paths):
-            write_seeing_model(path, seed=seed, context=CONTEXT)
-        write_pictures(folder, [(56, 56), (28, 56), (100, 70)])
-        self.folder = folder
-        self.models = [self.model(0), self.model(1)]
-        self.processor: Any = AutoProcessor.from_pretrained(self.paths[0])
-        config = self.models[0].config
-        self.marks = [config.image_token_id, config.video_token_id]
-
-    def model(self, seed: int) -> Any:
-        path = self.paths[seed]
-        return AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32).eval()
-
-    def request(self, name: str, *pictures: str, **sampling: Any) -> GenerationRequest:
-        images = tuple(str(self.folder / picture) for picture in pictures)
-        content = [{"type": "image"}] * len(images) + [{"type": "text", "text": "colour?"}]
-        row = PromptRow(prompt_id="r", messages=({"role": "user", "content": content},))
-        return GenerationRequest(
-            request_id=name,
-            prompt_token_ids=prompt_tokens(row, self.processor.tokenizer),
-            sampling=Sampling(**{"max_new_tokens": 16, **sampling}),
-            images=images,
-        )
-
-    @torch.no_grad()
-    def table(self, request: GenerationRequest, sample: GeneratedSample, seed: int) -> np.ndarray:
-        """[n, V] log-probs of a response under one model, marks left out."""
-        text = self.processor.tokenizer.decode(list(request.prompt_token_ids))
-        pictures = [read_image(image) for image in request.images]
-        given = self.processor(text=[text], images=pictures or None, return_tensors="pt")
-        prompt = given["input_ids"][0].tolist()
-        assert prompt == list(sample.prompt_token_ids or request.prompt_token_ids)
-        said = torch.from_numpy(sample.token_ids.astype(np.int64))
-        ids = torch.cat([given["input_ids"], said[None]], dim=1)
-        kinds = torch.nn.functional.pad(given["mm_token_type_ids"], (0, len(said)))
-        pixels = {k: given[k] for k in ("pixel_values", "image_grid_thw") if k in given}
-        logits = self.models[seed](input_ids=ids, mm_token_type_ids=kinds, **pixels).logits
-        logits = logits[0, len(prompt) - 1 : -1]
-        logits[:, self.marks] = float("-inf")
-        return torch.log_softmax(logits, dim=-1).numpy()
-
-    def difference(self, request: GenerationRequest, sample: GeneratedSample) -> dict[str, Any]:
-        """The largest difference of log-probs, each under the weights that sampled the token."""
-        tables = np.stack([self.table(request, sample, seed) for seed in (0, 1)])
-        seeds = [span.version % 2 for span in sample.versions for _ in range(span.length)]
-        steps = np.arange(len(seeds))
-        expected = tables[seeds, steps, sample.token_ids]
-        other = tables[[1 - seed for seed in seeds], steps, sample.token_ids]
-        return {
-            "difference": float(np.abs(sample.logprobs - expected).max()),
-            "to_other_weights": float(np.abs(sample.logprobs - other).max()),
-            "is_greedy": bool((tables[seeds, steps].argmax(-1) == sample.token_ids).all()),
-            "versions": [list(span) for span in sample.versions],
-            "num_marks": int(np.isin(sample.token_ids, self.marks).sum()),
-            "num_prompt_tokens": len(sample.prompt_token_ids or ()),
-            "num_tokens": len(sample.token_ids),
-        }
-
-    @torch.no_grad()
-    def episode_difference(self, episode: Episode) -> dict[str, Any]:
-        """The same of an episode under the first weights, from what a trajectory keeps of it."""
-        ids = torch.from_numpy(episode.token_ids.astype(np.int64))[None]
-        pictures = [read_image(image) for image in episode.images]
-        logits = self.models[0](
-            input_ids=ids,
-            mm_token_type_ids=(ids == self.marks[0]).long(),
-            **self.processor.image_processor(images=pictures, return_tensors="pt"),
-        ).logits[0, :-1]
-        logits[:, self.marks] = float("-inf")
-        logprobs = torch.log_softmax(logits, dim=-1).gather(1, ids[0, 1:, None])[:, 0].numpy()
-        difference = np.abs(episode.logprobs[1:] - logprobs)[episode.trainable[1:]]
-        return {
-            "difference": float(difference.max()),
-            "num_marks": int((episode.token_ids == self.marks[0]).sum()),
-            "num_sampled": len(difference),
-            "num_turns": episode.num_turns,
-        }
+RED = "red-56x56.png"
 
 
 class Gallery:
@@ -148,6 +63,7 @@ class EitherClient:
     """Two clients of one engine, of which ``kv`` says whose turn it is."""
 
     def __init__(self, llm: Any) -> None:
+        self.llm = llm
         self.kv = "keep"
         self._clients = {
             "keep": VLLMWeightClient(llm, kv_cache="keep"),
@@ -159,20 +75,6 @@ class EitherClient:
 
     async def load(self, version: int) -> Any:
         return await self._clients[self.kv].load(version)
-
-
-async def answers(engine: RolloutEngine, *requests: GenerationRequest) -> list[GeneratedSample]:
-    async with aclosing(engine.generate(requests)) as samples:
-        found = {sample.request_id: sample async for sample in samples}
-    return [found[request.request_id] for request in requests]
-
-
-async def refusal(engine: RolloutEngine, request: GenerationRequest) -> str:
-    try:
-        await answers(engine, request)
-    except Exception as error:  # noqa: BLE001 - which one is what is asked
-        return f"{type(error).__name__}: {error}"
-    return ""
 
 
 async def episode(world: World, engine: RolloutEngine, picture: str) -> Episode:
@@ -191,35 +93,121 @@ async def episode(world: World, engine: RolloutEngine, picture: str) -> Episode:
     return await conversation.play(Gallery(), row, 0)
 
 
-async def measure(world: World, engine: RolloutEngine, client: EitherClient) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-
-    async def compare(name: str, *requests: GenerationRequest) -> None:
-        samples = await answers(engine, *requests)
-        found[name] = [world.difference(*one) for one in zip(requests, samples, strict=True)]
-
-    red = "red-56x56.png"
-    await compare("sampled", *(world.request(f"s{seed}", red, seed=seed) for seed in range(4)))
-    await compare("two", world.request("t", red, "blue-28x56.png", "red-56x56.png"))
-    await compare("resized", world.request("z", "green-100x70.png"))
-    await compare("text", world.request("x"))
-    await compare("greedy", world.request("g", red, temperature=0.0))
-    found["episode"] = world.episode_difference(await episode(world, engine, red))
-    plain = world.request("r", red)
+async def measure_pictures(world: World, engine: RolloutEngine) -> dict[str, Any]:
+    shown = {
+        "sampled": [world.request(f"s{seed}", RED, seed=seed) for seed in range(4)],
+        "two": [world.request("t", RED, "blue-28x56.png", RED)],
+        "resized": [world.request("z", "green-100x70.png")],
+        "text": [world.request("x")],
+        "greedy": [world.request("g", RED, temperature=0.0)],
+    }
+    found: dict[str, Any] = {
+        name: await compared(world, engine, requests) for name, requests in shown.items()
+    }
+    found["episode"] = world.episode_difference(await episode(world, engine, RED))
+    plain = world.request("r", RED)
     found["refused"] = {
         "gone": await refusal(engine, world.request("r", "gone.png")),
         "unmarked": await refusal(engine, replace(plain, images=plain.images * 2)),
         "spelled": await refusal(engine, replace(plain, images=())),
-        "many": await refusal(engine, world.request("r", *[red] * 5)),
+        "many": await refusal(engine, world.request("r", *[RED] * 5)),
         "long": await refusal(
             engine, replace(plain, prompt_token_ids=plain.prompt_token_ids + (9,) * (CONTEXT - 30))
         ),
         "score": await teacher_refusal(engine, plain),
     }
+    return found
+
+
+class Videos:
+    """References of videos; those of 112 pixels a frame are short beside their width."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = write_clip(folder / "clip.mp4", num_frames=10, fps=10, width=112, height=28)
+        write_clip(folder / "large.mp4", num_frames=40, fps=10, width=100, height=70)
+        self._frames = write_frames(folder, num_frames=5, width=112, height=28)
+        self._folder = folder
+        self.clip = self.at("clip.mp4", fps=4.0)
+        self.quick = self.at(self._frames[:4], fps=4.0)
+        self.slow = self.at(self._frames[:4], fps=1.0)
+        self.large = self.at("large.mp4", fps=3.0)
+        self.odd = self.at(self._frames, fps=0.3)
+        self.single = self.at(self._frames[:1], fps=2.0)
+        self.gone = self.at("gone.mp4", fps=2.0)
+
+    def at(self, source: object, *, fps: float) -> str:
+        return video_reference(source, self._folder, VideoSampling(fps=fps))
+
+
+async def measure_videos(
+    world: World, engine: RolloutEngine, videos: Videos, llm: Any
+) -> dict[str, Any]:
+    from cosmos_rollout.engines.vllm_pictures import (
+        VLLMPictures,
+    )  # vLLM, once its settings are there
+
+    shown: dict[str, tuple[str, ...]] = {
+        "quick": (videos.quick,),
+        "slow": (videos.slow,),
+        "large": (videos.large,),
+        "odd": (videos.odd,),
+        "several": (videos.quick, videos.clip),
+        "mixed": (RED, videos.clip, "blue-28x56.png", videos.slow),
+    }
+    if world.family != "qwen3_vl":
+        shown["single"] = (videos.single,)
+    requests = {name: world.request(name, *sources) for name, sources in shown.items()}
+    found: dict[str, Any] = {
+        name: await compared(world, engine, [request]) for name, request in requests.items()
+    }
+    found["as_transformers"] = [
+        name for name, request in requests.items() if world.has_transformers_positions(request)
+    ]
+    found["contrast"] = {
+        "rate": await contrast(world, engine, videos.quick, videos.slow),
+        "frames": await contrast(world, engine, videos.quick, videos.clip),
+    }
+    spelled = world.request("r", videos.quick)
+    found["refused"] = {
+        "gone": await refusal(engine, world.request("r", videos.gone)),
+        "one": await refusal(engine, world.request("r", videos.single)),
+        "picture": await refusal(engine, replace(spelled, images=(str(world.folder / RED),))),
+        "spelled": await refusal(engine, replace(spelled, images=())),
+        "many": await refusal(engine, world.request("r", *[videos.quick] * 3)),
+    }
+    siblings = [world.request(f"s{seed}", videos.clip, seed=seed) for seed in range(4)]
+    found["siblings"] = await compared(world, engine, siblings[:2])
+    kept, evicted = VLLMPictures(llm), VLLMPictures(llm, kept_bytes=1)
+    for pictures in (kept, evicted):
+        await pictures.expand([siblings[0], requests["quick"]])
+    videos.file.unlink()
+    found["siblings"] += await compared(world, engine, siblings[2:])
+    await kept.expand(siblings)
+    try:
+        await evicted.expand(siblings)
+    except PictureError as error:
+        found["refused"]["evicted"] = f"{type(error).__name__}: {error}"
+    return found
+
+
+async def contrast(world: World, engine: RolloutEngine, one: str, other: str) -> float:
+    """How much the log-probs of a first token differ between two videos."""
+    requests = [world.request("one", one), world.request("other", other)]
+    samples = await answers(engine, *requests)
+    first, second = (world.table(*each, 0)[0] for each in zip(requests, samples, strict=True))
+    words = np.isfinite(first)
+    return float(np.abs(first - second)[words].max())
+
+
+async def measure_swaps(
+    world: World, engine: RolloutEngine, client: EitherClient, shown: Sequence[str]
+) -> dict[str, Any]:
+    """Load new weights twice, in the midst of an answer about what was ``shown`` before."""
+    found: dict[str, Any] = {}
     trained = world.model(0)
     sender = WeightSender(shards_of(trained))
     for version, client.kv in ((1, "keep"), (2, "recompute")):
-        long = world.request(f"l{version}", red, seed=version, max_new_tokens=LONG)
+        long = world.request(f"l{version}", *shown, seed=version, max_new_tokens=LONG)
         flying = asyncio.create_task(answers(engine, long))
         begun = engine.num_tokens_generated
         while engine.num_tokens_generated < begun + 40 and not flying.done():  # noqa: ASYNC110
@@ -227,7 +215,8 @@ async def measure(world: World, engine: RolloutEngine, client: EitherClient) -> 
         trained.load_state_dict(world.models[version % 2].state_dict())
         await asyncio.to_thread(sender.publish, version)
         await engine.load_version(version, [sender.endpoint])
-        await compare(f"after-{version}", world.request(f"n{version}", red, temperature=0.0))
+        greedy = world.request(f"n{version}", *shown, temperature=0.0)
+        found[f"after-{version}"] = await compared(world, engine, [greedy])
         (sample,) = await flying
         found[f"through-{version}"] = [world.difference(long, sample)]
     sender.close()
@@ -242,10 +231,11 @@ async def teacher_refusal(engine: Any, request: GenerationRequest) -> str:
     return ""
 
 
-async def main(folder: Path) -> None:
+async def main(folder: Path, family: Family) -> None:
     os.environ.update(cpu_environment())
     torch.set_num_threads(1)
-    world = World(folder)
+    world = World(folder, family)
+    write_pictures(folder, [(56, 56), (28, 56), (100, 70)])
     clients: list[EitherClient] = []
 
     def client(llm: Any, kv: str) -> EitherClient:
@@ -253,7 +243,11 @@ async def main(folder: Path) -> None:
         return clients[-1]
 
     config = VLLMConfig(
-        dtype="float32", context_length=CONTEXT, progress_tokens=2, images_per_prompt=4
+        dtype="float32",
+        context_length=CONTEXT,
+        progress_tokens=2,
+        images_per_prompt=4,
+        videos_per_prompt=2,
     )
     engine = await config.build(
         EngineSetup(
@@ -262,12 +256,17 @@ async def main(folder: Path) -> None:
             engine_arguments=engine_arguments(),
         )
     )
+    found: dict[str, Any] = {}
+    videos = Videos(folder)
     try:
-        found = await measure(world, engine, clients[0])
+        if family == "qwen2_5_vl":
+            found["pictures"] = await measure_pictures(world, engine)
+        found["videos"] = await measure_videos(world, engine, videos, clients[0].llm)
+        found["swaps"] = await measure_swaps(world, engine, clients[0], (RED, videos.quick))
     finally:
         await engine.aclose()
     (folder / "found.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1])))
+    asyncio.run(main(Path(sys.argv[1]), cast(Family, sys.argv[2])))

@@ -1,6 +1,7 @@
-"""Pictures from the data row, or from an environment, to the trajectory; which tokens stand where.
+"""Pictures and videos from the data row, or from an environment, to the trajectory; which tokens
+stand where.
 
-The engine here makes ten tokens of a picture, where a prompt has one mark.
+The engine here makes ten tokens of a picture or video, where a prompt has one mark.
 """
 
 from collections.abc import Sequence
@@ -16,8 +17,15 @@ pytest.importorskip("PIL")
 from PIL import Image
 from spelling import LETTER, SAMPLING, engine_of, make_tokenizer, spelled
 
-from cosmos_core.images import ImageError, read_image
+from cosmos_core.images import MediaError, read_image
 from cosmos_core.messages import Generate, GroupFailed, GroupFinished, GroupId
+from cosmos_core.videos import (
+    VideoSampling,
+    is_video,
+    read_video,
+    video_info,
+    video_reference,
+)
 from cosmos_rollout import (
     ChatRenderer,
     Conversation,
@@ -54,7 +62,7 @@ ASKED = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text":
 
 
 class Seeing:
-    """An engine that says "red", reads pictures and makes ten tokens of each."""
+    """An engine that says "red", reads pictures and videos and makes ten tokens of each."""
 
     def __init__(self, context_length: int = 256) -> None:
         self._engine = engine_of(
@@ -79,8 +87,8 @@ class Seeing:
         assert request.prompt_token_ids.count(MARK) == len(request.images)
         try:
             for reference in request.images:
-                read_image(reference)
-        except ImageError as error:
+                _ = read_video(reference) if is_video(reference) else read_image(reference)
+        except MediaError as error:
             raise PictureError(str(error)) from error
         made = seen(request.prompt_token_ids)
         if len(made) >= self.context_length:
@@ -173,7 +181,7 @@ async def test_a_trajectory_has_the_pictures_and_the_tokens_that_the_model_saw(r
 async def test_a_picture_that_cannot_be_read_drops_its_group(tmp_path):
     event, stored, _, _ = await group_of(row_of(str(tmp_path / "gone.png")), Seeing())
     assert isinstance(event, GroupFailed)
-    assert event.drop_as == "picture that cannot be used"
+    assert event.drop_as == "picture or video that cannot be used"
     assert "gone.png: No such file" in event.reason
     assert not stored
 
@@ -183,7 +191,7 @@ async def test_an_engine_without_sight_refuses_pictures_and_drops_nothing(red):
     assert isinstance(event, GroupFailed)
     assert event.drop_as == ""
     assert event.reason.startswith(NoPicturesError.__name__)
-    assert "has 1 pictures, and ScriptDecoder takes none" in event.reason
+    assert "has 1 pictures or videos, and ScriptDecoder takes none" in event.reason
 
 
 async def test_a_teacher_is_not_asked_of_pictures_it_would_not_see(red):
@@ -282,13 +290,59 @@ async def test_an_environment_that_shows_no_picture_costs_its_own_sample(red, pi
     assert sum(failures.values()) == 2
 
 
+class Cinema:
+    """Shows the row's video, then a picture and a video that it draws itself."""
+
+    tools = ()
+
+    async def play(self, row, chat, seed):
+        await chat.reply(opening(row))
+        frames = [Image.new("RGB", (4, 2), colour) for colour in ("red", "green", "blue", "black")]
+        video = {"type": "video", "video": frames, "sample_fps": 8}
+        content = [{"type": "image", "image": frames[0]}, video]
+        await chat.reply([{"role": "user", "content": content}])
+        return {"shown": 1.0}
+
+    async def aclose(self):
+        pass
+
+
+async def test_an_environment_shows_videos_and_the_tape_has_what_was_seen(red, tmp_path):
+    asked = ({"role": "user", "content": [{"type": "video"}, {"type": "text", "text": "?"}]},)
+    clip = video_reference([red, red], tmp_path, VideoSampling(fps=4.0))
+    engine = Seeing()
+    row = PromptRow(prompt_id="r", messages=asked, images=(clip,))
+    episode = await played(Cinema(), engine, row)
+    first, second = engine.requests
+    assert first.images == (clip,)
+    own_picture, own_video = second.images[1:]
+    assert (is_video(own_picture), is_video(own_video)) == (False, True)
+    assert video_info(own_video).fps == 8.0
+    shown = read_video(own_video)[:, 0, 0].tolist()
+    assert shown == [[255, 0, 0], [0, 128, 0], [0, 0, 255], [0, 0, 0]]
+    assert episode.images == second.images == (clip, own_picture, own_video)
+    assert episode.token_ids.tolist() == [*seen(second.prompt_token_ids), *spelled("red")]
+    assert episode.token_ids.tolist().count(SEEN) == 3 * TOKENS_A_PICTURE
+    assert [part["type"] for part in episode.messages[2]["content"]] == ["image", "video"]
+
+
+async def test_a_video_that_cannot_be_read_drops_its_group(tmp_path):
+    frames = [str(tmp_path / f"{number}.png") for number in range(2)]
+    clip = video_reference(frames, tmp_path, VideoSampling())
+    event, stored, _, _ = await group_of(row_of(clip), Seeing())
+    assert isinstance(event, GroupFailed)
+    assert event.drop_as == "picture or video that cannot be used"
+    assert "0.png: No such file" in event.reason
+    assert not stored
+
+
 async def test_the_opening_has_every_picture_in_its_place(red):
     turns = (
         {"role": "system", "content": "look"},
-        {"role": "user", "content": [{"type": "image"}, {"type": "image"}]},
+        {"role": "user", "content": [{"type": "image"}, {"type": "video"}, {"type": "image"}]},
     )
-    row = PromptRow(prompt_id="r", messages=turns, images=(red, "/b.png"))
+    row = PromptRow(prompt_id="r", messages=turns, images=(red, "video:{}", "/b.png"))
     system, user = opening(row)
     assert system == turns[0]
-    assert [part["image"] for part in user["content"]] == [red, "/b.png"]
+    assert [part[part["type"]] for part in user["content"]] == [red, "video:{}", "/b.png"]
     assert opening(PromptRow(prompt_id="r", prompt="a")) == ({"role": "user", "content": "a"},)

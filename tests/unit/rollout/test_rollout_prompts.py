@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from cosmos_core.videos import VideoSampling, video_reference
 from cosmos_rollout import (
     PromptConfig,
     PromptDataError,
@@ -140,6 +141,7 @@ def test_a_text_gets_special_tokens_and_a_conversation_the_template_only():
 
 
 MARK = {"type": "image"}
+VIDEO = {"type": "video"}
 WORDS = {"type": "text", "text": "?"}
 
 
@@ -169,6 +171,44 @@ def test_a_row_with_a_picture_has_a_mark_in_its_place_and_a_path(tmp_path, raw, 
     assert prompt_text(row) == "?"
 
 
+@pytest.mark.parametrize(
+    ("raw", "content"),
+    [
+        ({"prompt": "?", "videos": ["1.mp4"]}, [VIDEO, WORDS]),
+        ({"prompt": "?", "video": "1.mp4"}, [VIDEO, WORDS]),
+        (
+            {"messages": [{"role": "user", "content": [WORDS, VIDEO]}], "videos": ["1.mp4"]},
+            [WORDS, VIDEO],
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{**VIDEO, "video": "1.mp4"}, WORDS]}]},
+            [VIDEO, WORDS],
+        ),
+    ],
+)
+def test_a_row_with_a_video_has_a_mark_in_its_place_and_a_reference(tmp_path, raw, content):
+    (row,) = read_prompts(write(tmp_path / "data.jsonl", {**raw, "answer": "red"}))
+    clip = video_reference("1.mp4", tmp_path, VideoSampling())
+    assert row == PromptRow(
+        prompt_id="1",
+        messages=({"role": "user", "content": content},),
+        images=(clip,),
+        answer="red",
+    )
+
+
+def test_references_of_pictures_and_videos_are_in_the_order_of_the_marks(tmp_path):
+    turn = {"role": "user", "content": [VIDEO, MARK, WORDS, VIDEO]}
+    kept = video_reference("2.mp4", tmp_path, VideoSampling(fps=4.0, max_frames=8))
+    videos = [{"path": "1.mp4", "fps": 1, "max_frames": 4}, kept]
+    raw = {"messages": [turn], "images": ["1.png"], "videos": videos}
+    (row,) = read_prompts(write(tmp_path / "data.jsonl", raw))
+    first = video_reference("1.mp4", tmp_path, VideoSampling(fps=1.0, max_frames=4))
+    assert row.images == (first, str(tmp_path / "1.png"), kept)
+    assert row.messages == (turn,)
+    assert not row.fields
+
+
 def test_parts_without_pictures_are_one_text_for_any_template(tmp_path):
     turn = {"role": "user", "content": [{"type": "text", "text": "a"}, WORDS]}
     (row,) = read_prompts(write(tmp_path / "data.jsonl", {"messages": [turn], "images": []}))
@@ -179,6 +219,8 @@ def test_parts_without_pictures_are_one_text_for_any_template(tmp_path):
     ("raw", "words"),
     [
         ({"prompt": "?", "images": "1.png"}, ":1: field 'images' has to be a list, found str"),
+        ({"prompt": "?", "videos": "1.mp4"}, ":1: field 'videos' has to be a list, found str"),
+        ({"prompt": "?", "video": {"path": "1.mp4", "fps": 0}}, "field 'messages': .* at fps > 0"),
         ({"prompt": "?", "images": ["http://a/1.png"]}, ":1: field 'messages': .* network"),
         (
             {"messages": [{"role": "user", "content": [MARK]}]},
@@ -187,7 +229,7 @@ def test_parts_without_pictures_are_one_text_for_any_template(tmp_path):
         ({"messages": [{"role": "user", "content": 7}]}, "turn 0: needs texts"),
     ],
 )
-def test_pictures_that_are_named_wrongly_are_told_where(tmp_path, raw, words):
+def test_pictures_and_videos_that_are_named_wrongly_are_told_where(tmp_path, raw, words):
     with pytest.raises(PromptDataError, match=words):
         read_prompts(write(tmp_path / "data.jsonl", raw))
 

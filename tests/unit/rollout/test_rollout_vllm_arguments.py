@@ -12,25 +12,55 @@ VISION: dict[str, Any] = {"vision_config": {}}
 MEAN = {"image_mean": [0.5, 0.5, 0.5]}
 BLIND = {"limit_mm_per_prompt": {"image": 0, "video": 0}}
 SIGHT = {"limit_mm_per_prompt": {"image": 4, "video": 0}, "skip_tokenizer_init": False}
+OF_VIDEOS = {"limit_mm_per_prompt": {"image": 0, "video": 2}, "skip_tokenizer_init": False}
+ON_HOST = {"mm_device_do_normalize": False}
+
+
+def write(folder, **files):
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
 
 
 @pytest.mark.parametrize(
     ("config", "files", "images", "arguments"),
     [
-        ({"vocab_size": 8}, {"preprocessor_config.json": {}}, 4, {}),
+        ({"vocab_size": 8}, {"preprocessor_config": {}}, 4, {}),
         (VISION, {}, 4, BLIND),
-        (VISION, {"preprocessor_config.json": MEAN}, 0, BLIND),
-        (VISION, {"preprocessor_config.json": MEAN}, 4, SIGHT),
-        (VISION, {"processor_config.json": {"image_processor": MEAN}}, 4, SIGHT),
-        (VISION, {"preprocessor_config.json": {}}, 4, {**SIGHT, "mm_device_do_normalize": False}),
+        (VISION, {"preprocessor_config": MEAN}, 0, BLIND),
+        (VISION, {"preprocessor_config": MEAN}, 4, SIGHT),
+        (VISION, {"processor_config": {"image_processor": MEAN}}, 4, SIGHT),
+        (VISION, {"preprocessor_config": {"size": 8}}, 4, {**SIGHT, **ON_HOST}),
     ],
 )
 def test_a_model_sees_if_it_has_vision_and_says_how_pictures_are_cut(
     tmp_path, config, files, images, arguments
 ):
-    for name, content in {"config.json": config, **files}.items():
-        (tmp_path / name).write_text(json.dumps(content))
-    assert sight_arguments(tmp_path, images) == arguments
+    write(tmp_path, config=config, **files)
+    assert sight_arguments(tmp_path, images, 0) == arguments
+
+
+@pytest.mark.parametrize(
+    ("files", "arguments"),
+    [
+        ({"preprocessor_config": MEAN}, OF_VIDEOS),
+        ({"preprocessor_config": MEAN, "video_preprocessor_config": {**MEAN, "fps": 2}}, OF_VIDEOS),
+        (
+            {"preprocessor_config": MEAN, "video_preprocessor_config": {"fps": 2}},
+            {**OF_VIDEOS, **ON_HOST},
+        ),
+        (
+            {"processor_config": {"image_processor": MEAN, "video_processor": {"fps": 2}}},
+            {**OF_VIDEOS, **ON_HOST},
+        ),
+    ],
+)
+def test_pixels_of_videos_are_scaled_on_the_device_only_as_those_of_pictures_are(
+    tmp_path, files, arguments
+):
+    write(tmp_path, config=VISION, **files)
+    assert sight_arguments(tmp_path, 0, 2) == arguments
+    without = sight_arguments(tmp_path, 4, 0)
+    assert without == SIGHT
 
 
 def test_a_model_that_sees_says_that_torchvision_is_missing(tmp_path):

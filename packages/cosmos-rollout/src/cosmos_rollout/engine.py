@@ -69,9 +69,10 @@ class GenerationRequest:
 
     Attributes:
         request_id: unique among the requests in flight.
-        prompt_token_ids: the prompt, in which each picture is one mark.
+        prompt_token_ids: the prompt, in which each picture or video is one mark.
         sampling: how.
-        images: references of the pictures (`cosmos_core.images`), one for each mark, in order.
+        images: references of the pictures and videos (`cosmos_core.images`,
+            `cosmos_core.videos`), one for each mark, in order.
     """
 
     request_id: str
@@ -92,7 +93,7 @@ class GeneratedSample:
         versions: run-length coded weight version of each token; lengths sum to n.
         finish_reason: "stop" for a stop token, "length" for the token or context limit.
         prompt_token_ids: the prompt as the model saw it, where that is not what was asked: each
-            mark of a picture has become as many tokens as the picture has.
+            mark of a picture or video has become as many tokens as that has.
     """
 
     request_id: str
@@ -351,12 +352,12 @@ def check_requests(
 
 
 def refuse_pictures(requests: Sequence[GenerationRequest], engine: str) -> None:
-    """Raise `NoPicturesError` for a request with pictures to an engine that takes none."""
+    """Raise `NoPicturesError` for a request with pictures or videos to an engine without sight."""
     for request in requests:
         if request.images:
             raise NoPicturesError(
-                f"request {request.request_id} has {len(request.images)} pictures, and {engine} "
-                "takes none; VLLMConfig does, with a model that sees"
+                f"request {request.request_id} has {len(request.images)} pictures or videos, and "
+                f"{engine} takes none; VLLMConfig does, with a model that sees"
             )
 
 

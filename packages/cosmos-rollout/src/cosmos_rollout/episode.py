@@ -2,7 +2,7 @@
 
 What the model saw is what it is trained on: the tokens of every turn stand here as they were given
 to the engine and as it gave them back, in order, and no text is turned into tokens twice. A picture
-is one mark in what is given, and stands here as the tokens that the engine made of it.
+or video is one mark in what is given, and stands here as the tokens that the engine made of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ class Episode:
         response: what it said last, special tokens left out.
         messages: the conversation; empty without an environment.
         rewards: what the environment itself gave.
-        images: references of the pictures among the tokens, in order.
+        images: references of the pictures and videos among the tokens, in order.
     """
 
     num_prompt_tokens: int

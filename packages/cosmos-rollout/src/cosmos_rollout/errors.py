@@ -33,13 +33,13 @@ class TokenRangeError(PromptError):
 
 
 class PictureError(PromptError):
-    """Raised for pictures that cannot be read, or do not fit the marks in the prompt."""
+    """Raised for pictures and videos that cannot be read, or do not fit the marks in the prompt."""
 
-    drop_as = "picture that cannot be used"
+    drop_as = "picture or video that cannot be used"
 
 
 class NoPicturesError(PromptError):
-    """Raised for a request with pictures to a model, or an engine, that takes none."""
+    """Raised for a request with pictures or videos to a model, or an engine, that takes none."""
 
 
 class EngineError(RolloutError):

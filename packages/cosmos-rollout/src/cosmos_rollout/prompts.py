@@ -27,8 +27,9 @@ class PromptRow:
         prompt_id: the row's ``id``, or its position in its file.
         prompt: the prompt's text; empty if there are messages.
         messages: role and content of each turn; empty if there is a prompt. Where there are
-            pictures, a content is a list of texts and marks (`cosmos_core.media.with_media`).
-        images: references of the pictures, one for each mark, in order.
+            pictures or videos, a content is a list of texts and marks
+            (`cosmos_core.media.with_media`).
+        images: references of the pictures and videos, one for each mark, in order.
         answer: what a reward compares with; None if the row has none.
         fields: the row's other fields.
     """
@@ -105,7 +106,7 @@ class PromptConfig:
 
     Attributes:
         path: JSON lines (``.jsonl``) or Parquet (``.parquet``) with ``prompt`` or ``messages``,
-            and ``answer``, ``id``, ``images`` and anything else.
+            and ``answer``, ``id``, ``images``, ``videos`` and anything else.
         validation_path: a file of held-out rows; empty: the rows of ``path`` whose field
             ``split`` is ``validation_split``.
         validation_split: name of the held-out split; its rows are never trained on.
@@ -135,7 +136,7 @@ class PromptConfig:
 
 
 def read_prompts(path: Path) -> list[PromptRow]:
-    """Read rows from a ``.jsonl`` or ``.parquet`` file; paths of pictures are relative to it.
+    """Read rows from a ``.jsonl`` or ``.parquet`` file; paths in them are relative to it.
 
     Raises:
         PromptDataError: naming file, line and field.
@@ -160,13 +161,13 @@ def read_prompts(path: Path) -> list[PromptRow]:
 def prompt_row(raw: Any, where: str, *, default_id: str, folder: Path = Path()) -> PromptRow:
     """Check one row.
 
-    A prompt with pictures becomes a message of the user.
+    A prompt with pictures or videos becomes a message of the user.
 
     Args:
         raw: from JSON.
         where: of the row, for messages.
         default_id: of a row that has none.
-        folder: what paths of pictures are relative to.
+        folder: what paths of pictures and videos are relative to.
 
     Raises:
         PromptDataError: beginning with ``where``, naming the field.
@@ -180,8 +181,8 @@ def prompt_row(raw: Any, where: str, *, default_id: str, folder: Path = Path()) 
         raise PromptDataError(f"{where}: needs either 'prompt' or 'messages', found {found}")
     if prompt is not None and (not isinstance(prompt, str) or not prompt):
         raise PromptDataError(f"{where}: field 'prompt' has to be a text, found {prompt!r}")
-    sources = _image_sources(row, where)
-    if prompt is not None and sources:
+    sources = (_sources(row, "image", where), _sources(row, "video", where))
+    if prompt is not None and any(sources):
         prompt, messages = None, [{"role": "user", "content": prompt}]
     turns, images = (
         _messages(messages, sources, where, folder) if messages is not None else ((), ())
@@ -199,7 +200,7 @@ def prompt_row(raw: Any, where: str, *, default_id: str, folder: Path = Path()) 
 def prompt_tokens(row: PromptRow, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the row's prompt as token ids; a conversation through the chat template.
 
-    Each picture is one mark, which the engine turns into as many tokens as the picture has.
+    Each picture or video is one mark, which the engine turns into as many tokens as that has.
     """
     if not row.messages:
         return tuple(tokenizer.encode(row.prompt))
@@ -239,22 +240,22 @@ def _parquet_rows(path: Path) -> Iterable[Any]:
         raise PromptDataError(f"{path}: not Parquet: {error}") from error
 
 
-def _image_sources(row: dict[str, Any], where: str) -> list[object]:
-    """Take what a row says of its pictures out of it."""
-    images, image = row.pop("images", None), row.pop("image", None)
-    if images is None:
-        return [] if image is None else [image]
-    if not isinstance(images, list):
+def _sources(row: dict[str, Any], kind: str, where: str) -> list[object]:
+    """Take what a row says of its pictures, or of its videos, out of it."""
+    several, one = row.pop(f"{kind}s", None), row.pop(kind, None)
+    if several is None:
+        return [] if one is None else [one]
+    if not isinstance(several, list):
         raise PromptDataError(
-            f"{where}: field 'images' has to be a list, found {type(images).__name__}"
+            f"{where}: field '{kind}s' has to be a list, found {type(several).__name__}"
         )
-    return cast(list[object], images)
+    return cast(list[object], several)
 
 
 def _messages(
-    messages: Any, sources: Sequence[object], where: str, folder: Path
+    messages: Any, sources: tuple[Sequence[object], Sequence[object]], where: str, folder: Path
 ) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:
-    """Return the turns, and the references of their pictures."""
+    """Return the turns, and the references of their pictures and videos."""
     if not isinstance(messages, list) or not messages:
         raise PromptDataError(f"{where}: field 'messages' has to be a list of turns")
     for number, turn in enumerate(cast(list[Any], messages)):
@@ -269,7 +270,7 @@ def _messages(
             )
     turns = [{"role": turn["role"], "content": turn["content"]} for turn in messages]
     try:
-        plain, images = with_media(turns, sources, folder=folder)
+        plain, images = with_media(turns, *sources, folder=folder)
     except MediaError as error:
         raise PromptDataError(f"{where}: field 'messages': {error}") from error
     if not images:  # many a template takes nothing but texts

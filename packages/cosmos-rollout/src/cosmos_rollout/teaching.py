@@ -52,10 +52,10 @@ class Teacher(Protocol):
 async def teach(teacher: Teacher, episode: Episode) -> TeacherScores | Failure:
     """Return what a teacher makes of the tokens that the model sampled, or why it says nothing.
 
-    Teachers are given tokens, and see no pictures.
+    Teachers are given tokens, and see no pictures or videos.
     """
     if episode.images:
-        words = f"a teacher sees none of the sample's {len(episode.images)} pictures"
+        words = f"a teacher sees none of the sample's {len(episode.images)} pictures or videos"
         return Failure(reward="teacher", error=NoPicturesError.__name__, message=words)
     try:
         scores = await teacher.score(episode.token_ids.tolist())

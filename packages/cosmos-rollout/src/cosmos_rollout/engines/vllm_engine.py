@@ -2,8 +2,8 @@
 
 Log-probs are vLLM's "processed" ones, those of the distribution each token was drawn from: with
 temperature 1 and no top-p that is the plain softmax, with a model that sees over all tokens but
-those that stand for pictures, which are never sampled. The version of each token comes from vLLM's
-own spans, whose labels are our version numbers.
+those that stand for pictures and videos, which are never sampled. The version of each token comes
+from vLLM's own spans, whose labels are our version numbers.
 """
 
 import asyncio
@@ -196,7 +196,9 @@ class VLLMEngine:
             sampling=Sampling(temperature=0.0, max_new_tokens=1),
         )
         if not self._pictures.marks.isdisjoint(tokens):
-            raise NoPicturesError(f"{len(tokens)} tokens to score stand for pictures in part")
+            raise NoPicturesError(
+                f"{len(tokens)} tokens to score stand for pictures or videos in part"
+            )
         size = int(self._llm.model_config.get_vocab_size())
         check_request(scored, context_length=self.context_length, vocabulary_size=size)
         parameters = SamplingParams(
@@ -292,6 +294,8 @@ class VLLMEngine:
 
     async def _sample(self, prompts: Prompts, request: GenerationRequest) -> GeneratedSample:
         parameters = _parameters(request.sampling, self._pictures.marks)
+        if request.images and not self._pictures.share_prefixes:
+            parameters.skip_reading_prefix_cache = True
         token_ids: list[int] = []
         logprobs: list[float] = []
         try:

@@ -45,7 +45,7 @@ class Conversation:
         self._sampling = sampling
         self._limits = limits
         self._tape = Tape()
-        self._asked: tuple[int, ...] = ()  # the tape, with one mark for each picture
+        self._asked: tuple[int, ...] = ()  # the tape, with one mark for each picture or video
         self._images: tuple[str, ...] = ()
         self._messages: list[Message] = []
         self._last: Reply | None = None
@@ -103,7 +103,7 @@ class Conversation:
         return f"{type(failure).__name__}: {failure}"[:500]
 
     async def _next(self, messages: Sequence[Message]) -> Reply:
-        plain, images = await _without_images(messages)
+        plain, images = await _without_media(messages)
         tokens = self._render(plain)
         num_tokens = self._tape.num_tokens + len(tokens)
         if self._num_turns and num_tokens >= self._engine.context_length:
@@ -196,10 +196,10 @@ class Conversation:
             self._deadline.reschedule(None)
 
 
-async def _without_images(
+async def _without_media(
     messages: Sequence[Message],
 ) -> tuple[Sequence[Message], tuple[str, ...]]:
-    """Return messages with marks in place of pictures, and the pictures."""
+    """Return messages with marks in place of pictures and videos, and the references of these."""
     if all(isinstance(message.get("content"), str) for message in messages):
         return messages, ()
     try:  # pictures of an environment's own are written to files' bytes

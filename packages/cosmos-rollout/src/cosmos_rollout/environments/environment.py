@@ -30,11 +30,13 @@ class Chat(Protocol):
     async def reply(self, messages: Sequence[Message]) -> Reply:
         """Say these messages, those that are new, and return what the model answers.
 
-        A content is a text, or a list of ``{"type": "text", "text": ...}`` and ``{"type": "image",
-        "image": ...}``: an absolute path, a ``data:`` URL, the bytes of a file or a PIL image.
+        A content is a text, or a list of ``{"type": "text", "text": ...}``, ``{"type": "image",
+        "image": ...}`` and ``{"type": "video", "video": ...}``: an absolute path, a ``data:`` URL,
+        the bytes of a file, a PIL image; a video may also be a list of pictures, its frames, with
+        ``"sample_fps"`` beside it (`cosmos_core.media.with_media`).
 
         Raises:
-            EpisodeError: after a reply that was the last, and for what is no picture.
+            EpisodeError: after a reply that was the last, and for what is no picture or video.
         """
         ...
 
@@ -82,7 +84,7 @@ class EpisodeLimits:
 
 
 def opening(row: PromptRow) -> tuple[Message, ...]:
-    """Return a data row as the first messages of a conversation, each picture in its place."""
+    """Return a data row as the first messages of a conversation, pictures and videos in place."""
     if not row.images:
         return row.messages or ({"role": "user", "content": row.prompt},)
     images = iter(row.images)
@@ -95,4 +97,4 @@ def opening(row: PromptRow) -> tuple[Message, ...]:
 
 
 def _with_source(part: Mapping[str, Any], images: Iterator[str]) -> Mapping[str, Any]:
-    return {**part, "image": next(images)} if part["type"] == "image" else part
+    return part if part["type"] == "text" else {**part, part["type"]: next(images)}

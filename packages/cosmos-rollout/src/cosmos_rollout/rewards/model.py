@@ -14,7 +14,8 @@ class ModelReward:
     """The output of a sequence-classification model with one label, at the answer's end.
 
     The model reads the prompt as a tokenizer writes a text, the answer after it, and the
-    end-of-sequence token; a conversation by the tokenizer's chat template, without its pictures.
+    end-of-sequence token; a conversation by the tokenizer's chat template, without its pictures
+    and videos.
     Needs torch. Each worker of the pool loads a copy.
 
     Attributes:

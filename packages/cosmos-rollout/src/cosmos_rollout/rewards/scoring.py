@@ -20,10 +20,11 @@ class RewardInput:
         num_response_tokens: tokens of the response, the stop token included.
         finish_reason: "stop" or "length".
         messages: the whole conversation, prompt included, if there was an environment; then
-            ``response`` is what the model said last. A content with pictures is a list of texts
-            and marks.
-        images: references of the pictures that the model saw, in order; `cosmos_core.images`
-            reads them.
+            ``response`` is what the model said last. A content with pictures or videos is a
+            list of texts and marks.
+        images: references of the pictures and videos that the model saw, in the order of the marks:
+            `cosmos_core.videos.is_video` tells them apart, `cosmos_core.images.read_image` and
+            `cosmos_core.videos.read_video` read them.
     """
 
     prompt: str
