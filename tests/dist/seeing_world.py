@@ -4,10 +4,9 @@ What the log-probs have to be comes from transformers, which cuts up the same pi
 with the same processor and knows nothing of engines.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from functools import cache
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from seeing_videos import Family, write_video_model
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.video_utils import VideoMetadata
+from turning import positions_of
 
 from cosmos_core.images import read_image
 from cosmos_core.videos import is_video, read_video, video_info
@@ -96,39 +96,12 @@ class World:
         logits = self.models[seed](
             input_ids=ids,
             mm_token_type_ids=kinds,
-            position_ids=self.positions(kinds[0], pixels)[:, None],
+            position_ids=positions_of(kinds[0], pixels, self.models[0].config)[:, None],
             **pixels,
         ).logits
         logits = logits[0, len(prompt) - 1 : -1]
         logits[:, self.marks] = float("-inf")
         return torch.log_softmax(logits, dim=-1).numpy()
-
-    def positions(self, kinds: torch.Tensor, pixels: dict[str, Any]) -> torch.Tensor:
-        """[3, T] positions as in Qwen2.5-VL's paper: text goes on behind the largest of a video.
-
-        transformers 5 has it go on behind a frame's height and width, though time may be beyond.
-        """
-        config = self.models[0].config.vision_config
-        grids: dict[int, Iterator[list[int]]] = {
-            1: iter(pixels.get("image_grid_thw", torch.empty(0)).tolist()),
-            2: iter(self._video_grids(pixels)),
-        }
-        seconds = iter(torch.as_tensor(pixels.get("second_per_grid_ts", [])).tolist())
-        found: list[np.ndarray] = []
-        begin = 0
-        for kind, group in groupby(kinds.tolist()):
-            places = len(list(group))
-            if kind == 0:
-                block = np.arange(places)[None].repeat(3, axis=0)
-            else:
-                t, h, w = next(grids[kind])
-                block = np.indices((t, h // 2, w // 2)).reshape(3, -1)
-                if kind == 2 and self.family == "qwen2_5_vl":
-                    block[0] = np.floor(block[0] * config.tokens_per_second * next(seconds))
-                assert block.shape[1] == places
-            found.append(block + begin)
-            begin = found[-1].max() + 1
-        return torch.from_numpy(np.concatenate(found, axis=1))
 
     def has_transformers_positions(self, request: GenerationRequest) -> bool:
         """Whether transformers' own positions are those of the paper."""
@@ -137,14 +110,7 @@ class World:
         pixels = {key: given[key] for key in _PIXELS if key in given}
         named = {key: value for key, value in pixels.items() if "pixel" not in key}
         theirs, _ = self.models[0].model.get_rope_index(given["input_ids"], kinds, **named)
-        return torch.equal(theirs[:, 0], self.positions(kinds[0], pixels))
-
-    def _video_grids(self, pixels: dict[str, Any]) -> list[list[int]]:
-        """Return grids of videos; Qwen3-VL has each pair of frames stand alone."""
-        grids = pixels.get("video_grid_thw", torch.empty(0)).tolist()
-        if self.family != "qwen3_vl":
-            return grids
-        return [[1, h, w] for t, h, w in grids for _ in range(t)]
+        return torch.equal(theirs[:, 0], positions_of(kinds[0], pixels, self.models[0].config))
 
     def difference(self, request: GenerationRequest, sample: GeneratedSample) -> dict[str, Any]:
         """The largest difference of log-probs, each under the weights that sampled the token."""

@@ -12,6 +12,7 @@ from seeing import FAMILIES, reader_of
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForImageTextToText, AutoProcessor
+from turning import positions_of
 
 from cosmos_algos import AggregationConfig, model_scores, sample_weights
 from cosmos_app.step_share import BatchPlan, StepShare, batches_of_share
@@ -66,6 +67,13 @@ def theirs(processor: object, text: str, images: list[str]) -> dict[str, Tensor]
     return dict(given)
 
 
+def logits_of(model: nn.Module, given: dict[str, Tensor]) -> Tensor:
+    """Return what transformers' own model makes of a row, [T, V], at positions as in the papers."""
+    kinds = given.pop("mm_token_type_ids")[0]
+    positions = positions_of(kinds, given, model.config)[:, None]
+    return model(**given, mm_token_type_ids=kinds[None], position_ids=positions).logits[0]
+
+
 @torch.no_grad()
 def compared(directory: Path, kind: str) -> dict[str, list[tuple[Tensor, Tensor]]]:
     """Return what the reader gives, and what it should: tokens, logits, and scores of a share."""
@@ -78,7 +86,7 @@ def compared(directory: Path, kind: str) -> dict[str, list[tuple[Tensor, Tensor]
         still = video_reference("v/still.mp4", directory, VideoSampling())
         rows.append((f"{VIDEO}still", [still]))
     given = [theirs(processor, *row) for row in rows]
-    logits = [original(**each).logits[0] for each in given]
+    logits = [logits_of(original, each) for each in given]
     encoded = [processor.tokenizer.encode(text) for text, _ in rows]
     expanded = [reader.expand(ids, shown) for ids, (_, shown) in zip(encoded, rows, strict=True)]
     tokens = [torch.tensor(ids) for ids in expanded]

@@ -5,12 +5,11 @@ which other models take, leave it blind to where a sample begins.
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-
-from cosmos_parallel.generic_weights import auto_class
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -30,12 +29,20 @@ def sees(config: "PretrainedConfig") -> bool:
 
 
 class RotaryAxes:
-    """Positions by time, height and width of tokens among pictures and videos."""
+    """Positions by time, height and width of tokens among pictures and videos.
+
+    Those of Qwen2-VL (Wang et al., 2024, section 2.1) and its successors as they were trained, and
+    as vLLM has them: what follows a video goes on behind its largest position. transformers 5 goes
+    on behind a frame's height and width, though time may be beyond.
+    """
 
     def __init__(self, config: "PretrainedConfig") -> None:
         """Take the config of a model of rotary axes."""
-        self._config = config
-        self._model: Any = None  # without weights, built when it is asked first
+        vision: Any = config.vision_config  # of its own class in each model
+        self._merge = int(vision.spatial_merge_size)
+        self._per_second = float(getattr(vision, "tokens_per_second", 1.0))
+        # each pair of frames stands by itself then, behind its time in words
+        self._are_apart = config.model_type.startswith("qwen3")
 
     def positions(
         self,
@@ -45,7 +52,7 @@ class RotaryAxes:
         videos: Sequence[Tensor] = (),
         seconds: Sequence[Tensor] = (),
     ) -> Tensor:
-        """Return positions int64[3, B, T] as the model computes them itself.
+        """Return positions int64[3, B, T].
 
         Args:
             kinds: int64[B, T], 1 on tokens of pictures, 2 on those of videos, 0 elsewhere.
@@ -53,22 +60,36 @@ class RotaryAxes:
             videos: the same of videos.
             seconds: float32[N] from one step of a video's grid to the next, in models that ask.
         """
-        if self._model is None:
-            with torch.device("meta"):
-                model: Any = auto_class(self._config).from_config(self._config)
-            self._model = next(part for part in model.modules() if hasattr(part, "get_rope_index"))
-        positions, _ = self._model.get_rope_index(
-            torch.zeros_like(kinds),  # tokens, whose kinds say enough
-            mm_token_type_ids=kinds,
-            image_grid_thw=_joined(pictures),
-            video_grid_thw=_joined(videos),
-            second_per_grid_ts=_joined(seconds),
-        )
-        return positions
+        steps = iter([float(each) * self._per_second for part in seconds for each in part.tolist()])
+        seen = {1: iter(self._grids(pictures)), 2: iter(self._grids(videos, self._are_apart))}
+        rows: list[Tensor] = []
+        for row in kinds.tolist():
+            blocks: list[Tensor] = []
+            begin = 0
+            for kind, group in groupby(row):
+                if kind == 0:
+                    block = torch.arange(len(list(group))).expand(3, -1)
+                else:
+                    step = next(steps, 1.0) if kind == 2 else 1.0
+                    block = _of_grid(next(seen[kind]), step)
+                blocks.append(block + begin)
+                begin = int(blocks[-1].max()) + 1
+            rows.append(torch.cat(blocks, dim=1))
+        return torch.stack(rows, dim=1).to(kinds.device)
+
+    def _grids(self, given: Sequence[Tensor], are_apart: bool = False) -> list[list[int]]:
+        grids = [grid for part in given for grid in part.tolist()]
+        if are_apart:
+            grids = [[1, h, w] for t, h, w in grids for _ in range(t)]
+        return [[t, h // self._merge, w // self._merge] for t, h, w in grids]
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor | None:
-    return torch.cat(list(parts)) if parts else None
+def _of_grid(grid: Sequence[int], step: float) -> Tensor:
+    """Return positions int64[3, t h w] of a grid whose times are ``step`` apart, rounded down."""
+    t, h, w = grid
+    times = (torch.arange(t, dtype=torch.float64) * step).long()
+    axes = torch.meshgrid(times, torch.arange(h), torch.arange(w), indexing="ij")
+    return torch.stack([axis.flatten() for axis in axes])
 
 
 def spread_text_positions(model: nn.Module) -> None:
