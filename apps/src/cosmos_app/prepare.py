@@ -13,8 +13,10 @@ from cosmos_app.prompt_rows import prompt_rows
 from cosmos_app.quickstart.arithmetic import arithmetic_rows, write_rows
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_app.recipe import PolicyConfig, Recipe
+from cosmos_core.videos import VideoSampling
 from cosmos_parallel import (
     MeshError,
+    PictureError,
     PictureReader,
     check_model_directory,
     check_trainable,
@@ -62,17 +64,18 @@ def check_inputs(recipe: Recipe) -> None:
         MeshError: if the model cannot be divided as the recipe says.
     """
     paths = [path for path in (recipe.data.path, recipe.data.held_out_path) if path is not None]
-    with_pictures = [path for path in paths if _num_pictures(path)]
-    if with_pictures:
-        require_sight(recipe.model.path, with_pictures[0])
-        _require_shown(recipe, with_pictures[0])
+    for path in paths:
+        images, videos = _num_shown(path, recipe.data.video_sampling)
+        if images or videos:
+            require_sight(recipe.model.path, path, videos=videos > 0)
+            _require_shown(recipe, path, videos=videos > 0)
     if recipe.model.path is not None:
         require_trainable(recipe.model.path, recipe.policy, recipe.model.training)
         require_teacher_of(recipe, recipe.model.path)
 
 
-def require_sight(model: Path | None, data: Path) -> None:
-    """Check that a model can be shown the pictures of its data.
+def require_sight(model: Path | None, data: Path, *, videos: bool = False) -> None:
+    """Check that a model can be shown the pictures of its data, and its videos if it has any.
 
     Raises:
         DataError: if it sees none.
@@ -80,15 +83,21 @@ def require_sight(model: Path | None, data: Path) -> None:
     if model is None:
         raise DataError(f"data file {data}: has pictures; name a model that sees by model.path")
     require_model(model)
-    if PictureReader.of(model) is None:
+    reader = PictureReader.of(model)
+    if reader is None:
         raise DataError(
             f"data file {data}: has pictures, and the model {model} sees none: it is of type "
             f"{read_config(model).model_type}, or has no preprocessor_config.json"
         )
+    if videos:
+        try:
+            reader.check_videos()
+        except PictureError as error:
+            raise DataError(f"data file {data}: has videos: {error}") from error
 
 
-def _require_shown(recipe: Recipe, data: Path) -> None:
-    """Check that all that read a recipe's prompts take pictures.
+def _require_shown(recipe: Recipe, data: Path, *, videos: bool) -> None:
+    """Check that all that read a recipe's prompts take pictures and videos.
 
     Raises:
         DataError: naming the part that takes none.
@@ -106,12 +115,16 @@ def _require_shown(recipe: Recipe, data: Path) -> None:
         )
     teacher = recipe.model.teacher
     if teacher is not None and "teacher_logprobs" in recipe.algorithm.build().needs:
-        require_sight(teacher, data)
+        require_sight(teacher, data, videos=videos)
 
 
-def _num_pictures(path: Path) -> int:
-    """Read all rows of a data file, and count their pictures."""
-    return sum(len(row.get("images", ())) for row in prompt_rows(path))
+def _num_shown(path: Path, sampling: VideoSampling) -> tuple[int, int]:
+    """Read all rows of a data file, and count their pictures and videos."""
+    images = videos = 0
+    for row in prompt_rows(path, sampling=sampling):
+        images += len(row.get("images", ()))
+        videos += len(row.get("videos", ()))
+    return images, videos
 
 
 def require_teacher_of(recipe: Recipe, model: Path) -> None:
@@ -137,7 +150,7 @@ def prepare_data(recipe: Recipe, files: RunFiles) -> tuple[int, int]:
     if recipe.data.path is None:
         train, held_out = arithmetic_rows(recipe.data.arithmetic, recipe.seed)
     else:
-        media, sampling = files.train.with_name("media"), recipe.data.video
+        media, sampling = files.train.with_name("media"), recipe.data.video_sampling
         train = list(prompt_rows(recipe.data.path, media, sampling))
         if recipe.data.held_out_path is None:
             share = min(recipe.data.held_out, max(_FEWEST_HELD_OUT, len(train) // 10))

@@ -53,14 +53,14 @@ class DataConfig:
             when there is none.
         held_out_path: rows for validation; the last of ``path`` are kept back when there is none.
         held_out: how many rows of ``path`` are kept back, at most a tenth of it.
-        video: which frames are shown of videos whose rows do not say it.
+        video_sampling: which frames are shown of videos whose rows do not say it.
         arithmetic: the sums that are generated.
     """
 
     path: Path | None = None
     held_out_path: Path | None = None
     held_out: int = 256
-    video: VideoSampling = field(default_factory=VideoSampling)
+    video_sampling: VideoSampling = field(default_factory=VideoSampling)
     arithmetic: ArithmeticConfig = field(default_factory=ArithmeticConfig)
 
 

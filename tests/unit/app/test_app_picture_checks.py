@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from clips import write_clip
 from seeing import write_pictures, write_seeing_model
 from tiny_models import random_qwen3
 from transformers import AutoTokenizer
@@ -24,6 +25,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     AutoTokenizer.from_pretrained(folder / "model").save_pretrained(folder / "blind")
     row = {"prompt": "Which colour?", "answer": "red", "images": ["red-28x28.png"]}
     (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    write_clip(folder / "clip.mp4", [(255, 0, 0)] * 8)
+    moving = {"prompt": "Which colour?", "answer": "red", "videos": ["clip.mp4"]}
+    (folder / "clips.jsonl").write_text(json.dumps(moving) + "\n")
     gone = {**row, "images": ["gone.png"]}
     (folder / "gone.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(gone) + "\n")
     return folder
@@ -70,6 +74,22 @@ def test_a_model_that_sees_passes_and_its_parameters_are_counted(folder: Path) -
         (
             ("model.path={folder}/model", "data.path={folder}/gone.jsonl"),
             r"gone.jsonl:2: .*No such file",
+        ),
+        (
+            ("model.path={folder}/blind", "data.path={folder}/clips.jsonl"),
+            "sees none: it is of type qwen3",
+        ),
+        (
+            ("model.path={folder}/model", "data.path={folder}/clips.jsonl"),
+            "clips.jsonl: has videos: .*pip install torchvision",
+        ),
+        (
+            (
+                "model.path={folder}/model",
+                "data.path={folder}/clips.jsonl",
+                "data.video_sampling={{fps=0}}",
+            ),
+            "fps > 0",
         ),
     ],
 )

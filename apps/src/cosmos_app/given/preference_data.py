@@ -1,13 +1,14 @@
 """Rows of preferences: pairs of answers to one prompt, or single answers that are good or bad."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from cosmos_algos import LabelledTokens
+from cosmos_core.videos import VideoSampling
 from cosmos_parallel import (
     PictureReader,
     SftDataError,
@@ -34,6 +35,8 @@ class PreferenceFormat:
         response: field of a single answer, likewise.
         label: field of its mark, true for a good one.
         images: field of a row's pictures, which parts of its messages may name themselves.
+        videos: field of a row's videos, likewise.
+        video_sampling: which frames are shown of videos that do not say it themselves.
         split: which split of a directory.
         max_tokens: rows with a longer sample are left out.
     """
@@ -44,6 +47,8 @@ class PreferenceFormat:
     response: str = "response"
     label: str = "label"
     images: str = "images"
+    videos: str = "videos"
+    video_sampling: VideoSampling = field(default_factory=VideoSampling)
     split: str = "train"
     max_tokens: int = 4096
 
@@ -161,12 +166,20 @@ def _encode(
     """Encode a prompt with an answer, of which the answer's last turn is judged."""
     row, where, folder = place
     prompt, answer = row.get(rows.prompt), row.get(answer_field)
-    names = SftFormat(prompt=rows.prompt, response=answer_field, messages="", images=rows.images)
+    shown = (rows.images, rows.videos)
+    names = SftFormat(
+        prompt=rows.prompt,
+        response=answer_field,
+        messages="",
+        images=rows.images,
+        videos=rows.videos,
+        video_sampling=rows.video_sampling,
+    )
     if isinstance(answer, list):
         before = prompt if isinstance(prompt, list) else []
         text = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else before
-        row = {"messages": [*text, *answer], rows.images: row.get(rows.images)}
-        names = SftFormat(images=rows.images)
+        row = {"messages": [*text, *answer], **{name: row.get(name) for name in shown}}
+        names = replace(names, messages="messages")
     example = encode_example(
         row, encoder.tokenizer, where, rows=names, reader=encoder.reader, folder=folder
     )

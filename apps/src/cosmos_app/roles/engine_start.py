@@ -1,9 +1,22 @@
-"""What an engine that does not start is said to want, in the recipe's words."""
+"""The engine that a run starts, and what one that does not start wants, in the recipe's words."""
 
 import contextlib
 from collections.abc import Generator
+from dataclasses import replace
 
-from cosmos_rollout import EngineStartError
+from cosmos_app.prepare import RunFiles
+from cosmos_app.prompt_rows import most_videos
+from cosmos_app.recipe import Recipe
+from cosmos_rollout import EngineConfig, EngineStartError, VLLMConfig
+
+
+def engine_that_shows(recipe: Recipe, files: RunFiles) -> EngineConfig:
+    """Return the recipe's engine, with room for as many videos as a row of the run has."""
+    engine = recipe.rollout.engine
+    if not isinstance(engine, VLLMConfig):
+        return engine
+    most = max(most_videos(files.train), most_videos(files.held_out), engine.videos_per_prompt)
+    return replace(engine, videos_per_prompt=most)
 
 
 @contextlib.contextmanager

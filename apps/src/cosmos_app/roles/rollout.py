@@ -21,7 +21,7 @@ from cosmos_app.recipe import Recipe
 from cosmos_app.report import Sample
 from cosmos_app.roles.adapters import MergedWeights, MergingClient
 from cosmos_app.roles.colocated import Bed, Sleeper
-from cosmos_app.roles.engine_start import naming_its_keys
+from cosmos_app.roles.engine_start import engine_that_shows, naming_its_keys
 from cosmos_app.roles.finding_teachers import find_teacher
 from cosmos_app.roles.process import RunContext, open_context
 from cosmos_app.roles.quantised import engine_model
@@ -98,7 +98,7 @@ async def run_rollout(run_dir: Path, redis_url: str | None, replica: str) -> int
             setup = replace(setup, can_sleep=True)
         ended.enter_context(own_sockets())
         with naming_its_keys("rollout.engine"):
-            engine = await context.recipe.rollout.engine.build(setup)
+            engine = await engine_that_shows(context.recipe, context.files).build(setup)
         ended.push_async_callback(engine.aclose)
         teacher = await find_teacher(context, ended)
         parts = ReplicaParts(

@@ -119,7 +119,7 @@ def _check_optimizer(learner: Learner, saved: Iterable[str], path: str) -> None:
     trained = {n: p for n, p in learner.model.named_parameters() if p.requires_grad and n in found}
     kept = _kept_quantities(learner.optimizer_config, trained) if trained else {}
     for name, wanted in kept.items():
-        if found[name] != wanted:
+        if found[name] != set(wanted):
             raise CheckpointMismatchError(
                 f"checkpoint {path} is of another optimizer: of {name} it has "
                 f"{', '.join(sorted(found[name]))}, and {learner.optimizer_config.kind} keeps "

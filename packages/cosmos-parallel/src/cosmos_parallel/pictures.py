@@ -73,7 +73,7 @@ class PictureReader:
         kind: Any = auto_class(config)._model_mapping[type(config)]
         self._arguments = frozenset(inspect.signature(kind.forward).parameters)
         self._kind_name = next(iter(TOKEN_KINDS & self._arguments), None)
-        self._axes = RotaryAxes(config)
+        self._axes = RotaryAxes(config) if self.packs else None
         self._mark: str = processor.image_token
         self.mark_id = int(processor.tokenizer.convert_tokens_to_ids(self._mark))
         self.image_token_ids: tuple[int, ...] = tuple(processor.image_token_ids)
@@ -110,6 +110,14 @@ class PictureReader:
         processor = load_processor(model_dir, config)
         has_mark = getattr(processor, "image_token", None) is not None
         return cls(processor, config) if has_mark else None
+
+    def check_videos(self) -> None:
+        """Check that the model can be shown videos.
+
+        Raises:
+            PictureError: if it cannot, or torchvision is not installed.
+        """
+        self._videos.check()
 
     def blank_row(self) -> list[int]:
         """Return the tokens of a sample that shows ``BLANK_PICTURE``, with nothing to train on.
@@ -197,6 +205,7 @@ class PictureReader:
         if self._kind_name is not None:
             inputs[self._kind_name] = kinds
         if videos:
+            assert self._axes is not None  # who has none is shown no videos
             inputs["position_ids"] = self._axes.positions(
                 kinds, pictures=pictures, videos=videos, seconds=seconds
             )
@@ -223,7 +232,7 @@ class PictureReader:
         Raises:
             PackingError: if the model has no such positions.
         """
-        if not self.packs:
+        if self._axes is None:
             raise PackingError(
                 f"{self._config.model_type} models do not tell samples of a row with pictures "
                 "apart; use the padded layout"
