@@ -1,10 +1,12 @@
-"""Small videos of plain frames."""
+"""Small videos, written frame by frame."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from pathlib import Path
 
 import av
 import numpy as np
+import numpy.typing as npt
 
 Colour = tuple[int, int, int]
 
@@ -14,11 +16,20 @@ def write_clip(
 ) -> Path:
     """Write a video with one plain frame of each colour; ``size`` is width and height."""
     width, height = size
+    frames = (np.full((height, width, 3), colour, dtype=np.uint8) for colour in colours)
+    return write_frames(path, frames, fps=fps)
+
+
+def write_frames(path: Path, frames: Iterable[npt.NDArray[np.uint8]], *, fps: int) -> Path:
+    """Write a video of frames uint8[height, width, 3]."""
     with av.open(str(path), "w") as container:
-        stream = container.add_stream("mpeg4", rate=fps, options={"qscale": "2"})
-        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
-        for colour in colours:
-            pixels = np.full((height, width, 3), colour, dtype=np.uint8)
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        stream = container.add_stream("libx264", rate=fps)
+        stream.pix_fmt = "yuv420p"
+        for number, pixels in enumerate(frames):
+            if number == 0:
+                stream.height, stream.width = pixels.shape[:2]
+            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
+            frame.pts, frame.time_base = number, Fraction(1, fps)
+            container.mux(stream.encode(frame))
         container.mux(stream.encode())
     return path

@@ -2,15 +2,14 @@
 
 import json
 from collections.abc import Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import Literal
 
-import av
+import clips
 import numpy as np
 import torch
 from PIL import Image
-from seeing import LETTERS, MARKS, write_seeing_model
+from seeing import MARK_IDS, write_seeing_model
 from transformers import (
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
@@ -56,15 +55,7 @@ def write_clip(
     path: Path, *, num_frames: int, fps: int, width: int, height: int, seed: int = 0
 ) -> Path:
     """Write a video of noise, no frame like the other."""
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=fps)
-        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
-        for number, pixels in enumerate(_noise(num_frames, width, height, seed)):
-            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
-            frame.pts, frame.time_base = number, Fraction(1, fps)
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
-    return path
+    return clips.write_frames(path, _noise(num_frames, width, height, seed), fps=fps)
 
 
 def write_frames(folder: Path, *, num_frames: int, width: int, height: int) -> list[str]:
@@ -82,23 +73,11 @@ def _noise(num_frames: int, width: int, height: int, seed: int) -> Sequence[np.n
     return list(coarse.repeat(7, axis=1).repeat(7, axis=2)[:, :height, :width])
 
 
-def _tokens() -> dict[str, int]:
-    vocabulary = {token: index for index, token in enumerate([*MARKS, *LETTERS])}
-    return {
-        "image_token_id": vocabulary["<|image_pad|>"],
-        "video_token_id": vocabulary["<|video_pad|>"],
-        "vision_start_token_id": vocabulary["<|vision_start|>"],
-        "vision_end_token_id": vocabulary["<|vision_end|>"],
-    }
-
-
 def _qwen2_vl(written: dict) -> Qwen2VLForConditionalGeneration:
     text = {**written["text_config"], "model_type": "qwen2_vl_text"}
     vision = {"depth": 2, "embed_dim": 64, "hidden_size": 64, "mlp_ratio": 1, "num_heads": 2}
     return Qwen2VLForConditionalGeneration(
-        Qwen2VLConfig(
-            text_config=text, vision_config=vision, tie_word_embeddings=False, **_tokens()
-        )
+        Qwen2VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **MARK_IDS)
     )
 
 
@@ -120,7 +99,5 @@ def _qwen3_vl(written: dict) -> Qwen3VLForConditionalGeneration:
         "deepstack_visual_indexes": [0],
     }
     return Qwen3VLForConditionalGeneration(
-        Qwen3VLConfig(
-            text_config=text, vision_config=vision, tie_word_embeddings=False, **_tokens()
-        )
+        Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **MARK_IDS)
     )
