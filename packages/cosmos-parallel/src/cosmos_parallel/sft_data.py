@@ -55,12 +55,11 @@ class SftFormat:
     max_tokens: int = 4096
 
     def __post_init__(self) -> None:
-        """Check the length, and what is shown of videos.
+        """Check the length.
 
         Raises:
-            ValueError: if no example could have that length, or no frame would be shown.
+            ValueError: if no example could have it.
         """
-        self.video_sampling.but()
         if self.max_tokens < 2:
             raise ValueError(f"max_tokens is {self.max_tokens}; it must be 2 or more")
 
