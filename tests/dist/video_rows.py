@@ -17,6 +17,7 @@ from transformers import (
     AutoTokenizer,
     PreTrainedTokenizerBase,
 )
+from turning import positions_of
 
 from cosmos_core.images import read_image
 from cosmos_core.videos import VideoSampling, is_video, read_video, video_info
@@ -123,7 +124,9 @@ def _alone(model: torch.nn.Module, rows: Rows, example: SftExample) -> float:
         shown |= {name: torch.as_tensor(value) for name, value in given.items()}
     ids = torch.tensor(example.token_ids)[None].long()
     kinds = torch.tensor(processor.create_mm_token_type_ids(ids.tolist()))
-    logits = model(input_ids=ids, mm_token_type_ids=kinds, **shown).logits
+    positions = positions_of(kinds[0], shown, model.config)[:, None]
+    given = {"input_ids": ids, "mm_token_type_ids": kinds, "position_ids": positions}
+    logits = model(**given, **shown).logits
     each = torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:], reduction="none")
     return float(each[torch.tensor(example.trainable)[1:]].sum().detach())
 
