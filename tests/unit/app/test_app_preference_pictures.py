@@ -98,7 +98,7 @@ def test_pictures_are_named_in_any_way_and_belong_to_both_answers(
 
 def test_a_model_that_sees_nothing_is_not_shown_pictures(folder: Path, encoder: Encoder) -> None:
     blind = Encoder(tokenizer=encoder.tokenizer)
-    with pytest.raises(SftDataError, match="has 1 pictures, and the model sees none"):
+    with pytest.raises(SftDataError, match="has 1 pictures or videos, and the model sees none"):
         load_pairs(rows(folder), blind, PreferenceFormat())
 
 
