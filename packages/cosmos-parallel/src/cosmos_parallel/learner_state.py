@@ -117,9 +117,10 @@ def _check_optimizer(learner: Learner, saved: Iterable[str], path: str) -> None:
             parameter, _, quantity = rest.rpartition(".")
             found.setdefault(parameter, set()).add(quantity)
     trained = {n: p for n, p in learner.model.named_parameters() if p.requires_grad and n in found}
-    kept = _kept_quantities(learner.optimizer_config, trained) if trained else {}
-    for name, wanted in kept.items():
-        if found[name] != set(wanted):
+    if not trained:
+        return
+    for name, wanted in _kept_quantities(learner.optimizer_config, trained).items():
+        if found[name] != wanted:
             raise CheckpointMismatchError(
                 f"checkpoint {path} is of another optimizer: of {name} it has "
                 f"{', '.join(sorted(found[name]))}, and {learner.optimizer_config.kind} keeps "
@@ -130,7 +131,7 @@ def _check_optimizer(learner: Learner, saved: Iterable[str], path: str) -> None:
 
 def _kept_quantities(
     config: OptimizerConfig, parameters: Mapping[str, nn.Parameter]
-) -> dict[str, frozenset[str]]:
+) -> dict[str, set[str]]:
     """Return what an optimizer keeps of each parameter, by its names for them.
 
     It is asked by a step on parameters of one value each.
@@ -142,7 +143,7 @@ def _kept_quantities(
     optimizer = (AdamWConfig() if isinstance(config, AdamW8bitConfig) else config).build(tiny)
     optimizer.step()
     return {
-        name: frozenset(q for q, v in optimizer.state[p].items() if isinstance(v, Tensor))
+        name: {q for q, v in optimizer.state[p].items() if isinstance(v, Tensor)}
         for name, p in tiny.items()
     }
 
