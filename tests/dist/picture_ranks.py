@@ -34,7 +34,7 @@ from cosmos_parallel import (
 )
 
 ONE = Layout()
-TWO = Layout(num_ranks=2)
+TWO, FOUR = Layout(num_ranks=2), Layout(num_ranks=4)
 PADDED, PACKED = SftBatchConfig(bucket=1), SftBatchConfig(bucket=1, layout="packed")
 ADAPTED = ModelConfig(lora=LoraConfig(rank=4, alpha=8.0))
 CASES = {
@@ -54,13 +54,16 @@ RUNS = {
         "one": (ONE, ParallelConfig(), PICTURES),
         "fsdp": (TWO, ParallelConfig(), PICTURES),
         "tp": (TWO, ParallelConfig(tp=2), ["plain", "adapted"]),
+        "cp": (TWO, ParallelConfig(cp=2), ["plain", "packed", "recomputed", "adapted"]),
+        "tp-cp": (FOUR, ParallelConfig(tp=2, cp=2), ["plain"]),
         "ddp": (TWO, ParallelConfig(dp_replicate=2), ["plain"]),
         "replicas": (Layout(num_replicas=2), ParallelConfig(), ["plain"]),
     },
     "videos": {
         "one": (ONE, ParallelConfig(), VIDEOS),
-        "fsdp": (Layout(num_ranks=4), ParallelConfig(), VIDEOS),
+        "fsdp": (FOUR, ParallelConfig(), VIDEOS),
         "tp": (TWO, ParallelConfig(tp=2), ["videos"]),
+        "cp": (TWO, ParallelConfig(cp=2), VIDEOS),
     },
 }
 # an eps as large as gradients, or what rounds otherwise in a small one would be a step of its own

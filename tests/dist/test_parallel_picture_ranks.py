@@ -48,6 +48,8 @@ RUNS = (
     *(("fsdp", case) for case in ("plain", "packed", "recomputed", "adapted", "language")),
     ("tp", "plain"),
     ("tp", "adapted"),
+    *(("cp", case) for case in ("plain", "packed", "recomputed", "adapted")),
+    ("tp-cp", "plain"),
     ("ddp", "plain"),
     ("replicas", "plain"),
 )
@@ -85,7 +87,11 @@ def test_ranks_with_and_without_pictures_take_the_steps_of_one(written, run, cas
 @pytest.mark.skipif(not can_cut_pictures(), reason="needs torchvision beside the environment")
 @pytest.mark.parametrize(
     ("run", "case"),
-    [("fsdp", "videos"), ("fsdp", "videos-packed"), ("fsdp", "videos-adapted"), ("tp", "videos")],
+    [
+        *(("fsdp", case) for case in ("videos", "videos-packed", "videos-adapted")),
+        *(("cp", case) for case in ("videos", "videos-packed", "videos-adapted")),
+        ("tp", "videos"),
+    ],
 )
 def test_ranks_with_videos_pictures_text_or_nothing_take_the_steps_of_one(moving, run, case):
     check_steps_of_one(moving, run, case)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cosmos_parallel.errors import MeshError
 from cosmos_parallel.mesh import ParallelConfig
+from cosmos_parallel.rotary_axes import ROTARY_TYPES
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -125,20 +126,21 @@ def _needs_native(
 def generic_axes(config: "PretrainedConfig") -> tuple[str, ...]:
     """Return the axes that transformers' implementation of a model can have."""
     text = config.get_text_config()
-    return _axes_of(text, is_text=text is config)
+    return _axes_of(text, config.model_type, is_text=text is config)
 
 
-def _axes_of(settings: Any, *, is_text: bool) -> tuple[str, ...]:
+def _axes_of(settings: Any, model_type: str, *, is_text: bool) -> tuple[str, ...]:
     """Read axes off what a config, or its class, says of its decoder.
 
     ``tp`` needs a plan of the model's own in which every style is known here; ``cp`` a decoder of
     text that says which of its modules make a pipeline, as those do that take any attention
-    function, and scores that nothing is done to.
+    function, and scores that nothing is done to, or rotary axes.
     """
     axes = ["dp_replicate", "dp_shard"]
     styles = set((getattr(settings, "base_model_tp_plan", None) or {"": "none"}).values())
     is_plain = not _num_experts(settings) and not getattr(settings, "attn_logit_softcapping", None)
-    if is_text and getattr(settings, "base_model_pp_plan", None) and is_plain:
+    divides = is_text and getattr(settings, "base_model_pp_plan", None) and is_plain
+    if divides or model_type in ROTARY_TYPES:
         axes.append("cp")
     if styles <= _TENSOR_STYLES:
         axes.append("tp")
@@ -164,7 +166,7 @@ def supported_models() -> list[ModelSupport]:
     for kind in sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *sighted} - NATIVE_TYPES.keys()):
         classes = getattr(CONFIG_MAPPING[kind], "sub_configs", {})
         text = classes.get("text_config")
-        axes = _axes_of(text or CONFIG_MAPPING[kind], is_text=text is None)
+        axes = _axes_of(text or CONFIG_MAPPING[kind], kind, is_text=text is None)
         seeing = " (with images)" if kind in sighted else ""
         found.append(
             ModelSupport(model_type=kind, families=f"{kind}{seeing}", native=False, axes=axes)

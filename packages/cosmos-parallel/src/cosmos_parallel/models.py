@@ -10,15 +10,11 @@ import torch
 from torch import nn
 
 from cosmos_parallel.compiling import compile_layers
+from cosmos_parallel.context import divide_context
 from cosmos_parallel.errors import MeshError, ModelNotFoundError
 from cosmos_parallel.families import Implementation, check_layout, choose_implementation
 from cosmos_parallel.freezing import freeze, frozen_names
-from cosmos_parallel.generic import (
-    CONTEXT_ATTENTION,
-    ContextHooks,
-    apply_tensor_plan,
-    register_context_attention,
-)
+from cosmos_parallel.generic import apply_tensor_plan
 from cosmos_parallel.generic_weights import (
     auto_class,
     build_empty,
@@ -186,11 +182,8 @@ def _load_generic(
     path: Path, hf_config: "PretrainedConfig", mesh: TrainingMesh, config: ModelConfig
 ) -> "PreTrainedModel":
     divides_context = mesh.dims is not None and mesh.config.cp > 1
-    if divides_context:
-        register_context_attention()
-    attention = CONTEXT_ATTENTION if divides_context else config.attention
-    if not divides_context:
-        attention = _supported_attention(hf_config, attention)
+    wanted = "sdpa" if divides_context else config.attention
+    attention = _supported_attention(hf_config, wanted)
     dtype = getattr(torch, config.dtype)
     # weights of few bits are turned into others by transformers, whole
     by_parts = mesh.is_distributed and getattr(hf_config, "quantization_config", None) is None
@@ -235,7 +228,7 @@ def _prepare(model: "PreTrainedModel", mesh: TrainingMesh, config: ModelConfig) 
     if mesh.dims is not None and mesh.config.tp > 1:
         apply_tensor_plan(model, mesh.dims.get_mesh("tp"))
     if mesh.dims is not None and divides_context:
-        ContextHooks(model, mesh.dims.get_mesh("cp").get_group())
+        divide_context(model, mesh.dims.get_mesh("cp").get_group())
     if config.compile != "none":
         compile_layers(decoder_layers(model), config.compile, mesh.config)
 

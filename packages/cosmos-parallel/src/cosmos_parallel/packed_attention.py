@@ -76,13 +76,18 @@ def use_packed_attention(model: "PreTrainedModel") -> bool:
     if _attention_of(model) != "sdpa" or can_change is None or not can_change():
         return False
     _register()
+    attend_by(model, PACKED_SDPA)
+    spread_text_positions(model)
+    return True
+
+
+def attend_by(model: "PreTrainedModel", name: str) -> None:
+    """Have the decoder of a model run an attention function of its own, and other parts torch's."""
     names = dict.fromkeys(model.config.sub_configs, "sdpa")
     for part in ("", "text_config"):
         if part == "" or part in names:
-            names[part] = PACKED_SDPA
+            names[part] = name
     model.set_attn_implementation(names)
-    spread_text_positions(model)
-    return True
 
 
 def check_packable(model: nn.Module) -> None:

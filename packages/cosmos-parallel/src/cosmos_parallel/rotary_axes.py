@@ -14,13 +14,13 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-_MODEL_TYPES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"})
+ROTARY_TYPES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"})
 _NUM_AXES = 4
 
 
 def has_rotary_axes(config: "PretrainedConfig") -> bool:
     """Whether a model's decoder takes positions [4, B, T] for rows of several samples."""
-    return config.model_type in _MODEL_TYPES
+    return config.model_type in ROTARY_TYPES
 
 
 def sees(config: "PretrainedConfig") -> bool:
@@ -90,6 +90,20 @@ def _of_grid(grid: Sequence[int], step: float) -> Tensor:
     times = (torch.arange(t, dtype=torch.float64) * step).long()
     axes = torch.meshgrid(times, torch.arange(h), torch.arange(w), indexing="ij")
     return torch.stack([axis.flatten() for axis in axes])
+
+
+def whole_axes(positions: Tensor | None, rows: Tensor) -> Tensor:
+    """Return positions int64[4, B, T] of what such a decoder is given.
+
+    Args:
+        positions: ``[B, T]`` of text, ``[3, B, T]`` of rows of one sample, or ``[4, B, T]``;
+            ``None`` for rows of one sample and text alone.
+        rows: ``[B, T, ...]``, whose they are.
+    """
+    count = torch.arange(rows.shape[1], device=rows.device).expand(rows.shape[:2])
+    if positions is None or positions.ndim == count.ndim:
+        return (count if positions is None else positions).expand(_NUM_AXES, -1, -1)
+    return positions if len(positions) == _NUM_AXES else torch.cat([count[None], positions])
 
 
 def spread_text_positions(model: nn.Module) -> None:

@@ -1,0 +1,179 @@
+"""Context parallelism for models of transformers: each rank has a stretch of every sequence.
+
+The attention function is exchanged, and the model's entry and output head are hooked; names stay
+as they were. A decoder of text is given a stretch of the tokens. A model that sees embeds whole
+sequences, pictures among them, and its decoder is given a stretch of those:
+
+    tokens   t t p p p p | p p t t t t      what rank 0 and rank 1 attend from
+    vision   1 picture     2 frames         looked at by one rank each (`share_sight`)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cosmos_parallel.context_sight import share_sight
+from cosmos_parallel.errors import MeshError
+from cosmos_parallel.packed_attention import attend_by
+from cosmos_parallel.rotary_axes import has_rotary_axes, whole_axes
+from cosmos_parallel.sequences import Visibility, gather_sequence, kept_columns, padded_rows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+CONTEXT_ATTENTION = "cosmos_context"
+
+
+def divide_context(model: "PreTrainedModel", group: dist.ProcessGroup) -> None:
+    """Give each rank of a group its stretch of the sequences, and the head whole ones.
+
+    Args:
+        model: with torch's scaled dot-product attention, before FSDP2 shards it.
+        group: the ranks that share sequences.
+
+    Raises:
+        MeshError: if the model has no output head of its own.
+    """
+    register_context_attention()
+    attend_by(model, CONTEXT_ATTENTION)
+    _ContextHooks(model, group)
+
+
+@dataclass(slots=True)
+class _Call:
+    """One forward pass under way.
+
+    Attributes:
+        length: columns that the caller gave.
+        keep: columns of which the caller wants logits; 0 for all.
+    """
+
+    length: int
+    keep: int | Tensor
+
+
+class _ContextHooks:
+    """Divides what goes into a model or its decoder, and gathers what comes to its head."""
+
+    def __init__(self, model: "PreTrainedModel", group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._call = _Call(0, 0)
+        head = model.get_output_embeddings()
+        if not isinstance(head, nn.Module):
+            raise MeshError(f"cp: {type(model).__name__} has no output head to gather before")
+        model.register_forward_pre_hook(self._enter, with_kwargs=True)
+        if has_rotary_axes(model.config):
+            decoder: nn.Module = model.get_decoder()
+            decoder.register_forward_pre_hook(self._divide_embeddings, with_kwargs=True)
+            share_sight(model, group)
+        else:
+            model.register_forward_pre_hook(self._divide_tokens, with_kwargs=True)
+        # first: what tensor parallelism hooks there takes whole sequences
+        head.register_forward_pre_hook(self._gather, prepend=True)
+
+    def _enter(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if args or kwargs.get("attention_mask") is not None:
+            raise MeshError("cp: call the model with input_ids and position_ids only, by name")
+        self._call = _Call(kwargs["input_ids"].shape[1], kwargs.pop("logits_to_keep", 0))
+        return (), kwargs
+
+    def _divide_tokens(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        tokens, positions = padded_rows(
+            kwargs["input_ids"], kwargs.get("position_ids"), self._group.size()
+        )
+        return args, kwargs | {
+            "input_ids": self._stretch(tokens),
+            "position_ids": self._stretch(positions),
+            "visibility": Visibility.of(positions, self._group),
+        }
+
+    def _divide_embeddings(
+        self, decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Divide rows of embedded tokens and pictures, on their way into the decoder."""
+        embedded: Tensor = kwargs["inputs_embeds"]
+        missing = (0, -embedded.shape[1] % self._group.size())
+        # what is added belongs to the sample before it, as no position is 0
+        axes = functional.pad(whole_axes(kwargs.get("position_ids"), embedded), missing, value=1)
+        seen: Tensor | None = kwargs.get("visual_pos_masks")
+        if seen is not None:
+            mine = self._stretch(functional.pad(seen, missing))
+            deep: Sequence[Tensor] = kwargs["deepstack_visual_embeds"]
+            place = self._stretch(functional.pad(_places(seen), missing))[mine]
+            kwargs = kwargs | {
+                "visual_pos_masks": mine,
+                "deepstack_visual_embeds": [each[place] for each in deep],
+            }
+        return args, kwargs | {
+            "inputs_embeds": self._stretch(functional.pad(embedded, (0, 0, *missing))),
+            "position_ids": self._stretch(axes, dim=2),
+            "visibility": Visibility.of(axes[0], self._group),
+        }
+
+    def _stretch(self, rows: Tensor, dim: int = 1) -> Tensor:
+        return rows.chunk(self._group.size(), dim=dim)[self._group.rank()]
+
+    def _gather(self, head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        hidden = gather_sequence(args[0], self._group)
+        return (kept_columns(hidden, self._call.length, self._call.keep),)
+
+
+def _places(seen: Tensor) -> Tensor:
+    """Return which picture's token each of [B, T] is, counted over all rows; others' are of no use.
+
+    Args:
+        seen: bool[B, T], true on tokens of pictures.
+    """
+    return (seen.flatten().cumsum(0) - 1).view_as(seen)
+
+
+def register_context_attention() -> None:
+    """Make the attention function known to transformers; may be called any number of times."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(CONTEXT_ATTENTION, _context_attention)
+    AttentionMaskInterface.register(CONTEXT_ATTENTION, _no_mask)
+
+
+def _no_mask(*args: object, **kwargs: object) -> None:
+    """Stand in for the masks of transformers, which know the sequence of one rank only."""
+
+
+def _context_attention(  # noqa: PLR0913 - the interface of transformers
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    *,
+    visibility: Visibility,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attend from this rank's stretch ``[B, H, T / ranks, d]`` to whole sequences."""
+    for name in ("softcap", "s_aux"):
+        if kwargs.get(name) is not None:
+            raise MeshError(f"cp: this model's attention has {name}, which is not supported")
+    assert visibility.group is not None
+    keys, values = (
+        gather_sequence(part.transpose(1, 2), visibility.group) for part in (key, value)
+    )
+    out = functional.scaled_dot_product_attention(
+        query,
+        keys.transpose(1, 2),
+        values.transpose(1, 2),
+        attn_mask=visibility.mask_of(keys, sliding_window),
+        scale=scaling,
+        enable_gqa=True,
+    )
+    return out.transpose(1, 2).contiguous(), None
