@@ -1,4 +1,4 @@
-"""Shows pictures and videos to models whose sequences three ranks share, and to whole ones.
+"""Shows pictures and videos to models that several ranks share, and to whole ones.
 
 python divided_sight.py DIRECTORY; in it are videos (v), pictures (p), and a model of each family.
 """
@@ -23,7 +23,8 @@ from cosmos_parallel import (
     load_causal_lm,
 )
 
-RANKS = 3  # no number of tokens or frames here is a multiple of it
+# by what is divided; no number of tokens or frames here is a multiple of three
+LAYOUTS = {"cp": ParallelConfig(cp=3), "tp": ParallelConfig(tp=2)}
 
 
 def given_rows(directory: Path, reader: PictureReader, kind: str) -> dict[str, dict[str, Tensor]]:
@@ -70,17 +71,19 @@ def numbers(directory: Path, mesh: TrainingMesh) -> dict[tuple[str, str], dict]:
     return found
 
 
-def compare(directory: Path, place: Place) -> None:
-    if place.rank == 0:
-        torch.save(numbers(directory, build_mesh(ParallelConfig())), directory / "whole.pt")
+def compare(directory: Path, how: str, place: Place) -> None:
+    num_ranks = place.layout.num_ranks
     meeting = f"file://{place.meeting}/ranks"
-    process = init_distributed(place.rank, RANKS, init_method=meeting, timeout_s=100)
-    found = numbers(directory, build_mesh(ParallelConfig(cp=RANKS), process))
+    process = init_distributed(place.rank, num_ranks, init_method=meeting, timeout_s=100)
+    found = numbers(directory, build_mesh(LAYOUTS[how], process))
     if place.rank == 0:
-        torch.save(found, directory / "divided.pt")
+        torch.save(found, directory / f"{how}.pt")
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     where = Path(sys.argv[1])
-    run_ranks(Layout(num_ranks=RANKS), lambda place: compare(where, place))
+    torch.save(numbers(where, build_mesh(ParallelConfig())), where / "whole.pt")
+    for axis, degrees in LAYOUTS.items():
+        layout = Layout(num_ranks=degrees.cp * degrees.tp)
+        run_ranks(layout, lambda place, axis=axis: compare(where, axis, place))

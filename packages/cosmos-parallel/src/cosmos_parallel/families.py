@@ -33,6 +33,8 @@ _TENSOR_STYLES = {
     "rowwise_split_input",
     "replicated_with_grad_allreduce",
 }
+# decoders without a plan, which are built as those of another type
+_BUILT_AS = {"qwen3_vl_text": "qwen3"}
 _FIXED_ROPE = ("default", "linear", "llama3", "yarn")
 
 
@@ -137,7 +139,7 @@ def _axes_of(settings: Any, model_type: str, *, is_text: bool) -> tuple[str, ...
     function, and scores that nothing is done to, or rotary axes.
     """
     axes = ["dp_replicate", "dp_shard"]
-    styles = set((getattr(settings, "base_model_tp_plan", None) or {"": "none"}).values())
+    styles = set((tensor_plan(settings) or {"": "none"}).values())
     is_plain = not _num_experts(settings) and not getattr(settings, "attn_logit_softcapping", None)
     divides = is_text and getattr(settings, "base_model_pp_plan", None) and is_plain
     if divides or model_type in ROTARY_TYPES:
@@ -145,6 +147,20 @@ def _axes_of(settings: Any, model_type: str, *, is_text: bool) -> tuple[str, ...
     if styles <= _TENSOR_STYLES:
         axes.append("tp")
     return tuple(axes)
+
+
+def tensor_plan(settings: Any) -> Mapping[str, str]:
+    """Return how the matrices of a decoder are split, by patterns of their names within it.
+
+    Args:
+        settings: the decoder's config, or its class.
+    """
+    from transformers import CONFIG_MAPPING
+
+    plan = getattr(settings, "base_model_tp_plan", None)
+    if plan is None and settings.model_type in _BUILT_AS:
+        plan = CONFIG_MAPPING[_BUILT_AS[settings.model_type]].base_model_tp_plan
+    return plan or {}
 
 
 def supported_models() -> list[ModelSupport]:

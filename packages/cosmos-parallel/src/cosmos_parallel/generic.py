@@ -15,11 +15,14 @@ from torch.distributed.tensor.parallel import (
 )
 
 from cosmos_parallel.errors import MeshError
+from cosmos_parallel.families import tensor_plan
 from cosmos_parallel.lora import layers_to_split
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from transformers import PreTrainedModel
+
+_HEAD_NORMS = frozenset({"q_norm", "k_norm", "q_layernorm", "k_layernorm"})
 
 
 def apply_tensor_plan(model: "PreTrainedModel", mesh: "DeviceMesh") -> None:
@@ -28,17 +31,52 @@ def apply_tensor_plan(model: "PreTrainedModel", mesh: "DeviceMesh") -> None:
     Args:
         model: whole, the same on every rank.
         mesh: 1-D.
+
+    Raises:
+        MeshError: if the plan has a style that is not known here, or leaves out what ranks must do
+            together.
     """
-    plan: Mapping[str, str] = model.tp_plan
-    tied = model.config.get_text_config().tie_word_embeddings
-    head = model.get_output_embeddings()
+    plan = _plan_of(model)
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    tied = getattr(head, "weight", None) is embedding.weight
     for name, module in list(model.named_modules()):
-        style = plan.get(re.sub(r"\d+", "*", name))
+        style = plan.get(_pattern(name))
         # embeddings stay whole, also where they are the head: FSDP2 shards them
         if style in (None, "embedding_rowwise") or (tied and module is head):
             continue
         for layer in layers_to_split(module, style):
             _split(layer, mesh, _style(style))
+
+
+def _plan_of(model: "PreTrainedModel") -> Mapping[str, str]:
+    """Return styles by the names of modules, in which ``*`` stands for a number.
+
+    Some plans forget norms of queries and keys (those of Qwen3-VL-MoE and GLM-OCR): each rank's
+    gradient would be of its own heads, and the ranks' weights would go apart.
+    """
+    decoder = model.get_decoder()
+    prefix = next(name for name, module in model.named_modules() if module is decoder)
+    within = tensor_plan(model.config.get_text_config())
+    plan = {f"{prefix}.{name}": style for name, style in within.items()} | dict(model.tp_plan)
+    for name, module in model.named_modules():
+        block, _, own = name.rpartition(".")
+        is_left_out = own in _HEAD_NORMS and _pattern(name) not in plan
+        if is_left_out and plan.get(_pattern(f"{block}.q_proj")) == "colwise":
+            _check_head_norm(name, module, model.get_submodule(block))
+            plan[_pattern(name)] = "replicated_with_grad_allreduce"
+    return plan
+
+
+def _pattern(name: str) -> str:
+    return re.sub(r"\d+", "*", name)
+
+
+def _check_head_norm(name: str, norm: nn.Module, attention: nn.Module) -> None:
+    """Refuse a norm over more than one head, or with weights for each, which no style divides."""
+    size = getattr(attention, "head_dim", None)
+    for weight in norm.parameters():
+        if weight.ndim > 1 or weight.numel() != (size or weight.numel()):
+            raise MeshError(f"tp: {name} has weights for more than one head; use dp_shard or cp")
 
 
 def _split(layer: nn.Module, mesh: "DeviceMesh", style: ParallelStyle) -> None:
