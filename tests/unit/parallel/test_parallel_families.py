@@ -130,17 +130,22 @@ def test_every_family_of_the_readme_is_listed_with_its_axes():
         assert by_type[kind].axes == (*dense, "ep")
     assert by_type["deepseek_v3"].families == "DeepSeek-V3, Moonlight-MoE"
     assert not by_type["qwen2_5_vl"].native
-    assert by_type["qwen2_5_vl"].axes == ("dp_replicate", "dp_shard", "tp")
-    for kind in ("mistral", "gemma", "gemma3_text", "phi", "phi3"):
+    seeing = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+    for kind in (*seeing, "mistral", "gemma", "gemma3_text", "phi", "phi3"):
         assert by_type[kind].axes == ("dp_replicate", "dp_shard", "cp", "tp")
     # it caps the scores of its attention, which no fused kernel does
     assert by_type["gemma2"].axes == ("dp_replicate", "dp_shard", "tp")
     assert by_type["gpt2"].axes == ("dp_replicate", "dp_shard")
+    # some of their layers hand a state from token to token, which would end with a rank's stretch
+    for kind in ("qwen3_next", "qwen3_5_text", "olmo_hybrid"):
+        assert "cp" not in by_type[kind].axes
 
 
-@pytest.mark.parametrize("kind", ["MistralConfig", "Phi3Config", "Qwen2_5_VLConfig"])
+@pytest.mark.parametrize(
+    "kind", ["MistralConfig", "Phi3Config", "Qwen2_5_VLConfig", "Qwen3VLConfig", "Qwen3NextConfig"]
+)
 def test_listed_axes_are_those_of_a_config(kind):
-    config = getattr(transformers, kind)()
+    config = getattr(transformers, f"{kind}Config")()
     by_type = {support.model_type: support for support in supported_models()}
     assert generic_axes(config) == by_type[config.model_type].axes
 

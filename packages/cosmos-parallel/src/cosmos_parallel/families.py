@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cosmos_parallel.errors import MeshError
 from cosmos_parallel.mesh import ParallelConfig
+from cosmos_parallel.packed_attention import ATTENTION_LAYERS
 from cosmos_parallel.rotary_axes import ROTARY_TYPES
 
 if TYPE_CHECKING:
@@ -136,17 +137,35 @@ def _axes_of(settings: Any, model_type: str, *, is_text: bool) -> tuple[str, ...
 
     ``tp`` needs a plan of the model's own in which every style is known here; ``cp`` a decoder of
     text that says which of its modules make a pipeline, as those do that take any attention
-    function, and scores that nothing is done to, or rotary axes.
+    function, scores that nothing is done to, and layers of attention alone, or rotary axes.
     """
     axes = ["dp_replicate", "dp_shard"]
     styles = set((tensor_plan(settings) or {"": "none"}).values())
     is_plain = not _num_experts(settings) and not getattr(settings, "attn_logit_softcapping", None)
-    divides = is_text and getattr(settings, "base_model_pp_plan", None) and is_plain
-    if divides or model_type in ROTARY_TYPES:
+    may_divide = is_text and getattr(settings, "base_model_pp_plan", None) and is_plain
+    if (may_divide and _attends_only(settings)) or model_type in ROTARY_TYPES:
         axes.append("cp")
     if styles <= _TENSOR_STYLES:
         axes.append("tp")
     return tuple(axes)
+
+
+def _attends_only(settings: Any) -> bool:
+    """Whether no layer carries a state along the sequence, which ends where a rank's stretch does.
+
+    Args:
+        settings: of the decoder, or its class, of which the default is asked.
+    """
+    from transformers.utils import logging
+
+    if isinstance(settings, type):
+        if not hasattr(settings, "layer_types"):
+            return True
+        level = logging.get_verbosity()
+        logging.set_verbosity_error()  # tokens beyond a default vocabulary are no news
+        settings = settings()
+        logging.set_verbosity(level)
+    return set(getattr(settings, "layer_types", None) or ()) <= ATTENTION_LAYERS
 
 
 def tensor_plan(settings: Any) -> Mapping[str, str]:
@@ -158,8 +177,9 @@ def tensor_plan(settings: Any) -> Mapping[str, str]:
     from transformers import CONFIG_MAPPING
 
     plan = getattr(settings, "base_model_tp_plan", None)
-    if plan is None and settings.model_type in _BUILT_AS:
-        plan = CONFIG_MAPPING[_BUILT_AS[settings.model_type]].base_model_tp_plan
+    like = _BUILT_AS.get(getattr(settings, "model_type", ""))
+    if plan is None and like is not None:
+        plan = CONFIG_MAPPING[like].base_model_tp_plan
     return plan or {}
 
 

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from transformers import PreTrainedModel
 
-_HEAD_NORMS = frozenset({"q_norm", "k_norm", "q_layernorm", "k_layernorm"})
+# what works on the features that a split matrix has made, by the name of that matrix
+_NORMS = dict.fromkeys(("q_norm", "k_norm", "q_layernorm", "k_layernorm"), "q_proj")
+_BEHIND = {**_NORMS, "act_fn": "up_proj"}
 
 
 def apply_tensor_plan(model: "PreTrainedModel", mesh: "DeviceMesh") -> None:
@@ -51,8 +53,9 @@ def apply_tensor_plan(model: "PreTrainedModel", mesh: "DeviceMesh") -> None:
 def _plan_of(model: "PreTrainedModel") -> Mapping[str, str]:
     """Return styles by the names of modules, in which ``*`` stands for a number.
 
-    Some plans forget norms of queries and keys (those of Qwen3-VL-MoE and GLM-OCR): each rank's
-    gradient would be of its own heads, and the ranks' weights would go apart.
+    Some plans forget norms of queries and keys (those of Qwen3-VL-MoE and GLM-OCR) or activations
+    that are learned (Apertus): each rank's gradient would be of its own features, and the ranks'
+    weights would go apart.
     """
     decoder = model.get_decoder()
     prefix = next(name for name, module in model.named_modules() if module is decoder)
@@ -60,10 +63,18 @@ def _plan_of(model: "PreTrainedModel") -> Mapping[str, str]:
     plan = {f"{prefix}.{name}": style for name, style in within.items()} | dict(model.tp_plan)
     for name, module in model.named_modules():
         block, _, own = name.rpartition(".")
-        is_left_out = own in _HEAD_NORMS and _pattern(name) not in plan
-        if is_left_out and plan.get(_pattern(f"{block}.q_proj")) == "colwise":
-            _check_head_norm(name, module, model.get_submodule(block))
+        maker = plan.get(_pattern(f"{block}.{_BEHIND.get(own)}"))
+        is_learned = next(module.parameters(), None) is not None
+        if maker == "colwise" and is_learned and _pattern(name) not in plan:
+            if own in _NORMS:
+                _check_head_norm(name, module, model.get_submodule(block))
             plan[_pattern(name)] = "replicated_with_grad_allreduce"
+        own_weights = [each for each, _ in module.named_parameters(recurse=False)]
+        if own_weights and plan.get(_pattern(f"{name}.q_proj")) == "colwise":
+            raise MeshError(
+                f"tp: {name} has {own_weights[0]} for all heads, which the model's plan does not "
+                "split; use dp_shard or cp"
+            )
     return plan
 
 
