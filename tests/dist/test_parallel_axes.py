@@ -5,13 +5,14 @@ CI runs the cases marked so; ``--parallel-axes all`` runs the table.
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from process_trees import run_tree
-from tiny_models import write_random
+from tiny_models import tiny_config, write_random
 
 pytestmark = pytest.mark.timeout(1800)  # one tree of processes runs every case
 POOL = Path(__file__).with_name("parallel_pool.py")
@@ -89,6 +90,43 @@ FAMILIES = {
     ),
     "phi-3": lambda: transformers.Phi3Config(**GROUPED, pad_token_id=0),
 }
+# decoders that only transformers computes, besides those above, by the axes that they have
+BY_BOTH = (
+    "apertus",
+    "arcee",
+    "aria_text",
+    "cohere2",
+    "cwm",
+    "ernie4_5",
+    "exaone4",
+    "glm",
+    "glm4",
+    "gpt_neox",
+    "granite",
+    "helium",
+    "hrm_text",
+    "hyperclovax",
+    "jais2",
+    "ministral",
+    "ministral3",
+    "olmo",
+    "olmo2",
+    "olmo3",
+    "seed_oss",
+    "smollm3",
+    "starcoder2",
+)
+BY_TENSOR = (
+    "cohere2_moe",
+    "exaone_moe",
+    "gemma2",
+    "nanochat",
+    "olmo_hybrid",
+    "qwen2_moe",
+    "qwen3_5_text",
+    "vaultgemma",
+)
+FAMILIES |= {kind: partial(tiny_config, kind) for kind in (*BY_BOTH, *BY_TENSOR)}
 INTERLEAVED = {"pp": 2, "pp_schedule": "Interleaved1F1B"}
 ZERO_BUBBLE = {"pp": 2, "pp_schedule": "ZBVZeroBubble"}
 LAYOUTS = {
@@ -126,6 +164,8 @@ ALLOWED = {
     "qwen-3-moe": set(LAYOUTS),
     "moonlight-moe": set(LAYOUTS),
     "gpt-oss": set(LAYOUTS),
+    **dict.fromkeys(BY_BOTH, frozenset({"tp2", "cp2"})),
+    **dict.fromkeys(BY_TENSOR, frozenset({"tp2"})),
     **dict.fromkeys(("qwen-2.5-vl", "mistral", "gemma", "gemma-3", "phi", "phi-3"), GENERIC),
 }
 # what CI runs: every axis, every family, and combinations that meet in few places
@@ -145,6 +185,7 @@ IN_CI = {
     ("mistral", "tp2-cp2"),
     ("gemma-3", "tp2-cp2"),
     ("phi-3", "tp2"),
+    ("apertus", "tp2"),
 }
 TABLE = [
     (family, layout)
@@ -182,11 +223,8 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> Path:
-    """Write a tiny model of every family."""
-    directory = tmp_path_factory.mktemp("axes")
-    for family, make in FAMILIES.items():
-        write_random(make(), directory / family)
-    return directory
+    """Return where the tiny models are, once there are results."""
+    return tmp_path_factory.mktemp("axes")
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +249,8 @@ def results(models, request) -> dict:
     for name in further:
         num_ranks = max(2, math.prod(EXTRA[name]["degrees"].values()))
         cases.append({"name": name, "num_ranks": num_ranks, **EXTRA[name]})
+    for family in {case["model"] for case in cases}:
+        write_random(FAMILIES[family](), models / family)
     lines = "\n".join(json.dumps(case) for case in cases)
     run_tree(POOL, models, deadline_s=120 + 60 * len(cases), given=lines)
     return {

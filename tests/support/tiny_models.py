@@ -5,6 +5,26 @@ from pathlib import Path
 import torch
 import transformers
 
+_SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+    "max_position_embeddings": 64,
+    "sliding_window": 8,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
 
 def write_random(config: transformers.PretrainedConfig, path: Path) -> None:
     """Write a model of a config, float32 and wide enough in its weights that logits differ."""
@@ -15,6 +35,22 @@ def write_random(config: transformers.PretrainedConfig, path: Path) -> None:
     for name, parameter in model.named_parameters():
         torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.2)
     model.save_pretrained(path)
+
+
+def tiny_config(model_type: str) -> transformers.PretrainedConfig:
+    """Return a config of any decoder of text, with sizes made small where it has them."""
+    kind = transformers.CONFIG_MAPPING[model_type]
+    usual = kind()
+    small = {
+        name: value for name, value in _SIZES.items() if getattr(usual, name, None) is not None
+    }
+    if hasattr(usual, "head_dim"):
+        small["head_dim"] = 8
+    for name in ("layer_types", "mlp_layer_types"):
+        kinds = list(dict.fromkeys(getattr(usual, name, None) or ()))
+        if kinds:
+            small[name] = [kinds[0], kinds[-1]]
+    return kind(**small)
 
 
 def random_qwen3(

@@ -6,7 +6,7 @@ works them out for the whole step and fetches only the trajectories of its own s
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -27,6 +27,7 @@ from cosmos_parallel import (
     BLANK_PICTURE,
     PictureReader,
     balanced_parts,
+    num_patches,
     plan_micro_batches,
 )
 
@@ -155,20 +156,28 @@ def show_pictures(
     return replace(batch, token_ids=pictures.as_seen(batch.token_ids), image_inputs=inputs)
 
 
-def batch_sizes(batch: TokenBatch) -> dict[str, torch.Tensor]:
+def batch_sizes(batch: TokenBatch, config: Any) -> dict[str, torch.Tensor]:
     """Return sums that tell how fast and how full passes were, beside a loss's own metrics.
 
     ``batch/tokens`` of the samples, ``batch/places`` that a pass works on, padding included, and
-    ``batch/pairs``, the squares of the samples' lengths.
+    ``batch/pairs``, the squares of the samples' lengths; of pictures ``batch/patches``, and
+    ``batch/patch_pairs`` (see ``num_patches``).
+
+    Args:
+        batch: what a pass works on.
+        config: the model's Hugging Face config.
     """
     if batch.segments is None:
         lengths = batch.valid.sum(-1)
     else:
         lengths = torch.bincount(batch.segments[batch.valid])
+    patches, patch_pairs = num_patches(batch.image_inputs or {}, config)
     return {
         "batch/tokens": lengths.sum(),
         "batch/places": torch.tensor(batch.token_ids.numel(), device=lengths.device),
         "batch/pairs": lengths.square().sum(),
+        "batch/patches": torch.tensor(patches, dtype=torch.float64, device=lengths.device),
+        "batch/patch_pairs": torch.tensor(patch_pairs, dtype=torch.float64, device=lengths.device),
     }
 
 

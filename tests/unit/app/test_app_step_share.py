@@ -90,7 +90,7 @@ def test_a_share_is_cut_to_the_budget_with_or_without_padding(layout, places) ->
     trajectories = [trajectory(length) for length in (2, 4, 3)]
     plan = BatchPlan(layout=layout, max_tokens=6)
     batches = batches_of_share(share, trajectories, plan, policy_version=3)
-    sizes = [batch_sizes(batch) for batch in batches]
+    sizes = [batch_sizes(batch, None) for batch in batches]
     assert sorted(s["batch/places"].item() for s in sizes) == sorted(p for (p,) in places)
     assert sum(s["batch/tokens"].item() for s in sizes) == 9
     assert sum(s["batch/pairs"].item() for s in sizes) == 4 + 16 + 9

@@ -2,9 +2,25 @@
 
 import pytest
 import torch
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
-from cosmos_parallel import ParallelConfig, build_mesh, model_cost, throughput
+from cosmos_parallel import (
+    ParallelConfig,
+    Work,
+    build_mesh,
+    model_cost,
+    num_patches,
+    throughput,
+)
 
 SIZES = {
     "vocab_size": 64,
@@ -50,7 +66,42 @@ def test_speed_is_of_each_rank():
     config = Qwen3Config(**SIZES, head_dim=16)
     with torch.device("meta"):
         cost = model_cost(Qwen3ForCausalLM(config))
-    speed = throughput(cost, num_tokens=100, num_pairs=1000, rank_seconds=8.0, peak_flops=1e6)
+    work = Work(num_tokens=100, num_pairs=1000)
+    speed = throughput(cost, work, rank_seconds=8.0, peak_flops=1e6)
     flops = (100 * cost.per_token + 1000 * cost.per_pair) / 8
     assert (speed.tokens_per_s, speed.flops_per_s) == (12.5, flops)
     assert speed.mfu == flops / 1e6
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_what_sees_is_paid_for_by_patches_and_not_by_tokens(tied):
+    vision = {"depth": 2, "embed_dim": 16, "hidden_size": 32, "mlp_ratio": 2, "num_heads": 2}
+    config = Qwen2VLConfig(text_config=SIZES, vision_config=vision, tie_word_embeddings=tied)
+    with torch.device("meta"):
+        cost = model_cost(Qwen2VLForConditionalGeneration(config))
+    biases = 3 * 32  # of queries, keys and values
+    layer = 4 * 32 * 32 + biases + 3 * 32 * 48 + 2 * 32
+    assert cost.per_token == 6 * (3 * layer + 32 + 64 * 32)
+    block = (16 * 48 + 48) + (16 * 16 + 16) + (16 * 32 + 32) + (32 * 16 + 16) + 4 * 16
+    embedding = 3 * 2 * 14 * 14 * 16
+    # a norm, and two matrices over four patches put together
+    merger = 2 * 16 + (64 * 64 + 64) + (64 * 32 + 32)
+    assert cost.per_patch == 6 * (2 * block + embedding + merger / 4)
+    assert cost.per_patch_pair == 2 * 16 * 2 * 2 * 3
+    # a picture of 4 x 6 patches, and a video of three frames of 2 x 2
+    grids = torch.tensor([[1, 4, 6], [3, 2, 2]])
+    assert num_patches({"image_grid_thw": grids}, config) == (36, 24**2 + 3 * 4**2)
+    assert num_patches({}, config) == (0, 0)
+    work = Work(num_tokens=100, num_pairs=1000, num_patches=36, num_patch_pairs=624)
+    seen = 36 * cost.per_patch + 624 * cost.per_patch_pair
+    expected = (100 * cost.per_token + 1000 * cost.per_pair + seen) / 2
+    assert throughput(cost, work, rank_seconds=2.0).flops_per_s == pytest.approx(expected)
+
+
+def test_pictures_of_one_size_are_cut_into_patches():
+    config = LlavaConfig(vision_config={"model_type": "clip_vision_model", "patch_size": 14})
+    pixels = torch.empty(3, 3, 28, 56, device="meta")
+    assert num_patches({"pixel_values": pixels}, config) == (24, 3 * 8**2)
+    with torch.device("meta"):
+        cost = model_cost(LlavaForConditionalGeneration(config))
+    assert cost.per_patch > 6 * 12 * 768**2

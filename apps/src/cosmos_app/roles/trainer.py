@@ -42,6 +42,7 @@ from cosmos_parallel import (
     ReplicaLostError,
     StepReport,
     TrainingMesh,
+    Work,
     copy_weights,
     device_peak_flops,
     is_of_value_head,
@@ -315,7 +316,7 @@ class Trainer:
         self.num_passes += 1
         scored = self._scored(batch)
         result = self._loss(model, scored)
-        return replace(result, metrics={**result.metrics, **batch_sizes(batch)})
+        return replace(result, metrics={**result.metrics, **batch_sizes(batch, self._model.config)})
 
     def _scored(self, batch: TokenBatch) -> TokenBatch:
         """Score a batch by other models, unless it is; in each pass: ranks pass equally often.
@@ -335,10 +336,15 @@ class Trainer:
     def _speed(self, report: StepReport) -> dict[str, float]:
         """Return tokens per second and rank, their share of what was worked on, and MFU."""
         tokens, places = report.metrics["batch/tokens"], report.metrics["batch/places"]
-        speed = throughput(
-            self._cost,
+        work = Work(
             num_tokens=tokens,
             num_pairs=report.metrics["batch/pairs"],
+            num_patches=report.metrics["batch/patches"],
+            num_patch_pairs=report.metrics["batch/patch_pairs"],
+        )
+        speed = throughput(
+            self._cost,
+            work,
             rank_seconds=report.seconds * self._seat.num_ranks,
             peak_flops=device_peak_flops(self._seat.mesh.process.device),
         )

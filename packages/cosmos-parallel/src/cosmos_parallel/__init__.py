@@ -114,8 +114,10 @@ from cosmos_parallel.step_report import Evaluation, Outcome, StepReport
 from cosmos_parallel.throughput import (
     ModelCost,
     Throughput,
+    Work,
     device_peak_flops,
     model_cost,
+    num_patches,
     throughput,
 )
 from cosmos_parallel.value_head import VALUE_HEAD, is_of_value_head
@@ -195,6 +197,7 @@ __all__ = [
     "TokenIdError",
     "TorchOptimizerConfig",
     "TrainingMesh",
+    "Work",
     "adapter_tensors",
     "add_lora",
     "answer_logits",
@@ -229,6 +232,7 @@ __all__ = [
     "model_tensors",
     "names_in_files",
     "num_parameters",
+    "num_patches",
     "open_meeting_store",
     "open_store",
     "packed_sdpa",

@@ -1,15 +1,19 @@
 """How fast a step was: tokens per second and rank, and the share of the hardware's peak (MFU)."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cosmos_parallel.mesh import TrainingMesh
+from cosmos_parallel.rotary_axes import sees
 
 # what transformers and torchtitan call the modules of which a token meets some
 _EXPERTS = {"experts", "routed_experts"}
+_MERGERS = {"merger", "deepstack_merger_list"}  # work on several patches put together
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,10 +25,32 @@ class ModelCost:
             section 2.1), the input embedding not among them.
         per_pair: in attention, for each pair of tokens of one sample; causal sparsity is not
             counted, as is usual.
+        per_patch: in the matrices of the part that sees, for each patch of a picture or frame.
+        per_patch_pair: in that part's attention, for each pair of patches of one frame; windows
+            are not looked at, as causal sparsity is not.
     """
 
     per_token: float
     per_pair: float
+    per_patch: float = 0.0
+    per_patch_pair: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """What a model is given.
+
+    Attributes:
+        num_tokens: of the samples.
+        num_pairs: sum over the samples of the square of their tokens.
+        num_patches: of pictures and frames of videos.
+        num_patch_pairs: sum over pictures and frames of the square of their patches.
+    """
+
+    num_tokens: float
+    num_pairs: float
+    num_patches: float = 0.0
+    num_patch_pairs: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,41 +84,67 @@ def model_cost(model: nn.Module, mesh: TrainingMesh | None = None) -> ModelCost:
     num_experts = _first(text, ("num_experts", "n_routed_experts", "num_local_experts"), 0)
     chosen = _first(text, ("num_experts_per_tok", "num_experts_per_token"), num_experts)
     share = chosen / num_experts if num_experts else 1.0
+    sight = _part_that_sees(model, config)
+    seeing = set() if sight is None else set(sight.parameters())
     met = 0.0
     for name, parameter in model.named_parameters():
-        met += parameter.numel() * (share if _EXPERTS & set(name.split(".")) else 1.0)
-    if not getattr(text, "tie_word_embeddings", False):
+        if parameter not in seeing:
+            met += parameter.numel() * (share if _EXPERTS & set(name.split(".")) else 1.0)
+    if not _is_tied(config, text):
         embeddings = (part for part in model.modules() if isinstance(part, nn.Embedding))
-        met -= sum(part.weight.numel() for part in embeddings)
+        met -= sum(part.weight.numel() for part in embeddings if part.weight not in seeing)
     if mesh is not None:
         stages = mesh.sum_(torch.tensor(met, dtype=torch.float64, device=mesh.process.device))
         met = stages.item() / mesh.ranks_per_stage
     heads = _first(text, ("num_attention_heads", "n_head"), 1)
     width = _head_width(text, heads)
     layers = _first(text, ("num_hidden_layers", "n_layer"), 1)
-    return ModelCost(per_token=6.0 * met, per_pair=12.0 * layers * heads * width)
+    per_patch, per_patch_pair = (0.0, 0.0) if sight is None else _sight_cost(sight, config)
+    return ModelCost(
+        per_token=6.0 * met,
+        per_pair=12.0 * layers * heads * width,
+        per_patch=per_patch,
+        per_patch_pair=per_patch_pair,
+    )
+
+
+def num_patches(inputs: Mapping[str, Tensor], config: Any) -> tuple[float, float]:
+    """Return how many patches a model's part that sees works on, and pairs of them in one frame.
+
+    Args:
+        inputs: of a model, by its own names (see ``PictureReader.inputs``); empty without pictures.
+        config: the model's Hugging Face config.
+    """
+    frames: list[tuple[int, int]] = []  # how many, of how many patches each
+    if "image_grid_thw" in inputs:
+        frames = [(t, h * w) for t, h, w in inputs["image_grid_thw"].tolist()]
+    elif "pixel_values" in inputs:
+        *many, _, height, width = inputs["pixel_values"].shape
+        side = int(config.vision_config.patch_size)
+        frames = [(math.prod(many), (height // side) * (width // side))]
+    patches = sum(count * size for count, size in frames)
+    return float(patches), float(sum(count * size**2 for count, size in frames))
 
 
 def throughput(
-    cost: ModelCost,
-    *,
-    num_tokens: float,
-    num_pairs: float,
-    rank_seconds: float,
-    peak_flops: float = 0.0,
+    cost: ModelCost, work: Work, *, rank_seconds: float, peak_flops: float = 0.0
 ) -> Throughput:
     """Return the speed of a step.
 
     Args:
         cost: of the model.
-        num_tokens: of all samples of the step.
-        num_pairs: sum over the samples of the square of their length.
+        work: of all samples of the step.
         rank_seconds: seconds of the step times the ranks that worked on it.
         peak_flops: of the device; see ``device_peak_flops``.
     """
-    flops = (cost.per_token * num_tokens + cost.per_pair * num_pairs) / rank_seconds
+    flops = (
+        cost.per_token * work.num_tokens
+        + cost.per_pair * work.num_pairs
+        + cost.per_patch * work.num_patches
+        + cost.per_patch_pair * work.num_patch_pairs
+    ) / rank_seconds
     return Throughput(
-        tokens_per_s=num_tokens / rank_seconds,
+        tokens_per_s=work.num_tokens / rank_seconds,
         flops_per_s=flops,
         mfu=flops / peak_flops if peak_flops else 0.0,
     )
@@ -105,6 +157,32 @@ def device_peak_flops(device: torch.device) -> float:
     from torchtitan.tools.utils import get_peak_flops
 
     return float(get_peak_flops(torch.cuda.get_device_name(device)))
+
+
+def _part_that_sees(model: Any, config: Any) -> nn.Module | None:
+    if not sees(config):
+        return None
+    found: nn.Module = model.get_encoder(modality="image")  # of any Hugging Face model
+    return None if found is model else found
+
+
+def _sight_cost(sight: nn.Module, config: Any) -> tuple[float, float]:
+    """Return operations for each patch, and for each pair of patches of one frame."""
+    vision = config.vision_config
+    merged = _first(vision, ("spatial_merge_size",), 1) ** 2
+    met = 0.0
+    for name, parameter in sight.named_parameters():
+        met += parameter.numel() / (merged if _MERGERS & set(name.split(".")) else 1)
+    layers = _first(vision, ("depth", "num_hidden_layers"), 1)
+    # where there is an embed_dim, hidden_size is that of the decoder
+    return 6.0 * met, 12.0 * layers * _first(vision, ("embed_dim", "hidden_size"), 0)
+
+
+def _is_tied(config: Any, text: Any) -> bool:
+    """Whether the input embedding is the output head too; some decoders leave it to the whole."""
+    return bool(
+        getattr(text, "tie_word_embeddings", False) or getattr(config, "tie_word_embeddings", False)
+    )
 
 
 def _head_width(config: Any, heads: int) -> float:
