@@ -78,6 +78,10 @@ def test_tokens_of_one_response_have_the_logprobs_of_the_versions_that_sampled_t
         "rollout.record=true",
         "rollout.engine.kv=recompute",
         "rollout.sampling.max_new_tokens=48",
+        # a new version finds responses under way, however slow the trainer is: their step is
+        # admitted before it comes
+        "staleness.depth=2",
+        "staleness.bound=3",
         "trainer.steps=6",
         "trainer.checkpoint_every=1",
         "trainer.keep_checkpoints=100",
@@ -134,8 +138,8 @@ def test_the_quickstart_learns_and_its_export_answers_in_transformers(runner: Ru
     accuracies = {int(version): value for version, value in report["accuracies"].items()}
     assert max(accuracies) == report["steps"]
     assert accuracies[max(accuracies)] - accuracies[0] >= 0.3
-    assert report["switched"] > 0.0
-    assert report["staleness"][1] <= 2
+    assert report["num_loads"] == 2 * report["steps"]  # every version, by both replicas
+    assert report["staleness"][1] <= 1
     assert_balanced(report["books"])
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
