@@ -52,6 +52,14 @@ class _Shape:
     columns: int
 
 
+class _AccumulatingStage(PipelineStage):
+    """A stage whose gradients are added to those of a schedule before."""
+
+    def _post_metadata_inference_cleanup(self) -> None:
+        """Give up gathered parameters only; torch drops gradients too, as of a run for shapes."""
+        reshard(self.submod)
+
+
 class PipelinedCausalLM(NativeCausalLM):
     """The stages of one pipeline rank; it cannot be called by itself."""
 
@@ -233,7 +241,7 @@ class PipelinedCausalLM(NativeCausalLM):
         stage = self.stages[self._indices.index(index)]
         between = self._between(shape.rows, shape.columns)
         tokens = torch.empty(shape.rows, shape.columns, dtype=torch.int64, device="meta")
-        return PipelineStage(
+        return _AccumulatingStage(
             stage,
             index,
             self._mesh.config.num_stages,
