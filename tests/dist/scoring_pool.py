@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from parallel_pool import NUM_STEPS, run_pool
+from torch.distributed.tensor import DTensor
 
 from cosmos_algos import (
     DistillationConfig,
@@ -101,7 +102,8 @@ def rl(config: Any, mesh: TrainingMesh, load: Callable[[str], Any], *, moves: bo
     def batches(step: int) -> Sequence[Any]:
         samples = [trajectory(n, length, step) for n, length in enumerate(LENGTHS[step])]
         share = Share(max_tokens=24, rank=mesh.data_rank, num_ranks=mesh.data_size)
-        return algorithm.batches(samples, share, policy_version=step)
+        mine = algorithm.batches(samples, share, policy_version=step)
+        return [batch.to(mesh.process.device) for batch in mine]
 
     def after(model: torch.nn.Module, step: int) -> None:
         if moves and step == MOVED_AFTER:
@@ -112,7 +114,7 @@ def rl(config: Any, mesh: TrainingMesh, load: Callable[[str], Any], *, moves: bo
         batches(0),
         algorithm.loss,
         scorers_of(algorithm, reference, teacher),
-        empty_batch(),
+        empty_batch().to(mesh.process.device),
         after=after,
     )
 
@@ -198,7 +200,11 @@ def train(name: str, directory: Path, mesh: TrainingMesh) -> list[list[float]]:
         said.append([report.loss, report.grad_norm, *sums(report)])
         work.after(model, step)
     found = learner.evaluate(work.held_out, work.loss, filler=work.filler, scorers=work.scorers)
-    extremes = mesh.max_(torch.tensor([n for number in numbers for n in (-number, number)]))
+    if mesh.is_distributed:  # nothing is kept gathered of models that only score
+        frozen = [one for each in work.scorers for one in each.model.parameters()]
+        assert all(isinstance(parameter, DTensor) for parameter in frozen)
+    signed = [n for number in numbers for n in (-number, number)]
+    extremes = mesh.max_(torch.tensor(signed, device=mesh.process.device))
     return [*said, [found.loss, *sums(found)], [float(n) for n in extremes]]
 
 

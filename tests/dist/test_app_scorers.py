@@ -1,4 +1,7 @@
-"""Losses with a reference or a teacher under pipelines: the steps of one process."""
+"""Losses with a reference or a teacher under pipelines: the steps of one process.
+
+CI runs three layouts; ``--parallel-axes all`` runs all.
+"""
 
 import json
 from pathlib import Path
@@ -41,18 +44,29 @@ LAYOUTS = {
     "fsdp2-pp2": (4, {"pp": 2}),
     "tp2-pp2": (4, {"tp": 2, "pp": 2}),
 }
+# one schedule of one stage a rank, one of two, and ranks whose numbers of batches differ
+IN_CI = ("pp2", "pp2-zero-bubble", "fsdp2-pp2")
+
+
+def selected(config: pytest.Config) -> list[str]:
+    return list(LAYOUTS if config.getoption("--parallel-axes") == "all" else IN_CI)
+
+
+def pytest_generate_tests(metafunc):
+    if "layout" in metafunc.fixturenames:
+        metafunc.parametrize("layout", selected(metafunc.config))
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory) -> dict:
+def results(tmp_path_factory, request) -> dict:
     directory = tmp_path_factory.mktemp("scorers")
     for number, name in enumerate(("model", "reference", "teacher")):
         sizes = LARGER if name == "teacher" else SIZES
         write_random(transformers.Qwen3Config(**sizes), directory / name, seed=number)
-    cases = [
-        {"name": name, "num_ranks": num_ranks, "degrees": degrees, "losses": LOSSES}
-        for name, (num_ranks, degrees) in {"whole": (1, {}), **LAYOUTS}.items()
-    ]
+    cases = [{"name": "whole", "num_ranks": 1, "degrees": {}, "losses": LOSSES}]
+    for name in selected(request.config):
+        num_ranks, degrees = LAYOUTS[name]
+        cases.append({"name": name, "num_ranks": num_ranks, "degrees": degrees, "losses": LOSSES})
     lines = "\n".join(json.dumps(case) for case in cases)
     run_tree(POOL, directory, deadline_s=800, given=lines)
     return {
@@ -61,7 +75,6 @@ def results(tmp_path_factory) -> dict:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_stages_take_the_steps_of_one_process(results, layout, loss):
     whole, found = results["whole"], results[layout]
