@@ -47,7 +47,7 @@ from cosmos_parallel.learner_state import state_of
 
 CONFIG = dataclasses.replace(SHORT, lease_s=8.0)  # its first steps import much
 DIES_AT, ALONE_UNTIL, STEPS_TOGETHER, MOST_STEPS = 2, 4, 3, 1000
-PASSES_BEFORE = 2  # of step 2, with one micro-batch: valued, trained on once
+PASSES_BEFORE = 3  # of step 2, with one micro-batch: by the reference, valued, trained on once
 TINY = TinyModelConfig(hidden_size=32, num_layers=1, num_heads=2)
 RECIPE = Recipe(
     algorithm=PpoConfig(

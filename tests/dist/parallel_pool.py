@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -40,6 +41,8 @@ TIMEOUT_S = 300
 AT_FIRST_USE = ("cosmos_parallel.native.building", "torchtitan.trainer")
 # rows and columns of the micro-batches of a step: lengths that no number of ranks divides
 SHAPES = ((2, 13), (1, 9), (2, 11), (1, 14), (2, 6))
+# what the ranks of a case do: with the case and the directory, on each rank
+Work = Callable[[dict, Path, ProcessContext], object]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +104,7 @@ def train(case: dict, directory: Path, process: ProcessContext) -> list:
     return [*reports, [evaluation.loss, averaged.loss, cost.per_token, cost.per_pair]]
 
 
-def take_part(rank: int, case: dict, directory: Path) -> None:
+def take_part(rank: int, case: dict, directory: Path, work: Work) -> None:
     """Run one case on one rank, and write what came of it."""
     name = case["name"]
     try:
@@ -113,7 +116,7 @@ def take_part(rank: int, case: dict, directory: Path) -> None:
                 init_method=f"file://{directory}/{name}.meeting",
                 timeout_s=TIMEOUT_S,
             )
-        result = {"steps": train(case, directory, process)}
+        result = {"steps": work(case, directory, process)}
     except Exception:  # noqa: BLE001 - reported by the test
         result = {"error": traceback.format_exc()}
     shutdown_distributed()
@@ -122,7 +125,7 @@ def take_part(rank: int, case: dict, directory: Path) -> None:
         (directory / f"{name}{suffix}.json").write_text(json.dumps(result))
 
 
-def run_together(case: dict, directory: Path) -> None:
+def run_together(case: dict, directory: Path, work: Work) -> None:
     """Run a case on ranks of its own.
 
     torch keeps what it worked out for a mesh under the mesh's shape and ranks: a process that
@@ -130,7 +133,7 @@ def run_together(case: dict, directory: Path) -> None:
     """
     context = multiprocessing.get_context("fork")
     ranks = [
-        context.Process(target=take_part, args=(rank, case, directory))
+        context.Process(target=take_part, args=(rank, case, directory, work))
         for rank in range(case["num_ranks"])
     ]
     for process in ranks:
@@ -139,8 +142,8 @@ def run_together(case: dict, directory: Path) -> None:
         process.join()
 
 
-def main() -> None:
-    """Run what one process can, and fork the ranks of the rest."""
+def run_pool(work: Work) -> None:
+    """Run what one process can, and fork the ranks of the rest; see above for the command line."""
     directory = Path(sys.argv[1])
     cases = [json.loads(line) for line in sys.stdin]
     prepare("cpu")
@@ -150,10 +153,10 @@ def main() -> None:
     together = [case for case in cases if case["num_ranks"] > 1]
     for case in cases:
         if case not in together:
-            take_part(0, case, directory)
+            take_part(0, case, directory, work)
     for case in together:
-        run_together(case, directory)
+        run_together(case, directory, work)
 
 
 if __name__ == "__main__":
-    main()
+    run_pool(train)

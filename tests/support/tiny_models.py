@@ -26,9 +26,9 @@ _SIZES = {
 }
 
 
-def write_random(config: transformers.PretrainedConfig, path: Path) -> None:
+def write_random(config: transformers.PretrainedConfig, path: Path, *, seed: int = 0) -> None:
     """Write a model of a config, float32 and wide enough in its weights that logits differ."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     seeing = hasattr(config, "vision_config")
     kind = "AutoModelForImageTextToText" if seeing else "AutoModelForCausalLM"
     model = getattr(transformers, kind).from_config(config).float()

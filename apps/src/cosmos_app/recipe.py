@@ -316,17 +316,12 @@ def _check_algorithm(recipe: Recipe) -> None:
         ValueError: naming the setting.
     """
     kind, algorithm = recipe.algorithm.kind, recipe.algorithm.build()
-    parallel = recipe.policy.parallel
-    split = dividing_axis(parallel)
+    split = dividing_axis(recipe.policy.parallel)
     if algorithm.critic is not None and split:
         raise ValueError(
             f"algorithm.kind is {kind!r}, whose critic needs whole hidden states, and "
             f"policy.parallel.{split} divides them: use dp_replicate and dp_shard alone"
         )
-    if "reference_logprobs" in algorithm.needs:
-        refuse_stages(parallel, "the reference of algorithm.objective.kl")
-    if "teacher_logprobs" in algorithm.needs and not recipe.teacher.is_beside:
-        refuse_stages(parallel, "model.teacher (with teacher.replicas 0)")
     check_teacher(
         recipe.teacher,
         recipe.model.teacher,
@@ -339,23 +334,6 @@ def _check_algorithm(recipe: Recipe) -> None:
 def dividing_axis(parallel: ParallelConfig) -> str | None:
     """Return the first axis, if any, that divides what a token's hidden state is made of."""
     return next((a for a in ("tp", "cp", "pp", "ep") if getattr(parallel, a) > 1), None)
-
-
-def refuse_stages(parallel: ParallelConfig, scorer: str) -> None:
-    """Refuse pipelines where a loss asks a second model: a pipeline runs all passes of one.
-
-    Args:
-        parallel: the layout, which both models have.
-        scorer: the second model.
-
-    Raises:
-        ValueError: naming the axis.
-    """
-    if parallel.pp > 1:
-        raise ValueError(
-            f"policy.parallel.pp is {parallel.pp}, and {scorer} scores in every pass, which a "
-            "model cut into stages cannot: use dp_shard, tp and cp"
-        )
 
 
 def controller_config(recipe: Recipe, num_held_out: int) -> ControllerConfig:

@@ -125,10 +125,11 @@ def test_every_loss_trains_on_pictures_and_has_the_loss_of_rows_alone(
         for step in range(2):
             task.prepare(learner, step)
             batches = task.batches(step, rank=0, size=1)
-            report = learner.step(batches, task.loss, filler=task.filler)
+            report = learner.step(batches, task.loss, filler=task.filler, scorers=task.scorers)
             reports.append((report.loss, report.grad_norm))
-        assert learner.evaluate(task.held_out(rank=0, size=1), task.loss).loss > 0
-        nothing = learner.evaluate([task.filler], task.loss)
+        held_out = task.held_out(rank=0, size=1)
+        assert learner.evaluate(held_out, task.loss, scorers=task.scorers).loss > 0
+        nothing = learner.evaluate([task.filler], task.loss, scorers=task.scorers)
         assert nothing.weight == 0
         eyes = (model.get_parameter(VISION), reference.get_parameter(VISION))
         assert not torch.equal(*eyes)

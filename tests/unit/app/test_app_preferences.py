@@ -32,6 +32,7 @@ from cosmos_parallel import (
     answer_logits,
     build_mesh,
     load_causal_lm,
+    scored,
     step_examples,
 )
 
@@ -141,6 +142,15 @@ def test_rows_kept_back_leave_some_to_train_on(tmp_path, tokenizer):
         split_off(replace(data, held_out=6), read)
 
 
+def take(learner, task, step):
+    batches = task.batches(step, rank=0, size=1)
+    return learner.step(batches, task.loss, filler=task.filler, scorers=task.scorers)
+
+
+def total(task, model, batch):
+    return float(task.loss(model, scored(batch, task.scorers)).total.detach())
+
+
 def pair_task(tmp_path, model_dir, tokenizer, algorithm):
     path = written(tmp_path / "rows.jsonl", pair_rows(6))
     pairs = load_pairs(path, encoding(tokenizer), PreferenceFormat())
@@ -153,10 +163,7 @@ def test_dpo_begins_at_log_two_and_prefers_what_it_was_shown(tmp_path, model_dir
     task = pair_task(tmp_path, model_dir, tokenizer, DpoConfig(beta=0.5))
     config = LearnerConfig(optimizer=AdamWConfig(lr=1e-2))
     learner = Learner(load(model_dir), config)
-    reports = [
-        learner.step(task.batches(step, rank=0, size=1), task.loss, filler=task.filler)
-        for step in range(12)
-    ]
+    reports = [take(learner, task, step) for step in range(12)]
     assert reports[0].loss == pytest.approx(math.log(2.0), rel=1e-5)  # the policy is the reference
     assert reports[0].weight == 4  # pairs
     assert reports[-1].loss < 0.8 * reports[0].loss
@@ -164,7 +171,7 @@ def test_dpo_begins_at_log_two_and_prefers_what_it_was_shown(tmp_path, model_dir
     assert figures["accuracy"] == 1.0
     assert figures["margin"] == pytest.approx(figures["chosen"] - figures["rejected"], rel=1e-5)
     held_out = task.held_out(rank=0, size=1)
-    assert learner.evaluate(held_out, task.loss).weight == 2
+    assert learner.evaluate(held_out, task.loss, scorers=task.scorers).weight == 2
 
 
 def test_the_shares_of_two_ranks_make_the_loss_of_one(tmp_path, model_dir, tokenizer):
@@ -174,14 +181,14 @@ def test_the_shares_of_two_ranks_make_the_loss_of_one(tmp_path, model_dir, token
         for parameter in moved.parameters():
             parameter.mul_(1.05)
     totals = [
-        sum(float(task.loss(moved, batch).total.detach()) for batch in batches)
+        sum(total(task, moved, batch) for batch in batches)
         for batches in (
             task.batches(0, rank=0, size=1),
             task.batches(0, rank=0, size=2) + task.batches(0, rank=1, size=2),
         )
     ]
     assert totals[0] == pytest.approx(totals[1], rel=1e-5)
-    assert float(task.loss(moved, task.filler).total.detach()) == 0.0
+    assert total(task, moved, task.filler) == 0.0
 
 
 def test_kto_begins_at_a_half_and_takes_its_baseline_from_other_answers(
@@ -200,13 +207,13 @@ def test_kto_begins_at_a_half_and_takes_its_baseline_from_other_answers(
     losses = []
     for step in range(8):
         task.prepare(learner, step)
-        report = learner.step(task.batches(step, rank=0, size=1), task.loss, filler=task.filler)
+        report = take(learner, task, step)
         losses.append(report.loss)
     assert losses[0] == pytest.approx(0.5, rel=1e-5)
     assert losses[-1] < losses[0]
     task.prepare(learner, 8)
     others = mismatched([marked[index] for index in step_examples(4, BATCH, 8)])
-    found = learner.evaluate([task._collate(others)], task._ratio_sums)
+    found = learner.evaluate([task._collate(others)], task._ratio_sums, scorers=[task._reference])
     expected = kto_baseline(torch.tensor(found.loss * 4), torch.tensor(4.0))
     assert task.figures(report)["divergence"] == pytest.approx(float(expected), abs=1e-5)
 
@@ -231,17 +238,13 @@ def test_a_student_comes_nearer_to_its_teacher_on_packed_rows(tmp_path, model_di
     student = load(model_dir)
     first = task.batches(0, rank=0, size=1)
     own = DistillationTask(examples, student, algorithm)
-    assert float(own.loss(student, first[0]).total.detach()) == pytest.approx(0.0, abs=1e-4)
+    assert total(own, student, first[0]) == pytest.approx(0.0, abs=1e-4)
     if algorithm.beta == 0.0:
         with torch.no_grad():
-            goal, mine = answer_logits(teacher, first[0]), answer_logits(student, first[0])
+            goal, mine = (answer_logits(model, first[0].examples) for model in (teacher, student))
         p, q = goal.logits.double().softmax(-1), mine.logits.double().softmax(-1)
         expected = (p * (p / q).log()).sum(-1)[mine.mask].sum()
-        found = task.loss(student, first[0]).total.detach()
-        assert float(found) == pytest.approx(float(expected), rel=1e-4)
+        assert total(task, student, first[0]) == pytest.approx(float(expected), rel=1e-4)
     learner = Learner(student, LearnerConfig(optimizer=AdamWConfig(lr=2e-2)))
-    reports = [
-        learner.step(task.batches(step, rank=0, size=1), task.loss, filler=task.filler)
-        for step in range(10)
-    ]
+    reports = [take(learner, task, step) for step in range(10)]
     assert reports[-1].loss < 0.8 * reports[0].loss

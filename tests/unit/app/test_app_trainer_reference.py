@@ -69,6 +69,7 @@ def test_the_penalty_is_zero_at_the_reference_and_pulls_a_moved_policy_back(tmp_
         at_start = trainer.train(command, share, samples)
         assert at_start["kl"] == pytest.approx(0.0, abs=1e-9)
         assert at_start["grad_norm"] == pytest.approx(0.0, abs=1e-6)
+        assert trainer.num_passes == 2  # of the reference and of the policy
 
         with torch.no_grad():
             for parameter in trainer._model.parameters():

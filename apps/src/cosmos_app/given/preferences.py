@@ -23,15 +23,20 @@ from cosmos_algos import (
 )
 from cosmos_app.given.preference_data import MarkedSample, Pair, mismatched
 from cosmos_app.step_share import show_pictures
+from cosmos_app.token_scorers import token_scorer
 from cosmos_parallel import (
     Learner,
     LossResult,
     PictureReader,
+    Scorer,
+    Scores,
     SftBatchConfig,
     StepReport,
     balanced_parts,
     step_examples,
 )
+
+_SCORES = ("reference_logprobs",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,10 +118,10 @@ class PairTask:
             layout: how pairs become micro-batches.
         """
         self._pairs = PairData(data, layout)
-        self._reference = reference
         self._algorithm = algorithm
         self.num_examples = self._pairs.num_examples
         self.filler = self._pairs.filler
+        self.scorers = (token_scorer(reference, algorithm.with_reference, _SCORES),)
 
     def prepare(self, learner: Learner, step: int) -> None:
         """Need nothing."""
@@ -130,10 +135,9 @@ class PairTask:
         return self._pairs.held_out(rank=rank, size=size)
 
     def loss(self, model: nn.Module, batch: TokenBatch) -> LossResult:
-        """Score a batch by reference and policy, and sum over its pairs."""
+        """Score a batch that has the reference's scores by the policy, and sum over its pairs."""
         moved = batch.to(next(model.parameters()).device)
-        scored = self._algorithm.with_reference(self._reference, moved)
-        result = self._algorithm.loss(model, scored)
+        result = self._algorithm.loss(model, moved)
         return replace(result, metrics={**result.metrics, **row_sizes(moved)})
 
     def figures(self, report: StepReport) -> Mapping[str, float]:
@@ -157,7 +161,8 @@ class KtoTask:
     ) -> None:
         """Keep the samples in memory; arguments as of ``PairTask``."""
         self._train, self._held_out = data
-        self._reference = reference
+        self._reference = token_scorer(reference, self._with_reference, _SCORES)
+        self.scorers = (_of_marked(self._reference),)
         self._algorithm = algorithm
         self._layout = layout
         self._baseline = torch.zeros(())
@@ -179,7 +184,9 @@ class KtoTask:
             self._collate([others[i] for i in rows])
             for rows in _shares(lengths, self._layout, mesh.data_rank, mesh.data_size)
         ]
-        found = learner.evaluate(batches, self._ratio_sums, filler=self._empty)
+        found = learner.evaluate(
+            batches, self._ratio_sums, filler=self._empty, scorers=[self._reference]
+        )
         self._baseline = kto_baseline(
             torch.tensor(found.loss * found.weight), torch.tensor(found.weight)
         )
@@ -194,10 +201,9 @@ class KtoTask:
         return self._lay_out(self._held_out, rank, size) if self._held_out else None
 
     def loss(self, model: nn.Module, batch: KtoBatch) -> LossResult:
-        """Score a batch by reference and policy, and sum over its samples."""
+        """Score a batch that has the reference's scores by the policy, and sum over its samples."""
         moved = batch.to(next(model.parameters()).device)
-        scored = replace(moved, tokens=self._with_reference(moved.tokens))
-        result = self._algorithm.loss(model, scored)
+        result = self._algorithm.loss(model, moved)
         return replace(result, metrics={**result.metrics, **row_sizes(moved.tokens)})
 
     def figures(self, report: StepReport) -> Mapping[str, float]:
@@ -209,15 +215,15 @@ class KtoTask:
         }
 
     def _ratio_sums(self, model: nn.Module, batch: TokenBatch) -> LossSum:
-        moved = self._with_reference(batch.to(next(model.parameters()).device))
+        moved = batch.to(next(model.parameters()).device)
         ratios = self._algorithm.log_ratios(model, moved)
         return LossSum(
             total=(ratios * moved.denominators).sum(), weight=moved.denominators.sum(), metrics={}
         )
 
     @torch.no_grad()
-    def _with_reference(self, batch: TokenBatch) -> TokenBatch:
-        scores = model_scores(self._reference, batch, chunk=self._algorithm.logprob_chunk)
+    def _with_reference(self, reference: nn.Module, batch: TokenBatch) -> TokenBatch:
+        scores = model_scores(reference, batch, chunk=self._algorithm.logprob_chunk)
         return replace(batch, reference_logprobs=scores.logprobs)
 
     def _collate(self, samples: Sequence[LabelledTokens]) -> TokenBatch:
@@ -237,6 +243,18 @@ class KtoTask:
             )
             for rows in _shares(lengths, self._layout, rank, size)
         ]
+
+
+def _of_marked(scorer: Scorer[TokenBatch]) -> Scorer[KtoBatch]:
+    """Return a scorer of the samples of marked batches."""
+
+    def score(frozen: nn.Module, batch: KtoBatch) -> Scores:
+        return scorer.score(frozen, batch.tokens)
+
+    def join(batch: KtoBatch, scores: Scores) -> KtoBatch:
+        return replace(batch, tokens=scorer.join(batch.tokens, scores))
+
+    return Scorer(model=scorer.model, score=score, join=join)
 
 
 def row_sizes(batch: TokenBatch) -> dict[str, Tensor]:

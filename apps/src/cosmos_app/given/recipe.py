@@ -12,7 +12,6 @@ from cosmos_app.recipe import (
     LaunchConfig,
     PolicyConfig,
     dividing_axis,
-    refuse_stages,
 )
 from cosmos_core.metrics import ConsoleSinkConfig, JsonlSinkConfig, SinkConfig
 from cosmos_parallel import (
@@ -209,7 +208,6 @@ class PreferenceRecipe:
         """
         _check(self.policy, self.data)
         _check_rows(self.trainer)
-        refuse_stages(self.policy.parallel, "the reference")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -305,7 +303,6 @@ class DistillationRecipe:
             ValueError: naming the settings that do not go together.
         """
         _check(self.policy, self.data)
-        refuse_stages(self.policy.parallel, "the teacher")
 
 
 GivenRecipe = SftRecipe | PreferenceRecipe | RewardModelRecipe | DistillationRecipe

@@ -8,7 +8,7 @@ from torch import nn
 from cosmos_algos import RewardModelConfig, TokenBatch
 from cosmos_app.given.preference_data import Pair
 from cosmos_app.given.preferences import Layout, PairData, row_figures, row_sizes
-from cosmos_parallel import Learner, LossResult, StepReport
+from cosmos_parallel import Learner, LossResult, Scorer, StepReport
 
 
 class RewardTask:
@@ -31,6 +31,7 @@ class RewardTask:
         self._algorithm = algorithm
         self.num_examples = self._pairs.num_examples
         self.filler = self._pairs.filler
+        self.scorers: tuple[Scorer[TokenBatch], ...] = ()
 
     def prepare(self, learner: Learner, step: int) -> None:
         """Need nothing."""

@@ -8,6 +8,7 @@ from cosmos_parallel import (
     Learner,
     LossResult,
     PictureReader,
+    Scorer,
     SftBatch,
     SftBatchConfig,
     SftData,
@@ -44,6 +45,7 @@ class SftTask:
         self._config = config
         self.num_examples = len(train)
         self.filler = empty_batch(self._data.reader)
+        self.scorers: tuple[Scorer[SftBatch], ...] = ()
 
     def prepare(self, learner: Learner, step: int) -> None:
         """Need nothing."""

@@ -10,7 +10,7 @@ from torch import nn
 from cosmos_app.errors import DataError
 from cosmos_app.given.preference_data import PreferenceFormat
 from cosmos_app.given.recipe import PreferenceDataConfig, SftDataConfig
-from cosmos_parallel import Learner, LossResult, SftFormat, StepReport
+from cosmos_parallel import Learner, LossResult, Scorer, SftFormat, StepReport
 
 Batch = TypeVar("Batch")
 Example = TypeVar("Example")
@@ -33,6 +33,11 @@ class Task(Protocol[Batch]):
         """A batch of weight 0."""
         ...
 
+    @property
+    def scorers(self) -> Sequence[Scorer[Batch]]:
+        """The frozen models whose scores ``loss`` reads of its batches."""
+        ...
+
     def prepare(self, learner: Learner, step: int) -> None:
         """Work out what a step needs of all its examples, before any rank takes it."""
         ...
@@ -46,7 +51,7 @@ class Task(Protocol[Batch]):
         ...
 
     def loss(self, model: nn.Module, batch: Batch) -> LossResult:
-        """Run the model over a batch."""
+        """Run the model over a batch that has its scores."""
         ...
 
     def figures(self, report: StepReport) -> Mapping[str, float]:

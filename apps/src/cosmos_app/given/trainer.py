@@ -75,7 +75,9 @@ class GivenTrainer:
             rank=seat.index * mesh.data_size + mesh.data_rank,
             size=seat.size * mesh.data_size,
         )
-        report = self.learner.step(batches, self._task.loss, filler=self._task.filler)
+        report = self.learner.step(
+            batches, self._task.loss, filler=self._task.filler, scorers=self._task.scorers
+        )
         self.step = seat.step + 1
         return {
             **_figures(report),
@@ -92,7 +94,10 @@ class GivenTrainer:
         batches = self._task.held_out(rank=self._mesh.data_rank, size=self._mesh.data_size)
         if batches is None:
             return None
-        return self.learner.evaluate(batches, self._task.loss, filler=self._task.filler).loss
+        found = self.learner.evaluate(
+            batches, self._task.loss, filler=self._task.filler, scorers=self._task.scorers
+        )
+        return found.loss
 
     def save(self, score: float | None) -> None:
         """Begin to write a checkpoint after the last step taken, unless there is one."""

@@ -18,7 +18,7 @@ from cosmos_algos import (
     advantage_moments,
     with_whitened_advantages,
 )
-from cosmos_parallel import Learner, LossResult, StepReport
+from cosmos_parallel import Learner, LossResult, Scorer, StepReport
 
 _OF_THE_LAST = ("clipped", "critic/clipped")
 
@@ -30,6 +30,7 @@ def critic_step(
     *,
     value: Callable[[nn.Module, TokenBatch], TokenBatch],
     loss: Callable[[nn.Module, TokenBatch], LossResult],
+    scorers: Sequence[Scorer[TokenBatch]] = (),
 ) -> StepReport:
     """Take the updates of one step; all ranks of all replicas call together.
 
@@ -39,6 +40,7 @@ def critic_step(
         algorithm: with a critic.
         value: returns a batch with values and the advantages made of them.
         loss: of such a batch.
+        scorers: frozen models, of which the batches that ``value`` sees have scores.
 
     Returns:
         What the first update says, with the time of all, and with what the last one clipped.
@@ -47,7 +49,7 @@ def critic_step(
         ReplicaLostError: if a replica did not take part to the end; the updates before are made.
     """
     assert algorithm.critic is not None
-    valued, seconds = _valued(learner, batches, value, algorithm.critic), 0.0
+    valued, seconds = _valued(learner, batches, value, algorithm.critic, scorers), 0.0
     reports: list[StepReport] = []
     for _ in range(algorithm.epochs):
         reports.append(learner.step(valued, loss))
@@ -76,6 +78,7 @@ def _valued(
     batches: Sequence[TokenBatch],
     value: Callable[[nn.Module, TokenBatch], TokenBatch],
     critic: CriticConfig,
+    scorers: Sequence[Scorer[TokenBatch]],
 ) -> list[TokenBatch]:
     """Return this rank's batches with advantages, whitened over all samples of the step."""
     found: list[TokenBatch] = []
@@ -87,7 +90,7 @@ def _valued(
             total=moments.total, weight=moments.count, metrics={"squares": moments.squares}
         )
 
-    sums = learner.evaluate(batches, measure)
+    sums = learner.evaluate(batches, measure, scorers=scorers)
     mine = found[: len(batches)]  # what fills in for other ranks' batches is done with
     if not critic.whiten:
         return mine

@@ -29,6 +29,7 @@ from cosmos_app.step_share import (
     share_of_step,
     step_statistics,
 )
+from cosmos_app.token_scorers import scorers_of
 from cosmos_core.messages import Train
 from cosmos_core.trajectory import Trajectory
 from cosmos_parallel import (
@@ -94,7 +95,7 @@ class Trainer:
 
     Attributes:
         version: weight version the model holds; step k makes version k + 1.
-        num_passes: forward and backward passes so far; grows while a step is being worked on.
+        num_passes: forward passes so far; grows while a step is being worked on.
     """
 
     def __init__(
@@ -149,6 +150,9 @@ class Trainer:
             if recipe.teacher.is_beside
             else self._frozen("teacher_logprobs", recipe.model.teacher)
         )
+        self._scorers = scorers_of(self._algorithm, self._reference, self._teacher)
+        for model in (self._model, self._reference, self._teacher):
+            self._count_passes(model)
         self._sender = self._serve()
 
     @property
@@ -294,11 +298,16 @@ class Trainer:
 
     def _take(self, batches: Sequence[TokenBatch]) -> StepReport:
         if self._algorithm.critic is None:
-            return self._learner.step(batches, self._counted_loss)
+            return self._learner.step(batches, self._loss_of, scorers=self._scorers)
         is_undone = self._gathering is not None and self._algorithm.epochs > 1
         with whole_step(self._learner) if is_undone else nullcontext():
             return critic_step(
-                self._learner, batches, self._algorithm, value=self._valued, loss=self._counted_loss
+                self._learner,
+                batches,
+                self._algorithm,
+                value=self._algorithm.with_critic,
+                loss=self._loss_of,
+                scorers=self._scorers,
             )
 
     def _move_reference(self) -> None:
@@ -307,31 +316,23 @@ class Trainer:
         if is_due and self._reference is not None:
             copy_weights(self._model, self._reference)
 
-    def _valued(self, model: nn.Module, batch: TokenBatch) -> TokenBatch:
-        self.num_passes += 1
-        return self._algorithm.with_critic(model, self._scored(batch))
-
-    def _counted_loss(self, model: nn.Module, batch: TokenBatch) -> LossResult:
-        """Score a batch by the models that its loss needs, and sum its loss."""
-        self.num_passes += 1
-        scored = self._scored(batch)
-        result = self._loss(model, scored)
-        return replace(result, metrics={**result.metrics, **batch_sizes(batch, self._model.config)})
-
-    def _scored(self, batch: TokenBatch) -> TokenBatch:
-        """Score a batch by other models, unless it is; in each pass: ranks pass equally often.
-
-        Scoring ahead of the step would leave ranks with different numbers of batches waiting for
-        each other inside the sharded model.
-        """
-        if self._reference is not None and batch.reference_logprobs is None:
-            batch = self._algorithm.with_reference(self._reference, batch)
-        if self._teacher is not None and batch.teacher_logprobs is None:
-            batch = self._algorithm.with_teacher(self._teacher, batch)
+    def _loss_of(self, model: nn.Module, batch: TokenBatch) -> LossResult:
+        """Sum the loss of a batch that has the scores it needs, and its sizes."""
         if self._recipe.teacher.is_beside and not batch.trainable.any():
             nothing = torch.zeros_like(batch.behaviour_logprobs)  # padding has no teacher
             batch = replace(batch, teacher_logprobs=nothing)
-        return batch
+        result = self._loss(model, batch)
+        return replace(result, metrics={**result.metrics, **batch_sizes(batch, self._model.config)})
+
+    def _count_passes(self, model: nn.Module | None) -> None:
+        """Count forward passes of a model, or of its stages, which run by themselves."""
+
+        def count(*_: object) -> None:
+            self.num_passes += 1
+
+        if model is not None:
+            for part in getattr(model, "stages", (model,)):
+                part.register_forward_hook(count)
 
     def _speed(self, report: StepReport) -> dict[str, float]:
         """Return tokens per second and rank, their share of what was worked on, and MFU."""

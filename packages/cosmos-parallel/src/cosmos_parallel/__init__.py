@@ -71,7 +71,16 @@ from cosmos_parallel.packed_attention import (
     use_packed_attention,
 )
 from cosmos_parallel.packing import balanced_parts, plan_micro_batches
-from cosmos_parallel.passes import LossFunction, LossResult, Pass, TakesAllPasses, run_passes
+from cosmos_parallel.passes import (
+    LossFunction,
+    LossResult,
+    Pass,
+    Scorer,
+    Scores,
+    TakesAllPasses,
+    run_passes,
+    scored,
+)
 from cosmos_parallel.pictures import BLANK_PICTURE, PictureReader
 from cosmos_parallel.process import (
     ProcessContext,
@@ -181,6 +190,8 @@ __all__ = [
     "ReplicaMembership",
     "RetentionConfig",
     "ScheduleConfig",
+    "Scorer",
+    "Scores",
     "Seat",
     "SftBatch",
     "SftBatchConfig",
@@ -243,6 +254,7 @@ __all__ = [
     "reshard",
     "run_passes",
     "runs_packed_rows",
+    "scored",
     "seed_everything",
     "sft_loss",
     "shard_module",

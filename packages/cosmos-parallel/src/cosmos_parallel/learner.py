@@ -33,7 +33,7 @@ from cosmos_parallel.gradients import finish_gradients, gradient_norm, sum_over_
 from cosmos_parallel.mesh import ParallelConfig, TrainingMesh, build_mesh
 from cosmos_parallel.non_finite import dump, find_culprits
 from cosmos_parallel.optimizer import AdamWConfig, OptimizerConfig, set_learning_rate
-from cosmos_parallel.passes import LossFunction, LossResult, Pass, run_passes
+from cosmos_parallel.passes import LossFunction, LossResult, Pass, Scorer, run_passes
 from cosmos_parallel.replicas import ReplicaGroup
 from cosmos_parallel.step_report import Evaluation, Outcome, StepReport
 
@@ -166,6 +166,7 @@ class Learner:
         loss: LossFunction[Batch],
         *,
         filler: Batch | None = None,
+        scorers: Sequence[Scorer[Batch]] = (),
     ) -> StepReport:
         """Take one optimizer step on this rank's micro-batches.
 
@@ -177,6 +178,7 @@ class Learner:
             batches: this rank's share, in order.
             loss: called as ``loss(model, batch)`` once per pass.
             filler: a batch of weight 0, for ranks that have none of their own.
+            scorers: frozen models, of which the batches that ``loss`` sees have scores.
 
         Raises:
             NoBatchError: on every rank, if one has neither batches nor a filler; or if a tensor
@@ -189,7 +191,7 @@ class Learner:
         spare = filler if filler is not None else (batches[-1] if batches else None)
         num_passes = self._agree_on_passes(len(batches), has_spare=spare is not None)
         self.optimizer.zero_grad(set_to_none=True)
-        sums = self._accumulate(batches, spare, num_passes, loss)
+        sums = self._accumulate(batches, spare, num_passes, loss, scorers)
         total, weight, metrics = self._reduce(sums)
         lr = self._config.optimizer.lr * self._config.optimizer.schedule.factor(self.num_updates)
         outcome, grad_norm = self._update(total, weight, lr)
@@ -216,10 +218,11 @@ class Learner:
         loss: LossFunction[Batch],
         *,
         filler: Batch | None = None,
+        scorers: Sequence[Scorer[Batch]] = (),
     ) -> Evaluation:
         """Return the loss over the batches of this replica's ranks; nothing is trained.
 
-        Called by all ranks of this replica, and by no other replica.
+        Called by all ranks of this replica, and by no other replica; arguments as of ``step``.
 
         Raises:
             NoBatchError: on every rank, if one has neither batches nor a filler; or if a tensor
@@ -230,7 +233,7 @@ class Learner:
         spare = filler if filler is not None else (batches[-1] if batches else None)
         num_passes = self._agree_on_passes(len(batches), has_spare=spare is not None)
         with torch.no_grad():
-            sums = self._accumulate(batches, spare, num_passes, loss)
+            sums = self._accumulate(batches, spare, num_passes, loss, scorers)
         total, weight, metrics = _unpack(sums, self.mesh.sum_over_data(sums.pack()))
         return Evaluation(loss=total / weight if weight else 0.0, weight=weight, metrics=metrics)
 
@@ -252,6 +255,7 @@ class Learner:
         spare: Batch | None,
         num_passes: int,
         loss: LossFunction[Batch],
+        scorers: Sequence[Scorer[Batch]],
     ) -> _Sums:
         zero = torch.zeros((), dtype=torch.float64, device=self.mesh.process.device)
         sums = _Sums(zero, zero.clone(), {})
@@ -268,7 +272,8 @@ class Learner:
                     sums.touch(name)
 
         with self._saved_activations():
-            run_passes(self.model, passes, loss, take, gradient_scale=self.mesh.gradient_scale)
+            scale = self.mesh.gradient_scale
+            run_passes(self.model, passes, loss, take, scorers=scorers, gradient_scale=scale)
         return sums
 
     def _saved_activations(self) -> AbstractContextManager[object]:

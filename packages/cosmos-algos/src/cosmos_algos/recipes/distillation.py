@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from cosmos_algos.distillation import generalised_jsd, top_k, top_k_jsd
+from cosmos_algos.distillation import TopK, generalised_jsd, top_k, top_k_jsd
 from cosmos_algos.errors import AlgorithmConfigError
 from cosmos_algos.logprobs import accurate
 
@@ -42,35 +42,56 @@ class DistillationConfig:
                 f"and temperature {self.temperature} above 0"
             )
 
+    def likeliest(self, teacher: Float[Tensor, "N V"]) -> TopK | None:
+        """Return all that the loss needs of a teacher's logits; ``None`` if it needs them all."""
+        if not 0 < self.top_k < teacher.shape[-1]:
+            return None
+        return top_k(accurate(teacher), self.top_k, temperature=self.temperature)
+
     def token_losses(
         self,
-        teacher: Float[Tensor, "N V"],
+        teacher: Float[Tensor, "N V"] | TopK,
         student: Float[Tensor, "N V"],
         targets: Int[Tensor, " N"],
     ) -> Float[Tensor, " N"]:
         """Return the loss of each token.
 
         Args:
-            teacher: logits.
+            teacher: logits, or what ``likeliest`` made of them.
             student: logits, with gradient.
             targets: the answer's tokens.
 
         Raises:
-            AlgorithmConfigError: if the two have not the same vocabulary.
+            AlgorithmConfigError: if the logits of the two have not the same vocabulary.
         """
-        if teacher.shape != student.shape:
-            raise AlgorithmConfigError(
-                f"distillation: the teacher knows {teacher.shape[-1]} tokens and the student "
-                f"{student.shape[-1]}; they need one vocabulary"
-            )
         mine = torch.log_softmax(accurate(student) / self.temperature, dim=-1)
-        if 0 < self.top_k < teacher.shape[-1]:
-            likeliest = top_k(accurate(teacher), self.top_k, temperature=self.temperature)
-            losses = top_k_jsd(likeliest.logprobs, mine.gather(-1, likeliest.token_ids), self.beta)
+        goal = teacher if isinstance(teacher, TopK) else self._goal(teacher, student)
+        if isinstance(goal, TopK):
+            losses = top_k_jsd(goal.logprobs, mine.gather(-1, goal.token_ids), self.beta)
         else:
-            whole = torch.log_softmax(accurate(teacher) / self.temperature, dim=-1)
-            losses = generalised_jsd(whole, mine, self.beta)
+            losses = generalised_jsd(goal, mine, self.beta)
         if self.likelihood_coefficient:
             likelihood = cross_entropy(accurate(student), targets, reduction="none")
             losses = losses + self.likelihood_coefficient * likelihood
         return losses
+
+    def _goal(self, teacher: Tensor, student: Tensor) -> Tensor | TopK:
+        """Return the teacher's likeliest tokens, or the log-probabilities of all."""
+        check_one_vocabulary(teacher.shape[-1], student.shape[-1])
+        few = self.likeliest(teacher)
+        if few is not None:
+            return few
+        return torch.log_softmax(accurate(teacher) / self.temperature, dim=-1)
+
+
+def check_one_vocabulary(teacher: int, student: int) -> None:
+    """Check that two models have as many logits.
+
+    Raises:
+        AlgorithmConfigError: if they have not.
+    """
+    if teacher != student:
+        raise AlgorithmConfigError(
+            f"distillation: the teacher knows {teacher} tokens and the student {student}; they "
+            "need one vocabulary"
+        )

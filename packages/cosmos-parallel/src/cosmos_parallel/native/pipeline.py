@@ -1,7 +1,7 @@
 """Pipeline parallelism: all micro-batches of a step through stages on several ranks at once.
 
 A loss sees a whole model: it is called once to find out what it asks the model for, and again, on
-the rank of the last stage, when the hidden states are there.
+the rank of the last stage, when the hidden states are there. So is what scores by a frozen model.
 
     rank 0   tokens ─► layers 0-1 ─┐   every rank calls loss(model, batch) and stops where it
     rank 1          ┌──────────────┘   calls the model: the tokens are known
@@ -10,7 +10,7 @@ the rank of the last stage, when the hidden states are there.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,11 @@ from cosmos_parallel.mesh import TrainingMesh
 from cosmos_parallel.native.model import NativeCausalLM
 from cosmos_parallel.native.names import HfNames
 from cosmos_parallel.native.stage import Stage
-from cosmos_parallel.passes import LossFunction, LossResult, Pass
+from cosmos_parallel.passes import LossFunction, LossResult, Pass, Scores
+from cosmos_parallel.sharding import reshard
+
+Answer = TypeVar("Answer")
+_Call = tuple[Tensor, Tensor]  # tokens and positions
 
 
 class _AskedError(Exception):
@@ -46,6 +50,14 @@ class _Shape:
     num_passes: int
     rows: int
     columns: int
+
+
+class _AccumulatingStage(PipelineStage):
+    """A stage whose gradients are added to those of a schedule before."""
+
+    def _post_metadata_inference_cleanup(self) -> None:
+        """Give up gathered parameters only; torch drops gradients too, as of a run for shapes."""
+        reshard(self.submod)
 
 
 class PipelinedCausalLM(NativeCausalLM):
@@ -84,6 +96,11 @@ class PipelinedCausalLM(NativeCausalLM):
         assert mesh.dims is not None
         self._group: dist.ProcessGroup = mesh.dims.get_mesh("pp").get_group()
 
+    @property
+    def least_passes(self) -> int:
+        """How many passes fill the pipeline."""
+        return self._mesh.config.num_stages
+
     def run_passes(
         self,
         passes: Sequence[Pass[Any]],
@@ -98,45 +115,73 @@ class PipelinedCausalLM(NativeCausalLM):
         calls = [self._asked(loss, each.batch) for each in passes]
         if not calls:
             return
-        shape = self._shape_of(calls)
-        # schedules take no fewer passes than stages, and whole rounds
-        calls += calls[-1:] * (shape.num_passes - len(calls))
-        tokens = torch.cat([_padded(tokens, shape, 0) for tokens, _ in calls])
-        positions = torch.cat([_padded(positions, shape, 1) for _, positions in calls])
         results: dict[int, LossResult] = {}
-        score = self._scorer(passes, loss, results)
+
+        def take(number: int, hidden: Tensor) -> Tensor:
+            index = min(number, len(passes) - 1)
+            results[index] = result = self._answered(loss, passes[index].batch, hidden)
+            counts = passes[index].counts and number < len(passes)
+            return result.total * (self._mesh.gradient_scale if counts else 0.0)
+
         if torch.is_grad_enabled():
-            self._schedule(shape, score).step(
-                *([tokens] if self.stages[0].is_first else []),
-                positions=positions,
-                target=torch.arange(shape.num_passes) if self.stages[-1].is_last else None,
-                return_outputs=False,
-            )
+            self._train(calls, take)
         else:
-            self._look_ahead(shape, tokens, positions, score)
+            self._look_ahead(calls, take)
         for each, result in zip(passes, self._shared(results, len(passes)), strict=True):
             on_result(each, result)
 
-    def _look_ahead(
-        self,
-        shape: _Shape,
-        tokens: Tensor,
-        positions: Tensor,
-        score: Callable[[Tensor, Tensor], Tensor],
-    ) -> None:
+    def score_passes(
+        self, passes: Sequence[Pass[Any]], score: Callable[[nn.Module, Any], Scores]
+    ) -> list[Scores]:
+        """Return the scores of all passes, without gradients; every rank of the replica calls.
+
+        Ranks without the last stage get zeros of the same shapes, which take no memory. What FSDP2
+        has gathered of the stages is given up: other models run next.
+
+        Raises:
+            LossContractError: if ``score`` does not call the model.
+        """
+        calls = [self._asked(score, each.batch) for each in passes]
+        if not calls:
+            return []
+        found: dict[int, Scores] = {}
+
+        def take(number: int, hidden: Tensor) -> None:
+            found[number] = self._answered(score, passes[number].batch, hidden)
+
+        with torch.no_grad():
+            self._look_ahead(calls, take)
+        reshard(self)
+        return self._outlined([found[number] for number in sorted(found)])
+
+    def _train(self, calls: Sequence[_Call], take: Callable[[int, Tensor], Tensor]) -> None:
+        """Run forward and backward passes, and some more to fill the rounds of a schedule."""
+        shape = self._shape_of(calls)
+        # schedules take no fewer passes than stages, and whole rounds
+        calls = [*calls, *[calls[-1]] * (shape.num_passes - len(calls))]
+        tokens = torch.cat([_padded(tokens, shape, 0) for tokens, _ in calls])
+        positions = torch.cat([_padded(positions, shape, 1) for _, positions in calls])
+        self._schedule(shape, lambda hidden, number: take(int(number), hidden)).step(
+            *([tokens] if self.stages[0].is_first else []),
+            positions=positions,
+            target=torch.arange(shape.num_passes) if self.stages[-1].is_last else None,
+            return_outputs=False,
+        )
+
+    def _look_ahead(self, calls: Sequence[_Call], take: Callable[[int, Tensor], object]) -> None:
         """Run forward passes only, which the schedules of torch cannot all do."""
         final = self._mesh.config.num_stages - 1
-        parts = zip(tokens.chunk(shape.num_passes), positions.chunk(shape.num_passes), strict=True)
-        for number, (part, places) in enumerate(parts):
-            hidden = part
+        for number, (tokens, positions) in enumerate(calls):
+            hidden = tokens
             for index, stage in zip(self._indices, self.stages, strict=True):
                 before, after = self._owner(index - 1), self._owner(index + 1)
                 if not stage.is_first and before != self._group.rank():
-                    hidden = torch.empty_like(self._between(shape), device=part.device)
+                    between = self._between(*tokens.shape)
+                    hidden = torch.empty_like(between, device=tokens.device)
                     dist.recv(hidden, group=self._group, group_src=before)
-                hidden = stage(hidden, places)
+                hidden = stage(hidden, positions)
                 if index == final:
-                    score(hidden, torch.tensor(number))
+                    take(number, hidden)
                 elif after != self._group.rank():
                     dist.send(hidden.contiguous(), group=self._group, group_dst=after)
 
@@ -152,37 +197,25 @@ class PipelinedCausalLM(NativeCausalLM):
             "give it all micro-batches at once; a loss may call it once per batch"
         )
 
-    def _asked(self, loss: LossFunction[Any], batch: Any) -> tuple[Tensor, Tensor]:
+    def _asked(self, function: Callable[[nn.Module, Any], object], batch: Any) -> _Call:
         def ask(tokens: Tensor, positions: Tensor) -> NoReturn:
             raise _AskedError(tokens, positions)
 
         with self.running(ask):
             try:
-                loss(self, batch)
+                function(self, batch)
             except _AskedError as asked:
                 return asked.call
         raise LossContractError("the loss did not call the model, so there is nothing to train on")
 
-    def _scorer(
-        self,
-        passes: Sequence[Pass[Any]],
-        loss: LossFunction[Any],
-        results: dict[int, LossResult],
-    ) -> Callable[[Tensor, Tensor], Tensor]:
-        def score(hidden: Tensor, target: Tensor) -> Tensor:
-            index = min(int(target), len(passes) - 1)
-            is_extra = int(target) >= len(passes)
+    def _answered(
+        self, function: Callable[[nn.Module, Any], Answer], batch: Any, hidden: Tensor
+    ) -> Answer:
+        def give(tokens: Tensor, positions: Tensor) -> Tensor:
+            return hidden[: tokens.shape[0], : tokens.shape[1]]
 
-            def give(tokens: Tensor, positions: Tensor) -> Tensor:
-                return hidden[: tokens.shape[0], : tokens.shape[1]]
-
-            with self.running(give):
-                result = loss(self, passes[index].batch)
-            results[index] = result
-            counts = passes[index].counts and not is_extra
-            return result.total * (self._mesh.gradient_scale if counts else 0.0)
-
-        return score
+        with self.running(give):
+            return function(self, batch)
 
     def _shape_of(self, calls: Sequence[tuple[Tensor, Tensor]]) -> _Shape:
         degrees = self._mesh.config
@@ -206,9 +239,9 @@ class PipelinedCausalLM(NativeCausalLM):
 
     def _pipeline_stage(self, index: int, shape: _Shape) -> PipelineStage:
         stage = self.stages[self._indices.index(index)]
-        between = self._between(shape)
+        between = self._between(shape.rows, shape.columns)
         tokens = torch.empty(shape.rows, shape.columns, dtype=torch.int64, device="meta")
-        return PipelineStage(
+        return _AccumulatingStage(
             stage,
             index,
             self._mesh.config.num_stages,
@@ -218,11 +251,11 @@ class PipelinedCausalLM(NativeCausalLM):
             group=self._group,
         )
 
-    def _between(self, shape: _Shape) -> Tensor:
+    def _between(self, rows: int, columns: int) -> Tensor:
         """Return what goes from stage to stage, without memory."""
         return torch.empty(
-            shape.rows,
-            shape.columns // self.multiple_of,
+            rows,
+            columns // self.multiple_of,
             self.config.hidden_size,
             dtype=self._hidden_dtype,
             device="meta",
@@ -250,6 +283,24 @@ class PipelinedCausalLM(NativeCausalLM):
                 dict(zip(names[0], row[2:], strict=True)),
             )
             for row in table
+        ]
+
+    def _outlined(self, found: list[Scores]) -> list[Scores]:
+        """Return the scores of the last stage, and zeros in their place on other ranks."""
+        is_last, device = self.stages[-1].is_last, self._mesh.process.device
+        outlines: list[Any] = [
+            [{name: (tuple(value.shape), value.dtype) for name, value in s.items()} for s in found]
+        ]
+        source = _rank_of_last_stage(self._mesh)
+        dist.broadcast_object_list(outlines, group=self._group, group_src=source, device=device)
+        if is_last:
+            return found
+        return [
+            {
+                name: torch.zeros((), dtype=dtype, device=device).expand(shape)
+                for name, (shape, dtype) in outline.items()
+            }
+            for outline in outlines[0]
         ]
 
 

@@ -1,0 +1,70 @@
+"""Runs whose policy is cut into pipeline stages, and so is the reference beside it."""
+
+from pathlib import Path
+
+import pytest
+from real_runs import ROOT, SMALL, Runner, assert_balanced
+
+from cosmos_app.given.trainer import GivenTrainer
+from cosmos_app.recipes import load_any_recipe
+from cosmos_core.config import config_to_json
+from cosmos_core.rundir import RunDirectory
+from cosmos_parallel import ParallelConfig, Seat, build_mesh
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+STAGES = ("policy.ranks=2", "policy.parallel.pp=2")
+TINY = (
+    "model.tiny.num_layers=2",
+    "model.tiny.hidden_size=32",
+    "model.tiny.num_heads=2",
+    "model.tiny.tie_embeddings=false",
+)
+PAIRS = (
+    f"data.path={ROOT / 'configs' / 'data' / 'preferences.jsonl'}",
+    "trainer.validate_every=2",
+    "trainer.batch.max_tokens=256",
+    "learner.optimizer.lr=0.003",
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def test_preferences_in_stages_go_on_from_a_checkpoint_as_one_process_does(
+    runner: Runner, tmp_path: Path
+) -> None:
+    recipe = ROOT / "configs" / "dpo.toml"
+    settings = (*TINY, *PAIRS, *STAGES)
+    first = runner.complete(*settings, "trainer.steps=2", recipe=recipe)
+    run = runner.complete(*settings, "trainer.steps=4", recipe=recipe, flags=["--resume"])
+    steps = [record["values"] for record in run.metrics("controller")]
+    assert len(steps) == 4
+    model = first.output / "model"
+    alone = load_any_recipe(recipe, [*PAIRS, f"model.path={model}", "trainer.steps=4"])
+    text = config_to_json(alone)
+    with RunDirectory.create(tmp_path / "alone", config_json=text, now_s=0.0) as directory:
+        trainer = GivenTrainer(alone, directory, build_mesh(ParallelConfig()))
+        for number, found in enumerate(steps):
+            expected = trainer.train(Seat(step=number, index=0, names=("alone",), wants_stop=False))
+            for name in ("loss", "grad_norm", "margin", "num_passes"):
+                assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
+        assert run.report["validation_losses"]["3"] == pytest.approx(trainer.validate(), rel=1e-4)
+        trainer.close()
+
+
+def test_a_policy_in_stages_is_held_to_a_reference_that_moves(runner: Runner) -> None:
+    run = runner.complete(
+        *SMALL, *TINY, *STAGES, "trainer.steps=4", "staleness.depth=0", "staleness.bound=0",
+        "validation.before=false", "validation.after=false", "learner.optimizer.lr=0.01",
+        "algorithm.objective.entropy_coefficient=0.5", "algorithm.objective.kl.coefficient=0.2",
+        "algorithm.objective.kl.reset_every=2", "trainer.tokens_per_batch=128",
+    )  # fmt: skip
+    assert_balanced(run.report["books"])
+    steps = [record["values"] for record in run.metrics("policy")]
+    assert len(steps) == 4
+    # sampled by the weights that the stages sent
+    assert all(step["mismatch_abs"] < 1e-5 for step in steps)
+    for number, step in enumerate(steps):
+        assert (step["kl"] > 1e-6) == (number % 2 == 1), steps
