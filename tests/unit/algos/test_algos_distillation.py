@@ -7,7 +7,9 @@ import torch
 
 from cosmos_algos import (
     AlgorithmConfigError,
+    DistillationConfig,
     candidate_logprobs,
+    check_one_vocabulary,
     generalised_jsd,
     top_k,
     top_k_jsd,
@@ -129,3 +131,23 @@ def test_a_beta_outside_0_to_1_is_refused():
     teacher, student = distributions()
     with pytest.raises(AlgorithmConfigError, match=r"beta 1\.5"):
         generalised_jsd(teacher, student, 1.5)
+
+
+def test_losses_of_what_is_kept_of_a_teacher_are_those_of_its_logits():
+    teacher, student = distributions(seed=3)
+    targets = torch.tensor([0, 1, 2, 3])
+    config = DistillationConfig(beta=0.3, top_k=4, temperature=2.0, likelihood_coefficient=0.5)
+    few = config.likeliest(teacher)
+    assert few is not None
+    assert few.token_ids.shape == (4, 4)
+    torch.testing.assert_close(
+        config.token_losses(few, student, targets), config.token_losses(teacher, student, targets)
+    )
+    # of whole distributions nothing less than the logits will do
+    assert DistillationConfig().likeliest(teacher) is None
+    assert DistillationConfig(top_k=6).likeliest(teacher) is None
+
+
+def test_a_teacher_of_more_tokens_is_refused():
+    with pytest.raises(AlgorithmConfigError, match="the teacher knows 7 tokens and the student 6"):
+        check_one_vocabulary(7, 6)

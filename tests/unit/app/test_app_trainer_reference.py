@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from cosmos_app.roles.trainer import Seat, Trainer
 from cosmos_core.messages import SampleRef, Train
 from cosmos_core.trajectory import Trajectory, VersionSpan
 from cosmos_parallel import CheckpointStore, LearnerConfig, ParallelConfig, SgdConfig, build_mesh
+from cosmos_parallel import ModelConfig as HeldModelConfig
 
 TINY = TinyModelConfig(hidden_size=16, num_layers=1, num_heads=2, head_dim=32)
 
@@ -42,7 +44,10 @@ def train(step: int) -> Train:
     return Train(step=step, groups=(refs,), publish=False)
 
 
-def test_the_penalty_is_zero_at_the_reference_and_pulls_a_moved_policy_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("implementation", ["transformers", "native"])
+def test_the_penalty_is_zero_at_the_reference_and_pulls_a_moved_policy_back(
+    tmp_path: Path, implementation: Literal["transformers", "native"]
+) -> None:
     torch.set_num_threads(1)
     build_tiny_model(tmp_path / "model", ["1+1=2"], TINY, seed=0)
     kl = KlConfig(coefficient=1.0)
@@ -50,7 +55,7 @@ def test_the_penalty_is_zero_at_the_reference_and_pulls_a_moved_policy_back(tmp_
         Recipe(),
         algorithm=GrpoConfig(objective=ObjectiveConfig(correction=NoCorrection(), kl=kl)),
         learner=LearnerConfig(optimizer=SgdConfig(lr=0.005)),
-        model=ModelConfig(tiny=TINY),
+        model=ModelConfig(tiny=TINY, training=HeldModelConfig(implementation=implementation)),
         trainer=TrainerConfig(tokens_per_batch=64),
     )
     mesh = build_mesh(ParallelConfig())
