@@ -64,6 +64,16 @@ def test_the_loss_is_that_of_each_row_alone(found, layout):
     assert found["losses"][layout] == pytest.approx(found["losses"]["alone"], rel=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["dpo", "kto", "reward_model", "distillation"])
+def test_every_task_trains_on_videos_and_has_the_loss_of_rows_alone(found, kind):
+    alone, together = found["tasks"][kind]
+    assert alone["batches"] > together["batches"] == 1
+    for one, other in zip(alone["steps"], together["steps"], strict=True):
+        assert one == pytest.approx(other, rel=2e-4)
+        assert min(one) > 0
+    assert alone["sees"]
+
+
 @pytest.mark.parametrize(
     ("case", "words"),
     [

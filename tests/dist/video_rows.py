@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from turning import positions_of
+from video_tasks import reports
 
 from cosmos_core.images import read_image
 from cosmos_core.videos import VideoSampling, is_video, read_video, video_info
@@ -173,6 +174,7 @@ def main(directory: Path) -> None:
         "losses": losses(rows, examples),
         "saved": [rows.spelt(example)[0] for example in saved(rows)],
         "errors": errors,
+        "tasks": reports(directory),
     }
     (directory / "rows_found.json").write_text(json.dumps(found))
 
