@@ -153,9 +153,8 @@ async def measure_videos(
         "odd": (videos.odd,),
         "several": (videos.quick, videos.clip),
         "mixed": (RED, videos.clip, "blue-28x56.png", videos.slow),
+        "single": (videos.single,),
     }
-    if world.family != "qwen3_vl":
-        shown["single"] = (videos.single,)
     requests = {name: world.request(name, *sources) for name, sources in shown.items()}
     found: dict[str, Any] = {
         name: await compared(world, engine, [request]) for name, request in requests.items()
@@ -170,7 +169,6 @@ async def measure_videos(
     spelled = world.request("r", videos.quick)
     found["refused"] = {
         "gone": await refusal(engine, world.request("r", videos.gone)),
-        "one": await refusal(engine, world.request("r", videos.single)),
         "picture": await refusal(engine, replace(spelled, images=(str(world.folder / RED),))),
         "spelled": await refusal(engine, replace(spelled, images=())),
         "many": await refusal(engine, world.request("r", *[videos.quick] * 3)),

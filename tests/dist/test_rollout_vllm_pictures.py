@@ -192,9 +192,5 @@ def test_videos_that_cannot_be_seen_are_refused_by_name(measured, name, words):
 
 
 @with_videos
-def test_a_single_frame_is_a_video_but_for_qwen3_vl(measured):
-    videos = measured["videos"]
-    if measured["family"] == "qwen3_vl":
-        assert re.match("PictureError: .* t:1 must be larger", videos["refused"]["one"])
-    else:
-        assert videos["single"][0]["difference"] < EXACT
+def test_a_single_frame_is_a_video(measured):
+    assert measured["videos"]["single"][0]["difference"] < EXACT

@@ -50,6 +50,7 @@ def rows_of(directory: Path) -> list[tuple[str, list[str]]]:
         (f"{VIDEO}what?", [video(frames, fps=1)]),
         (f"{VIDEO}what?", [video(frames, fps=3)]),
         (f"{VIDEO}late", [video("v/plain.mp4", fps=8, max_frames=6, start=1.5, end=2.5)]),
+        (f"{VIDEO}still", [video("v/still.mp4")]),
     ]
 
 
@@ -82,9 +83,6 @@ def compared(directory: Path, kind: str) -> dict[str, list[tuple[Tensor, Tensor]
     model = load_causal_lm(folder, build_mesh(ParallelConfig()))
     original = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
     rows = rows_of(directory)
-    if not kind.startswith("qwen3"):  # which takes two frames or more
-        still = video_reference("v/still.mp4", directory, VideoSampling())
-        rows.append((f"{VIDEO}still", [still]))
     given = [theirs(processor, *row) for row in rows]
     logits = [logits_of(original, each) for each in given]
     encoded = [processor.tokenizer.encode(text) for text, _ in rows]
@@ -156,14 +154,12 @@ def refusals(directory: Path) -> dict[str, str]:
     reader = reader_of(directory / "qwen3_vl")
     text, (plain, green) = rows_of(directory)[3]
     ids = AutoProcessor.from_pretrained(directory / "qwen3_vl").tokenizer.encode(text)
-    still = video_reference("v/still.mp4", directory, VideoSampling())
     later = rows_of(directory)[7][1][0]
     none = video_reference("v/none.mp4", directory, VideoSampling())
     tokens = torch.tensor([reader.expand(ids, [plain, green])])
     calls = {
         "order": lambda: reader.expand(ids, [green, plain], "line 3"),
         "kind": lambda: reader.expand(ids, [plain, plain], "line 3"),
-        "still": lambda: reader.expand(ids, [still, green], "line 3"),
         "none": lambda: reader.expand(ids, [none, green], "line 3"),
         "frames": lambda: reader.inputs(tokens, [[later, green]], ["line 3"]),
         "swapped": lambda: reader.inputs(tokens, [[green, plain]], ["line 3"]),

@@ -64,10 +64,11 @@ def clip(tmp_path) -> Path:
         (VideoSampling(), [0, 6, 12, 17, 23, 29]),
         (VideoSampling(fps=0.1), [0, 10, 19, 29]),  # four at least
         (VideoSampling(fps=100.0, max_frames=7), [0, 6, 12, 17, 23, 29]),  # pairs
-        (VideoSampling(fps=100.0, max_frames=1), [0]),
+        (VideoSampling(fps=100.0, max_frames=1), [0, 0]),
         (VideoSampling(fps=100.0), list(range(30))),
         (VideoSampling(start=1.0, end=2.0), [10, 13, 17, 20]),
         (VideoSampling(start=2.8), [28, 29]),
+        (VideoSampling(start=2.9), [29, 29]),
         (VideoSampling(end=9.0, max_frames=2), [0, 29]),
     ],
 )
@@ -120,6 +121,7 @@ def test_frames_may_be_pictures(tmp_path):
     )
     assert shown(reference) == [0, 1, 2]
     assert video_sources(reference) == tuple(str(tmp_path / name) for name in names)
+    assert shown(video_reference(names[1:2], tmp_path, VideoSampling())) == [1, 1]
     Image.new("RGB", (8, 8)).save(tmp_path / "2.png")
     other = video_reference([*names, "2.png"], tmp_path, VideoSampling())
     with pytest.raises(VideoError, match="frames are of several sizes"):
@@ -142,7 +144,8 @@ def test_a_video_that_lies_on_its_side_is_turned(tmp_path):
     path.write_bytes(data[:at] + clockwise + data[at + len(upright) :])
     reference = video_reference(path, tmp_path, VideoSampling())
     assert (video_info(reference).height, video_info(reference).width) == (WIDTH, HEIGHT)
-    (frame,) = read_video(reference)
+    frame, again = read_video(reference)
+    assert np.array_equal(frame, again)
     assert frame[: WIDTH // 4].mean() > 250  # what was on the left is on top
     assert frame[-WIDTH // 4 :].mean() < 5
 

@@ -88,7 +88,8 @@ class VideoInfo:
     Attributes:
         height: of a frame as it is shown, in pixels.
         width: of a frame as it is shown, in pixels.
-        indices: of the frames that are shown, among all of the video.
+        indices: of the frames that are shown, among all of the video; a single one is shown twice,
+            as models put two together.
         num_frames: of the section that they are taken from.
         fps: of the video.
     """
@@ -200,7 +201,7 @@ def read_video(reference: str) -> npt.NDArray[np.uint8]:
     says = _parsed(reference)
     info = video_info(reference)
     if "frames" in says:
-        return np.stack([np.asarray(read_image(frame)) for frame in says["frames"]])
+        return np.stack([np.asarray(read_image(says["frames"][index])) for index in info.indices])
     with _opened(reference, says["path"]) as container:
         times = _times(container)
         wanted = [times[index] for index in info.indices]
@@ -216,13 +217,11 @@ def _taken(
     place, before = 0, None
     for frame in decoded:
         time = cast("int", frame.pts)
-        while time > wanted[place]:  # the one that was wanted did not come
-            frames[place] = _upright(before or frame)
+        while place < len(wanted) and time >= wanted[place]:
+            came = time == wanted[place]
+            frames[place] = _upright(frame if came else before or frame)
             place += 1
         before = frame
-        if time == wanted[place]:
-            frames[place] = _upright(frame)
-            place += 1
         if place == len(wanted):
             return frames
     if before is None:
@@ -239,7 +238,7 @@ def _info_of_frames(reference: str, says: Mapping[str, Any]) -> VideoInfo:
     return VideoInfo(
         height=height,
         width=width,
-        indices=tuple(range(len(sizes))),
+        indices=tuple(range(len(sizes))) if len(sizes) > 1 else (0,) * _PAIR,
         num_frames=len(sizes),
         fps=says["fps"],
     )
@@ -256,8 +255,10 @@ def _evenly(total: int, fps: float, says: Mapping[str, Any]) -> list[int]:
     """Return which of so many frames are shown: pairs of them, the first and last among them."""
     wanted = total / fps * says["fps"]
     count = int(min(max(wanted, _MIN_FRAMES), says["max_frames"], total))
-    count = max(count // _PAIR * _PAIR, 1)
-    return [round(float(place)) for place in np.linspace(0, total - 1, count)]
+    if count < _PAIR:
+        return [0] * _PAIR
+    places = np.linspace(0, total - 1, count // _PAIR * _PAIR)
+    return [round(float(place)) for place in places]
 
 
 def _times(container: "InputContainer") -> list[int]:
