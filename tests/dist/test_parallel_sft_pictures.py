@@ -1,6 +1,8 @@
 """Supervised rows with pictures: what is read, what is trained on, and what a batch holds."""
 
+import dataclasses
 import json
+import threading
 from pathlib import Path
 
 import datasets
@@ -24,6 +26,7 @@ from cosmos_parallel import (
     load_causal_lm,
     load_sft_data,
     sft_loss,
+    step_batches,
 )
 
 RED, WIDE, BIG = "red-28x28.png", "blue-56x28.png", "green-56x56.png"
@@ -175,6 +178,34 @@ def test_a_picture_that_breaks_after_loading_is_named_by_its_row(model_dir, read
     picture.unlink()
     with pytest.raises(SftDataError, match=r"rows.jsonl:1: cannot read the picture .*gone.png"):
         lay_out(data.examples, SftBatchConfig(), reader=reader)
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_the_next_step_s_pictures_are_read_meanwhile(model_dir, tokenizer, layout):
+    reader = reader_of(model_dir)
+    names = ["next-0.png", "next-1.png"]
+    for name, source in zip(names, (WIDE, BIG), strict=True):
+        (model_dir / "data" / name).write_bytes((model_dir / "data" / source).read_bytes())
+    rows = [{"prompt": name, "response": "b", "images": [name]} for name in names]
+    data = load_sft_data(written(model_dir, *rows), tokenizer, reader=reader)
+    config = SftBatchConfig(batch_size=1, layout=layout)
+    expected = [step_batches(data, config, step) for step in range(2)]
+    data = dataclasses.replace(data, reader=reader_of(model_dir))
+    found = [step_batches(data, config, 0)]
+    for thread in [each for each in threading.enumerate() if each.name == "pictures"]:
+        thread.join(30)
+    for name in names:
+        (model_dir / "data" / name).unlink()
+    found.append(step_batches(data, config, 1))
+    for mine, theirs in zip(found, expected, strict=True):
+        for one, other in zip(mine, theirs, strict=True):
+            assert one.image_inputs.keys() == other.image_inputs.keys()
+            for key, value in other.image_inputs.items():
+                assert torch.equal(one.image_inputs[key], value)
+    # one that is not there is named when its step comes
+    data = dataclasses.replace(data, reader=reader_of(model_dir))
+    with pytest.raises(SftDataError, match=r"rows.jsonl:[12]: cannot read the picture .*next-"):
+        step_batches(data, config, 1)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Preferences: pairs for DPO and IPO, marked samples for KTO, with a frozen reference."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -60,6 +60,11 @@ class Layout:
         images = [sample.images for sample in samples] or [()] * batch.token_ids.shape[0]
         return show_pictures(batch, images, self.pictures)
 
+    def show_next(self, samples: Iterable[LabelledTokens]) -> None:
+        """Have the pictures of samples read meanwhile: of the step that comes next."""
+        if self.pictures is not None:
+            self.pictures.show_next(image for sample in samples for image in sample.images)
+
 
 def _shares(lengths: Sequence[int], layout: Layout, rank: int, size: int) -> list[list[int]]:
     """Return the micro-batches of a share, as indices."""
@@ -80,23 +85,34 @@ class PairData:
 
     def batches(self, step: int, *, rank: int, size: int) -> list[TokenBatch]:
         """Return share ``rank`` of ``size`` of a step."""
-        chosen = step_examples(self.num_examples, self._layout.batch, step)
-        return self._lay_out([self._train[index] for index in chosen], rank, size)
+        batches = self._lay_out(self._chosen(step), rank, size)
+        chosen = self._chosen(step + 1)
+        rows = _shares(_lengths(chosen), self._layout, rank, size)
+        self._layout.show_next(one for part in rows for i in part for one in chosen[i])
+        return batches
 
     def held_out(self, *, rank: int, size: int) -> list[TokenBatch] | None:
         """Return a share of the pairs kept back; ``None`` if there are none."""
         return self._lay_out(self._held_out, rank, size) if self._held_out else None
 
+    def _chosen(self, step: int) -> list[Pair]:
+        chosen = step_examples(self.num_examples, self._layout.batch, step)
+        return [self._train[index] for index in chosen]
+
     def _lay_out(self, pairs: Sequence[Pair], rank: int, size: int) -> list[TokenBatch]:
-        lengths = [2 * max(len(sample.token_ids) for sample in pair) for pair in pairs]
         return [
             self._collate([pairs[i] for i in rows])
-            for rows in _shares(lengths, self._layout, rank, size)
+            for rows in _shares(_lengths(pairs), self._layout, rank, size)
         ]
 
     def _collate(self, pairs: Sequence[Pair]) -> TokenBatch:
         batch = collate_pairs(pairs, vocab_size=self._layout.vocab_size)
         return self._layout.shown(batch, [one for pair in pairs for one in pair])
+
+
+def _lengths(pairs: Sequence[Pair]) -> list[int]:
+    """Return how many tokens each pair takes, padded to its longer sample."""
+    return [2 * max(len(sample.token_ids) for sample in pair) for pair in pairs]
 
 
 class PairTask:
@@ -177,8 +193,7 @@ class KtoTask:
     def prepare(self, learner: Learner, step: int) -> None:
         """Estimate the divergence over the whole step, on every replica by itself."""
         mesh = learner.mesh
-        chosen = step_examples(self.num_examples, self._layout.batch, step)
-        others = mismatched([self._train[index] for index in chosen])
+        others = mismatched(self._chosen(step))
         lengths = [len(sample.token_ids) for sample in others]
         batches = [
             self._collate([others[i] for i in rows])
@@ -193,8 +208,11 @@ class KtoTask:
 
     def batches(self, step: int, *, rank: int, size: int) -> list[KtoBatch]:
         """Return share ``rank`` of ``size`` of a step."""
-        chosen = step_examples(self.num_examples, self._layout.batch, step)
-        return self._lay_out([self._train[index] for index in chosen], rank, size)
+        batches = self._lay_out(self._chosen(step), rank, size)
+        chosen = self._chosen(step + 1)
+        rows = _shares(_sizes(chosen), self._layout, rank, size)
+        self._layout.show_next(chosen[i].tokens for part in rows for i in part)
+        return batches
 
     def held_out(self, *, rank: int, size: int) -> list[KtoBatch] | None:
         """Return a share of the samples kept back, judged by the last step's divergence."""
@@ -233,16 +251,23 @@ class KtoTask:
         )
         return self._layout.shown(batch, samples)
 
+    def _chosen(self, step: int) -> list[MarkedSample]:
+        chosen = step_examples(self.num_examples, self._layout.batch, step)
+        return [self._train[index] for index in chosen]
+
     def _lay_out(self, samples: Sequence[MarkedSample], rank: int, size: int) -> list[KtoBatch]:
-        lengths = [len(sample.tokens.token_ids) for sample in samples]
         return [
             KtoBatch(
                 tokens=self._collate([samples[i].tokens for i in rows]),
                 desirable=torch.tensor([samples[i].desirable for i in rows]),
                 baseline=self._baseline,
             )
-            for rows in _shares(lengths, self._layout, rank, size)
+            for rows in _shares(_sizes(samples), self._layout, rank, size)
         ]
+
+
+def _sizes(samples: Sequence[MarkedSample]) -> list[int]:
+    return [len(sample.tokens.token_ids) for sample in samples]
 
 
 def _of_marked(scorer: Scorer[TokenBatch]) -> Scorer[KtoBatch]:

@@ -13,8 +13,9 @@ told by their references (`cosmos_parallel.videos`).
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,7 @@ from cosmos_parallel.errors import PackingError, PictureError
 from cosmos_parallel.generic_weights import auto_class
 from cosmos_parallel.models import read_config
 from cosmos_parallel.picture_tokens import Kind, check_marks, check_row, kinds_of, naming
+from cosmos_parallel.pictures_ahead import PicturesAhead, num_bytes
 from cosmos_parallel.processors import load_processor
 from cosmos_parallel.rotary_axes import RotaryAxes, has_rotary_axes, sees
 from cosmos_parallel.videos import VideoReader
@@ -41,6 +43,7 @@ BLANK_PICTURE = (
 )
 _BLANK_SIZE = (32, 32)
 _MOST_BYTES = 256 << 20  # of pictures that may be shown again: 10 of a megapixel each
+_MOST_BYTES_AHEAD = 1 << 30
 # by which names models are told which tokens are pictures
 TOKEN_KINDS = frozenset({"mm_token_type_ids", "token_type_ids"})
 _OF_TEXT = TOKEN_KINDS | {"input_ids", "attention_mask", "labels"}
@@ -88,6 +91,8 @@ class PictureReader:
         self.mark_ids = tuple(kind.mark_id for kind in self._kinds)
         self._expansions: dict[tuple[int, int], list[int]] = {}
         self._recent = _Recent(_MOST_BYTES)
+        self._ahead = PicturesAhead(self._made, _MOST_BYTES_AHEAD)
+        self._one_at_a_time = Lock()  # a tokenizer is of one thread
         self._repeats = False
         with naming(BLANK_PICTURE, "blank row"):
             self._repeats = self._can_count()
@@ -211,6 +216,15 @@ class PictureReader:
             )
         return inputs
 
+    def show_next(self, images: Iterable[str]) -> None:
+        """Begin to make tensors of pictures and videos, in a thread: of those that come next.
+
+        Args:
+            images: references in the order in which `inputs` will want them; what was said before
+                is forgotten.
+        """
+        self._ahead.begin(images)
+
     def as_seen(self, token_ids: Tensor) -> Tensor:
         """Return tokens [B, T] as the model is given them: those of videos are those of pictures.
 
@@ -279,13 +293,18 @@ class PictureReader:
         """Return a picture as tensors; samples of a group show the same, one after the other."""
         tensors = self._recent.get(reference)
         if tensors is None:
-            with naming(reference, name):
-                if is_video(reference):
-                    tensors = self._videos.tensors(reference)
-                else:
-                    tensors = self._process(read_image(reference))
+            tensors = self._ahead.take(reference)
+            if tensors is None:
+                with naming(reference, name):
+                    tensors = self._made(reference)
             self._recent.put(reference, tensors)
         return tensors
+
+    def _made(self, reference: str) -> dict[str, Tensor]:
+        with self._one_at_a_time:
+            if is_video(reference):
+                return self._videos.tensors(reference)
+            return self._process(read_image(reference))
 
     def _process(self, picture: "Image.Image") -> dict[str, Tensor]:
         """Return what the processor makes of one mark and its picture."""
@@ -320,10 +339,6 @@ class _Recent:
 
     def put(self, reference: str, tensors: dict[str, Tensor]) -> None:
         self._kept[reference] = tensors
-        self._room -= _size(tensors)
+        self._room -= num_bytes(tensors)
         while self._room < 0:
-            self._room += _size(self._kept.pop(next(iter(self._kept))))
-
-
-def _size(tensors: Mapping[str, Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors.values())
+            self._room += num_bytes(self._kept.pop(next(iter(self._kept))))

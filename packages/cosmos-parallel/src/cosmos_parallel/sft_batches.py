@@ -73,9 +73,20 @@ class SftBatchConfig:
 def step_batches(
     data: SftData, config: SftBatchConfig, step: int, *, rank: int = 0, size: int = 1
 ) -> list[SftBatch]:
-    """Return the micro-batches of this rank in ``step``, counted from 0; see `step_examples`."""
-    chosen = [data.examples[i] for i in step_examples(len(data.examples), config, step)]
-    return lay_out(chosen, config, rank=rank, size=size, reader=data.reader)
+    """Return the micro-batches of this rank in ``step``, counted from 0; see `step_examples`.
+
+    Pictures and videos of the step after it are read meanwhile, in a thread.
+    """
+
+    def chosen(step: int) -> list[SftExample]:
+        return [data.examples[i] for i in step_examples(len(data.examples), config, step)]
+
+    batches = lay_out(chosen(step), config, rank=rank, size=size, reader=data.reader)
+    if data.reader is not None:
+        groups = _groups(chosen(step + 1), config, rank=rank, size=size)
+        examples = (example for group in groups for example in group)
+        data.reader.show_next(image for example in examples for image in example.images)
+    return batches
 
 
 def step_examples(num_examples: int, config: SftBatchConfig, step: int) -> list[int]:
@@ -118,18 +129,7 @@ def lay_out(
         SftDataError: naming the row of a picture that cannot be read.
         PackingError: if the layout is packed, and the model does not tell pictures of a row apart.
     """
-    if config.layout == "packed":
-        groups = _packed(examples, config, rank=rank, size=size)
-    else:
-        ordered = sorted(examples, key=lambda example: -len(example.token_ids))
-        # there and back again, so that the first rank does not get the longest of every round
-        rounds = [ordered[start : start + size] for start in range(0, len(ordered), size)]
-        mine = [
-            members[size - 1 - rank] if index % 2 and len(members) == size else members[rank]
-            for index, members in enumerate(rounds)
-            if rank < len(members)
-        ]
-        groups = _group(mine, config)
+    groups = _groups(examples, config, rank=rank, size=size)
     return [_collate(group, config, reader) for group in groups]
 
 
@@ -147,6 +147,23 @@ def empty_batch(reader: PictureReader | None = None) -> SftBatch:
         position_ids=None,
         num_tokens=0,
     )
+
+
+def _groups(
+    examples: Sequence[SftExample], config: SftBatchConfig, *, rank: int, size: int
+) -> list[list[SftExample]]:
+    """Return the examples of each of this rank's micro-batches."""
+    if config.layout == "packed":
+        return _packed(examples, config, rank=rank, size=size)
+    ordered = sorted(examples, key=lambda example: -len(example.token_ids))
+    # there and back again, so that the first rank does not get the longest of every round
+    rounds = [ordered[start : start + size] for start in range(0, len(ordered), size)]
+    mine = [
+        members[size - 1 - rank] if index % 2 and len(members) == size else members[rank]
+        for index, members in enumerate(rounds)
+        if rank < len(members)
+    ]
+    return _group(mine, config)
 
 
 def _packed(
