@@ -138,7 +138,7 @@ def test_the_quickstart_learns_and_its_export_answers_in_transformers(runner: Ru
     accuracies = {int(version): value for version, value in report["accuracies"].items()}
     assert max(accuracies) == report["steps"]
     assert accuracies[max(accuracies)] - accuracies[0] >= 0.3
-    assert report["num_loads"] == 2 * report["steps"]  # every version, by both replicas
+    assert report["num_loads"] > 1.5 * report["steps"]  # by both replicas; a newer one may overtake
     assert report["staleness"][1] <= 1
     assert_balanced(report["books"])
 
