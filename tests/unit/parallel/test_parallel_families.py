@@ -142,7 +142,7 @@ def test_every_family_of_the_readme_is_listed_with_its_axes():
 
 
 @pytest.mark.parametrize(
-    "kind", ["MistralConfig", "Phi3Config", "Qwen2_5_VLConfig", "Qwen3VLConfig", "Qwen3NextConfig"]
+    "kind", ["Mistral", "Phi3", "Qwen2_5_VL", "Qwen3VL", "Qwen3Next", "OlmoHybrid"]
 )
 def test_listed_axes_are_those_of_a_config(kind):
     config = getattr(transformers, f"{kind}Config")()
