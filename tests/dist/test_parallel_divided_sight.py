@@ -9,9 +9,7 @@ from seeing import (
     FAMILIES,
     can_cut_pictures,
     seeing_environment,
-    write_pictures,
-    write_seeing_family,
-    write_videos,
+    write_seeing_world,
 )
 
 from cosmos_parallel.context_sight import divide_frames
@@ -22,10 +20,7 @@ RANKS = Path(__file__).with_name("divided_sight.py")
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> dict:
     directory = tmp_path_factory.mktemp("sight")
-    write_pictures(directory / "p")
-    write_videos(directory / "v")
-    for kind in FAMILIES:
-        write_seeing_family(directory / kind, kind)
+    write_seeing_world(directory)
     run_tree(RANKS, directory, deadline_s=300, environment=seeing_environment())
     return {how: torch.load(directory / f"{how}.pt") for how in ("whole", "cp", "tp")}
 

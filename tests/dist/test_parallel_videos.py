@@ -12,8 +12,8 @@ from seeing import (
     can_cut_pictures,
     reader_of,
     seeing_environment,
-    write_pictures,
     write_seeing_family,
+    write_seeing_world,
     write_videos,
 )
 
@@ -30,10 +30,7 @@ needs_torchvision = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> dict:
     directory = tmp_path_factory.mktemp("videos")
-    write_pictures(directory / "p")
-    write_videos(directory / "v")
-    for kind in FAMILIES:
-        write_seeing_family(directory / kind, kind)
+    write_seeing_world(directory)
     run_tree(NUMBERS, directory, deadline_s=300, environment=seeing_environment())
     return torch.load(directory / "found.pt")
 

@@ -163,6 +163,14 @@ def write_seeing_family(folder: Path, kind: str) -> None:
         (folder / "video_preprocessor_config.json").write_text(json.dumps(video))
 
 
+def write_seeing_world(folder: Path) -> None:
+    """Write a tiny model of each of ``FAMILIES``, by its name, pictures (p) and videos (v)."""
+    write_pictures(folder / "p")
+    write_videos(folder / "v")
+    for kind in FAMILIES:
+        write_seeing_family(folder / kind, kind)
+
+
 def reader_of(folder: Path) -> "PictureReader":
     """Return the reader of a model that sees."""
     from cosmos_parallel import PictureReader  # which processes of engines do not load

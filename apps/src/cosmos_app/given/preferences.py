@@ -1,7 +1,8 @@
 """Preferences: pairs for DPO and IPO, marked samples for KTO, with a frozen reference."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,7 @@ from cosmos_parallel import (
     step_examples,
 )
 
+Row = TypeVar("Row")
 _SCORES = ("reference_logprobs",)
 
 
@@ -60,10 +62,9 @@ class Layout:
         images = [sample.images for sample in samples] or [()] * batch.token_ids.shape[0]
         return show_pictures(batch, images, self.pictures)
 
-    def show_next(self, samples: Iterable[LabelledTokens]) -> None:
-        """Have the pictures of samples read meanwhile: of the step that comes next."""
-        if self.pictures is not None:
-            self.pictures.show_next(image for sample in samples for image in sample.images)
+    def of_step(self, data: Sequence[Row], step: int) -> list[Row]:
+        """Return the rows of a step, counted from 0."""
+        return [data[index] for index in step_examples(len(data), self.batch, step)]
 
 
 def _shares(lengths: Sequence[int], layout: Layout, rank: int, size: int) -> list[list[int]]:
@@ -85,19 +86,17 @@ class PairData:
 
     def batches(self, step: int, *, rank: int, size: int) -> list[TokenBatch]:
         """Return share ``rank`` of ``size`` of a step."""
-        batches = self._lay_out(self._chosen(step), rank, size)
-        chosen = self._chosen(step + 1)
-        rows = _shares(_lengths(chosen), self._layout, rank, size)
-        self._layout.show_next(one for part in rows for i in part for one in chosen[i])
+        batches = self._lay_out(self._layout.of_step(self._train, step), rank, size)
+        if self._layout.pictures is not None:
+            coming = self._layout.of_step(self._train, step + 1)
+            rows = _shares(_lengths(coming), self._layout, rank, size)
+            samples = (sample for part in rows for i in part for sample in coming[i])
+            self._layout.pictures.show_next(image for each in samples for image in each.images)
         return batches
 
     def held_out(self, *, rank: int, size: int) -> list[TokenBatch] | None:
         """Return a share of the pairs kept back; ``None`` if there are none."""
         return self._lay_out(self._held_out, rank, size) if self._held_out else None
-
-    def _chosen(self, step: int) -> list[Pair]:
-        chosen = step_examples(self.num_examples, self._layout.batch, step)
-        return [self._train[index] for index in chosen]
 
     def _lay_out(self, pairs: Sequence[Pair], rank: int, size: int) -> list[TokenBatch]:
         return [
@@ -193,7 +192,7 @@ class KtoTask:
     def prepare(self, learner: Learner, step: int) -> None:
         """Estimate the divergence over the whole step, on every replica by itself."""
         mesh = learner.mesh
-        others = mismatched(self._chosen(step))
+        others = mismatched(self._layout.of_step(self._train, step))
         lengths = [len(sample.token_ids) for sample in others]
         batches = [
             self._collate([others[i] for i in rows])
@@ -208,10 +207,12 @@ class KtoTask:
 
     def batches(self, step: int, *, rank: int, size: int) -> list[KtoBatch]:
         """Return share ``rank`` of ``size`` of a step."""
-        batches = self._lay_out(self._chosen(step), rank, size)
-        chosen = self._chosen(step + 1)
-        rows = _shares(_sizes(chosen), self._layout, rank, size)
-        self._layout.show_next(chosen[i].tokens for part in rows for i in part)
+        batches = self._lay_out(self._layout.of_step(self._train, step), rank, size)
+        if self._layout.pictures is not None:
+            coming = self._layout.of_step(self._train, step + 1)
+            rows = _shares(_sizes(coming), self._layout, rank, size)
+            samples = (coming[i].tokens for part in rows for i in part)
+            self._layout.pictures.show_next(image for each in samples for image in each.images)
         return batches
 
     def held_out(self, *, rank: int, size: int) -> list[KtoBatch] | None:
@@ -250,10 +251,6 @@ class KtoTask:
             samples, SampleWeights(ones, ones), vocab_size=self._layout.vocab_size
         )
         return self._layout.shown(batch, samples)
-
-    def _chosen(self, step: int) -> list[MarkedSample]:
-        chosen = step_examples(self.num_examples, self._layout.batch, step)
-        return [self._train[index] for index in chosen]
 
     def _lay_out(self, samples: Sequence[MarkedSample], rank: int, size: int) -> list[KtoBatch]:
         return [

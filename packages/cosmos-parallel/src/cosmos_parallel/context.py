@@ -38,7 +38,7 @@ def divide_context(model: "PreTrainedModel", group: dist.ProcessGroup) -> None:
     Raises:
         MeshError: if the model has no output head of its own.
     """
-    register_context_attention()
+    _register()
     attend_by(model, CONTEXT_ATTENTION)
     _ContextHooks(model, group)
 
@@ -135,8 +135,8 @@ def _places(seen: Tensor) -> Tensor:
     return (seen.flatten().cumsum(0) - 1).view_as(seen)
 
 
-def register_context_attention() -> None:
-    """Make the attention function known to transformers; may be called any number of times."""
+def _register() -> None:
+    """Make the attention function known to transformers by name; may be called twice."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(CONTEXT_ATTENTION, _context_attention)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cosmos_parallel.errors import MeshError
 from cosmos_parallel.mesh import ParallelConfig
-from cosmos_parallel.packed_attention import ATTENTION_LAYERS
+from cosmos_parallel.packed_attention import state_layers
 from cosmos_parallel.rotary_axes import ROTARY_TYPES
 
 if TYPE_CHECKING:
@@ -163,9 +163,11 @@ def _attends_only(settings: Any) -> bool:
             return True
         level = logging.get_verbosity()
         logging.set_verbosity_error()  # tokens beyond a default vocabulary are no news
-        settings = settings()
-        logging.set_verbosity(level)
-    return set(getattr(settings, "layer_types", None) or ()) <= ATTENTION_LAYERS
+        try:
+            settings = settings()
+        finally:
+            logging.set_verbosity(level)
+    return not state_layers(settings)
 
 
 def tensor_plan(settings: Any) -> Mapping[str, str]:

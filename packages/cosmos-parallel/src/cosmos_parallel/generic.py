@@ -53,7 +53,7 @@ def apply_tensor_plan(model: "PreTrainedModel", mesh: "DeviceMesh") -> None:
 def _plan_of(model: "PreTrainedModel") -> Mapping[str, str]:
     """Return styles by the names of modules, in which ``*`` stands for a number.
 
-    Some plans forget norms of queries and keys (those of Qwen3-VL-MoE and GLM-OCR) or activations
+    Some plans forget norms of queries and keys (that of Qwen3-VL-MoE) or activations
     that are learned (Apertus): each rank's gradient would be of its own features, and the ranks'
     weights would go apart.
     """
@@ -69,12 +69,8 @@ def _plan_of(model: "PreTrainedModel") -> Mapping[str, str]:
             if own in _NORMS:
                 _check_head_norm(name, module, model.get_submodule(block))
             plan[_pattern(name)] = "replicated_with_grad_allreduce"
-        own_weights = [each for each, _ in module.named_parameters(recurse=False)]
-        if own_weights and plan.get(_pattern(f"{name}.q_proj")) == "colwise":
-            raise MeshError(
-                f"tp: {name} has {own_weights[0]} for all heads, which the model's plan does not "
-                "split; use dp_shard or cp"
-            )
+        if plan.get(_pattern(f"{name}.q_proj")) == "colwise":
+            _check_own_weights(name, module)
     return plan
 
 
@@ -88,6 +84,15 @@ def _check_head_norm(name: str, norm: nn.Module, attention: nn.Module) -> None:
     for weight in norm.parameters():
         if weight.ndim > 1 or weight.numel() != (size or weight.numel()):
             raise MeshError(f"tp: {name} has weights for more than one head; use dp_shard or cp")
+
+
+def _check_own_weights(name: str, attention: nn.Module) -> None:
+    """Refuse attention with weights beside its layers, such as sinks, which no style divides."""
+    for own, _ in attention.named_parameters(recurse=False):
+        raise MeshError(
+            f"tp: {name} has {own} for all heads, which the model's plan does not split; use "
+            "dp_shard or cp"
+        )
 
 
 def _split(layer: nn.Module, mesh: "DeviceMesh", style: ParallelStyle) -> None:

@@ -100,8 +100,7 @@ def check_packable(model: nn.Module) -> None:
     config: Any = getattr(model, "config", None)  # any Hugging Face configuration
     if config is None:
         raise PackingError(f"{type(model).__name__} is not of Hugging Face; use the padded layout")
-    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
-    if others := sorted(kinds - ATTENTION_LAYERS):
+    if others := state_layers(config.get_text_config()):
         raise PackingError(
             f"{config.model_type} has {', '.join(others)} layers, whose state would go on from one "
             "sample of a row into the next; use the padded layout"
@@ -122,11 +121,19 @@ def runs_packed_rows(model: nn.Module) -> bool:
     config: Any = getattr(model, "config", None)  # any Hugging Face configuration
     if config is None:
         return False
-    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
     name = _attention_of(model)
     fused = name == PACKED_SDPA or name.startswith("flash_attention")
     tells_pictures = not sees(config) or has_rotary_axes(config)
-    return fused and kinds <= ATTENTION_LAYERS and tells_pictures
+    return fused and not state_layers(config.get_text_config()) and tells_pictures
+
+
+def state_layers(settings: Any) -> list[str]:
+    """Return which kinds of a decoder's layers carry a state from token to token.
+
+    Args:
+        settings: the decoder's config.
+    """
+    return sorted(set(getattr(settings, "layer_types", None) or ()) - ATTENTION_LAYERS)
 
 
 def packed_rows(starts: Tensor, mask_function: MaskFunction | None = None) -> PackedRows:
