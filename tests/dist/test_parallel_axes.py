@@ -96,9 +96,12 @@ BY_BOTH = (
     "arcee",
     "aria_text",
     "cohere2",
+    "cohere2_moe",
     "cwm",
     "ernie4_5",
     "exaone4",
+    "exaone_moe",
+    "gemma2",
     "glm",
     "glm4",
     "gpt_neox",
@@ -109,24 +112,54 @@ BY_BOTH = (
     "jais2",
     "ministral",
     "ministral3",
+    "nanochat",
     "olmo",
     "olmo2",
     "olmo3",
+    "qwen2_moe",
     "seed_oss",
     "smollm3",
     "starcoder2",
-)
-BY_TENSOR = (
-    "cohere2_moe",
-    "exaone_moe",
-    "gemma2",
-    "nanochat",
-    "olmo_hybrid",
-    "qwen2_moe",
-    "qwen3_5_text",
     "vaultgemma",
 )
-FAMILIES |= {kind: partial(tiny_config, kind) for kind in (*BY_BOTH, *BY_TENSOR)}
+BY_TENSOR = ("olmo_hybrid", "qwen3_5_text")
+BY_CONTEXT = (
+    "afmoe",
+    "axk1",
+    "biogpt",
+    "bitnet",
+    "cohere",
+    "diffllama",
+    "ernie4_5_moe",
+    "flex_olmo",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "gpt2",
+    "gpt_bigcode",
+    "granite_swa",
+    "granitemoe",
+    "granitemoe_swa",
+    "granitemoeshared",
+    "hunyuan_v1_dense",
+    "hunyuan_v1_moe",
+    "hy_v3",
+    "jetmoe",
+    "laguna",
+    "mellum",
+    "mimo_v2_flash",
+    "minicpm3",
+    "minimax_m2",
+    "mixtral",
+    "modernbert-decoder",
+    "olmoe",
+    "opt",
+    "persimmon",
+    "phimoe",
+    "solar_open",
+    "youtu",
+)
+OTHERS = (*BY_BOTH, *BY_TENSOR, *BY_CONTEXT)
+FAMILIES |= {kind: partial(tiny_config, kind) for kind in OTHERS}
 INTERLEAVED = {"pp": 2, "pp_schedule": "Interleaved1F1B"}
 ZERO_BUBBLE = {"pp": 2, "pp_schedule": "ZBVZeroBubble"}
 LAYOUTS = {
@@ -166,6 +199,7 @@ ALLOWED = {
     "gpt-oss": set(LAYOUTS),
     **dict.fromkeys(BY_BOTH, frozenset({"tp2", "cp2"})),
     **dict.fromkeys(BY_TENSOR, frozenset({"tp2"})),
+    **dict.fromkeys(BY_CONTEXT, frozenset({"cp2"})),
     **dict.fromkeys(("qwen-2.5-vl", "mistral", "gemma", "gemma-3", "phi", "phi-3"), GENERIC),
 }
 # what CI runs: every axis, every family, and combinations that meet in few places
@@ -186,6 +220,8 @@ IN_CI = {
     ("gemma-3", "tp2-cp2"),
     ("phi-3", "tp2"),
     ("apertus", "tp2"),
+    ("gemma2", "cp2"),
+    ("mixtral", "cp2"),
 }
 TABLE = [
     (family, layout)
@@ -206,6 +242,13 @@ EXTRA = {
     },
     "recomputed-tp2": {"model": "qwen-3-moe", "degrees": {"tp": 2}, "checkpointing": "full"},
     "adapters-tp2-cp2": {"model": "qwen-3", "degrees": {"tp": 2, "cp": 2}, "lora": True},
+    "generic-sinks-cp2": {
+        "model": "gpt-oss",
+        "degrees": {"cp": 2},
+        "packed": True,
+        "implementation": "transformers",
+    },
+    "adapters-of-experts-cp2": {"model": "qwen-3-moe", "degrees": {"cp": 2}, "lora": True},
     "adapters-of-experts-fsdp2": {"model": "qwen-3-moe", "degrees": {}, "lora": True},
     "exported-pp2": {"model": "moonlight-moe", "degrees": {"pp": 2}, "export": "exported"},
 }
@@ -239,7 +282,8 @@ def results(models, request) -> dict:
     whole = {"degrees": {}, "num_ranks": 1, "implementation": "transformers"}
     used = {family for family, _ in chosen} | {EXTRA[name]["model"] for name in further}
     cases = [{"name": family, "model": family, **whole} for family in FAMILIES if family in used]
-    cases += [{"name": "packed", "model": "qwen-3", "packed": True, **whole}]
+    packed = {EXTRA[name]["model"] for name in further if EXTRA[name].get("packed")}
+    cases += [{"name": f"packed-{m}", "model": m, "packed": True, **whole} for m in packed]
     adapted = {EXTRA[name]["model"] for name in further if EXTRA[name].get("lora")}
     cases += [{"name": f"adapted-{m}", "model": m, "lora": True, **whole} for m in adapted]
     for family, layout in chosen:
@@ -276,7 +320,7 @@ def test_a_layout_takes_the_steps_of_one_process(results, case):
 def test_other_implementations_and_packed_rows_take_them_too(results, name):
     reference = EXTRA[name]["model"]
     if EXTRA[name].get("packed"):
-        reference = "packed"
+        reference = f"packed-{reference}"
     elif EXTRA[name].get("lora"):
         reference = f"adapted-{reference}"
     assert_same_steps(results[name], results[reference])

@@ -27,7 +27,8 @@ for name, path in directories.items():
     engine = LLM(
         model=path, skip_tokenizer_init=not (folder / "tokenizer.json").exists(),
         enforce_eager=True, dtype="float32", max_num_seqs=4,
-        kv_cache_memory_bytes=32 << 20, max_model_len=64, logprobs_mode="raw_logprobs",
+        kv_cache_memory_bytes=32 << 20, max_model_len=int(sys.argv[4]),
+        logprobs_mode="raw_logprobs",
         limit_mm_per_prompt={"image": 0, "video": 0},
         compilation_config={"custom_ops": ["all", "-rotary_embedding"]},
     )
@@ -97,9 +98,35 @@ FAMILIES = {
     "moonlight": ("DeepseekV3Config", {**LATENT, "q_lora_rank": None}),
     "deepseek_v3": ("DeepseekV3Config", {**LATENT, "q_lora_rank": 32}),
     "gpt_oss": ("GptOssConfig", {"head_dim": 32, "sliding_window": 4, **EXPERTS}),
+    # transformers' default attention drops the bound of its scores
+    "gemma2": (
+        "Gemma2Config",
+        {
+            "head_dim": 32,
+            "query_pre_attn_scalar": 32,
+            "attn_logit_softcapping": 1.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    # frequencies by the longest sequence that is served
+    "phi3": (
+        "Phi3Config",
+        {
+            "pad_token_id": 0,
+            "original_max_position_embeddings": 32,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0] * 16,
+                "long_factor": [2.0 + index for index in range(16)],
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ),
     # a prompt of text; its images need torchvision, which has no build beside a torch for CPUs
     "qwen2_5_vl": ("Qwen2_5_VLConfig", {"vision_config": VISION}),
 }
+CONTEXT = 64
 TOKENS = [5, 17, 3, 60, 41, 8, 22, 35]
 
 
@@ -117,6 +144,8 @@ def original_of(name):
     else:
         config = getattr(transformers, kind)(**sizes)
         make, implementation = transformers.AutoModelForCausalLM, "native"
+    if name in ("gemma2", "phi3"):
+        implementation = "transformers"
     torch.manual_seed(0)
     model = make.from_config(config).float().eval()
     for parameter in model.parameters():
@@ -140,7 +169,7 @@ def write_tokenizer(folder):
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory) -> dict[str, tuple[Path, torch.Tensor]]:
-    """Export a model of every family; return where, and transformers' log-probs of the original."""
+    """Export a model of every family; return where, and log-probs of the original."""
     from cosmos_parallel import (
         ModelConfig,
         ParallelConfig,
@@ -156,10 +185,13 @@ def exported(tmp_path_factory) -> dict[str, tuple[Path, torch.Tensor]]:
         model.save_pretrained(source)
         if name == "qwen2_5_vl":
             write_tokenizer(source)
-        loaded = load_causal_lm(source, mesh, ModelConfig(implementation=implementation))
+        held = ModelConfig(implementation=implementation, context_length=CONTEXT)
+        loaded = load_causal_lm(source, mesh, held)
         export_hf(loaded, source / "exported", mesh)
+        # transformers has no say where its own default is another model
+        judge = loaded if name in ("gemma2", "phi3") else model
         with torch.no_grad():
-            scores = model(input_ids=torch.tensor([TOKENS])).logits[0].log_softmax(-1)
+            scores = judge(input_ids=torch.tensor([TOKENS])).logits[0].log_softmax(-1)
         made[name] = source / "exported", scores[range(len(TOKENS) - 1), TOKENS[1:]]
     return made
 
@@ -175,6 +207,7 @@ def served(exported) -> dict[str, list[float]]:
             json.dumps({name: str(path) for name, (path, _) in exported.items()}),
             json.dumps(TOKENS),
             str(Path(__file__).parent / "weightsync"),
+            str(CONTEXT),
         ],
         capture_output=True,
         text=True,

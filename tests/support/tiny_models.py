@@ -16,7 +16,17 @@ _SIZES = {
     "num_key_value_heads": 2,
     "num_experts": 4,
     "num_experts_per_tok": 2,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
     "first_k_dense_replace": 1,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
     "max_position_embeddings": 64,
     "sliding_window": 8,
     "tie_word_embeddings": False,
@@ -44,6 +54,8 @@ def tiny_config(model_type: str) -> transformers.PretrainedConfig:
     small = {
         name: value for name, value in _SIZES.items() if getattr(usual, name, None) is not None
     }
+    if hasattr(usual, "kv_lora_rank"):  # every head has keys of its own
+        small["num_key_value_heads"] = small["num_attention_heads"]
     if hasattr(usual, "head_dim"):
         small["head_dim"] = 8
     for name in ("layer_types", "mlp_layer_types"):

@@ -133,9 +133,13 @@ def test_every_family_of_the_readme_is_listed_with_its_axes():
     seeing = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
     for kind in (*seeing, "mistral", "gemma", "gemma3_text", "phi", "phi3"):
         assert by_type[kind].axes == ("dp_replicate", "dp_shard", "cp", "tp")
-    # it caps the scores of its attention, which no fused kernel does
-    assert by_type["gemma2"].axes == ("dp_replicate", "dp_shard", "tp")
-    assert by_type["gpt2"].axes == ("dp_replicate", "dp_shard")
+    for kind in ("gemma2", "qwen2_moe"):  # it caps its scores; a mixture of experts
+        assert by_type[kind].axes == ("dp_replicate", "dp_shard", "cp", "tp")
+    for kind in ("mixtral", "gpt2", "olmoe"):
+        assert by_type[kind].axes == ("dp_replicate", "dp_shard", "cp")
+    # attention of its own, chunks of a row, pictures that see each other
+    for kind in ("bloom", "llama4_text", "doge", "phi4_multimodal"):
+        assert "cp" not in by_type[kind].axes
     # some of their layers hand a state from token to token, which would end with a rank's stretch
     for kind in ("qwen3_next", "qwen3_5_text", "olmo_hybrid"):
         assert "cp" not in by_type[kind].axes

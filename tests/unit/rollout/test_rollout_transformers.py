@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
+from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM  # noqa: E402
 
 from cosmos_rollout import (  # noqa: E402
     EngineSetup,
@@ -108,3 +108,33 @@ def test_tied_weights_need_only_one_of_their_names():
 async def test_a_model_that_is_not_there_is_a_start_error(tmp_path):
     with pytest.raises(EngineStartError, match="nothing-here"):
         await TransformersConfig().build(EngineSetup(model_path=tmp_path / "nothing-here"))
+
+
+async def test_scores_that_are_bounded_stay_so(tmp_path):
+    """torch's attention, which transformers takes by default, drops the bound of Gemma 2's."""
+    torch.manual_seed(0)
+    config = Gemma2Config(
+        vocab_size=16,
+        hidden_size=8,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=4,
+        attn_logit_softcapping=0.5,
+    )
+    config._attn_implementation = "eager"
+    reference = Gemma2ForCausalLM(config).eval()
+    for parameter in reference.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    reference.save_pretrained(tmp_path)
+    tokens = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
+    with torch.no_grad():
+        logprobs = reference(input_ids=tokens).logits.float().log_softmax(-1)[0, :-1]
+    expected = logprobs.gather(1, tokens[0, 1:, None])[:, 0]
+    scorer = await TransformersConfig(dtype="float32").build_scorer(
+        EngineSetup(model_path=tmp_path)
+    )
+    scores = await scorer.score(tokens[0].tolist(), 0)
+    await scorer.aclose()
+    assert scores.logprobs[1:] == pytest.approx(expected.tolist(), abs=1e-5)

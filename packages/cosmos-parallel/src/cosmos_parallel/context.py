@@ -16,16 +16,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cosmos_parallel.changed_scores import attend_spelled_out, changes_scores
 from cosmos_parallel.context_sight import share_sight
 from cosmos_parallel.errors import MeshError
-from cosmos_parallel.packed_attention import attend_by
+from cosmos_parallel.packed_attention import (
+    CONTEXT_ATTENTION,
+    attend_by,
+    row_layers,
+    takes_any_attention,
+)
 from cosmos_parallel.rotary_axes import has_rotary_axes, whole_axes
 from cosmos_parallel.sequences import Visibility, gather_sequence, kept_columns, padded_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-CONTEXT_ATTENTION = "cosmos_context"
 
 
 def divide_context(model: "PreTrainedModel", group: dist.ProcessGroup) -> None:
@@ -36,8 +40,17 @@ def divide_context(model: "PreTrainedModel", group: dist.ProcessGroup) -> None:
         group: the ranks that share sequences.
 
     Raises:
-        MeshError: if the model has no output head of its own.
+        MeshError: if the model has no output head of its own, runs an attention of its own, or has
+            layers that do not go by the whole of a sample.
     """
+    name = model.config.model_type
+    if not takes_any_attention(model):
+        raise MeshError(f"cp: {name} runs an attention or positions of its own; use dp_shard")
+    if others := row_layers(model):
+        raise MeshError(
+            f"cp: {name} has {', '.join(others)} layers, which would end where a rank's stretch "
+            "of a sequence does; use dp_shard"
+        )
     _register()
     attend_by(model, CONTEXT_ATTENTION)
     _ContextHooks(model, group)
@@ -156,24 +169,22 @@ def _context_attention(  # noqa: PLR0913 - the interface of transformers
     scaling: float | None = None,
     dropout: float = 0.0,
     *,
-    visibility: Visibility,
+    visibility: Visibility | None = None,
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attend from this rank's stretch ``[B, H, T / ranks, d]`` to whole sequences."""
-    for name in ("softcap", "s_aux"):
-        if kwargs.get(name) is not None:
-            raise MeshError(f"cp: this model's attention has {name}, which is not supported")
-    assert visibility.group is not None
+    if visibility is None or visibility.group is None:
+        raise MeshError("cp: this model does not hand its attention what it is called with")
     keys, values = (
         gather_sequence(part.transpose(1, 2), visibility.group) for part in (key, value)
     )
+    mask = visibility.mask_of(keys, sliding_window)
+    keys, values = keys.transpose(1, 2), values.transpose(1, 2)
+    if changes_scores(kwargs):
+        settings = kwargs | {"scaling": scaling}
+        return attend_spelled_out(query, keys, values, mask, settings), None
     out = functional.scaled_dot_product_attention(
-        query,
-        keys.transpose(1, 2),
-        values.transpose(1, 2),
-        attn_mask=visibility.mask_of(keys, sliding_window),
-        scale=scaling,
-        enable_gqa=True,
+        query, keys, values, attn_mask=mask, scale=scaling, enable_gqa=True
     )
     return out.transpose(1, 2).contiguous(), None

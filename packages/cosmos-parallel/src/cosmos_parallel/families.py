@@ -36,6 +36,28 @@ _TENSOR_STYLES = {
 }
 # decoders without a plan, which are built as those of another type
 _BUILT_AS = {"qwen3_vl_text": "qwen3"}
+# they take any attention function, and have no plan for pipelines that would say so
+_BY_ANY_ATTENTION = frozenset(
+    {
+        "biogpt",
+        "bitnet",
+        "diffllama",
+        "gpt2",
+        "gpt_bigcode",
+        "granitemoe",
+        "granitemoe_swa",
+        "granitemoeshared",
+        "hunyuan_v1_dense",
+        "hunyuan_v1_moe",
+        "jetmoe",
+        "modernbert-decoder",
+        "nanochat",
+        "olmoe",
+        "opt",
+        "persimmon",
+        "phimoe",
+    }
+)
 _FIXED_ROPE = ("default", "linear", "llama3", "yarn")
 
 
@@ -135,14 +157,15 @@ def generic_axes(config: "PretrainedConfig") -> tuple[str, ...]:
 def _axes_of(settings: Any, model_type: str, *, is_text: bool) -> tuple[str, ...]:
     """Read axes off what a config, or its class, says of its decoder.
 
-    ``tp`` needs a plan of the model's own in which every style is known here; ``cp`` a decoder of
-    text that says which of its modules make a pipeline, as those do that take any attention
-    function, scores that nothing is done to, and layers of attention alone, or rotary axes.
+    ``tp`` needs a plan of the model's own in which every style is known here; ``cp`` rotary axes,
+    or a decoder of text whose layers all attend, by any function: that it says which of its modules
+    make a pipeline is a sign of it.
     """
     axes = ["dp_replicate", "dp_shard"]
     styles = set((tensor_plan(settings) or {"": "none"}).values())
-    is_plain = not _num_experts(settings) and not getattr(settings, "attn_logit_softcapping", None)
-    may_divide = is_text and getattr(settings, "base_model_pp_plan", None) and is_plain
+    says_parts = getattr(settings, "base_model_pp_plan", None) is not None
+    sees = "vision_config" in getattr(settings, "sub_configs", ())
+    may_divide = is_text and not sees and (says_parts or settings.model_type in _BY_ANY_ATTENTION)
     if (may_divide and _attends_only(settings)) or model_type in ROTARY_TYPES:
         axes.append("cp")
     if styles <= _TENSOR_STYLES:
@@ -160,7 +183,7 @@ def _attends_only(settings: Any) -> bool:
 
     if isinstance(settings, type):
         if not hasattr(settings, "layer_types"):
-            return True
+            return not state_layers(settings)
         level = logging.get_verbosity()
         logging.set_verbosity_error()  # tokens beyond a default vocabulary are no news
         try:

@@ -25,6 +25,7 @@ from cosmos_parallel.lora import LoraConfig, add_lora, start_adapters
 from cosmos_parallel.low_precision import LowPrecisionConfig, use_low_precision
 from cosmos_parallel.mesh import ParallelConfig, TrainingMesh
 from cosmos_parallel.packed_attention import use_packed_attention
+from cosmos_parallel.rope_length import hold_length
 from cosmos_parallel.sharding import mixed_precision_error, shard_module
 from cosmos_parallel.titan import prepare
 from cosmos_parallel.token_ids import guard_token_ids
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     CausalLM = PreTrainedModel | NativeCausalLM
 
 DtypeName = Literal["float32", "bfloat16"]
+# what is left to chance in training, by the names of settings and of what modules keep of them
+_DROPOUT = ("dropout", "pdrop", "layerdrop", "drop_path")
+_JITTER = ("jitter_noise", "router_jitter_noise", "input_jitter_noise", "moe_jitter_eps")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -62,6 +66,9 @@ class ModelConfig:
             begins at 0; for critics and reward models, in transformers' implementation.
         freeze: patterns of names of parameters that are left as they are, such as
             ``model.visual.*``, in transformers' implementation; ``lora`` adds no adapter there.
+        context_length: tokens of the longest sequence, for models whose rotary embedding goes by it
+            (LongRoPE, dynamic scaling), as ``max_model_len`` is for vLLM; with ``None`` each pass
+            goes by its own longest position, as in transformers.
     """
 
     dtype: DtypeName = "float32"
@@ -74,6 +81,7 @@ class ModelConfig:
     implementation: Implementation = "auto"
     value_head: bool = False
     freeze: tuple[str, ...] = ()
+    context_length: int | None = None
 
     @property
     def casts(self) -> bool:
@@ -120,7 +128,8 @@ def load_causal_lm(
     The result is called as models of transformers are and is in training mode. It is transformers'
     own, with names as in the checkpoint in memory, or torchtitan's (see ``ModelConfig``), whose
     names ``to_hf`` turns into those of the checkpoint. Parameters are DTensors when the mesh has a
-    process group. Dropout is off: log-probabilities must not depend on chance.
+    process group. Dropout and the jitter of routers are off: log-probabilities must not depend on
+    chance.
 
     Raises:
         ModelNotFoundError: if the directory is not a complete model.
@@ -156,6 +165,11 @@ def check_trainable(
             f"pp_schedule {parallel.pp_schedule} runs the backward pass in two parts, and torch "
             "recomputes for one: use 1F1B or Interleaved1F1B, or no activation_checkpointing"
         )
+    if _reads_ahead(hf_config):
+        raise MeshError(
+            f"this {hf_config.model_type} model is no decoder (is_decoder is false in its config): "
+            "its tokens see those behind them, and have no log-probabilities"
+        )
     wanted = _wanted_implementation(config)
     check_layout(hf_config, parallel, world_size, implementation=wanted)
 
@@ -190,8 +204,8 @@ def _load_generic(
     dropout = _turn_dropout_off(hf_config)
     read = build_empty if by_parts else _read_model
     model = read(path, hf_config, dtype, attention)
-    for name, rate in dropout.items():
-        setattr(model.config, name, rate)  # an export says what the original said
+    for (part, name), rate in dropout.items():
+        setattr(_part(model.config, part), name, rate)  # an export says what the original said
     _prepare(model, mesh, config)
     compute_dtype = getattr(torch, config.compute_dtype)
     shard_module(
@@ -223,10 +237,12 @@ def _prepare(model: "PreTrainedModel", mesh: TrainingMesh, config: ModelConfig) 
     if config.value_head:
         add_value_head(model)
     model.train()
+    _turn_jitter_off(model)
     if config.activation_checkpointing == "full":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if mesh.dims is not None and mesh.config.tp > 1:
         apply_tensor_plan(model, mesh.dims.get_mesh("tp"))
+    hold_length(model, config.context_length, is_divided=divides_context)
     if mesh.dims is not None and divides_context:
         divide_context(model, mesh.dims.get_mesh("cp").get_group())
     if config.compile != "none":
@@ -332,18 +348,39 @@ def _read_model(
     return model
 
 
+def _reads_ahead(config: "PretrainedConfig") -> bool:
+    """Whether transformers would build an encoder, of those that can be either."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+    is_either = config.model_type in {*MODEL_FOR_MASKED_LM_MAPPING_NAMES, "bert-generation"}
+    return is_either and getattr(config, "is_decoder", True) is False
+
+
 def _supported_attention(config: "PretrainedConfig", wanted: str) -> str:
     """Return ``eager`` for a model whose attention cannot be torch's own (GPT-OSS has sinks)."""
     kind: Any = auto_class(config)._model_mapping.get(type(config), None)
     return wanted if wanted != "sdpa" or getattr(kind, "_supports_sdpa", True) else "eager"
 
 
-def _turn_dropout_off(config: "PretrainedConfig") -> dict[str, float]:
+def _turn_jitter_off(model: nn.Module) -> None:
+    """Have routers choose experts as they do when a model is served: by no chance."""
+    for module in model.modules():
+        if any(getattr(module, name, None) for name in _JITTER):
+            module.eval()
+
+
+def _turn_dropout_off(config: "PretrainedConfig") -> dict[tuple[str, str], float]:
+    """Return the rates that a config and its parts had, by part ("" for the whole) and name."""
     rates = {
-        name: value
-        for name, value in vars(config).items()
-        if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop"))
+        (part, name): value
+        for part in ("", *config.sub_configs)
+        for name, value in vars(_part(config, part)).items()
+        if isinstance(value, float) and any(each in name for each in _DROPOUT)
     }
-    for name in rates:
-        setattr(config, name, 0.0)
+    for part, name in rates:
+        setattr(_part(config, part), name, 0.0)
     return rates
+
+
+def _part(config: "PretrainedConfig", name: str) -> "PretrainedConfig":
+    return (getattr(config, name, None) or config) if name else config

@@ -9,25 +9,34 @@ attention would multiply out a block-diagonal mask. ``packed_sdpa`` is that atte
                          c c c          padding lives in the attention alone
     row        a a a a b b c c c        back in place
 
-Everything else of the model sees the row and no padding.
+Everything else of the model sees the row and no padding. Samples are told apart by the positions
+that the model is called with: not every model hands them on to transformers' masks.
 """
 
+import inspect
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from cosmos_parallel.changed_scores import attend_spelled_out, changes_scores
 from cosmos_parallel.errors import PackingError
 from cosmos_parallel.rotary_axes import has_rotary_axes, sees, spread_text_positions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-PACKED_SDPA = "packed_sdpa"
-ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+PACKED_SDPA = "cosmos_packed"  # transformers refuses names with "sdpa" to models with sinks
+CONTEXT_ATTENTION = "cosmos_context"
+ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
+_MASKS_OF_THEIR_OWN = frozenset({"doge"})
 _LEAST_BLOCK = 16
+# bool[B, T], where samples begin in the rows of the pass under way, if not at a row's start alone
+_STARTS: ContextVar[Tensor | None] = ContextVar("starts of samples", default=None)
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -65,20 +74,31 @@ class PackedRows:
 def use_packed_attention(model: "PreTrainedModel") -> bool:
     """Have a model that uses scaled dot-product attention run packed rows sample by sample.
 
-    Rows of one sample, padding masks and caches take the ordinary way. The model's own config is
-    not written to.
+    Rows of one sample, padding masks and caches take the ordinary way. Sinks and bounded scores,
+    which torch's function has not, are computed too. The model's own config is not written to.
 
     Returns:
-        Whether the model can: false where it does not look its attention up by name, or runs
-        another one already.
+        Whether the model can: false where it does not look its attention up by name, is not told
+        positions, or runs another one already.
     """
-    can_change: Callable[[], bool] | None = getattr(model, "_can_set_attn_implementation", None)
-    if _attention_of(model) != "sdpa" or can_change is None or not can_change():
+    has_torchs = getattr(model, "_supports_sdpa", False)
+    if _attention_of(model) != ("sdpa" if has_torchs else "eager"):
+        return False
+    if not takes_any_attention(model) or (not has_torchs and row_layers(model)):
         return False
     _register()
     attend_by(model, PACKED_SDPA)
     spread_text_positions(model)
+    model.register_forward_pre_hook(_note_starts, with_kwargs=True)
+    model.register_forward_hook(_forget_starts, always_call=True)
     return True
+
+
+def takes_any_attention(model: nn.Module) -> bool:
+    """Whether a model looks its attention up by name, and is told the positions of its tokens."""
+    can_change: Callable[[], bool] | None = getattr(model, "_can_set_attn_implementation", None)
+    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+    return takes_positions and can_change is not None and can_change()
 
 
 def attend_by(model: "PreTrainedModel", name: str) -> None:
@@ -94,16 +114,23 @@ def check_packable(model: nn.Module) -> None:
     """Refuse to pack samples for a model that cannot tell the samples of a row apart.
 
     Raises:
-        PackingError: naming the layers that carry a state from one sample into the next, or the
-            type of a model that sees and has no positions for such rows.
+        PackingError: naming the layers that carry a state from one sample into the next, an
+            attention that does not go by samples, or the type of a model that sees and has no
+            positions for such rows.
     """
     config: Any = getattr(model, "config", None)  # any Hugging Face configuration
     if config is None:
         raise PackingError(f"{type(model).__name__} is not of Hugging Face; use the padded layout")
-    if others := state_layers(config.get_text_config()):
+    if others := row_layers(model):
         raise PackingError(
-            f"{config.model_type} has {', '.join(others)} layers, whose state would go on from one "
-            "sample of a row into the next; use the padded layout"
+            f"{config.model_type} has {', '.join(others)} layers, which go on from one sample of a "
+            "row into the next; use the padded layout"
+        )
+    if hasattr(model, "set_attn_implementation") and not _goes_by_samples(model):
+        raise PackingError(
+            f"the attention of this {config.model_type} model ({_attention_of(model)}) is not told "
+            "which sample of a row a token belongs to; load it with attention sdpa, or use the "
+            "padded layout"
         )
     if sees(config) and not has_rotary_axes(config):
         raise PackingError(
@@ -121,19 +148,31 @@ def runs_packed_rows(model: nn.Module) -> bool:
     config: Any = getattr(model, "config", None)  # any Hugging Face configuration
     if config is None:
         return False
-    name = _attention_of(model)
-    fused = name == PACKED_SDPA or name.startswith("flash_attention")
+    fused = _goes_by_samples(model) and _attention_of(model) != CONTEXT_ATTENTION
     tells_pictures = not sees(config) or has_rotary_axes(config)
-    return fused and not state_layers(config.get_text_config()) and tells_pictures
+    return fused and not row_layers(model) and tells_pictures
+
+
+def row_layers(model: nn.Module) -> list[str]:
+    """Return which kinds of layers of a model of Hugging Face go by rows, and not by samples.
+
+    They carry a state from token to token, look at chunks that are counted from a row's start, or
+    choose what they look at in the whole row.
+    """
+    loaded: Any = model  # of Hugging Face
+    decoder: nn.Module = loaded.get_decoder() if hasattr(loaded, "get_decoder") else model
+    convolves = any(isinstance(part, nn.Conv1d) for part in decoder.modules())
+    return state_layers(loaded.config.get_text_config()) or ["convolution"] * convolves
 
 
 def state_layers(settings: Any) -> list[str]:
-    """Return which kinds of a decoder's layers carry a state from token to token.
+    """Return which kinds of a decoder's layers do more than attend to a sample's last tokens.
 
     Args:
         settings: the decoder's config.
     """
-    return sorted(set(getattr(settings, "layer_types", None) or ()) - ATTENTION_LAYERS)
+    others = sorted(set(getattr(settings, "layer_types", None) or ()) - ATTENTION_LAYERS)
+    return others + ["dynamic-mask"] * (settings.model_type in _MASKS_OF_THEIR_OWN)
 
 
 def packed_rows(starts: Tensor, mask_function: MaskFunction | None = None) -> PackedRows:
@@ -187,10 +226,8 @@ def packed_sdpa(
     Returns:
         [B, T, heads, E], and no attention weights.
     """
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
     if not isinstance(attention_mask, PackedRows):
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        return _attend(module, query, key, value, attention_mask, **kwargs), None
     columns = [_to_columns(part, attention_mask) for part in (query, key, value)]
     outputs: list[Tensor] = []
     start = 0
@@ -199,12 +236,27 @@ def packed_sdpa(
         parts = [
             part[start:end].unflatten(0, block.places.shape).transpose(1, 2) for part in columns
         ]
-        output, _ = sdpa_attention_forward(module, *parts, block.mask, **kwargs)
-        outputs.append(output.flatten(0, 1))
+        outputs.append(_attend(module, *parts, block.mask, **kwargs).flatten(0, 1))
         start = end
     joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     rows = _ToRows.apply(joined, attention_mask)
     return rows.unflatten(0, (query.shape[0], query.shape[2])), None
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    **kwargs: Any,
+) -> Tensor:
+    """Return [B, T, heads, E] of rows, or of samples, that are no more than that."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if changes_scores(kwargs):
+        return attend_spelled_out(query, key, value, mask, kwargs)
+    return sdpa_attention_forward(module, query, key, value, mask, **kwargs)[0]
 
 
 def _to_columns(part: Tensor, packed: PackedRows) -> Tensor:
@@ -253,6 +305,11 @@ def _attention_of(model: nn.Module) -> str:
     return str(getattr(getattr(model, "config", None), "_attn_implementation", ""))
 
 
+def _goes_by_samples(model: nn.Module) -> bool:
+    name = _attention_of(model)
+    return name in (PACKED_SDPA, CONTEXT_ATTENTION) or name.startswith("flash_attention")
+
+
 def _own_columns(places: Tensor) -> Tensor:
     """Return which columns of [S, L] are a token of their own, and no repeated last one."""
     own = torch.ones_like(places, dtype=torch.bool)
@@ -294,23 +351,32 @@ def _register() -> None:
 def _packed_mask(
     *, mask_function: MaskFunction, attention_mask: Tensor | None = None, **kwargs: Any
 ) -> PackedRows | Tensor | None:
-    """Find the samples of rows by asking the mask whether neighbours see each other.
+    """Return how rows fall apart into samples; for all others, a mask as torch's function has it.
 
-    Called once in a forward pass, with what transformers hands to every mask function.
+    Called once in a forward pass and kind of layer, with what transformers hands to every mask
+    function.
     """
     from transformers.masking_utils import sdpa_mask
 
-    length = kwargs["q_length"]
-    whole = attention_mask is None and length == kwargs["kv_length"] > 1
-    plain = kwargs.get("allow_is_causal_skip", True) or kwargs.get("use_vmap", False)
-    if plain or not whole:
-        return sdpa_mask(mask_function=mask_function, attention_mask=attention_mask, **kwargs)
-    device = kwargs["device"]
-    rows = torch.arange(kwargs["batch_size"], device=device)[:, None]
-    later = torch.arange(1, length, device=device)[None, :]
-    joined = mask_function(rows, torch.zeros_like(rows), later, later - 1)
-    starts = torch.ones(len(rows), length, dtype=torch.bool, device=device)
-    starts[:, 1:] = ~joined
-    if bool(joined.all()):  # one sample in each row; some layers read the mask themselves (Doge)
+    starts = _STARTS.get()
+    if starts is None or kwargs.get("use_vmap", False):
         return sdpa_mask(mask_function=mask_function, attention_mask=attention_mask, **kwargs)
     return packed_rows(starts, mask_function)
+
+
+def _note_starts(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Note where samples begin in the rows that a model is called with."""
+    positions: Tensor | None = kwargs.get("position_ids")
+    _STARTS.set(None)
+    if positions is None or kwargs.get("attention_mask") is not None:
+        return
+    if positions.ndim == 3:  # of text, time, height and width; without text, rows of one sample
+        if len(positions) != 4:
+            return
+        positions = positions[0]
+    starts = functional.pad(positions[:, 1:] != positions[:, :-1] + 1, (1, 0))
+    _STARTS.set(starts if bool(starts.any()) else None)
+
+
+def _forget_starts(model: nn.Module, args: tuple[Any, ...], output: object) -> None:
+    _STARTS.set(None)

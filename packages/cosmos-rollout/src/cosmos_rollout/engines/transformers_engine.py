@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
+from cosmos_rollout.attention import attention_of
 from cosmos_rollout.engine import (
     GenerationRequest,
     KvPolicy,
@@ -246,7 +247,10 @@ async def start_transformers_scorer(
 async def _load_model(setup: EngineSetup, dtype: str, device: str) -> PreTrainedModel:
     try:
         model = await asyncio.to_thread(
-            AutoModelForCausalLM.from_pretrained, setup.model_path, dtype=getattr(torch, dtype)
+            AutoModelForCausalLM.from_pretrained,
+            setup.model_path,
+            dtype=getattr(torch, dtype),
+            attn_implementation=attention_of(setup.model_path),
         )
     except (OSError, ValueError) as error:
         raise EngineStartError(f"cannot load the model {setup.model_path}: {error}") from error

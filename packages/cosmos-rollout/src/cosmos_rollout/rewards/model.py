@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cosmos_core.media import text_of
+from cosmos_rollout.attention import attention_of
 from cosmos_rollout.errors import UserCodeError
 from cosmos_rollout.rewards.scoring import RewardFunction, RewardInput
 
@@ -46,7 +47,9 @@ class ModelReward:
 
         try:
             tokenizer: Any = AutoTokenizer.from_pretrained(self.path)
-            model: Any = AutoModelForSequenceClassification.from_pretrained(self.path).eval()
+            model: Any = AutoModelForSequenceClassification.from_pretrained(
+                self.path, attn_implementation=attention_of(self.path)
+            ).eval()
         except (OSError, ValueError, KeyError) as error:
             raise UserCodeError(f"reward {self.name}: {self.path}: {error}") from error
         if model.config.num_labels != 1:

@@ -1,0 +1,73 @@
+"""Rotary embeddings whose frequencies depend on how long a sequence is, held at one length.
+
+transformers chooses them anew in every pass, by its longest position: with LongRoPE (Ding et al.,
+2024) and dynamic NTK scaling a sample's log-probabilities change with what it is batched with. An
+engine chooses once, by the longest sequence that it serves (vLLM). So does a model held here.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cosmos_parallel.errors import MeshError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_POSITIONS = 1  # the argument's place behind hidden states
+
+
+def hold_length(model: "PreTrainedModel", length: int | None, *, is_divided: bool = False) -> None:
+    """Have a model turn all positions as it does where the longest sequence has so many tokens.
+
+    Args:
+        model: of any rotary embedding; one that does not go by length is left as it is.
+        length: tokens of the longest sequence that the model is trained on and served with;
+            ``None`` leaves it to each pass.
+        is_divided: whether a pass of this rank has a part of each sequence only.
+
+    Raises:
+        MeshError: if a pass would have to say, and does not know.
+    """
+    turning = [module for module in model.modules() if _changes(module)]
+    if length is not None:
+        for module in turning:
+            _Held(module, length - 1)
+    elif turning and is_divided:
+        raise MeshError(
+            f"cp: the rotary embedding of this {model.config.model_type} model goes by the length "
+            "of a sequence, of which each rank has a part: give context_length"
+        )
+
+
+class _Held:
+    """Adds the last position of the longest sequence to each pass, and takes it off again."""
+
+    def __init__(self, module: nn.Module, last: int) -> None:
+        self._last = last
+        module.register_forward_pre_hook(self._add, with_kwargs=True)
+        module.register_forward_hook(self._take_off)
+
+    def _add(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if "position_ids" in kwargs:
+            return args, kwargs | {"position_ids": self._extended(kwargs["position_ids"])}
+        extended = self._extended(args[_POSITIONS])
+        return (*args[:_POSITIONS], extended, *args[_POSITIONS + 1 :]), kwargs
+
+    def _extended(self, positions: Tensor) -> Tensor:
+        return functional.pad(positions, (0, 1), value=self._last)
+
+    def _take_off(
+        self, module: nn.Module, args: tuple[Any, ...], output: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, ...]:
+        return tuple(part[..., :-1, :] for part in output)
+
+
+def _changes(module: nn.Module) -> bool:
+    kinds: Any = getattr(module, "rope_type", ())
+    kinds = list(kinds.values()) if isinstance(kinds, dict) else [kinds]
+    is_buffer = any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False))
+    return is_buffer and any(kind == "longrope" or "dynamic" in kind for kind in kinds)
