@@ -3,17 +3,17 @@
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
 
 from rich.console import Console
 from rich.table import Table
 
 from cosmos_app.bubble import Bubble, predict_bubble
 from cosmos_app.errors import StarvedSlotsError
+from cosmos_app.given.recipe import GivenRecipe
+from cosmos_app.held import held_training
 from cosmos_app.output import print_json
 from cosmos_app.prepare import check_inputs, require_trainable
-from cosmos_app.quickstart.tiny_model import TinyModelConfig
-from cosmos_app.recipe import PolicyConfig, Recipe
+from cosmos_app.recipe import Recipe
 from cosmos_core.config import config_to_json
 from cosmos_parallel import ModelConfig as HeldModelConfig
 from cosmos_parallel import check_trainable, num_parameters
@@ -22,39 +22,6 @@ BYTES_OF = {"float32": 4, "bfloat16": 2}
 MIB = 1 << 20
 _MATRIX = 768
 _TRIES = 5
-
-
-class SizedModel(Protocol):
-    """The model section of a recipe, of whatever kind."""
-
-    @property
-    def path(self) -> Path | None:
-        """A model directory."""
-        ...
-
-    @property
-    def tiny(self) -> TinyModelConfig:
-        """Sizes of the model that is built when there is none."""
-        ...
-
-    @property
-    def training(self) -> HeldModelConfig:
-        """How it is held."""
-        ...
-
-
-class SizedRecipe(Protocol):
-    """What counting parameters needs of a recipe."""
-
-    @property
-    def model(self) -> SizedModel:
-        """What is trained."""
-        ...
-
-    @property
-    def policy(self) -> PolicyConfig:
-        """By how many ranks."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +67,7 @@ class Forecast:
     warnings: tuple[str, ...]
 
 
-def count_parameters(recipe: SizedRecipe) -> int:
+def count_parameters(recipe: Recipe | GivenRecipe) -> int:
     """Return the parameters of the recipe's model without reading or making its weights.
 
     Of a model that is built for the run the vocabulary is not known yet; a small one is counted.
@@ -111,9 +78,9 @@ def count_parameters(recipe: SizedRecipe) -> int:
     """
     from transformers import AutoConfig, Qwen3Config
 
-    model, tiny = recipe.model, recipe.model.tiny
+    model, tiny, held = recipe.model, recipe.model.tiny, held_training(recipe)
     if model.path is not None:
-        require_trainable(model.path, recipe.policy, model.training)
+        require_trainable(model.path, recipe.policy, held)
         config = AutoConfig.from_pretrained(model.path)
     else:
         config = Qwen3Config(
@@ -126,7 +93,7 @@ def count_parameters(recipe: SizedRecipe) -> int:
             head_dim=tiny.head_dim,
             tie_word_embeddings=tiny.tie_embeddings,
         )
-        check_trainable(config, model.training, recipe.policy.parallel, recipe.policy.ranks)
+        check_trainable(config, held, recipe.policy.parallel, recipe.policy.ranks)
     return num_parameters(config)
 
 

@@ -316,12 +316,6 @@ def _check_algorithm(recipe: Recipe) -> None:
         ValueError: naming the setting.
     """
     kind, algorithm = recipe.algorithm.kind, recipe.algorithm.build()
-    split = dividing_axis(recipe.policy.parallel)
-    if algorithm.critic is not None and split:
-        raise ValueError(
-            f"algorithm.kind is {kind!r}, whose critic needs whole hidden states, and "
-            f"policy.parallel.{split} divides them: use dp_replicate and dp_shard alone"
-        )
     check_teacher(
         recipe.teacher,
         recipe.model.teacher,

@@ -103,8 +103,7 @@ def choose_implementation(
         needing = [axis for axis in needing if axis not in generic_axes(config)]
     if wanted == "transformers" and needing:
         why = (
-            "transformers is asked for (adapters, 8-bit products, value heads and frozen parts ask "
-            "for it)"
+            "transformers is asked for (adapters, 8-bit products and frozen parts ask for it)"
         )
         raise MeshError(_needs_native(config, parallel, needing, why))
     if wanted != "native" and not needing:
