@@ -1,7 +1,7 @@
 """Ranks that train with a critic, in one layout; see parallel_pool.
 
-A result is, by the name of a critic: what each step says, and at last the value head after them. A
-case with ``save`` writes a checkpoint there before the last step, one with ``load`` begins with it.
+A result is, by the name of a critic: what each step says, and at last the value head after them and
+its average. A case with ``save`` writes a checkpoint there before the last step, one with ``load`` begins with it.
 """
 
 from dataclasses import replace
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from parallel_pool import NUM_STEPS, run_pool
 from scoring_pool import LENGTHS, MOVED_AFTER, trajectory
+from torch.distributed.tensor import DTensor
 
 from cosmos_algos import (
     Algorithm,
@@ -40,7 +41,6 @@ from cosmos_parallel import (
     export_hf,
     load_causal_lm,
 )
-from cosmos_parallel.gradients import local_part
 
 GAE = GaeConfig(discount=0.9, decay=0.8)
 PENALTY = KlConfig(coefficient=0.1, place="reward", estimator="k1")
@@ -57,7 +57,7 @@ CRITICS = {
     ),
 }
 LEARNING = LearnerConfig(
-    optimizer=AdamWConfig(lr=3e-3, weight_decay=0.01, eps=1e-5),
+    optimizer=AdamWConfig(lr=1e-2, weight_decay=0.01, eps=1e-3),
     max_grad_norm=0.5,
     ema=EmaConfig(decay=0.9),
 )
@@ -103,16 +103,16 @@ class Critic:
         return [*clipped, report.loss, report.grad_norm, *sums]
 
     def head(self) -> list[float]:
-        """Return the value head, on every rank."""
-        squares = torch.zeros(1, dtype=torch.float64)
-        whole = torch.zeros(self.model.config.hidden_size, dtype=torch.float64)
-        for name, parameter in self.model.named_parameters():
-            if name == "value_head.weight":
-                full = getattr(parameter, "full_tensor", lambda p=parameter: p)()
-                whole += full.detach().double()[0]
-                squares += 1.0
-                assert local_part(parameter).dtype == torch.float32
-        return (self.mesh.sum_(whole) / self.mesh.sum_(squares)).tolist()
+        """Return the value head and its average, on every rank."""
+        assert self.learner.ema is not None
+        found = torch.zeros(2, self.model.config.hidden_size)
+        name, num_ranks = "value_head.weight", torch.zeros(1)
+        if name in self.learner.ema.averages:  # the last stage has it
+            own = dict(self.model.named_parameters())[name].detach()
+            for row, value in zip(found, (own, self.learner.ema.averages[name]), strict=True):
+                row += value.full_tensor()[0] if isinstance(value, DTensor) else value[0]
+            num_ranks += 1
+        return (self.mesh.sum_(found) / self.mesh.sum_(num_ranks)).flatten().tolist()
 
 
 def train(name: str, case: dict, directory: Path, mesh: TrainingMesh) -> list[list[float]]:
