@@ -1,7 +1,9 @@
 """Ranks that train with a critic, in one layout; see parallel_pool.
 
 A result is, by the name of a critic: what each step says, and at last the value head after them and
-its average. A case with ``save`` writes a checkpoint there before the last step, one with ``load`` begins with it.
+its average; by the name "numbers" the fewest micro-batches of a rank, below 0, and the most, for each
+step. A case with ``save`` writes a checkpoint there before the last step, one with ``load`` begins
+with it.
 """
 
 from dataclasses import replace
@@ -64,10 +66,12 @@ LEARNING = LearnerConfig(
 
 
 def batches_of(algorithm: Algorithm, step: int, mesh: TrainingMesh) -> list[TokenBatch]:
-    """Return this rank's micro-batches; in the last step not every rank has a sample."""
+    """Return this rank's micro-batches: of two ranks one has the last, and the other all before."""
     samples = [trajectory(n, length, step) for n, length in enumerate(LENGTHS[step])]
-    share = Share(max_tokens=24, rank=mesh.data_rank, num_ranks=mesh.data_size)
-    return list(algorithm.batches(samples, share, policy_version=step)) or [empty_batch()]
+    batches = algorithm.batches(samples, Share(max_tokens=24), policy_version=step)
+    if mesh.data_size > 1:
+        batches = batches[-1:] if mesh.data_rank else batches[:-1]
+    return list(batches) or [empty_batch()]
 
 
 class Critic:
@@ -138,7 +142,11 @@ def train(name: str, case: dict, directory: Path, mesh: TrainingMesh) -> list[li
 def take(case: dict, directory: Path, process: ProcessContext) -> dict[str, Any]:
     """Train with every critic of a case."""
     mesh = build_mesh(ParallelConfig(**case["degrees"]), process)
-    return {name: train(name, case, directory, mesh) for name in case["critics"]}
+    algorithm = CRITICS["plain"].build()
+    numbers = [len(batches_of(algorithm, step, mesh)) for step in range(NUM_STEPS)]
+    signed = torch.tensor([n for number in numbers for n in (-number, number)])
+    trained = {name: train(name, case, directory, mesh) for name in case["critics"]}
+    return {**trained, "numbers": mesh.max_(signed).tolist()}
 
 
 if __name__ == "__main__":

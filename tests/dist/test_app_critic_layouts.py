@@ -91,7 +91,11 @@ def assert_same(steps: list[list[float]], expected: list[list[float]]) -> None:
 
 @pytest.mark.parametrize("critic", CRITICS)
 def test_every_layout_takes_the_steps_of_one_process(directory: Path, layout: str, critic: str):
-    assert_same(steps_of(directory, layout)[critic], steps_of(directory, "whole")[critic])
+    found = steps_of(directory, layout)
+    assert_same(found[critic], steps_of(directory, "whole")[critic])
+    fewest, most = found["numbers"][0::2], found["numbers"][1::2]
+    if layout == "fsdp2-pp2":  # ranks of different data fill in for each other
+        assert any(-few < many for few, many in zip(fewest, most, strict=True))
 
 
 def test_values_and_ratios_were_held_back_and_the_head_moved(directory: Path) -> None:
@@ -103,8 +107,9 @@ def test_values_and_ratios_were_held_back_and_the_head_moved(directory: Path) ->
 
 def test_one_process_and_stages_go_on_from_each_others_checkpoints(directory: Path) -> None:
     for resumed in ("resumed-in-stages", "resumed-alone"):
-        for name, steps in steps_of(directory, resumed).items():
-            assert_same(steps, steps_of(directory, "whole")[name][-2:])
+        for name in KEPT:
+            expected = steps_of(directory, "whole")[name][-2:]
+            assert_same(steps_of(directory, resumed)[name], expected)
 
 
 def test_stages_export_the_language_model_alone(directory: Path) -> None:

@@ -3,8 +3,11 @@
 from pathlib import Path
 
 import pytest
+import torch
 from real_runs import ROOT, SMALL, Runner, assert_balanced
+from safetensors.torch import load_file
 
+from cosmos_app.export import export_checkpoint
 from cosmos_app.given.trainer import GivenTrainer
 from cosmos_app.recipes import load_any_recipe
 from cosmos_core.config import config_to_json
@@ -54,12 +57,16 @@ def test_preferences_in_stages_go_on_from_a_checkpoint_as_one_process_does(
         trainer.close()
 
 
-def test_a_policy_in_stages_is_held_to_a_reference_that_moves(runner: Runner) -> None:
+def test_a_policy_in_stages_has_a_critic_and_a_reference_that_moves(
+    runner: Runner, tmp_path: Path
+) -> None:
     run = runner.complete(
         *SMALL, *TINY, *STAGES, "trainer.steps=4", "staleness.depth=0", "staleness.bound=0",
         "validation.before=false", "validation.after=false", "learner.optimizer.lr=0.01",
         "algorithm.objective.entropy_coefficient=0.5", "algorithm.objective.kl.coefficient=0.2",
         "algorithm.objective.kl.reset_every=2", "trainer.tokens_per_batch=128",
+        "algorithm.kind=ppo", "algorithm.epochs=2",
+        "reward.rewards=[{kind='length', target=0, limit=32}]",
     )  # fmt: skip
     assert_balanced(run.report["books"])
     steps = [record["values"] for record in run.metrics("policy")]
@@ -68,3 +75,12 @@ def test_a_policy_in_stages_is_held_to_a_reference_that_moves(runner: Runner) ->
     assert all(step["mismatch_abs"] < 1e-5 for step in steps)
     for number, step in enumerate(steps):
         assert (step["kl"] > 1e-6) == (number % 2 == 1), steps
+        assert (abs(step["critic_value"]) > 1e-4) == (number > 0), steps
+    # in one process, which puts no critic into it either
+    export_checkpoint(run.output, tmp_path / "again", step=None)
+    exported, again = (
+        load_file(folder / "model.safetensors")
+        for folder in (run.output / "export" / "model", tmp_path / "again")
+    )
+    assert exported.keys() == again.keys()
+    assert all(torch.equal(value, again[name]) for name, value in exported.items())

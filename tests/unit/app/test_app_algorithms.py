@@ -25,18 +25,6 @@ def test_every_algorithm_runs_and_corrects_by_default(config: type) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (
-            ["algorithm.kind=ppo", "policy.ranks=2", "policy.parallel.tp=2"],
-            "'ppo', whose critic needs whole hidden states, and policy.parallel.tp divides them",
-        ),
-        (
-            ["algorithm.kind=ppo", "policy.ranks=2", "policy.parallel.ep=2"],
-            "whose critic needs whole hidden states, and policy.parallel.ep divides them",
-        ),
-        (
-            ["algorithm.kind=ppo", "policy.ranks=2", "policy.parallel.pp=2"],
-            "whose critic needs whole hidden states, and policy.parallel.pp divides them",
-        ),
         (["algorithm.kind=on_policy_distillation"], "needs a teacher: set model.teacher"),
         (
             [
@@ -63,6 +51,7 @@ def test_what_no_rank_has_is_refused_before_anything_starts(
         ["algorithm.objective.kl.coefficient=0.1", "algorithm.objective.kl.reset_every=2"],
         ["algorithm.kind=on_policy_distillation", "model.teacher=teacher"],
         ["algorithm.kind=on_policy_distillation", "model.teacher=teacher", "teacher.replicas=1"],
+        ["algorithm.kind=ppo", "algorithm.epochs=2"],
     ],
 )
 def test_a_pipeline_learns_beside_other_models(tmp_path: Path, overrides: list[str]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cosmos_app.given.recipe import GIVEN_KINDS, DistillationRecipe, GivenRecipe, SftRecipe
+from cosmos_app.held import held_training
 from cosmos_app.prepare import (
     build_once,
     require_one_vocabulary,
