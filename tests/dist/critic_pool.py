@@ -1,9 +1,9 @@
 """Ranks that train with a critic, in one layout; see parallel_pool.
 
 A result is, by the name of a critic: what each step says, and at last the value head after them and
-its average; by the name "numbers" the fewest micro-batches of a rank, below 0, and the most, for each
-step. A case with ``save`` writes a checkpoint there before the last step, one with ``load`` begins
-with it.
+its average; by the name "numbers" the fewest micro-batches of a rank, below 0, and the most, for
+each step. A case with ``save`` writes a checkpoint there before the last step, one with ``load``
+begins with it.
 """
 
 from dataclasses import replace
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from parallel_pool import NUM_STEPS, run_pool
 from scoring_pool import LENGTHS, MOVED_AFTER, trajectory
-from torch.distributed.tensor import DTensor
 
 from cosmos_algos import (
     Algorithm,
@@ -42,6 +41,7 @@ from cosmos_parallel import (
     copy_weights,
     export_hf,
     load_causal_lm,
+    whole_value_head,
 )
 
 GAE = GaeConfig(discount=0.9, decay=0.8)
@@ -107,16 +107,12 @@ class Critic:
         return [*clipped, report.loss, report.grad_norm, *sums]
 
     def head(self) -> list[float]:
-        """Return the value head and its average, on every rank."""
+        """Return the value head and its average."""
         assert self.learner.ema is not None
-        found = torch.zeros(2, self.model.config.hidden_size)
-        name, num_ranks = "value_head.weight", torch.zeros(1)
-        if name in self.learner.ema.averages:  # the last stage has it
-            own = dict(self.model.named_parameters())[name].detach()
-            for row, value in zip(found, (own, self.learner.ema.averages[name]), strict=True):
-                row += value.full_tensor()[0] if isinstance(value, DTensor) else value[0]
-            num_ranks += 1
-        return (self.mesh.sum_(found) / self.mesh.sum_(num_ranks)).flatten().tolist()
+        head = whole_value_head(self.model, self.mesh)
+        with self.learner.ema.in_place():
+            average = whole_value_head(self.model, self.mesh)
+        return [*head[0].tolist(), *average[0].tolist()]
 
 
 def train(name: str, case: dict, directory: Path, mesh: TrainingMesh) -> list[list[float]]:

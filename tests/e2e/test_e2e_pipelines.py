@@ -1,4 +1,4 @@
-"""Runs whose policy is cut into pipeline stages, and so is the reference beside it."""
+"""Runs whose policy is cut into pipeline stages, with critic, reference or reward."""
 
 from pathlib import Path
 
@@ -28,6 +28,12 @@ PAIRS = (
     "trainer.batch.max_tokens=256",
     "learner.optimizer.lr=0.003",
 )
+
+
+def assert_same_weights(one: Path, other: Path) -> None:
+    mine, theirs = (load_file(folder / "model.safetensors") for folder in (one, other))
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(value, theirs[name]) for name, value in mine.items())
 
 
 @pytest.fixture(autouse=True)
@@ -78,9 +84,15 @@ def test_a_policy_in_stages_has_a_critic_and_a_reference_that_moves(
         assert (abs(step["critic_value"]) > 1e-4) == (number > 0), steps
     # in one process, which puts no critic into it either
     export_checkpoint(run.output, tmp_path / "again", step=None)
-    exported, again = (
-        load_file(folder / "model.safetensors")
-        for folder in (run.output / "export" / "model", tmp_path / "again")
-    )
-    assert exported.keys() == again.keys()
-    assert all(torch.equal(value, again[name]) for name, value in exported.items())
+    assert_same_weights(run.output / "export" / "model", tmp_path / "again")
+
+
+def test_a_reward_model_in_stages_is_exported_with_the_layer_of_the_last(
+    runner: Runner, tmp_path: Path
+) -> None:
+    recipe = ROOT / "configs" / "reward_model.toml"
+    run = runner.complete(*TINY, *PAIRS, *STAGES, "trainer.steps=2", recipe=recipe)
+    exported = run.output / "export" / "model"
+    assert load_file(exported / "model.safetensors")["score.weight"].abs().max() > 1e-4
+    export_checkpoint(run.output, tmp_path / "again", step=None)
+    assert_same_weights(exported, tmp_path / "again")

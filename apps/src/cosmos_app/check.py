@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table

@@ -325,11 +325,6 @@ def _check_algorithm(recipe: Recipe) -> None:
     )
 
 
-def dividing_axis(parallel: ParallelConfig) -> str | None:
-    """Return the first axis, if any, that divides what a token's hidden state is made of."""
-    return next((a for a in ("tp", "cp", "pp", "ep") if getattr(parallel, a) > 1), None)
-
-
 def controller_config(recipe: Recipe, num_held_out: int) -> ControllerConfig:
     """Return the run as the controller sees it."""
     trainer, validation = recipe.trainer, recipe.validation

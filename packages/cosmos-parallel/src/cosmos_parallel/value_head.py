@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from cosmos_parallel.errors import MeshError
-from cosmos_parallel.mesh import ParallelConfig
+from cosmos_parallel.mesh import ParallelConfig, TrainingMesh
 from cosmos_parallel.sharding import model_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from cosmos_parallel.models import CausalLM
 
 VALUE_HEAD = "value_head"
 
@@ -43,9 +46,7 @@ def require_value_head_fits(parallel: ParallelConfig) -> None:
             )
 
 
-def make_value_head(
-    width: int, dtype: torch.dtype, device: torch.device | str
-) -> nn.Linear:
+def make_value_head(width: int, dtype: torch.dtype, device: torch.device | str) -> nn.Linear:
     """Return a value head that has no values before ``start_value_head``.
 
     Args:
@@ -73,6 +74,23 @@ def start_value_head(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if is_of_value_head(name):
             parameter.zero_()
+
+
+def whole_value_head(model: "CausalLM", mesh: TrainingMesh) -> Tensor:
+    """Return the weights of a value head on every rank, ``[1, width]`` in float64; all ranks call.
+
+    Args:
+        model: with a value head, on whichever ranks.
+        mesh: the ranks that hold the model.
+    """
+    width: int = model.config.get_text_config().hidden_size
+    found = torch.zeros(1, width + 1, dtype=torch.float64, device=mesh.process.device)
+    for weight in model.get_submodule(VALUE_HEAD).parameters():
+        value = weight.detach()
+        found[:, :width] = value.full_tensor() if isinstance(value, DTensor) else value
+        found[:, width:] = 1.0  # to count the ranks that have it
+    mesh.sum_(found)
+    return found[:, :width] / found[:, width:]
 
 
 def is_of_value_head(name: str) -> bool:
