@@ -2,17 +2,19 @@
 
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
 
 from rich.console import Console
 from rich.table import Table
 
 from cosmos_app.bubble import Bubble, predict_bubble
 from cosmos_app.errors import StarvedSlotsError
-from cosmos_app.given.recipe import GivenRecipe
 from cosmos_app.held import held_training
 from cosmos_app.output import print_json
 from cosmos_app.prepare import check_inputs, require_trainable
-from cosmos_app.recipe import Recipe
+from cosmos_app.quickstart.tiny_model import TinyModelConfig
+from cosmos_app.recipe import PolicyConfig, Recipe
 from cosmos_core.config import config_to_json
 from cosmos_parallel import ModelConfig as HeldModelConfig
 from cosmos_parallel import check_trainable, num_parameters
@@ -21,6 +23,39 @@ BYTES_OF = {"float32": 4, "bfloat16": 2}
 MIB = 1 << 20
 _MATRIX = 768
 _TRIES = 5
+
+
+class SizedModel(Protocol):
+    """The model section of a recipe, of whatever kind."""
+
+    @property
+    def path(self) -> Path | None:
+        """A model directory."""
+        ...
+
+    @property
+    def tiny(self) -> TinyModelConfig:
+        """Sizes of the model that is built when there is none."""
+        ...
+
+    @property
+    def training(self) -> HeldModelConfig:
+        """How it is held."""
+        ...
+
+
+class SizedRecipe(Protocol):
+    """What counting parameters needs of a recipe."""
+
+    @property
+    def model(self) -> SizedModel:
+        """What is trained."""
+        ...
+
+    @property
+    def policy(self) -> PolicyConfig:
+        """By how many ranks."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +101,7 @@ class Forecast:
     warnings: tuple[str, ...]
 
 
-def count_parameters(recipe: Recipe | GivenRecipe) -> int:
+def count_parameters(recipe: SizedRecipe) -> int:
     """Return the parameters of the recipe's model without reading or making its weights.
 
     Of a model that is built for the run the vocabulary is not known yet; a small one is counted.

@@ -5,7 +5,7 @@ the language model: exports and weight senders leave it out. Of a pipeline the l
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,6 @@ from cosmos_parallel.sharding import model_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from cosmos_parallel.models import CausalLM
 
 VALUE_HEAD = "value_head"
 
@@ -63,7 +61,7 @@ def add_value_head(model: "PreTrainedModel") -> None:
     Args:
         model: not sharded by FSDP2 yet; with adapters, if it is to have any.
     """
-    embedding = model.get_input_embeddings().weight
+    embedding = next(model.get_input_embeddings().parameters())
     width = model.config.get_text_config().hidden_size
     model.add_module(VALUE_HEAD, make_value_head(width, embedding.dtype, embedding.device))
 
@@ -76,14 +74,15 @@ def start_value_head(model: nn.Module) -> None:
             parameter.zero_()
 
 
-def whole_value_head(model: "CausalLM", mesh: TrainingMesh) -> Tensor:
+def whole_value_head(model: nn.Module, mesh: TrainingMesh) -> Tensor:
     """Return the weights of a value head on every rank, ``[1, width]`` in float64; all ranks call.
 
     Args:
         model: with a value head, on whichever ranks.
         mesh: the ranks that hold the model.
     """
-    width: int = model.config.get_text_config().hidden_size
+    config: Any = model.config  # of any Hugging Face model
+    width = int(config.get_text_config().hidden_size)
     found = torch.zeros(1, width + 1, dtype=torch.float64, device=mesh.process.device)
     for weight in model.get_submodule(VALUE_HEAD).parameters():
         value = weight.detach()
