@@ -71,7 +71,7 @@ def batches_of(algorithm: Algorithm, step: int, mesh: TrainingMesh) -> list[Toke
     batches = algorithm.batches(samples, Share(max_tokens=24), policy_version=step)
     if mesh.data_size > 1:
         batches = batches[-1:] if mesh.data_rank else batches[:-1]
-    return list(batches) or [empty_batch()]
+    return [batch.to(mesh.process.device) for batch in list(batches) or [empty_batch()]]
 
 
 class Critic:
@@ -140,9 +140,10 @@ def take(case: dict, directory: Path, process: ProcessContext) -> dict[str, Any]
     mesh = build_mesh(ParallelConfig(**case["degrees"]), process)
     algorithm = CRITICS["plain"].build()
     numbers = [len(batches_of(algorithm, step, mesh)) for step in range(NUM_STEPS)]
-    signed = torch.tensor([n for number in numbers for n in (-number, number)])
+    signed = [n for number in numbers for n in (-number, number)]
+    extremes = mesh.max_(torch.tensor(signed, device=process.device))
     trained = {name: train(name, case, directory, mesh) for name in case["critics"]}
-    return {**trained, "numbers": mesh.max_(signed).tolist()}
+    return {**trained, "numbers": extremes.tolist()}
 
 
 if __name__ == "__main__":
