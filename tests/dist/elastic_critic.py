@@ -1,18 +1,19 @@
 """PPO with a critic by policy trainers of which one dies between the two updates of a step.
 
 python elastic_critic.py DIRECTORY RANKS; the last step and the state of each replica that ended
-are written to DIRECTORY/NAME.pt, those of one that was always alone to DIRECTORY/fixed.pt.
+are written to DIRECTORY/NAME.pt, those of one that was always alone to DIRECTORY/fixed.pt. Ranks
+share parameters, or are stages of a pipeline where the directory is called "stages".
 
 policy-0   0 1 kills itself in the second update of step 2
 policy-1   0 1 2 (void, again) 3 ... waits for policy-2 ... goes on with it
 policy-2                           joins ...
 """
 
-import dataclasses
 import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -45,10 +46,11 @@ from cosmos_parallel import (
 )
 from cosmos_parallel.learner_state import state_of
 
-CONFIG = dataclasses.replace(SHORT, lease_s=8.0)  # its first steps import much
+CONFIG = replace(SHORT, lease_s=8.0)  # its first steps import much
 DIES_AT, ALONE_UNTIL, STEPS_TOGETHER, MOST_STEPS = 2, 4, 3, 1000
 PASSES_BEFORE = 3  # of step 2, with one micro-batch: by the reference, valued, trained on once
-TINY = TinyModelConfig(hidden_size=32, num_layers=1, num_heads=2)
+FILLING = 1  # the pipeline of two stages, which takes two passes at least
+TINY = TinyModelConfig(hidden_size=32, num_layers=2, num_heads=2, tie_embeddings=False)
 RECIPE = Recipe(
     algorithm=PpoConfig(
         critic=CriticConfig(coefficient=0.7),
@@ -116,19 +118,32 @@ def write(directory: Path, name: str, rank: int, trainer: Trainer, void: list[in
         for key, value in state_of(learner, learner.mesh.process).items()
         if not key.startswith("rng.")
     }
+    parts = [state]
+    if learner.mesh.is_distributed:  # each stage has its own
+        parts *= learner.mesh.process.world_size
+        dist.all_gather_object(parts, state)
+    whole = {key: value for part in parts for key, value in part.items()}
     if rank == 0:
-        torch.save((trainer.version, void, state), directory / f"{name}.pt")
+        torch.save((trainer.version, void, whole), directory / f"{name}.pt")
+
+
+def in_stages(directory: Path) -> bool:
+    return directory.name == "stages"
 
 
 def make_trainer(directory: Path, name: str, place: ProcessContext, address: str) -> Trainer:
-    mesh = build_mesh(ParallelConfig(), place)
+    pp = place.world_size if in_stages(directory) else 1
+    mesh = build_mesh(ParallelConfig(pp=pp), place)
+    held = replace(
+        RECIPE.model.training, implementation="native" if in_stages(directory) else "auto"
+    )
 
     def meet_the_others() -> ElasticReplicas:
         meeting = Meeting(address, name, CONFIG) if place.rank == 0 else None
         return ElasticReplicas(meeting, open_meeting_store(address, CONFIG), mesh, CONFIG)
 
     return Trainer(
-        RECIPE,
+        replace(RECIPE, model=replace(RECIPE.model, training=held)),
         directory / "model",
         Seat(replica_index=0, num_replicas=1, mesh=mesh),
         CheckpointStore(directory / f"checkpoints-{name}", mesh),
@@ -141,9 +156,10 @@ def replica(directory: Path, address: str, name: str, place: ProcessContext) -> 
     trainer = make_trainer(directory, name, place, address)
     (directory / f"{name}.loaded").touch()
     at_start = [0, 0]  # the step in hand, and passes before it
+    before = PASSES_BEFORE + (FILLING if in_stages(directory) else 0)
 
     def die_in_the_second_update(*_: object) -> None:
-        if at_start[0] == DIES_AT and trainer.num_passes - at_start[1] > PASSES_BEFORE:
+        if at_start[0] == DIES_AT and trainer.num_passes - at_start[1] > before:
             os.kill(os.getpid(), signal.SIGKILL)
 
     if name == "policy-0":

@@ -2,7 +2,8 @@
 
 python parallel_pool.py DIRECTORY < cases; a case is a JSON line, its result is written to
 DIRECTORY/NAME.json: loss and gradient norm of every step, or what went wrong. Cases of one process
-run first, in the process that is forked then: what is imported at first use is imported once.
+run first, in the process that is forked then: what is imported at first use is imported once. Those
+with ``last``, which need what others leave, run in their place.
 """
 
 import dataclasses
@@ -150,7 +151,7 @@ def run_pool(work: Work) -> None:
     for module in AT_FIRST_USE:
         importlib.import_module(module)
     torch.set_num_threads(1)
-    together = [case for case in cases if case["num_ranks"] > 1]
+    together = [case for case in cases if case["num_ranks"] > 1 or case.get("last")]
     for case in cases:
         if case not in together:
             take_part(0, case, directory, work)

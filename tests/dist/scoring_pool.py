@@ -1,4 +1,6 @@
-"""Ranks that train under losses with a reference or a teacher, in one layout; see parallel_pool.
+"""Ranks that train beside a reference or a teacher, or a reward model, in one layout.
+
+See parallel_pool.
 
 A result is, by the name of a loss: what each step and an evaluation say, and at last the fewest
 micro-batches of a rank, below 0, and the most, for each step.
@@ -23,12 +25,14 @@ from cosmos_algos import (
     LabelledTokens,
     ObjectiveConfig,
     OnPolicyDistillationConfig,
+    RewardModelConfig,
     Share,
     empty_batch,
 )
 from cosmos_app.given.distillation import DistillationTask
 from cosmos_app.given.preference_data import MarkedSample
 from cosmos_app.given.preferences import KtoTask, Layout, PairTask
+from cosmos_app.given.reward_model import RewardTask
 from cosmos_app.given.supervised import SftTask
 from cosmos_app.token_scorers import scorers_of
 from cosmos_core.trajectory import Trajectory, VersionSpan
@@ -36,6 +40,7 @@ from cosmos_parallel import (
     AdamWConfig,
     Learner,
     LearnerConfig,
+    ModelConfig,
     ParallelConfig,
     ProcessContext,
     Scorer,
@@ -144,6 +149,12 @@ def pairs(mesh: TrainingMesh, load: Callable[[str], Any]) -> Work:
     return given(PairTask((data[:6], data[6:]), load("reference"), DpoConfig(), layout), mesh)
 
 
+def rewarded(mesh: TrainingMesh) -> Work:
+    data = [(labelled(2 * n, 4 + n), labelled(2 * n + 1, 11 - n)) for n in range(8)]
+    layout = Layout(batch=BATCH, vocab_size=VOCABULARY)
+    return given(RewardTask((data[:6], data[6:]), RewardModelConfig(centering=0.1), layout), mesh)
+
+
 def marked(mesh: TrainingMesh, load: Callable[[str], Any]) -> Work:
     samples = [labelled(n, 20 - 2 * n if n else 24) for n in range(8)]
     data = [
@@ -175,6 +186,7 @@ LOSSES: dict[str, Callable[[TrainingMesh, Callable[[str], Any]], Work]] = {
     "teacher-and-reference": lambda mesh, load: rl(BOTH, mesh, load),
     "dpo": pairs,
     "kto": marked,
+    "reward-model": lambda mesh, load: rewarded(mesh),
     "distillation": lambda mesh, load: taught(DistillationConfig(beta=0.5), mesh, load),
     "distillation-top-k": lambda mesh, load: taught(DistillationConfig(top_k=5), mesh, load),
 }
@@ -187,7 +199,8 @@ def train(name: str, directory: Path, mesh: TrainingMesh) -> list[list[float]]:
         return load_causal_lm(directory / which, mesh).requires_grad_(False)
 
     work = LOSSES[name](mesh, load)
-    model = load_causal_lm(directory / "model", mesh)
+    held = ModelConfig(value_head=name == "reward-model")
+    model = load_causal_lm(directory / "model", mesh, held)
     config = LearnerConfig(optimizer=AdamWConfig(lr=1e-3, weight_decay=0.01), max_grad_norm=0.5)
     learner = Learner(model, config, mesh=mesh)
     said: list[list[float]] = []

@@ -1,4 +1,6 @@
-"""Losses with a reference or a teacher under pipelines: the steps of one process.
+"""Losses with a reference or a teacher, and of a reward model, under pipelines.
+
+Their steps are those of one process.
 
 CI runs three layouts; ``--parallel-axes all`` runs all.
 """
@@ -34,6 +36,7 @@ LOSSES = (
     "teacher-and-reference",
     "dpo",
     "kto",
+    "reward-model",
     "distillation",
     "distillation-top-k",
 )

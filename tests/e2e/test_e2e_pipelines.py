@@ -1,10 +1,13 @@
-"""Runs whose policy is cut into pipeline stages, and so is the reference beside it."""
+"""Runs whose policy is cut into pipeline stages, with critic, reference or reward."""
 
 from pathlib import Path
 
 import pytest
+import torch
 from real_runs import ROOT, SMALL, Runner, assert_balanced
+from safetensors.torch import load_file
 
+from cosmos_app.export import export_checkpoint
 from cosmos_app.given.trainer import GivenTrainer
 from cosmos_app.recipes import load_any_recipe
 from cosmos_core.config import config_to_json
@@ -25,6 +28,12 @@ PAIRS = (
     "trainer.batch.max_tokens=256",
     "learner.optimizer.lr=0.003",
 )
+
+
+def assert_same_weights(one: Path, other: Path) -> None:
+    mine, theirs = (load_file(folder / "model.safetensors") for folder in (one, other))
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(value, theirs[name]) for name, value in mine.items())
 
 
 @pytest.fixture(autouse=True)
@@ -54,12 +63,16 @@ def test_preferences_in_stages_go_on_from_a_checkpoint_as_one_process_does(
         trainer.close()
 
 
-def test_a_policy_in_stages_is_held_to_a_reference_that_moves(runner: Runner) -> None:
+def test_a_policy_in_stages_has_a_critic_and_a_reference_that_moves(
+    runner: Runner, tmp_path: Path
+) -> None:
     run = runner.complete(
         *SMALL, *TINY, *STAGES, "trainer.steps=4", "staleness.depth=0", "staleness.bound=0",
         "validation.before=false", "validation.after=false", "learner.optimizer.lr=0.01",
         "algorithm.objective.entropy_coefficient=0.5", "algorithm.objective.kl.coefficient=0.2",
         "algorithm.objective.kl.reset_every=2", "trainer.tokens_per_batch=128",
+        "algorithm.kind=ppo", "algorithm.epochs=2",
+        "reward.rewards=[{kind='length', target=0, limit=32}]",
     )  # fmt: skip
     assert_balanced(run.report["books"])
     steps = [record["values"] for record in run.metrics("policy")]
@@ -68,3 +81,18 @@ def test_a_policy_in_stages_is_held_to_a_reference_that_moves(runner: Runner) ->
     assert all(step["mismatch_abs"] < 1e-5 for step in steps)
     for number, step in enumerate(steps):
         assert (step["kl"] > 1e-6) == (number % 2 == 1), steps
+        assert (abs(step["critic_value"]) > 1e-4) == (number > 0), steps
+    # in one process, which puts no critic into it either
+    export_checkpoint(run.output, tmp_path / "again", step=None)
+    assert_same_weights(run.output / "export" / "model", tmp_path / "again")
+
+
+def test_a_reward_model_in_stages_is_exported_with_the_layer_of_the_last(
+    runner: Runner, tmp_path: Path
+) -> None:
+    recipe = ROOT / "configs" / "reward_model.toml"
+    run = runner.complete(*TINY, *PAIRS, *STAGES, "trainer.steps=2", recipe=recipe)
+    exported = run.output / "export" / "model"
+    assert load_file(exported / "model.safetensors")["score.weight"].abs().max() > 1e-4
+    export_checkpoint(run.output, tmp_path / "again", step=None)
+    assert_same_weights(exported, tmp_path / "again")

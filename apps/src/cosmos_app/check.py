@@ -10,6 +10,7 @@ from rich.table import Table
 
 from cosmos_app.bubble import Bubble, predict_bubble
 from cosmos_app.errors import StarvedSlotsError
+from cosmos_app.held import held_training
 from cosmos_app.output import print_json
 from cosmos_app.prepare import check_inputs, require_trainable
 from cosmos_app.quickstart.tiny_model import TinyModelConfig
@@ -111,9 +112,9 @@ def count_parameters(recipe: SizedRecipe) -> int:
     """
     from transformers import AutoConfig, Qwen3Config
 
-    model, tiny = recipe.model, recipe.model.tiny
+    model, tiny, held = recipe.model, recipe.model.tiny, held_training(recipe)
     if model.path is not None:
-        require_trainable(model.path, recipe.policy, model.training)
+        require_trainable(model.path, recipe.policy, held)
         config = AutoConfig.from_pretrained(model.path)
     else:
         config = Qwen3Config(
@@ -126,7 +127,7 @@ def count_parameters(recipe: SizedRecipe) -> int:
             head_dim=tiny.head_dim,
             tie_word_embeddings=tiny.tie_embeddings,
         )
-        check_trainable(config, model.training, recipe.policy.parallel, recipe.policy.ranks)
+        check_trainable(config, held, recipe.policy.parallel, recipe.policy.ranks)
     return num_parameters(config)
 
 

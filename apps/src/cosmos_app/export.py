@@ -10,6 +10,7 @@ from cosmos_app.exporting import export_trained
 from cosmos_app.given.classifier import export_classifier
 from cosmos_app.given.files import checkpoints_of, model_of
 from cosmos_app.given.recipe import RewardModelRecipe
+from cosmos_app.held import held_training
 from cosmos_app.prepare import run_files
 from cosmos_app.recipe import Recipe
 from cosmos_app.recipes import TokenRecipe, recipe_of_run
@@ -60,11 +61,7 @@ def _held_by_one(recipe: TokenRecipe, start: Path) -> HeldModelConfig:
 
     It computes nothing, so it needs neither another type to compute in nor hardware for it.
     """
-    if isinstance(recipe, Recipe):
-        with_head = recipe.algorithm.build().critic is not None
-    else:
-        with_head = isinstance(recipe, RewardModelRecipe)
-    training = replace(recipe.model.training, value_head=with_head)
+    training = held_training(recipe)
     parallel = recipe.policy.parallel.resolve(recipe.policy.ranks)
     return replace(
         training,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cosmos_app.errors import DataError
+from cosmos_app.held import held_training
 from cosmos_app.prompt_rows import prompt_rows
 from cosmos_app.quickstart.arithmetic import arithmetic_rows, write_rows
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
@@ -70,7 +71,7 @@ def check_inputs(recipe: Recipe) -> None:
             require_sight(recipe.model.path, path, videos=videos > 0)
             _require_shown(recipe, path, videos=videos > 0)
     if recipe.model.path is not None:
-        require_trainable(recipe.model.path, recipe.policy, recipe.model.training)
+        require_trainable(recipe.model.path, recipe.policy, held_training(recipe))
         require_teacher_of(recipe, recipe.model.path)
 
 
@@ -185,7 +186,7 @@ def prepare_model(recipe: Recipe, files: RunFiles) -> int:
         for row in prompt_rows(path)
     )
     parameters = build_once(files.built_model, texts, recipe.model.tiny, recipe.seed)
-    require_trainable(files.built_model, recipe.policy, recipe.model.training)
+    require_trainable(files.built_model, recipe.policy, held_training(recipe))
     require_teacher_of(recipe, files.built_model)
     return parameters
 

@@ -316,12 +316,6 @@ def _check_algorithm(recipe: Recipe) -> None:
         ValueError: naming the setting.
     """
     kind, algorithm = recipe.algorithm.kind, recipe.algorithm.build()
-    split = dividing_axis(recipe.policy.parallel)
-    if algorithm.critic is not None and split:
-        raise ValueError(
-            f"algorithm.kind is {kind!r}, whose critic needs whole hidden states, and "
-            f"policy.parallel.{split} divides them: use dp_replicate and dp_shard alone"
-        )
     check_teacher(
         recipe.teacher,
         recipe.model.teacher,
@@ -329,11 +323,6 @@ def _check_algorithm(recipe: Recipe) -> None:
         temperature=recipe.algorithm.temperature,
         top_k=0 if algorithm.likeliest is None else algorithm.likeliest.top_k,
     )
-
-
-def dividing_axis(parallel: ParallelConfig) -> str | None:
-    """Return the first axis, if any, that divides what a token's hidden state is made of."""
-    return next((a for a in ("tp", "cp", "pp", "ep") if getattr(parallel, a) > 1), None)
 
 
 def controller_config(recipe: Recipe, num_held_out: int) -> ControllerConfig:

@@ -1,5 +1,6 @@
 """Which algorithms a run can take, and that stale samples are corrected unless told otherwise."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -7,7 +8,9 @@ from typing import get_args
 import pytest
 
 from cosmos_algos import AlgorithmConfig, OnPolicyDistillationConfig
+from cosmos_app.check import count_parameters
 from cosmos_app.recipe import ModelConfig, Recipe, load_recipe
+from cosmos_parallel import MeshError
 
 
 def test_the_default_run_is_stale_and_corrected() -> None:
@@ -25,18 +28,6 @@ def test_every_algorithm_runs_and_corrects_by_default(config: type) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (
-            ["algorithm.kind=ppo", "policy.ranks=2", "policy.parallel.tp=2"],
-            "'ppo', whose critic needs whole hidden states, and policy.parallel.tp divides them",
-        ),
-        (
-            ["algorithm.kind=ppo", "policy.ranks=2", "policy.parallel.ep=2"],
-            "whose critic needs whole hidden states, and policy.parallel.ep divides them",
-        ),
-        (
-            ["algorithm.kind=ppo", "policy.ranks=2", "policy.parallel.pp=2"],
-            "whose critic needs whole hidden states, and policy.parallel.pp divides them",
-        ),
         (["algorithm.kind=on_policy_distillation"], "needs a teacher: set model.teacher"),
         (
             [
@@ -63,6 +54,7 @@ def test_what_no_rank_has_is_refused_before_anything_starts(
         ["algorithm.objective.kl.coefficient=0.1", "algorithm.objective.kl.reset_every=2"],
         ["algorithm.kind=on_policy_distillation", "model.teacher=teacher"],
         ["algorithm.kind=on_policy_distillation", "model.teacher=teacher", "teacher.replicas=1"],
+        ["algorithm.kind=ppo", "algorithm.epochs=2"],
     ],
 )
 def test_a_pipeline_learns_beside_other_models(tmp_path: Path, overrides: list[str]) -> None:
@@ -70,6 +62,15 @@ def test_a_pipeline_learns_beside_other_models(tmp_path: Path, overrides: list[s
     staged = ["policy.ranks=2", "policy.parallel.pp=2"]
     recipe = load_recipe(tmp_path / "recipe.toml", [*overrides, *staged])
     assert recipe.policy.parallel.pp == 2
+
+
+@pytest.mark.parametrize("kind", ["ppo", "grpo"])
+def test_the_model_says_under_which_axes_it_can_have_a_critic(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "recipe.toml").write_text("seed = 1\n")
+    divided = ["policy.ranks=2", "policy.parallel.tp=2", "model.training.lora.rank=4"]
+    recipe = load_recipe(tmp_path / "recipe.toml", [f"algorithm.kind={kind}", *divided])
+    with pytest.raises(MeshError, match="value head") if kind == "ppo" else nullcontext():
+        count_parameters(recipe)
 
 
 def test_a_teacher_makes_distillation_a_run() -> None:

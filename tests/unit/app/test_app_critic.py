@@ -217,20 +217,24 @@ def test_steps_of_ppo_equal_a_loop_over_sequences(
         trainer.close()
 
 
-def test_a_reference_is_reset_to_a_policy_whose_critic_rules_torchtitan_out(
-    tmp_path: Path, recipe: Recipe
+@pytest.mark.parametrize("prepare", [replace, native], ids=["transformers", "torchtitan"])
+def test_a_reference_is_reset_to_a_policy_with_a_critic(
+    tmp_path: Path, recipe: Recipe, prepare: Callable[[Recipe], Recipe]
 ) -> None:
     torch.set_num_threads(1)
     build_tiny_model(tmp_path / "model", ["0123456789+=?"], TINY, seed=0)
     mesh = build_mesh(ParallelConfig())
     seat = Seat(replica_index=0, num_replicas=1, mesh=mesh)
     store = CheckpointStore(tmp_path / "checkpoints", mesh)
-    trainer = Trainer(native(with_reset(recipe, 1)), tmp_path / "model", seat, store, None)
+    trainer = Trainer(prepare(with_reset(recipe, 1)), tmp_path / "model", seat, store, None)
     try:
         take(trainer, 0)
         moved = dict(trainer._learner.companion.named_parameters())
         for name, value in trainer._model.named_parameters():
             assert name == "value_head.weight" or torch.equal(moved[name], value)
+        sent = {shard.spec.name for shard in _shards(trainer._model, recipe)}
+        assert "value_head.weight" not in sent
+        assert "model.layers.0.self_attn.q_proj.weight" in sent
     finally:
         trainer.close()
 

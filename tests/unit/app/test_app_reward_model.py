@@ -97,14 +97,3 @@ def test_a_trained_reward_model_rewards_the_better_answer(
     good = score(RewardInput(prompt="1+1=", response="2"))
     assert good == pytest.approx(expected, rel=1e-4)
     assert good > score(RewardInput(prompt="1+1=", response="abc")) + 1.0
-
-
-def test_what_divides_hidden_states_cannot_have_a_value_head(tmp_path: Path) -> None:
-    from cosmos_app.recipe import PolicyConfig
-
-    with pytest.raises(ValueError, match=r"policy\.parallel\.tp divides what a reward is made of"):
-        RewardModelRecipe(
-            data=PreferenceDataConfig(path=tmp_path),
-            trainer=GivenTrainerConfig(batch=SftBatchConfig(layout="padded")),
-            policy=PolicyConfig(ranks=2, parallel=ParallelConfig(tp=2)),
-        )

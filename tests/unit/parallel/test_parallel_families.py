@@ -6,7 +6,15 @@ import sys
 import pytest
 import transformers
 
-from cosmos_parallel import MeshError, ParallelConfig, check_layout, supported_models
+from cosmos_parallel import (
+    LoraConfig,
+    MeshError,
+    ModelConfig,
+    ParallelConfig,
+    check_layout,
+    check_trainable,
+    supported_models,
+)
 from cosmos_parallel.families import choose_implementation, generic_axes, native_refusal
 
 DENSE = {
@@ -164,3 +172,26 @@ print(native_refusal(transformers.LlamaConfig()))
 """
     told = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True)
     assert "triton, which it imports, is not installed" in told.stdout, told.stderr
+
+
+@pytest.mark.parametrize("axis", ["tp", "cp", "pp"])
+def test_torchtitans_models_have_a_value_head_under_every_axis(axis):
+    check_trainable(qwen3(), ModelConfig(value_head=True), ParallelConfig(**{axis: 2}), 2)
+
+
+@pytest.mark.parametrize(
+    ("config", "lora", "axis", "message"),
+    [
+        (transformers.MistralConfig(**DENSE), None, "tp", "tp is 2, but in transformers' implem"),
+        (transformers.MistralConfig(**DENSE), None, "cp", "cp is 2, but in transformers' implem"),
+        (transformers.MistralConfig(**DENSE), None, "pp", "pp 2 needs torchtitan's implementation"),
+        (qwen3(), LoraConfig(), "tp", "value head is trained with whole hidden states"),
+    ],
+)
+def test_transformers_models_have_a_value_head_where_ranks_see_whole_hidden_states(
+    config, lora, axis, message
+):
+    held = ModelConfig(value_head=True, lora=lora)
+    check_trainable(config, held, ParallelConfig(dp_shard=2), 2)
+    with pytest.raises(MeshError, match=message):
+        check_trainable(config, held, ParallelConfig(**{axis: 2}), 2)

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from cosmos_app.errors import DataError
 from cosmos_app.exporting import export_trained
-from cosmos_parallel import VALUE_HEAD, ExportError, TrainingMesh, read_config
+from cosmos_parallel import ExportError, TrainingMesh, read_config, whole_value_head
 from cosmos_parallel import ModelConfig as HeldModelConfig
 
 if TYPE_CHECKING:
@@ -55,13 +54,11 @@ def export_classifier(
     """
     whole = directory.with_name(f".{directory.name}-classifier")
     export_trained(model, whole, mesh, base=base, training=training, dtype=dtype)
-    score = model.get_submodule(VALUE_HEAD).weight
-    assert isinstance(score, torch.Tensor)
-    gathered = score.full_tensor() if isinstance(score, DTensor) else score
+    score = whole_value_head(model, mesh)
     failure: Exception | None = None
     if mesh.process.rank == 0:
         try:
-            _turn_into_classifier(whole, gathered.detach().cpu(), require_classifier(base))
+            _turn_into_classifier(whole, score.cpu(), require_classifier(base))
             if directory.exists():
                 shutil.rmtree(directory)
             whole.rename(directory)

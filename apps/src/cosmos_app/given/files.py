@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cosmos_app.given.recipe import GIVEN_KINDS, DistillationRecipe, GivenRecipe, SftRecipe
+from cosmos_app.held import held_training
 from cosmos_app.prepare import (
     build_once,
     require_one_vocabulary,
@@ -60,7 +61,7 @@ def check_inputs(recipe: GivenRecipe) -> None:
     """
     data, model = recipe.data, recipe.model
     if model.path is not None:
-        require_trainable(model.path, recipe.policy, model.training)
+        require_trainable(model.path, recipe.policy, held_training(recipe))
         _require_teacher(recipe, model.path)
     parts = [(data.path, data.rows.split)]
     if data.validation_path is not None:
@@ -105,7 +106,7 @@ def prepare_model(recipe: GivenRecipe, run: RunDirectory) -> int:
     model = model_of(recipe, run)
     texts = (str(row) for _, row in read_rows(recipe.data.path, recipe.data.rows.split))
     built = build_once(model, texts, recipe.model.tiny, recipe.seed)
-    require_trainable(model, recipe.policy, recipe.model.training)
+    require_trainable(model, recipe.policy, held_training(recipe))
     _require_teacher(recipe, model)
     return built
 

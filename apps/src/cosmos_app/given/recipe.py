@@ -11,7 +11,6 @@ from cosmos_app.recipe import (
     BusConfig,
     LaunchConfig,
     PolicyConfig,
-    dividing_axis,
 )
 from cosmos_core.metrics import ConsoleSinkConfig, JsonlSinkConfig, SinkConfig
 from cosmos_parallel import (
@@ -252,12 +251,6 @@ class RewardModelRecipe:
         """
         _check(self.policy, self.data)
         _check_rows(self.trainer)
-        split = dividing_axis(self.policy.parallel)
-        if split:
-            raise ValueError(
-                f"policy.parallel.{split} divides what a reward is made of, whole hidden "
-                "states: use dp_replicate and dp_shard alone"
-            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,6 @@ and the recipe alone, so they are the same whoever takes the step, and after a r
 """
 
 import json
-from dataclasses import replace
 
 from cosmos_app.errors import WrongStreamError
 from cosmos_app.exporting import export_trained
@@ -13,6 +12,7 @@ from cosmos_app.given.classifier import export_classifier
 from cosmos_app.given.files import checkpoints_of, model_of
 from cosmos_app.given.recipe import GivenRecipe, RewardModelRecipe
 from cosmos_app.given.tasks import open_task
+from cosmos_app.held import held_training
 from cosmos_app.settings import bad_steps_kept
 from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import (
@@ -47,9 +47,7 @@ class GivenTrainer:
         self._model_dir = model_of(recipe, run)
         self._task = open_task(recipe, self._model_dir, mesh)
         self._is_rewarding = isinstance(recipe, RewardModelRecipe)
-        self._model = load_causal_lm(
-            self._model_dir, mesh, replace(recipe.model.training, value_head=self._is_rewarding)
-        )
+        self._model = load_causal_lm(self._model_dir, mesh, held_training(recipe))
         self.learner = Learner(self._model, learner_config(recipe, run), mesh=mesh)
         self._store = CheckpointStore(
             checkpoints_of(recipe, run), mesh, retention=recipe.trainer.retention

@@ -1,6 +1,9 @@
 """Steps with a critic: every sample is valued before the first update, then trained on for epochs.
 
 batches ─value─► moments over ranks and replicas ─► whitened batches ─► update ─► update ...
+
+Under a pipeline values are where the last stage is, and so are losses: what is summed of them comes
+to all ranks, and batches of the others have zeros for them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -73,6 +76,12 @@ def critic_figures(means: Mapping[str, float]) -> dict[str, float]:
     return {"critic/explained": 1.0 - means["critic/squared_error"] / variance}
 
 
+def _unvalued(batch: TokenBatch) -> TokenBatch:
+    """Return a batch of a rank without the last stage, where losses only name their tokens."""
+    zeros = batch.advantages.new_zeros(()).expand(batch.advantages.shape)
+    return replace(batch, advantages=zeros, old_logprobs=zeros, values=zeros, returns=zeros)
+
+
 def _valued(
     learner: Learner,
     batches: Sequence[TokenBatch],
@@ -91,7 +100,8 @@ def _valued(
         )
 
     sums = learner.evaluate(batches, measure, scorers=scorers)
-    mine = found[: len(batches)]  # what fills in for other ranks' batches is done with
+    # what fills in for other ranks' batches is done with
+    mine = found[: len(batches)] if found else [_unvalued(batch) for batch in batches]
     if not critic.whiten:
         return mine
     device = learner.mesh.process.device

@@ -15,6 +15,7 @@ from torch import nn
 from cosmos_algos import ScoreField, TokenBatch, policy_loss, summarise_metrics
 from cosmos_app.errors import RunError
 from cosmos_app.exporting import export_trained
+from cosmos_app.held import held_training
 from cosmos_app.recipe import Recipe
 from cosmos_app.roles.batch_plan import batch_plan
 from cosmos_app.roles.critic import critic_figures, critic_step
@@ -125,10 +126,7 @@ class Trainer:
         self._checkpoints = checkpoints
         self._model_dir = model_dir
         self._algorithm = recipe.algorithm.build()
-        with_critic = self._algorithm.critic is not None
-        self._model = load_causal_lm(
-            model_dir, seat.mesh, replace(recipe.model.training, value_head=with_critic)
-        )
+        self._model = load_causal_lm(model_dir, seat.mesh, held_training(recipe))
         self._learner = Learner(
             self._model,
             recipe.learner,
@@ -359,15 +357,16 @@ class Trainer:
         """Load a model that only scores, if the algorithm needs one; every rank calls.
 
         A reference that moves is held as the policy is: it has adapters where the policy has, which
-        add nothing at first, and transformers' modules where a critic asks for them.
+        add nothing at first, and in the implementation that the policy has.
         """
         if needed_for not in self._algorithm.needs or model_dir is None:
             return None
         held = self._recipe.model.training
         if needed_for != "reference_logprobs" or not self._kl.reset_every:
             held = replace(held, lora=None)
-        elif self._algorithm.critic is not None:
-            held = replace(held, implementation="transformers")
+        else:
+            is_native = isinstance(self._model, HasHfNames)
+            held = replace(held, implementation="native" if is_native else "transformers")
         model = load_causal_lm(model_dir, self._seat.mesh, held)
         return model.requires_grad_(False)
 

@@ -129,7 +129,7 @@ def scores_and_values(
         ModelHeadError: as `model_scores`, and if the model has no value head.
     """
     asked = _ValueHead(model)
-    hook = _find_head(model).register_forward_pre_hook(asked.value)
+    hook = _find_head(model).register_forward_pre_hook(asked.value, prepend=True)
     try:
         scores = model_scores(model, batch, temperature=temperature, chunk=chunk)
     finally:
@@ -144,7 +144,7 @@ def head_values(model: nn.Module, batch: TokenBatch) -> Float[Tensor, "B T"]:
         ModelHeadError: if the model has no value head, or no output head before which it stands.
     """
     asked = _ValueHead(model)
-    hook = _find_head(model).register_forward_pre_hook(asked.value_only)
+    hook = _find_head(model).register_forward_pre_hook(asked.value_only, prepend=True)
     try:
         model(**_inputs(batch))
     finally:
@@ -155,7 +155,8 @@ def head_values(model: nn.Module, batch: TokenBatch) -> Float[Tensor, "B T"]:
 class _ValueHead:
     """A hook before the output head, which sees all hidden states.
 
-    FSDP2 has gathered the root's parameters by then, and the value head is one of them.
+    FSDP2 has gathered the root's parameters by then, and the value head is one of them. It comes
+    before what lays hidden states out for a head that is split.
     """
 
     def __init__(self, model: nn.Module) -> None:

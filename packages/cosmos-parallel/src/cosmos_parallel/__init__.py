@@ -129,7 +129,7 @@ from cosmos_parallel.throughput import (
     num_patches,
     throughput,
 )
-from cosmos_parallel.value_head import VALUE_HEAD, is_of_value_head
+from cosmos_parallel.value_head import VALUE_HEAD, is_of_value_head, whole_value_head
 from cosmos_parallel.whole_steps import whole_step
 
 __all__ = [
@@ -268,4 +268,5 @@ __all__ = [
     "use_packed_attention",
     "validate",
     "whole_step",
+    "whole_value_head",
 ]

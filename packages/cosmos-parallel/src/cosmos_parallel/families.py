@@ -124,10 +124,7 @@ def choose_implementation(
             return "native"
         needing = [axis for axis in needing if axis not in generic_axes(config)]
     if wanted == "transformers" and needing:
-        why = (
-            "transformers is asked for (adapters, 8-bit products, value heads and frozen parts ask "
-            "for it)"
-        )
+        why = "transformers is asked for (adapters, 8-bit products and frozen parts ask for it)"
         raise MeshError(_needs_native(config, parallel, needing, why))
     if wanted != "native" and not needing:
         return "transformers"

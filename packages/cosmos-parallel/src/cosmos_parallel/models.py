@@ -63,7 +63,8 @@ class ModelConfig:
         implementation: whose code computes the model. ``auto`` is that of transformers, unless the
             mesh has an axis that it lacks and torchtitan's has.
         value_head: add a linear layer ``value_head`` from last hidden states to one number, which
-            begins at 0; for critics and reward models, in transformers' implementation.
+            begins at 0; for critics and reward models. Under ``tp``, ``cp``, ``pp`` and ``ep`` in
+            torchtitan's implementation alone.
         freeze: patterns of names of parameters that are left as they are, such as
             ``model.visual.*``, in transformers' implementation; ``lora`` adds no adapter there.
         context_length: tokens of the longest sequence, for models whose rotary embedding goes by it
@@ -157,8 +158,6 @@ def check_trainable(
     Raises:
         MeshError: saying which degree does not divide what, or which axis the model cannot have.
     """
-    if config.value_head:
-        require_value_head_fits(parallel)
     splits_backward = parallel.pp > 1 and parallel.pp_schedule.endswith("ZeroBubble")
     if config.activation_checkpointing == "full" and splits_backward:
         raise MeshError(
@@ -172,6 +171,9 @@ def check_trainable(
         )
     wanted = _wanted_implementation(config)
     check_layout(hf_config, parallel, world_size, implementation=wanted)
+    chosen = chosen_implementation(hf_config, config, parallel)
+    if config.value_head and chosen == "transformers":
+        require_value_head_fits(parallel)
 
 
 def chosen_implementation(
@@ -188,8 +190,7 @@ def chosen_implementation(
 def _wanted_implementation(config: ModelConfig) -> Implementation:
     """Return whose modules are asked for; what changes or names modules needs transformers'."""
     is_plain = config.lora is None and config.low_precision is None
-    is_plain = is_plain and not config.value_head and not config.freeze
-    return config.implementation if is_plain else "transformers"
+    return config.implementation if is_plain and not config.freeze else "transformers"
 
 
 def _load_generic(
@@ -262,6 +263,7 @@ def _load_native(
         compute_dtype=getattr(torch, config.compute_dtype),
         recompute=config.activation_checkpointing == "full",
         compile_backend=None if config.compile == "none" else config.compile,
+        value_head=config.value_head,
     )
     return load_native(path, hf_config, mesh, how)
 

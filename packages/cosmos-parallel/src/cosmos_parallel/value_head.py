@@ -1,17 +1,18 @@
 """A linear layer from a language model's last hidden states to one number, for critics and rewards.
 
 It is a child of the model, hence it is sharded, trained and saved with it, but it is no part of
-the language model: exports and weight senders leave it out.
+the language model: exports and weight senders leave it out. Of a pipeline the last stage has it.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from cosmos_parallel.errors import MeshError
-from cosmos_parallel.mesh import ParallelConfig
+from cosmos_parallel.mesh import ParallelConfig, TrainingMesh
 from cosmos_parallel.sharding import model_tensors
 
 if TYPE_CHECKING:
@@ -20,18 +21,38 @@ if TYPE_CHECKING:
 VALUE_HEAD = "value_head"
 
 
+class ValueHeadElsewhere(nn.Module):
+    """Stands for a value head that another rank has; losses only look whether there is one."""
+
+    def forward(self, hidden: Tensor) -> NoReturn:
+        """Refuse: hidden states are where the head is."""
+        raise MeshError(f"hidden states {tuple(hidden.shape)} came to a rank without a value head")
+
+
 def require_value_head_fits(parallel: ParallelConfig) -> None:
-    """Refuse layouts in which no rank sees a token's whole hidden state, or only some tokens.
+    """Refuse layouts in which no rank of a model of transformers sees whole hidden states.
 
     Raises:
         MeshError: naming the axis.
     """
-    for axis, degree in (("tp", parallel.tp), ("cp", parallel.cp), ("pp", parallel.pp)):
+    for axis, degree in (("tp", parallel.tp), ("cp", parallel.cp)):
         if degree > 1:
             raise MeshError(
-                f"{axis} is {degree}, but a value head is trained with whole hidden states: use "
-                "dp_replicate and dp_shard alone"
+                f"{axis} is {degree}, but in transformers' implementation a value head is trained "
+                "with whole hidden states: use dp_replicate and dp_shard alone, or a model that "
+                "torchtitan's computes, without adapters, 8-bit products and frozen parts"
             )
+
+
+def make_value_head(width: int, dtype: torch.dtype, device: torch.device | str) -> nn.Linear:
+    """Return a value head that has no values before ``start_value_head``.
+
+    Args:
+        width: of hidden states.
+        dtype: of its parameters.
+        device: where they are.
+    """
+    return nn.Linear(width, 1, bias=False, dtype=dtype, device=device)
 
 
 def add_value_head(model: "PreTrainedModel") -> None:
@@ -40,15 +61,9 @@ def add_value_head(model: "PreTrainedModel") -> None:
     Args:
         model: not sharded by FSDP2 yet; with adapters, if it is to have any.
     """
-    embedding = model.get_input_embeddings().weight
-    head = nn.Linear(
-        model.config.get_text_config().hidden_size,
-        1,
-        bias=False,
-        dtype=embedding.dtype,
-        device=embedding.device,
-    )
-    model.add_module(VALUE_HEAD, head)
+    embedding = next(model.get_input_embeddings().parameters())
+    width = model.config.get_text_config().hidden_size
+    model.add_module(VALUE_HEAD, make_value_head(width, embedding.dtype, embedding.device))
 
 
 @torch.no_grad()
@@ -57,6 +72,24 @@ def start_value_head(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if is_of_value_head(name):
             parameter.zero_()
+
+
+def whole_value_head(model: nn.Module, mesh: TrainingMesh) -> Tensor:
+    """Return the weights of a value head on every rank, ``[1, width]`` in float64; all ranks call.
+
+    Args:
+        model: with a value head, on whichever ranks.
+        mesh: the ranks that hold the model.
+    """
+    config: Any = model.config  # of any Hugging Face model
+    width = int(config.get_text_config().hidden_size)
+    found = torch.zeros(1, width + 1, dtype=torch.float64, device=mesh.process.device)
+    for weight in model.get_submodule(VALUE_HEAD).parameters():
+        value = weight.detach()
+        found[:, :width] = value.full_tensor() if isinstance(value, DTensor) else value
+        found[:, width:] = 1.0  # to count the ranks that have it
+    mesh.sum_(found)
+    return found[:, :width] / found[:, width:]
 
 
 def is_of_value_head(name: str) -> bool:

@@ -24,6 +24,7 @@ from cosmos_parallel.native.pipeline import PipelinedCausalLM
 from cosmos_parallel.native.stage import Stage, divide_layers, keep_only, stages_of_rank
 from cosmos_parallel.native.weights import fill
 from cosmos_parallel.sharding import sum_gradients
+from cosmos_parallel.value_head import ValueHeadElsewhere, make_value_head, start_value_head
 
 if TYPE_CHECKING:
     from torchtitan.distributed import ParallelDims
@@ -39,12 +40,14 @@ class NativeSettings:
         compute_dtype: of forward and backward.
         recompute: run every layer's forward pass again in the backward pass.
         compile_backend: with which torch compiles every layer; ``None`` for not at all.
+        value_head: whether the last hidden states go to a value head too, which begins at 0.
     """
 
     dtype: torch.dtype
     compute_dtype: torch.dtype
     recompute: bool
     compile_backend: str | None
+    value_head: bool = False
 
 
 def load_native(
@@ -76,6 +79,7 @@ def load_native(
         model.tie_weights()
     _start_buffers(model, device)
     fill(model, path)
+    start_value_head(model)
     return model.train()
 
 
@@ -145,9 +149,14 @@ def _stage(settings: Decoder.Config, index: int, mesh: TrainingMesh, how: Native
     return Stage(
         decoder,
         head,
+        _value_head(settings.dim, how.dtype, is_last=is_last) if how.value_head else None,
         cp_group=_cp_group(mesh),
         tp_mesh=mesh.dims.get_mesh("tp") if mesh.dims is not None and degrees.tp > 1 else None,
     )
+
+
+def _value_head(width: int, dtype: torch.dtype, *, is_last: bool) -> nn.Module:
+    return make_value_head(width, dtype, "meta") if is_last else ValueHeadElsewhere()
 
 
 class _RunSettings:

@@ -11,6 +11,7 @@ from torch.nn import functional
 from cosmos_parallel.native.names import HfNames
 from cosmos_parallel.native.stage import Stage
 from cosmos_parallel.sequences import kept_columns, padded_rows
+from cosmos_parallel.value_head import VALUE_HEAD
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -56,6 +57,8 @@ class NativeCausalLM(nn.Module):
         self.config = config
         self.decoder = _joined(stages, head)
         self.stages = tuple(stages)  # a tuple, so that nothing is registered twice
+        if stages[-1].value_head is not None:
+            self.add_module(VALUE_HEAD, stages[-1].value_head)
         self.multiple_of = multiple_of
         self.least_rows = 1
         self.hf_names = hf_names

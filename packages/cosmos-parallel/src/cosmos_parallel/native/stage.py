@@ -24,12 +24,14 @@ class Stage(nn.Module):
         decoder: torchtitan's, without the layers of other stages.
         head: the output head, in the last stage; not called here, but by whom the hidden states
             go to.
+        value_head: likewise, where the model has one; in other stages what stands for it.
     """
 
     def __init__(
         self,
         decoder: Decoder,
         head: nn.Linear | None,
+        value_head: nn.Module | None = None,
         *,
         cp_group: dist.ProcessGroup | None,
         tp_mesh: "DeviceMesh | None",
@@ -38,6 +40,7 @@ class Stage(nn.Module):
         super().__init__()
         self.decoder = decoder
         self.head = head
+        self.value_head = value_head
         self.is_first = decoder.tok_embeddings is not None
         self.is_last = decoder.norm is not None
         self._cp_group = cp_group
