@@ -24,6 +24,7 @@ from cosmos_parallel import (
     load_causal_lm,
     runs_packed_rows,
 )
+from cosmos_parallel.rope_length import hold_length
 
 LENGTHS = (13, 6, 17, 9)
 # with rows of several samples; chunks, states and attention of their own are not among them
@@ -168,9 +169,20 @@ def test_a_rotary_embedding_that_goes_by_length_is_held_at_that_of_the_context(k
     whole = torch.cat([short, torch.ones(1, 64 - short.shape[1], dtype=torch.int64)], dim=1)
     model = load_causal_lm(tmp_path, build_mesh(ParallelConfig()), ModelConfig(context_length=64))
     usual = load_causal_lm(tmp_path, build_mesh(ParallelConfig()))
+    own = load_causal_lm(tmp_path, build_mesh(ParallelConfig()), ModelConfig(context_length=0))
     with torch.no_grad():
         expected = reference(input_ids=whole).logits[:, : short.shape[1]]
         torch.testing.assert_close(model(input_ids=short).logits, expected, rtol=0, atol=1e-5)
         alone = reference(input_ids=short).logits
-        torch.testing.assert_close(usual(input_ids=short).logits, alone, rtol=0, atol=1e-5)
+        for model in (usual, own):
+            torch.testing.assert_close(model(input_ids=short).logits, alone, rtol=0, atol=1e-5)
     assert float((alone - expected).abs().max()) > 0.1
+
+
+def test_cp_asks_for_the_length_that_a_rank_does_not_see(tmp_path):
+    write_random(tiny_config("llama"), tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    hold_length(model, None, is_divided=True)  # goes by no length
+    model.model.rotary_emb.rope_type = "dynamic"
+    with pytest.raises(MeshError, match="rotary embedding of this llama model .* context_length"):
+        hold_length(model, None, is_divided=True)

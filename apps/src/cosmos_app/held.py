@@ -6,6 +6,7 @@ from typing import Protocol
 from cosmos_algos import RewardModelConfig
 from cosmos_app.recipe import Recipe
 from cosmos_parallel import ModelConfig
+from cosmos_rollout import VLLMConfig
 
 
 class ModelSection(Protocol):
@@ -32,4 +33,13 @@ def held_training(recipe: TrainingRecipe) -> ModelConfig:
         with_head = recipe.algorithm.build().critic is not None
     else:  # supervised runs have no algorithm
         with_head = isinstance(getattr(recipe, "algorithm", None), RewardModelConfig)
-    return replace(recipe.model.training, value_head=with_head)
+    return replace(held_like(recipe), value_head=with_head)
+
+
+def held_like(recipe: TrainingRecipe) -> ModelConfig:
+    """Return how models beside a run's are held: rotary embeddings as long as the engine's."""
+    training = recipe.model.training
+    engine = recipe.rollout.engine if isinstance(recipe, Recipe) else None
+    if training.context_length is None and isinstance(engine, VLLMConfig):
+        return replace(training, context_length=engine.context_length)
+    return training

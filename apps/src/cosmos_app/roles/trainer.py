@@ -15,7 +15,7 @@ from torch import nn
 from cosmos_algos import ScoreField, TokenBatch, policy_loss, summarise_metrics
 from cosmos_app.errors import RunError
 from cosmos_app.exporting import export_trained
-from cosmos_app.held import held_training
+from cosmos_app.held import held_like, held_training
 from cosmos_app.recipe import Recipe
 from cosmos_app.roles.batch_plan import batch_plan
 from cosmos_app.roles.critic import critic_figures, critic_step
@@ -361,7 +361,7 @@ class Trainer:
         """
         if needed_for not in self._algorithm.needs or model_dir is None:
             return None
-        held = self._recipe.model.training
+        held = held_like(self._recipe)
         if needed_for != "reference_logprobs" or not self._kl.reset_every:
             held = replace(held, lora=None)
         else:

@@ -68,8 +68,8 @@ class ModelConfig:
         freeze: patterns of names of parameters that are left as they are, such as
             ``model.visual.*``, in transformers' implementation; ``lora`` adds no adapter there.
         context_length: tokens of the longest sequence, for models whose rotary embedding goes by it
-            (LongRoPE, dynamic scaling), as ``max_model_len`` is for vLLM; with ``None`` each pass
-            goes by its own longest position, as in transformers.
+            (LongRoPE, dynamic scaling), as ``max_model_len`` is for vLLM; 0 is what vLLM takes by
+            itself. With ``None`` each pass goes by its own longest position, as in transformers.
     """
 
     dtype: DtypeName = "float32"
@@ -83,6 +83,11 @@ class ModelConfig:
     value_head: bool = False
     freeze: tuple[str, ...] = ()
     context_length: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a length below 0."""
+        if self.context_length is not None and self.context_length < 0:
+            raise ValueError(f"context_length is {self.context_length}; it must be 0 or more")
 
     @property
     def casts(self) -> bool:

@@ -23,7 +23,8 @@ def hold_length(model: "PreTrainedModel", length: int | None, *, is_divided: boo
 
     Args:
         model: of any rotary embedding; one that does not go by length is left as it is.
-        length: tokens of the longest sequence that the model is trained on and served with;
+        length: tokens of the longest sequence that the model is trained on and served with; 0 for
+            what vLLM takes by itself: for LongRoPE the original length, else that of the config.
             ``None`` leaves it to each pass.
         is_divided: whether a pass of this rank has a part of each sequence only.
 
@@ -33,7 +34,7 @@ def hold_length(model: "PreTrainedModel", length: int | None, *, is_divided: boo
     turning = [module for module in model.modules() if _changes(module)]
     if length is not None:
         for module in turning:
-            _Held(module, length - 1)
+            _Held(module, (length or _own_length(model)) - 1)
     elif turning and is_divided:
         raise MeshError(
             f"cp: the rotary embedding of this {model.config.model_type} model goes by the length "
@@ -64,6 +65,15 @@ class _Held:
         self, module: nn.Module, args: tuple[Any, ...], output: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, ...]:
         return tuple(part[..., :-1, :] for part in output)
+
+
+def _own_length(model: "PreTrainedModel") -> int:
+    settings: Any = model.config.get_text_config()  # of its own class in each model
+    rope: dict[str, Any] = settings.rope_parameters or {}
+    longest: int = settings.max_position_embeddings
+    if rope.get("rope_type") != "longrope":
+        return longest
+    return int(getattr(settings, "original_max_position_embeddings", None) or longest)
 
 
 def _changes(module: nn.Module) -> bool:
