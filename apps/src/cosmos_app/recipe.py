@@ -186,8 +186,8 @@ class BusConfig:
     Attributes:
         url: a Redis or Valkey server, 6.2 or later; the bundled one is started when there is none.
         port: of the bundled server; 0 for any free one.
-        host: IPv4 address that the bundled server listens on beside loopback, for replicas on other
-            machines; it always has a password.
+        host: address, of IPv4 or IPv6, that the bundled server listens on beside loopback, for
+            replicas on other machines; it always has a password.
         lease_s: a replica that shows no progress for this long is declared dead.
     """
 
