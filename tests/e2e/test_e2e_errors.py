@@ -31,6 +31,16 @@ def test_a_broken_data_line_is_named(runner: Runner, tmp_path: Path) -> None:
     assert "Traceback" not in run.text
 
 
+def test_a_reward_that_is_not_there_is_named(runner: Runner, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def brevity(sample): return 1.0\n")
+    rewards = f"[{{kind='python', function='{file}:brevety'}}]"
+    run = runner.start(*SMALL, f"reward.rewards={rewards}")
+    assert run.finish() == 2
+    assert "mine.py has no function brevety; it has brevity" in run.text
+    assert not run.output.exists()
+
+
 def test_a_busy_port_is_named(runner: Runner) -> None:
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]

@@ -102,7 +102,7 @@ def _errors_that_stay() -> tuple[type[Exception], ...]:
         PrecisionError,
         SftDataError,
     )
-    from cosmos_rollout import EngineSettingsError
+    from cosmos_rollout import EngineSettingsError, RewardCodeError, UserCodeError
     from cosmos_wfm import CaptionDataError, PipelineError, WfmConfigError
 
     return (
@@ -129,6 +129,8 @@ def _errors_that_stay() -> tuple[type[Exception], ...]:
         PackingError,
         PipelineError,
         PrecisionError,
+        RewardCodeError,
         SftDataError,
+        UserCodeError,
         WfmConfigError,
     )

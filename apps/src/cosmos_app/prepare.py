@@ -23,6 +23,12 @@ from cosmos_parallel import (
     read_config,
 )
 from cosmos_parallel import ModelConfig as HeldModelConfig
+from cosmos_rollout import (
+    PythonEnvironmentConfig,
+    ToolEnvironmentConfig,
+    UserCodeError,
+    find_callable,
+)
 
 _FEWEST_HELD_OUT = 1
 
@@ -60,9 +66,11 @@ def check_inputs(recipe: Recipe) -> None:
     """Look at every file the recipe names, before anything is written.
 
     Raises:
-        DataError: naming file, line and what is wrong.
+        DataError: naming file, line and what is wrong, or the setting of a function that is not
+            there.
         MeshError: if the model cannot be divided as the recipe says.
     """
+    _require_functions(recipe)
     paths = [path for path in (recipe.data.path, recipe.data.held_out_path) if path is not None]
     for path in paths:
         images, videos = _num_shown(path, recipe.data.video_sampling)
@@ -72,6 +80,29 @@ def check_inputs(recipe: Recipe) -> None:
     if recipe.model.path is not None:
         require_trainable(recipe.model.path, recipe.policy, recipe.model.training)
         require_teacher_of(recipe, recipe.model.path)
+
+
+def _require_functions(recipe: Recipe) -> None:
+    """Check that the functions of the user's are there; only the processes of rollouts import them.
+
+    Raises:
+        DataError: naming the setting and what is wrong.
+    """
+    rewards, environment = recipe.reward, recipe.rollout.environment
+    named = {
+        "reward.rewards": [one.function for one in rewards.rewards if one.kind == "python"],
+        "reward.group_rewards": [one.function for one in rewards.group_rewards],
+    }
+    if isinstance(environment, PythonEnvironmentConfig):
+        named["rollout.environment.function"] = [environment.function]
+    elif isinstance(environment, ToolEnvironmentConfig):
+        named["rollout.environment.functions"] = list(environment.functions)
+    for setting, references in named.items():
+        for reference in references:
+            try:
+                find_callable(reference)
+            except UserCodeError as error:
+                raise DataError(f"{setting}: {reference}: {error}") from error
 
 
 def require_sight(model: Path | None, data: Path, *, videos: bool = False) -> None:
