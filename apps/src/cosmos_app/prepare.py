@@ -49,6 +49,11 @@ class RunFiles:
     built_model: Path
     model: Path
 
+    @property
+    def with_rows(self) -> list[Path]:
+        """The data files that have rows, once they are written."""
+        return [path for path in (self.train, self.held_out) if path.stat().st_size]
+
 
 def run_files(recipe: Recipe, run_dir: Path) -> RunFiles:
     """Return the paths of a run's inputs, whether or not they exist yet."""
@@ -184,10 +189,15 @@ def prepare_data(recipe: Recipe, files: RunFiles) -> tuple[int, int]:
         media, sampling = files.train.with_name("media"), recipe.data.video_sampling
         train = list(prompt_rows(recipe.data.path, media, sampling))
         if recipe.data.held_out_path is None:
-            share = min(recipe.data.held_out, max(_FEWEST_HELD_OUT, len(train) // 10))
-            train, held_out = train[:-share], train[-share:]
+            kept = len(train) - min(recipe.data.held_out, max(_FEWEST_HELD_OUT, len(train) // 10))
+            train, held_out = train[:kept], train[kept:]
         else:
             held_out = list(prompt_rows(recipe.data.held_out_path, media, sampling))
+        if not train:
+            raise DataError(
+                f"data file {recipe.data.path}: no row is left to train on when one is kept back; "
+                "set data.held_out=0"
+            )
     write_rows(files.train, train)
     write_rows(files.held_out, held_out)
     return len(train), len(held_out)
@@ -211,9 +221,7 @@ def prepare_model(recipe: Recipe, files: RunFiles) -> int:
         require_model(recipe.model.path)
         return 0
     texts = (
-        json.dumps(row, ensure_ascii=False)
-        for path in (files.train, files.held_out)
-        for row in prompt_rows(path)
+        json.dumps(row, ensure_ascii=False) for path in files.with_rows for row in prompt_rows(path)
     )
     parameters = build_once(files.built_model, texts, recipe.model.tiny, recipe.seed)
     require_trainable(files.built_model, recipe.policy, recipe.model.training)
