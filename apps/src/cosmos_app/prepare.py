@@ -13,7 +13,6 @@ from cosmos_app.prompt_rows import prompt_rows
 from cosmos_app.quickstart.arithmetic import arithmetic_rows, write_rows
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_app.recipe import PolicyConfig, Recipe
-from cosmos_core.videos import VideoSampling
 from cosmos_parallel import (
     MeshError,
     PictureError,
@@ -31,6 +30,8 @@ from cosmos_rollout import (
 )
 
 _FEWEST_HELD_OUT = 1
+NEED_ANSWERS = frozenset({"exact", "boxed_math", "math", "gsm8k", "multiple_choice"})
+"""Kinds of rewards that no row without an answer can have."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +79,7 @@ def check_inputs(recipe: Recipe) -> None:
     _require_functions(recipe)
     paths = [path for path in (recipe.data.path, recipe.data.held_out_path) if path is not None]
     for path in paths:
-        images, videos = _num_shown(path, recipe.data.video_sampling)
+        images, videos = _num_shown(path, recipe)
         if images or videos:
             require_sight(recipe.model.path, path, videos=videos > 0)
             _require_shown(recipe, path, videos=videos > 0)
@@ -154,10 +155,22 @@ def _require_shown(recipe: Recipe, data: Path, *, videos: bool) -> None:
         require_sight(teacher, data, videos=videos)
 
 
-def _num_shown(path: Path, sampling: VideoSampling) -> tuple[int, int]:
-    """Read all rows of a data file, and count their pictures and videos."""
+def _num_shown(path: Path, recipe: Recipe) -> tuple[int, int]:
+    """Read all rows of a data file, and count their pictures and videos.
+
+    Raises:
+        DataError: if one lacks the answer that a reward compares with.
+    """
     images = videos = 0
-    for row in prompt_rows(path, sampling=sampling):
+    needing = next((one.name for one in recipe.reward.rewards if one.kind in NEED_ANSWERS), "")
+    is_due = needing and recipe.rollout.environment is None
+    for number, row in enumerate(prompt_rows(path, sampling=recipe.data.video_sampling), 1):
+        if is_due and row.get("answer") is None:
+            raise DataError(
+                f"data file {path}: row {number} has no 'answer', which the reward {needing!r} "
+                f"compares with (found: {', '.join(sorted(row))}); give it one, or set "
+                "reward.rewards"
+            )
         images += len(row.get("images", ()))
         videos += len(row.get("videos", ()))
     return images, videos

@@ -1,14 +1,22 @@
 """What a run makes for itself: sums that are right, and a model transformers loads."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cosmos_app.errors import DataError
-from cosmos_app.prepare import prepare_data, prepare_model, run_files
+from cosmos_app.prepare import (
+    NEED_ANSWERS,
+    check_inputs,
+    prepare_data,
+    prepare_model,
+    run_files,
+)
 from cosmos_app.quickstart.arithmetic import ArithmeticConfig, arithmetic_rows
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_app.recipe import (
@@ -23,6 +31,18 @@ from cosmos_app.roles.warmup import _train
 from cosmos_core.config import ConfigError, load_config
 from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import ModelConfig as HeldModelConfig
+from cosmos_rollout import (
+    BoxedMathReward,
+    ExactReward,
+    FormatReward,
+    Gsm8kReward,
+    LengthReward,
+    MathReward,
+    MultipleChoiceReward,
+    RewardError,
+    RewardInput,
+    RewardPoolConfig,
+)
 
 
 def test_sums_are_right_and_no_held_out_sum_is_trained_on() -> None:
@@ -100,6 +120,31 @@ def test_so_many_rows_are_kept_back(
     assert prepare_data(recipe, files) == found
     told = [json.loads(line)["prompt"] for line in files.train.read_text().splitlines()]
     assert told == [str(n) for n in range(found[0])]
+
+
+def test_a_row_without_the_answer_that_a_reward_compares_with_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "1", "answer": "1"}\n{"prompt": "2"}\n')
+    recipe = Recipe(data=DataConfig(path=path))
+    with pytest.raises(DataError, match=r"row 2 has no 'answer', which the reward 'exact'"):
+        check_inputs(recipe)
+    by_length = RewardPoolConfig(rewards=(LengthReward(target=1, limit=2),))
+    check_inputs(replace(recipe, reward=by_length))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [ExactReward(), BoxedMathReward(), MathReward(), Gsm8kReward(), MultipleChoiceReward(),
+     FormatReward(pattern='x'), LengthReward(target=1, limit=2)],
+)  # fmt: skip
+def test_the_rewards_that_need_an_answer_are_known(config: Any) -> None:
+    sample = RewardInput(prompt="1+1=", response="2")
+    try:
+        config.build()(sample)
+        needs_answer = False
+    except RewardError:
+        needs_answer = True
+    assert (config.kind in NEED_ANSWERS) == needs_answer
 
 
 def test_a_run_that_keeps_nothing_back_builds_its_model_and_validates_nothing(
