@@ -188,14 +188,16 @@ def test_a_busy_port_is_answered_with_the_log_of_the_server(server, tmp_path) ->
         RedisServer.start(tmp_path, port=server.port)
 
 
-def test_a_server_for_other_machines_wants_its_password_there_too(tmp_path) -> None:
+@pytest.mark.parametrize(("host", "in_url"), [("127.0.0.2", "127.0.0.2"), ("::1", "[::1]")])
+def test_a_server_for_other_machines_wants_its_password_there_too(tmp_path, host, in_url) -> None:
     redis = pytest.importorskip("redis")
-    server = RedisServer.start(tmp_path, host="127.0.0.2")
+    server = RedisServer.start(tmp_path, host=host)
     try:
-        assert server.url.endswith(f"@127.0.0.2:{server.port}/0")
+        assert server.url.endswith(f"@{in_url}:{server.port}/0")
         assert redis.Redis.from_url(server.url).ping()
-        with pytest.raises(redis.AuthenticationError):
-            redis.Redis(host="127.0.0.2", port=server.port).ping()
+        for address in (host, "127.0.0.1"):
+            with pytest.raises(redis.AuthenticationError):
+                redis.Redis(host=address, port=server.port).ping()
     finally:
         server.stop()
 

@@ -87,7 +87,7 @@ async def given_work(url: str) -> None:
 
 async def refused_without_password(url: str) -> None:
     parts = urlsplit(url)
-    bare = urlunsplit(parts._replace(netloc=f"{parts.hostname}:{parts.port}"))
+    bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
     with pytest.raises(BusUnreachableError, match="refuses us"):
         await Bus.connect(bare, "machines", connect_s=2.0)
 

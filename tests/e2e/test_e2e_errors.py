@@ -1,8 +1,10 @@
 """What goes wrong before a run starts: one message that says what to do, a non-zero exit code."""
 
+import signal
 import socket
 from pathlib import Path
 
+import pytest
 from real_runs import SMALL, Runner
 
 
@@ -29,6 +31,34 @@ def test_a_broken_data_line_is_named(runner: Runner, tmp_path: Path) -> None:
     assert run.finish() == 2
     assert f"{data}:2" in run.text
     assert "Traceback" not in run.text
+
+
+def test_a_reward_that_is_not_there_is_named(runner: Runner, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def brevity(sample): return 1.0\n")
+    rewards = f"[{{kind='python', function='{file}:brevety'}}]"
+    run = runner.start(*SMALL, f"reward.rewards={rewards}")
+    assert run.finish() == 2
+    assert "mine.py has no function brevety; it has brevity" in run.text
+    assert not run.output.exists()
+
+
+@pytest.mark.slow
+def test_a_reward_that_always_fails_is_told_to_who_started_the_run(
+    runner: Runner, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def brevity(sample): return sample.nothing\n")
+    rewards = f"[{{kind='python', function='{file}:brevity'}}]"
+    run = runner.start(*SMALL, f"reward.rewards={rewards}", "bus.lease_s=60")
+    assert run.process.stdout is not None
+    said = next(line for line in run.process.stdout if "fails" in line)
+    assert said == (
+        "rollout-0 fails at all it is given, and is tried again: reward brevity: AttributeError: "
+        "'RewardInput' object has no attribute 'nothing'\n"
+    )
+    run.process.send_signal(signal.SIGINT)
+    assert run.finish() == 3
 
 
 def test_a_busy_port_is_named(runner: Runner) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from machines import why_not
+from machines import IPV4, IPV6, why_not
 from real_runs import QUICKSTART, SMALL, SOURCES, Run, assert_balanced
 from slurm import Slurm, slurm
 
@@ -41,11 +41,11 @@ _LONG_S = 300.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Slurm]:
+@pytest.fixture(params=[IPV4, IPV6])
+def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Slurm]:
     if reason := why_not():
         pytest.skip(reason)
-    with slurm(NUM_MACHINES, tmp_path / "slurm") as made:
+    with slurm(NUM_MACHINES, tmp_path / "slurm", request.param) as made:
         yield made
 
 

@@ -14,6 +14,10 @@ from pathlib import Path
 
 _DEADLINE_S = 30.0
 _SWITCH = "switch"
+IPV4 = "10.83.0."
+"""Beginning of the addresses of machines."""
+IPV6 = "fd83::"
+"""Beginning of the addresses of machines that are reached by IPv6 alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,12 +68,17 @@ def why_not() -> str:
 
 
 @contextlib.contextmanager
-def machines(count: int) -> Generator[list[Machine]]:
-    """Make so many, and take them away with all that still runs in them."""
+def machines(count: int, *, network: str = IPV4) -> Generator[list[Machine]]:
+    """Make so many, and take them away with all that still runs in them.
+
+    Args:
+        count: how many.
+        network: beginning of their addresses. With that of IPv6 they have no others but loopback.
+    """
     prefix = f"cosmos{os.getpid()}"
     switch = f"{prefix}{_SWITCH}"
     made = [
-        Machine(name=f"node{i}", address=f"10.83.0.{i + 1}", space=f"{prefix}n{i}")
+        Machine(name=f"node{i}", address=f"{network}{i + 1}", space=f"{prefix}n{i}")
         for i in range(count)
     ]
     try:
@@ -92,7 +101,10 @@ def _plug_in(machine: Machine, switch: str) -> None:
     wire = ["link", "add", "wire", "type", "veth", "peer", "name", port, "netns", switch]
     _run("ip", "-n", space, *wire)
     _run("ip", "-n", switch, "link", "set", port, "master", "bridge", "up")
-    _run("ip", "-n", space, "address", "add", f"{machine.address}/24", "dev", "wire")
+    # nobody else is there to have the address
+    unique = ["/64", "nodad"] if ":" in machine.address else ["/24"]
+    address = [f"{machine.address}{unique[0]}", "dev", "wire", *unique[1:]]
+    _run("ip", "-n", space, "address", "add", *address)
     _run("ip", "-n", space, "link", "set", "wire", "up")
 
 

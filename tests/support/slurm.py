@@ -74,11 +74,17 @@ class Slurm:
 
 
 @contextlib.contextmanager
-def slurm(count: int, folder: Path) -> Generator[Slurm]:
-    """Make a cluster of so many machines, whose commands are written into a new directory."""
+def slurm(count: int, folder: Path, network: str) -> Generator[Slurm]:
+    """Make a cluster of so many machines, whose commands are written into a new directory.
+
+    Args:
+        count: how many.
+        folder: for the commands.
+        network: beginning of the machines' addresses.
+    """
     folder.mkdir()
     known = folder / "machines.json"
-    with machines(count) as made:
+    with machines(count, network=network) as made:
         known.write_text(json.dumps([asdict(machine) for machine in made]))
         for name in _COMMANDS:
             words = [sys.executable, "-E", str(Path(__file__).resolve()), str(known), name]

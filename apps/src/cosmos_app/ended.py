@@ -20,11 +20,18 @@ def last_words(run: RunDirectory) -> dict[str, Any]:
     }
 
 
+def _why(finished: str | bool) -> str:
+    """Say why a run ended, of which runs on given data know only whether all steps were taken."""
+    if isinstance(finished, str):
+        return finished
+    return "all steps done" if finished else "stopped; --resume goes on"
+
+
 def describe_end(run: RunDirectory) -> str:
     """Say how a run ended that is not running, and what to do."""
     words = last_words(run)
     if words:
-        return f"{run.path} has ended at step {words['step']}: {words['finished']}"
+        return f"{run.path} has ended at step {words['step']}: {_why(words['finished'])}"
     return (
         f"{run.path} is not running and left no report, as when it was killed; "
         "'cosmos-app run ... --resume' goes on from its newest checkpoint"

@@ -3,8 +3,11 @@
 Exit codes: 1 the run failed, 2 the recipe or its files are wrong, 3 stopped before the last step.
 """
 
+import errno
+
 from cosmos_core.errors import CosmosError
 
+_OF_THE_MACHINE = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS}
 REFUSED = 2
 STOPPED = 3
 
@@ -64,6 +67,17 @@ def expected_errors() -> tuple[type[Exception], ...]:
     )
 
 
+def said_of_files(error: Exception) -> str:
+    """Return what to say of a file that this machine or its user cannot write or read.
+
+    Empty for any other error, whose traceback is due.
+    """
+    if not isinstance(error, OSError) or error.errno not in _OF_THE_MACHINE:
+        return ""
+    subject = f"{error.filename}: " if error.filename else ""
+    return f"{subject}{error.strerror}"
+
+
 def exit_code_of(error: Exception) -> int:
     """Return the exit code of an expected error."""
     if isinstance(error, InterruptedRunError):
@@ -76,7 +90,7 @@ def _errors_that_stay() -> tuple[type[Exception], ...]:
     from cosmos_algos import AlgorithmConfigError, ModelHeadError
     from cosmos_core.bus import CodeVersionError
     from cosmos_core.config import ConfigError
-    from cosmos_core.rundir import NotARunDirectoryError
+    from cosmos_core.rundir import NotARunDirectoryError, RunNotWritableError
     from cosmos_parallel import (
         AdapterError,
         CheckpointMismatchError,
@@ -88,7 +102,7 @@ def _errors_that_stay() -> tuple[type[Exception], ...]:
         PrecisionError,
         SftDataError,
     )
-    from cosmos_rollout import EngineSettingsError
+    from cosmos_rollout import EngineSettingsError, RewardCodeError, UserCodeError
     from cosmos_wfm import CaptionDataError, PipelineError, WfmConfigError
 
     return (
@@ -97,6 +111,7 @@ def _errors_that_stay() -> tuple[type[Exception], ...]:
         DashboardAddressError,
         DataError,
         NotARunDirectoryError,
+        RunNotWritableError,
         WrongStreamError,
         NothingToResumeError,
         StarvedSlotsError,
@@ -114,6 +129,8 @@ def _errors_that_stay() -> tuple[type[Exception], ...]:
         PackingError,
         PipelineError,
         PrecisionError,
+        RewardCodeError,
         SftDataError,
+        UserCodeError,
         WfmConfigError,
     )

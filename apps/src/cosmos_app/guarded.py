@@ -21,10 +21,11 @@ def guarded(function: Callable[[], int]) -> None:
         click.echo("killed; --resume goes on from the newest checkpoint", err=True)
         sys.exit(130)
     except Exception as error:  # told apart here, as naming the classes imports every package
-        from cosmos_app.errors import exit_code_of, expected_errors
+        from cosmos_app.errors import exit_code_of, expected_errors, said_of_files
 
-        if not isinstance(error, expected_errors()):
+        said = str(error) if isinstance(error, expected_errors()) else said_of_files(error)
+        if not said:
             raise
-        click.echo(click.style("error: ", fg="red", bold=True) + str(error), err=True)
+        click.echo(click.style("error: ", fg="red", bold=True) + said, err=True)
         sys.exit(exit_code_of(error))
     sys.exit(code)

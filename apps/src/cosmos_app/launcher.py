@@ -31,6 +31,7 @@ from cosmos_app.control_files import (
 from cosmos_app.dashboard.address import announce_dashboard
 from cosmos_app.devices import needs_of, placement_lines, require_devices, visible_devices
 from cosmos_app.errors import InterruptedRunError
+from cosmos_app.failing import tell_failures
 from cosmos_app.frame import NO_CHECKPOINT, Answers, RunFrame, hand_in, open_run
 from cosmos_app.prepare import (
     RunFiles,
@@ -160,7 +161,10 @@ class Launch:
         say = functools.partial(self._console.print, soft_wrap=True)
         for spec in child_specs(self._recipe, self._run):
             self._supervisor.start(spec)
-        beside = [asyncio.create_task(announce_dashboard(self._run, say))]
+        beside = [
+            asyncio.create_task(announce_dashboard(self._run, say)),
+            asyncio.create_task(tell_failures(bus, say)),
+        ]
         if not is_external:
             spec_of = functools.partial(replica_spec, self._recipe, self._run)
             keeping = keep_replicas(bus, self._supervisor, spec_of, say)

@@ -14,7 +14,6 @@ from cosmos_app.prompt_rows import prompt_rows
 from cosmos_app.quickstart.arithmetic import arithmetic_rows, write_rows
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_app.recipe import PolicyConfig, Recipe
-from cosmos_core.videos import VideoSampling
 from cosmos_parallel import (
     MeshError,
     PictureError,
@@ -24,8 +23,16 @@ from cosmos_parallel import (
     read_config,
 )
 from cosmos_parallel import ModelConfig as HeldModelConfig
+from cosmos_rollout import (
+    PythonEnvironmentConfig,
+    ToolEnvironmentConfig,
+    UserCodeError,
+    find_callable,
+)
 
 _FEWEST_HELD_OUT = 1
+NEED_ANSWERS = frozenset({"exact", "boxed_math", "math", "gsm8k", "multiple_choice"})
+"""Kinds of rewards that no row without an answer can have."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +51,11 @@ class RunFiles:
     built_model: Path
     model: Path
 
+    @property
+    def with_rows(self) -> list[Path]:
+        """The data files that have rows, once they are written."""
+        return [path for path in (self.train, self.held_out) if path.stat().st_size]
+
 
 def run_files(recipe: Recipe, run_dir: Path) -> RunFiles:
     """Return the paths of a run's inputs, whether or not they exist yet."""
@@ -61,18 +73,43 @@ def check_inputs(recipe: Recipe) -> None:
     """Look at every file the recipe names, before anything is written.
 
     Raises:
-        DataError: naming file, line and what is wrong.
+        DataError: naming file, line and what is wrong, or the setting of a function that is not
+            there.
         MeshError: if the model cannot be divided as the recipe says.
     """
+    _require_functions(recipe)
     paths = [path for path in (recipe.data.path, recipe.data.held_out_path) if path is not None]
     for path in paths:
-        images, videos = _num_shown(path, recipe.data.video_sampling)
+        images, videos = _num_shown(path, recipe)
         if images or videos:
             require_sight(recipe.model.path, path, videos=videos > 0)
             _require_shown(recipe, path, videos=videos > 0)
     if recipe.model.path is not None:
         require_trainable(recipe.model.path, recipe.policy, held_training(recipe))
         require_teacher_of(recipe, recipe.model.path)
+
+
+def _require_functions(recipe: Recipe) -> None:
+    """Check that the functions of the user's are there; only the processes of rollouts import them.
+
+    Raises:
+        DataError: naming the setting and what is wrong.
+    """
+    rewards, environment = recipe.reward, recipe.rollout.environment
+    named = {
+        "reward.rewards": [one.function for one in rewards.rewards if one.kind == "python"],
+        "reward.group_rewards": [one.function for one in rewards.group_rewards],
+    }
+    if isinstance(environment, PythonEnvironmentConfig):
+        named["rollout.environment.function"] = [environment.function]
+    elif isinstance(environment, ToolEnvironmentConfig):
+        named["rollout.environment.functions"] = list(environment.functions)
+    for setting, references in named.items():
+        for reference in references:
+            try:
+                find_callable(reference)
+            except UserCodeError as error:
+                raise DataError(f"{setting}: {reference}: {error}") from error
 
 
 def require_sight(model: Path | None, data: Path, *, videos: bool = False) -> None:
@@ -119,10 +156,22 @@ def _require_shown(recipe: Recipe, data: Path, *, videos: bool) -> None:
         require_sight(teacher, data, videos=videos)
 
 
-def _num_shown(path: Path, sampling: VideoSampling) -> tuple[int, int]:
-    """Read all rows of a data file, and count their pictures and videos."""
+def _num_shown(path: Path, recipe: Recipe) -> tuple[int, int]:
+    """Read all rows of a data file, and count their pictures and videos.
+
+    Raises:
+        DataError: if one lacks the answer that a reward compares with.
+    """
     images = videos = 0
-    for row in prompt_rows(path, sampling=sampling):
+    needing = next((one.name for one in recipe.reward.rewards if one.kind in NEED_ANSWERS), "")
+    is_due = needing and recipe.rollout.environment is None
+    for number, row in enumerate(prompt_rows(path, sampling=recipe.data.video_sampling), 1):
+        if is_due and row.get("answer") is None:
+            raise DataError(
+                f"data file {path}: row {number} has no 'answer', which the reward {needing!r} "
+                f"compares with (found: {', '.join(sorted(row))}); give it one, or set "
+                "reward.rewards"
+            )
         images += len(row.get("images", ()))
         videos += len(row.get("videos", ()))
     return images, videos
@@ -154,10 +203,15 @@ def prepare_data(recipe: Recipe, files: RunFiles) -> tuple[int, int]:
         media, sampling = files.train.with_name("media"), recipe.data.video_sampling
         train = list(prompt_rows(recipe.data.path, media, sampling))
         if recipe.data.held_out_path is None:
-            share = min(recipe.data.held_out, max(_FEWEST_HELD_OUT, len(train) // 10))
-            train, held_out = train[:-share], train[-share:]
+            kept = len(train) - min(recipe.data.held_out, max(_FEWEST_HELD_OUT, len(train) // 10))
+            train, held_out = train[:kept], train[kept:]
         else:
             held_out = list(prompt_rows(recipe.data.held_out_path, media, sampling))
+        if not train:
+            raise DataError(
+                f"data file {recipe.data.path}: no row is left to train on when one is kept back; "
+                "set data.held_out=0"
+            )
     write_rows(files.train, train)
     write_rows(files.held_out, held_out)
     return len(train), len(held_out)
@@ -181,9 +235,7 @@ def prepare_model(recipe: Recipe, files: RunFiles) -> int:
         require_model(recipe.model.path)
         return 0
     texts = (
-        json.dumps(row, ensure_ascii=False)
-        for path in (files.train, files.held_out)
-        for row in prompt_rows(path)
+        json.dumps(row, ensure_ascii=False) for path in files.with_rows for row in prompt_rows(path)
     )
     parameters = build_once(files.built_model, texts, recipe.model.tiny, recipe.seed)
     require_trainable(files.built_model, recipe.policy, held_training(recipe))

@@ -14,6 +14,7 @@ from cosmos_app.cluster_config import ClusterConfig
 from cosmos_app.dashboard.config import DashboardConfig
 from cosmos_app.quickstart.arithmetic import ArithmeticConfig
 from cosmos_app.quickstart.tiny_model import TinyModelConfig
+from cosmos_app.ranges import require_at_least
 from cosmos_app.rollout_config import RolloutConfig, check_colocation
 from cosmos_app.teacher_config import TeacherConfig, check_teacher
 from cosmos_core.config import load_config
@@ -52,7 +53,8 @@ class DataConfig:
             directory of such files; rows may have ``images`` and ``videos``. Sums are generated
             when there is none.
         held_out_path: rows for validation; the last of ``path`` are kept back when there is none.
-        held_out: how many rows of ``path`` are kept back, at most a tenth of it.
+        held_out: how many rows of ``path`` are kept back, at most a tenth of it; 0 for none, and
+            no validation.
         video_sampling: which frames are shown of videos whose rows do not say it.
         arithmetic: the sums that are generated.
     """
@@ -62,6 +64,9 @@ class DataConfig:
     held_out: int = 256
     video_sampling: VideoSampling = field(default_factory=VideoSampling)
     arithmetic: ArithmeticConfig = field(default_factory=ArithmeticConfig)
+
+    def __post_init__(self) -> None:
+        require_at_least(self, {"held_out": 0})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +84,9 @@ class WarmupConfig:
     batch_size: int = 256
     stop_at_loss: float = 0.0
     learner: LearnerConfig = field(default_factory=LearnerConfig)
+
+    def __post_init__(self) -> None:
+        require_at_least(self, {"steps": 0, "batch_size": 1})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,6 +120,10 @@ class TrainerConfig:
     keep_bad_steps: bool = True
     deterministic: bool = False
 
+    def __post_init__(self) -> None:
+        counts = ("steps", "groups_per_step", "samples_per_group", "tokens_per_batch")
+        require_at_least(self, {**dict.fromkeys(counts, 1), "checkpoint_every": 0})
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyConfig:
@@ -126,6 +138,9 @@ class PolicyConfig:
     replicas: int = 1
     ranks: int = 1
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+
+    def __post_init__(self) -> None:
+        require_at_least(self, {"replicas": 1, "ranks": 1})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,6 +158,9 @@ class ValidationConfig:
     before: bool = True
     after: bool = True
     every: int = 0
+
+    def __post_init__(self) -> None:
+        require_at_least(self, {"prompts": 0, "every": 0})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,8 +204,8 @@ class BusConfig:
     Attributes:
         url: a Redis or Valkey server, 6.2 or later; the bundled one is started when there is none.
         port: of the bundled server; 0 for any free one.
-        host: IPv4 address that the bundled server listens on beside loopback, for replicas on other
-            machines; it always has a password.
+        host: address, of IPv4 or IPv6, that the bundled server listens on beside loopback, for
+            replicas on other machines; it always has a password.
         lease_s: a replica that shows no progress for this long is declared dead.
     """
 
@@ -195,6 +213,9 @@ class BusConfig:
     port: int = 0
     host: str = "127.0.0.1"
     lease_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        require_at_least(self, {"port": 0, "lease_s": 0.1})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

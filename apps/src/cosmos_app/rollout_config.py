@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from cosmos_app.ranges import require_at_least
 from cosmos_core.control import StalenessConfig
-from cosmos_rollout import EngineConfig, EnvironmentConfig, EpisodeLimits, VLLMConfig
+from cosmos_rollout import EngineConfig, EnvironmentConfig, EpisodeLimits, Sampling, VLLMConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,6 +21,9 @@ class SamplingConfig:
     temperature: float = 1.0
     top_p: float = 1.0
     max_new_tokens: int = 128
+
+    def __post_init__(self) -> None:
+        Sampling(temperature=self.temperature, top_p=self.top_p, max_new_tokens=self.max_new_tokens)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +56,9 @@ class RolloutConfig:
     record: bool = False
     colocate: Literal["", "keep", "discard"] = ""
     turn_deadline_s: float = 3600.0
+
+    def __post_init__(self) -> None:
+        require_at_least(self, {"replicas": 1, "slots": 1, "scoring": 0})
 
 
 def check_colocation(

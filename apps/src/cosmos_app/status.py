@@ -43,7 +43,8 @@ async def show_status(run_dir: Path, *, watch: bool, as_json: bool) -> int:
         else:
             console = Console(soft_wrap=True)
             console.print(describe_end(run), markup=False)
-            console.print(f"its dashboard: cosmos-app replay {run.path}", markup=False)
+            if (run.path / "events.jsonl").exists():
+                console.print(f"its dashboard: cosmos-app replay {run.path}", markup=False)
     return 0
 
 

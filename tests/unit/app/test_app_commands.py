@@ -225,3 +225,15 @@ def test_a_run_that_is_over_says_how_it_ended(tmp_path: Path) -> None:
         stopped = call("stop", str(run.path))
         assert stopped.exit_code == 1
         assert "has ended at step 7" in stopped.output
+
+
+@pytest.mark.parametrize(("finished", "said"), [(True, "all steps done"), (False, "stopped; ")])
+def test_a_run_on_given_data_that_is_over_says_how_it_ended(
+    tmp_path: Path, finished: bool, said: str
+) -> None:
+    with RunDirectory.create(tmp_path / "run", config_json="{}", now_s=0.0) as run:
+        write_address(run, "redis://127.0.0.1:1/0", "gone")
+        run.report.write_text(json.dumps({"finished": finished, "steps": 7}))
+        output = call("status", str(run.path)).output
+    assert f"has ended at step 7: {said}" in output
+    assert "replay" not in output, "it has no events to show"

@@ -1,19 +1,48 @@
 """What a run makes for itself: sums that are right, and a model transformers loads."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cosmos_app.prepare import prepare_data, prepare_model, run_files
+from cosmos_app.errors import DataError
+from cosmos_app.prepare import (
+    NEED_ANSWERS,
+    check_inputs,
+    prepare_data,
+    prepare_model,
+    run_files,
+)
 from cosmos_app.quickstart.arithmetic import ArithmeticConfig, arithmetic_rows
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
-from cosmos_app.recipe import DataConfig, ModelConfig, Recipe, WarmupConfig
+from cosmos_app.recipe import (
+    DataConfig,
+    ModelConfig,
+    Recipe,
+    WarmupConfig,
+    controller_config,
+)
 from cosmos_app.roles.process import RunContext
 from cosmos_app.roles.warmup import _train
+from cosmos_core.config import ConfigError, load_config
 from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import ModelConfig as HeldModelConfig
+from cosmos_rollout import (
+    BoxedMathReward,
+    ExactReward,
+    FormatReward,
+    Gsm8kReward,
+    LengthReward,
+    MathReward,
+    MultipleChoiceReward,
+    RewardError,
+    RewardInput,
+    RewardPoolConfig,
+)
 
 
 def test_sums_are_right_and_no_held_out_sum_is_trained_on() -> None:
@@ -75,3 +104,80 @@ def test_the_warm_up_is_by_one_process_whatever_ranks_compute_in(tmp_path: Path)
         context = RunContext(run=run, recipe=recipe, files=files, redis_url="", namespace="")
         assert [report.outcome for _, report in _train(context)] == ["updated"] * 2
         assert AutoModelForCausalLM.from_pretrained(files.model).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("rows", "held_out", "found"),
+    [(30, 2, (28, 2)), (30, 256, (27, 3)), (30, 0, (30, 0)), (1, 0, (1, 0))],
+)
+def test_so_many_rows_are_kept_back(
+    tmp_path: Path, rows: int, held_out: int, found: tuple[int, int]
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f'{{"prompt": "{n}", "answer": "{n}"}}\n' for n in range(rows)))
+    recipe = Recipe(data=DataConfig(path=path, held_out=held_out))
+    files = run_files(recipe, tmp_path / "run")
+    assert prepare_data(recipe, files) == found
+    told = [json.loads(line)["prompt"] for line in files.train.read_text().splitlines()]
+    assert told == [str(n) for n in range(found[0])]
+
+
+def test_a_row_without_the_answer_that_a_reward_compares_with_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "1", "answer": "1"}\n{"prompt": "2"}\n')
+    recipe = Recipe(data=DataConfig(path=path))
+    with pytest.raises(DataError, match=r"row 2 has no 'answer', which the reward 'exact'"):
+        check_inputs(recipe)
+    by_length = RewardPoolConfig(rewards=(LengthReward(target=1, limit=2),))
+    check_inputs(replace(recipe, reward=by_length))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [ExactReward(), BoxedMathReward(), MathReward(), Gsm8kReward(), MultipleChoiceReward(),
+     FormatReward(pattern='x'), LengthReward(target=1, limit=2)],
+)  # fmt: skip
+def test_the_rewards_that_need_an_answer_are_known(config: Any) -> None:
+    sample = RewardInput(prompt="1+1=", response="2")
+    try:
+        config.build()(sample)
+        needs_answer = False
+    except RewardError:
+        needs_answer = True
+    assert (config.kind in NEED_ANSWERS) == needs_answer
+
+
+def test_a_run_that_keeps_nothing_back_builds_its_model_and_validates_nothing(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    tiny = TinyModelConfig(hidden_size=16, num_layers=1, num_heads=2)
+    recipe = Recipe(data=DataConfig(path=path, held_out=0), model=ModelConfig(tiny=tiny))
+    files = run_files(recipe, tmp_path / "run")
+    assert prepare_data(recipe, files) == (1, 0)
+    assert prepare_model(recipe, files) > 0
+    assert controller_config(recipe, num_held_out=0).validation.num_prompts == 0
+
+
+def test_data_of_one_row_that_is_kept_back_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "1", "answer": "1"}\n')
+    recipe = Recipe(data=DataConfig(path=path))
+    with pytest.raises(DataError, match=r"no row is left to train on.*data\.held_out=0"):
+        prepare_data(recipe, run_files(recipe, tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "rollout.replicas=0", "rollout.slots=0", "rollout.sampling.max_new_tokens=0",
+        "trainer.groups_per_step=0", "trainer.steps=0", "trainer.checkpoint_every=-1",
+        "policy.ranks=0", "policy.replicas=0", "data.held_out=-1", "warmup.steps=-1",
+        "validation.every=-1", "bus.lease_s=0",
+    ],
+)  # fmt: skip
+def test_numbers_out_of_range_are_named(setting: str) -> None:
+    name = setting.partition("=")[0].rpartition(".")[2]
+    with pytest.raises(ConfigError, match=rf"{name} .*\b[01](\.1)? or more"):
+        load_config(Recipe, {}, [setting])

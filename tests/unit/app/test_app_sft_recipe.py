@@ -177,6 +177,7 @@ def test_several_replicas_have_a_meeting_place(run, file):
         ("", "", "there is no row"),
         ('{"prompt": "1", "response": "2"}\nnot json\n', "", r"rows.jsonl:2: is not JSON"),
         ('{"prompt": "1", "answer": "2"}\n', "model.path={model}", "rows.jsonl:1: .*'response'"),
+        ('{"prompt": "1", "response": "2"}\n{"prompt": "1"}\n', "", "rows.jsonl:2: .*'response'"),
         ('{"prompt": "1", "response": "2"}\n', "data.validation_path=/nowhere", "/nowhere"),
         ('{"prompt": "1", "response": "2"}\n', "model.path=/nowhere", "no such directory"),
     ],
@@ -201,3 +202,43 @@ def test_wrong_files_are_refused_before_there_is_a_run_directory(
         with pytest.raises((SftDataError, DataError), match=message):
             look()
     assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "row", "message"),
+    [
+        ("dpo", {"prompt": "1", "response": "2"}, "'chosen' as text .found: prompt, response"),
+        ("dpo", {"prompt": "1", "chosen": "2", "rejected": 3}, "'rejected' is int"),
+        ("kto", {"prompt": "1", "response": "2"}, "'label' must be true or false"),
+    ],
+)
+def test_rows_that_are_no_preferences_are_refused_before_there_is_a_run_directory(
+    tmp_path, data, algorithm, row, message
+):
+    good = {"prompt": "1", "chosen": "2", "rejected": "3", "response": "2", "label": True}
+    data.write_text("\n".join(map(json.dumps, [good, row])))
+    file, output = tmp_path / "preferences.toml", tmp_path / "out"
+    file.write_text(
+        f'kind = "preference"\noutput = "{output}"\n[data]\npath = "{data}"\n'
+        f'[algorithm]\nkind = "{algorithm}"\n'
+    )
+    recipe = load_any_recipe(file)
+    for look in (
+        lambda: asyncio.run(run_given_recipe(recipe, resume=False, as_json=False)),
+        lambda: check_given(recipe, as_json=False),
+    ):
+        with pytest.raises(SftDataError, match=rf"rows\.jsonl:2: .*{message}"):
+            look()
+    assert not output.exists()
+
+
+def test_rows_that_are_too_long_are_told(tmp_path, file, capsys):
+    settings = [f"output={tmp_path / 'out'}", "data.rows.max_tokens=7", "trainer.steps=1"]
+    recipe = load_any_recipe(file, settings)  # 5+5=10 and two marks are 8
+    assert asyncio.run(run_given_recipe(recipe, resume=False, as_json=False)) == 0
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert (report["examples"], report["left_out"]) == (3, 5)
+    said = capsys.readouterr().out
+    assert "5 of 10 rows are longer than data.rows.max_tokens=7 and left out" in said
+    assert "3, 5 rows left out as too long" in said
+    assert "after step 1 " in said

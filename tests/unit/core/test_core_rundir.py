@@ -12,6 +12,7 @@ from cosmos_core.rundir import (
     RunDirectory,
     RunExistsError,
     RunInUseError,
+    RunNotWritableError,
     latest_run,
     write_atomic,
 )
@@ -56,6 +57,13 @@ def test_files_that_are_not_ours_are_left_alone(tmp_path: Path):
     with pytest.raises(RunExistsError, match=r"it holds thesis\.tex"):
         make(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("where", ["file/run", "/proc/run"])
+def test_where_nothing_can_be_written_no_run_begins(tmp_path: Path, where):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunNotWritableError, match="run cannot be the directory of a run: N"):
+        make(tmp_path / where)
 
 
 def test_a_file_is_not_a_directory(tmp_path: Path):

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -198,6 +199,13 @@ def test_what_cannot_be_read_again_is_not_saved(store, step, extra):
     with pytest.raises(CheckpointError, match=r"steps count from 0, and extra is bytes"):
         store.save(step, make_learner(), extra)
     assert store.steps() == []
+
+
+@pytest.mark.parametrize("step", [np.int64(3), torch.tensor(3)])
+def test_steps_of_numpy_and_torch_are_steps(store, step):
+    learner = make_learner()
+    store.save(step, learner)
+    assert store.load(learner).step == 3
 
 
 def test_an_empty_store_says_so(store):

@@ -18,6 +18,7 @@ from cosmos_rollout import (
     FormatReward,
     LengthReward,
     PythonReward,
+    RewardCodeError,
     RewardError,
     RewardInput,
     RewardPool,
@@ -215,7 +216,7 @@ async def test_a_reward_that_cannot_be_used_is_known_at_the_start(user_file, fun
     config = PythonReward(function=function.format(file=user_file), name="mine")
     pool = RewardPool(RewardPoolConfig(rewards=(config,)))
     try:
-        with pytest.raises(RewardError, match=f"reward mine cannot be used: .*{words}"):
+        with pytest.raises(RewardCodeError, match=f"reward mine cannot be used: .*{words}"):
             await pool.start()
     finally:
         await pool.aclose()

@@ -116,6 +116,13 @@ def test_a_dead_receiver_that_feeds_nobody_costs_nothing():
     assert found.finish_s[:2] == pytest.approx([100.0, 101.0])
 
 
+def test_a_death_after_the_end_leaves_the_links_as_busy_as_they_were():
+    alone = run(hosts(1, 3))
+    assert alone.busy[0][1] > 0.9
+    late = run(hosts(1, 3), failures=[Failure(holder=3, at_s=1e6)])
+    assert late.busy == alone.busy
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_bytes_are_conserved_and_no_plan_beats_the_bound(seed):
     rng = np.random.default_rng(seed)

@@ -14,6 +14,7 @@ from cosmos_app.dashboard.api import Served, make_app
 from cosmos_app.dashboard.config import DashboardConfig
 from cosmos_app.dashboard.feed import RunFeed
 from cosmos_app.errors import DashboardAddressError, DataError
+from cosmos_app.listening import http_url, listen_on
 from cosmos_core.messages import Event
 from cosmos_core.rundir import RunDirectory
 
@@ -35,7 +36,7 @@ def bind(config: DashboardConfig, *, patience_s: float = 0.0) -> socket.socket:
     deadline = time.monotonic() + patience_s
     while True:
         try:
-            return _bind_once(config)
+            return listen_on(config.host, config.port)
         except OSError as error:
             if time.monotonic() + _RETRY_S > deadline:
                 raise DashboardAddressError(
@@ -45,21 +46,6 @@ def bind(config: DashboardConfig, *, patience_s: float = 0.0) -> socket.socket:
                     "with dashboard.enabled=false"
                 ) from error
         time.sleep(_RETRY_S)
-
-
-def _bind_once(config: DashboardConfig) -> socket.socket:
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    taken = socket.socket(family, kind, protocol)
-    try:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind(address)
-        taken.listen(128)
-    except BaseException:
-        taken.close()
-        raise
-    return taken
 
 
 def check_address(config: DashboardConfig) -> None:
@@ -108,9 +94,7 @@ def open_address(
 
 def url_of(taken: socket.socket, token: str) -> str:
     """Return what a browser opens for a listening socket."""
-    host, port = taken.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{port}/?token={token}"
+    return f"{http_url(taken)}/?token={token}"
 
 
 def _take_again(config: DashboardConfig, before: DashboardAddress | None) -> socket.socket | None:

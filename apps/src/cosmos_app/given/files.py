@@ -1,11 +1,18 @@
 """What a run on given data finds and leaves in its run directory."""
 
 import json
-from collections import deque
 from pathlib import Path
 from typing import Any
 
-from cosmos_app.given.recipe import GIVEN_KINDS, DistillationRecipe, GivenRecipe, SftRecipe
+from cosmos_algos import KtoConfig
+from cosmos_app.given.preference_data import PreferenceFormat, check_preference
+from cosmos_app.given.recipe import (
+    GIVEN_KINDS,
+    DistillationRecipe,
+    GivenRecipe,
+    PreferenceRecipe,
+    SftRecipe,
+)
 from cosmos_app.held import held_training
 from cosmos_app.prepare import (
     build_once,
@@ -18,7 +25,7 @@ from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import (
     PictureReader,
     SftDataError,
-    SftFormat,
+    check_example,
     encode_example,
     read_rows,
     read_rows_in,
@@ -47,11 +54,14 @@ def checkpoints_of(recipe: GivenRecipe, run: RunDirectory) -> Path | str:
     return recipe.trainer.checkpoints or run.checkpoints
 
 
-def check_inputs(recipe: GivenRecipe) -> None:
+def check_inputs(recipe: GivenRecipe) -> int:
     """Look at every file the recipe names, before anything is written.
 
-    Every row is read. The first is encoded too, where it is one of supervised examples and the
-    tokenizer is there.
+    Every row is read, and has to have the fields that are due. The first is encoded too, where it
+    is one of supervised examples and the tokenizer is there.
+
+    Returns:
+        How many rows there are, of which those to validate on may be some.
 
     Raises:
         DataError: if the recipe names a directory without a model in it, or a teacher that has
@@ -68,21 +78,26 @@ def check_inputs(recipe: GivenRecipe) -> None:
         parts.append((data.validation_path, data.rows.split))
     elif data.validation_split:
         parts.append((data.path, data.validation_split))
-    for path, split in parts:
-        rows = read_rows_in(path, split)
-        folder, where, first = next(rows, (path, "", None))
-        if first is None:
-            raise SftDataError(f"{path}: there is no row")
-        if model.path is not None and isinstance(data.rows, SftFormat):
-            encode_example(
-                first,
-                tokenizer_of(model.path),
-                where,
-                rows=data.rows,
-                reader=PictureReader.of(model.path),
-                folder=folder,
-            )
-        deque(rows, maxlen=0)
+    num_rows, *_ = (_check_rows(recipe, path, split) for path, split in parts)
+    return num_rows
+
+
+def _check_rows(recipe: GivenRecipe, path: Path, split: str) -> int:
+    rows, model, num_rows = recipe.data.rows, recipe.model.path, 0
+    is_marked = isinstance(recipe, PreferenceRecipe) and isinstance(recipe.algorithm, KtoConfig)
+    for folder, where, row in read_rows_in(path, split):
+        if isinstance(rows, PreferenceFormat):
+            check_preference(row, where, rows, is_marked=is_marked)
+        else:
+            check_example(row, where, rows)
+            if model is not None and not num_rows:
+                reader = PictureReader.of(model)
+                tokenizer = tokenizer_of(model)
+                encode_example(row, tokenizer, where, rows=rows, reader=reader, folder=folder)
+        num_rows += 1
+    if not num_rows:
+        raise SftDataError(f"{path}: there is no row")
+    return num_rows
 
 
 def tokenizer_of(model: Path) -> Any:  # a tokenizer of transformers

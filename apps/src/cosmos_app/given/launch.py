@@ -45,6 +45,8 @@ class GivenReport:
     Attributes:
         run_dir: where it all lies.
         finished: whether the last step was taken.
+        examples: to train on.
+        left_out: rows that are longer than ``data.rows.max_tokens``.
         seconds: wall time.
         steps: optimizer steps taken, those of earlier launches counted.
         losses: training loss by step.
@@ -56,6 +58,8 @@ class GivenReport:
 
     run_dir: str
     finished: bool
+    examples: int
+    left_out: int
     seconds: float
     steps: int
     losses: dict[int, float]
@@ -77,7 +81,7 @@ async def run_given_recipe(recipe: GivenRecipe, *, resume: bool, as_json: bool) 
         InterruptedRunError: after a clean stop before the last step.
     """
     console = Console(stderr=as_json)
-    check_inputs(recipe)
+    num_rows = check_inputs(recipe)
     require_devices(needs_of_policies(recipe.policy), len(visible_devices()))
     run = open_run(recipe, console, resume=resume)
     with run:
@@ -86,7 +90,7 @@ async def run_given_recipe(recipe: GivenRecipe, *, resume: bool, as_json: bool) 
             console.print(f"model: built with {parameters:,} parameters in {run.path / 'model'}")
         if resume and not has_checkpoint(recipe, run):
             console.print(NO_CHECKPOINT)
-        report = await GivenLaunch(recipe, run, console).run()
+        report = await GivenLaunch(recipe, run, console, num_rows).run()
         hand_in(asdict(report), run, lambda: print_report(report, console), as_json=as_json)
     if not report.finished:
         raise InterruptedRunError(f"stopped at step {report.steps}; go on with --resume")
@@ -96,11 +100,18 @@ async def run_given_recipe(recipe: GivenRecipe, *, resume: bool, as_json: bool) 
 class GivenLaunch:
     """One run from its first process to its last."""
 
-    def __init__(self, recipe: GivenRecipe, run: RunDirectory, console: Console) -> None:
-        """Nothing is started yet."""
+    def __init__(
+        self, recipe: GivenRecipe, run: RunDirectory, console: Console, num_rows: int
+    ) -> None:
+        """Nothing is started yet; ``num_rows`` is what the data of the recipe has."""
         self._recipe = recipe
         self._run = run
-        self._frame = RunFrame(recipe, run, console, Answers(stop=self._ask_to_stop))
+        self._console = console
+        self._num_rows = num_rows
+        self._has_told = False
+        self._frame = RunFrame(
+            recipe, run, console, Answers(stop=self._ask_to_stop, record=self._tell_left_out)
+        )
 
     async def run(self) -> GivenReport:
         """Start everything, watch it to its end, report."""
@@ -117,13 +128,32 @@ class GivenLaunch:
     async def _ask_to_stop(self) -> None:
         ask_to_stop(self._run)
 
+    def _tell_left_out(self, record: MetricRecord) -> None:
+        """Say once, as soon as it is known, how many rows are not trained on."""
+        if self._has_told or "examples" not in record.values:
+            return
+        self._has_told = True
+        if left_out := self._left_out(record):
+            data = self._recipe.data
+            self._console.print(
+                f"[yellow]{left_out:,} of {self._num_rows:,} rows are longer than "
+                f"data.rows.max_tokens={data.rows.max_tokens} and left out[/]"
+            )
+
+    def _left_out(self, record: MetricRecord) -> int:
+        """Return how many rows a record says nothing is learned from; held-out ones apart."""
+        return self._num_rows - self._recipe.data.held_out - int(record.values["examples"])
+
     def _report(self, seconds: float) -> GivenReport:
         records = read_metrics(self._run.metrics) if self._run.metrics.exists() else []
         export = self._run.export / "model"
         steps = max((record.step + 1 for record in records), default=0)
+        last = next((one for one in reversed(records) if "examples" in one.values), None)
         return GivenReport(
             run_dir=str(self._run.path),
             finished=steps == self._recipe.trainer.steps and export.exists(),
+            examples=int(last.values["examples"]) if last else 0,
+            left_out=self._left_out(last) if last else 0,
             seconds=seconds,
             steps=steps,
             losses=_series(records, "loss"),
@@ -162,6 +192,7 @@ def print_report(report: GivenReport, console: Console) -> None:
     losses = list(report.losses.values())
     rows = [
         ("steps", str(report.steps)),
+        *(("examples", text) for text in _examples_text(report)),
         ("loss", f"{losses[0]:.4f} -> {losses[-1]:.4f}" if losses else "none"),
         *(("validation loss", text) for text in _validation_text(report)),
         ("tokens/s", f"{report.tokens_per_second:,.0f}"),
@@ -174,13 +205,20 @@ def print_report(report: GivenReport, console: Console) -> None:
     console.print(table)
 
 
+def _examples_text(report: GivenReport) -> list[str]:
+    if not report.examples:
+        return []
+    left_out = f", {report.left_out:,} rows left out as too long" if report.left_out else ""
+    return [f"{report.examples:,}{left_out}"]
+
+
 def _validation_text(report: GivenReport) -> list[str]:
     found = report.validation_losses
     if not found:
         return []
     best = min(found, key=lambda step: found[step])
     last = found[max(found)]
-    return [f"{last:.4f} at the end, best {found[best]:.4f} after step {best}"]
+    return [f"{last:.4f} at the end, best {found[best]:.4f} after step {best + 1}"]
 
 
 def _series(records: Sequence[MetricRecord], name: str) -> dict[int, float]:

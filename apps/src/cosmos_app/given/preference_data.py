@@ -1,6 +1,6 @@
 """Rows of preferences: pairs of answers to one prompt, or single answers that are good or bad."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +13,7 @@ from cosmos_parallel import (
     PictureReader,
     SftDataError,
     SftFormat,
+    check_example,
     encode_example,
     read_rows_in,
 )
@@ -117,14 +118,50 @@ def load_marked(path: Path, encoder: Encoder, rows: PreferenceFormat) -> list[Ma
     """
     samples: list[MarkedSample] = []
     for folder, where, row in read_rows_in(path, rows.split):
-        if not isinstance(row.get(rows.label), bool):
-            raise SftDataError(f"{where}: field {rows.label!r} must be true or false")
+        _check_mark(row, where, rows)
         tokens = _encode(Place(row, where, folder), encoder, rows, rows.response)
         if len(tokens.token_ids) <= rows.max_tokens:
             begin = int(tokens.trainable.argmax())
             prompt = tuple(tokens.token_ids[:begin].tolist())
             samples.append(MarkedSample(prompt=prompt, tokens=tokens, desirable=row[rows.label]))
     return samples
+
+
+def check_preference(
+    row: Mapping[str, Any], where: str, rows: PreferenceFormat, *, is_marked: bool
+) -> None:
+    """Check that a row has the fields that are due, which needs no tokenizer.
+
+    Args:
+        row: as it was read.
+        where: named in errors.
+        rows: which fields hold what.
+        is_marked: it is a single answer with a mark, and no pair.
+
+    Raises:
+        SftDataError: naming the field that is missing or of another type.
+    """
+    if is_marked:
+        _check_mark(row, where, rows)
+    for name in (rows.response,) if is_marked else (rows.chosen, rows.rejected):
+        if not isinstance(row.get(name), list):
+            check_example(row, where, _names(rows, name))
+
+
+def _check_mark(row: Mapping[str, Any], where: str, rows: PreferenceFormat) -> None:
+    if not isinstance(row.get(rows.label), bool):
+        raise SftDataError(f"{where}: field {rows.label!r} must be true or false")
+
+
+def _names(rows: PreferenceFormat, answer_field: str) -> SftFormat:
+    return SftFormat(
+        prompt=rows.prompt,
+        response=answer_field,
+        messages="",
+        images=rows.images,
+        videos=rows.videos,
+        video_sampling=rows.video_sampling,
+    )
 
 
 def mismatched(samples: Sequence[MarkedSample]) -> list[LabelledTokens]:
@@ -167,14 +204,7 @@ def _encode(
     row, where, folder = place
     prompt, answer = row.get(rows.prompt), row.get(answer_field)
     shown = (rows.images, rows.videos)
-    names = SftFormat(
-        prompt=rows.prompt,
-        response=answer_field,
-        messages="",
-        images=rows.images,
-        videos=rows.videos,
-        video_sampling=rows.video_sampling,
-    )
+    names = _names(rows, answer_field)
     if isinstance(answer, list):
         before = prompt if isinstance(prompt, list) else []
         text = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else before

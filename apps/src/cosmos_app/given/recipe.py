@@ -309,6 +309,8 @@ GIVEN_KINDS: dict[str, type[GivenRecipe]] = {
 
 def _check(policy: PolicyConfig, data: SftDataConfig | PreferenceDataConfig) -> None:
     policy.parallel.resolve(policy.ranks)
+    if data.held_out < 0:
+        raise ValueError(f"data.held_out is {data.held_out}; it must be 0 or more")
     if data.validation_split and data.validation_split == data.rows.split:
         raise ValueError(
             f"data.validation_split and data.rows.split are both {data.rows.split!r}; "

@@ -81,6 +81,7 @@ class GivenTrainer:
             **_figures(report),
             **self._task.figures(report),
             "replicas": float(seat.size),
+            "examples": float(self._task.num_examples),
         }
 
     def is_due(self, every: int) -> bool:

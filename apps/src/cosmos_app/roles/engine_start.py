@@ -15,7 +15,7 @@ def engine_that_shows(recipe: Recipe, files: RunFiles) -> EngineConfig:
     engine = recipe.rollout.engine
     if not isinstance(engine, VLLMConfig):
         return engine
-    most = max(most_videos(files.train), most_videos(files.held_out), engine.videos_per_prompt)
+    most = max(*map(most_videos, files.with_rows), engine.videos_per_prompt)
     return replace(engine, videos_per_prompt=most)
 
 

@@ -55,7 +55,7 @@ def _try_to_join(
 ) -> ReplicaGroup | None:
     if not meeting_point.exists():
         return None
-    host, port, epoch = meeting_point.read_text().split(":")
+    host, port, epoch = meeting_point.read_text().rsplit(":", 2)
     members = ReplicaMembership(
         names=tuple(names), index=index, epoch=int(epoch), rank=process.rank
     )

@@ -6,6 +6,7 @@ and written where torch has no other option.
 
 import contextlib
 import fcntl
+import ipaddress
 import os
 import socket
 import struct
@@ -21,6 +22,7 @@ from cosmos_core.rundir import RunDirectory
 
 _SIOCGIFADDR = 0x8915  # of Linux: asks for the address of an interface
 _LONGEST_INTERFACE = 15
+_INTERFACES_IPV6 = Path("/proc/net/if_inet6")  # a line each: address, ..., name
 _BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 
 
@@ -91,7 +93,13 @@ def own_address() -> str:
 
 
 def interface_of(address: str) -> str:
-    """Return the network interface of this machine that has an IPv4 address; empty for none."""
+    """Return the network interface of this machine that has an address; empty for none.
+
+    Args:
+        address: of IPv4 or IPv6.
+    """
+    if ":" in address:
+        return _interface_of_ipv6(address)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:_LONGEST_INTERFACE])
@@ -102,6 +110,16 @@ def interface_of(address: str) -> str:
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name
     return ""
+
+
+def _interface_of_ipv6(address: str) -> str:
+    try:
+        wanted = ipaddress.IPv6Address(address.partition("%")[0]).packed.hex()
+        lines = _INTERFACES_IPV6.read_text().splitlines()
+    except (OSError, ValueError):
+        return ""
+    columns = (line.split() for line in lines)
+    return next((words[-1] for words in columns if words[0] == wanted), "")
 
 
 def speak_from_own_address() -> None:

@@ -17,6 +17,7 @@ from typing import Any, cast
 import cosmos_rollout
 from cosmos_app.control_files import read_weights_token
 from cosmos_app.parent import die_with_parent
+from cosmos_app.prepare import RunFiles
 from cosmos_app.recipe import Recipe
 from cosmos_app.report import Sample
 from cosmos_app.roles.adapters import MergedWeights, MergingClient
@@ -193,10 +194,7 @@ class RolloutProcess:
         self._producer = Producer(
             ProducerParts(
                 engine=parts.engine,
-                prompts={
-                    "train": PromptSet(read_prompts(files.train), seed=recipe.seed),
-                    "validation": PromptSet(read_prompts(files.held_out), order="file"),
-                },
+                prompts=_prompts_of(files, recipe.seed),
                 tokenizer=self._tokenizer,
                 scorer=parts.pool,
                 publish=self._publish,
@@ -370,6 +368,13 @@ def occupancy_values(before: OccupancyReading, now: OccupancyReading) -> dict[st
         "slot_share": now.slot_share,
         "token_share": now.token_share,
     }
+
+
+def _prompts_of(files: RunFiles, seed: int) -> dict[str, PromptSet]:
+    prompts = {"train": PromptSet(read_prompts(files.train), seed=seed)}
+    if files.held_out in files.with_rows:
+        prompts["validation"] = PromptSet(read_prompts(files.held_out), order="file")
+    return prompts
 
 
 def _sampling(recipe: Recipe, tokenizer: Any) -> cosmos_rollout.Sampling:

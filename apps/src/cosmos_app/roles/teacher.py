@@ -8,7 +8,6 @@ while it listens; a new start has a new one::
 
 import asyncio
 import contextlib
-import socket
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +22,7 @@ from cosmos_app.control_files import (
 )
 from cosmos_app.dashboard.gate import TokenGate
 from cosmos_app.errors import RunError
+from cosmos_app.listening import http_url, listen_on
 from cosmos_app.parent import die_with_parent
 from cosmos_app.roles.engine_start import naming_its_keys
 from cosmos_app.roles.process import open_context, own_address
@@ -97,10 +97,7 @@ async def run_teacher(run_dir: Path, replica: str) -> int:
 
 async def _serve(scorer: TokenScorer, address: Path, token: str) -> None:
     died = asyncio.Event()
-    host = own_address()
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as taken:
-        taken.bind((host, 0))
-        taken.listen(128)
+    with listen_on(own_address(), 0) as taken:
         server = uvicorn.Server(
             uvicorn.Config(
                 TokenGate(scoring_app(scorer, died), token),
@@ -110,9 +107,8 @@ async def _serve(scorer: TokenScorer, address: Path, token: str) -> None:
                 server_header=False,
             )
         )
-        port = taken.getsockname()[1]
         address.parent.mkdir(exist_ok=True)
-        write_atomic(address, f"http://{host}:{port}/v1")
+        write_atomic(address, f"{http_url(taken)}/v1")
         serving = asyncio.create_task(server.serve(sockets=[taken]))
         ended = asyncio.create_task(died.wait())
         try:

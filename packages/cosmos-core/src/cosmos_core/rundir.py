@@ -31,6 +31,10 @@ class RunExistsError(RunDirectoryError):
     """Raised by `create` where a run, or files that are not ours, lie already."""
 
 
+class RunNotWritableError(RunDirectoryError):
+    """Raised by `create` where a directory cannot be made or written to."""
+
+
 class NotARunDirectoryError(RunDirectoryError):
     """Raised by `open`, `resume` and `latest_run` where no run of ours lies."""
 
@@ -72,6 +76,7 @@ class RunDirectory:
         Raises:
             RunInUseError: if a live process holds it.
             RunExistsError: if it holds a run or anything else already.
+            RunNotWritableError: if it cannot be made or written to.
         """
         path = path.absolute()
         if path.is_file():
@@ -87,12 +92,19 @@ class RunDirectory:
                 f"{path} is not empty and not a run of ours (it holds {strangers[0]}): "
                 "choose another directory"
             )
-        path.mkdir(parents=True, exist_ok=True)
-        run = cls(path, now_s, _take_lock(path))
-        for folder in (run.logs, run.checkpoints, run.export, run.redis):
-            folder.mkdir()
-        write_atomic(run.config, config_json)
-        write_atomic(path / _MARKER, json.dumps({"format": _FORMAT, "created_s": now_s}) + "\n")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            run = cls(path, now_s, _take_lock(path))
+            for folder in (run.logs, run.checkpoints, run.export, run.redis):
+                folder.mkdir()
+            write_atomic(run.config, config_json)
+            marker = json.dumps({"format": _FORMAT, "created_s": now_s}) + "\n"
+            write_atomic(path / _MARKER, marker)
+        except OSError as error:
+            raise RunNotWritableError(
+                f"{path} cannot be the directory of a run: {error.strerror or error} "
+                f"({error.filename or path}); choose another with output=DIRECTORY"
+            ) from error
         return run
 
     @classmethod

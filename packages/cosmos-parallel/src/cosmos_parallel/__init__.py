@@ -109,7 +109,7 @@ from cosmos_parallel.sft_batches import (
     step_batches,
     step_examples,
 )
-from cosmos_parallel.sft_data import SftFormat, encode_example, load_sft_data
+from cosmos_parallel.sft_data import SftFormat, check_example, encode_example, load_sft_data
 from cosmos_parallel.sft_examples import SftData, SftExample
 from cosmos_parallel.sft_rows import read_rows, read_rows_in
 from cosmos_parallel.sharding import (
@@ -216,6 +216,7 @@ __all__ = [
     "batch_sizes",
     "broadcast_bytes",
     "build_mesh",
+    "check_example",
     "check_layout",
     "check_model_directory",
     "check_packable",

@@ -11,6 +11,7 @@ step-00000010/            appears at one instant, when everything in it is durab
 
 import json
 import math
+import operator
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -204,7 +205,7 @@ class CheckpointStore:
             CheckpointError: if the save before could not be written, the step is below 0, or
                 ``extra`` is not bytes.
         """
-        given = cast("object", extra)
+        given, step = cast("object", extra), operator.index(step)  # of NumPy and torch too
         if step < 0 or not isinstance(given, bytes):
             raise CheckpointError(
                 f"checkpoint of step {step} with extra of type {type(given).__name__}: steps count "

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from torch._C._distributed_c10d import Store, TCPStore
 
+from cosmos_core.addresses import in_url
 from cosmos_parallel.errors import ParallelError, ReplicaLostError
 from cosmos_parallel.process import open_store
 
@@ -132,7 +133,7 @@ class MeetingPlace:
             ParallelError: if torchft is not installed, or no port can be had.
         """
         self._lighthouse = _coordination().LighthouseServer(
-            bind=f"{host}:0",
+            bind=f"{in_url(host)}:0",
             min_replicas=config.min_replicas,
             join_timeout_ms=int(config.join_s * _MS),
             quorum_tick_ms=max(1, int(config.lease_s * _MS / 50)),
@@ -165,8 +166,8 @@ class Meeting:
         self._config = config
         self._seen: dict[str, bytes] = {}
         self._store = open_meeting_store(address, config)
-        host, _, lighthouse_port = address.split(":")
-        self._url = f"http://{host}:{lighthouse_port}"
+        host, _, lighthouse_port = address.rsplit(":", 2)
+        self._url = f"http://{in_url(host)}:{lighthouse_port}"
         self._client = self._connect()
         self._left = threading.Event()
         beats = open_meeting_store(address, config)
@@ -238,7 +239,7 @@ def open_meeting_store(address: str, config: ElasticConfig) -> TCPStore:
     Raises:
         ParallelError: if it cannot be reached.
     """
-    host, port, _ = address.split(":")
+    host, port, _ = address.rsplit(":", 2)
     return open_store(host, int(port), hosting=False, timeout_s=config.timeout_s)
 
 

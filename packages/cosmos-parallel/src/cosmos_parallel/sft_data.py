@@ -156,13 +156,24 @@ def encode_example(
     return widen(_encode_chat(chat, named), references, reader, where)
 
 
+def check_example(row: Row, where: str, rows: SftFormat) -> None:
+    """Check that a row has the fields of an example, which needs no tokenizer.
+
+    Raises:
+        SftDataError: naming ``where`` and the field that is missing or of another type.
+    """
+    if row.get(rows.messages) is None:
+        _check_texts(row, rows, where)
+
+
 def _check_texts(row: Row, rows: SftFormat, where: str) -> None:
     for name in (rows.prompt, rows.response):
         if not isinstance(row.get(name), str):
             found = f"is {type(row[name]).__name__}" if name in row else "is missing"
+            or_messages = f", or {rows.messages!r}" if rows.messages else ""
             raise SftDataError(
                 f"{where}: field {name!r} {found}; a row has {rows.prompt!r} and "
-                f"{rows.response!r} as text, or {rows.messages!r} "
+                f"{rows.response!r} as text{or_messages} "
                 f"(found: {', '.join(sorted(row)) or 'nothing'})"
             )
 

@@ -68,6 +68,7 @@ from cosmos_rollout.errors import (
     PromptDataError,
     PromptError,
     PromptTooLongError,
+    RewardCodeError,
     RewardError,
     RewardPoolClosedError,
     RolloutError,
@@ -122,6 +123,7 @@ from cosmos_rollout.rewards import (
 )
 from cosmos_rollout.siblings import sample_seed
 from cosmos_rollout.teaching import Teacher, TeacherReplicas, TeacherSettings
+from cosmos_rollout.user_code import find_callable
 
 __all__ = [
     "BoxedMathReward",
@@ -187,6 +189,7 @@ __all__ = [
     "PythonEnvironmentConfig",
     "PythonReward",
     "Reply",
+    "RewardCodeError",
     "RewardConfig",
     "RewardError",
     "RewardFunction",
@@ -229,6 +232,7 @@ __all__ = [
     "WeightSource",
     "answer_scores",
     "cpu_environment",
+    "find_callable",
     "prompt_text",
     "prompt_tokens",
     "random_script",

@@ -82,6 +82,10 @@ class RewardError(RolloutError):
     """Raised for a reward that cannot be used at all: unknown function, wrong signature."""
 
 
+class RewardCodeError(RewardError):
+    """Raised for a reward whose code cannot be imported or called, however often it is tried."""
+
+
 class RewardPoolClosedError(RolloutError):
     """Raised when a reward pool is used after `aclose`."""
 

@@ -1,13 +1,18 @@
 """Finds what a recipe names by text: ``module:name``, or ``path/to/file.py:name``."""
 
+import ast
+import contextlib
 import importlib
 import importlib.util
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
 from cosmos_rollout.errors import UserCodeError
+
+_CALLABLE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def check_reference(reference: str) -> str:
@@ -22,6 +27,52 @@ def check_reference(reference: str) -> str:
             f"function {reference!r} has to be module:function or path/file.py:function"
         )
     return name
+
+
+def find_callable(reference: str) -> None:
+    """Look whether there is such a module and name, without running anything of the user's.
+
+    Of a module that is no file only its first package is looked for.
+
+    Raises:
+        UserCodeError: if there is none; nothing else says that it can be called.
+    """
+    where, _, name = reference.rpartition(":")
+    if not where.endswith(".py"):
+        _find_module(where.partition(".")[0])
+        return
+    path = Path(where)
+    if not path.is_file():
+        raise UserCodeError(f"there is no file {path}")
+    try:
+        module = ast.parse(path.read_bytes(), filename=str(path))
+    except (SyntaxError, ValueError) as error:
+        raise UserCodeError(f"{path} is not Python: {error}") from error
+    if not _names_of(module) & {name, "*", "__getattr__"}:
+        own = ", ".join(node.name for node in module.body if isinstance(node, _CALLABLE))
+        raise UserCodeError(f"{path} has no function {name}; it has {own or '-'}")
+
+
+def _find_module(name: str) -> None:
+    with contextlib.suppress(ImportError, ValueError):
+        # a process that was started as a script does not look where it is run; those of a run do
+        here = PathFinder.find_spec(name, [str(Path.cwd())])
+        if here is not None or importlib.util.find_spec(name) is not None:
+            return
+    raise UserCodeError(f"there is no module {name}")
+
+
+def _names_of(module: ast.Module) -> set[str]:
+    """Return all names that a module binds, in functions too; ``*`` for an import of everything."""
+    found: set[str] = set()
+    for node in ast.walk(module):
+        if isinstance(node, _CALLABLE):
+            found.add(node.name)
+        elif isinstance(node, ast.alias):
+            found.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
 
 
 def load_callable(reference: str) -> Callable[..., Any]:  # of the user's own signature

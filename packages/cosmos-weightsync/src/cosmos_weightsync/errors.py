@@ -95,7 +95,7 @@ class CorruptFileError(StorageError):
 
 
 class VersionError(WeightSyncError):
-    """A version is used out of order: published twice, or committed without being staged."""
+    """A version is no whole number or out of order: published twice, committed without `stage`."""
 
 
 class VersionGoneError(VersionError):

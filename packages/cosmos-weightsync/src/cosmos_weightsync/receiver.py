@@ -28,6 +28,7 @@ from cosmos_weightsync.shadow import Shadow
 from cosmos_weightsync.shards import Shard
 from cosmos_weightsync.sources import ListedSources
 from cosmos_weightsync.transports import Transport
+from cosmos_weightsync.versions import version_number
 from cosmos_weightsync.wanted import WantedWeights
 
 __all__ = ["ReceiverConfig", "StagedVersion", "WeightReceiver"]
@@ -174,8 +175,9 @@ class WeightReceiver:
             DeadlineError: it took too long.
             DigestError: bytes changed on the way.
             PlanError: the senders do not have what is wanted.
+            VersionError: the version is no whole number.
         """
-        started = time.monotonic()
+        started, version = time.monotonic(), version_number(version)
         self._staged = None
         config = self._config
         reuse = ReusePolicy(config.reuse, config.anchor_every)

@@ -31,6 +31,7 @@ from cosmos_weightsync.transports import (
     TcpTransport,
     Transport,
 )
+from cosmos_weightsync.versions import version_number
 
 __all__ = ["SenderConfig", "WeightSender", "standard_transports"]
 
@@ -207,9 +208,10 @@ class WeightSender:
         whole until it has been. Called from one thread.
 
         Raises:
-            VersionError: the version is not newer than the last.
+            VersionError: the version is not newer than the last, or the sender is closed.
             DeadlineError: receivers hold all buffers and none was freed in time.
         """
+        version = version_number(version)
         self._snapshots.publish(version, Deadline.after(self._config.publish_timeout_s))
         if self._attendance is not None:
             self._attendance.hold(version, self._run_id)

@@ -81,8 +81,7 @@ class Simulation:
     @property
     def end_s(self) -> float:
         """When the last byte moved."""
-        ends = [span.end_s for span in self.spans if span.end_s < float("inf")]
-        return max(ends, default=0.0)
+        return _last_end(self.spans)
 
     def lives(self, rank: int) -> bool:
         """Whether a receiver rank did not die."""
@@ -142,6 +141,10 @@ def simulate(
         run.kill(failure.holder)
     run.until(float("inf"))
     return run.result()
+
+
+def _last_end(spans: Sequence[Span]) -> float:
+    return max((span.end_s for span in spans if span.end_s < float("inf")), default=0.0)
 
 
 class _Run:
@@ -217,16 +220,17 @@ class _Run:
         got = np.bincount(flows.receivers, weights=moved, minlength=num_receivers)
         wanted = np.asarray(self._plan.edge_bytes().sum(axis=0), dtype=np.float64)
         finish[(got < wanted - 1 - 1e-6 * wanted) & (missing[:num_receivers] > 0.5)] = np.inf
-        total = max(fluid.now, 1e-30)
-        busy = fluid.busy[:-1]
-        order = np.argsort(-busy, kind="stable")[:10].tolist()
         columns = (flows.sources, flows.receivers, fluid.begins, fluid.ends, moved)
         rows = zip(*(column.tolist() for column in columns), strict=True)
+        spans = tuple(Span(*row) for row in rows if row[4] > 0)
+        total = max(_last_end(spans), 1e-30)  # Somebody may have died long after it.
+        busy = fluid.busy[:-1]
+        order = np.argsort(-busy, kind="stable")[:10].tolist()
         return Simulation(
             finish_s=finish,
             dead=tuple(self._dead),
             busy=tuple((self._names[port], float(busy[port] / total)) for port in order),
-            spans=tuple(Span(*row) for row in rows if row[4] > 0),
+            spans=spans,
             num_senders=self._plan.num_senders,
             num_events=fluid.num_events,
         )

@@ -131,12 +131,15 @@ class SnapshotStore:
 
         Raises:
             EncodingError: the values cannot be encoded; the version before stays the newest.
-            VersionError: the version is not newer than the one before, or negative.
+            VersionError: the version is not newer than the one before, or negative, or the store
+                was closed.
             DeadlineError: every buffer is being read and none was freed in time.
         """
         with self._changed:
             if version <= self._newest or version < 0:
                 raise VersionError(f"version {version} comes after version {self._newest}")
+            if self._is_closed:
+                raise VersionError(f"version {version} comes after the sender was closed")
             buffer = self._free_buffer(version, deadline)
             buffer.version = NOT_WRITTEN
             buffer.was_read = False

@@ -1,10 +1,11 @@
 """A rollout replica: asks for orders, fetches weights, draws, and brings samples with rewards."""
 
+import socket
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from multiprocessing import Pipe
-from multiprocessing.connection import Client, Connection, wait
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
 from pathlib import Path
 
 import click
@@ -55,7 +56,7 @@ def serve_rollouts(output: Path, *, deadline_s: float, child: str = "") -> int:
         mesh = join_mesh(ParallelConfig(), recipe.compute)
         replica = RolloutReplica(recipe, scorer, mesh=mesh, on_part=progress.at)
         progress.at("connecting to the run")
-        links = [stack.enter_context(_connect(place)) for place in places]
+        links = [stack.enter_context(connect(place)) for place in places]
         pulse = stack.enter_context(Pulse(links, config.lease_s, child=child))
         receiver = WeightReceiver(
             [place.weights for place in places],
@@ -131,8 +132,19 @@ class _Drawing:
             self._pulse.send(link, pack_rollout(message))
 
 
-def _connect(place: Place) -> Connection:
-    return Client((place.host, place.port), authkey=place.token.encode())
+def connect(place: Place) -> Connection:
+    """Connect to a rank, as multiprocessing's ``Client`` does, which knows no addresses of IPv6.
+
+    Raises:
+        AuthenticationError: if the token is another one.
+        OSError: if nobody listens there.
+    """
+    with socket.create_connection((place.host, place.port)) as connected:
+        connection = Connection(connected.detach())
+    token = place.token.encode()
+    answer_challenge(connection, token)
+    deliver_challenge(connection, token)
+    return connection
 
 
 def _has_ended(links: Sequence[Connection]) -> bool:

@@ -105,13 +105,13 @@ class ReplicaRollouts:
             num_ranks=num_ranks,
             config=SenderConfig(token=token, bind_host=host),
         )
-        self._listener = Listener((host, 0))
+        self._listener = Listener((host, 0), family="AF_INET6" if ":" in host else "AF_INET")
         self._accepting = threading.Thread(target=self._accept, daemon=True)
         self._looking = threading.Thread(target=self._look, daemon=True)
         self.on_open: Callable[[], None] = lambda: None
         self.on_heard: Callable[[StartedReplica], None] = lambda _: None
         self.on_hung: Callable[[StartedReplica], None] | None = None
-        _, port = cast("tuple[str, int]", self._listener.address)
+        _, port, *_ = cast("tuple[str, int]", self._listener.address)
         self._place = Place(
             host=host, port=port, weights=self._sender.endpoint, token=token, num_ranks=num_ranks
         )

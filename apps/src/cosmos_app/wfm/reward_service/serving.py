@@ -10,6 +10,7 @@ import click
 import uvicorn
 
 from cosmos_app.errors import DashboardAddressError, DataError
+from cosmos_app.listening import http_url, listen_on
 from cosmos_app.wfm.reward_service.api import make_app
 from cosmos_app.wfm.reward_service.config import RewardServerConfig
 from cosmos_app.wfm.reward_service.processes import ScoringProcess
@@ -102,24 +103,16 @@ async def serve_rewards(config: RewardServerConfig, token: str, *, is_new_token:
 
 def _listen(config: RewardServerConfig) -> socket.socket:
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        taken = socket.socket(family, kind, protocol)
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind(address)
-        taken.listen(128)
+        return listen_on(config.host, config.port)
     except OSError as error:
         raise DashboardAddressError(
             f"reward-service: cannot listen on {config.host} port {config.port} "
             f"({error.strerror or error}); choose another with --listen, or port 0 for any free one"
         ) from error
-    return taken
 
 
 def _told(taken: socket.socket, config: RewardServerConfig, new_token: str) -> list[str]:
-    host, port = taken.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    url = http_url(taken)
     lines = [
         f"rewards: {', '.join(config.rewards)}",
         f"export REMOTE_REWARD_ENQUEUE_URL={url}/enqueue",

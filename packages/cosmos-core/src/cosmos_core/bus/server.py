@@ -10,6 +10,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from cosmos_core.addresses import in_url
 from cosmos_core.bus.errors import ServerStartError
 
 _CONFIG = """\
@@ -43,11 +44,13 @@ class RedisServer:
         pid: its process.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], address: str, password: str) -> None:
-        """Take over a server that answers at ``host:port``; `start` is the way to get one."""
+    def __init__(
+        self, process: subprocess.Popen[bytes], host: str, port: int, password: str
+    ) -> None:
+        """Take over a server that answers there; `start` is the way to get one."""
         self._process = process
-        self.port = int(address.rpartition(":")[2])
-        self.url = f"redis://:{password}@{address}/0"
+        self.port = port
+        self.url = f"redis://:{password}@{in_url(host)}:{port}/0"
 
     @property
     def pid(self) -> int:
@@ -66,7 +69,8 @@ class RedisServer:
             directory: holds data, config and log; made if missing.
             port: 0 for any free one.
             password: empty for a random one.
-            host: an IPv4 address of this machine that others reach it by, for runs on several.
+            host: an address of this machine, of IPv4 or IPv6, that others reach it by, for runs on
+                several.
 
         Raises:
             ServerStartError: with the end of the server's log, or with what to install.
@@ -79,10 +83,10 @@ class RedisServer:
         problem = ""
         for _ in range(1 if port else _ATTEMPTS):
             chosen = port or _free_port(host)
-            process = _spawn(binary, directory, f"{host}:{chosen}", password)
+            process = _spawn(binary, directory, host, chosen, password)
             problem = _wait_until_up(process, directory / "redis.pid", chosen)
             if not problem:
-                return cls(process, f"{host}:{chosen}", password)
+                return cls(process, host, chosen, password)
             _end(process)
         log = _tail(directory / "redis.log")
         raise ServerStartError(f"the bundled Redis did not start in {directory}: {problem}\n{log}")
@@ -104,12 +108,14 @@ def _server_binary() -> Path:
     )
 
 
-def _spawn(binary: Path, directory: Path, address: str, password: str) -> subprocess.Popen[bytes]:
+def _spawn(
+    binary: Path, directory: Path, host: str, port: int, password: str
+) -> subprocess.Popen[bytes]:
     # The password goes into a file of ours: arguments are visible to every user of the machine.
     config = directory / "redis.conf"
     config.touch(mode=0o600)
-    host, _, port = address.rpartition(":")
-    bind = _LOOPBACK if host == _LOOPBACK else f"{_LOOPBACK} {host}"
+    # The dash: a machine may be without IPv4, even on its loopback.
+    bind = _LOOPBACK if host == _LOOPBACK else f"{host} -{_LOOPBACK}"
     fields = {"bind": bind, "port": port, "password": password, "directory": directory}
     config.write_text(_CONFIG.format(**fields))
     return subprocess.Popen(
@@ -166,7 +172,8 @@ def _stop_predecessor(directory: Path) -> None:
 
 
 def _free_port(host: str) -> int:
-    with socket.socket() as probe:
+    family, *_ = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
 

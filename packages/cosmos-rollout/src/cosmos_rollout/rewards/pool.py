@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from pebble import ProcessExpired
 
-from cosmos_rollout.errors import RewardError, RewardPoolClosedError
+from cosmos_rollout.errors import RewardCodeError, RewardError, RewardPoolClosedError
 from cosmos_rollout.lasting_pool import LastingPool
 from cosmos_rollout.rewards.answers import MathReward
 from cosmos_rollout.rewards.batching import Batcher
@@ -93,21 +93,25 @@ class RewardPool:
         """Start the workers and import every reward.
 
         Raises:
-            RewardError: if one of them cannot be imported or called.
+            RewardCodeError: if one of them cannot be imported or called.
+            RewardError: if a worker did not get there.
             RewardPoolClosedError: after `aclose`.
         """
         self._refuse_if_closed()
         for config in (*self._config.rewards, *self._config.group_rewards):
+            refused = f"reward {config.name} cannot be used: "
             try:
                 problem = await self._workers.run(prepare, (config,), self._config.start_timeout_s)
+                if problem:
+                    raise RewardCodeError(f"{refused}{problem}")
+                continue
             except TimeoutError:
                 problem = f"importing it took more than {self._config.start_timeout_s} s"
             except ProcessExpired as error:
                 problem = f"importing it ended the process (exit code {error.exitcode})"
             except BrokenProcessPool as error:
                 problem = str(error)
-            if problem:
-                raise RewardError(f"reward {config.name} cannot be used: {problem}")
+            raise RewardError(f"{refused}{problem}")
 
     async def score(self, sample: RewardInput) -> Outcome:
         """Compute every reward of one sample; the first failure, in order, is the outcome.

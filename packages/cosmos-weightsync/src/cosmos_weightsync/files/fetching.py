@@ -26,6 +26,7 @@ from cosmos_weightsync.layout import Layout, ShardSpec
 from cosmos_weightsync.planning import Piece, plan_transfer
 from cosmos_weightsync.receiver import StagedVersion
 from cosmos_weightsync.shards import Shard, handed_over, torch_dtype
+from cosmos_weightsync.versions import version_number
 
 __all__ = ["FileReceiver", "FileReceiverConfig"]
 
@@ -115,8 +116,9 @@ class FileReceiver:
             CorruptFileError: a file is truncated or missing.
             DigestError: bytes are not what was written.
             PlanError: the version does not hold what is wanted.
+            VersionError: the version is no whole number.
         """
-        started = time.monotonic()
+        started, version = time.monotonic(), version_number(version)
         deadline = Deadline.after(timeout_s)
         self._staged = None
         while True:

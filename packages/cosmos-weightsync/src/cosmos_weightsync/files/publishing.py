@@ -40,6 +40,7 @@ from cosmos_weightsync.files.storage import Storage, open_storage
 from cosmos_weightsync.files.writing import write_file
 from cosmos_weightsync.layout import Layout, ShardSpec, check_once
 from cosmos_weightsync.shards import Shard, handed_over, torch_dtype
+from cosmos_weightsync.versions import version_number
 
 __all__ = ["FileSender", "FileSenderConfig"]
 
@@ -132,6 +133,7 @@ class FileSender:
             DeadlineError: a rank did not write its part in time.
         """
         deadline = Deadline.after(self._config.timeout_s)
+        version = version_number(version)
         final = version_name(version)
         if version < 0:
             raise VersionError(f"version {version} is negative")

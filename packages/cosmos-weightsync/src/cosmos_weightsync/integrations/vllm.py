@@ -29,6 +29,7 @@ from cosmos_weightsync.errors import (
     WeightSyncError,
 )
 from cosmos_weightsync.integrations.cancelling import carry_through
+from cosmos_weightsync.versions import version_number
 
 __all__ = [
     "BACKEND",
@@ -217,8 +218,9 @@ class VLLMWeightClient:
         Raises:
             TransferError: staging failed; the engine goes on with the weights it has.
             EngineBrokenError: the commit failed; the engine stays paused.
-            VersionError: nothing is connected.
+            VersionError: nothing is connected, or the version is no whole number.
         """
+        version = version_number(version)
         if not self._endpoints:
             raise VersionError("'connect' to the senders first")
         async with self._lock:

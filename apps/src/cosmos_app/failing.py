@@ -1,0 +1,40 @@
+"""Replicas that fail at all they are given, told to who started the run.
+
+They do not die, and the controller tries them again for ever: somebody has to hear of it.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.markup import escape
+
+from cosmos_core.bus import Bus, BusUnreachableError
+from cosmos_core.control import FAILURES_ALLOWED
+
+_LOOK_S = 1.0
+
+
+def failing_replicas(status: Mapping[str, Any]) -> dict[str, str]:
+    """Return what each replica said that failed too often in a row to be given more for now."""
+    replicas: Mapping[str, Mapping[str, Any]] = status.get("replicas", {})
+    return {
+        name: str(replica["last_failure"])
+        for name, replica in replicas.items()
+        if replica.get("failures", 0) >= FAILURES_ALLOWED
+    }
+
+
+async def tell_failures(bus: Bus, say: Callable[[str], None]) -> None:
+    """Say it of a replica when it begins to fail, for ever."""
+    told: set[str] = set()
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        try:
+            failing = failing_replicas(await bus.read_status())
+        except BusUnreachableError:
+            continue
+        for name in sorted(failing.keys() - told):
+            said = escape(failing[name])
+            say(f"[yellow]{name} fails at all it is given, and is tried again: {said}[/]")
+        told = set(failing)
