@@ -358,7 +358,7 @@ def _packed_mask(
     """
     from transformers.masking_utils import sdpa_mask
 
-    starts = _STARTS.get()
+    starts = _STARTS.get(None)
     if starts is None or kwargs.get("use_vmap", False):
         return sdpa_mask(mask_function=mask_function, attention_mask=attention_mask, **kwargs)
     return packed_rows(starts, mask_function)
