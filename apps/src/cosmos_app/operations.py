@@ -18,6 +18,8 @@ from cosmos_app.control_files import read_address
 from cosmos_app.dashboard.address import read_address_file
 from cosmos_app.ended import describe_end
 from cosmos_app.errors import RunError
+from cosmos_app.given.files import ask_to_stop
+from cosmos_app.recipe import Recipe
 from cosmos_app.recipes import recipe_of_run
 from cosmos_core.bus import Bus, BusUnreachableError
 from cosmos_core.messages import Event, ScaleRequested, StopRequested
@@ -40,7 +42,8 @@ async def stop_run(run_dir: Path, *, wait_s: float) -> int:
     Console().print(f"{run.path}: asked to stop after the step in hand")
     if wait_s:
         step = await _ended(run, wait_s)
-        Console().print(f"{run.path}: stopped at step {step}; go on with --resume")
+        at = f" at step {step}" if step else ""
+        Console().print(f"{run.path}: stopped{at}; go on with --resume")
     return 0
 
 
@@ -70,7 +73,13 @@ async def _ask(run: RunDirectory, route: str, query: Mapping[str, Any], event: E
             status = await bus.read_status()
             if status.get("finished"):
                 raise RunError(f"{run.path} has ended: {status['finished']}")
-            if not await asyncio.to_thread(_post, run, route, query):
+            if not isinstance(recipe_of_run(run), Recipe):  # it has no controller
+                if route != "stop":
+                    raise RunError(
+                        f"{run.path}: a run on given data has the replicas it began with"
+                    )
+                ask_to_stop(run)
+            elif not await asyncio.to_thread(_post, run, route, query):
                 await bus.send_event(event)
     except BusUnreachableError as error:
         raise RunError(describe_end(run)) from error

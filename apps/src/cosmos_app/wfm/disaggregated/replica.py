@@ -30,6 +30,7 @@ from cosmos_wfm import (
 )
 
 _FOLLOW_S = 10.0
+_CONNECT_S = 60.0
 
 
 def serve_rollouts(output: Path, *, deadline_s: float, child: str = "") -> int:
@@ -139,7 +140,8 @@ def connect(place: Place) -> Connection:
         AuthenticationError: if the token is another one.
         OSError: if nobody listens there.
     """
-    with socket.create_connection((place.host, place.port)) as connected:
+    with socket.create_connection((place.host, place.port), timeout=_CONNECT_S) as connected:
+        connected.settimeout(None)  # as Connection wants it
         connection = Connection(connected.detach())
     token = place.token.encode()
     answer_challenge(connection, token)
