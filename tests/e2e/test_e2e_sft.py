@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,6 +96,27 @@ def test_a_stopped_run_resumes_on_two_ranks_with_the_same_weights(
     assert refused.finish() == 2  # and is not asked again
     assert refused.text.count("died") == 1
     assert "was saved on another stream of examples (batch_size was 32 and is 16)" in refused.text
+
+
+def test_a_run_without_a_controller_can_be_stopped_from_elsewhere(runner: Runner) -> None:
+    run = runner.start(*SETTINGS, "trainer.steps=100000", f"data.path={ROWS}", recipe=RECIPE)
+    run.wait_for(lambda: run.steps_done() >= 1)
+    program = Path(sys.executable).with_name("cosmos-app")
+    scaled = subprocess.run(
+        [program, "scale", run.output, "--policies", "2"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert scaled.returncode != 0
+    assert "a run on given data has the replicas it began with" in scaled.stderr
+    stopped = subprocess.run(
+        [program, "stop", run.output, "--wait", "120"], capture_output=True, text=True, check=False
+    )
+    assert stopped.returncode == 0, stopped.stderr
+    assert "go on with --resume" in stopped.stdout
+    assert run.finish() == 3, run.logs()
+    assert any((run.output / "checkpoints").iterdir())
 
 
 def test_the_others_go_on_when_a_replica_is_killed(whole: Run, runner: Runner) -> None:

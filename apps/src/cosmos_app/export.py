@@ -52,7 +52,9 @@ def export_checkpoint(run_dir: Path, destination: Path, *, step: int | None) -> 
     write = export_classifier if isinstance(recipe, RewardModelRecipe) else export_trained
     dtype = None if isinstance(recipe, Recipe) else recipe.trainer.export_dtype
     write(model, destination, mesh, base=start, training=held, dtype=dtype)
-    Console().print(f"step {checkpoint.step} of {run.path} is in {destination}")
+    Console(soft_wrap=True).print(
+        f"step {checkpoint.step} of {run.path} is in {destination}", markup=False
+    )
     return 0
 
 

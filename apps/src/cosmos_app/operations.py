@@ -39,11 +39,11 @@ async def stop_run(run_dir: Path, *, wait_s: float) -> int:
     """
     run = RunDirectory.open(run_dir)
     await _ask(run, "stop", {"reason": STOP_REASON}, StopRequested(reason=STOP_REASON))
-    Console().print(f"{run.path}: asked to stop after the step in hand")
+    Console(soft_wrap=True).print(f"{run.path}: asked to stop after the step in hand", markup=False)
     if wait_s:
         step = await _ended(run, wait_s)
         at = f" at step {step}" if step else ""
-        Console().print(f"{run.path}: stopped{at}; go on with --resume")
+        Console(soft_wrap=True).print(f"{run.path}: stopped{at}; go on with --resume", markup=False)
     return 0
 
 
@@ -62,7 +62,9 @@ async def scale_run(run_dir: Path, wanted: Mapping[str, int]) -> int:
         )
     await _ask(run, "scale", wanted, ScaleRequested(**wanted))
     said = " and ".join(f"{n} {kind}" for kind, n in wanted.items())
-    Console().print(f"{run.path}: {said} are wanted; see 'cosmos-app status'")
+    Console(soft_wrap=True).print(
+        f"{run.path}: {said} are wanted; see 'cosmos-app status'", markup=False
+    )
     return 0
 
 
