@@ -1,6 +1,6 @@
 """Critics under pipelines and other axes: the steps of one process, and checkpoints across them.
 
-CI runs three layouts; ``--parallel-axes all`` runs all.
+CI runs four layouts; ``--parallel-axes all`` runs all.
 """
 
 import json
@@ -36,9 +36,13 @@ LAYOUTS = {
     "cp2-pp2": (4, {"cp": 2, "pp": 2}),
     "tp2": (2, {"tp": 2}),
     "cp2": (2, {"cp": 2}),
+    "generic-tp2": (2, {"tp": 2}),
+    "generic-cp2": (2, {"cp": 2}),
+    "generic-tp2-cp2": (4, {"tp": 2, "cp": 2}),
 }
-# one schedule of one stage a rank, one of two, and ranks whose numbers of batches differ
-IN_CI = ("pp2", "pp2-zero-bubble", "fsdp2-pp2")
+# one schedule of one stage a rank, one of two, ranks whose numbers of batches differ, and models
+# of transformers
+IN_CI = ("pp2", "pp2-zero-bubble", "fsdp2-pp2", "generic-tp2-cp2")
 KEPT = ("clipped", "moving-reference")  # critics that checkpoints are written of
 NATIVE = {"implementation": "native"}  # whose names checkpoints have
 
@@ -67,6 +71,8 @@ def directory(tmp_path_factory, request) -> Path:
         num_ranks, degrees = LAYOUTS[name]
         kept = {"save": "pp2-saved", "export": "pp2-export"} if name == "pp2" else {}
         case = {"name": name, "num_ranks": num_ranks, "degrees": degrees}
+        if name.startswith("generic"):
+            case["implementation"] = "transformers"
         cases.append({**case, "critics": CRITICS, **kept})
     num_ranks, degrees = LAYOUTS["pp2-zero-bubble"]
     stages = {"name": "resumed-in-stages", "num_ranks": num_ranks, "degrees": degrees}

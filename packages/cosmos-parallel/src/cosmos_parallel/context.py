@@ -75,18 +75,16 @@ class _ContextHooks:
     def __init__(self, model: "PreTrainedModel", group: dist.ProcessGroup) -> None:
         self._group = group
         self._call = _Call(0, 0)
-        head = model.get_output_embeddings()
-        if not isinstance(head, nn.Module):
+        if not isinstance(model.get_output_embeddings(), nn.Module):
             raise MeshError(f"cp: {type(model).__name__} has no output head to gather before")
+        decoder: nn.Module = model.get_decoder()
         model.register_forward_pre_hook(self._enter, with_kwargs=True)
         if has_rotary_axes(model.config):
-            decoder: nn.Module = model.get_decoder()
             decoder.register_forward_pre_hook(self._divide_embeddings, with_kwargs=True)
             share_sight(model, group)
         else:
             model.register_forward_pre_hook(self._divide_tokens, with_kwargs=True)
-        # first: what tensor parallelism hooks there takes whole sequences
-        head.register_forward_pre_hook(self._gather, prepend=True)
+        decoder.register_forward_hook(self._gather)
 
     def _enter(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -134,9 +132,11 @@ class _ContextHooks:
     def _stretch(self, rows: Tensor, dim: int = 1) -> Tensor:
         return rows.chunk(self._group.size(), dim=dim)[self._group.rank()]
 
-    def _gather(self, head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        hidden = gather_sequence(args[0], self._group)
-        return (kept_columns(hidden, self._call.length, self._call.keep),)
+    def _gather(self, decoder: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """Give whatever stands behind the decoder, an output or a value head, whole sequences."""
+        hidden = gather_sequence(output.last_hidden_state, self._group)
+        output.last_hidden_state = kept_columns(hidden, self._call.length, self._call.keep)
+        return output
 
 
 def _places(seen: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from cosmos_parallel.rope_length import hold_length
 from cosmos_parallel.sharding import mixed_precision_error, shard_module
 from cosmos_parallel.titan import prepare
 from cosmos_parallel.token_ids import guard_token_ids
-from cosmos_parallel.value_head import add_value_head, require_value_head_fits, start_value_head
+from cosmos_parallel.value_head import add_value_head, start_value_head
 from cosmos_parallel.weight_files import mismatch_error
 
 if TYPE_CHECKING:
@@ -63,8 +63,7 @@ class ModelConfig:
         implementation: whose code computes the model. ``auto`` is that of transformers, unless the
             mesh has an axis that it lacks and torchtitan's has.
         value_head: add a linear layer ``value_head`` from last hidden states to one number, which
-            begins at 0; for critics and reward models. Under ``tp``, ``cp``, ``pp`` and ``ep`` in
-            torchtitan's implementation alone.
+            begins at 0; for critics and reward models.
         freeze: patterns of names of parameters that are left as they are, such as
             ``model.visual.*``, in transformers' implementation; ``lora`` adds no adapter there.
         context_length: tokens of the longest sequence, for models whose rotary embedding goes by it
@@ -176,9 +175,6 @@ def check_trainable(
         )
     wanted = _wanted_implementation(config)
     check_layout(hf_config, parallel, world_size, implementation=wanted)
-    chosen = chosen_implementation(hf_config, config, parallel)
-    if config.value_head and chosen == "transformers":
-        require_value_head_fits(parallel)
 
 
 def chosen_implementation(

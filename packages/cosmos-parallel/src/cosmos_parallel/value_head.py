@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from cosmos_parallel.errors import MeshError
-from cosmos_parallel.mesh import ParallelConfig, TrainingMesh
+from cosmos_parallel.mesh import TrainingMesh
 from cosmos_parallel.sharding import model_tensors
 
 if TYPE_CHECKING:
@@ -27,21 +27,6 @@ class ValueHeadElsewhere(nn.Module):
     def forward(self, hidden: Tensor) -> NoReturn:
         """Refuse: hidden states are where the head is."""
         raise MeshError(f"hidden states {tuple(hidden.shape)} came to a rank without a value head")
-
-
-def require_value_head_fits(parallel: ParallelConfig) -> None:
-    """Refuse layouts in which no rank of a model of transformers sees whole hidden states.
-
-    Raises:
-        MeshError: naming the axis.
-    """
-    for axis, degree in (("tp", parallel.tp), ("cp", parallel.cp)):
-        if degree > 1:
-            raise MeshError(
-                f"{axis} is {degree}, but in transformers' implementation a value head is trained "
-                "with whole hidden states: use dp_replicate and dp_shard alone, or a model that "
-                "torchtitan's computes, without adapters, 8-bit products and frozen parts"
-            )
 
 
 def make_value_head(width: int, dtype: torch.dtype, device: torch.device | str) -> nn.Linear:
