@@ -1,8 +1,8 @@
 """Context parallelism for models of transformers: each rank has a stretch of every sequence.
 
-The attention function is exchanged, and the model's entry and output head are hooked; names stay
-as they were. A decoder of text is given a stretch of the tokens. A model that sees embeds whole
-sequences, pictures among them, and its decoder is given a stretch of those:
+The attention function is exchanged, and a model's entry and the end of its layers are hooked; names
+stay as they were. A decoder of text is given a stretch of the tokens. A model that sees embeds
+whole sequences, pictures among them, and its decoder is given a stretch of those:
 
     tokens   t t p p p p | p p t t t t      what rank 0 and rank 1 attend from
     vision   1 picture     2 frames         looked at by one rank each (`share_sight`)
@@ -75,16 +75,17 @@ class _ContextHooks:
     def __init__(self, model: "PreTrainedModel", group: dist.ProcessGroup) -> None:
         self._group = group
         self._call = _Call(0, 0)
-        if not isinstance(model.get_output_embeddings(), nn.Module):
+        head, decoder = model.get_output_embeddings(), model.get_decoder()
+        body: nn.Module = model.base_model if decoder is head else decoder  # so in ModernBERT
+        if head is None or body is model:
             raise MeshError(f"cp: {type(model).__name__} has no output head to gather before")
-        decoder: nn.Module = model.get_decoder()
         model.register_forward_pre_hook(self._enter, with_kwargs=True)
         if has_rotary_axes(model.config):
-            decoder.register_forward_pre_hook(self._divide_embeddings, with_kwargs=True)
+            body.register_forward_pre_hook(self._divide_embeddings, with_kwargs=True)
             share_sight(model, group)
         else:
             model.register_forward_pre_hook(self._divide_tokens, with_kwargs=True)
-        decoder.register_forward_hook(self._gather)
+        body.register_forward_hook(self._gather)
 
     def _enter(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -132,8 +133,8 @@ class _ContextHooks:
     def _stretch(self, rows: Tensor, dim: int = 1) -> Tensor:
         return rows.chunk(self._group.size(), dim=dim)[self._group.rank()]
 
-    def _gather(self, decoder: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        """Give whatever stands behind the decoder, an output or a value head, whole sequences."""
+    def _gather(self, body: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """Give what stands behind all layers, an output head or a value head, whole sequences."""
         hidden = gather_sequence(output.last_hidden_state, self._group)
         output.last_hidden_state = kept_columns(hidden, self._call.length, self._call.keep)
         return output
