@@ -271,7 +271,7 @@ def print_report(report: RunReport, console: Console) -> None:
     if versions:
         shown = ", ".join(f"{report.accuracies[v]:.3f} at version {v}" for v in versions)
         gain = report.accuracies[versions[-1]] - report.accuracies[versions[0]]
-        parts.append(Text(f"held-out accuracy  {shown}  (change {gain:+.3f})", style="bold"))
+        parts.append(Text(f"held-out reward  {shown}  (change {gain:+.3f})", style="bold"))
     parts.append(_numbers(report))
     parts.extend(
         Text(f"! {incident.name} died: {incident.how}; {incident.outcome}", "yellow")
@@ -286,7 +286,7 @@ def print_report(report: RunReport, console: Console) -> None:
 
 
 def draw_report(report: RunReport, path: Path) -> None:
-    """Write a picture of the reward and accuracy curves as PNG."""
+    """Write a picture of the rewards of training and of held-out rows as PNG."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -296,8 +296,11 @@ def draw_report(report: RunReport, path: Path) -> None:
     axes = figure.add_subplot()
     axes.plot(report.rewards, label="training reward", linewidth=1)
     versions = sorted(report.accuracies)
-    axes.plot(versions, [report.accuracies[v] for v in versions], "o-", label="held-out accuracy")
-    axes.set(xlabel="step (weight version)", ylabel="reward", ylim=(0, 1))
+    held_out = [report.accuracies[version] for version in versions]
+    axes.plot(versions, held_out, "o-", label="held-out reward")
+    axes.set(xlabel="step (weight version)", ylabel="reward")
+    if all(0 <= reward <= 1 for reward in (*report.rewards, *held_out)):
+        axes.set(ylim=(0, 1))
     axes.legend(loc="lower right")
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
