@@ -102,6 +102,13 @@ def test_a_run_without_a_controller_can_be_stopped_from_elsewhere(runner: Runner
     run = runner.start(*SETTINGS, "trainer.steps=100000", f"data.path={ROWS}", recipe=RECIPE)
     run.wait_for(lambda: run.steps_done() >= 1)
     program = Path(sys.executable).with_name("cosmos-app")
+    told = subprocess.run(
+        [program, "status", run.output, "--json"], capture_output=True, text=True, check=True
+    )
+    status = json.loads(told.stdout)
+    assert (status["kind"], status["num_steps"]) == ("sft", 100000)
+    assert status["step"] >= 1
+    assert status["values"]["loss"] > 0
     scaled = subprocess.run(
         [program, "scale", run.output, "--policies", "2"],
         capture_output=True,

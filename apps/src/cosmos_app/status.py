@@ -1,8 +1,9 @@
-"""``cosmos-app status``: what a run's controller last said of itself."""
+"""``cosmos-app status``: what a run's controller last said of itself, or what its steps say."""
 
 import asyncio
+import json
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from cosmos_app.control_files import read_address
 from cosmos_app.dashboard.address import read_address_file
 from cosmos_app.ended import describe_end, last_words
 from cosmos_app.errors import RunError
+from cosmos_app.given.recipe import GIVEN_KINDS
 from cosmos_app.output import print_json
 from cosmos_app.report import describe_books
 from cosmos_core.bus import Bus, BusUnreachableError
+from cosmos_core.metrics import read_metrics
 from cosmos_core.rundir import RunDirectory
 
 _STALE_S = 10.0
@@ -51,8 +54,15 @@ async def show_status(run_dir: Path, *, watch: bool, as_json: bool) -> int:
 async def _show_live(run: RunDirectory, *, watch: bool, as_json: bool) -> None:
     url, namespace = read_address(run)
     connect_s = 1.0 if last_words(run) else _GONE_S  # it may have been started again just now
+    # maybe of another version, so that it is not taken as a recipe
+    config = json.loads(run.config.read_text(encoding="utf-8")) if run.config.exists() else {}
     async with await Bus.connect(url, namespace, connect_s=connect_s, patience_s=_GONE_S) as bus:
-        status = await bus.read_status()
+
+        async def read() -> Mapping[str, Any]:
+            said = await bus.read_status()
+            return _status_of_steps(run, config) if config.get("kind") in GIVEN_KINDS else said
+
+        status = await read()
         if as_json:
             print_json(status)
         elif not watch:
@@ -60,16 +70,34 @@ async def _show_live(run: RunDirectory, *, watch: bool, as_json: bool) -> None:
             if address := read_address_file(run):
                 Console(soft_wrap=True).print(f"dashboard: {address.url}", markup=False)
         else:
-            await _watch(bus, status, run.path)
+            await _watch(read, status, run.path)
 
 
-async def _watch(bus: Bus, status: Mapping[str, Any], run: Path) -> None:
+def _status_of_steps(run: RunDirectory, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a run on given data, which has no controller, has written of its steps."""
+    records = read_metrics(run.metrics) if run.metrics.exists() else []
+    told = [record for record in records if record.role == "controller"]
+    if not told:
+        return {}
+    last = told[-1]
+    return {
+        "kind": config["kind"],
+        "step": last.step + 1,
+        "num_steps": config["trainer"]["steps"],
+        "time_s": last.time_s,
+        "values": dict(last.values),
+    }
+
+
+async def _watch(
+    read: Callable[[], Awaitable[Mapping[str, Any]]], status: Mapping[str, Any], run: Path
+) -> None:
     """Draw the status every second until the run says that it has ended, or its Redis is gone."""
     with Live(draw_status(status, time.time()), auto_refresh=False) as live:
         try:
             while not status.get("finished"):
                 await asyncio.sleep(1.0)
-                status = await bus.read_status()
+                status = await read()
                 live.update(draw_status(status, time.time()), refresh=True)
             return
         except BusUnreachableError:
@@ -81,8 +109,10 @@ async def _watch(bus: Bus, status: Mapping[str, Any], run: Path) -> None:
 def draw_status(status: Mapping[str, Any], now_s: float) -> Group:
     """Return the status as something to print; ``now_s`` is seconds since the epoch."""
     if not status:
-        return Group(Text("the controller has not said anything yet"))
+        return Group(Text("nothing has been said yet: the run is being prepared"))
     age_s = now_s - status["time_s"]
+    if "values" in status:
+        return _draw_steps(status, age_s)
     replicas = Table("replica", "role", "version", "silent for", "")
     for name, replica in sorted(status.get("replicas", {}).items()):
         state = "leaving" if replica.get("leaving") else replica.get("last_failure", "")
@@ -107,3 +137,15 @@ def draw_status(status: Mapping[str, Any], now_s: float) -> Group:
     if status.get("finished"):
         lines.append(Text(f"ended: {status['finished']}", style="green"))
     return Group(*lines, replicas)
+
+
+def _draw_steps(status: Mapping[str, Any], age_s: float) -> Group:
+    """Return where a run on given data is, and the figures of its last step."""
+    figures = Table.grid(padding=(0, 2))
+    for name, value in status["values"].items():
+        figures.add_row(name, f"{value:,.6g}")
+    return Group(
+        Text(f"step {status['step']} of {status['num_steps']}", style="bold"),
+        Text(f"the last one ended {age_s:.0f} s ago"),
+        figures,
+    )
