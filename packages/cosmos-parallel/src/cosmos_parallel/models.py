@@ -59,7 +59,8 @@ class ModelConfig:
             of a row by itself, up to eight.
         lora: train adapters in place of the weights; ``None`` trains the weights.
         attention: attention implementation of transformers; with ``sdpa``, rows of several
-            samples are attended to sample by sample.
+            samples are attended to sample by sample, and bounded scores and sinks are computed
+            with all scores of a sample at once, which ``flash_attention_2`` does not hold.
         implementation: whose code computes the model. ``auto`` is that of transformers, unless the
             mesh has an axis that it lacks and torchtitan's has.
         value_head: add a linear layer ``value_head`` from last hidden states to one number, which
