@@ -20,7 +20,8 @@ from cosmos_app.wfm.disaggregated.keeping import KeptReplicas, replica_specs
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 with KeptReplicas(replica_specs(Path(sys.argv[1]), 2, 5)):
-    time.sleep(600)
+    while True:  # a signal that comes just before a long sleep does not end it
+        time.sleep(0.1)
 """
 INTERRUPTED = """
 import sys, time
