@@ -11,28 +11,13 @@ import torch
 import transformers
 from process_trees import run_tree
 from safetensors.torch import load_file
+from staged_layouts import SIZES, STAGED, STAGED_IN_CI, selected
 from tiny_models import write_random
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # one tree of processes runs every case
 POOL = Path(__file__).with_name("critic_pool.py")
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 128,
-    "tie_word_embeddings": False,
-}
 CRITICS = ("clipped", "plain", "kl-in-reward", "moving-reference")
-LAYOUTS = {
-    "pp2": (2, {"pp": 2}),
-    "pp2-interleaved": (2, {"pp": 2, "pp_schedule": "Interleaved1F1B"}),
-    "pp2-zero-bubble": (2, {"pp": 2, "pp_schedule": "ZBVZeroBubble"}),
-    "fsdp2-pp2": (4, {"pp": 2}),
-    "tp2-pp2": (4, {"tp": 2, "pp": 2}),
+LAYOUTS = STAGED | {
     "cp2-pp2": (4, {"cp": 2, "pp": 2}),
     "tp2": (2, {"tp": 2}),
     "cp2": (2, {"cp": 2}),
@@ -40,20 +25,14 @@ LAYOUTS = {
     "generic-cp2": (2, {"cp": 2}),
     "generic-tp2-cp2": (4, {"tp": 2, "cp": 2}),
 }
-# one schedule of one stage a rank, one of two, ranks whose numbers of batches differ, and models
-# of transformers
-IN_CI = ("pp2", "pp2-zero-bubble", "fsdp2-pp2", "generic-tp2-cp2")
+IN_CI = (*STAGED_IN_CI, "generic-tp2-cp2")  # the last with models of transformers
 KEPT = ("clipped", "moving-reference")  # critics that checkpoints are written of
 NATIVE = {"implementation": "native"}  # whose names checkpoints have
 
 
-def selected(config: pytest.Config) -> list[str]:
-    return list(LAYOUTS if config.getoption("--parallel-axes") == "all" else IN_CI)
-
-
 def pytest_generate_tests(metafunc):
     if "layout" in metafunc.fixturenames:
-        metafunc.parametrize("layout", selected(metafunc.config))
+        metafunc.parametrize("layout", selected(metafunc.config, LAYOUTS, IN_CI))
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +46,7 @@ def directory(tmp_path_factory, request) -> Path:
         {"name": "whole", "critics": CRITICS, "export": "whole-export", **one},
         {"name": "alone", "critics": KEPT, "save": "alone-saved", **one, **NATIVE},
     ]
-    for name in selected(request.config):
+    for name in selected(request.config, LAYOUTS, IN_CI):
         num_ranks, degrees = LAYOUTS[name]
         kept = {"save": "pp2-saved", "export": "pp2-export"} if name == "pp2" else {}
         case = {"name": name, "num_ranks": num_ranks, "degrees": degrees}

@@ -11,21 +11,11 @@ from pathlib import Path
 import pytest
 import transformers
 from process_trees import run_tree
+from staged_layouts import SIZES, STAGED, STAGED_IN_CI, selected
 from tiny_models import write_random
 
 pytestmark = pytest.mark.timeout(900)  # one tree of processes runs every case
 POOL = Path(__file__).with_name("scoring_pool.py")
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 128,
-    "tie_word_embeddings": False,
-}
 LARGER = SIZES | {"hidden_size": 48, "num_hidden_layers": 5}
 LOSSES = (
     "kl-in-loss",
@@ -40,24 +30,11 @@ LOSSES = (
     "distillation",
     "distillation-top-k",
 )
-LAYOUTS = {
-    "pp2": (2, {"pp": 2}),
-    "pp2-interleaved": (2, {"pp": 2, "pp_schedule": "Interleaved1F1B"}),
-    "pp2-zero-bubble": (2, {"pp": 2, "pp_schedule": "ZBVZeroBubble"}),
-    "fsdp2-pp2": (4, {"pp": 2}),
-    "tp2-pp2": (4, {"tp": 2, "pp": 2}),
-}
-# one schedule of one stage a rank, one of two, and ranks whose numbers of batches differ
-IN_CI = ("pp2", "pp2-zero-bubble", "fsdp2-pp2")
-
-
-def selected(config: pytest.Config) -> list[str]:
-    return list(LAYOUTS if config.getoption("--parallel-axes") == "all" else IN_CI)
 
 
 def pytest_generate_tests(metafunc):
     if "layout" in metafunc.fixturenames:
-        metafunc.parametrize("layout", selected(metafunc.config))
+        metafunc.parametrize("layout", selected(metafunc.config, STAGED, STAGED_IN_CI))
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +44,8 @@ def results(tmp_path_factory, request) -> dict:
         sizes = LARGER if name == "teacher" else SIZES
         write_random(transformers.Qwen3Config(**sizes), directory / name, seed=number)
     cases = [{"name": "whole", "num_ranks": 1, "degrees": {}, "losses": LOSSES}]
-    for name in selected(request.config):
-        num_ranks, degrees = LAYOUTS[name]
+    for name in selected(request.config, STAGED, STAGED_IN_CI):
+        num_ranks, degrees = STAGED[name]
         cases.append({"name": name, "num_ranks": num_ranks, "degrees": degrees, "losses": LOSSES})
     lines = "\n".join(json.dumps(case) for case in cases)
     run_tree(POOL, directory, deadline_s=800, given=lines)
