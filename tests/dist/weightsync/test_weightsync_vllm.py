@@ -27,7 +27,7 @@ SIZES = {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "head_dim": 32,
-    "max_position_embeddings": 4096,
+    "max_position_embeddings": 8192,
     "initializer_range": 0.2,
 }
 EXPERTS = {
@@ -58,9 +58,16 @@ class Setup:
 
     def publish(self, scale: float = 0.05, stride: int = 1) -> None:
         """A new version, and what torch says it is, for the reference."""
+        self.prepare(scale, stride)
+        self.publish_prepared()
+
+    def prepare(self, scale: float = 0.05, stride: int = 1) -> None:
+        """Have a version that is ready: on a busy machine answers end while trainers make one."""
         self.version += 1
         self.trainer.ask("step", scale=scale, stride=stride)
         self.trainer.ask("save", path=str(self.folder / f"{self.version}.pt"))
+
+    def publish_prepared(self) -> None:
         self.trainer.ask("publish", version=self.version)
 
     def reference(self, version: int) -> torch.nn.Module:
@@ -119,9 +126,10 @@ def test_tokens_are_those_of_the_version_they_name(setup, transport):
     assert setup.engine.ask("load", version=old)["version"] == old
 
     # Staging begins before the next version is published: generation goes on until it is.
+    setup.prepare()
     setup.engine.tell("load_while_generating", version=old + 1, prompts=PROMPTS)
     assert setup.engine.answer()["tokens_while_staging"] == 15
-    setup.publish()
+    setup.publish_prepared()
     answer = setup.engine.answer()
     assert answer["version"] == old + 1
     for sample in answer["samples"]:
@@ -215,9 +223,10 @@ def test_kept_keys_and_values_are_those_of_the_old_version(setup):
     old = setup.version
     setup.engine.ask("connect", endpoints=setup.trainer.endpoints, transport="tcp", kv_cache="keep")
     setup.engine.ask("load", version=old)
+    setup.prepare()
     setup.engine.tell("load_while_generating", version=old + 1, prompts=PROMPTS[:1])
     setup.engine.answer()
-    setup.publish()
+    setup.publish_prepared()
     (sample,) = setup.engine.answer()["samples"]
     (_, _, cut), (_, _, end) = sample["spans"]
     ids = torch.tensor([sample["prompt"] + sample["tokens"]])

@@ -34,7 +34,7 @@ class Generation:
     async def _run(self) -> None:
         sampling = SamplingParams(
             temperature=0.0,
-            max_tokens=1900,
+            max_tokens=8000,
             ignore_eos=True,
             logprobs=0,
             output_kind=RequestOutputKind.CUMULATIVE,
@@ -76,7 +76,7 @@ class Engine:
                 skip_tokenizer_init=True,
                 dtype="float32",
                 enforce_eager=True,
-                max_model_len=2048,
+                max_model_len=8192,
                 max_num_seqs=4,
                 tensor_parallel_size=SETUP.get("num_workers", 1),
                 distributed_executor_backend="mp" if SETUP.get("num_workers", 1) > 1 else "uni",

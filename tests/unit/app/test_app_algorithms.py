@@ -1,6 +1,5 @@
 """Which algorithms a run can take, and that stale samples are corrected unless told otherwise."""
 
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -8,9 +7,7 @@ from typing import get_args
 import pytest
 
 from cosmos_algos import AlgorithmConfig, OnPolicyDistillationConfig
-from cosmos_app.check import count_parameters
 from cosmos_app.recipe import ModelConfig, Recipe, load_recipe
-from cosmos_parallel import MeshError
 
 
 def test_the_default_run_is_stale_and_corrected() -> None:
@@ -62,15 +59,6 @@ def test_a_pipeline_learns_beside_other_models(tmp_path: Path, overrides: list[s
     staged = ["policy.ranks=2", "policy.parallel.pp=2"]
     recipe = load_recipe(tmp_path / "recipe.toml", [*overrides, *staged])
     assert recipe.policy.parallel.pp == 2
-
-
-@pytest.mark.parametrize("kind", ["ppo", "grpo"])
-def test_the_model_says_under_which_axes_it_can_have_a_critic(tmp_path: Path, kind: str) -> None:
-    (tmp_path / "recipe.toml").write_text("seed = 1\n")
-    divided = ["policy.ranks=2", "policy.parallel.tp=2", "model.training.lora.rank=4"]
-    recipe = load_recipe(tmp_path / "recipe.toml", [f"algorithm.kind={kind}", *divided])
-    with pytest.raises(MeshError, match="value head") if kind == "ppo" else nullcontext():
-        count_parameters(recipe)
 
 
 def test_a_teacher_makes_distillation_a_run() -> None:
