@@ -1,8 +1,9 @@
 """Weight sync against its bound and its peers, between processes of one host.
 
-    python benchmarks/weightsync.py [--mib 1970] [--rounds 2] [--arms memcpy,shared_memory,...]
+    python benchmarks/weightsync.py [--model mixture] [--mib 1970] [--rounds 2] [--arms memcpy,...]
 
-Four FSDP2 ranks hold a model in bfloat16 (183 tensors at 1970 MiB); two receivers want what the two
+Four FSDP2 ranks hold a model in bfloat16 (183 tensors at 1970 MiB, or, of a mixture that has a
+tensor for each matrix of an expert, 1,754); two receivers want what the two
 workers of a tensor-parallel engine hold. In each round every arm has its turn, in another order
 every time: once to warm up, with its bytes checked, then ``--repeats`` times on the clock. Arms:
 
@@ -42,7 +43,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from trl_environment import python_with
 from weightsync_arms import Arm, Place, own_arms
-from weightsync_model import NUM_RECEIVERS, NUM_SENDERS, Trained, shapes, wanted_specs
+from weightsync_model import NUM_RECEIVERS, NUM_SENDERS, Size, Trained, wanted_specs
 from weightsync_peers import MODULES, PEERS, peer_arms
 
 from cosmos_weightsync.transports import NixlTransport
@@ -200,19 +201,24 @@ def find_peers(options: argparse.Namespace) -> list[str]:
     return found
 
 
+def size_of(options: argparse.Namespace) -> Size:
+    return Size(model=options.model, mib=options.mib)
+
+
 def make_place(options: argparse.Namespace, rank: int) -> Place:
     senders = list(range(NUM_SENDERS))
     receivers = list(range(NUM_SENDERS, WORLD))
     meshes = [DeviceMesh("cpu", ranks, mesh_dim_names=("ranks",)) for ranks in (senders, receivers)]
     broadcast: Any = dist.new_group([0, *receivers])
     is_sender = rank < NUM_SENDERS
-    model = Trained(options.mib, meshes[0]) if is_sender else None
+    size = size_of(options)
+    model = Trained(size, meshes[0]) if is_sender else None
     flat = None
     if not is_sender:
-        specs = wanted_specs(options.mib, rank - NUM_SENDERS)
+        specs = wanted_specs(size, rank - NUM_SENDERS)
         flat = torch.zeros(sum(spec.box.numel for spec in specs), dtype=torch.bfloat16)
     return Place(
-        mib=options.mib,
+        size=size,
         rank=rank,
         senders=meshes[0].get_group() if is_sender else meshes[1].get_group(),
         receivers=meshes[0].get_group() if is_sender else meshes[1].get_group(),
@@ -247,7 +253,7 @@ def drain(results: Any, found: list[Measured]) -> None:
 
 
 def summarise(options: argparse.Namespace, found: list[Measured]) -> list[dict[str, Any]]:
-    gigabytes = 2 * sum(torch.Size(shape).numel() for shape in shapes(options.mib).values()) / 1e9
+    gigabytes = size_of(options).num_bytes() / 1e9
     bound = {
         number: statistics.median(
             m.total_s for m in found if (m.arm, m.round) == ("memcpy", number)
@@ -289,10 +295,10 @@ def table_row(row: dict[str, Any]) -> str:
 
 
 def table(options: argparse.Namespace, rows: list[dict[str, Any]]) -> str:
-    names = shapes(options.mib)
-    gigabytes = 2 * sum(torch.Size(shape).numel() for shape in names.values()) / 1e9
+    size = size_of(options)
     lines = [
-        f"{gigabytes:.2f} GB in bfloat16, {len(names)} tensors, {NUM_SENDERS} FSDP2 ranks to "
+        f"{size.model}, {size.num_bytes() / 1e9:.2f} GB in bfloat16, {len(size.shapes())} tensors, "
+        f"{NUM_SENDERS} FSDP2 ranks to "
         f"{NUM_RECEIVERS} tensor-parallel ranks, {options.rounds} rounds of {options.repeats}. "
         "Seconds and times memcpy are median / best.",
         "",
@@ -309,6 +315,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--mib", type=int, default=1970, help="model size in bfloat16")
+    parser.add_argument("--model", choices=("dense", "mixture"), default="dense")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3, help="timed turns of an arm in a round")
     parser.add_argument("--arms", default="", help="only these, separated by commas, and memcpy")

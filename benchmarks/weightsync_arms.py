@@ -19,9 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from weightsync_model import (
     NUM_SENDERS,
+    Size,
     Trained,
     carve,
-    shapes,
     wanted_specs,
 )
 
@@ -34,7 +34,7 @@ Steps = dict[str, Callable[[], None]]
 class Place:
     """What a process has: its rank, and the model or the memory that wants it."""
 
-    mib: int
+    size: Size
     rank: int
     senders: dist.ProcessGroup
     receivers: dist.ProcessGroup
@@ -51,7 +51,7 @@ class Place:
     def targets(self) -> dict[str, Tensor]:
         """What the baselines fill, as a tensor-parallel worker holds it."""
         assert self.flat is not None
-        return carve(self.flat, wanted_specs(self.mib, self.receiver_rank))
+        return carve(self.flat, wanted_specs(self.size, self.receiver_rank))
 
 
 class Arm(Protocol):
@@ -96,7 +96,7 @@ class Ours:
         endpoints: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(endpoints, None if self._sender is None else self._sender.endpoint)
         if place.model is None:
-            specs = wanted_specs(place.mib, place.receiver_rank)
+            specs = wanted_specs(place.size, place.receiver_rank)
             config = ReceiverConfig(transport=self.name)
             self._receiver = WeightReceiver(endpoints[:NUM_SENDERS], wanted=specs, config=config)
 
@@ -188,7 +188,7 @@ class GatherBroadcast:
 
     def _receive(self) -> None:
         targets = self._place.targets
-        specs = wanted_specs(self._place.mib, self._place.receiver_rank)
+        specs = wanted_specs(self._place.size, self._place.receiver_rank)
         largest = max(torch.Size(spec.global_shape).numel() for spec in specs)
         buffer = torch.empty(largest, dtype=torch.bfloat16)
         for spec in specs:
@@ -228,7 +228,7 @@ class Checkpoint:
         dcp.save(state, storage_writer=writer, process_group=self._place.senders)
 
     def _load(self) -> None:
-        targets, whole = self._place.targets, shapes(self._place.mib)
+        targets, whole = self._place.targets, self._place.size.shapes()
         state: dict[str, Any] = {}
         for name, target in targets.items():
             cut = [d for d, size in enumerate(target.shape) if size != whole[name][d]]

@@ -1,12 +1,14 @@
-"""The model of the weight-sync benchmark, as four FSDP ranks hold it and as a TP=2 worker wants it.
+"""The models of the weight-sync benchmark, as four FSDP ranks hold them and as a TP=2 worker does.
 
-The shapes are those of a Llama-like model of 1 G parameters: 183 tensors, of which the attention
-output and the MLP's down projection are cut by columns for tensor parallelism, the norms are not
-cut, and everything else by rows.
+One has the shapes of a Llama-like model of 1 G parameters: 183 tensors at 1970 MiB. The other those of Granite
+3.0 1B-A400M, a mixture of 32 experts a layer, with a tensor for each matrix of an expert: 1,754 at 1970 MiB.
+The attention output and the down projections are cut by columns for tensor parallelism, norms and
+routers are not cut, and everything else by rows.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,37 +20,78 @@ from cosmos_weightsync import Box, ShardSpec
 
 NUM_SENDERS = 4
 NUM_RECEIVERS = 2
-WIDTH, KEYS, INNER, VOCABULARY = 2048, 512, 5632, 32000
-LAYER = {
-    "q_proj": (WIDTH, WIDTH),
-    "k_proj": (KEYS, WIDTH),
-    "v_proj": (KEYS, WIDTH),
-    "o_proj": (WIDTH, WIDTH),
-    "gate_proj": (INNER, WIDTH),
-    "up_proj": (INNER, WIDTH),
-    "down_proj": (WIDTH, INNER),
-    "input_norm": (WIDTH,),
-    "post_norm": (WIDTH,),
-}
+Shapes = dict[str, tuple[int, ...]]
 BY_COLUMNS = ("o_proj", "down_proj")
-ENDS = {"embed": (VOCABULARY, WIDTH), "norm": (WIDTH,), "lm_head": (VOCABULARY, WIDTH)}
+WHOLE = ("norm", "router")
 
 
-def shapes(mib: int) -> dict[str, tuple[int, ...]]:
-    """Every tensor of a model of about so many MiB in bfloat16; at 1970 it has 20 layers."""
-    per_layer = sum(2 * torch.Size(shape).numel() for shape in LAYER.values())
-    ends = {name: shape for name, shape in ENDS.items() if mib >= 500 or name == "norm"}
-    rest = (mib << 20) - sum(2 * torch.Size(shape).numel() for shape in ends.values())
-    found: dict[str, tuple[int, ...]] = {}
-    for layer in range(max(1, round(rest / per_layer))):
-        found |= {f"layers.{layer}.{name}": shape for name, shape in LAYER.items()}
-    return found | ends
+def _layer(width: int, keys: int) -> Shapes:
+    return {
+        "q_proj": (width, width),
+        "k_proj": (keys, width),
+        "v_proj": (keys, width),
+        "o_proj": (width, width),
+        "input_norm": (width,),
+        "post_norm": (width,),
+    }
+
+
+def _feed_forward(width: int, inner: int) -> Shapes:
+    return {
+        "gate_proj": (inner, width),
+        "up_proj": (inner, width),
+        "down_proj": (width, inner),
+    }
+
+
+def _ends(width: int, vocabulary: int) -> Shapes:
+    return {"embed": (vocabulary, width), "norm": (width,), "lm_head": (vocabulary, width)}
+
+
+NUM_EXPERTS = 32
+LAYERS: dict[str, Shapes] = {
+    "dense": _layer(2048, 512) | _feed_forward(2048, 5632),
+    "mixture": _layer(1024, 512)
+    | {"router": (NUM_EXPERTS, 1024)}
+    | {
+        f"experts.{expert}.{name}": shape
+        for expert in range(NUM_EXPERTS)
+        for name, shape in _feed_forward(1024, 512).items()
+    },
+}
+ENDS: dict[str, Shapes] = {"dense": _ends(2048, 32000), "mixture": _ends(1024, 49152)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Size:
+    """Which model, and how many of its layers: as many as make about ``mib`` MiB in bfloat16."""
+
+    model: Literal["dense", "mixture"]
+    mib: int
+
+    def shapes(self) -> Shapes:
+        """Every tensor, by name; the dense model has 20 layers at 1970 MiB."""
+        layer = LAYERS[self.model]
+        ends = {
+            name: shape
+            for name, shape in ENDS[self.model].items()
+            if self.mib >= 500 or name == "norm"
+        }
+        per_layer = sum(2 * torch.Size(shape).numel() for shape in layer.values())
+        rest = (self.mib << 20) - sum(2 * torch.Size(shape).numel() for shape in ends.values())
+        found: Shapes = {}
+        for number in range(max(1, round(rest / per_layer))):
+            found |= {f"layers.{number}.{name}": shape for name, shape in layer.items()}
+        return found | ends
+
+    def num_bytes(self) -> int:
+        return 2 * sum(torch.Size(shape).numel() for shape in self.shapes().values())
 
 
 class Trained(nn.Module):
     """The model as FSDP2 shards it, in bfloat16, with values that depend on place only."""
 
-    def __init__(self, mib: int, mesh: DeviceMesh) -> None:
+    def __init__(self, size: Size, mesh: DeviceMesh) -> None:
         super().__init__()
         with torch.device("meta"):
             self.parts = nn.ModuleDict(
@@ -56,7 +99,7 @@ class Trained(nn.Module):
                     name.replace(".", "/"): nn.ParameterList(
                         [nn.Parameter(torch.empty(shape, dtype=torch.bfloat16))]
                     )
-                    for name, shape in shapes(mib).items()
+                    for name, shape in size.shapes().items()
                 }
             )
         for part in self.parts.values():
@@ -76,7 +119,7 @@ class Trained(nn.Module):
 
 def wanted_box(name: str, shape: tuple[int, ...], rank: int) -> Box:
     """What rank ``rank`` of two tensor-parallel workers holds of a tensor."""
-    if len(shape) == 1:
+    if name.endswith(WHOLE):
         return Box.full(shape)
     dim = 1 if name.endswith(BY_COLUMNS) else 0
     half = shape[dim] // NUM_RECEIVERS
@@ -85,11 +128,11 @@ def wanted_box(name: str, shape: tuple[int, ...], rank: int) -> Box:
     return Box(tuple(start), tuple(stop))
 
 
-def wanted_specs(mib: int, rank: int) -> list[ShardSpec]:
+def wanted_specs(size: Size, rank: int) -> list[ShardSpec]:
     """Everything that a worker holds."""
     return [
         ShardSpec(name, shape, wanted_box(name, shape, rank), "bfloat16")
-        for name, shape in shapes(mib).items()
+        for name, shape in size.shapes().items()
     ]
 
 

@@ -66,7 +66,7 @@ class Fetch:
     """
 
     def __init__(self, place: Place, senders: list[dict[str, Rows]]) -> None:
-        specs = wanted_specs(place.mib, place.receiver_rank)
+        specs = wanted_specs(place.size, place.receiver_rank)
         self._targets = place.targets
         self.scratch = torch.empty(
             sum(torch.Size(s.global_shape).numel() for s in specs if is_cut_by_columns(s)),

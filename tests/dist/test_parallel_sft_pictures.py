@@ -84,6 +84,7 @@ def test_every_way_to_name_a_picture_gives_the_tokens_it_takes(model_dir, reader
         {"messages": [{"role": "user", "content": [ask, show]}, answer], "images": [WIDE]},
         {"messages": [{"role": "user", "content": "hue?"}, answer], "images": [RED, WIDE]},
         {"prompt": "hue?", "response": "red", "images": WIDE},
+        {"prompt": "hue?", "response": "red", "image": WIDE},
         {"prompt": "hue?", "response": "red"},
     )
     data = load_sft_data(path, tokenizer, reader=reader)
@@ -92,10 +93,10 @@ def test_every_way_to_name_a_picture_gives_the_tokens_it_takes(model_dir, reader
     assert spelt[0] == turn("user", wide + "hue?") + ANSWERED.format("red")
     assert spelt[1] == turn("user", "hue?" + wide) + ANSWERED.format("red")
     assert spelt[2] == turn("user", VOID.format(PAD) + wide + "hue?") + ANSWERED.format("red")
-    assert spelt[3] == spelt[0]
-    assert spelt[4] == "hue?[red<|im_end|>]"
+    assert spelt[3] == spelt[4] == spelt[0]
+    assert spelt[5] == "hue?[red<|im_end|>]"
     images = [[Path(image).name for image in example.images] for example in data.examples]
-    assert images == [[WIDE], [WIDE], [RED, WIDE], [WIDE], []]
+    assert images == [[WIDE], [WIDE], [RED, WIDE], [WIDE], [WIDE], []]
 
 
 def test_every_answer_of_a_conversation_is_trained_on_and_no_picture(model_dir, reader, tokenizer):
@@ -159,6 +160,8 @@ def test_rows_with_wrong_pictures_are_named(model_dir, reader, tokenizer):
         load(row, reader=reader)
     with pytest.raises(SftDataError, match=r"jsonl:1: has 1 pictures or videos, and the model"):
         load(row)
+    with pytest.raises(SftDataError, match=r"rows.jsonl:1: has both 'images' and 'image'"):
+        load(row | {"image": WIDE}, reader=reader)
     row = {"prompt": f"a{PAD}", "response": "b", "images": [RED]}
     with pytest.raises(SftDataError, match=r"rows.jsonl:1: its tokens have 2 marks"):
         load(row, reader=reader)

@@ -128,9 +128,10 @@ def test_a_row_that_is_no_pair_is_named(tmp_path, tokenizer, row, message):
 
 
 def test_a_sample_without_a_mark_is_named(tmp_path, tokenizer):
-    path = written(tmp_path / "rows.jsonl", [{"prompt": "a", "response": "b", "label": "yes"}])
-    with pytest.raises(SftDataError, match=r"rows.jsonl:1: field 'label' must be true or false"):
-        load_marked(path, encoding(tokenizer), PreferenceFormat())
+    for mark in ("yes", 2, 1.0, None):
+        path = written(tmp_path / "rows.jsonl", [{"prompt": "a", "response": "b", "label": mark}])
+        with pytest.raises(SftDataError, match=r"rows.jsonl:1: field 'label' must be true or fal"):
+            load_marked(path, encoding(tokenizer), PreferenceFormat())
 
 
 def test_rows_kept_back_leave_some_to_train_on(tmp_path, tokenizer):
@@ -195,6 +196,7 @@ def test_kto_begins_at_a_half_and_takes_its_baseline_from_other_answers(
     tmp_path, model_dir, tokenizer
 ):
     rows = [{"prompt": f"{n}+=", "response": str(n), "label": n % 2 == 0} for n in range(4)]
+    rows[1]["label"], rows[2]["label"] = 0, 1  # as some data sets have them
     path = written(tmp_path / "rows.jsonl", rows)
     marked = load_marked(path, encoding(tokenizer), PreferenceFormat())
     assert [sample.desirable for sample in marked] == [True, False, True, False]

@@ -34,7 +34,7 @@ class PreferenceFormat:
             has no field for it.
         rejected: field of the worse answer, likewise.
         response: field of a single answer, likewise.
-        label: field of its mark, true for a good one.
+        label: field of its mark, true or 1 for a good one.
         images: field of a row's pictures, which parts of its messages may name themselves.
         videos: field of a row's videos, likewise.
         video_sampling: which frames are shown of videos that do not say it themselves.
@@ -123,7 +123,7 @@ def load_marked(path: Path, encoder: Encoder, rows: PreferenceFormat) -> list[Ma
         if len(tokens.token_ids) <= rows.max_tokens:
             begin = int(tokens.trainable.argmax())
             prompt = tuple(tokens.token_ids[:begin].tolist())
-            samples.append(MarkedSample(prompt=prompt, tokens=tokens, desirable=row[rows.label]))
+            samples.append(MarkedSample(prompt=prompt, tokens=tokens, desirable=bool(row[rows.label])))
     return samples
 
 
@@ -149,8 +149,9 @@ def check_preference(
 
 
 def _check_mark(row: Mapping[str, Any], where: str, rows: PreferenceFormat) -> None:
-    if not isinstance(row.get(rows.label), bool):
-        raise SftDataError(f"{where}: field {rows.label!r} must be true or false")
+    mark = row.get(rows.label)
+    if not isinstance(mark, int) or mark not in (0, 1):
+        raise SftDataError(f"{where}: field {rows.label!r} must be true or false, or 1 or 0")
 
 
 def _names(rows: PreferenceFormat, answer_field: str) -> SftFormat:

@@ -20,7 +20,7 @@ from cosmos_core.videos import VideoSampling
 from cosmos_parallel.errors import SftDataError
 from cosmos_parallel.pictures import PictureReader
 from cosmos_parallel.sft_examples import SftData, SftExample
-from cosmos_parallel.sft_pictures import take_media, widen
+from cosmos_parallel.sft_pictures import media_in, take_media, widen
 from cosmos_parallel.sft_rows import Row, read_rows_in
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ class SftFormat:
         prompt: field of the prompt.
         response: field of the response.
         messages: field of a conversation; a row that has it needs no other.
-        images: field of a row's pictures, which parts of its messages may name themselves.
+        images: field of a row's pictures, which parts of its messages may name themselves; a row
+            without ``images`` may have its one picture as ``image``.
         videos: field of a row's videos, likewise.
         video_sampling: which frames are shown of videos that do not say it themselves.
         split: which split of a directory.
@@ -134,7 +135,10 @@ def encode_example(
             be read, or the chat template cannot be used.
     """
     rows = rows or SftFormat()
-    shown = {"images": row.get(rows.images) or None, "videos": row.get(rows.videos) or None}
+    shown = {
+        "images": media_in(row, rows.images, where),
+        "videos": media_in(row, rows.videos, where),
+    }
     take = partial(take_media, **shown, folder=folder, sampling=rows.video_sampling)
     if row.get(rows.messages) is not None:
         subject = f"{where}: field {rows.messages!r}"

@@ -12,6 +12,27 @@ from cosmos_core.videos import VideoSampling
 from cosmos_parallel.errors import PictureError, SftDataError
 from cosmos_parallel.pictures import PictureReader
 from cosmos_parallel.sft_examples import SftExample
+from cosmos_parallel.sft_rows import Row
+
+
+def media_in(row: Row, field: str, where: str) -> object:
+    """Return a row's pictures, or its videos; ``None`` if it has none.
+
+    Args:
+        row: as it was read.
+        field: that has them. One under ``image`` or ``video`` is taken for ``images`` or
+            ``videos``: data sets have either, and would be trained on without it.
+        where: the row, named in errors.
+
+    Raises:
+        SftDataError: if the row has both.
+    """
+    several = row.get(field) or None
+    alone = field[:-1] if field in ("images", "videos") else ""
+    one = row.get(alone) or None
+    if several is not None and one is not None:
+        raise SftDataError(f"{where}: has both {field!r} and {alone!r}; one list says them in order")
+    return several if one is None else one
 
 
 def take_media(

@@ -245,6 +245,10 @@ def _sources(row: dict[str, Any], kind: str, where: str) -> list[object]:
     several, one = row.pop(f"{kind}s", None), row.pop(kind, None)
     if several is None:
         return [] if one is None else [one]
+    if one is not None:
+        raise PromptDataError(
+            f"{where}: has both '{kind}s' and '{kind}'; one list says them in order"
+        )
     if not isinstance(several, list):
         raise PromptDataError(
             f"{where}: field '{kind}s' has to be a list, found {type(several).__name__}"
