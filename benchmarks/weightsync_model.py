@@ -1,9 +1,9 @@
 """The models of the weight-sync benchmark, as four FSDP ranks hold them and as a TP=2 worker does.
 
-One has the shapes of a Llama-like model of 1 G parameters: 183 tensors at 1970 MiB. The other those of Granite
-3.0 1B-A400M, a mixture of 32 experts a layer, with a tensor for each matrix of an expert: 1,754 at 1970 MiB.
-The attention output and the down projections are cut by columns for tensor parallelism, norms and
-routers are not cut, and everything else by rows.
+One has the shapes of a Llama-like model of 1 G parameters (183 tensors at 1970 MiB), the other
+those of Granite 3.0 1B-A400M, a mixture of 32 experts a layer, with a tensor for each matrix of an
+expert (1,754). The attention output and the down projections are cut by columns for tensor
+parallelism, norms and routers are not cut, and everything else by rows.
 """
 
 from collections.abc import Iterator

@@ -121,6 +121,7 @@ def test_kill_minus_nine_of_a_rollout_and_of_the_controller_loses_nothing(runner
         ("controller", "signal 9 (SIGKILL)", "restarted"),
     }
     assert "rollout-1 died" in run.text
+    assert "compute different models" not in run.text
     assert "controller died" in run.text
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
+from cosmos_app.agreement import Agreement
 from cosmos_app.children import (
     MEETING,
     child_specs,
@@ -118,9 +119,8 @@ class Launch:
         self._run = run
         self._files = files
         self._console = console
-        answers = Answers(
-            stop=self._ask_to_stop, incident=self._on_incident, record=self._show_warmup
-        )
+        answers = Answers(stop=self._ask_to_stop, incident=self._on_incident, record=self._look_at)
+        self._agreement = Agreement(recipe, functools.partial(console.print, soft_wrap=True))
         self._frame = RunFrame(recipe, run, console, answers)
         self._supervisor = self._frame.supervisor
         self._bus: Bus | None = None
@@ -191,7 +191,8 @@ class Launch:
             self._console.print(NO_CHECKPOINT)
         return b"" if step is None else store.extra(step)
 
-    def _show_warmup(self, record: MetricRecord) -> None:
+    def _look_at(self, record: MetricRecord) -> None:
+        self._agreement.look(record)
         steps = self._recipe.warmup.steps
         if record.role == "warmup" and (record.step + 1) % max(1, steps // _WARMUP_LINES) == 0:
             loss = record.values["loss"]

@@ -123,7 +123,9 @@ def load_marked(path: Path, encoder: Encoder, rows: PreferenceFormat) -> list[Ma
         if len(tokens.token_ids) <= rows.max_tokens:
             begin = int(tokens.trainable.argmax())
             prompt = tuple(tokens.token_ids[:begin].tolist())
-            samples.append(MarkedSample(prompt=prompt, tokens=tokens, desirable=bool(row[rows.label])))
+            samples.append(
+                MarkedSample(prompt=prompt, tokens=tokens, desirable=bool(row[rows.label]))
+            )
     return samples
 
 

@@ -31,7 +31,9 @@ def media_in(row: Row, field: str, where: str) -> object:
     alone = field[:-1] if field in ("images", "videos") else ""
     one = row.get(alone) or None
     if several is not None and one is not None:
-        raise SftDataError(f"{where}: has both {field!r} and {alone!r}; one list says them in order")
+        raise SftDataError(
+            f"{where}: has both {field!r} and {alone!r}; one list says them in order"
+        )
     return several if one is None else one
 
 
