@@ -13,7 +13,7 @@ from cosmos_core.metrics import MetricRecord
 
 _LIMIT = 0.1  # bfloat16 on both sides makes 0.01 to 0.05
 _LIMIT_QUANTISED = 0.3  # weights of 8 bits make 0.02, of 4 bits up to 0.2
-_MIN_TOKENS = 1000
+_MIN_TOKENS = 100
 
 
 class Agreement:

@@ -52,8 +52,8 @@ def test_what_has_a_reason_is_not_told(recipe, overrides, distance):
 
 
 def test_few_tokens_say_nothing_until_there_are_more(recipe):
-    few = [measured(step, tokens=2000.0, share=0.1) for step in range(6)]
-    assert not said_of(recipe(), *few[:4])
+    few = [measured(step, tokens=400.0, share=0.1) for step in range(6)]
+    assert not said_of(recipe(), *few[:2])
     assert len(said_of(recipe(), *few)) == 1
 
 

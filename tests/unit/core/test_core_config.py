@@ -30,11 +30,13 @@ class Vllm:
         kind: which engine.
         max_len: longest sequence in tokens.
         extra: passed on as it is.
+        limits: numbers, or their names.
     """
 
     kind: Literal["vllm"] = "vllm"
     max_len: int = 256
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    limits: Mapping[str, int | str] = field(default_factory=dict[str, int | str])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -244,6 +246,10 @@ def test_overrides_leave_the_given_tables_alone():
         ({"trainer": {"lr": -1}}, "trainer: lr has to be positive, found -1.0"),
         ({"seed": 101, "trainer": {"resume": True}}, "a run with a seed above 100 cannot resume"),
         ({"engine": {"extra": 3}}, "engine.extra needs a table, found 3"),
+        (
+            {"engine": {"limits": {"a": {"b": 1}}}},
+            "engine.limits.a needs a whole number or a string, found a table",
+        ),
         ({"rewards": {"exact": 3}}, "rewards.exact needs a table, found 3"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 
 gymnasium = pytest.importorskip("gymnasium")
 
+from cosmos_core.config import load_config  # noqa: E402
 from cosmos_core.images import read_image, reference_of  # noqa: E402
 from cosmos_rollout import (  # noqa: E402
     GymnasiumEnvironmentConfig,
@@ -43,6 +44,13 @@ async def test_the_way_over_the_ice_is_worth_one():
     player = Player("down 1", "1", "go right: 2", "2", "1", "2", "never said")
     assert await LAKE.build().play(ROW, player, 0) == {"environment": 1.0}
     assert player.told == [f"{ROW.prompt}\n0", "4", "8", "9", "10", "14"]
+
+
+async def test_settings_may_be_lists_as_a_map_of_the_lake_is():
+    toml = {"id": "FrozenLake-v1", "settings": {"is_slippery": False, "desc": ["SFG"]}}
+    config = load_config(GymnasiumEnvironmentConfig, toml)
+    player = Player("2", "2")
+    assert await config.build().play(ROW, player, 0) == {"environment": 1.0}
 
 
 async def test_a_hole_ends_the_episode_without_reward():

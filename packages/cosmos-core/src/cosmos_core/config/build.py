@@ -204,15 +204,24 @@ def _leaf_problem(
         inner = _element_type(annotation, first["loc"])
         if inner is not None and _has(found, first["loc"][0]):
             key = first["loc"][0]
-            return _leaf_problem(inner, found[key], _join(path, str(key)), None)
+            within = _failure_of(inner, found[key])
+            return _leaf_problem(inner, found[key], _join(path, str(key)), within)
     problem = f"{path} needs {schema.in_words(annotation)}, found {_found(found)}"
     return path, problem, _leaf_hint(annotation, found)
+
+
+def _failure_of(annotation: Any, found: Any) -> ValidationError | TypeError | None:
+    try:
+        _adapter(annotation).validate_json(json.dumps(found, default=_plain), strict=True)
+    except (ValidationError, TypeError) as error:
+        return error
+    return None
 
 
 def _element_type(annotation: Any, place: tuple[int | str, ...]) -> Any:
     """Type of the element of a container that pydantic points at, or None."""
     sequence, mapping = schema.sequence_member(annotation), schema.mapping_member(annotation)
-    if len(schema.members(annotation)) > 1 or len(place) != 1:
+    if len(schema.members(annotation)) > 1 or not place:
         return None
     if sequence and isinstance(place[0], int):
         inner = get_args(sequence)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from cosmos_rollout.engine import KvPolicy, RolloutEngine, TokenScorer
 from cosmos_rollout.engines.setup import EngineSetup
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from cosmos_rollout.engines.vllm_engine import VLLMEngine
 
 _VLLM_LOGPROBS = 20  # what vLLM allows by itself
-Setting = str | int | float | bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +41,8 @@ class VLLMConfig:
         progress_tokens: how many tokens of a request are reported at once; small is smoother
             progress, large is less overhead.
         shutdown_s: how long a clean end may take before processes are killed.
-        extra: further arguments of vLLM's ``AsyncEngineArgs``, by their names there.
+        extra: further arguments of vLLM's ``AsyncEngineArgs``, by their names there; tables for
+            those that are, such as ``hf_overrides``.
     """
 
     kind: Literal["vllm"] = "vllm"
@@ -61,7 +61,7 @@ class VLLMConfig:
     videos_per_prompt: int = 0
     progress_tokens: int = 8
     shutdown_s: float = 10.0
-    extra: Mapping[str, Setting] = field(default_factory=dict[str, Setting])
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
         for name in ("max_running", "tensor_parallel", "pipeline_parallel", "progress_tokens"):
@@ -114,9 +114,9 @@ class VLLMConfig:
         setup = replace(setup, engine_arguments={**chosen, **setup.engine_arguments})
         return await start_vllm_engine(self.engine_arguments(), setup, self.kv, self.shutdown_s)
 
-    def engine_arguments(self) -> dict[str, Setting]:
+    def engine_arguments(self) -> dict[str, Any]:
         """Return the settings under vLLM's names; those that depend on the device are left out."""
-        arguments: dict[str, Setting] = {
+        arguments: dict[str, Any] = {
             "dtype": self.dtype,
             "max_num_seqs": self.max_running,
             "gpu_memory_utilization": self.gpu_memory_share,

@@ -24,7 +24,6 @@ from cosmos_rollout.user_code import check_reference, load_callable
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _SEED_LIMIT = 1 << 31
-Setting = str | int | float | bool
 _Content = str | Sequence[Mapping[str, Any]]
 _Run = Callable[..., Awaitable[Any]]
 """Calls a function with arguments in the environment's thread."""
@@ -47,7 +46,7 @@ class GymnasiumEnvironmentConfig:
 
     kind: Literal["gymnasium"] = "gymnasium"
     id: str
-    settings: Mapping[str, Setting] = field(default_factory=dict[str, Setting])
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     observe: str = ""
     act: str = ""
     shows: Literal["text", "picture", "both"] = "text"

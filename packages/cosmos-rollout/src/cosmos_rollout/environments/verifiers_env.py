@@ -20,8 +20,6 @@ from cosmos_rollout.errors import EpisodeError, UserCodeError
 from cosmos_rollout.prompts import PromptRow, prompt_row
 from cosmos_rollout.user_code import load_callable
 
-Setting = str | int | float | bool
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifiersEnvironmentConfig:
@@ -36,7 +34,7 @@ class VerifiersEnvironmentConfig:
 
     kind: Literal["verifiers"] = "verifiers"
     id: str
-    settings: Mapping[str, Setting] = field(default_factory=dict[str, Setting])
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def build(self) -> "VerifiersEnvironment":
         """Load the environment.
