@@ -119,6 +119,29 @@ def test_the_checklist_passes_for_every_family(family, model_dirs):
     assert "ratio 1.0000" in points[-1].detail
 
 
+@pytest.mark.parametrize("name", ["sd3", "sana", "sana_video", "cosmos", "wan"])
+@pytest.mark.parametrize("saved", [torch.bfloat16, torch.float16])
+def test_a_pipeline_saved_in_half_precision_is_trained_in_float32(
+    name, saved, model_dirs, tmp_path
+):
+    whole = load_adapter(model_dirs(name)).pipeline
+    for component in whole.components.values():
+        if isinstance(component, torch.nn.Module):
+            for parameter in component.parameters():
+                parameter.data = parameter.data.to(saved)
+    save_pipeline(whole, tmp_path / "model")
+
+    adapter = load_adapter(tmp_path / "model")
+
+    modules = [m for m in adapter.pipeline.components.values() if isinstance(m, torch.nn.Module)]
+    assert {p.dtype for module in modules for p in module.parameters()} == {torch.float32}
+    assert {value.dtype for value in adapter.encode_text(["a red square"]).values()} <= {
+        torch.float32,
+        torch.int64,
+    }
+    assert velocity_at(adapter, 0.5).dtype == torch.float32
+
+
 def test_a_video_vaes_mean_and_deviation_are_of_its_own_channels(model_dirs):
     adapter = load_adapter(model_dirs("cosmos"))
     vae = adapter.pipeline.vae

@@ -85,7 +85,7 @@ def load_adapter(
 
     Args:
         directory: as ``save_pretrained`` wrote it; nothing is ever downloaded.
-        dtype: of every component.
+        dtype: of every component, whatever type it was saved in.
         adapter: ``module:Class`` of an adapter of your own; empty for the pipeline's class to say.
 
     Raises:
@@ -154,7 +154,8 @@ def _load_pipeline(
 ) -> Any:
     """Load a pipeline, all components but those that are given."""
     diffusers: Any = importlib.import_module("diffusers")  # a lazy module that checkers misread
-    extra: dict[str, object] = dict(instead or {})
+    # in so many words: without, transformers takes the type on disk, and diffusers float32
+    extra: dict[str, object] = {"dtype": dtype, **(instead or {})}
     if name == COSMOS:
         resize_without_torchvision()
         extra["safety_checker"] = NoSafetyChecker()
