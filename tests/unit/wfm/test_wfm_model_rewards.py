@@ -116,7 +116,7 @@ def test_image_reward_is_a_head_over_blip(tmp_path):
     config = transformers.BlipConfig(
         text_config=text, vision_config={**TEXT, "image_size": 32, "patch_size": 16}
     )
-    transformers.BlipForImageTextRetrieval(config).save_pretrained(tmp_path)
+    transformers.BlipForImageTextRetrieval(config).bfloat16().save_pretrained(tmp_path)
     widths = (16, 1024, 128, 64, 16, 1)
     head = nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(widths)))
     save_file(head.state_dict(), tmp_path / "head.safetensors")
@@ -164,7 +164,8 @@ def qwen2_dir(tmp_path_factory):
         video_token_id=number["<|video_pad|>"],
     )
     torch.manual_seed(0)
-    transformers.Qwen2VLForConditionalGeneration(config).eval().save_pretrained(directory)
+    model = transformers.Qwen2VLForConditionalGeneration(config).eval()
+    model.bfloat16().save_pretrained(directory)  # as released models are
     return directory
 
 
@@ -205,7 +206,7 @@ def test_reason1_compares_yes_and_no(tmp_path):
     tokenizer = vision_tokenizer()
     tokenizer.save_pretrained(tmp_path)
     torch.manual_seed(0)
-    qwen_encoder(tokenizer, 16, 1).save_pretrained(tmp_path)
+    qwen_encoder(tokenizer, 16, 1).bfloat16().save_pretrained(tmp_path)
     scores = load_model_reward("cosmos_reason1", str(tmp_path))(request_of(frames=4))
 
     for row in range(2):
@@ -268,7 +269,7 @@ def test_gen_eval_takes_what_a_detector_sees(tmp_path):
         **TEXT, image_size=[64, 64], patch_size=16, num_detection_tokens=5, num_labels=3
     )
     torch.manual_seed(0)
-    transformers.YolosForObjectDetection(config).save_pretrained(tmp_path)
+    transformers.YolosForObjectDetection(config).bfloat16().save_pretrained(tmp_path)
     includes = [[{"class": "LABEL_0", "count": 1}], [{"class": "LABEL_1", "count": 2}]]
     reward = load_model_reward("gen_eval", str(tmp_path))
 

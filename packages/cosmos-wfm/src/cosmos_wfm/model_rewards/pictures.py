@@ -62,7 +62,7 @@ def normalised(
 
 
 def from_directory(model_class: Any, directory: str, reward: str) -> Any:
-    """Load a model, or its tokenizer, frozen and in evaluation mode; nothing is downloaded.
+    """Load a model in float32, frozen and in evaluation mode, or its tokenizer, from there alone.
 
     Raises:
         WfmConfigError: if it cannot be read from there, or needs a library that is not there.
@@ -73,7 +73,9 @@ def from_directory(model_class: Any, directory: str, reward: str) -> Any:
         raise WfmConfigError(
             f"{reward}: {directory} cannot be loaded: {str(error).strip()}{what_to_install()}"
         ) from error
-    return loaded.requires_grad_(False).eval() if isinstance(loaded, torch.nn.Module) else loaded
+    # transformers leaves a model in the type that it was saved in; heads and pictures are float32
+    is_model = isinstance(loaded, torch.nn.Module)
+    return loaded.float().requires_grad_(False).eval() if is_model else loaded
 
 
 def what_to_install(names: Sequence[str] = _OF_EXTRA) -> str:
