@@ -75,6 +75,14 @@ def test_a_broken_video_is_named_and_fatal_or_counted_and_skipped(videos, tmp_pa
     assert "there is no" in data.problems[2]
 
 
+def test_a_caption_that_is_no_text_is_named(videos, tmp_path):
+    caption = next((tmp_path / "data").rglob("0001.[tj]*"))
+    caption.write_bytes(b'{"prompt": null}' if caption.suffix == ".json" else b"Schlo\xdf")
+
+    with pytest.raises(CaptionDataError, match=r"0001: (prompt in .* is NoneType|no prompt in)"):
+        videos.build()
+
+
 def test_a_video_that_is_too_small_is_named_and_fatal_or_skipped(videos, tmp_path):
     folder = next((tmp_path / "data").rglob("0001.mp4")).parent
     write_video(folder / "0001.mp4", clip(0.0, size=16))

@@ -109,7 +109,7 @@ def read_frames(source: Path | BinaryIO, most: int, *, name: str) -> list[Image.
                 if len(found) == most:
                     break
             return found
-    except (av.error.FFmpegError, IndexError, OSError) as error:
+    except (av.error.FFmpegError, IndexError, OSError, ValueError) as error:
         raise CaptionDataError(f"{name} cannot be decoded: {error}") from error
 
 
@@ -155,13 +155,15 @@ def _usable_pair(caption: Path, video: Path, frames: int) -> str:
     for path in (caption, video):
         if not path.is_file():
             raise CaptionDataError(f"there is no {path.parent.name}/{path.name}")
-    text = caption.read_text(encoding="utf-8")
-    if caption.suffix == ".json":
-        try:
-            text = json.loads(text)["prompt"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise CaptionDataError(f"no prompt in {caption.name} ({error!r})") from error
+    try:
+        text: object = caption.read_text(encoding="utf-8-sig")
+        if caption.suffix == ".json":
+            text = json.loads(str(text))["prompt"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CaptionDataError(f"no prompt in {caption.name} ({error!r})") from error
+    if not isinstance(text, str):
+        raise CaptionDataError(f"prompt in {caption.name} is {type(text).__name__}, not text")
     found = len(read_frames(video, frames, name=video.name))
     if found < frames:
         raise CaptionDataError(f"{found} frames in {video.name}; {frames} are needed")
-    return str(text).strip()
+    return text.strip()
