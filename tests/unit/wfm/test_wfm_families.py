@@ -1,6 +1,7 @@
 """Every adapter against diffusers' own pipeline, and what one is found by."""
 
 import json
+import shutil
 import sys
 from types import ModuleType
 
@@ -23,6 +24,7 @@ from cosmos_wfm import (
     sample_ode,
     save_pipeline,
 )
+from cosmos_wfm.loading import load_outline
 
 CALLS = {
     "sd3": {"max_sequence_length": 256},
@@ -140,6 +142,24 @@ def test_a_pipeline_saved_in_half_precision_is_trained_in_float32(
         torch.int64,
     }
     assert velocity_at(adapter, 0.5).dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["sd3", "sana", "cosmos", "wan"])
+def test_a_pipeline_without_the_files_of_a_tokenizer_is_refused(name, model_dirs, tmp_path):
+    directory = tmp_path / "model"
+    shutil.copytree(model_dirs(name), directory)
+    tokenizer = directory / ("tokenizer_3" if name == "sd3" else "tokenizer")
+    (tokenizer / "tokenizer.json").unlink()
+
+    for load in (load_adapter, load_outline):
+        with pytest.raises(PipelineError, match=f"{tokenizer.name} has no vocabulary"):
+            load(directory)
+    (tokenizer / "vocab.json").write_text("{}")  # of which the merges are missing
+    with pytest.raises(PipelineError, match=f"{tokenizer.name} has no vocabulary"):
+        load_adapter(directory)
+    shutil.rmtree(tokenizer)
+    with pytest.raises(PipelineError, match=f"has no {tokenizer.name}/"):
+        load_adapter(directory)
 
 
 def test_a_video_vaes_mean_and_deviation_are_of_its_own_channels(model_dirs):

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import json
+import shutil
 import threading
 from itertools import pairwise
 
@@ -91,6 +92,14 @@ def test_pickscore_is_transformers_own_logit_over_26(clip_dir):
     scores = load_model_reward("pickscore", str(clip_dir))(request)["pickscore"]
     expected = clip_logits(clip_dir, mine, PROMPTS) / 26.0
     assert scores == pytest.approx(expected.tolist(), abs=1e-6)
+
+
+def test_a_reward_without_the_files_of_its_tokenizer_is_refused(clip_dir, tmp_path):
+    shutil.copytree(clip_dir, tmp_path / "clip")
+    (tmp_path / "clip" / "tokenizer.json").unlink()
+
+    with pytest.raises(WfmConfigError, match=r"pickscore: .* has no vocabulary"):
+        load_model_reward("pickscore", str(tmp_path / "clip"))
 
 
 def test_hpsv2_pads_and_is_the_cosine(clip_dir):
