@@ -103,7 +103,6 @@ def run(  # noqa: PLR0913, click hands every option over by name
     """  # noqa: D301, click wants the character itself
     from cosmos_app.clusters.submit import run_elsewhere
     from cosmos_app.dashboard.server import check_address
-    from cosmos_app.errors import DataError
     from cosmos_app.given.launch import run_given_recipe
     from cosmos_app.launcher import run_recipe
     from cosmos_app.recipe import Recipe
@@ -119,12 +118,7 @@ def run(  # noqa: PLR0913, click hands every option over by name
         if launcher != "local" or dry_run:
             return run_elsewhere(parsed, recipe, (*overrides, *extra), launcher, dry_run=dry_run)
         if isinstance(parsed, WfmRecipe):
-            if as_json:
-                raise DataError(
-                    f"--json: a run of kind {parsed.kind} has no report; its figures are in "
-                    f"{parsed.output}/metrics.jsonl"
-                )
-            return run_wfm(parsed, resume=resume)
+            return run_wfm(parsed, resume=resume, as_json=as_json)
         if isinstance(parsed, Recipe):
             check_address(parsed.dashboard)
             return asyncio.run(run_recipe(parsed, resume=resume, as_json=as_json))

@@ -173,8 +173,7 @@ def qwen2_dir(tmp_path_factory):
         video_token_id=number["<|video_pad|>"],
     )
     torch.manual_seed(0)
-    model = transformers.Qwen2VLForConditionalGeneration(config).eval()
-    model.bfloat16().save_pretrained(directory)  # as released models are
+    transformers.Qwen2VLForConditionalGeneration(config).bfloat16().save_pretrained(directory)
     return directory
 
 

@@ -60,7 +60,7 @@ def load_wfm_recipe(path: Path, overrides: Sequence[str] = ()) -> WfmRecipe:
     return load_config(WFM_KINDS[kind], path, overrides)
 
 
-def run_wfm(recipe: WfmRecipe, *, resume: bool = False) -> int:
+def run_wfm(recipe: WfmRecipe, *, resume: bool = False, as_json: bool = False) -> int:
     """Train to the end; return 0. Figures go to ``<output>/metrics.jsonl`` and, shorter, are shown.
 
     The last line that is printed is the directory that diffusers loads.
@@ -68,10 +68,17 @@ def run_wfm(recipe: WfmRecipe, *, resume: bool = False) -> int:
     Args:
         recipe: what to train.
         resume: go on from the newest checkpoint of its output, if there is one.
+        as_json: whether a report is asked for, which there is none of.
 
     Raises:
+        DataError: if a report is asked for.
         InterruptedRunError: if Ctrl-C or SIGTERM stopped it, with a checkpoint.
     """
+    if as_json:
+        raise DataError(
+            f"--json: a run of kind {recipe.kind} has no report; its figures are in "
+            f"{recipe.output}/metrics.jsonl"
+        )
     use_object_store(os.environ)
     mesh = join_mesh(recipe.parallel, recipe.compute)
     try:
