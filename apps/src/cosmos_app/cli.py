@@ -118,7 +118,7 @@ def run(  # noqa: PLR0913, click hands every option over by name
         if launcher != "local" or dry_run:
             return run_elsewhere(parsed, recipe, (*overrides, *extra), launcher, dry_run=dry_run)
         if isinstance(parsed, WfmRecipe):
-            return run_wfm(parsed, resume=resume)
+            return run_wfm(parsed, resume=resume, as_json=as_json)
         if isinstance(parsed, Recipe):
             check_address(parsed.dashboard)
             return asyncio.run(run_recipe(parsed, resume=resume, as_json=as_json))

@@ -56,6 +56,14 @@ def test_check_says_what_a_recipe_of_a_world_model_would_start_and_starts_nothin
     assert not (tmp_path / "out").exists()
 
 
+def test_a_run_of_a_world_model_says_that_it_has_no_report_in_json(recipe, tmp_path):
+    refused = CliRunner().invoke(main, ["run", recipe, "num_steps=1", "--json"])
+
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert f"its figures are in {tmp_path}/out/metrics.jsonl" in refused.stderr
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

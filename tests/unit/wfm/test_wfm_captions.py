@@ -1,7 +1,9 @@
 """Directories of captioned images."""
 
 import json
+import struct
 from dataclasses import replace
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -42,6 +44,46 @@ def test_an_image_is_scaled_to_cover_and_cropped_to_its_centre(tmp_path):
 
     assert data[0].pixels.shape == (3, 2, 2)
     assert data[0].pixels.min() > 0.7
+
+
+def test_a_grey_picture_of_16_bits_keeps_its_shades(tmp_path):
+    shades = np.array([[0, 257], [128 * 257, 65535]], np.uint16)
+    Image.fromarray(shades).save(tmp_path / "a.png")
+    (tmp_path / "a.json").write_text('{"prompt": "p"}')
+
+    pixels = opened(tmp_path)[0].pixels
+
+    assert ((pixels + 1) * 127.5).round().tolist() == [[[0, 1], [128, 255]]] * 3
+
+
+def png_of_size(width, height):
+    """Return a PNG that says it is so large, and has nothing in it."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + crc32(header).to_bytes(4, "big")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"no picture",
+        png_of_size(1 << 16, 1 << 16),  # PIL: a bomb
+        png_of_size(2, 2) + b"\0\0\0\1\xff\xff\xff\xff",  # PIL: a SyntaxError
+        b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 4) + b"IHDR" + bytes(8),  # PIL: a ValueError
+    ],
+)
+def test_whatever_is_wrong_with_a_file_it_is_skipped(tmp_path, data):
+    write_pair(tmp_path, "good", np.zeros((2, 2, 3)), "good")
+    write_pair(tmp_path, "bad", np.zeros((2, 2, 3)), "bad")
+    (tmp_path / "bad.png").write_bytes(data)
+    config = ImageCaptionsConfig(path=str(tmp_path), height=2, width=2)
+
+    found = replace(config, broken="skip").build()
+
+    assert [sample.prompt for sample in found] == ["good", "good"]
+    assert len(found.problems) == 1
+    assert "bad.png cannot be read as an image" in found.problems[0]
+    with pytest.raises(CaptionDataError, match=r"bad\.png cannot be read as an image"):
+        config.build()[0]
 
 
 def test_a_picture_that_was_taken_upright_is_shown_upright(tmp_path):

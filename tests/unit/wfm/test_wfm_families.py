@@ -1,6 +1,7 @@
 """Every adapter against diffusers' own pipeline, and what one is found by."""
 
 import json
+import shutil
 import sys
 from types import ModuleType
 
@@ -23,6 +24,7 @@ from cosmos_wfm import (
     sample_ode,
     save_pipeline,
 )
+from cosmos_wfm.loading import load_outline
 
 CALLS = {
     "sd3": {"max_sequence_length": 256},
@@ -117,6 +119,47 @@ def test_the_checklist_passes_for_every_family(family, model_dirs):
     ]
     assert [point.passed for point in points] == [True] * 5, points
     assert "ratio 1.0000" in points[-1].detail
+
+
+@pytest.mark.parametrize("name", ["sd3", "sana", "sana_video", "cosmos", "wan"])
+@pytest.mark.parametrize("saved", [torch.bfloat16, torch.float16])
+def test_a_pipeline_saved_in_half_precision_is_trained_in_float32(
+    name, saved, model_dirs, tmp_path
+):
+    whole = load_adapter(model_dirs(name)).pipeline
+    for component in whole.components.values():
+        if isinstance(component, torch.nn.Module):
+            for parameter in component.parameters():
+                parameter.data = parameter.data.to(saved)
+    save_pipeline(whole, tmp_path / "model")
+
+    adapter = load_adapter(tmp_path / "model")
+
+    modules = [m for m in adapter.pipeline.components.values() if isinstance(m, torch.nn.Module)]
+    assert {p.dtype for module in modules for p in module.parameters()} == {torch.float32}
+    assert {value.dtype for value in adapter.encode_text(["a red square"]).values()} <= {
+        torch.float32,
+        torch.int64,
+    }
+    assert velocity_at(adapter, 0.5).dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["sd3", "sana", "cosmos", "wan"])
+def test_a_pipeline_without_the_files_of_a_tokenizer_is_refused(name, model_dirs, tmp_path):
+    directory = tmp_path / "model"
+    shutil.copytree(model_dirs(name), directory)
+    tokenizer = directory / ("tokenizer_3" if name == "sd3" else "tokenizer")
+    (tokenizer / "tokenizer.json").unlink()
+
+    for load in (load_adapter, load_outline):
+        with pytest.raises(PipelineError, match=f"{tokenizer.name} has no vocabulary"):
+            load(directory)
+    (tokenizer / "vocab.json").write_text("{}")  # of which the merges are missing
+    with pytest.raises(PipelineError, match=f"{tokenizer.name} has no vocabulary"):
+        load_adapter(directory)
+    shutil.rmtree(tokenizer)
+    with pytest.raises(PipelineError, match=f"has no {tokenizer.name}/"):
+        load_adapter(directory)
 
 
 def test_a_video_vaes_mean_and_deviation_are_of_its_own_channels(model_dirs):

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import json
+import shutil
 import threading
 from itertools import pairwise
 
@@ -93,6 +94,14 @@ def test_pickscore_is_transformers_own_logit_over_26(clip_dir):
     assert scores == pytest.approx(expected.tolist(), abs=1e-6)
 
 
+def test_a_reward_without_the_files_of_its_tokenizer_is_refused(clip_dir, tmp_path):
+    shutil.copytree(clip_dir, tmp_path / "clip")
+    (tmp_path / "clip" / "tokenizer.json").unlink()
+
+    with pytest.raises(WfmConfigError, match=r"pickscore: .* has no vocabulary"):
+        load_model_reward("pickscore", str(tmp_path / "clip"))
+
+
 def test_hpsv2_pads_and_is_the_cosine(clip_dir):
     request = request_of()
     scale = transformers.CLIPModel.from_pretrained(clip_dir).logit_scale.exp().item()
@@ -116,7 +125,7 @@ def test_image_reward_is_a_head_over_blip(tmp_path):
     config = transformers.BlipConfig(
         text_config=text, vision_config={**TEXT, "image_size": 32, "patch_size": 16}
     )
-    transformers.BlipForImageTextRetrieval(config).save_pretrained(tmp_path)
+    transformers.BlipForImageTextRetrieval(config).bfloat16().save_pretrained(tmp_path)
     widths = (16, 1024, 128, 64, 16, 1)
     head = nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(widths)))
     save_file(head.state_dict(), tmp_path / "head.safetensors")
@@ -164,7 +173,7 @@ def qwen2_dir(tmp_path_factory):
         video_token_id=number["<|video_pad|>"],
     )
     torch.manual_seed(0)
-    transformers.Qwen2VLForConditionalGeneration(config).eval().save_pretrained(directory)
+    transformers.Qwen2VLForConditionalGeneration(config).bfloat16().save_pretrained(directory)
     return directory
 
 
@@ -205,7 +214,7 @@ def test_reason1_compares_yes_and_no(tmp_path):
     tokenizer = vision_tokenizer()
     tokenizer.save_pretrained(tmp_path)
     torch.manual_seed(0)
-    qwen_encoder(tokenizer, 16, 1).save_pretrained(tmp_path)
+    qwen_encoder(tokenizer, 16, 1).bfloat16().save_pretrained(tmp_path)
     scores = load_model_reward("cosmos_reason1", str(tmp_path))(request_of(frames=4))
 
     for row in range(2):
@@ -268,7 +277,7 @@ def test_gen_eval_takes_what_a_detector_sees(tmp_path):
         **TEXT, image_size=[64, 64], patch_size=16, num_detection_tokens=5, num_labels=3
     )
     torch.manual_seed(0)
-    transformers.YolosForObjectDetection(config).save_pretrained(tmp_path)
+    transformers.YolosForObjectDetection(config).bfloat16().save_pretrained(tmp_path)
     includes = [[{"class": "LABEL_0", "count": 1}], [{"class": "LABEL_1", "count": 2}]]
     reward = load_model_reward("gen_eval", str(tmp_path))
 

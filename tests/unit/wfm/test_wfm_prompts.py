@@ -39,6 +39,19 @@ def test_what_is_wrong_with_a_set_is_said_with_its_line(tmp_path, text, message)
         read_prompts(tmp_path, 2)
 
 
+def test_marks_of_windows_and_of_unicode_are_no_part_of_a_prompt_and_do_not_end_it(tmp_path):
+    prompt = "ein Schloß\u2028am Meer"
+    row = json.dumps({"prompt": prompt}, ensure_ascii=False)
+    (tmp_path / "a.jsonl").write_bytes(f"\ufeff{row}\r\n{row}\r\n".encode())
+    (tmp_path / "a.txt").write_bytes(f"\ufeff{prompt}\r\n".encode())
+    (tmp_path / "b.txt").write_bytes("ein Schloß".encode("latin-1"))
+
+    assert read_prompts(tmp_path / "a.jsonl", 2) == [prompt, prompt]
+    assert read_prompts(tmp_path / "a.txt", 1) == [prompt]
+    with pytest.raises(WfmConfigError, match=r"b\.txt is no text in UTF-8"):
+        read_prompts(tmp_path / "b.txt", 1)
+
+
 def test_a_directory_without_prompts_is_none(tmp_path):
     with pytest.raises(WfmConfigError, match=r"has none of train_metadata\.jsonl"):
         read_prompts(tmp_path, 1)

@@ -20,6 +20,7 @@ from cosmos_wfm import (
     OldPolicyDecay,
     SamplerConfig,
     ShardCaptionsConfig,
+    TrainingStoppedError,
     ValidationConfig,
     WfmConfigError,
     save_grid,
@@ -104,6 +105,31 @@ def went_on(train, recipe, tmp_path, file, *, stop_after, first):
     ours, theirs = load_file(tmp_path / "cut" / last), load_file(tmp_path / "whole" / last)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+
+
+@pytest.mark.parametrize("every", [0, 2])
+def test_a_run_that_is_asked_to_stop_keeps_what_it_has_done(sft, tmp_path, every):
+    whole = losses_of(train_sft, sft)
+    asked = replace(sft, output=str(tmp_path / "asked"), checkpoint_every=every)
+    seen = {}
+
+    def note(step, report):
+        seen[step] = (report.loss, None)
+
+    for resume in (False, True):
+        begun = len(seen)
+        with pytest.raises(TrainingStoppedError, match=f"stopped after step {begun + 2} of 5"):
+            train_sft(
+                asked,
+                resume=resume,
+                on_step=note,
+                stopping=lambda begun=begun: len(seen) == begun + 2,
+            )
+    with pytest.raises(WfmConfigError, match="checkpoints of a run, the newest of step 4"):
+        train_sft(asked)
+    train_sft(asked, resume=True, on_step=note)
+
+    assert seen == whole
 
 
 def test_fine_tuning_goes_on_in_the_middle_of_an_epoch_with_the_same_losses(sft, tmp_path):

@@ -61,6 +61,20 @@ def test_what_webdataset_writes_is_read(tmp_path):
     assert [round(float(sample.pixels.mean() + 1) * 127.5) for sample in data] == [0, 10, 20]
 
 
+def test_a_picture_of_a_shard_is_shown_upright(tmp_path):
+    stored = Image.new("RGB", (4, 2), "white")
+    stored.paste("black", (0, 0, 2, 2))  # the left half, which is the top of what was seen
+    exif, buffer = Image.Exif(), io.BytesIO()
+    exif[0x0112] = 6  # turn it by a quarter, clockwise
+    stored.save(buffer, format="PNG", exif=exif)
+    write_shard(tmp_path / "a.tar", [("a.png", buffer.getvalue()), ("a.txt", b"p")])
+
+    [sample] = ShardCaptionsConfig(path=str(tmp_path), height=4, width=2).build()
+
+    assert torch.equal(sample.pixels[:, :2], -torch.ones(3, 2, 2))
+    assert torch.equal(sample.pixels[:, 2:], torch.ones(3, 2, 2))
+
+
 def test_a_directory_a_pattern_a_range_and_one_file_are_the_same_shards(shards, tmp_path):
     whole = [sample.prompt for sample in shards.build()]
 

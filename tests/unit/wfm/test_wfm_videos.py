@@ -1,8 +1,10 @@
 """Directories of videos: both layouts, and what is wrong with one."""
 
 import json
+import struct
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,6 +23,7 @@ from cosmos_wfm import (
     train_sft,
     write_video,
 )
+from cosmos_wfm.videos import read_frames
 
 
 def clip(level, frames=5, size=32):
@@ -73,6 +76,42 @@ def test_a_broken_video_is_named_and_fatal_or_counted_and_skipped(videos, tmp_pa
     assert [problem[:4] for problem in data.problems] == ["0003", "0004", "0005"]
     assert "3 frames in 0004.mp4; 5 are needed" in data.problems[1]
     assert "there is no" in data.problems[2]
+
+
+@pytest.mark.parametrize(
+    ("matrix", "size", "black"),
+    [
+        ((0, 1, -1, 0), (16, 32), (slice(0, 12), slice(None))),  # on its side: a quarter clockwise
+        ((-1, 0, 0, -1), (32, 16), (slice(None), slice(20, None))),
+        ((0, -1, 1, 0), (16, 32), (slice(20, None), slice(None))),
+    ],
+)
+def test_a_video_whose_camera_was_turned_is_read_upright(tmp_path, matrix, size, black):
+    pixels = torch.ones(3, 2, 16, 32)
+    pixels[..., :16] = -1.0  # the left half
+    write_video(tmp_path / "a.mp4", pixels)
+    data = (tmp_path / "a.mp4").read_bytes()
+    fixed = [value << 16 for value in (1, 0, 0, 1, *matrix)]
+    plain, turned = (
+        struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30) for a, b, c, d in (fixed[:4], fixed[4:])
+    )
+    place = data.index(plain, data.index(b"tkhd"))  # the track's matrix, not the film's
+    (tmp_path / "a.mp4").write_bytes(data[:place] + turned + data[place + len(plain) :])
+
+    [frame, _] = read_frames(tmp_path / "a.mp4", 2, name="a")
+
+    assert frame.size == size
+    shown = np.asarray(frame).mean(2)
+    assert shown[black].max() < 60
+    assert (shown > 190).mean() > 0.3
+
+
+def test_a_caption_that_is_no_text_is_named(videos, tmp_path):
+    caption = next((tmp_path / "data").rglob("0001.[tj]*"))
+    caption.write_bytes(b'{"prompt": null}' if caption.suffix == ".json" else b"Schlo\xdf")
+
+    with pytest.raises(CaptionDataError, match=r"0001: (prompt in .* is NoneType|no prompt in)"):
+        videos.build()
 
 
 def test_a_video_that_is_too_small_is_named_and_fatal_or_skipped(videos, tmp_path):

@@ -4,15 +4,15 @@ import json
 import os
 import time
 import tomllib
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Generator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import click
 import torch
 from rich.console import Console
 
-from cosmos_app.errors import DataError
+from cosmos_app.errors import DataError, InterruptedRunError
 from cosmos_app.roles.process import torchrun_place
 from cosmos_app.roles.ranks import join_ranks
 from cosmos_app.wfm.disaggregated.running import remote_rollouts
@@ -21,6 +21,7 @@ from cosmos_app.wfm.joining import join_mesh
 from cosmos_app.wfm.object_store import use_object_store
 from cosmos_app.wfm.recipe import WFM_KINDS, WfmRecipe
 from cosmos_app.wfm.rewarding import reward_client
+from cosmos_app.wfm.stopping import stop_requests
 from cosmos_core.config import config_to_json, load_config
 from cosmos_core.metrics import FanOut, SinkContext, open_sinks
 from cosmos_core.rundir import RunDirectory
@@ -33,10 +34,10 @@ from cosmos_wfm import (
     DiffusionRl,
     DiffusionRlConfig,
     DiffusionSftConfig,
+    TrainingStoppedError,
     check_files,
     fill_cache,
     take_rl_steps,
-    train_rl,
     train_sft,
 )
 
@@ -59,7 +60,7 @@ def load_wfm_recipe(path: Path, overrides: Sequence[str] = ()) -> WfmRecipe:
     return load_config(WFM_KINDS[kind], path, overrides)
 
 
-def run_wfm(recipe: WfmRecipe, *, resume: bool = False) -> int:
+def run_wfm(recipe: WfmRecipe, *, resume: bool = False, as_json: bool = False) -> int:
     """Train to the end; return 0. Figures go to ``<output>/metrics.jsonl`` and, shorter, are shown.
 
     The last line that is printed is the directory that diffusers loads.
@@ -67,11 +68,23 @@ def run_wfm(recipe: WfmRecipe, *, resume: bool = False) -> int:
     Args:
         recipe: what to train.
         resume: go on from the newest checkpoint of its output, if there is one.
+        as_json: whether a report is asked for, which there is none of.
+
+    Raises:
+        DataError: if a report is asked for.
+        InterruptedRunError: if Ctrl-C or SIGTERM stopped it, with a checkpoint.
     """
+    if as_json:
+        raise DataError(
+            f"--json: a run of kind {recipe.kind} has no report; its figures are in "
+            f"{recipe.output}/metrics.jsonl"
+        )
     use_object_store(os.environ)
     mesh = join_mesh(recipe.parallel, recipe.compute)
     try:
         directory = train(recipe, mesh, resume=resume)
+    except TrainingStoppedError as error:
+        raise InterruptedRunError(str(error)) from error
     finally:
         shutdown_distributed()
     if mesh.process.rank == 0:
@@ -113,7 +126,10 @@ def train(recipe: WfmRecipe, mesh: TrainingMesh, *, resume: bool = False) -> Pat
     if first:
         output.mkdir(parents=True, exist_ok=True)
         (output / "recipe.json").write_text(config_to_json(recipe), encoding="utf-8")
-    with closing(_sinks(recipe) if first else FanOut(())) as sinks:
+    with (
+        closing(_sinks(recipe) if first else FanOut(())) as sinks,
+        stop_requests(says=first) as stopping,
+    ):
         figures = RunFigures(output, recipe.num_steps, sinks, writes=first)
         if isinstance(recipe, DiffusionSftConfig):
             return train_sft(
@@ -122,28 +138,27 @@ def train(recipe: WfmRecipe, mesh: TrainingMesh, *, resume: bool = False) -> Pat
                 resume=resume,
                 on_step=lambda step, report: figures.write(step, report, {}),
                 on_pictures=figures.show,
+                stopping=stopping,
             )
-        return _train_rl(recipe, mesh, figures, resume=resume)
-
-
-def _train_rl(
-    recipe: DiffusionRlConfig, mesh: TrainingMesh, figures: RunFigures, *, resume: bool
-) -> Path:
-    with remote_rollouts(recipe, mesh) as remote:
-        if remote is not None:
-            run = DiffusionRl(recipe, mesh=mesh, remote=remote)
+        with _rl_run(recipe, mesh) as run:
             return take_rl_steps(
-                run, resume=resume, on_step=figures.write, on_pictures=figures.show
-            )
-        with reward_client(recipe) as scorer:
-            return train_rl(
-                recipe,
-                mesh=mesh,
-                scorer=scorer,
+                run,
                 resume=resume,
                 on_step=figures.write,
                 on_pictures=figures.show,
+                stopping=stopping,
             )
+
+
+@contextmanager
+def _rl_run(recipe: DiffusionRlConfig, mesh: TrainingMesh) -> Generator[DiffusionRl]:
+    """Give a run with what draws or scores for it, which ends with the block."""
+    with remote_rollouts(recipe, mesh) as remote:
+        if remote is not None:
+            yield DiffusionRl(recipe, mesh=mesh, remote=remote)
+            return
+        with reward_client(recipe) as scorer:
+            yield DiffusionRl(recipe, mesh=mesh, scorer=scorer)
 
 
 def _sinks(recipe: WfmRecipe) -> FanOut:

@@ -4,18 +4,22 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import BinaryIO, Literal, Protocol
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from cosmos_wfm.caption_data import BrokenPolicy, CaptionedFiles, CaptionedImage
 from cosmos_wfm.errors import CaptionDataError
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
+_STEPS_OF_16_BITS = 257
+"""65535 / 255."""
+_UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
+"""What PIL raises over broken files; those that it cannot name are an OSError."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,19 +90,14 @@ class ImageCaptions(CaptionedFiles):
             )
 
     def _decoded(self, prompt: str, path: Path) -> CaptionedImage:
-        try:
-            with Image.open(path) as image:
-                upright = ImageOps.exif_transpose(image)
-                pixels = fit_sizes(upright.convert("RGB"), self._config, name=str(path))
-        except (UnidentifiedImageError, OSError) as error:
-            raise CaptionDataError(f"{path} cannot be read as an image: {error}") from error
-        return CaptionedImage(prompt, pixels)
+        image = read_image(path, name=str(path))
+        return CaptionedImage(prompt, fit_sizes(image, self._config, name=str(path)))
 
 
 def _read_pair(caption: Path) -> tuple[str, Path] | str:
     """Return prompt and image, or what is wrong."""
     try:
-        prompt = json.loads(caption.read_text(encoding="utf-8"))["prompt"]
+        prompt = json.loads(caption.read_text(encoding="utf-8-sig"))["prompt"]
     except (ValueError, KeyError, TypeError) as error:
         return f"{caption.name}: no prompt ({error!r})"
     if not isinstance(prompt, str):
@@ -107,6 +106,27 @@ def _read_pair(caption: Path) -> tuple[str, Path] | str:
     if len(images) != 1:
         return f"{caption.name}: {len(images)} images of that name, 1 is needed"
     return prompt, images[0]
+
+
+def read_image(source: Path | BinaryIO, *, name: str) -> Image.Image:
+    """Return a picture upright, in 8 bits of red, green and blue.
+
+    Args:
+        source: a file, or its bytes as a stream.
+        name: of the picture, for errors.
+
+    Raises:
+        CaptionDataError: if it cannot be decoded, or is larger than PIL opens.
+    """
+    try:
+        with Image.open(source) as image:
+            upright = ImageOps.exif_transpose(image)
+            if upright.mode.startswith("I;16"):  # convert() would cut off what is above 255
+                grey = np.asarray(upright).astype(np.float64) / _STEPS_OF_16_BITS
+                upright = Image.fromarray(grey.round().astype(np.uint8))
+            return upright.convert("RGB")
+    except _UNREADABLE as error:
+        raise CaptionDataError(f"{name} cannot be read as an image: {error}") from error
 
 
 class Sizes(Protocol):

@@ -29,6 +29,8 @@ from cosmos_wfm.training_data import DataConfig
 _LATENTS = "latents"
 _TEXT = "text."
 _SAMPLED_BYTES = 1 << 20
+_READING = b"upright, of 16 bits too"
+"""Another one for each change of how files become pixels, so that old samples are encoded anew."""
 _NOT_PIXELS = {"path", "index", "lanes", "broken"}
 
 
@@ -194,7 +196,7 @@ def cache_key(model: Path, data: DataConfig, *, adapter: str) -> str:
         data: how pixels are made.
         adapter: the adapter's class.
     """
-    digest = hashlib.sha256(adapter.encode())
+    digest = hashlib.sha256(adapter.encode() + _READING)
     pixels = {name: value for name, value in asdict(data).items() if name not in _NOT_PIXELS}
     digest.update(json.dumps(pixels, sort_keys=True).encode())
     for path in sorted(path for path in model.rglob("*") if path.is_file()):

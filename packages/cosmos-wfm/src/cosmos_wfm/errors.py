@@ -29,5 +29,9 @@ class RewardError(WfmError, ValueError):
     """Rewards that are not one finite number for each sample: raised when they are asked for."""
 
 
+class TrainingStoppedError(WfmError):
+    """A run that was asked to stop before its end: raised when what it has done is kept."""
+
+
 class UploadError(WfmError):
     """A save that cannot be copied to an object store: raised after it was written locally."""

@@ -2,10 +2,10 @@
 
 import importlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from cosmos_wfm.families.sana import SanaAdapter
 from cosmos_wfm.families.sana_video import SanaVideoAdapter
 from cosmos_wfm.families.sd3 import Sd3Adapter
 from cosmos_wfm.families.wan import WanAdapter
+from cosmos_wfm.vocabularies import has_vocabulary
 
 AdapterFactory = Callable[[Any], DiffusionModelAdapter]
 ENTRY_POINTS = "cosmos_wfm.adapters"
@@ -85,7 +86,7 @@ def load_adapter(
 
     Args:
         directory: as ``save_pretrained`` wrote it; nothing is ever downloaded.
-        dtype: of every component.
+        dtype: of every component, whatever type it was saved in.
         adapter: ``module:Class`` of an adapter of your own; empty for the pipeline's class to say.
 
     Raises:
@@ -154,10 +155,13 @@ def _load_pipeline(
 ) -> Any:
     """Load a pipeline, all components but those that are given."""
     diffusers: Any = importlib.import_module("diffusers")  # a lazy module that checkers misread
-    extra: dict[str, object] = dict(instead or {})
+    # in so many words: without, transformers takes the type on disk, and diffusers float32
+    extra: dict[str, object] = {"dtype": dtype, **(instead or {})}
     if name == COSMOS:
         resize_without_torchvision()
         extra["safety_checker"] = NoSafetyChecker()
+    if name in ADAPTERS:
+        _check_components(directory, left_out=extra)
     pipeline_class = getattr(diffusers, name, diffusers.DiffusionPipeline)
     try:
         pipeline = pipeline_class.from_pretrained(directory, local_files_only=True, **extra)
@@ -167,6 +171,23 @@ def _load_pipeline(
         pipeline.to(dtype)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
+
+
+def _check_components(directory: Path, *, left_out: Container[str]) -> None:
+    """Refuse a directory that lacks a part: a tokenizer without files would be made of none.
+
+    Raises:
+        PipelineError: names the part.
+    """
+    index: Mapping[str, object] = json.loads((directory / "model_index.json").read_text())
+    for component, named in index.items():
+        if not isinstance(named, list) or component in left_out:
+            continue
+        class_name, place = str(cast("list[object]", named)[-1]), directory / component
+        if named[0] is not None and not place.is_dir():
+            raise PipelineError(f"{directory} has no {component}/, the {class_name} of its index")
+        if "Tokenizer" in class_name and not has_vocabulary(place):
+            raise PipelineError(f"{place} has no vocabulary (tokenizer.json or the model's own)")
 
 
 def _import_adapter(named: str) -> AdapterFactory:

@@ -65,12 +65,18 @@ def read_prompts(path: Path, at_least: int) -> list[Prompt]:
         at_least: how many a step needs.
 
     Raises:
-        WfmConfigError: if there is no such set, a line of it is wrong, or it has too few.
+        WfmConfigError: if there is no such set, it is no UTF-8, a line of it is wrong, or it has
+            too few.
     """
     if str(path) == MOCK_PROMPTS and not path.exists():
         return [Prompt(f"a {colour} {s}") for s in _MOCK_SHAPES for colour in _MOCK_COLOURS]
     file = _file_of(path)
-    lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except ValueError as error:
+        raise WfmConfigError(f"rl: {file} is no text in UTF-8: {error}") from error
+    # not splitlines(), to which a line separator within a prompt ends the line
+    lines = [line.strip() for line in text.split("\n")]
     rows = [(number, line) for number, line in enumerate(lines, start=1) if line]
     is_json = file.suffix == ".jsonl"
     prompts = [_prompt_of(line, file, n) if is_json else Prompt(line) for n, line in rows]

@@ -55,6 +55,7 @@ from cosmos_wfm.training_run import (
     RunOutputs,
     TrainingRun,
     check_parallel,
+    go_on,
     look_away,
 )
 from cosmos_wfm.tuning import LoraTuning, TuningConfig, recompute_blocks
@@ -79,7 +80,7 @@ class DiffusionRlConfig:
         samples_per_group: samples of each prompt; 2 or more.
         micro_batch_size: samples of one forward pass.
         save_every: steps between saves; 0 saves at the end only.
-        checkpoint_every: steps between checkpoints to go on from; 0 writes none.
+        checkpoint_every: steps between checkpoints to go on from; 0 writes one only on Ctrl-C.
         checkpoints: their directory or address (``s3://...``); empty for the output's own.
         upload: where saves go beside the output.
         loggers: which services the app sends figures and pictures to, beside the output.
@@ -232,8 +233,13 @@ class DiffusionRl:
         """Write what was trained after ``step`` steps, averaged if the learner keeps an average."""
         return self.run().save(step)
 
-    def run(self, drawn: OnPictures = look_away) -> TrainingRun:
-        """Return this run's saves, checkpoints and pictures, which ``drawn`` is told of."""
+    def run(
+        self, drawn: OnPictures = look_away, stopping: Callable[[], bool] = go_on
+    ) -> TrainingRun:
+        """Return this run's saves, checkpoints and pictures, which ``drawn`` is told of.
+
+        ``stopping`` is asked before each step.
+        """
         config = self.config
         return TrainingRun(
             adapter=self.adapter,
@@ -243,6 +249,7 @@ class DiffusionRl:
             outputs=RunOutputs.of(config),
             resumed=self._resumed,
             drawn=drawn,
+            stopping=stopping,
         )
 
     def _resumed(self) -> None:
@@ -345,15 +352,20 @@ def take_rl_steps(
     resume: bool = False,
     on_step: OnStep | None = None,
     on_pictures: OnPictures = look_away,
+    stopping: Callable[[], bool] = go_on,
 ) -> Path:
-    """Take the steps of a run that are left, and save; as ``train_rl``."""
+    """Take the steps of a run that are left, and save; as ``train_rl``.
+
+    Raises:
+        TrainingStoppedError: if ``stopping``, which is asked before each step, says so.
+    """
 
     def take(step: int) -> None:
         report, figures = run.step(step)
         if on_step is not None:
             on_step(step + 1, report, figures)
 
-    return run.run(on_pictures).take_steps(take, resume=resume)
+    return run.run(on_pictures, stopping).take_steps(take, resume=resume)
 
 
 def step_parts(config: DiffusionRlConfig, num_ranks: int) -> StepParts:

@@ -34,7 +34,7 @@ from cosmos_wfm.loading import load_adapter
 from cosmos_wfm.ranges import check_at_least
 from cosmos_wfm.seeds import seeded_generator
 from cosmos_wfm.training_data import DataConfig, LeftOut, open_data
-from cosmos_wfm.training_run import LoggerConfig, RunOutputs, TrainingRun, check_parallel
+from cosmos_wfm.training_run import LoggerConfig, RunOutputs, TrainingRun, check_parallel, go_on
 from cosmos_wfm.tuning import LoraTuning, TuningConfig, recompute_blocks
 from cosmos_wfm.uploads import UploadConfig
 from cosmos_wfm.validation import ValidationConfig
@@ -56,7 +56,7 @@ class DiffusionSftConfig:
         caption_dropout: share of samples trained without prompt, for guidance.
         max_given_frames: most latent frames given as condition, where the model takes any.
         save_every: steps between saves; 0 saves at the end only.
-        checkpoint_every: steps between checkpoints to go on from; 0 writes none.
+        checkpoint_every: steps between checkpoints to go on from; 0 writes one only on Ctrl-C.
         checkpoints: their directory or address (``s3://...``); empty for the output's own.
         upload: where saves go beside the output.
         loggers: which services the app sends figures and pictures to, beside the output.
@@ -116,6 +116,7 @@ def train_sft(
     resume: bool = False,
     on_step: Callable[[int, StepReport], None] = lambda step, report: None,
     on_pictures: Callable[[int, Path], None] = lambda step, directory: None,
+    stopping: Callable[[], bool] = go_on,
 ) -> Path:
     """Fine-tune and save; every rank of the mesh calls.
 
@@ -125,6 +126,7 @@ def train_sft(
         resume: go on from the newest checkpoint in the output directory, if there is one.
         on_step: called with the number of each finished step, from 1, and its report.
         on_pictures: called on rank 0 with a step and the directory of its validation pictures.
+        stopping: asked before each step whether to stop, with a checkpoint.
 
     Returns:
         The directory of the last save, for diffusers to load.
@@ -134,6 +136,7 @@ def train_sft(
         CaptionDataError: if the data cannot be read.
         WfmConfigError: if image sizes do not fit the model, or the output directory has
             checkpoints and is not to be resumed.
+        TrainingStoppedError: if it was asked to stop.
     """
     mesh = mesh or build_mesh(ParallelConfig())
     adapter = load_adapter(config.model)
@@ -162,6 +165,7 @@ def train_sft(
         tuning=config.tuning,
         outputs=RunOutputs.of(config),
         drawn=on_pictures,
+        stopping=stopping,
     )
     return run.take_steps(take, resume=resume)
 

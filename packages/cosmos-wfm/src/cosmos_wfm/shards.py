@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from fsspec.core import url_to_fs
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from cosmos_wfm.caption_data import BrokenPolicy, CaptionedImage, Problems
-from cosmos_wfm.captions import IMAGE_SUFFIXES, fit_sizes
+from cosmos_wfm.captions import IMAGE_SUFFIXES, fit_sizes, read_image
 from cosmos_wfm.errors import CaptionDataError
 from cosmos_wfm.videos import read_frames
 
@@ -344,7 +344,7 @@ def _key_and_kind(name: str) -> tuple[str, str]:
 
 def _prompt(caption: bytes, kind: str, name: str) -> str:
     try:
-        text = caption.decode("utf-8")
+        text = caption.decode("utf-8-sig")
         prompt: object = json.loads(text)["prompt"] if kind == "json" else text.strip()
     except (ValueError, KeyError, TypeError) as error:
         raise CaptionDataError(f"{name}: no prompt ({error!r})") from error
@@ -359,8 +359,4 @@ def _frames(media: bytes, num: int, name: str) -> list[Image.Image]:
         if len(frames) < num:
             raise CaptionDataError(f"{name} has {len(frames)} frames; {num} are needed")
         return frames
-    try:
-        with Image.open(io.BytesIO(media)) as image:
-            return [image.convert("RGB")]
-    except (UnidentifiedImageError, OSError) as error:
-        raise CaptionDataError(f"{name} cannot be read as an image: {error}") from error
+    return [read_image(io.BytesIO(media), name=name)]

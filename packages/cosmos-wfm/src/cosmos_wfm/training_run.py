@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import torch
+
 from cosmos_core.metrics import MlflowSinkConfig, TensorBoardSinkConfig, WandbSinkConfig
 from cosmos_parallel import CheckpointStore, Learner, ParallelConfig, TrainingMesh
 from cosmos_wfm.adapter import DiffusionModelAdapter
-from cosmos_wfm.errors import WfmConfigError
+from cosmos_wfm.errors import TrainingStoppedError, WfmConfigError
 from cosmos_wfm.tuning import TuningConfig, save_trained
 from cosmos_wfm.uploads import UploadConfig, upload_directory
 from cosmos_wfm.validation import ValidationConfig, draw_samples, prompts_text, write_samples
@@ -29,6 +31,11 @@ OnPictures = Callable[[int, Path], None]
 
 def look_away(step: int, directory: Path) -> None:
     """Do nothing with pictures."""
+
+
+def go_on() -> bool:
+    """Return that a run is not to stop."""
+    return False
 
 
 LoggerConfig = TensorBoardSinkConfig | WandbSinkConfig | MlflowSinkConfig
@@ -42,7 +49,7 @@ class RunOutputs:
         output: the run's directory.
         num_steps: optimizer steps in all.
         save_every: steps between saves; 0 saves at the end only.
-        checkpoint_every: steps between checkpoints; 0 writes none.
+        checkpoint_every: steps between checkpoints; 0 writes one only where the run is stopped.
         validation: pictures; ``None`` draws none.
         checkpoints: where checkpoints are, a directory or an address that fsspec knows; empty for
             the run's directory.
@@ -102,6 +109,7 @@ class TrainingRun:
         outputs: what is written.
         resumed: called when a checkpoint was loaded.
         drawn: called on rank 0 with a step and the directory of its pictures.
+        stopping: asked before each step whether the run is to stop; one rank's word is enough.
     """
 
     adapter: DiffusionModelAdapter
@@ -111,6 +119,7 @@ class TrainingRun:
     outputs: RunOutputs
     resumed: Callable[[], None] = lambda: None
     drawn: OnPictures = look_away
+    stopping: Callable[[], bool] = go_on
 
     def take_steps(self, step: Callable[[int], None], *, resume: bool) -> Path:
         """Take the steps that are left, and write what is due.
@@ -124,27 +133,36 @@ class TrainingRun:
 
         Raises:
             WfmConfigError: if there are checkpoints of another run and ``resume`` is not set.
+            TrainingStoppedError: if it was asked to stop; a checkpoint has what it has done.
             CheckpointError: if a checkpoint cannot be read or written.
             UploadError: if a save cannot be uploaded.
         """
         outputs = self.outputs
         store, done = self._open(resume=resume)
+        kept = done
         try:
             if done >= outputs.num_steps:  # it may have been killed before its last save
                 return self.save(done)
             if not done:
                 self._validate(0)
             for number in range(done, outputs.num_steps):
+                if self._is_to_stop():
+                    if done > kept:
+                        store.start_save(done, self.learner)
+                    raise TrainingStoppedError(
+                        f"{outputs.output}: stopped after step {done} of {outputs.num_steps}; "
+                        "--resume goes on from there"
+                    )
                 step(number)
                 done = number + 1
-                if _due(done, outputs.checkpoint_every, last=False) and store is not None:
+                if _due(done, outputs.checkpoint_every, last=False):
                     store.start_save(done, self.learner)
+                    kept = done
                 if _due(done, outputs.save_every, last=done == outputs.num_steps):
                     self.save(done)
                 self._validate(done)
         finally:
-            if store is not None:
-                store.close()
+            store.close()
         return self._save_directory(outputs.num_steps)
 
     def save(self, step: int) -> Path:
@@ -161,9 +179,12 @@ class TrainingRun:
     def _save_directory(self, step: int) -> Path:
         return self.outputs.output / "safetensors" / f"step_{step}"
 
-    def _open(self, *, resume: bool) -> tuple[CheckpointStore | None, int]:
-        if not self.outputs.checkpoint_every and not resume:
-            return None, 0
+    def _is_to_stop(self) -> bool:
+        """Return whether any rank was asked to stop; every rank calls."""
+        asked = torch.tensor(int(self.stopping()), device=self.mesh.process.device)
+        return bool(self.mesh.max_(asked))
+
+    def _open(self, *, resume: bool) -> tuple[CheckpointStore, int]:
         where = self.outputs.checkpoints or self.outputs.output / "checkpoints"
         store = CheckpointStore(where, self.mesh)
         newest = store.latest()

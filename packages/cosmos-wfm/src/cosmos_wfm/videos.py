@@ -20,6 +20,13 @@ from cosmos_wfm.caption_data import BrokenPolicy, CaptionedFiles, CaptionedImage
 from cosmos_wfm.captions import fit_sizes
 from cosmos_wfm.errors import CaptionDataError
 
+_TURNS = {
+    90: Image.Transpose.ROTATE_90,
+    180: Image.Transpose.ROTATE_180,
+    270: Image.Transpose.ROTATE_270,
+}
+"""Degrees against the clock, as PyAV and PIL count them."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VideoCaptionsConfig:
@@ -90,7 +97,7 @@ class VideoCaptions(CaptionedFiles):
 
 
 def read_frames(source: Path | BinaryIO, most: int, *, name: str) -> list[Image.Image]:
-    """Return the first frames of a video as PIL images; fewer if it is shorter.
+    """Return the first frames of a video, upright, as PIL images; fewer if it is shorter.
 
     Args:
         source: a file, or its bytes as a stream.
@@ -105,12 +112,19 @@ def read_frames(source: Path | BinaryIO, most: int, *, name: str) -> list[Image.
         with av.open(str(source) if isinstance(source, Path) else source) as container:
             found: list[Image.Image] = []
             for frame in container.decode(video=0):
-                found.append(frame.to_image())
+                found.append(_upright(frame))
                 if len(found) == most:
                     break
             return found
-    except (av.error.FFmpegError, IndexError, OSError) as error:
+    except (av.error.FFmpegError, IndexError, OSError, ValueError) as error:
         raise CaptionDataError(f"{name} cannot be decoded: {error}") from error
+
+
+def _upright(frame: Any) -> Image.Image:
+    """Return a frame turned as its file says that it is shown: cameras are held both ways."""
+    image: Image.Image = frame.to_image()
+    turn = _TURNS.get(round(frame.rotation) % 360)
+    return image if turn is None else image.transpose(turn)
 
 
 def write_video(path: Path, pixels: Float[Tensor, "3 F H W"], *, fps: int = 16) -> None:
@@ -155,13 +169,15 @@ def _usable_pair(caption: Path, video: Path, frames: int) -> str:
     for path in (caption, video):
         if not path.is_file():
             raise CaptionDataError(f"there is no {path.parent.name}/{path.name}")
-    text = caption.read_text(encoding="utf-8")
-    if caption.suffix == ".json":
-        try:
-            text = json.loads(text)["prompt"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise CaptionDataError(f"no prompt in {caption.name} ({error!r})") from error
+    try:
+        text: object = caption.read_text(encoding="utf-8-sig")
+        if caption.suffix == ".json":
+            text = json.loads(str(text))["prompt"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CaptionDataError(f"no prompt in {caption.name} ({error!r})") from error
+    if not isinstance(text, str):
+        raise CaptionDataError(f"prompt in {caption.name} is {type(text).__name__}, not text")
     found = len(read_frames(video, frames, name=video.name))
     if found < frames:
         raise CaptionDataError(f"{found} frames in {video.name}; {frames} are needed")
-    return str(text).strip()
+    return text.strip()

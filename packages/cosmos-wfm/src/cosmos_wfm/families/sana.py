@@ -1,4 +1,4 @@
-"""SANA, SANA 1.5 and SANA-Sprint images through diffusers' ``SanaPipeline``."""
+"""SANA and SANA 1.5 images through diffusers' ``SanaPipeline``; SANA-Sprint's is another."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -36,6 +36,9 @@ class SanaAdapter:
     The deep-compression VAE is deterministic and only scaled. Prompts get the pipeline's own
     instruction in front, in training as in inference; the negative ones do not. The transformer
     takes ``encoder_attention_mask`` and a float timestep 1000 σ times its own scale.
+
+    Gemma 2 embeds as the pipeline loads it: by torch's attention, which drops the bound of 50 on
+    its scores. Why: training and the pipeline see the same; see the README for the other.
     """
 
     denoiser = "transformer"

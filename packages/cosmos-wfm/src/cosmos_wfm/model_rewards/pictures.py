@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn.functional import interpolate, pad
 
 from cosmos_wfm.errors import WfmConfigError
 from cosmos_wfm.reward_wire import RewardRequest
+from cosmos_wfm.vocabularies import has_vocabulary
 
 _OF_EXTRA = ("google.protobuf", "sentencepiece")
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -62,7 +64,7 @@ def normalised(
 
 
 def from_directory(model_class: Any, directory: str, reward: str) -> Any:
-    """Load a model, or its tokenizer, frozen and in evaluation mode; nothing is downloaded.
+    """Load a model in float32, frozen and in evaluation mode, or its tokenizer, from there alone.
 
     Raises:
         WfmConfigError: if it cannot be read from there, or needs a library that is not there.
@@ -73,7 +75,12 @@ def from_directory(model_class: Any, directory: str, reward: str) -> Any:
         raise WfmConfigError(
             f"{reward}: {directory} cannot be loaded: {str(error).strip()}{what_to_install()}"
         ) from error
-    return loaded.requires_grad_(False).eval() if isinstance(loaded, torch.nn.Module) else loaded
+    if isinstance(loaded, torch.nn.Module):
+        # transformers left it in the type that it was saved in; heads and pictures are float32
+        return loaded.float().requires_grad_(False).eval()
+    if not has_vocabulary(Path(directory)):
+        raise WfmConfigError(f"{reward}: {directory} has no vocabulary of its tokenizer")
+    return loaded
 
 
 def what_to_install(names: Sequence[str] = _OF_EXTRA) -> str:
