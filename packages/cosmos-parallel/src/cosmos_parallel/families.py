@@ -33,6 +33,10 @@ _TENSOR_STYLES = {
     "rowwise",
     "rowwise_split_input",
     "replicated_with_grad_allreduce",
+    "mla_kv_a_proj",
+    "moe_tp_experts",
+    "packed_colwise",
+    "packed_rowwise",
 }
 # decoders without a plan, which are built as those of another type
 _BUILT_AS = {"qwen3_vl_text": "qwen3"}
