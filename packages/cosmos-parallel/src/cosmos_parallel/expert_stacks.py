@@ -6,16 +6,17 @@
 
 The module that owns them computes as ever, with this rank's parts in their place. All ranks send
 every token through every expert that the router chose for it: of what goes into the experts each
-rank has a part of the gradient, of what comes out a part of the sum.
+rank has a part of the gradient, of what comes out a part of the sum. Adapters are whole on every
+rank, and go into the experts like anything else.
 """
 
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from cosmos_parallel.errors import MeshError
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 _GATE_AND_UP = 2
-# how the plan splits what experts have, if their matrices are [out, in] or the other way round,
-# with gate and up one after the other, or feature by feature
-_IN_TURN = {"gate_up_proj": "colwise", "down_proj": "rowwise"}
+# how a plan splits stacks with gate and up one after the other, by features in turn, and of
+# matrices that are [in, out]
 _JOINED = {"gate_up_proj": "packed_colwise", "down_proj": "rowwise"}
+_IN_TURN = {"gate_up_proj": "colwise", "down_proj": "rowwise"}
 _TRANSPOSED = {"gate_up_proj": "packed_rowwise", "down_proj": "colwise"}
 
 
@@ -38,20 +39,27 @@ def split_experts(
 
     Args:
         name: of the module, for errors.
-        experts: called with hidden states first, and maybe with what the router says; of its
-            results, those of the features of an expert add up.
+        experts: its results for the features of an expert add up; with adapters around it or not.
         mesh: 1-D.
-        styles: of the model's plan, by the names of the module's own parameters.
+        styles: of the model's plan, by the names of the stack's own parameters.
 
     Raises:
-        MeshError: if the experts have adapters, biases or other parameters that the plan leaves
-            out, are stored in another way than it says, or have a number of features that the mesh
-            does not divide.
+        MeshError: if the experts have biases or other parameters that the plan leaves out, are
+            stored in another way than it says, or have a number of features that the mesh does not
+            divide.
     """
-    _check_stack(name, experts, styles)
-    split_own(name, experts, mesh, styles)
-    experts.register_forward_pre_hook(partial(_sum_gradients_of_inputs, mesh), with_kwargs=True)
-    experts.register_forward_hook(partial(_sum_outputs, mesh))
+    stack = without_adapters(experts)
+    _check_stack(name, stack, styles)
+    _split(name, stack, mesh, styles)
+    parts = _PartsInPlace(mesh)
+    parts.of_module(stack, tuple(styles))
+    around = experts
+    while around is not stack:
+        parts.of_adapter(around, styles[str(around.parameter_name)])
+        around = around.get_submodule("base_layer")
+    experts.register_forward_pre_hook(parts.take_in, with_kwargs=True)
+    experts.register_forward_hook(parts.add_up)
+    experts.register_forward_hook(parts.give_back, always_call=True)
 
 
 def split_own(name: str, module: nn.Module, mesh: "DeviceMesh", styles: Mapping[str, str]) -> None:
@@ -59,27 +67,18 @@ def split_own(name: str, module: nn.Module, mesh: "DeviceMesh", styles: Mapping[
 
     Args:
         name: of the module, for errors.
-        module: it reads the parameters as its attributes, while it computes and then only.
+        module: it reads the parameters while it computes, and then only.
         mesh: 1-D.
         styles: of the model's plan, by the parameters' names.
 
     Raises:
         MeshError: if the mesh does not divide one of them.
     """
-    for own, style in styles.items():
-        whole = module.get_parameter(own)
-        placement, num_pieces = _placement(style, whole.ndim)
-        size = whole.shape[placement.dim]
-        if size % (num_pieces * mesh.size()):
-            raise MeshError(
-                f"tp {mesh.size()} does not divide the {size // num_pieces} features of {name}.{own}"
-            )
-        part = distribute_tensor(whole.detach(), mesh, [placement], src_data_rank=None)
-        split = nn.Parameter(part, requires_grad=whole.requires_grad)
-        module.register_parameter(own, split)
-    names = tuple(styles)
-    module.register_forward_pre_hook(partial(_take_parts, names))
-    module.register_forward_hook(partial(_give_back, names), always_call=True)
+    _split(name, module, mesh, styles)
+    parts = _PartsInPlace(mesh)
+    parts.of_module(module, tuple(styles))
+    module.register_forward_pre_hook(parts.put_in_place)
+    module.register_forward_hook(parts.give_back, always_call=True)
 
 
 def sum_gradient_of_last(layer: nn.Module, mesh: "DeviceMesh", num_last: int) -> None:
@@ -101,17 +100,19 @@ def sum_gradient_of_last(layer: nn.Module, mesh: "DeviceMesh", num_last: int) ->
     layer.register_forward_hook(sum_last)
 
 
-def _check_stack(name: str, experts: nn.Module, styles: Mapping[str, str]) -> None:
-    found = {own for own, _ in experts.named_parameters()}
-    if any("lora_" in own for own in found):
-        raise MeshError(
-            f"tp: {name} has adapters, and those of stacks of experts are not split; name other "
-            "layers in lora's targets, or use dp_shard"
-        )
+def without_adapters(module: nn.Module) -> nn.Module:
+    """Return the stack inside the adapters of it, of which there is one for each parameter."""
+    while hasattr(module, "parameter_name"):
+        module = module.get_submodule("base_layer")
+    return module
+
+
+def _check_stack(name: str, stack: nn.Module, styles: Mapping[str, str]) -> None:
+    found = {own for own, _ in stack.named_parameters()}
     if found != styles.keys():
         odd = ", ".join(sorted(found ^ styles.keys()))
         raise MeshError(f"tp: of {name}, the model's plan and its parameters differ in {odd}")
-    how: Any = experts  # what transformers' decorator of experts says of them, if it is there
+    how: Any = stack  # what transformers' decorator of experts says of them, if it is there
     if not hasattr(how, "is_transposed"):
         known = (_JOINED, _TRANSPOSED)
     elif how.is_transposed:
@@ -122,8 +123,22 @@ def _check_stack(name: str, experts: nn.Module, styles: Mapping[str, str]) -> No
         raise MeshError(f"tp: the model's plan splits {name} in a way that is not supported")
 
 
+def _split(name: str, module: nn.Module, mesh: "DeviceMesh", styles: Mapping[str, str]) -> None:
+    for own, style in styles.items():
+        whole = module.get_parameter(own)
+        placement, num_blocks = _placement(style, whole.ndim)
+        size = whole.shape[placement.dim] // num_blocks
+        if size % mesh.size():
+            raise MeshError(f"tp {mesh.size()} does not divide the {size} features of {name}.{own}")
+        part = distribute_tensor(whole.detach(), mesh, [placement], src_data_rank=None)
+        module.register_parameter(own, nn.Parameter(part, requires_grad=whole.requires_grad))
+
+
 def _placement(style: str, ndim: int) -> tuple[Any, int]:
-    """Return where the ranks' parts are, and of how many pieces each; Any: a private class."""
+    """Return where parts of a tensor are, and in how many blocks of it each; Any: a private class.
+
+    A strided shard is a part of each of so many equal blocks.
+    """
     rows, columns = max(ndim - 2, 0), ndim - 1
     match style:
         case "colwise":
@@ -138,33 +153,85 @@ def _placement(style: str, ndim: int) -> tuple[Any, int]:
             raise MeshError(f"tp: this model splits parameters by {style}, which is not supported")
 
 
-def _take_parts(names: tuple[str, ...], module: nn.Module, _: Any) -> None:
-    for name in names:
-        whole = module.get_parameter(name)
-        assert isinstance(whole, DTensor)
-        # an attribute of the instance is found before a parameter of that name
-        vars(module)[name] = whole.to_local()
+@dataclass(slots=True)
+class _Cut:
+    """Which part of a factor of an adapter a rank takes: of each of some blocks of one dim."""
+
+    dim: int
+    num_blocks: int
+
+    def of(self, whole: Tensor, mesh: "DeviceMesh") -> Tensor:
+        blocks = whole.unflatten(self.dim, (self.num_blocks, mesh.size(), -1))
+        mine = blocks.select(self.dim + 1, mesh.get_local_rank())
+        return mine.flatten(self.dim, self.dim + 1)
 
 
-def _give_back(names: tuple[str, ...], module: nn.Module, _: Any, __: Any) -> None:
-    for name in names:
-        vars(module).pop(name, None)
+@dataclass(slots=True)
+class _PartsInPlace:
+    """A rank's parts in the place of parameters, while a module computes.
 
+    Attributes:
+        mesh: 1-D.
+        places: modules and the names of their parameters; with what is cut out of those that are
+            whole on every rank (``None``: nothing).
+        kept: the parameters that are out of their places.
+    """
 
-def _sum_gradients_of_inputs(
-    mesh: "DeviceMesh", _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    def taken_in(value: Any) -> Any:
-        is_differentiated = isinstance(value, Tensor) and value.requires_grad
-        return _whole_with_parts_of_gradient(value, mesh) if is_differentiated else value
+    mesh: "DeviceMesh"
+    places: list[tuple[nn.Module, str, _Cut | None]] = field(default_factory=list)  # type: ignore[assignment]
+    kept: list[nn.Parameter] = field(default_factory=list)  # type: ignore[assignment]
 
-    return tuple(map(taken_in, args)), {name: taken_in(value) for name, value in kwargs.items()}
+    def of_module(self, module: nn.Module, names: tuple[str, ...]) -> None:
+        """Take parameters that are split."""
+        self.places += [(module, name, None) for name in names]
 
+    def of_adapter(self, adapter: nn.Module, style: str) -> None:
+        """Take both factors of peft's adapter of a stack: B makes its rows, A takes its columns."""
+        num_blocks = _placement(style, 3)[1]
+        makes_features = adapter.parameter_name == "gate_up_proj"
+        for factor, cut in (
+            ("lora_A", None if makes_features else _Cut(1, num_blocks)),
+            ("lora_B", _Cut(0, num_blocks) if makes_features else None),
+        ):
+            for layer in adapter.get_submodule(factor).children():
+                self.places.append((layer, "weight", cut))
 
-def _sum_outputs(mesh: "DeviceMesh", _: nn.Module, __: Any, output: Tensor) -> Tensor:
-    parts: list[Placement] = [Partial()]
-    summed = DTensor.from_local(output, mesh, parts, run_check=False)
-    return summed.redistribute(placements=[Replicate()]).to_local()
+    def put_in_place(self, _: nn.Module, __: Any) -> None:
+        """Put the parts where the parameters are."""
+        self.kept = [module.get_parameter(name) for module, name, _ in self.places]
+        for (module, name, cut), whole in zip(self.places, self.kept, strict=True):
+            module._parameters[name] = self._part(whole, cut)  # type: ignore[assignment]
+
+    def give_back(self, _: nn.Module, __: Any, ___: Any) -> None:
+        """Put the parameters back where they were."""
+        for (module, name, _cut), whole in zip(self.places, self.kept, strict=False):
+            module._parameters[name] = whole
+        self.kept = []
+
+    def take_in(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Put the parts in place, and have gradients of all that goes in summed over ranks."""
+        self.put_in_place(module, args)
+
+        def taken_in(value: Any) -> Any:
+            is_differentiated = isinstance(value, Tensor) and value.requires_grad
+            return _whole_with_parts_of_gradient(value, self.mesh) if is_differentiated else value
+
+        return tuple(map(taken_in, args)), {name: taken_in(value) for name, value in kwargs.items()}
+
+    def add_up(self, _: nn.Module, __: Any, output: Tensor) -> Tensor:
+        """Sum what the ranks' features give."""
+        parts = DTensor.from_local(output, self.mesh, [Partial()], run_check=False)
+        return parts.redistribute(placements=[Replicate()]).to_local()
+
+    def _part(self, whole: nn.Parameter, cut: _Cut | None) -> Tensor:
+        if not isinstance(whole, DTensor):
+            given = _whole_with_parts_of_gradient(whole, self.mesh)
+            return given if cut is None else cut.of(given, self.mesh)
+        part = whole.to_local()
+        # parametrizations, of which peft's adapters make use, are of parameters alone
+        return part if whole.requires_grad else nn.Parameter(part, requires_grad=False)
 
 
 def _whole_with_parts_of_gradient(value: Tensor, mesh: "DeviceMesh") -> Tensor:

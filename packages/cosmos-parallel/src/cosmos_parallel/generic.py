@@ -15,7 +15,12 @@ from torch.distributed.tensor.parallel import (
 )
 
 from cosmos_parallel.errors import MeshError
-from cosmos_parallel.expert_stacks import split_experts, split_own, sum_gradient_of_last
+from cosmos_parallel.expert_stacks import (
+    split_experts,
+    split_own,
+    sum_gradient_of_last,
+    without_adapters,
+)
 from cosmos_parallel.families import tensor_plan
 from cosmos_parallel.lora import layers_to_split
 
@@ -85,7 +90,8 @@ def _plan_of(model: "PreTrainedModel") -> Mapping[str, str]:
 
 def _styles_of_own(plan: Mapping[str, str], name: str, module: nn.Module) -> dict[str, str]:
     """Return styles of those of a module's own parameters that the plan names by themselves."""
-    names = {own: f"{_pattern(name)}.{own}" for own, _ in module.named_parameters(recurse=False)}
+    owner = without_adapters(module)
+    names = {own: f"{_pattern(name)}.{own}" for own, _ in owner.named_parameters(recurse=False)}
     return {own: plan[full] for own, full in names.items() if full in plan}
 
 
