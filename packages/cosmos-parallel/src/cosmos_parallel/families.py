@@ -38,6 +38,23 @@ _TENSOR_STYLES = {
     "packed_colwise",
     "packed_rowwise",
 }
+# their plans were not seen to be right: they are for parts that see too, or of layers that this
+# package does not split, or no small model of them can be made
+_PLANS_NOT_SEEN = frozenset(
+    {
+        "deepseek_ocr2",
+        "diffusion_gemma",
+        "gemma4",
+        "glm5_next",
+        "llama4",
+        "llama4_text",
+        "minimax_m3_vl",
+        "mistral4",
+        "qwen4_exp",
+        "qwen4_exp_text",
+        "step3p7",
+    }
+)
 # decoders without a plan, which are built as those of another type
 _BUILT_AS = {"qwen3_vl_text": "qwen3"}
 # they take any attention function, and have no plan for pipelines that would say so
@@ -169,7 +186,7 @@ def _axes_of(settings: Any, model_type: str, *, is_text: bool) -> tuple[str, ...
     may_divide = is_text and not sees and (says_parts or settings.model_type in _BY_ANY_ATTENTION)
     if (may_divide and _attends_only(settings)) or model_type in ROTARY_TYPES:
         axes.append("cp")
-    if styles <= _TENSOR_STYLES:
+    if styles <= _TENSOR_STYLES and model_type not in _PLANS_NOT_SEEN:
         axes.append("tp")
     return tuple(axes)
 
@@ -291,9 +308,11 @@ def _undivided(settings: Any, tp: int, *, experts_split: bool) -> Iterator[str]:
     }
     if experts_split:
         divided["moe_intermediate_size"] = "features of an expert"
+    # some have layers of several kinds, which differ in these
+    layers = getattr(settings, "per_layer_config", None) or [settings]
     for name, meaning in divided.items():
-        number = getattr(settings, name, None)
-        if number and number % tp:
+        numbers = {getattr(layer, name, None) or 0 for layer in layers}
+        for number in sorted(number for number in numbers if number % tp):
             yield f"tp {tp} does not divide its {number} {meaning}"
 
 

@@ -44,7 +44,7 @@ def apply_tensor_plan(model: "PreTrainedModel", mesh: "DeviceMesh") -> None:
         MeshError: if the plan has a style that is not known here, or leaves out what ranks must do
             together.
     """
-    plan = _plan_of(model)
+    plan = _plan_of(model, mesh.size())
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     tied = getattr(head, "weight", None) is embedding.weight
     for name, module in list(model.named_modules()):
@@ -64,7 +64,7 @@ def apply_tensor_plan(model: "PreTrainedModel", mesh: "DeviceMesh") -> None:
                 _split(layer, mesh, _style(style))
 
 
-def _plan_of(model: "PreTrainedModel") -> Mapping[str, str]:
+def _plan_of(model: "PreTrainedModel", num_ranks: int) -> Mapping[str, str]:
     """Return styles by the names of modules, in which ``*`` stands for a number.
 
     Some plans forget norms of queries and keys (that of Qwen3-VL-MoE) or activations
@@ -85,6 +85,7 @@ def _plan_of(model: "PreTrainedModel") -> Mapping[str, str]:
             plan[_pattern(name)] = "replicated_with_grad_allreduce"
         if plan.get(_pattern(f"{name}.q_proj")) == "colwise":
             _check_own_weights(name, module, plan)
+            _check_heads(name, module, num_ranks)
     return plan
 
 
@@ -116,6 +117,17 @@ def _check_own_weights(name: str, attention: nn.Module, plan: Mapping[str, str])
             f"tp: {name} has {own} for all heads, which the model's plan does not split; use "
             "dp_shard or cp"
         )
+
+
+def _check_heads(name: str, attention: nn.Module, num_ranks: int) -> None:
+    """Refuse heads that ranks would have parts of; layers of one model may differ in theirs."""
+    size = getattr(attention, "head_dim", None)
+    for own in ("q_proj", "k_proj", "v_proj"):
+        features = getattr(getattr(attention, own, None), "out_features", None)
+        if size and features and features % (size * num_ranks):
+            raise MeshError(
+                f"tp {num_ranks} does not divide the {features // size} heads of {name}.{own}"
+            )
 
 
 def _split(layer: nn.Module, mesh: "DeviceMesh", style: ParallelStyle) -> None:
