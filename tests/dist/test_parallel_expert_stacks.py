@@ -26,13 +26,14 @@ CASES = [
         "num_ranks": 4,
     },
 ]
+REFUSED = {"name": "refused", "refuses": True, **SPLIT}
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("stacks")
     write_random(tiny_config("mixtral"), directory / "model")
-    lines = "\n".join(json.dumps(case) for case in CASES)
+    lines = "\n".join(json.dumps(case) for case in (*CASES, REFUSED))
     run_tree(RANKS, directory, deadline_s=280, given=lines)
     return directory
 
@@ -72,5 +73,18 @@ def test_weight_sync_has_every_element_of_a_stack_once(written):
         [[[0, 0, 0], [4, 32, 32]], [[0, 64, 0], [4, 32, 32]]],
         [[[0, 32, 0], [4, 32, 32]], [[0, 96, 0], [4, 32, 32]]],
     ]
-    down = [box[2] for boxes in everyone for box in boxes if box[0].endswith("1.mlp.experts.down_proj")]
+    down = [
+        box[2] for boxes in everyone for box in boxes if box[0].endswith("1.mlp.experts.down_proj")
+    ]
     assert sum(math.prod(shape) for shape in down) == 4 * 32 * 64
+
+
+@pytest.mark.slow
+def test_experts_that_the_plan_does_not_fit_are_refused(written):
+    biased, turned, odd = result(written, "refused")["refusals"]
+    assert biased == (
+        "tp: of experts, the model's plan and its parameters differ in down_proj_bias, "
+        "gate_up_proj_bias"
+    )
+    assert turned == "tp: the model's plan splits experts in a way that is not supported"
+    assert odd == "tp 2 does not divide the 5 features of experts.gate_up_proj"

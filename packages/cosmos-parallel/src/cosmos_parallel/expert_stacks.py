@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.placement_types import _StridedShard
+from torch.distributed.tensor.placement_types import (
+    _StridedShard,  # type: ignore[reportPrivateUsage]  (as FSDP2 makes them over tp)
+)
 
 from cosmos_parallel.errors import MeshError
 
@@ -109,8 +111,8 @@ def without_adapters(module: nn.Module) -> nn.Module:
 
 def _check_stack(name: str, stack: nn.Module, styles: Mapping[str, str]) -> None:
     found = {own for own, _ in stack.named_parameters()}
-    if found != styles.keys():
-        odd = ", ".join(sorted(found ^ styles.keys()))
+    if differing := found ^ set(styles):
+        odd = ", ".join(sorted(differing))
         raise MeshError(f"tp: of {name}, the model's plan and its parameters differ in {odd}")
     how: Any = stack  # what transformers' decorator of experts says of them, if it is there
     if not hasattr(how, "is_transposed"):
@@ -200,13 +202,18 @@ class _PartsInPlace:
         """Put the parts where the parameters are."""
         self.kept = [module.get_parameter(name) for module, name, _ in self.places]
         for (module, name, cut), whole in zip(self.places, self.kept, strict=True):
-            module._parameters[name] = self._part(whole, cut)  # type: ignore[assignment]
+            self._put(module, name, self._part(whole, cut))
 
     def give_back(self, _: nn.Module, __: Any, ___: Any) -> None:
         """Put the parameters back where they were."""
         for (module, name, _cut), whole in zip(self.places, self.kept, strict=False):
-            module._parameters[name] = whole
+            self._put(module, name, whole)
         self.kept = []
+
+    def _put(self, module: nn.Module, name: str, value: Tensor) -> None:
+        # a part that is differentiated is no parameter, which alone could be registered
+        parameters: dict[str, Tensor] = vars(module)["_parameters"]
+        parameters[name] = value
 
     def take_in(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
