@@ -3,7 +3,7 @@
 Everything here is decided from a model's config alone, before any process starts.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
@@ -308,12 +308,16 @@ def _undivided(settings: Any, tp: int, *, experts_split: bool) -> Iterator[str]:
     }
     if experts_split:
         divided["moe_intermediate_size"] = "features of an expert"
-    # some have layers of several kinds, which differ in these
-    layers = getattr(settings, "per_layer_config", None) or [settings]
     for name, meaning in divided.items():
-        numbers = {getattr(layer, name, None) or 0 for layer in layers}
+        numbers = {getattr(layer, name, None) or 0 for layer in layer_configs(settings)}
         for number in sorted(number for number in numbers if number % tp):
             yield f"tp {tp} does not divide its {number} {meaning}"
+
+
+def layer_configs(settings: Any) -> Sequence[Any]:
+    """Return the config of each layer of a decoder whose layers differ, or else that of all."""
+    differ: bool = getattr(settings, "is_heterogeneous", False)
+    return list(settings.per_layer_config) if differ else [settings]
 
 
 def _num_experts(settings: Any) -> int:
