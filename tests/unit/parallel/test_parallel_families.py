@@ -62,6 +62,19 @@ def mixture(**changes):
         (transformers.GPT2Config(), {"pp": 2}, 2, "pp 2 needs torchtitan's implementation, but mo"),
         (transformers.GPT2Config(), {"tp": 2}, 2, "a gpt2 model of transformers can have dp_repl"),
         (transformers.MistralConfig(**DENSE), {"tp": 2, "cp": 2}, 4, None),
+        (transformers.MixtralConfig(**DENSE), {"tp": 2, "cp": 2}, 4, None),
+        (
+            transformers.MixtralConfig(**DENSE | {"intermediate_size": 99}),
+            {"tp": 2},
+            2,
+            "mixtral model: tp 2 does not divide its 99 feed-forward features",
+        ),
+        (
+            transformers.Glm4MoeConfig(**DENSE, moe_intermediate_size=9),
+            {"tp": 2},
+            2,
+            "glm4_moe model: tp 2 does not divide its 9 features of an expert",
+        ),
         (transformers.MistralConfig(**DENSE), {"pp": 2}, 2, "pp 2 needs torchtitan's implement"),
     ],
 )
@@ -141,10 +154,14 @@ def test_every_family_of_the_readme_is_listed_with_its_axes():
     seeing = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
     for kind in (*seeing, "mistral", "gemma", "gemma3_text", "phi", "phi3"):
         assert by_type[kind].axes == ("dp_replicate", "dp_shard", "cp", "tp")
-    for kind in ("gemma2", "qwen2_moe"):  # it caps its scores; a mixture of experts
+    # it caps its scores; mixtures of experts
+    for kind in ("gemma2", "qwen2_moe", "mixtral", "glm4_moe", "olmoe", "deepseek_v2"):
         assert by_type[kind].axes == ("dp_replicate", "dp_shard", "cp", "tp")
-    for kind in ("mixtral", "gpt2", "olmoe"):
+    for kind in ("gpt2", "phimoe"):
         assert by_type[kind].axes == ("dp_replicate", "dp_shard", "cp")
+    # experts that compute nothing, results that are added to in place, layers inside layers
+    for kind in ("longcat_flash", "llama4", "llama4_text", "gemma4"):
+        assert "tp" not in by_type[kind].axes
     # attention of its own, chunks of a row, pictures that see each other
     for kind in ("bloom", "llama4_text", "doge", "phi4_multimodal"):
         assert "cp" not in by_type[kind].axes
@@ -154,7 +171,8 @@ def test_every_family_of_the_readme_is_listed_with_its_axes():
 
 
 @pytest.mark.parametrize(
-    "kind", ["Mistral", "Phi3", "Qwen2_5_VL", "Qwen3VL", "Qwen3Next", "OlmoHybrid"]
+    "kind",
+    ["Mistral", "Phi3", "Qwen2_5_VL", "Qwen3VL", "Qwen3Next", "OlmoHybrid", "Mixtral", "Llama4"],
 )
 def test_listed_axes_are_those_of_a_config(kind):
     config = getattr(transformers, f"{kind}Config")()

@@ -5,6 +5,8 @@ import torch
 from transformers import (
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
     Qwen2VLConfig,
@@ -41,6 +43,21 @@ def test_a_token_meets_every_matrix_once_and_the_embedding_as_a_head_only(tied):
     assert cost.per_token == 6 * (3 * (attention + feed_forward + norms) + 32 + 64 * 32)
     # two products of 64 features for each pair, forward once and backward twice
     assert cost.per_pair == 3 * 64 * 2 * 2 * 3
+
+
+def test_layers_whose_heads_differ_multiply_their_own_widths():
+    config = Gemma4TextConfig(
+        **SIZES | {"num_hidden_layers": 2},
+        layer_types=["sliding_attention", "full_attention"],
+        head_dim=8,
+        global_head_dim=16,
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=64,
+        num_kv_shared_layers=0,
+    )
+    with torch.device("meta"):
+        cost = model_cost(Gemma4ForCausalLM(config), build_mesh(ParallelConfig()))
+    assert cost.per_pair == 4 * (8 + 16) * 2 * 2 * 3
 
 
 def test_latent_attention_multiplies_whole_keys_and_values():

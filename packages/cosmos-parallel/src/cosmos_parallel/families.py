@@ -3,7 +3,7 @@
 Everything here is decided from a model's config alone, before any process starts.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,7 +33,28 @@ _TENSOR_STYLES = {
     "rowwise",
     "rowwise_split_input",
     "replicated_with_grad_allreduce",
+    "mla_kv_a_proj",
+    "moe_tp_experts",
+    "packed_colwise",
+    "packed_rowwise",
 }
+# their plans were not seen to be right: they are for parts that see too, or of layers that this
+# package does not split, or no small model of them can be made
+_PLANS_NOT_SEEN = frozenset(
+    {
+        "deepseek_ocr2",
+        "diffusion_gemma",
+        "gemma4",
+        "glm5_next",
+        "llama4",
+        "llama4_text",
+        "minimax_m3_vl",
+        "mistral4",
+        "qwen4_exp",
+        "qwen4_exp_text",
+        "step3p7",
+    }
+)
 # decoders without a plan, which are built as those of another type
 _BUILT_AS = {"qwen3_vl_text": "qwen3"}
 # they take any attention function, and have no plan for pipelines that would say so
@@ -165,7 +186,7 @@ def _axes_of(settings: Any, model_type: str, *, is_text: bool) -> tuple[str, ...
     may_divide = is_text and not sees and (says_parts or settings.model_type in _BY_ANY_ATTENTION)
     if (may_divide and _attends_only(settings)) or model_type in ROTARY_TYPES:
         axes.append("cp")
-    if styles <= _TENSOR_STYLES:
+    if styles <= _TENSOR_STYLES and model_type not in _PLANS_NOT_SEEN:
         axes.append("tp")
     return tuple(axes)
 
@@ -288,9 +309,15 @@ def _undivided(settings: Any, tp: int, *, experts_split: bool) -> Iterator[str]:
     if experts_split:
         divided["moe_intermediate_size"] = "features of an expert"
     for name, meaning in divided.items():
-        number = getattr(settings, name, None)
-        if number and number % tp:
+        numbers = {getattr(layer, name, None) or 0 for layer in layer_configs(settings)}
+        for number in sorted(number for number in numbers if number % tp):
             yield f"tp {tp} does not divide its {number} {meaning}"
+
+
+def layer_configs(settings: Any) -> Sequence[Any]:
+    """Return the config of each layer of a decoder whose layers differ, or else that of all."""
+    differ: bool = getattr(settings, "is_heterogeneous", False)
+    return list(settings.per_layer_config) if differ else [settings]
 
 
 def _num_experts(settings: Any) -> int:

@@ -15,6 +15,12 @@ from torch.distributed.tensor.parallel import (
 )
 
 from cosmos_parallel.errors import MeshError
+from cosmos_parallel.expert_stacks import (
+    split_experts,
+    split_own,
+    sum_gradient_of_last,
+    without_adapters,
+)
 from cosmos_parallel.families import tensor_plan
 from cosmos_parallel.lora import layers_to_split
 
@@ -38,19 +44,27 @@ def apply_tensor_plan(model: "PreTrainedModel", mesh: "DeviceMesh") -> None:
         MeshError: if the plan has a style that is not known here, or leaves out what ranks must do
             together.
     """
-    plan = _plan_of(model)
+    plan = _plan_of(model, mesh.size())
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     tied = getattr(head, "weight", None) is embedding.weight
     for name, module in list(model.named_modules()):
         style = plan.get(_pattern(name))
+        own = _styles_of_own(plan, name, module)
+        if style == "moe_tp_experts" or "down_proj" in own:
+            split_experts(name, module, mesh, own)
+        elif own:
+            split_own(name, module, mesh, own)
         # embeddings stay whole, also where they are the head: FSDP2 shards them
-        if style in (None, "embedding_rowwise") or (tied and module is head):
+        elif style in (None, "embedding_rowwise") or (tied and module is head):
             continue
-        for layer in layers_to_split(module, style):
-            _split(layer, mesh, _style(style))
+        elif style == "mla_kv_a_proj":
+            sum_gradient_of_last(module, mesh, model.config.get_text_config().qk_rope_head_dim)
+        else:
+            for layer in layers_to_split(module, style):
+                _split(layer, mesh, _style(style))
 
 
-def _plan_of(model: "PreTrainedModel") -> Mapping[str, str]:
+def _plan_of(model: "PreTrainedModel", num_ranks: int) -> Mapping[str, str]:
     """Return styles by the names of modules, in which ``*`` stands for a number.
 
     Some plans forget norms of queries and keys (that of Qwen3-VL-MoE) or activations
@@ -70,8 +84,16 @@ def _plan_of(model: "PreTrainedModel") -> Mapping[str, str]:
                 _check_head_norm(name, module, model.get_submodule(block))
             plan[_pattern(name)] = "replicated_with_grad_allreduce"
         if plan.get(_pattern(f"{name}.q_proj")) == "colwise":
-            _check_own_weights(name, module)
+            _check_own_weights(name, module, plan)
+            _check_heads(name, module, num_ranks)
     return plan
+
+
+def _styles_of_own(plan: Mapping[str, str], name: str, module: nn.Module) -> dict[str, str]:
+    """Return styles of those of a module's own parameters that the plan names by themselves."""
+    owner = without_adapters(module)
+    names = {own: f"{_pattern(name)}.{own}" for own, _ in owner.named_parameters(recurse=False)}
+    return {own: plan[full] for own, full in names.items() if full in plan}
 
 
 def _pattern(name: str) -> str:
@@ -86,13 +108,26 @@ def _check_head_norm(name: str, norm: nn.Module, attention: nn.Module) -> None:
             raise MeshError(f"tp: {name} has weights for more than one head; use dp_shard or cp")
 
 
-def _check_own_weights(name: str, attention: nn.Module) -> None:
+def _check_own_weights(name: str, attention: nn.Module, plan: Mapping[str, str]) -> None:
     """Refuse attention with weights beside its layers, such as sinks, which no style divides."""
     for own, _ in attention.named_parameters(recurse=False):
+        if f"{_pattern(name)}.{own}" in plan:
+            continue
         raise MeshError(
             f"tp: {name} has {own} for all heads, which the model's plan does not split; use "
             "dp_shard or cp"
         )
+
+
+def _check_heads(name: str, attention: nn.Module, num_ranks: int) -> None:
+    """Refuse heads that ranks would have parts of; layers of one model may differ in theirs."""
+    size = getattr(attention, "head_dim", None)
+    for own in ("q_proj", "k_proj", "v_proj"):
+        features = getattr(getattr(attention, own, None), "out_features", None)
+        if size and features and features % (size * num_ranks):
+            raise MeshError(
+                f"tp {num_ranks} does not divide the {features // size} heads of {name}.{own}"
+            )
 
 
 def _split(layer: nn.Module, mesh: "DeviceMesh", style: ParallelStyle) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from cosmos_parallel.errors import ModelMismatchError
 from cosmos_parallel.value_head import is_of_value_head
-from cosmos_parallel.weight_files import WeightFiles, held_part, held_region, mismatch_error
+from cosmos_parallel.weight_files import WeightFiles, held_pieces, mismatch_error
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -79,9 +79,9 @@ def fill_parts(model: "PreTrainedModel", path: Path, device: torch.device) -> No
         sources = _find_sources(model, tensors, files)
         for name, source in sources.alike.items():
             value = tensors[name]
-            region, part = held_region(value), held_part(value)
             stored = {source: torch.empty(value.shape, device="meta")}
-            problems += files.read(stored, region, part)
+            for region, part in held_pieces(value):
+                problems += files.read(stored, region, part)
             filled.add(id(value))
         for first in sources.made:
             for name, problem in sources.make(first, model, tensors, files):
@@ -119,14 +119,14 @@ class _Sources:
             Every name that was made, and what is wrong with it.
         """
         converter, inputs = self.made[first], self.inputs[first]
-        region = held_region(tensors[first])
+        experts = held_pieces(tensors[first])[0][0][0]
         is_stack = _stacks_experts(converter) and all(
             len(names) == tensors[first].shape[0] for names in inputs.values()
         )
         for pattern, names in inputs.items():
-            for name in names[region[0]] if is_stack else names:
+            for name in names[experts] if is_stack else names:
                 converter.add_tensor(first, name, pattern, partial(files.whole, name))  # type: ignore[arg-type]
-        if is_stack and region[0].start == region[0].stop:
+        if is_stack and experts.start == experts.stop:
             yield first, ""  # no expert is this rank's
             return
         try:
@@ -142,14 +142,16 @@ class _Sources:
 def _put(value: Any, tensor: Tensor, name: str, *, cut_already: bool) -> str:
     """Write this rank's part of a value; return what is wrong with it."""
     whole: Tensor = value[0] if isinstance(value, list) else value
-    region = held_region(tensor)
+    pieces = held_pieces(tensor)
     expected = tuple(tensor.shape)
     if cut_already:
-        expected = (region[0].stop - region[0].start, *expected[1:])
-        region = (slice(0, expected[0]), *region[1:])
+        experts = pieces[0][0][0]
+        expected = (experts.stop - experts.start, *expected[1:])
     if tuple(whole.shape) != expected:
         return f"mismatched weights: {name} is {tuple(whole.shape)}, the config says {expected}"
-    held_part(tensor).copy_(whole[region])
+    for region, part in pieces:
+        rows = slice(0, expected[0]) if cut_already else region[0]
+        part.copy_(whole[(rows, *region[1:])])
     return ""
 
 

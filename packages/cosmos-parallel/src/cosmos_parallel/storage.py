@@ -12,12 +12,15 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from cosmos_parallel.interleaved import by_pieces
+
 # Any: values are tensors, numbers, strings and dicts of them, as torch.distributed.checkpoint says
 State = dict[str, Any]
 
 
 def write_state(state: State, writer: FileSystemWriter, group: dist.ProcessGroup | None) -> None:
     """Write ``state``; every rank of the group calls."""
+    state = by_pieces(state)
     if group is not None:
         save(state, storage_writer=writer, process_group=group)
         return
@@ -34,6 +37,7 @@ def write_state(state: State, writer: FileSystemWriter, group: dist.ProcessGroup
 
 def read_state(state: State, reader: FileSystemReader, group: dist.ProcessGroup | None) -> None:
     """Fill the tensors of ``state``, in place; every rank calls."""
+    state = by_pieces(state)
     if group is not None:
         load(state, storage_reader=reader, process_group=group)
         return

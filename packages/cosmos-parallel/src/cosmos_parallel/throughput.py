@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cosmos_parallel.families import layer_configs
 from cosmos_parallel.mesh import TrainingMesh
 from cosmos_parallel.rotary_axes import sees
 
 # what transformers and torchtitan call the modules of which a token meets some
 _EXPERTS = {"experts", "routed_experts"}
+_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts")
 _MERGERS = {"merger", "deepstack_merger_list"}  # work on several patches put together
 
 
@@ -82,7 +84,7 @@ def model_cost(model: nn.Module, mesh: TrainingMesh | None = None) -> ModelCost:
     config: Any = model.config  # any Hugging Face configuration
     text = config.get_text_config()
     num_experts = _first(text, ("num_experts", "n_routed_experts", "num_local_experts"), 0)
-    chosen = _first(text, ("num_experts_per_tok", "num_experts_per_token"), num_experts)
+    chosen = _first(text, _CHOSEN, num_experts)
     share = chosen / num_experts if num_experts else 1.0
     sight = _part_that_sees(model, config)
     seeing = set() if sight is None else set(sight.parameters())
@@ -96,13 +98,12 @@ def model_cost(model: nn.Module, mesh: TrainingMesh | None = None) -> ModelCost:
     if mesh is not None:
         stages = mesh.sum_(torch.tensor(met, dtype=torch.float64, device=mesh.process.device))
         met = stages.item() / mesh.ranks_per_stage
-    heads = _first(text, ("num_attention_heads", "n_head"), 1)
-    width = _head_width(text, heads)
-    layers = _first(text, ("num_hidden_layers", "n_layer"), 1)
+    layers = layer_configs(text)
+    widths = sum(map(_heads_width, layers)) / len(layers)
     per_patch, per_patch_pair = (0.0, 0.0) if sight is None else _sight_cost(sight, config)
     return ModelCost(
         per_token=6.0 * met,
-        per_pair=12.0 * layers * heads * width,
+        per_pair=12.0 * _first(text, ("num_hidden_layers", "n_layer"), 1) * widths,
         per_patch=per_patch,
         per_patch_pair=per_patch_pair,
     )
@@ -185,13 +186,15 @@ def _is_tied(config: Any, text: Any) -> bool:
     )
 
 
-def _head_width(config: Any, heads: int) -> float:
-    """Return the mean length of a head's key and value, which multiply each pair of tokens."""
+def _heads_width(layer: Any) -> float:
+    """Return the mean length of all heads' keys and values, which multiply each pair of tokens."""
+    heads = _first(layer, ("num_attention_heads", "n_head"), 1)
     # where attention is latent, head_dim is that of the rotary part alone
-    key, value = _first(config, ("qk_head_dim",), 0), _first(config, ("v_head_dim",), 0)
+    key, value = _first(layer, ("qk_head_dim",), 0), _first(layer, ("v_head_dim",), 0)
     if key and value:
-        return (key + value) / 2
-    return _first(config, ("head_dim",), 0) or _first(config, ("hidden_size", "n_embd"), 0) // heads
+        return heads * (key + value) / 2
+    width = _first(layer, ("head_dim",), 0)
+    return heads * (width or _first(layer, ("hidden_size", "n_embd"), 0) // heads)
 
 
 def _first(config: Any, names: tuple[str, ...], otherwise: int) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +16,67 @@ Region = tuple[slice, ...]
 
 
 def held_region(tensor: Tensor) -> Region:
-    """Return which part of the whole tensor this rank holds.
+    """Return which part of the whole tensor this rank holds, where that is a single box."""
+    ((region, _),) = held_pieces(tensor)
+    return region
+
+
+def held_pieces(tensor: Tensor) -> list[tuple[Region, Tensor]]:
+    """Return the boxes of the whole tensor that this rank holds, and the memory of each.
+
+    There are several where the rank has features of gate and the same of up, which are one tensor.
+    """
+    part = held_part(tensor)
+    pieces: list[tuple[Region, Tensor]] = []
+    for runs in product(*map(_runs, _held_rows(tensor))):
+        inside = tuple(own for _, own in runs)
+        pieces.append((tuple(whole for whole, _ in runs), part[inside]))
+    return pieces
+
+
+def _held_rows(tensor: Tensor) -> list[Tensor]:
+    """Return the indices of the whole tensor that this rank holds on each dim.
 
     On each dim, axes that split the whole come first; then those of FSDP, which splits what tensor
-    or expert parallelism left although it is the outer axis of the mesh (a strided shard).
+    or expert parallelism left although it is the outer axis of the mesh (a strided shard). A
+    strided shard by itself has a piece of each of so many equal blocks.
     """
     rows = [torch.arange(size) for size in tensor.shape]
-    if isinstance(tensor, DTensor):
-        mesh = tensor.device_mesh
-        coordinate = mesh.get_coordinate()
-        assert coordinate is not None
-        splits = [
-            (placement, axis)
-            for axis, placement in enumerate(tensor.placements)
-            if not placement.is_replicate()
-        ]
-        splits.sort(key=lambda split: type(split[0]) is not Shard)
-        for placement, axis in splits:
-            dim: int = getattr(placement, "dim")  # noqa: B009 - a strided shard is no public type
-            pieces = rows[dim].chunk(mesh.size(axis))
-            mine = coordinate[axis]
-            rows[dim] = pieces[mine] if mine < len(pieces) else rows[dim][:0]
-    return tuple(
-        slice(int(held[0]), int(held[-1]) + 1) if len(held) else slice(0, 0) for held in rows
-    )
+    if not isinstance(tensor, DTensor):
+        return rows
+    mesh = tensor.device_mesh
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None
+    splits = [
+        (placement, axis)
+        for axis, placement in enumerate(tensor.placements)
+        if not placement.is_replicate()
+    ]
+    splits.sort(key=lambda split: type(split[0]) is not Shard)
+    taken: set[int] = set()
+    for placement, axis in splits:
+        dim: int = getattr(placement, "dim")  # noqa: B009 - a strided shard is no public type
+        num_blocks: int = 1 if dim in taken else getattr(placement, "split_factor", 1)
+        blocks = rows[dim].chunk(num_blocks)
+        rows[dim] = torch.cat([_nth(block, mesh.size(axis), coordinate[axis]) for block in blocks])
+        taken.add(dim)
+    return rows
+
+
+def _nth(block: Tensor, num_pieces: int, index: int) -> Tensor:
+    pieces = block.chunk(num_pieces)
+    return pieces[index] if index < len(pieces) else block[:0]
+
+
+def _runs(rows: Tensor) -> list[tuple[slice, slice]]:
+    """Return where rows follow one another: in the whole tensor, and in what holds just them."""
+    if not len(rows):
+        return [(slice(0, 0), slice(0, 0))]
+    ends = [*(torch.nonzero(rows.diff() != 1).flatten() + 1).tolist(), len(rows)]
+    return [
+        (slice(int(rows[start]), int(rows[end - 1]) + 1), slice(start, end))
+        for start, end in pairwise([0, *ends])
+    ]
 
 
 def held_part(tensor: Tensor) -> Tensor:
