@@ -28,6 +28,7 @@ from cosmos_rollout import (
     ToolEnvironmentConfig,
     UserCodeError,
     find_callable,
+    has_words,
 )
 
 _FEWEST_HELD_OUT = 1
@@ -301,7 +302,8 @@ def require_model(path: Path) -> None:
     """Check that a directory holds a model.
 
     Raises:
-        DataError: naming what is missing.
+        DataError: naming what is missing, also of a tokenizer, which transformers 5 may load
+            without its vocabulary.
     """
     if not path.is_dir():
         raise DataError(
@@ -319,3 +321,18 @@ def require_model(path: Path) -> None:
     ]
     if missing:
         raise DataError(f"model.path={path}: not a complete model, it has no {', '.join(missing)}")
+    _require_words(path)
+
+
+def _require_words(path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (ImportError, KeyError, OSError, TypeError, ValueError) as error:
+        raise DataError(f"model.path={path}: its tokenizer cannot be loaded: {error}") from error
+    if not has_words(tokenizer):
+        raise DataError(
+            f"model.path={path}: its tokenizer has no vocabulary (tokenizer.json, or vocab.json "
+            "and merges.txt, or a .model file): all texts would be unknown tokens"
+        )

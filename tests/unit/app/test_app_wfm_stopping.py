@@ -64,3 +64,9 @@ def test_a_run_that_is_stopped_by_ctrl_c_goes_on_where_it_was(tmp_path):
     assert resumed.exit_code == 0, resumed.output
     assert rows() == list(range(1, done + 2))
     assert (tmp_path / "out" / "safetensors" / f"step_{done + 1}").is_dir()
+
+    written = (tmp_path / "out" / "recipe.json").read_bytes()
+    refused = CliRunner().invoke(main, ["run", str(tmp_path / "rl.toml"), "num_steps=7"])
+    assert refused.exit_code == 2, refused.output
+    assert "has checkpoints of a run" in refused.stderr
+    assert (tmp_path / "out" / "recipe.json").read_bytes() == written

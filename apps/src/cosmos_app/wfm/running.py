@@ -34,8 +34,10 @@ from cosmos_wfm import (
     DiffusionRl,
     DiffusionRlConfig,
     DiffusionSftConfig,
+    RunOutputs,
     TrainingStoppedError,
     check_files,
+    check_is_new,
     fill_cache,
     take_rl_steps,
     train_sft,
@@ -120,7 +122,10 @@ def cache_wfm(recipe: WfmRecipe) -> int:
 
 def train(recipe: WfmRecipe, mesh: TrainingMesh, *, resume: bool = False) -> Path:
     """Run a recipe on a mesh; every rank calls. Rank 0 writes the recipe and the figures."""
-    check_files(recipe)  # before anything is written, and loggers open a run somewhere
+    # before anything is written, and loggers open a run somewhere
+    check_files(recipe)
+    if not resume:
+        check_is_new(RunOutputs.of(recipe), mesh)
     output = Path(recipe.output)
     first = mesh.process.rank == 0
     if first:

@@ -124,6 +124,7 @@ from cosmos_rollout.rewards import (
 from cosmos_rollout.siblings import sample_seed
 from cosmos_rollout.teaching import Teacher, TeacherReplicas, TeacherSettings
 from cosmos_rollout.user_code import find_callable
+from cosmos_rollout.vocabulary import has_words
 
 __all__ = [
     "BoxedMathReward",
@@ -233,6 +234,7 @@ __all__ = [
     "answer_scores",
     "cpu_environment",
     "find_callable",
+    "has_words",
     "prompt_text",
     "prompt_tokens",
     "random_script",

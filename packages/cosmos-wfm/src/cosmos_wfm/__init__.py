@@ -93,6 +93,7 @@ from cosmos_wfm.tiny import (
     tiny_wan_pipeline,
     tiny_wan_small_pipeline,
 )
+from cosmos_wfm.training_run import RunOutputs, check_is_new
 from cosmos_wfm.tuning import FullTuning, LoraTuning, TuningConfig
 from cosmos_wfm.uploads import UploadConfig, upload_directory
 from cosmos_wfm.validation import ValidationConfig, draw_samples, save_grid, write_samples
@@ -156,6 +157,7 @@ __all__ = [
     "RolloutOrder",
     "RolloutReplica",
     "RunForecast",
+    "RunOutputs",
     "SampleEncoder",
     "SamplerConfig",
     "SanaAdapter",
@@ -186,6 +188,7 @@ __all__ = [
     "awm_loss",
     "cache_key",
     "check_files",
+    "check_is_new",
     "check_model",
     "ddrl_loss",
     "denoisers_of",

@@ -77,6 +77,11 @@ class RunOutputs:
             upload=recipe.upload,
         )
 
+    @property
+    def checkpoint_place(self) -> Path | str:
+        """Where checkpoints are."""
+        return self.checkpoints or self.output / "checkpoints"
+
 
 class _WritingRecipe(Protocol):
     """The fields of `RunOutputs` in a recipe."""
@@ -185,17 +190,11 @@ class TrainingRun:
         return bool(self.mesh.max_(asked))
 
     def _open(self, *, resume: bool) -> tuple[CheckpointStore, int]:
-        where = self.outputs.checkpoints or self.outputs.output / "checkpoints"
-        store = CheckpointStore(where, self.mesh)
-        newest = store.latest()
-        if newest is None:
-            return store, 0
         if not resume:
-            store.close()
-            raise WfmConfigError(
-                f"{self.outputs.output} has checkpoints of a run, the newest of step {newest}; go "
-                "on with --resume, or name another output"
-            )
+            check_is_new(self.outputs, self.mesh)
+        store = CheckpointStore(self.outputs.checkpoint_place, self.mesh)
+        if store.latest() is None:
+            return store, 0
         done = store.load(self.learner).step
         self.resumed()
         return store, done
@@ -216,6 +215,22 @@ class TrainingRun:
 
     def _is_last(self, done: int) -> bool:
         return done == self.outputs.num_steps
+
+
+def check_is_new(outputs: RunOutputs, mesh: TrainingMesh) -> None:
+    """Check that a run that begins has no checkpoints of another; every rank calls.
+
+    Raises:
+        WfmConfigError: if there are some.
+    """
+    store = CheckpointStore(outputs.checkpoint_place, mesh)
+    newest = store.latest()
+    store.close()
+    if newest is not None:
+        raise WfmConfigError(
+            f"{outputs.output} has checkpoints of a run, the newest of step {newest}; go "
+            "on with --resume, or name another output"
+        )
 
 
 def check_parallel(parallel: ParallelConfig) -> None:

@@ -8,6 +8,7 @@ from cosmos_core.media import text_of
 from cosmos_rollout.attention import attention_of
 from cosmos_rollout.errors import UserCodeError
 from cosmos_rollout.rewards.scoring import RewardFunction, RewardInput
+from cosmos_rollout.vocabulary import has_words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +53,8 @@ class ModelReward:
             ).eval()
         except (OSError, ValueError, KeyError) as error:
             raise UserCodeError(f"reward {self.name}: {self.path}: {error}") from error
+        if not has_words(tokenizer):
+            raise UserCodeError(f"reward {self.name}: {self.path} has no vocabulary of a tokenizer")
         if model.config.num_labels != 1:
             raise UserCodeError(
                 f"reward {self.name}: {self.path} has {model.config.num_labels} labels; a reward "
