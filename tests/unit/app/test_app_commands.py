@@ -9,6 +9,7 @@ from click.testing import CliRunner, Result
 
 from cosmos_app.cli import main
 from cosmos_app.control_files import write_address
+from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_app.recipes import load_any_recipe
 from cosmos_app.report import curve
 from cosmos_core.config import config_to_json
@@ -150,10 +151,9 @@ def test_models_are_listed_with_whose_implementation_and_axes() -> None:
 def test_a_layout_that_does_not_fit_the_model_is_refused_by_check(
     tmp_path: Path, changes: tuple[str, ...], message: str
 ) -> None:
+    build_tiny_model(tmp_path, ["0"], TinyModelConfig(), seed=0)
     config = {"model_type": "qwen3", "num_attention_heads": 6, "num_key_value_heads": 2}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    for name in ("tokenizer.json", "model.safetensors"):
-        (tmp_path / name).write_text("{}")
     result = call("check", str(QUICKSTART), f"model.path={tmp_path}", *changes)
     assert result.exit_code != 0
     assert message in " ".join(result.output.split())
