@@ -99,6 +99,9 @@ def went_on(train, recipe, tmp_path, file, *, stop_after, first):
     with pytest.raises(WfmConfigError, match="checkpoints of a run, the newest of step 2"):
         train(cut)
     rest = losses_of(train, cut, resume=True)
+    for resume in (False, True):  # of one without checkpoints
+        with pytest.raises(WfmConfigError, match=r"has what a run saved \(step_"):
+            train(recipe, resume=resume)
 
     assert rest == {step: value for step, value in whole.items() if step >= first}
     last = f"safetensors/step_{recipe.num_steps}/{file}"

@@ -340,7 +340,8 @@ def train_rl(
         The directory of the last save, for diffusers to load.
 
     Raises:
-        WfmConfigError: if the output directory has checkpoints and is not to be resumed.
+        WfmConfigError: if the output directory has checkpoints and is not to be resumed, or has
+            what another run saved.
     """
     run = DiffusionRl(config, mesh=mesh, scorer=scorer)
     return take_rl_steps(run, resume=resume, on_step=on_step, on_pictures=on_pictures)

@@ -135,7 +135,7 @@ def train_sft(
         PipelineError: if the model cannot be loaded.
         CaptionDataError: if the data cannot be read.
         WfmConfigError: if image sizes do not fit the model, or the output directory has
-            checkpoints and is not to be resumed.
+            checkpoints and is not to be resumed, or has what another run saved.
         TrainingStoppedError: if it was asked to stop.
     """
     mesh = mesh or build_mesh(ParallelConfig())

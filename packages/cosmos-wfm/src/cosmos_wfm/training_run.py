@@ -10,7 +10,7 @@ have taken.
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -82,6 +82,11 @@ class RunOutputs:
         """Where checkpoints are."""
         return self.checkpoints or self.output / "checkpoints"
 
+    @property
+    def saves(self) -> Path:
+        """The directory of saves."""
+        return self.output / "safetensors"
+
 
 class _WritingRecipe(Protocol):
     """The fields of `RunOutputs` in a recipe."""
@@ -137,7 +142,8 @@ class TrainingRun:
             The directory of the last save, for diffusers to load.
 
         Raises:
-            WfmConfigError: if there are checkpoints of another run and ``resume`` is not set.
+            WfmConfigError: if there are checkpoints of another run and ``resume`` is not set, or
+                saves of one without checkpoints.
             TrainingStoppedError: if it was asked to stop; a checkpoint has what it has done.
             CheckpointError: if a checkpoint cannot be read or written.
             UploadError: if a save cannot be uploaded.
@@ -182,7 +188,7 @@ class TrainingRun:
         return target
 
     def _save_directory(self, step: int) -> Path:
-        return self.outputs.output / "safetensors" / f"step_{step}"
+        return self.outputs.saves / f"step_{step}"
 
     def _is_to_stop(self) -> bool:
         """Return whether any rank was asked to stop; every rank calls."""
@@ -190,14 +196,16 @@ class TrainingRun:
         return bool(self.mesh.max_(asked))
 
     def _open(self, *, resume: bool) -> tuple[CheckpointStore, int]:
-        if not resume:
-            check_is_new(self.outputs, self.mesh)
         store = CheckpointStore(self.outputs.checkpoint_place, self.mesh)
-        if store.latest() is None:
-            return store, 0
-        done = store.load(self.learner).step
-        self.resumed()
-        return store, done
+        if store.latest() is not None and resume:
+            done = store.load(self.learner).step
+            self.resumed()
+            return store, done
+        with ExitStack() as undo:
+            undo.callback(store.close)
+            check_is_new(self.outputs, self.mesh)
+            undo.pop_all()
+        return store, 0
 
     def _validate(self, done: int) -> None:
         config = self.outputs.validation
@@ -218,10 +226,10 @@ class TrainingRun:
 
 
 def check_is_new(outputs: RunOutputs, mesh: TrainingMesh) -> None:
-    """Check that a run that begins has no checkpoints of another; every rank calls.
+    """Check that a run that begins would write over nothing of another; every rank calls.
 
     Raises:
-        WfmConfigError: if there are some.
+        WfmConfigError: if there are checkpoints of one, or saves.
     """
     store = CheckpointStore(outputs.checkpoint_place, mesh)
     newest = store.latest()
@@ -230,6 +238,13 @@ def check_is_new(outputs: RunOutputs, mesh: TrainingMesh) -> None:
         raise WfmConfigError(
             f"{outputs.output} has checkpoints of a run, the newest of step {newest}; go "
             "on with --resume, or name another output"
+        )
+    saves = sorted(outputs.saves.glob("step_*"))
+    mesh.barrier()  # nobody saves before all have looked
+    if saves:
+        raise WfmConfigError(
+            f"{outputs.output} has what a run saved ({saves[0].name}); name another output, or "
+            "remove it"
         )
 
 
