@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 from cosmos_app.event_log import read_events
 
 NUM_STEPS = 12
+LENGTH = "{kind='length', target=0, limit=32}"
 # rewards that always differ, plain descent: weights move, by as much on every machine
 SETTINGS = (
     *SMALL,
@@ -21,7 +23,7 @@ SETTINGS = (
     "staleness.depth=0",
     "staleness.bound=0",
     "validation.before=false",
-    "reward.rewards=[{kind='length', target=0, limit=32}]",
+    f"reward.rewards=[{LENGTH}]",
     "learner.optimizer={kind='sgd', lr=0.1}",
 )
 ELASTIC = ("policy.replicas=2", "elastic.lease_s=5", "bus.lease_s=120")
@@ -62,12 +64,16 @@ def scale(run: Run, *arguments: str) -> None:
 
 
 def test_the_others_go_on_when_a_policy_dies_and_it_joins_again_by_a_peers_weights(
-    runner: Runner,
+    runner: Runner, tmp_path: Path
 ) -> None:
     """The weights at the end are those of one policy that nothing happened to."""
     pytest.importorskip("torchft")
     one = runner.complete(*SETTINGS, name="one")
-    run = runner.start(*SETTINGS, *ELASTIC, name="elastic")
+    # steps take a third of a second, or on a busy machine all are over before it meets the other
+    slow = tmp_path / "slow.py"
+    slow.write_text("import time\n\ndef slow(_):\n    time.sleep(0.02)\n    return 0.0\n")
+    rewards = f"[{LENGTH}, {{kind='python', function='{slow}:slow', name='slow'}}]"
+    run = runner.start(*SETTINGS, *ELASTIC, f"reward.rewards={rewards}", name="elastic")
     join_before_more_is_generated(run, {"policy-0": 1, "policy-1": 1})
     run.wait_for(lambda: 2.0 in taken_by(run).values(), _LONG_S)
     os.kill(run.child("policy-0"), signal.SIGKILL)
