@@ -58,6 +58,12 @@ PARTS = (
     ),
     Part(name="async", file="async_bubbles", arguments=("--figure", str(HERE / "async.png"))),
     Part(name="weightsync", quick=("--mib", "16", "--rounds", "2", "--without-peers")),
+    Part(
+        name="weightsync-mixture",
+        file="weightsync",
+        arguments=("--model", "mixture", "--mib", "2048"),
+        quick=("--model", "mixture", "--mib", "16", "--rounds", "2", "--without-peers"),
+    ),
     Part(name="delta", quick=("--width", "128", "--layers", "2", "--steps", "2")),
     Part(name="planner", arguments=("--calibrate",), quick=("--quick", "--calibrate")),
     Part(name="controller", quick=("--steps", "2")),
