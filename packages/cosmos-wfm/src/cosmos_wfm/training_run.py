@@ -197,13 +197,14 @@ class TrainingRun:
 
     def _open(self, *, resume: bool) -> tuple[CheckpointStore, int]:
         store = CheckpointStore(self.outputs.checkpoint_place, self.mesh)
-        if store.latest() is not None and resume:
+        newest = store.latest()
+        if newest is not None and resume:
             done = store.load(self.learner).step
             self.resumed()
             return store, done
         with ExitStack() as undo:
             undo.callback(store.close)
-            check_is_new(self.outputs, self.mesh)
+            _refuse_others(self.outputs, newest, self.mesh)
             undo.pop_all()
         return store, 0
 
@@ -234,6 +235,10 @@ def check_is_new(outputs: RunOutputs, mesh: TrainingMesh) -> None:
     store = CheckpointStore(outputs.checkpoint_place, mesh)
     newest = store.latest()
     store.close()
+    _refuse_others(outputs, newest, mesh)
+
+
+def _refuse_others(outputs: RunOutputs, newest: int | None, mesh: TrainingMesh) -> None:
     if newest is not None:
         raise WfmConfigError(
             f"{outputs.output} has checkpoints of a run, the newest of step {newest}; go "
