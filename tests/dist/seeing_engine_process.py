@@ -33,10 +33,12 @@ from cosmos_rollout import (
     PromptRow,
     RolloutEngine,
     Sampling,
+    Shown,
     VLLMConfig,
     cpu_environment,
 )
 from cosmos_rollout.environments.environment import opening
+from cosmos_rollout.episode import single_turn
 from cosmos_weightsync import WeightSender, shards_of
 from cosmos_weightsync.integrations.vllm import VLLMWeightClient, engine_arguments
 
@@ -114,8 +116,12 @@ async def measure_pictures(world: World, engine: RolloutEngine) -> dict[str, Any
         "long": await refusal(
             engine, replace(plain, prompt_token_ids=plain.prompt_token_ids + (9,) * (CONTEXT - 30))
         ),
-        "score": await teacher_refusal(engine, plain),
-    }
+        "unshown": await refused_scores(engine, plain, None),
+        "other": await refused_scores(engine, plain, Shown(
+            marked_token_ids=plain.prompt_token_ids, images=(str(world.folder / RED),)
+        )),
+    }  # fmt: skip
+    found["scored"] = await scored(world, engine, shown["two"][0])
     return found
 
 
@@ -166,6 +172,7 @@ async def measure_videos(
         "rate": await contrast(world, engine, videos.quick, videos.slow),
         "frames": await contrast(world, engine, videos.quick, videos.clip),
     }
+    found["scored"] = await scored(world, engine, requests["mixed"])
     spelled = world.request("r", videos.quick)
     found["refused"] = {
         "gone": await refusal(engine, world.request("r", videos.gone)),
@@ -221,9 +228,18 @@ async def measure_swaps(
     return found
 
 
-async def teacher_refusal(engine: Any, request: GenerationRequest) -> str:
+async def scored(world: World, engine: Any, request: GenerationRequest) -> float:
+    """How far scores of an answer are from transformers' log-probs."""
+    (sample,) = await answers(engine, request)
+    episode = single_turn(request, sample, "")
+    scores = await engine.score(episode.token_ids.tolist(), 3, episode.shown)
+    return world.score_difference(request, sample, scores)
+
+
+async def refused_scores(engine: Any, request: GenerationRequest, shown: Shown | None) -> str:
+    """Return the words with which tokens are not scored."""
     try:
-        await engine.score(request.prompt_token_ids, 0)
+        await engine.score(request.prompt_token_ids, 0, shown)
     except Exception as error:  # noqa: BLE001 - which one is what is asked
         return f"{type(error).__name__}: {error}"
     return ""

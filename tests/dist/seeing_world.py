@@ -18,6 +18,7 @@ from transformers.video_utils import VideoMetadata
 from turning import positions_of
 
 from cosmos_core.images import read_image
+from cosmos_core.trajectory import TeacherScores
 from cosmos_core.videos import is_video, read_video, video_info
 from cosmos_rollout import (
     Episode,
@@ -84,8 +85,10 @@ class World:
         return self.processor(text=[text], return_tensors="pt", **shown)
 
     @torch.no_grad()
-    def table(self, request: GenerationRequest, sample: GeneratedSample, seed: int) -> np.ndarray:
-        """[n, V] log-probs of a response under one model, marks left out."""
+    def table(
+        self, request: GenerationRequest, sample: GeneratedSample, seed: int, *, whole: bool = False
+    ) -> np.ndarray:
+        """[n, V] log-probs of a response under one model, marks left out unless it is ``whole``."""
         given = self.inputs(request)
         prompt = given["input_ids"][0].tolist()
         assert prompt == list(sample.prompt_token_ids or request.prompt_token_ids)
@@ -100,7 +103,8 @@ class World:
             **pixels,
         ).logits
         logits = logits[0, len(prompt) - 1 : -1]
-        logits[:, self.marks] = float("-inf")
+        if not whole:
+            logits[:, self.marks] = float("-inf")
         return torch.log_softmax(logits, dim=-1).numpy()
 
     def has_transformers_positions(self, request: GenerationRequest) -> bool:
@@ -128,6 +132,16 @@ class World:
             "num_prompt_tokens": len(sample.prompt_token_ids or ()),
             "num_tokens": len(sample.token_ids),
         }
+
+    def score_difference(
+        self, request: GenerationRequest, sample: GeneratedSample, scores: TeacherScores
+    ) -> float:
+        """The largest difference of scores of a response from the first model's log-probs."""
+        table = self.table(request, sample, 0, whole=True)
+        begin, steps = len(sample.prompt_token_ids or ()), np.arange(len(table))
+        own = np.abs(scores.logprobs[begin:] - table[steps, sample.token_ids])
+        best = -np.sort(-table, axis=1)[:, : scores.top_logprobs.shape[1]]
+        return float(max(own.max(), np.abs(scores.top_logprobs[begin:] - best).max()))
 
     @torch.no_grad()
     def episode_difference(self, episode: Episode) -> dict[str, Any]:

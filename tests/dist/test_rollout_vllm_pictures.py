@@ -94,11 +94,22 @@ def test_an_episode_of_pictures_has_log_probs_as_one_forward_pass_gives(measured
         ("spelled", "PictureError: request r: its text has tokens .* its 0 pictures"),
         ("many", "PictureError: .* At most 4 image"),
         ("long", "PromptTooLongError: request r: the prompt has 1026 tokens"),
-        ("score", "NoPicturesError: 29 tokens"),
+        ("unshown", "PictureError: request score-.: its text has tokens .* its 0 pictures"),
+        ("other", "PictureError: request score-.: it has 29 tokens .* here they are 32 or others"),
     ],
 )
 def test_what_cannot_be_seen_is_refused_by_name(measured, name, words):
     assert re.match(words, measured["pictures"]["refused"][name])
+
+
+@with_pictures
+def test_scores_of_a_teacher_are_those_of_transformers_with_the_same_pictures(measured):
+    assert measured["pictures"]["scored"] < EXACT
+
+
+@with_videos
+def test_scores_of_a_teacher_are_those_of_transformers_with_the_same_videos(measured):
+    assert measured["videos"]["scored"] < EXACT
 
 
 @with_videos

@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from clips import write_clip
 from real_runs import Run, Runner, assert_balanced
 from seeing import (
@@ -16,8 +18,9 @@ from seeing import (
     write_pictures,
     write_seeing_model,
 )
-from transformers import AutoTokenizer
+from transformers import AutoModelForImageTextToText, AutoTokenizer
 
+from cosmos_app.samples import read_trajectories
 from cosmos_app.shown_samples import parse_shown_sample
 from cosmos_core.metrics import read_metrics
 from cosmos_core.videos import is_video
@@ -152,3 +155,46 @@ def test_people_are_shown_the_pictures_too(run: Run) -> None:
     pictures = [sample.images[0] for sample in samples if sample]
     assert all(is_video(one) or os.path.exists(one) for one in pictures)
     assert any(sample and QUESTION in sample.spans[0][2] for sample in samples)
+
+
+def test_a_teacher_beside_the_rollouts_sees_what_they_saw(runner: Runner) -> None:
+    write_seeing_model(runner.folder / "model")
+    write_seeing_model(runner.folder / "teacher", seed=1)
+    pictures = write_pictures(runner.folder / "pictures", ((28, 28), (56, 28)))
+    rows = [
+        {"prompt": QUESTION, "answer": "r", "images": [f"pictures/{name}" for name in names]}
+        for names in pictures.values()
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in seeing_environment().items():
+            patch.setenv(name, value)
+        started = runner.start(
+            f"model.path={runner.folder / 'model'}",
+            f"model.teacher={runner.folder / 'teacher'}",
+            f"data.path={write_rows(runner.folder / 'rows.jsonl', rows)}",
+            "data.held_out=0", "validation.before=false", "validation.after=false",
+            "algorithm.kind=on_policy_distillation", "rollout.record=true", "teacher.replicas=1",
+            "trainer.steps=2", f"trainer.groups_per_step={len(rows)}", "rollout.replicas=1",
+            "rollout.sampling.max_new_tokens=3", "rollout.engine.context_length=96",
+            "teacher.engine={kind='vllm', dtype='float32', context_length=97, kv_cache_mib=16}",
+        )  # fmt: skip
+    assert started.finish(deadline_s=400.0) == 0, started.logs()
+    reader = PictureReader.of(runner.folder / "teacher")
+    assert reader is not None
+    teacher = AutoModelForImageTextToText.from_pretrained(
+        runner.folder / "teacher", dtype=torch.float32
+    ).eval()
+    recorded = list(read_trajectories(started.output / "trajectories" / "rollout-0.bin"))
+    assert len(recorded) >= 2 * len(rows)
+    for trajectory in recorded:
+        assert len(trajectory.images) == 2
+        assert trajectory.teacher is not None
+        ids = torch.tensor([trajectory.token_ids.tolist()])
+        with torch.no_grad():
+            logits = teacher(input_ids=ids, **reader.inputs(ids, [trajectory.images])).logits
+        expected = logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0].numpy()
+        np.testing.assert_allclose(
+            trajectory.teacher.logprobs[1:],
+            np.where(trajectory.trainable[1:], expected, 0.0),
+            atol=1e-4,
+        )

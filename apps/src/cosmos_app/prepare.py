@@ -147,10 +147,16 @@ def _require_shown(recipe: Recipe, data: Path, *, videos: bool) -> None:
             f"data file {data}: has pictures, which rollout.engine.kind={kind!r} does not take; "
             "'vllm' does"
         )
-    if recipe.teacher.is_beside:
+    if recipe.teacher.urls:
         raise DataError(
-            f"data file {data}: has pictures, which teachers of their own do not take; have the "
-            "policy's ranks score by the teacher instead (teacher.replicas=0)"
+            f"data file {data}: has pictures, which servers at teacher.urls are not shown; have "
+            "teachers of the run's own score (teacher.replicas), or the policy's ranks"
+        )
+    scores_by = recipe.teacher.engine.kind
+    if recipe.teacher.replicas and scores_by != "vllm":
+        raise DataError(
+            f"data file {data}: has pictures, which teacher.engine.kind={scores_by!r} does not "
+            "take; 'vllm' does"
         )
     teacher = recipe.model.teacher
     if teacher is not None and "teacher_logprobs" in recipe.algorithm.build().needs:

@@ -61,8 +61,17 @@ def test_a_model_that_sees_passes_and_its_parameters_are_counted(folder: Path) -
                 "algorithm.kind=on_policy_distillation",
                 "model.teacher={folder}/model",
                 "teacher.replicas=1",
+                "teacher.engine.kind=transformers",
             ),
-            "teachers of their own do not take",
+            "teacher.engine.kind='transformers' does not take",
+        ),
+        (
+            (
+                "model.path={folder}/model",
+                "algorithm.kind=on_policy_distillation",
+                "teacher.urls=['http://localhost:1/v1']",
+            ),
+            "servers at teacher.urls are not shown",
         ),
         (
             (

@@ -11,7 +11,7 @@ from cosmos_app.recipe import Recipe
 from cosmos_app.roles.teacher import scoring_app
 from cosmos_core.config import ConfigError, load_config
 from cosmos_core.trajectory import TeacherScores
-from cosmos_rollout import EngineDeadError, PromptTooLongError
+from cosmos_rollout import EngineDeadError, PromptTooLongError, Shown
 
 LEARNS = ["algorithm.kind=on_policy_distillation"]
 
@@ -53,7 +53,13 @@ class Scorer:
 
     context_length = 4
 
-    async def score(self, token_ids: Sequence[int], top_k: int) -> TeacherScores:
+    def __init__(self) -> None:
+        self.shown: list[Shown | None] = []
+
+    async def score(
+        self, token_ids: Sequence[int], top_k: int, shown: Shown | None = None
+    ) -> TeacherScores:
+        self.shown.append(shown)
         if len(token_ids) > 4:
             raise PromptTooLongError("5 tokens, 4 at most")
         if 9 in token_ids:
@@ -70,12 +76,13 @@ class Scorer:
 
 async def test_a_teacher_answers_refuses_and_dies():
     died = asyncio.Event()
-    transport = httpx.ASGITransport(app=scoring_app(Scorer(), died))
+    scorer = Scorer()
+    transport = httpx.ASGITransport(app=scoring_app(scorer, died))
     async with httpx.AsyncClient(transport=transport, base_url="http://teacher/v1/") as client:
         models = (await client.get("models")).json()
         assert models == {"data": [{"id": "teacher", "max_model_len": 4}]}
 
-        async def ask(prompt: list[int], **others: int) -> httpx.Response:
+        async def ask(prompt: list[int], **others: object) -> httpx.Response:
             asked = {"model": "teacher", "prompt": prompt, "prompt_logprobs": 0, **others}
             return await client.post("completions", json=asked)
 
@@ -91,6 +98,8 @@ async def test_a_teacher_answers_refuses_and_dies():
             "1": {"logprob": 0.0, "rank": 2},
             "6": {"logprob": -1.0, "rank": 3},
         }
+        assert (await ask([5, 6], marked_prompt=[5], images=["red.png"])).status_code == 200
+        assert scorer.shown == [None, None, Shown(marked_token_ids=(5,), images=("red.png",))]
         refused = await ask([1] * 5)
         assert (refused.status_code, refused.json()) == (
             400,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("jinja2")
@@ -19,6 +20,7 @@ from spelling import LETTER, SAMPLING, engine_of, make_tokenizer, spelled
 
 from cosmos_core.images import MediaError, read_image
 from cosmos_core.messages import Generate, GroupFailed, GroupFinished, GroupId
+from cosmos_core.trajectory import TeacherScores
 from cosmos_core.videos import (
     VideoSampling,
     is_video,
@@ -42,6 +44,9 @@ from cosmos_rollout import (
     PromptSet,
     PromptTooLongError,
     Scored,
+    Shown,
+    TeacherReplicas,
+    TeacherSettings,
 )
 from cosmos_rollout.environments.environment import opening
 from cosmos_rollout.episode import single_turn
@@ -194,7 +199,25 @@ async def test_an_engine_without_sight_refuses_pictures_and_drops_nothing(red):
     assert "has 1 pictures or videos, and ScriptDecoder takes none" in event.reason
 
 
-async def test_a_teacher_is_not_asked_of_pictures_it_would_not_see(red):
+class Onlooker:
+    """A teacher that notes what it is shown."""
+
+    num_tries = 0
+
+    def __init__(self):
+        self.asked = []
+
+    async def score(self, token_ids, shown=None):
+        self.asked.append((token_ids, shown))
+        zeros = np.zeros((len(token_ids), 0))
+        return TeacherScores(
+            logprobs=np.full(len(token_ids), -1.0, np.float32),
+            top_logprobs=zeros.astype(np.float32),
+            top_token_ids=zeros.astype(np.int32),
+        )
+
+
+async def test_a_teacher_is_shown_what_the_model_saw(red):
     engine = Seeing()
     request = GenerationRequest(
         request_id="a", prompt_token_ids=tuple(asked(OPENING)), sampling=SAMPLING, images=(red,)
@@ -202,9 +225,20 @@ async def test_a_teacher_is_not_asked_of_pictures_it_would_not_see(red):
     async with aclosing(engine.generate([request])) as samples:
         episode = single_turn(request, await anext(samples), "red")
     await engine.aclose()
-    refused = await teach(None, episode)  # not even looked at
+    teacher = Onlooker()
+    scores = await teach(teacher, episode)
+    assert not isinstance(scores, Failure)
+    assert scores.logprobs.tolist() == [-float(each) for each in episode.trainable]
+    shown = Shown(marked_token_ids=tuple(asked(OPENING) + spelled("red")), images=(red,))
+    assert teacher.asked == [(episode.token_ids.tolist(), shown)]
+    assert tuple(seen(shown.marked_token_ids)) == tuple(episode.token_ids.tolist())
+
+    blind = TeacherReplicas(lambda: ["http://nobody/v1"], TeacherSettings())
+    refused = await teach(blind, episode)
+    await blind.aclose()
     assert isinstance(refused, Failure)
     assert (refused.reward, refused.error) == ("teacher", "NoPicturesError")
+    assert blind.num_tries == 0
 
 
 # ------------------------------------------------------------------------------- environments
@@ -256,6 +290,7 @@ async def test_later_turns_ask_with_marks_and_record_what_was_seen(red):
     assert read_image(second.images[1]).tobytes() == blue.tobytes()
     assert episode.images == third.images
     assert episode.token_ids.tolist() == [*seen(third.prompt_token_ids), *said]
+    assert episode.marked_token_ids == (*third.prompt_token_ids, *said)
     assert episode.token_ids[episode.trainable].tolist() == said * 3
     assert episode.num_prompt_tokens == len(asked(OPENING)) + TOKENS_A_PICTURE - 1
     assert episode.messages[0] == ASKED  # marks, and the pictures beside them

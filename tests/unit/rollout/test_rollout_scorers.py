@@ -14,7 +14,9 @@ from cosmos_rollout import (  # noqa: E402
     EmptyPromptError,
     EngineClosedError,
     EngineSetup,
+    NoPicturesError,
     PromptTooLongError,
+    Shown,
     TokenRangeError,
     TransformersConfig,
 )
@@ -59,4 +61,6 @@ async def test_what_cannot_be_scored_is_said_before_the_pass(model: Path):
         await scorer.score([], 0)
     with pytest.raises(TokenRangeError, match="64 is outside"):
         await scorer.score([1, SIZE], 0)
+    with pytest.raises(NoPicturesError, match="1 pictures or videos among tokens to score"):
+        await scorer.score([1, 2], 0, Shown(marked_token_ids=(1,), images=("red.png",)))
     await scorer.aclose()

@@ -24,6 +24,7 @@ from cosmos_rollout import (
     Sampling,
     Scored,
     ScriptDecoder,
+    Shown,
     TeacherError,
     TeacherReplicas,
     TeacherSettings,
@@ -111,6 +112,15 @@ def replica() -> Iterator[Replica]:
 
 def settings(**changes) -> TeacherSettings:
     return TeacherSettings(**{"token": "secret", "deadline_s": 30.0, **changes})
+
+
+async def test_own_teachers_are_told_of_pictures(replica: Replica):
+    teacher = TeacherReplicas(lambda: [replica.url], settings(show_pictures=True))
+    await teacher.score(TOKENS, Shown(marked_token_ids=(5, 7), images=("red.png",)))
+    await teacher.aclose()
+    (asked,) = replica.asked
+    assert asked["prompt"] == [5, 9, 33, 12]
+    assert (asked["marked_prompt"], asked["images"]) == ([5, 7], ["red.png"])
 
 
 @pytest.mark.parametrize("top_k", [0, 3])
@@ -231,7 +241,8 @@ class HalfTeacher:
 
     num_tries = 0
 
-    async def score(self, token_ids: Sequence[int]) -> TeacherScores:
+    async def score(self, token_ids: Sequence[int], shown: Shown | None = None) -> TeacherScores:
+        assert shown is None
         self.num_tries += 1
         if 100 in token_ids:
             raise TeacherError("no teacher scored 6 tokens within 1 s; at last: there is none")

@@ -3,16 +3,17 @@
 import contextlib
 from collections.abc import Generator
 from dataclasses import replace
+from typing import TypeVar
 
 from cosmos_app.prepare import RunFiles
 from cosmos_app.prompt_rows import most_videos
-from cosmos_app.recipe import Recipe
 from cosmos_rollout import EngineConfig, EngineStartError, VLLMConfig
 
+EngineT = TypeVar("EngineT", bound=EngineConfig)
 
-def engine_that_shows(recipe: Recipe, files: RunFiles) -> EngineConfig:
-    """Return the recipe's engine, with room for as many videos as a row of the run has."""
-    engine = recipe.rollout.engine
+
+def engine_that_shows(engine: EngineT, files: RunFiles) -> EngineT:
+    """Return an engine with room for as many videos as a row of the run has."""
     if not isinstance(engine, VLLMConfig):
         return engine
     most = max(*map(most_videos, files.with_rows), engine.videos_per_prompt)

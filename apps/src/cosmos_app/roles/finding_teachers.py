@@ -27,6 +27,7 @@ async def find_teacher(
             top_k=chosen.top_k,
             deadline_s=chosen.deadline_s,
             max_running=chosen.max_running,
+            show_pictures=chosen.replicas > 0,
         ),
     )
     ended.push_async_callback(teacher.aclose)

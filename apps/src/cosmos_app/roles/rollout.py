@@ -99,7 +99,8 @@ async def run_rollout(run_dir: Path, redis_url: str | None, replica: str) -> int
             setup = replace(setup, can_sleep=True)
         ended.enter_context(own_sockets())
         with naming_its_keys("rollout.engine"):
-            engine = await engine_that_shows(context.recipe, context.files).build(setup)
+            chosen = engine_that_shows(context.recipe.rollout.engine, context.files)
+            engine = await chosen.build(setup)
         ended.push_async_callback(engine.aclose)
         teacher = await find_teacher(context, ended)
         parts = ReplicaParts(

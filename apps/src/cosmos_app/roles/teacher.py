@@ -24,7 +24,7 @@ from cosmos_app.dashboard.gate import TokenGate
 from cosmos_app.errors import RunError
 from cosmos_app.listening import http_url, listen_on
 from cosmos_app.parent import die_with_parent
-from cosmos_app.roles.engine_start import naming_its_keys
+from cosmos_app.roles.engine_start import engine_that_shows, naming_its_keys
 from cosmos_app.roles.process import open_context, own_address
 from cosmos_app.roles.sockets import own_sockets
 from cosmos_core.rundir import write_atomic
@@ -32,6 +32,7 @@ from cosmos_rollout import (
     EngineError,
     EngineSetup,
     PromptError,
+    Shown,
     TokenScorer,
     answer_scores,
 )
@@ -56,9 +57,12 @@ def scoring_app(scorer: TokenScorer, died: asyncio.Event) -> FastAPI:
     async def completions(  # pyright: ignore[reportUnusedFunction]
         prompt: Annotated[list[int], Body(min_length=1)],
         prompt_logprobs: Annotated[int, Body(ge=0)],
+        marked_prompt: Annotated[tuple[int, ...], Body()] = (),
+        images: Annotated[tuple[str, ...], Body()] = (),
     ) -> JSONResponse:
+        shown = Shown(marked_token_ids=marked_prompt, images=images) if images else None
         try:
-            scores = await scorer.score(prompt, prompt_logprobs)
+            scores = await scorer.score(prompt, prompt_logprobs, shown)
         except PromptError as error:
             return _error(400, error)
         except EngineError as error:
@@ -85,7 +89,8 @@ async def run_teacher(run_dir: Path, replica: str) -> int:
     with own_sockets():
         with naming_its_keys("teacher.engine"):
             setup = EngineSetup(model_path=model)
-            scorer = await chosen.engine.build_scorer(setup, top_k=chosen.top_k)
+            engine = engine_that_shows(chosen.engine, context.files)
+            scorer = await engine.build_scorer(setup, top_k=chosen.top_k)
         address = teacher_url_file(context.run, replica)
         try:
             await _serve(scorer, address, read_teacher_token(context.run))

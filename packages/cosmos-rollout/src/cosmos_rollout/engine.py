@@ -81,6 +81,19 @@ class GenerationRequest:
     images: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shown:
+    """Pictures and videos among tokens that are given as a model saw them.
+
+    Attributes:
+        marked_token_ids: the same tokens, with one mark in place of those of each picture or video.
+        images: references of the pictures and videos, one for each mark, in order.
+    """
+
+    marked_token_ids: tuple[int, ...]
+    images: tuple[str, ...]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class GeneratedSample:
     """One sampled response of n tokens.
@@ -234,13 +247,21 @@ class TokenScorer(Protocol):
         """Most tokens that it can work on."""
         ...
 
-    async def score(self, token_ids: Sequence[int], top_k: int) -> TeacherScores:
+    async def score(
+        self, token_ids: Sequence[int], top_k: int, shown: Shown | None = None
+    ) -> TeacherScores:
         """Return what the model makes of each token after those before it, at temperature 1.
 
         The first, which follows nothing, gets 0.
 
+        Args:
+            token_ids: the tokens.
+            top_k: how many likeliest tokens are told in each place.
+            shown: pictures and videos that some of the tokens stand for.
+
         Raises:
-            PromptError: if these tokens cannot be scored; others can.
+            PromptError: if these tokens cannot be scored, because the model is shown no pictures
+                or makes other tokens of them too; others can.
             EngineError: if the engine failed.
         """
         ...

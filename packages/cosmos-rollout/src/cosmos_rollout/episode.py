@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cosmos_core.trajectory import UNSAMPLED, FinishReason, VersionSpan
-from cosmos_rollout.engine import GeneratedSample, GenerationRequest
+from cosmos_rollout.engine import GeneratedSample, GenerationRequest, Shown
 
 Message = Mapping[str, Any]
 """A turn as a chat template takes it: ``role`` and ``content``, tool calls and the like."""
@@ -41,6 +41,7 @@ class Episode:
         messages: the conversation; empty without an environment.
         rewards: what the environment itself gave.
         images: references of the pictures and videos among the tokens, in order.
+        marked_token_ids: the tokens with one mark for each of these, if there are any.
     """
 
     num_prompt_tokens: int
@@ -54,6 +55,14 @@ class Episode:
     messages: tuple[Message, ...] = ()
     rewards: Mapping[str, float] = field(default_factory=dict[str, float])
     images: tuple[str, ...] = ()
+    marked_token_ids: tuple[int, ...] = ()
+
+    @property
+    def shown(self) -> Shown | None:
+        """The pictures and videos among the tokens, for whoever looks at them again."""
+        if not self.images:
+            return None
+        return Shown(marked_token_ids=self.marked_token_ids, images=self.images)
 
     @property
     def num_response_tokens(self) -> int:
@@ -125,6 +134,7 @@ def single_turn(request: GenerationRequest, sample: GeneratedSample, response: s
     tape.given(prompt)
     tape.sampled(sample)
     token_ids, logprobs, trainable = tape.arrays()
+    marked = request.prompt_token_ids + tuple(sample.token_ids.tolist()) if request.images else ()
     return Episode(
         num_prompt_tokens=len(prompt),
         token_ids=token_ids,
@@ -135,4 +145,5 @@ def single_turn(request: GenerationRequest, sample: GeneratedSample, response: s
         num_turns=1,
         response=response,
         images=request.images,
+        marked_token_ids=marked,
     )

@@ -19,6 +19,7 @@ from typing import Protocol, TypeVar
 import httpx
 
 from cosmos_core.trajectory import TeacherScores
+from cosmos_rollout.engine import Shown
 from cosmos_rollout.engines.prompt_scores import asked_scores, read_scores
 from cosmos_rollout.episode import Episode
 from cosmos_rollout.errors import EngineError, NoPicturesError, TeacherError
@@ -40,26 +41,25 @@ class Teacher(Protocol):
         """Grows as long as somebody is being asked."""
         ...
 
-    async def score(self, token_ids: Sequence[int]) -> TeacherScores:
+    async def score(self, token_ids: Sequence[int], shown: Shown | None = None) -> TeacherScores:
         """Return what the teacher makes of every token after the first, which gets 0.
+
+        Args:
+            token_ids: the tokens.
+            shown: pictures and videos that some of them stand for.
 
         Raises:
             TeacherError: if nobody scored them in time, or nobody ever would.
+            NoPicturesError: if teachers are shown no pictures.
         """
         ...
 
 
 async def teach(teacher: Teacher, episode: Episode) -> TeacherScores | Failure:
-    """Return what a teacher makes of the tokens that the model sampled, or why it says nothing.
-
-    Teachers are given tokens, and see no pictures or videos.
-    """
-    if episode.images:
-        words = f"a teacher sees none of the sample's {len(episode.images)} pictures or videos"
-        return Failure(reward="teacher", error=NoPicturesError.__name__, message=words)
+    """Return what a teacher makes of the tokens that the model sampled, or why it says nothing."""
     try:
-        scores = await teacher.score(episode.token_ids.tolist())
-    except TeacherError as error:
+        scores = await teacher.score(episode.token_ids.tolist(), episode.shown)
+    except (TeacherError, NoPicturesError) as error:
         return Failure(reward="teacher", error=type(error).__name__, message=str(error))
     return scores.where(episode.trainable)
 
@@ -74,6 +74,9 @@ class TeacherSettings:
         top_k: how many likeliest tokens are asked for at each place.
         deadline_s: longest that a sample waits for its scores, over all tries.
         max_running: samples that are scored at once; more wait their turn.
+        show_pictures: whether they are told of pictures and videos beside the tokens, by the
+            ``images`` and the ``marked_prompt`` of `Shown`. Only a run's own teachers look at
+            these; others would score the tokens and not see anything.
     """
 
     model: str = "teacher"
@@ -81,6 +84,7 @@ class TeacherSettings:
     top_k: int = 0
     deadline_s: float = 120.0
     max_running: int = 64
+    show_pictures: bool = False
 
 
 class TeacherReplicas:
@@ -119,13 +123,17 @@ class TeacherReplicas:
         words = f"no teacher answered within {deadline_s:g} s"
         await self._until(time.monotonic() + deadline_s, self._greet, words)
 
-    async def score(self, token_ids: Sequence[int]) -> TeacherScores:
+    async def score(self, token_ids: Sequence[int], shown: Shown | None = None) -> TeacherScores:
         """Return the scores; see `Teacher.score`."""
+        if shown is not None and not self._settings.show_pictures:
+            raise NoPicturesError(
+                f"a teacher sees none of the sample's {len(shown.images)} pictures or videos"
+            )
         tokens = [int(token) for token in token_ids]
         deadline_s = self._settings.deadline_s
         words = f"no teacher scored {len(tokens)} tokens within {deadline_s:g} s"
         async with self._places:
-            ask = partial(self._ask, tokens)
+            ask = partial(self._ask, tokens, shown)
             return await self._until(time.monotonic() + deadline_s, ask, words)
 
     async def aclose(self) -> None:
@@ -161,9 +169,11 @@ class TeacherReplicas:
         if self._settings.model not in names:
             raise TeacherError(f"{url} serves {names}, not {self._settings.model!r}")
 
-    async def _ask(self, tokens: Sequence[int], url: str) -> TeacherScores:
+    async def _ask(self, tokens: Sequence[int], shown: Shown | None, url: str) -> TeacherScores:
         settings = self._settings
         body = {"model": settings.model, "prompt": tokens} | asked_scores(settings.top_k)
+        if shown is not None:
+            body |= {"marked_prompt": shown.marked_token_ids, "images": shown.images}
         response = await self._client.post(f"{url}/completions", json=body)
         self._raise_refusal(url, response)
         return read_scores(tokens, response.json(), top_k=settings.top_k, whom=url)

@@ -12,8 +12,8 @@ import torch
 from transformers import PreTrainedModel
 
 from cosmos_core.trajectory import TeacherScores
-from cosmos_rollout.engine import GenerationRequest, Sampling, check_request
-from cosmos_rollout.errors import EngineClosedError
+from cosmos_rollout.engine import GenerationRequest, Sampling, Shown, check_request
+from cosmos_rollout.errors import EngineClosedError, NoPicturesError
 
 
 class ModelScorer:
@@ -35,8 +35,15 @@ class ModelScorer:
         """Most tokens of a sample."""
         return self._context_length
 
-    async def score(self, token_ids: Sequence[int], top_k: int) -> TeacherScores:
+    async def score(
+        self, token_ids: Sequence[int], top_k: int, shown: Shown | None = None
+    ) -> TeacherScores:
         """Return the scores; see `TokenScorer.score`."""
+        if shown is not None:
+            raise NoPicturesError(
+                f"{len(shown.images)} pictures or videos among tokens to score: transformers here "
+                "is shown none; VLLMConfig is, with a model that sees"
+            )
         if self._is_closed:
             raise EngineClosedError("the scorer was closed")
         tokens = tuple(int(token) for token in token_ids)

@@ -34,6 +34,7 @@ from cosmos_rollout.engine import (
     KvPolicy,
     LoadReport,
     Sampling,
+    Shown,
     SleepPolicy,
     WeightClient,
     check_request,
@@ -61,7 +62,6 @@ from cosmos_rollout.errors import (
     EnginePausedError,
     EngineSettingsError,
     EngineStartError,
-    NoPicturesError,
     WeightLoadError,
 )
 
@@ -186,7 +186,9 @@ class VLLMEngine:
             async for sample in samples:
                 yield sample
 
-    async def score(self, token_ids: Sequence[int], top_k: int) -> TeacherScores:
+    async def score(
+        self, token_ids: Sequence[int], top_k: int, shown: Shown | None = None
+    ) -> TeacherScores:
         """Return what the model makes of given tokens; see `TokenScorer.score`."""
         self._raise_fault()
         tokens = [int(token) for token in token_ids]
@@ -195,17 +197,14 @@ class VLLMEngine:
             prompt_token_ids=tuple(tokens),
             sampling=Sampling(temperature=0.0, max_new_tokens=1),
         )
-        if not self._pictures.marks.isdisjoint(tokens):
-            raise NoPicturesError(
-                f"{len(tokens)} tokens to score stand for pictures or videos in part"
-            )
         size = int(self._llm.model_config.get_vocab_size())
         check_request(scored, context_length=self.context_length, vocabulary_size=size)
+        prompt = await self._pictures.whole(scored, shown)
+        self._raise_fault()
         parameters = SamplingParams(
             temperature=0.0, max_tokens=1, detokenize=False, prompt_logprobs=top_k
         )
         places: Sequence[Any] = ()
-        prompt = tokens_input(tokens)
         try:
             async for output in self._llm.generate(prompt, parameters, scored.request_id):
                 places = output.prompt_logprobs or places

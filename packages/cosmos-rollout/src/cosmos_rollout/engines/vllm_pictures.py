@@ -15,12 +15,12 @@ from typing import Any, cast
 import torch
 from vllm.config import ModelConfig
 from vllm.inputs import TokensPrompt
-from vllm.inputs.engine import MultiModalInput
+from vllm.inputs.engine import EngineInput, MultiModalInput, tokens_input
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from cosmos_core.images import MediaError, read_image
 from cosmos_core.videos import is_video, read_video, video_info
-from cosmos_rollout.engine import GenerationRequest
+from cosmos_rollout.engine import GenerationRequest, Shown
 from cosmos_rollout.errors import NoPicturesError, PictureError, PromptError
 
 _MARKS = (
@@ -91,6 +91,28 @@ class VLLMPictures:
                 )
             expanded.append(request)
         return expanded, prompts
+
+    async def whole(self, request: GenerationRequest, shown: Shown | None) -> EngineInput:
+        """Return what vLLM is given of a prompt in which pictures and videos are tokens already.
+
+        Raises:
+            NoPicturesError: if there are pictures or videos, and the model is shown none.
+            PictureError: if one cannot be read, they do not fit the prompt, or the model makes
+                other tokens of them.
+        """
+        marked = request
+        if shown is not None:
+            marked = replace(request, prompt_token_ids=shown.marked_token_ids, images=shown.images)
+        (seen,), prompts = await self.expand([marked])
+        given, found = request.prompt_token_ids, seen.prompt_token_ids
+        if found != given:
+            raise PictureError(
+                f"request {request.request_id}: it has {len(given)} tokens with those of pictures "
+                f"or videos, and here they are {len(found)} or others; this model has to cut them "
+                "up as the one did that saw them"
+            )
+        made = prompts.get(request.request_id)
+        return made or tokens_input(list(request.prompt_token_ids))
 
     def refused(self, request: GenerationRequest, error: Exception) -> PromptError:
         """Return the error for a request that vLLM refuses."""

@@ -182,6 +182,7 @@ class Conversation:
             messages=tuple(self._messages),
             rewards=rewards,
             images=self._images,
+            marked_token_ids=self._asked if self._images else (),
         )
 
     def _allow(self) -> None:
