@@ -9,7 +9,7 @@ from typing import Any, cast
 from cosmos_app.errors import DataError
 from cosmos_app.quickstart.arithmetic import Row
 from cosmos_core.images import MediaError, image_bytes, image_size
-from cosmos_core.media import with_media
+from cosmos_core.media import media_beside, with_media
 from cosmos_core.videos import (
     VideoSampling,
     is_video,
@@ -101,7 +101,10 @@ def _with_files(
 ) -> Row:
     """Return a row whose pictures and videos are files."""
     media, sampling = kept
-    images, videos = _given(row, "images", where), _given(row, "videos", where)
+    try:
+        images, videos = media_beside(row, "images"), media_beside(row, "videos")
+    except MediaError as error:
+        raise DataError(f"{where}: {error}") from error
     messages = row.get("messages")
     if not images and not videos and not _has_parts(messages):
         return {name: value for name, value in row.items() if name not in _FIELDS}
@@ -122,16 +125,6 @@ def _with_files(
         if of_kind:
             made[name] = of_kind
     return made
-
-
-def _given(row: Row, name: str, where: str) -> list[object]:
-    """Return what a row names beside its messages: a list of several, or one."""
-    given, one = row.get(name), row.get(name.removesuffix("s"))
-    if given is None:
-        return [] if one is None else [one]
-    if not isinstance(given, list):
-        raise DataError(f"{where}: field {name!r} is {type(given).__name__}, not a list")
-    return cast("list[object]", given)
 
 
 def _has_parts(messages: object) -> bool:

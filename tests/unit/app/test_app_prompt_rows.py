@@ -83,7 +83,8 @@ def test_pictures_in_the_rows_of_a_table_become_files_once(data):
     ("row", "words"),
     [
         ({"prompt": "?", "images": ["gone.png"]}, r"rows.jsonl:1: .*gone.png: No such file"),
-        ({"prompt": "?", "images": "pictures/red.png"}, "field 'images' is str, not a list"),
+        ({"prompt": "?", "images": 7}, "rows.jsonl:1: a picture is a path, .* found int"),
+        ({"prompt": "?", "images": ["a.png"], "image": "b.png"}, "has both 'images' and 'image'"),
         ({"messages": [{"role": "user", "content": [MARK]}]}, "without a source"),
         ({"messages": [7], "images": ["pictures/red.png"]}, "message 0 is int"),
         ({"question": "?"}, r"rows.jsonl:1: want .*found question"),
@@ -164,7 +165,7 @@ def test_videos_in_the_rows_of_a_table_become_files(data):
     ("row", "words"),
     [
         ({"prompt": "?", "videos": ["gone.mp4"]}, r"rows.jsonl:1: .*gone.mp4: No such file"),
-        ({"prompt": "?", "videos": "a.mp4"}, "field 'videos' is str, not a list"),
+        ({"prompt": "?", "videos": ["a.mp4"], "video": "b.mp4"}, "has both 'videos' and 'video'"),
         ({"prompt": "?", "video": "pictures"}, r"pictures.* is no video that can be read"),
         ({"prompt": "?", "videos": ["https://example.org/a.mp4"]}, "download it"),
         ({"prompt": "?", "videos": [{"video": "a.mp4", "fps": -1}]}, "fps > 0"),

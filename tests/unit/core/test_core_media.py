@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cosmos_core.images import MediaError
-from cosmos_core.media import text_of, with_media
+from cosmos_core.media import media_beside, text_of, with_media
 from cosmos_core.videos import VideoSampling, video_reference
 
 
@@ -118,6 +118,27 @@ def test_the_text_of_parts_is_theirs_joined():
     assert text_of("Hello") == "Hello"
     assert text_of([MARK, WORDS, {"type": "text", "text": " Quick!"}]) == "Which colour? Quick!"
     assert text_of(None) == ""
+
+
+@pytest.mark.parametrize(
+    ("row", "images", "videos"),
+    [
+        ({}, [], []),
+        ({"images": ["a", "b"], "image": None, "videos": []}, ["a", "b"], []),
+        ({"images": "a", "video": {"path": "b", "fps": 2}}, ["a"], [{"path": "b", "fps": 2}]),
+        ({"image": ["a", "b"], "videos": "c"}, ["a", "b"], ["c"]),
+        ({"image": b"a", "video": ["a", "b"]}, [b"a"], [["a", "b"]]),  # frames of one
+    ],
+)
+def test_a_row_names_one_or_several(row, images, videos):
+    assert media_beside(row, "images") == images
+    assert media_beside(row, "videos") == videos
+
+
+def test_a_row_says_what_it_shows_in_one_place():
+    with pytest.raises(MediaError, match="both 'videos' and 'video'; one list says them in order"):
+        media_beside({"videos": ["a.mp4"], "video": "b.mp4"}, "videos")
+    assert media_beside({"pictures": ["a"], "picture": "b"}, "pictures") == ["a"]
 
 
 @pytest.mark.parametrize(

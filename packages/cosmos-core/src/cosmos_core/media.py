@@ -82,6 +82,28 @@ def with_media(
     return tuple(plain), tuple(found)
 
 
+def media_beside(row: Mapping[str, Any], field: str) -> list[object]:
+    """Return the pictures of a row, or its videos, that stand beside its messages.
+
+    Args:
+        row: as it was read.
+        field: that has them, one or a list. What stands under ``image`` or ``video`` is taken for
+            ``images`` or ``videos``: data sets have either. A list under ``video`` is the frames
+            of one.
+
+    Raises:
+        MediaError: if the row has both.
+    """
+    alone = field[:-1] if field in ("images", "videos") else ""
+    several, one = row.get(field) or None, row.get(alone) or None
+    if several is not None and one is not None:
+        raise MediaError(f"has both {field!r} and {alone!r}; one list says them in order")
+    given = several if one is None else one
+    if isinstance(given, list) and (one is None or alone == "image"):
+        return cast("list[object]", given)
+    return [] if given is None else [given]
+
+
 def text_of(content: object) -> str:
     """Return the text of a message's content; of several parts the texts, joined."""
     if isinstance(content, str):

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from cosmos_core.media import text_of
+from cosmos_core.media import MediaError, media_beside, text_of
 from cosmos_core.videos import VideoSampling
 from cosmos_parallel.errors import SftDataError
 from cosmos_parallel.pictures import PictureReader
 from cosmos_parallel.sft_examples import SftData, SftExample
-from cosmos_parallel.sft_pictures import media_in, take_media, widen
+from cosmos_parallel.sft_pictures import take_media, widen
 from cosmos_parallel.sft_rows import Row, read_rows_in
 
 if TYPE_CHECKING:
@@ -135,10 +135,10 @@ def encode_example(
             be read, or the chat template cannot be used.
     """
     rows = rows or SftFormat()
-    shown = {
-        "images": media_in(row, rows.images, where),
-        "videos": media_in(row, rows.videos, where),
-    }
+    try:
+        shown = {name: media_beside(row, getattr(rows, name)) for name in ("images", "videos")}
+    except MediaError as error:
+        raise SftDataError(f"{where}: {error}") from error
     take = partial(take_media, **shown, folder=folder, sampling=rows.video_sampling)
     if row.get(rows.messages) is not None:
         subject = f"{where}: field {rows.messages!r}"

@@ -1,9 +1,9 @@
-"""Pictures and videos of supervised rows: where a row names them, and its tokens by their sizes."""
+"""Pictures and videos of supervised rows: taken out of messages, and tokens by their sizes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -12,37 +12,14 @@ from cosmos_core.videos import VideoSampling
 from cosmos_parallel.errors import PictureError, SftDataError
 from cosmos_parallel.pictures import PictureReader
 from cosmos_parallel.sft_examples import SftExample
-from cosmos_parallel.sft_rows import Row
-
-
-def media_in(row: Row, field: str, where: str) -> object:
-    """Return a row's pictures, or its videos; ``None`` if it has none.
-
-    Args:
-        row: as it was read.
-        field: that has them. One under ``image`` or ``video`` is taken for ``images`` or
-            ``videos``: data sets have either, and would be trained on without it.
-        where: the row, named in errors.
-
-    Raises:
-        SftDataError: if the row has both.
-    """
-    several = row.get(field) or None
-    alone = field[:-1] if field in ("images", "videos") else ""
-    one = row.get(alone) or None
-    if several is not None and one is not None:
-        raise SftDataError(
-            f"{where}: has both {field!r} and {alone!r}; one list says them in order"
-        )
-    return several if one is None else one
 
 
 def take_media(
     messages: Sequence[dict[str, Any]],
     where: str,
     *,
-    images: object,
-    videos: object,
+    images: Sequence[object],
+    videos: Sequence[object],
     folder: Path,
     sampling: VideoSampling,
 ) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
@@ -53,7 +30,7 @@ def take_media(
     Args:
         messages: checked; contents are texts or lists of parts.
         where: the row, named in errors.
-        images: the row's own field of pictures; one, a list of them, or nothing.
+        images: the row's pictures beside its messages.
         videos: the same of videos.
         folder: paths are relative to it.
         sampling: which frames are shown of videos that do not say it themselves.
@@ -61,9 +38,8 @@ def take_media(
     Raises:
         SftDataError: naming the message and the part that is wrong.
     """
-    given = (_listed(images), _listed(videos))
     try:
-        taken, references = with_media(messages, *given, folder=folder, sampling=sampling)
+        taken, references = with_media(messages, images, videos, folder=folder, sampling=sampling)
     except MediaError as error:
         raise SftDataError(f"{where}: {error}") from error
     if references:
@@ -75,12 +51,6 @@ def take_media(
         for message in taken
     ]
     return plain, ()
-
-
-def _listed(given: object) -> list[object]:
-    if given is None:
-        return []
-    return cast("list[object]", given) if isinstance(given, list) else [given]
 
 
 def widen(

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from cosmos_core.media import MediaError, text_of, with_media
+from cosmos_core.media import MediaError, media_beside, text_of, with_media
 from cosmos_rollout.errors import PromptDataError
 
 Order = Literal["shuffled", "file"]
@@ -181,7 +181,12 @@ def prompt_row(raw: Any, where: str, *, default_id: str, folder: Path = Path()) 
         raise PromptDataError(f"{where}: needs either 'prompt' or 'messages', found {found}")
     if prompt is not None and (not isinstance(prompt, str) or not prompt):
         raise PromptDataError(f"{where}: field 'prompt' has to be a text, found {prompt!r}")
-    sources = (_sources(row, "image", where), _sources(row, "video", where))
+    try:
+        sources = (media_beside(row, "images"), media_beside(row, "videos"))
+    except MediaError as error:
+        raise PromptDataError(f"{where}: {error}") from error
+    for name in ("images", "image", "videos", "video"):
+        row.pop(name, None)
     if prompt is not None and any(sources):
         prompt, messages = None, [{"role": "user", "content": prompt}]
     turns, images = (
@@ -238,22 +243,6 @@ def _parquet_rows(path: Path) -> Iterable[Any]:
         return read_table(path).to_pylist()
     except ArrowInvalid as error:
         raise PromptDataError(f"{path}: not Parquet: {error}") from error
-
-
-def _sources(row: dict[str, Any], kind: str, where: str) -> list[object]:
-    """Take what a row says of its pictures, or of its videos, out of it."""
-    several, one = row.pop(f"{kind}s", None), row.pop(kind, None)
-    if several is None:
-        return [] if one is None else [one]
-    if one is not None:
-        raise PromptDataError(
-            f"{where}: has both '{kind}s' and '{kind}'; one list says them in order"
-        )
-    if not isinstance(several, list):
-        raise PromptDataError(
-            f"{where}: field '{kind}s' has to be a list, found {type(several).__name__}"
-        )
-    return cast(list[object], several)
 
 
 def _messages(
