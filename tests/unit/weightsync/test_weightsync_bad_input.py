@@ -12,6 +12,7 @@ from cosmos_weightsync import (
     Box,
     DeadlineError,
     DigestError,
+    FileReceiver,
     FileSender,
     FileSenderConfig,
     Layout,
@@ -19,6 +20,7 @@ from cosmos_weightsync import (
     PeerLostError,
     ProtocolError,
     ReceiverConfig,
+    SenderConfig,
     Shard,
     ShardSpec,
     UncoveredRegionError,
@@ -29,6 +31,7 @@ from cosmos_weightsync import (
     shards_of,
 )
 from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.encodings import Cast
 from cosmos_weightsync.frames import ControlConnection, connect_control
 from cosmos_weightsync.receiver_session import ReceiverSession
 from cosmos_weightsync.serving import PROTOCOL
@@ -330,3 +333,57 @@ def test_idle_readers_hold_no_bucket(stack):
         receiver.stage(1)
     assert sender.num_sessions == 60
     assert resident_bytes() - before < 256 << 20
+
+
+@pytest.mark.parametrize(
+    ("sent", "wanted"),
+    [
+        (torch.float32, torch.int32),
+        (torch.float32, torch.bool),
+        (torch.bfloat16, torch.uint8),
+        (torch.float32, torch.float8_e8m0fnu),
+        (torch.int64, torch.uint8),
+        (torch.int64, torch.float16),
+        (torch.uint8, torch.int8),
+        (torch.bool, torch.float32),
+    ],
+)
+def test_numbers_of_another_kind_are_refused_and_what_is_there_stays(stack, tmp_path, sent, wanted):
+    held = shards_of([("w", torch.tensor([0, 1, 300, -2]).to(sent))])
+    served = torch.ones(4).to(wanted)
+    kinds = f"wanted here as {wanted}, ".replace("torch.", "")
+    live = stack.enter_context(WeightSender(held))
+    live.publish(1)
+    FileSender(held, tmp_path).publish(1)
+    reader = WeightReceiver([live.endpoint], wanted=shards_of([("w", served)]))
+    stack.enter_context(reader)
+    files = FileReceiver(tmp_path, wanted=shards_of([("w", served)]))
+    for receiver, words in ((reader, "sender rank 0 sends"), (files, "the files have")):
+        with pytest.raises(LayoutError, match=rf"w \[0:4\]: {kinds}{words} \w+; floating tensors"):
+            receiver.stage(1)
+        assert receiver.version is None
+    assert served.float().eq(1).all()
+
+
+@pytest.mark.parametrize(
+    ("sent", "wanted"), [(torch.float64, torch.float8_e5m2), (torch.uint8, torch.int32)]
+)
+def test_floats_are_rounded_and_integers_made_wider(stack, sent, wanted):
+    values = torch.tensor([0, 1, 2, 200]).to(sent)
+    sender = stack.enter_context(WeightSender(shards_of([("w", values)])))
+    sender.publish(1)
+    served = torch.zeros(4).to(wanted)
+    receiver = WeightReceiver([sender.endpoint], wanted=shards_of([("w", served)]))
+    stack.enter_context(receiver)
+    receiver.stage(1)
+    receiver.commit()
+    assert torch.equal(served.double(), values.to(wanted).double())
+
+
+@pytest.mark.parametrize("name", ["int8", "float4_e2m1fn_x2", "float8_e8m0fnu", "bool"])
+def test_a_wire_dtype_without_room_for_the_numbers_is_refused(name):
+    for make in (SenderConfig, FileSenderConfig):
+        with pytest.raises(LayoutError, match=f"floating tensors are not cast to '{name}'"):
+            make(wire_dtype=name)
+    with pytest.raises(LayoutError, match=f"not cast to '{name}'"):
+        Cast(dtype=name)

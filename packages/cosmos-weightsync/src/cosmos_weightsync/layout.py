@@ -18,7 +18,15 @@ import numpy.typing as npt
 from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.errors import LayoutError
 
-__all__ = ["ITEM_BYTES", "Geometry", "Layout", "ShardSpec", "TensorEntry", "check_once"]
+__all__ = [
+    "ITEM_BYTES",
+    "Geometry",
+    "Layout",
+    "ShardSpec",
+    "TensorEntry",
+    "check_once",
+    "keeps_meaning",
+]
 
 ITEM_BYTES: Mapping[str, int] = {
     "float64": 8,
@@ -46,7 +54,27 @@ ITEM_BYTES: Mapping[str, int] = {
 An element of ``float4_e2m1fn_x2`` is a byte that holds two numbers, as torch counts them.
 """
 
+# that hold numbers of their own, where a scale beside them is no part of the number
+_NUMBERS = frozenset(name for name in ITEM_BYTES if "float" in name) - {
+    "float8_e8m0fnu",
+    "float4_e2m1fn_x2",
+}
 IntArray = npt.NDArray[np.int64]
+
+
+def keeps_meaning(source: str, target: str) -> bool:
+    """Whether a tensor of one dtype may be cast to another.
+
+    Floating ones may, with rounding; integers to wider ones alone. Bits that are no numbers by
+    themselves, as those of packed or shared exponents, and truth stay what they are.
+    """
+    if source == target:
+        return True
+    if {source, target} <= _NUMBERS:
+        return True
+    if not all("int" in name for name in (source, target)):
+        return False
+    return np.can_cast(source, target, "safe")
 
 
 @dataclass(frozen=True, slots=True)

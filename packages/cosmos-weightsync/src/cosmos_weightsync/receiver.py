@@ -69,8 +69,8 @@ class WeightReceiver:
         endpoints: Of all sender ranks, in any order; or of receivers that serve. None with a
             directory.
         wanted: What to fetch, every region once. Shards: `commit` copies into their tensors,
-            casting where the dtype differs. Specs: only `staged_shards` gives access. ``None``:
-            every tensor of the senders, whole.
+            casting where the dtype differs, among floating ones. Specs: only `staged_shards` gives
+            access. ``None``: every tensor of the senders, whole.
         config: How to fetch.
         transports: More transports to choose from.
 

@@ -20,7 +20,7 @@ from cosmos_weightsync.published import PublishedVersions
 from cosmos_weightsync.runs import new_run_id
 from cosmos_weightsync.server import Server, check_address, check_exposure
 from cosmos_weightsync.serving import HolderIdentity, ServingSession
-from cosmos_weightsync.shards import Shard, torch_dtype
+from cosmos_weightsync.shards import Shard, check_wire_dtype
 from cosmos_weightsync.snapshots import SnapshotStore
 from cosmos_weightsync.transports import (
     CrossMemoryTransport,
@@ -78,8 +78,7 @@ class SenderConfig:
     snapshot_memory: Literal["shared", "private"] = "shared"
 
     def __post_init__(self) -> None:
-        if self.wire_dtype:
-            torch_dtype(self.wire_dtype)
+        check_wire_dtype(self.wire_dtype)
         if self.bucket_bytes < 1024 or self.max_snapshots < 2 or self.num_bases < 0:
             raise ConfigurationError(
                 "bucket_bytes must be >= 1024, max_snapshots >= 2 and num_bases >= 0"

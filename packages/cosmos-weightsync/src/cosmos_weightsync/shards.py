@@ -13,11 +13,12 @@ from torch.distributed.tensor import Shard as ShardPlacement
 
 from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.errors import LayoutError
-from cosmos_weightsync.layout import ITEM_BYTES, IntArray, ShardSpec
+from cosmos_weightsync.layout import ITEM_BYTES, IntArray, ShardSpec, keeps_meaning
 
 __all__ = [
     "Shard",
     "Source",
+    "check_wire_dtype",
     "clean_name",
     "dtype_name",
     "handed_over",
@@ -69,6 +70,19 @@ def torch_dtype(name: str) -> torch.dtype:
     if name not in ITEM_BYTES:
         raise LayoutError(f"dtype {name!r} is none of {sorted(ITEM_BYTES)}")
     return getattr(torch, name)
+
+
+def check_wire_dtype(name: str) -> None:
+    """Check that floating tensors can be cast to a dtype; empty is none.
+
+    Raises:
+        LayoutError: they cannot, or it is not the name of one.
+    """
+    if name and not keeps_meaning("float32", dtype_name(torch_dtype(name))):
+        raise LayoutError(
+            f"floating tensors are not cast to {name!r}, which has no room for their numbers; "
+            "encodings make the quantised ones"
+        )
 
 
 def clean_name(name: str) -> str:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cosmos_weightsync.encodings.contract import Extents
 from cosmos_weightsync.layout import ShardSpec
-from cosmos_weightsync.shards import Shard, torch_dtype
+from cosmos_weightsync.shards import Shard, check_wire_dtype, torch_dtype
 
 __all__ = ["Cast"]
 
@@ -22,7 +22,7 @@ class Cast:
         names: Patterns of the tensors' names.
 
     Raises:
-        LayoutError: not a dtype that can be moved.
+        LayoutError: not a dtype that floating tensors can be cast to.
     """
 
     dtype: str
@@ -30,8 +30,7 @@ class Cast:
     kind: Literal["cast"] = "cast"
 
     def __post_init__(self) -> None:
-        if self.dtype:
-            torch_dtype(self.dtype)
+        check_wire_dtype(self.dtype)
 
     def published(self, spec: ShardSpec) -> tuple[ShardSpec, ...]:
         """The same box in the other dtype."""

@@ -39,7 +39,7 @@ from cosmos_weightsync.files.manifests import (
 from cosmos_weightsync.files.storage import Storage, open_storage
 from cosmos_weightsync.files.writing import write_file
 from cosmos_weightsync.layout import Layout, ShardSpec, check_once
-from cosmos_weightsync.shards import Shard, handed_over, torch_dtype
+from cosmos_weightsync.shards import Shard, check_wire_dtype, handed_over, torch_dtype
 from cosmos_weightsync.versions import version_number
 
 __all__ = ["FileSender", "FileSenderConfig"]
@@ -69,8 +69,7 @@ class FileSenderConfig:
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
-        if self.wire_dtype:
-            torch_dtype(self.wire_dtype)
+        check_wire_dtype(self.wire_dtype)
         if self.keep < 1 or self.file_bytes < 1:
             raise ConfigurationError("keep and file_bytes must be at least 1")
 
