@@ -42,7 +42,7 @@ _TENSOR_STYLES = {
 }
 # their plans were not seen to be right: they are for parts that see too, or of layers that this
 # package does not split, or no small model of them can be made
-_PLANS_NOT_SEEN = frozenset()
+_PLANS_NOT_SEEN = frozenset({"diffusion_gemma"})
 # what plans get wrong: Inkling's experts hold gate and up one after the other, not in turn
 _MENDED = {"inkling_text": {"layers.*.mlp.experts.gate_up_proj": "packed_colwise"}}
 # decoders without a plan, which are built as those of another type

@@ -71,7 +71,7 @@ def apply_tensor_plan(model: "PreTrainedModel", mesh: "DeviceMesh") -> None:
         elif style == "mla_kv_a_proj":
             sum_gradient_of_last(module, mesh, model.config.get_text_config().qk_rope_head_dim)
         else:
-            for layer in layers_to_split(module, style):
+            for layer in layers_to_split(_linear_within(module), style):
                 _split(layer, mesh, _style(style))
             if name.endswith(_WRITTEN_TO):
                 give_own_output(module)
@@ -100,6 +100,12 @@ def _plan_of(model: "PreTrainedModel", num_ranks: int) -> Mapping[str, str]:
             _check_own_weights(name, module, plan)
             _check_heads(name, module, num_ranks)
     return plan
+
+
+def _linear_within(layer: nn.Module) -> nn.Module:
+    """Return the linear layer of one that bounds what goes into it and comes out (Gemma 4)."""
+    inner = getattr(layer, "linear", None)
+    return inner if isinstance(inner, nn.Module) else layer
 
 
 def _is_given_parts(model: nn.Module, name: str, plan: Mapping[str, str]) -> bool:
@@ -147,7 +153,8 @@ def _check_heads(name: str, attention: nn.Module, num_ranks: int) -> None:
     """Refuse heads that ranks would have parts of; layers of one model may differ in theirs."""
     size = getattr(attention, "head_dim", None)
     for own in ("q_proj", "k_proj", "v_proj"):
-        features = getattr(getattr(attention, own, None), "out_features", None)
+        layer = getattr(attention, own, None)
+        features = getattr(layer and _linear_within(layer), "out_features", None)
         if size and features and features % (size * num_ranks):
             raise MeshError(
                 f"tp {num_ranks} does not divide the {features // size} heads of {name}.{own}"
