@@ -32,6 +32,7 @@ _GATE_AND_UP = 2
 _JOINED = {"gate_up_proj": "packed_colwise", "down_proj": "rowwise"}
 _IN_TURN = {"gate_up_proj": "colwise", "down_proj": "rowwise"}
 _TRANSPOSED = {"gate_up_proj": "packed_rowwise", "down_proj": "colwise"}
+_APART = {"gate_proj": "colwise", "up_proj": "colwise", "down_proj": "rowwise"}
 
 
 def split_experts(
@@ -102,6 +103,29 @@ def sum_gradient_of_last(layer: nn.Module, mesh: "DeviceMesh", num_last: int) ->
     layer.register_forward_hook(sum_last)
 
 
+def count_once(nothing_done: nn.Module, mesh: "DeviceMesh") -> None:
+    """Have an expert that gives back what it is given count once among ranks, not once on each.
+
+    Args:
+        nothing_done: within a stack that is split; what comes out of that is summed over ranks.
+        mesh: 1-D.
+    """
+
+    def share(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (args[0] / mesh.size(), *args[1:])
+
+    nothing_done.register_forward_pre_hook(share)
+
+
+def give_own_output(layer: nn.Module) -> None:
+    """Have a split layer give a tensor that can be written to, in place; torch gives a view."""
+
+    def own(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+        return output.clone()
+
+    layer.register_forward_hook(own)
+
+
 def without_adapters(module: nn.Module) -> nn.Module:
     """Return the stack inside the adapters of it, of which there is one for each parameter."""
     while hasattr(module, "parameter_name"):
@@ -116,7 +140,7 @@ def _check_stack(name: str, stack: nn.Module, styles: Mapping[str, str]) -> None
         raise MeshError(f"tp: of {name}, the model's plan and its parameters differ in {odd}")
     how: Any = stack  # what transformers' decorator of experts says of them, if it is there
     if not hasattr(how, "is_transposed"):
-        known = (_JOINED, _TRANSPOSED)
+        known = (_JOINED, _TRANSPOSED, _APART)
     elif how.is_transposed:
         known = (_TRANSPOSED,) if how.is_concatenated else ()
     else:
@@ -190,7 +214,7 @@ class _PartsInPlace:
     def of_adapter(self, adapter: nn.Module, style: str) -> None:
         """Take both factors of peft's adapter of a stack: B makes its rows, A takes its columns."""
         num_blocks = _placement(style, 3)[1]
-        makes_features = adapter.parameter_name == "gate_up_proj"
+        makes_features = adapter.parameter_name != "down_proj"
         for factor, cut in (
             ("lora_A", None if makes_features else _Cut(1, num_blocks)),
             ("lora_B", _Cut(0, num_blocks) if makes_features else None),

@@ -35,26 +35,16 @@ _TENSOR_STYLES = {
     "replicated_with_grad_allreduce",
     "mla_kv_a_proj",
     "moe_tp_experts",
+    "moe_identity_expert",
+    "all_reduce",
     "packed_colwise",
     "packed_rowwise",
 }
 # their plans were not seen to be right: they are for parts that see too, or of layers that this
 # package does not split, or no small model of them can be made
-_PLANS_NOT_SEEN = frozenset(
-    {
-        "deepseek_ocr2",
-        "diffusion_gemma",
-        "gemma4",
-        "glm5_next",
-        "llama4",
-        "llama4_text",
-        "minimax_m3_vl",
-        "mistral4",
-        "qwen4_exp",
-        "qwen4_exp_text",
-        "step3p7",
-    }
-)
+_PLANS_NOT_SEEN = frozenset({"diffusion_gemma"})
+# what plans get wrong: Inkling's experts hold gate and up one after the other, not in turn
+_MENDED = {"inkling_text": {"layers.*.mlp.experts.gate_up_proj": "packed_colwise"}}
 # decoders without a plan, which are built as those of another type
 _BUILT_AS = {"qwen3_vl_text": "qwen3"}
 # they take any attention function, and have no plan for pipelines that would say so
@@ -220,10 +210,10 @@ def tensor_plan(settings: Any) -> Mapping[str, str]:
     from transformers import CONFIG_MAPPING
 
     plan = getattr(settings, "base_model_tp_plan", None)
-    like = _BUILT_AS.get(getattr(settings, "model_type", ""))
-    if plan is None and like is not None:
-        plan = CONFIG_MAPPING[like].base_model_tp_plan
-    return plan or {}
+    kind: str = getattr(settings, "model_type", "")
+    if plan is None and kind in _BUILT_AS:
+        plan = CONFIG_MAPPING[_BUILT_AS[kind]].base_model_tp_plan
+    return (plan or {}) | _MENDED.get(kind, {})
 
 
 def supported_models() -> list[ModelSupport]:

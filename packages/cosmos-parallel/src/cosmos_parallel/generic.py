@@ -16,6 +16,8 @@ from torch.distributed.tensor.parallel import (
 
 from cosmos_parallel.errors import MeshError
 from cosmos_parallel.expert_stacks import (
+    count_once,
+    give_own_output,
     split_experts,
     split_own,
     sum_gradient_of_last,
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
 # what works on the features that a split matrix has made, by the name of that matrix
 _NORMS = dict.fromkeys(("q_norm", "k_norm", "q_layernorm", "k_layernorm"), "q_proj")
 _BEHIND = {**_NORMS, "act_fn": "up_proj"}
+# experts that compute nothing are seen to with the stack they are in, whatever adapters it has
+_NOT_SPLIT = (None, "embedding_rowwise", "moe_identity_expert")
+# Llama 4 adds the routed experts to what the shared one gives, in its place
+_WRITTEN_TO = ".shared_expert.down_proj"
 
 
 def apply_tensor_plan(model: "PreTrainedModel", mesh: "DeviceMesh") -> None:
@@ -52,16 +58,23 @@ def apply_tensor_plan(model: "PreTrainedModel", mesh: "DeviceMesh") -> None:
         own = _styles_of_own(plan, name, module)
         if style == "moe_tp_experts" or "down_proj" in own:
             split_experts(name, module, mesh, own)
+            for part, expert in without_adapters(module).named_children():
+                if plan.get(f"{_pattern(name)}.{part}") == "moe_identity_expert":
+                    count_once(expert, mesh)
         elif own:
             split_own(name, module, mesh, own)
         # embeddings stay whole, also where they are the head: FSDP2 shards them
-        elif style in (None, "embedding_rowwise") or (tied and module is head):
+        elif style in _NOT_SPLIT or (tied and module is head):
+            continue
+        elif style == "rowwise" and not _is_given_parts(model, name, plan):
             continue
         elif style == "mla_kv_a_proj":
             sum_gradient_of_last(module, mesh, model.config.get_text_config().qk_rope_head_dim)
         else:
-            for layer in layers_to_split(module, style):
+            for layer in layers_to_split(_linear_within(module), style):
                 _split(layer, mesh, _style(style))
+            if name.endswith(_WRITTEN_TO):
+                give_own_output(module)
 
 
 def _plan_of(model: "PreTrainedModel", num_ranks: int) -> Mapping[str, str]:
@@ -74,7 +87,7 @@ def _plan_of(model: "PreTrainedModel", num_ranks: int) -> Mapping[str, str]:
     decoder = model.get_decoder()
     prefix = next(name for name, module in model.named_modules() if module is decoder)
     within = tensor_plan(model.config.get_text_config())
-    plan = {f"{prefix}.{name}": style for name, style in within.items()} | dict(model.tp_plan)
+    plan = dict(model.tp_plan) | {f"{prefix}.{name}": style for name, style in within.items()}
     for name, module in model.named_modules():
         block, _, own = name.rpartition(".")
         maker = plan.get(_pattern(f"{block}.{_BEHIND.get(own)}"))
@@ -87,6 +100,23 @@ def _plan_of(model: "PreTrainedModel", num_ranks: int) -> Mapping[str, str]:
             _check_own_weights(name, module, plan)
             _check_heads(name, module, num_ranks)
     return plan
+
+
+def _linear_within(layer: nn.Module) -> nn.Module:
+    """Return the linear layer of one that bounds what goes into it and comes out (Gemma 4)."""
+    inner = getattr(layer, "linear", None)
+    return inner if isinstance(inner, nn.Module) else layer
+
+
+def _is_given_parts(model: nn.Module, name: str, plan: Mapping[str, str]) -> bool:
+    """Whether the plan splits what stands before an output layer that it splits.
+
+    Of layers that differ one pattern may name them all: GLM-5.3's plan is for those that attend, and
+    its linear ones have an output layer of the same name.
+    """
+    block, _, _own = name.rpartition(".")
+    before = [part for part, _ in model.get_submodule(block).named_modules(prefix=block)]
+    return any(plan.get(_pattern(part), "").startswith("colwise") for part in before)
 
 
 def _styles_of_own(plan: Mapping[str, str], name: str, module: nn.Module) -> dict[str, str]:
@@ -123,7 +153,8 @@ def _check_heads(name: str, attention: nn.Module, num_ranks: int) -> None:
     """Refuse heads that ranks would have parts of; layers of one model may differ in theirs."""
     size = getattr(attention, "head_dim", None)
     for own in ("q_proj", "k_proj", "v_proj"):
-        features = getattr(getattr(attention, own, None), "out_features", None)
+        layer = getattr(attention, own, None)
+        features = getattr(layer and _linear_within(layer), "out_features", None)
         if size and features and features % (size * num_ranks):
             raise MeshError(
                 f"tp {num_ranks} does not divide the {features // size} heads of {name}.{own}"

@@ -105,7 +105,8 @@ def add_lora(model: nn.Module, config: LoraConfig, frozen: AbstractSet[str] = fr
 def _left_out(model: nn.Module, frozen: AbstractSet[str], *, only_language: bool) -> list[str]:
     """Return the linear layers that are frozen, or no part of the language model of a seeing one.
 
-    Engines add adapters to language models alone.
+    Engines add adapters to language models alone. A router that is a linear layer and gives more
+    than a product, such as Llama 4's, cannot have one.
     """
     config: Any = getattr(model, "config", None)  # any Hugging Face configuration
     language: set[nn.Module] = set(model.modules())
@@ -115,8 +116,14 @@ def _left_out(model: nn.Module, frozen: AbstractSet[str], *, only_language: bool
     return [
         name
         for name, layer in model.named_modules()
-        if isinstance(layer, nn.Linear) and (layer not in language or f"{name}.weight" in frozen)
+        if isinstance(layer, nn.Linear)
+        and (layer not in language or f"{name}.weight" in frozen or _is_router(layer))
     ]
+
+
+def _is_router(layer: nn.Linear) -> bool:
+    own = type(layer)
+    return own.__module__.startswith("transformers.models.") and "forward" in vars(own)
 
 
 def start_adapters(model: nn.Module, seed: int) -> None:
