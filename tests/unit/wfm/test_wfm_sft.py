@@ -151,6 +151,8 @@ def test_dropped_captions_are_empty(recipe, adapter):
     [
         ({"num_steps": 0}, "num_steps is 0"),
         ({"caption_dropout": 1.5}, "caption_dropout is 1.5"),
+        ({"max_given_frames": -1}, "max_given_frames is -1"),
+        ({"checkpoint_every": -1}, "checkpoint_every is -1"),
     ],
 )
 def test_settings_out_of_range_are_refused(recipe, change, message):
