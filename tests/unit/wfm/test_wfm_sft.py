@@ -205,4 +205,6 @@ def test_computing_activations_again_changes_no_loss(recipe):
 def test_axes_without_a_plan_are_refused(recipe):
     with pytest.raises(WfmConfigError, match=r"parallel\.tp is 2"):
         replace(recipe, parallel=ParallelConfig(tp=2))
+    with pytest.raises(WfmConfigError, match=r"parallel\.pp_schedule is ZBVZeroBubble"):
+        replace(recipe, parallel=ParallelConfig(pp_schedule="ZBVZeroBubble"))
     assert replace(recipe, parallel=ParallelConfig(dp_replicate=2)).parallel.dp_replicate == 2

@@ -28,7 +28,9 @@ class FlowGrpoConfig:
     """Flow-GRPO, and with ``sde.kind = "dance"`` DanceGRPO.
 
     Attributes:
-        clip: e; small, because the log-probability is a mean over dimensions.
+        clip: e; small, because the log-probability is a mean over dimensions. Samples are trained
+            on once: drawn with the very weights that are trained, their ratio is 1, and nothing is
+            clipped but what was drawn with older ones (``disaggregated.max_lag``).
         kl: weight of the steps' KL to the reference.
         advantage_clip: advantages beyond this count as this.
         standardise: by the deviation (over n - 1) of ``all`` rewards of the step, or of those of
