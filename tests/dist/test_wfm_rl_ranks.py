@@ -1,4 +1,4 @@
-"""RL on two FSDP2 ranks: rewards, losses and what is saved are those of one process.
+"""RL on two FSDP2 ranks: rewards, losses and the averages that are saved are those of one process.
 
 One process goes on from the checkpoint of two, whose old policy is a copy that lags.
 """
@@ -17,7 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 import torch
 from cosmos_parallel import (
-    AdamWConfig, LearnerConfig, ParallelConfig, build_mesh, init_distributed, shutdown_distributed)
+    AdamWConfig, EmaConfig, LearnerConfig, ParallelConfig, build_mesh, init_distributed,
+    shutdown_distributed)
 from cosmos_wfm import (
     DiffusionRl, DiffusionRlConfig, FlowGrpoConfig, FullTuning, LoraTuning, NftConfig,
     OldPolicyDecay, SamplerConfig, train_rl)
@@ -32,7 +33,7 @@ recipe = DiffusionRlConfig(
     model=str(root / "model"), prompts=str(root / "prompts.txt"), output="", num_steps=2,
     rewards={"prompt_colour": 1.0}, groups_per_step=1, samples_per_group=3, micro_batch_size=1,
     sampler=SamplerConfig(num_steps=2, height=16, width=16),
-    learner=LearnerConfig(optimizer=AdamWConfig(lr=1e-3)),
+    learner=LearnerConfig(optimizer=AdamWConfig(lr=1e-3), ema=EmaConfig(decay=0.5)),
 )
 cases = {
     "nft-lora": (NftConfig(kl=0.1), LoraTuning(rank=2, alpha=4)),

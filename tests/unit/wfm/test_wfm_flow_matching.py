@@ -122,7 +122,18 @@ def test_weights_of_levels_and_of_samples_multiply_but_only_samples_are_counted(
     assert part.metrics["velocity_error"].item() == pytest.approx(4.0)
 
 
-@pytest.mark.parametrize("settings", [{"logit_std": 0.0}, {"shift": -1.0}, {"mode_scale": 2.0}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"logit_std": 0.0},
+        {"logit_mean": math.nan},
+        {"shift": -1.0},
+        {"mode_scale": 2.0},
+        {"mode_scale": 0.5},  # of a density that is another
+        {"logit_mean": 0.5, "density": "uniform"},
+        {"logit_std": 2.0, "density": "mode"},
+    ],
+)
 def test_settings_that_are_no_density_are_refused(settings):
     with pytest.raises(WfmConfigError, match=next(iter(settings))):
         FlowMatchingConfig(**settings)

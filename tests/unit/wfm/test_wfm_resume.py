@@ -223,7 +223,15 @@ def test_videos_are_written_one_by_one_and_as_three_frames(tmp_path):
     assert [grid.getpixel((16 * x + 8, 8))[0] for x in range(6)] == [0, 128, 255] * 2
 
 
-@pytest.mark.parametrize("change", [{"prompts": ()}, {"every": 0}, {"samples_per_prompt": 0}])
-def test_a_validation_that_draws_nothing_is_refused(change):
-    with pytest.raises(WfmConfigError, match="each must be 1 or more"):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompts": ()}, "there are no prompts"),
+        ({"every": 0}, "every is 0"),
+        ({"samples_per_prompt": 0}, "samples_per_prompt is 0"),
+        ({"seed": -1}, "seed is -1"),
+    ],
+)
+def test_a_validation_that_draws_nothing_is_refused(change, message):
+    with pytest.raises(WfmConfigError, match=message):
         ValidationConfig(**{"prompts": ("a",), **change})

@@ -21,6 +21,9 @@ from cosmos_wfm import (
     RewardRequestError,
     RewardServiceConfig,
     RewardServiceError,
+    ShardCaptionsConfig,
+    UploadConfig,
+    VideoCaptionsConfig,
     WfmConfigError,
     latents_of,
     load_adapter,
@@ -317,6 +320,24 @@ def test_a_wrong_token_and_a_deadline_that_passes_are_errors(server):
 def test_uploads_have_time_by_their_size(mebibytes, seconds):
     timeout = EnqueueTimeout().of(mebibytes << 20)
     assert (timeout.read, timeout.connect) == (seconds, 100)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: EnqueueTimeout(base_s=-1.0), "base_s is -1.0"),
+        (lambda: EnqueueTimeout(min_s=10.0, max_s=5.0), "min_s 10.0 is above max_s 5.0"),
+        (lambda: RewardServiceConfig(clip=0.0), "clip is 0.0"),
+        (lambda: RewardServiceConfig(scale=0.0), "scale is 0"),
+        (lambda: RewardServiceConfig(max_requests=0), "max_requests is 0"),
+        (lambda: UploadConfig(url="/"), "url is '/'"),
+        (lambda: VideoCaptionsConfig(path="x", max_enlargement=-1.0), "max_enlargement is -1.0"),
+        (lambda: ShardCaptionsConfig(path="x", lanes=0), "lanes is 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(build, message):
+    with pytest.raises(WfmConfigError, match=message):
+        build()
 
 
 def test_a_client_needs_addresses_token_and_a_reward():

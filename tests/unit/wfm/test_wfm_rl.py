@@ -1,7 +1,10 @@
 """RL steps on tiny pipelines: policies, rollouts, what is saved."""
 
+import math
+import shutil
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -272,6 +275,13 @@ def test_a_run_writes_its_last_step_and_says_what_it_earned(recipe):
         ({"rewards": {"shine": 1.0}}, "shine is no reward"),
         ({"sampler": SamplerConfig(guidance=4.5)}, "without guidance"),
         ({"seed": -1}, "seed is -1"),
+        ({"save_every": -1}, "save_every is -1"),
+        ({"rewards": {"brightness": math.nan}}, "brightness has the weight nan"),
+        ({"rewards": {"brightness": 0.0}}, "brightness: every weight is 0"),
+        (
+            {"reward_service": RewardServiceConfig(score_keys={"ocr": "score"})},
+            "score_keys names ocr; rewards are brightness",
+        ),
     ],
 )
 def test_settings_that_cannot_run_are_refused(recipe, change, message):
@@ -298,6 +308,44 @@ def test_prompts_must_be_there_and_enough(recipe, tmp_path):
 def test_what_the_model_does_not_take_is_refused_before_anything_is_drawn(recipe, change, message):
     with pytest.raises(WfmConfigError, match=message):
         DiffusionRl(replace(recipe, **change))
+
+
+def test_a_step_that_is_not_finite_changes_neither_weights_nor_their_average(recipe):
+    learner = replace(recipe.learner, ema=EmaConfig(decay=0.9))
+    config = replace(
+        recipe, tuning=FullTuning(), algorithm=NftConfig(kl=0.1), learner=learner, rewards={}
+    )
+    run = DiffusionRl(config, scorer=lambda pixels, prompts: pixels.flatten(1).mean(1))
+    parameter = next(run.adapter.transformer.parameters())
+    (name,) = (n for n, p in run.adapter.transformer.named_parameters() if p is parameter)
+    reference = next(run.policies.modules()[1][0].parameters())
+
+    assert run.step(0)[0].outcome == "updated"
+    weights, average = parameter.detach().clone(), run.learner.ema.averages[name].clone()
+    whole = reference.clone()
+    reference.fill_(math.nan)
+    assert run.step(1)[0].outcome == "non_finite"
+    assert torch.equal(parameter, weights)
+    assert torch.equal(run.learner.ema.averages[name], average)
+
+    reference.copy_(whole)
+    run.step(2)
+    # The second update, whose decay is (1 + 1) / (10 + 1): a skipped step is none.
+    wanted = 2 / 11 * average + 9 / 11 * parameter.detach()
+    torch.testing.assert_close(run.learner.ema.averages[name], wanted)
+
+
+def test_broken_data_of_ddrl_is_named(recipe, data_dir, tmp_path):
+    shutil.copytree(data_dir, tmp_path / "data")
+    for number in (1, 2, 3):
+        (tmp_path / "data" / f"{number:04d}.png").write_bytes(b"no picture")
+    data = ImageCaptionsConfig(path=str(tmp_path / "data"), height=16, width=16, broken="skip")
+    run = DiffusionRl(replace(recipe, algorithm=DdrlConfig(), data=data))
+
+    run.step(0)
+
+    named = (tmp_path / "out" / "left_out_rank0.txt").read_text().splitlines()
+    assert {Path(line.split()[0]).name for line in named} == {"0001.png", "0002.png", "0003.png"}
 
 
 def test_a_scorer_may_be_a_plain_function(recipe):

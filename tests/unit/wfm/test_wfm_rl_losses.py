@@ -17,6 +17,7 @@ from cosmos_wfm import (
     Guidance,
     NftConfig,
     OldPolicyDecay,
+    SamplerConfig,
     SdeConfig,
     StepBatch,
     WfmConfigError,
@@ -265,6 +266,15 @@ def test_the_exponential_reward_is_centred_and_at_the_optimum_balances_the_data(
     assert found.mean().item() == pytest.approx(0.0, abs=1e-12)
 
 
+def test_what_is_cut_of_the_exponential_reward_is_cut_before_its_mean_is_taken_off():
+    # λ of one bad sample in eight is near -8, which counts as -5, and 0 of the others: mean -5/8.
+    rewards = torch.tensor([0.0] + [50.0] * 7)
+
+    found = DdrlConfig().advantages(rewards, torch.zeros(8, dtype=torch.int64))
+
+    assert found.tolist() == pytest.approx([-5 + 5 / 8] + [5 / 8] * 7)
+
+
 def test_ddrl_is_the_policy_loss_and_a_share_of_the_data_loss():
     adapter, model = OffsetAdapter(), Offset(0.3)
     steps = step_batch(Offset(0.3), [1.0, -0.5])
@@ -299,13 +309,24 @@ def test_ddrls_two_forms_are_chosen_by_name():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: NftConfig(beta=0.0), "beta 0.0"),
+        (lambda: NftConfig(beta=0.0), "beta is 0.0"),
+        (lambda: NftConfig(kl=math.nan), "kl is nan"),
+        (lambda: NftConfig(advantage_clip=math.inf), "advantage_clip is inf"),
         (lambda: NftConfig(timestep_fraction=0.0), "timestep_fraction is 0.0"),
+        (lambda: OldPolicyDecay(rate=-0.1), "rate is -0.1"),
+        (lambda: OldPolicyDecay(wait=-1), "wait is -1"),
+        (lambda: OldPolicyDecay(most=1.0), "most is 1.0"),
         (lambda: FlowGrpoConfig(sde=SdeConfig(eta=0.0)), "no density"),
-        (lambda: FlowGrpoConfig(clip=0.0), "clip 0.0"),
-        (lambda: DdrlConfig(beta=0.0), "beta 0.0"),
-        (lambda: AwmConfig(kl=-1.0), "kl -1.0"),
+        (lambda: FlowGrpoConfig(clip=0.0), "clip is 0.0"),
+        (lambda: DdrlConfig(beta=0.0), "beta is 0.0"),
+        (lambda: DdrlConfig(form="shortcut", beta=2.0), "beta is 2.0, but .* form = paper only"),
+        (lambda: DdrlConfig(policy=FlowGrpoConfig(standardise="all")), "standardise is all"),
+        (lambda: AwmConfig(kl=-1.0), "kl is -1.0"),
         (lambda: SdeConfig(eta=-1.0), "eta is -1.0"),
+        (lambda: SamplerConfig(guidance=1.0), "guidance is 1.0; it must be above 1"),
+        (lambda: SamplerConfig(guidance=math.nan), "guidance is nan"),
+        (lambda: SamplerConfig(guidance=4.0, guidance_2=-1.0), "guidance_2 is -1.0"),
+        (lambda: SamplerConfig(shift=math.inf), "shift is inf"),
     ],
 )
 def test_settings_that_have_no_meaning_are_refused(build, message):

@@ -169,7 +169,7 @@ def test_prompts_go_on_where_the_step_before_ended():
 
 
 def test_settings_out_of_range_are_refused():
-    with pytest.raises(WfmConfigError, match="replicas 0 must be 1 or more"):
+    with pytest.raises(WfmConfigError, match="replicas is 0; it must be 1 or more"):
         DisaggregatedConfig(replicas=0)
-    with pytest.raises(WfmConfigError, match="restarts -1 0 or more"):
+    with pytest.raises(WfmConfigError, match="restarts is -1; it must be 0 or more"):
         DisaggregatedConfig(restarts=-1)

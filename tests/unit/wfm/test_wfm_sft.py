@@ -151,6 +151,8 @@ def test_dropped_captions_are_empty(recipe, adapter):
     [
         ({"num_steps": 0}, "num_steps is 0"),
         ({"caption_dropout": 1.5}, "caption_dropout is 1.5"),
+        ({"max_given_frames": -1}, "max_given_frames is -1"),
+        ({"checkpoint_every": -1}, "checkpoint_every is -1"),
     ],
 )
 def test_settings_out_of_range_are_refused(recipe, change, message):
@@ -203,4 +205,6 @@ def test_computing_activations_again_changes_no_loss(recipe):
 def test_axes_without_a_plan_are_refused(recipe):
     with pytest.raises(WfmConfigError, match=r"parallel\.tp is 2"):
         replace(recipe, parallel=ParallelConfig(tp=2))
+    with pytest.raises(WfmConfigError, match=r"parallel\.pp_schedule is ZBVZeroBubble"):
+        replace(recipe, parallel=ParallelConfig(pp_schedule="ZBVZeroBubble"))
     assert replace(recipe, parallel=ParallelConfig(dp_replicate=2)).parallel.dp_replicate == 2

@@ -226,5 +226,5 @@ def test_mock_samples_are_noise_of_the_wanted_sizes_and_the_same_each_time():
     assert all(torch.equal(a.pixels, b.pixels) for a, b in zip(data, again, strict=True))
     assert not torch.equal(data[0].pixels, data[2].pixels)
     assert data[0].pixels.abs().max() <= 1
-    with pytest.raises(WfmConfigError, match="0 samples of 1 frames"):
+    with pytest.raises(WfmConfigError, match="num_samples is 0"):
         MockCaptionsConfig(num_samples=0)

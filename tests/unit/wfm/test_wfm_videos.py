@@ -155,6 +155,8 @@ def test_a_video_model_is_tuned_on_videos(videos, model_dirs, family, tmp_path):
     assert (directory / "lora" / "model.safetensors").is_file()
     with pytest.raises(WfmConfigError, match="multiple of 4"):
         train_sft(replace(recipe, data=replace(videos, frames=4)))
+    with pytest.raises(WfmConfigError, match="-3 frames; there must be 1 or more"):
+        train_sft(replace(recipe, data=replace(videos, frames=-3)))
 
 
 def test_ddrl_of_a_video_model_stays_close_to_videos(videos, model_dirs, tmp_path):

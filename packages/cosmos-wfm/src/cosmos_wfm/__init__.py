@@ -25,7 +25,7 @@ from cosmos_wfm.families.sana import SanaAdapter
 from cosmos_wfm.families.sana_video import SanaVideoAdapter
 from cosmos_wfm.families.sd3 import Sd3Adapter
 from cosmos_wfm.families.wan import WanAdapter
-from cosmos_wfm.flow_batches import NoisingConfig, noised_batch
+from cosmos_wfm.flow_batches import NoisingConfig, noise_encoded
 from cosmos_wfm.flow_grpo import (
     FlowGrpoConfig,
     StepBatch,
@@ -213,7 +213,7 @@ __all__ = [
     "media_of",
     "nft_errors",
     "nft_loss",
-    "noised_batch",
+    "noise_encoded",
     "pack_order",
     "pack_request",
     "pack_rollout",

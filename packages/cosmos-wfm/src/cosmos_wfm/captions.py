@@ -14,6 +14,7 @@ from torch import Tensor
 
 from cosmos_wfm.caption_data import BrokenPolicy, CaptionedFiles, CaptionedImage
 from cosmos_wfm.errors import CaptionDataError
+from cosmos_wfm.ranges import check_at_least
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 _STEPS_OF_16_BITS = 257
@@ -46,6 +47,14 @@ class ImageCaptionsConfig:
     buckets: tuple[tuple[int, int], ...] = ()
     max_enlargement: float = 0.0
     broken: BrokenPolicy = "fatal"
+
+    def __post_init__(self) -> None:
+        """Check the ranges; sizes are held against the model.
+
+        Raises:
+            WfmConfigError: names the field that is out of range.
+        """
+        check_at_least("data", self, max_enlargement=0)
 
     def build(self) -> "ImageCaptions":
         """Open the directory.

@@ -6,6 +6,10 @@ The forward KL is the flow-matching loss on data. Setting ∂J/∂p = λ + p_dat
 p = p_data exp((r - Z) / β), normalised by Z = β log E_data exp(r / β); over samples of that p
 itself it is Z = -β log E_p exp(-r / β), which is what a group of own samples is asked here. With it
 the mean of λ over the group is -1, and the advantage is 1 - exp(-(r - Z) / β).
+
+λ is as low as -K in a group of K. That it is cut is not in J, but in the authors' training code,
+at -5; here as well (``policy.advantage_clip``), before the mean is taken off, so that the
+advantages of a group have the mean 0 whatever is cut.
 """
 
 import math
@@ -19,10 +23,10 @@ from torch import Tensor, nn
 
 from cosmos_algos import LossSum, grpo_advantages
 from cosmos_wfm.adapter import DiffusionModelAdapter
-from cosmos_wfm.errors import WfmConfigError
 from cosmos_wfm.flow_grpo import FlowGrpoConfig, StepBatch, flow_grpo_loss
 from cosmos_wfm.flow_matching import FlowBatch, FlowMatchingConfig, flow_matching_loss
 from cosmos_wfm.policies import Policies
+from cosmos_wfm.ranges import check_at_least, check_finite, check_positive, check_unused
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,10 +35,13 @@ class DdrlConfig:
 
     Attributes:
         form: ``paper``: λ(x) = -exp(-x) of the reward; ``shortcut``: the group's z-scores.
-        beta: temperature of the reward in ``paper``.
-        data_weight: of the flow-matching loss on data.
+        beta: temperature of the reward in ``paper``; refused with ``shortcut``.
+        data_weight: of the flow-matching loss on data, of which every noisy step of a rollout has a
+            sample; a tenth of them is without prompt, and where the model takes given frames, each
+            has from none to two.
         flow: noise levels and weights of that loss.
-        policy: clipping, noise, and KL, which is 0 as the data stands for it.
+        policy: clipping, noise, and KL, which is 0 as the data stands for it. ``advantage_clip``
+            cuts λ in ``paper`` and z-scores in ``shortcut``; ``standardise`` can only be ``group``.
     """
 
     kind: Literal["ddrl"] = "ddrl"
@@ -50,10 +57,12 @@ class DdrlConfig:
         Raises:
             WfmConfigError: names the field that is out of range.
         """
-        if self.beta <= 0 or self.data_weight < 0:
-            raise WfmConfigError(
-                f"ddrl: beta {self.beta} must be above 0, data_weight {self.data_weight} at least 0"
-            )
+        check_positive("ddrl", self, "beta")
+        check_finite("ddrl", self, "beta")
+        check_at_least("ddrl", self, data_weight=0)
+        if self.form != "paper":
+            check_unused("ddrl", self, {"beta": 1.0}, "form = paper")
+        check_unused("ddrl.policy", self.policy, {"standardise": "group"}, "kind = flow_grpo")
 
     def advantages(
         self, rewards: Float[Tensor, " N"], groups: Int64[Tensor, " N"]
@@ -64,15 +73,25 @@ class DdrlConfig:
         result = torch.empty_like(rewards)
         for group in groups.unique():
             mine = groups == group
-            result[mine] = exponential_advantages(rewards[mine], self.beta)
+            own = exponential_advantages(rewards[mine], self.beta, self.policy.advantage_clip)
+            result[mine] = own
         return result
 
 
-def exponential_advantages(rewards: Float[Tensor, " K"], beta: float) -> Float[Tensor, " K"]:
-    """Return λ((r - Z)/β) less its mean over a group, 1 - exp(-(r - Z)/β); their mean is 0."""
+def exponential_advantages(
+    rewards: Float[Tensor, " K"], beta: float, clip: float = math.inf
+) -> Float[Tensor, " K"]:
+    """Return λ((r - Z)/β) less its mean over a group; the mean of what is returned is 0.
+
+    Args:
+        rewards: of a group.
+        beta: their temperature.
+        clip: λ below -clip counts as that; without, the result is 1 - exp(-(r - Z)/β).
+    """
     scaled = -rewards.double() / beta
     log_mean = torch.logsumexp(scaled, dim=0) - math.log(len(scaled))  # -Z/β
-    return (1.0 - (scaled - log_mean).exp()).to(rewards.dtype)
+    transformed = -(scaled - log_mean).exp().clamp_max(clip)
+    return (transformed - transformed.mean()).to(rewards.dtype)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -8,8 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition
-from cosmos_wfm.caption_data import CaptionedImage
-from cosmos_wfm.encoding import EncodedSample, encode_samples
+from cosmos_wfm.encoding import EncodedSample
 from cosmos_wfm.flow_matching import FlowBatch, FlowMatchingConfig, draw_sigmas, per_sample
 
 
@@ -27,24 +26,6 @@ class NoisingConfig:
     flow: FlowMatchingConfig = field(default_factory=FlowMatchingConfig)
     caption_dropout: float = 0.1
     max_given_frames: int = 2
-
-
-def noised_batch(
-    adapter: DiffusionModelAdapter,
-    samples: Sequence[CaptionedImage],
-    generators: Sequence[torch.Generator],
-    config: NoisingConfig,
-) -> FlowBatch:
-    """Encode samples and draw their levels, noise, dropout and given frames.
-
-    Args:
-        adapter: the model.
-        samples: pixels of one size, and prompts.
-        generators: one for each sample, the only source of its randomness.
-        config: how.
-    """
-    encoded = encode_samples(adapter, samples)
-    return noise_encoded(adapter, encoded, generators, config, lambda: adapter.encode_dropped(1))
 
 
 def noise_encoded(

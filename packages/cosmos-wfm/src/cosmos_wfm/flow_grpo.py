@@ -19,6 +19,7 @@ from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition
 from cosmos_wfm.errors import WfmConfigError
 from cosmos_wfm.guidance import Guidance, guided_velocity
 from cosmos_wfm.policies import Policies
+from cosmos_wfm.ranges import check_at_least, check_positive
 from cosmos_wfm.sampling import SdeConfig, Transition, log_prob, transition
 
 
@@ -27,10 +28,13 @@ class FlowGrpoConfig:
     """Flow-GRPO, and with ``sde.kind = "dance"`` DanceGRPO.
 
     Attributes:
-        clip: e; small, because the log-probability is a mean over dimensions.
+        clip: e; small, because the log-probability is a mean over dimensions. Samples are trained
+            on once: drawn with the very weights that are trained, their ratio is 1, and nothing is
+            clipped but what was drawn with older ones (``disaggregated.max_lag``).
         kl: weight of the steps' KL to the reference.
         advantage_clip: advantages beyond this count as this.
-        standardise: by the deviation of ``all`` rewards of the step, or of the prompt's ``group``.
+        standardise: by the deviation (over n - 1) of ``all`` rewards of the step, or of those of
+            the prompt's ``group``; either way the group's own mean is taken off.
         sde: noise of the sampler, and in which steps; a window of early steps is the fast variant.
     """
 
@@ -47,11 +51,8 @@ class FlowGrpoConfig:
         Raises:
             WfmConfigError: names the field that is out of range.
         """
-        if self.clip <= 0 or self.kl < 0 or self.advantage_clip <= 0:
-            raise WfmConfigError(
-                f"flow_grpo: clip {self.clip} and advantage_clip {self.advantage_clip} must be "
-                f"above 0, kl {self.kl} at least 0"
-            )
+        check_positive("flow_grpo", self, "clip", "advantage_clip")
+        check_at_least("flow_grpo", self, kl=0)
         if self.sde.eta == 0:
             raise WfmConfigError("flow_grpo: sde.eta is 0, but a step without noise has no density")
 

@@ -16,6 +16,13 @@ from torch import Tensor, nn
 from cosmos_algos import LossSum
 from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition
 from cosmos_wfm.errors import WfmConfigError
+from cosmos_wfm.ranges import check_at_least, check_finite, check_positive, check_unused
+
+_OF_DENSITY = {
+    "logit_normal": {"logit_mean": 0.0, "logit_std": 1.0},
+    "mode": {"mode_scale": 1.29},
+}
+"""Settings that belong to one density, with what they are by default."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,9 +34,10 @@ class FlowMatchingConfig:
     Attributes:
         density: of u. ``logit_normal``: sigmoid(mean + std n), so that a mean above 0 leans to
             *noise*; ``uniform``; ``mode``: the paper's heavy-tailed density.
-        logit_mean: location of ``logit_normal``.
-        logit_std: scale of ``logit_normal``.
-        mode_scale: s of ``mode``; 0 is uniform, above 0 leans to the middle.
+        logit_mean: location of ``logit_normal``; refused with another density.
+        logit_std: scale of ``logit_normal``; refused with another density.
+        mode_scale: s of ``mode``; 0 is uniform, above 0 leans to the middle. Refused with another
+            density.
         shift: s of the shift; 0 takes the model's own.
         weighting: w(σ). ``none``: 1; ``sigma_sqrt``: σ^-2; ``cosmap``: 2/(π(1 - 2σ + 2σ²)).
     """
@@ -45,13 +53,14 @@ class FlowMatchingConfig:
         """Refuse what is no density or no shift.
 
         Raises:
-            WfmConfigError: if a scale is out of range.
+            WfmConfigError: if a number is out of range, or of another density.
         """
-        if self.logit_std <= 0.0 or self.shift < 0.0:
-            raise WfmConfigError(
-                f"flow: logit_std {self.logit_std} must be above 0 and shift {self.shift} at "
-                "least 0 (0 is the model's own)"
-            )
+        check_positive("flow", self, "logit_std")
+        check_finite("flow", self, "logit_mean", "logit_std")
+        check_at_least("flow", self, shift=0)  # which is the model's own
+        for density, settings in _OF_DENSITY.items():
+            if density != self.density:
+                check_unused("flow", self, settings, f"density = {density}")
         if not -1.0 <= self.mode_scale <= 2.0 / (math.pi - 2.0):
             raise WfmConfigError(
                 f"flow: mode_scale {self.mode_scale} must be in [-1, {2.0 / (math.pi - 2.0):.3f}], "

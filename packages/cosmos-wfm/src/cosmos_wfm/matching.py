@@ -16,6 +16,7 @@ from cosmos_wfm.errors import WfmConfigError
 from cosmos_wfm.flow_matching import add_noise
 from cosmos_wfm.nft import ForwardBatch
 from cosmos_wfm.policies import Policies
+from cosmos_wfm.ranges import check_at_least, check_positive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,10 +24,12 @@ class AwmConfig:
     """Advantage-weighted matching.
 
     Attributes:
-        kl: weight of ‖v - v_ref‖².
+        kl: weight of the mean of (v - v_ref)².
         advantage_clip: advantages beyond this count as this.
-        standardise: by the deviation of ``all`` rewards of the step, or of the prompt's ``group``.
-        timestep_fraction: share of the rollout's noise levels that each sample is trained on.
+        standardise: by the deviation (over n - 1) of ``all`` rewards of the step, or of those of
+            the prompt's ``group``; either way the group's own mean is taken off.
+        timestep_fraction: share of the rollout's noise levels that each sample is trained on,
+            rounded down; one at least.
     """
 
     kind: Literal["awm"] = "awm"
@@ -41,10 +44,11 @@ class AwmConfig:
         Raises:
             WfmConfigError: names the field that is out of range.
         """
-        if self.kl < 0 or self.advantage_clip <= 0 or not 0 < self.timestep_fraction <= 1:
+        check_at_least("awm", self, kl=0)
+        check_positive("awm", self, "advantage_clip")
+        if not 0 < self.timestep_fraction <= 1:
             raise WfmConfigError(
-                f"awm: kl {self.kl} must be at least 0, advantage_clip {self.advantage_clip} above "
-                f"0, timestep_fraction {self.timestep_fraction} in (0, 1]"
+                f"awm: timestep_fraction is {self.timestep_fraction}; it must be in (0, 1]"
             )
 
 

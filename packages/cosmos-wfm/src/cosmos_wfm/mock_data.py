@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from cosmos_wfm.caption_data import CaptionedImage, Problems, sample_index
-from cosmos_wfm.errors import WfmConfigError
+from cosmos_wfm.ranges import check_at_least
 from cosmos_wfm.seeds import seeded_generator
 
 
@@ -38,10 +38,7 @@ class MockCaptionsConfig:
         Raises:
             WfmConfigError: if there are none, or they have no frame.
         """
-        if self.num_samples < 1 or self.frames < 1:
-            raise WfmConfigError(
-                f"data: {self.num_samples} samples of {self.frames} frames; 1 or more of each"
-            )
+        check_at_least("data", self, num_samples=1, frames=1, seed=0)
 
     def build(self) -> "MockCaptions":
         """Make the set."""

@@ -23,6 +23,7 @@ from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition
 from cosmos_wfm.errors import WfmConfigError
 from cosmos_wfm.flow_matching import add_noise, per_sample
 from cosmos_wfm.policies import Policies
+from cosmos_wfm.ranges import check_at_least, check_finite, check_positive
 
 _SMALLEST_ERROR = 1e-5
 
@@ -34,12 +35,22 @@ class OldPolicyDecay:
     Attributes:
         rate: growth per step; 0 keeps the decay at 0, so that the old policy is the newest.
         wait: steps before it grows.
-        most: largest decay.
+        most: largest decay, below 1, at which the old policy would never move again.
     """
 
     rate: float = 0.001
     wait: int = 0
     most: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Check the ranges.
+
+        Raises:
+            WfmConfigError: names the field that is out of range.
+        """
+        check_at_least("nft.decay", self, rate=0, wait=0)
+        if not 0.0 <= self.most < 1.0:
+            raise WfmConfigError(f"nft.decay: most is {self.most}; it must be from 0 to below 1")
 
     def at(self, step: int) -> float:
         """Return the decay after step ``step``, counted from 1."""
@@ -52,10 +63,14 @@ class NftConfig:
 
     Attributes:
         beta: distance between the implied policies; above 0.
-        kl: weight of ‖v - v_ref‖², which is not in the paper but keeps training from collapse.
-        advantage_clip: advantages beyond this count as this; r = 1/2 + A / (2 · clip).
-        standardise: by the deviation of ``all`` rewards of the step, or of the prompt's ``group``.
-        timestep_fraction: share of the rollout's noise levels that each sample is trained on.
+        kl: weight of the mean of (v - v_ref)², which is not in the paper but keeps training from
+            collapse.
+        advantage_clip: advantages beyond this count as this; r = 1/2 + A / (2 · clip). The policy's
+            loss is multiplied by it, so that at the old policy its gradient has the weight A.
+        standardise: by the deviation (over n - 1) of ``all`` rewards of the step, or of those of
+            the prompt's ``group``; either way the group's own mean is taken off.
+        timestep_fraction: share of the rollout's noise levels that each sample is trained on,
+            rounded down; one at least.
         decay: of the old policy.
     """
 
@@ -73,11 +88,9 @@ class NftConfig:
         Raises:
             WfmConfigError: names the field that is out of range.
         """
-        if self.beta <= 0 or self.advantage_clip <= 0 or self.kl < 0:
-            raise WfmConfigError(
-                f"nft: beta {self.beta} and advantage_clip {self.advantage_clip} must be above 0, "
-                f"kl {self.kl} at least 0"
-            )
+        check_positive("nft", self, "beta", "advantage_clip")
+        check_finite("nft", self, "beta", "advantage_clip")
+        check_at_least("nft", self, kl=0)
         if not 0 < self.timestep_fraction <= 1:
             raise WfmConfigError(
                 f"nft: timestep_fraction is {self.timestep_fraction}; it must be in (0, 1]"

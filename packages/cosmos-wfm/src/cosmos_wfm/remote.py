@@ -21,7 +21,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from cosmos_wfm.errors import WfmConfigError
+from cosmos_wfm.ranges import check_at_least, check_positive
 from cosmos_wfm.rollouts import Rollout, StepParts
 
 
@@ -30,8 +30,8 @@ class DisaggregatedConfig:
     """Rollouts in processes of their own.
 
     Attributes:
-        replicas: processes that the run starts, on its own host; any number may join from
-            elsewhere by ``cosmos-app wfm rollout``, and go.
+        replicas: processes that the run starts, on its own host, where ``start`` says so; any
+            number may join from elsewhere by ``cosmos-app wfm rollout``, and go.
         max_lag: versions that a replica's weights may be older than the step it draws.
         start: whether the run starts any itself.
         restarts: how often each of them is started again after it died or hung; once more is an
@@ -60,13 +60,8 @@ class DisaggregatedConfig:
         Raises:
             WfmConfigError: names the field that is out of range.
         """
-        counts_are_right = self.replicas >= 1 and min(self.max_lag, self.restarts) >= 0
-        if not counts_are_right or min(self.lease_s, self.stall_s, self.deadline_s) <= 0:
-            raise WfmConfigError(
-                f"disaggregated: replicas {self.replicas} must be 1 or more, max_lag "
-                f"{self.max_lag} and restarts {self.restarts} 0 or more, lease_s {self.lease_s}, "
-                f"stall_s {self.stall_s} and deadline_s {self.deadline_s} above 0"
-            )
+        check_at_least("disaggregated", self, replicas=1, max_lag=0, restarts=0)
+        check_positive("disaggregated", self, "lease_s", "stall_s", "deadline_s")
 
 
 class RemoteRollouts(Protocol):

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from cosmos_wfm.errors import RewardServiceError, WfmConfigError
 from cosmos_wfm.prompts import request_fields
+from cosmos_wfm.ranges import check_at_least, check_finite, check_positive
 from cosmos_wfm.reward_wire import RewardRequest, latents_of, media_of, pack_request
 
 Scorer = Callable[[Tensor, Sequence[str]], "Future[list[float]] | Sequence[float]"]
@@ -55,6 +56,17 @@ class EnqueueTimeout:
     per_mib_s: float = 3.0
     min_s: float = 60.0
     max_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        """Check the ranges.
+
+        Raises:
+            WfmConfigError: names the field that is out of range.
+        """
+        check_positive("enqueue_timeout", self, "connect_s", "max_s")
+        check_at_least("enqueue_timeout", self, base_s=0, per_mib_s=0, min_s=0)
+        if self.min_s > self.max_s:
+            raise WfmConfigError(f"enqueue_timeout: min_s {self.min_s} is above max_s {self.max_s}")
 
     def of(self, num_bytes: int) -> httpx.Timeout:
         """Return the timeout of a body."""
@@ -101,9 +113,11 @@ class RewardServiceConfig:
         Raises:
             WfmConfigError: names the field that is out of range.
         """
-        for name in ("clip", "max_requests", "deadline_s"):
-            if getattr(self, name) <= 0:
-                raise WfmConfigError(f"reward_service: {name} must be above 0")
+        check_positive("reward_service", self, "clip", "deadline_s", "video_fps")
+        check_at_least("reward_service", self, max_requests=1)
+        check_finite("reward_service", self, "scale", "video_fps")
+        if self.scale == 0:
+            raise WfmConfigError("reward_service: scale is 0, so that every reward would be")
 
 
 class RewardClient:

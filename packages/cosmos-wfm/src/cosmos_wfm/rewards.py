@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from cosmos_wfm.errors import WfmConfigError
+from cosmos_wfm.reward_client import RewardServiceConfig
 from cosmos_wfm.scenes import (
     COLOURS,
     Scene,
@@ -163,6 +164,32 @@ def check_prompts(weights: Mapping[str, float], prompts: Sequence[str]) -> None:
             _named_colour(prompt)
         if _SCENE_REWARDS & weights.keys():
             read_scene(prompt)
+
+
+def check_rewards(weights: Mapping[str, float], service: RewardServiceConfig | None) -> None:
+    """Refuse weights that make no sum, and rewards that nobody computes.
+
+    Args:
+        weights: name of a reward to its weight; empty where the scores come from elsewhere.
+        service: who computes them; ``None`` for this process.
+
+    Raises:
+        WfmConfigError: names the reward.
+    """
+    for name, weight in weights.items():
+        if not math.isfinite(weight):
+            raise WfmConfigError(f"rewards: {name} has the weight {weight}; it must be finite")
+    if weights and not any(weights.values()):
+        raise WfmConfigError(f"rewards: {', '.join(weights)}: every weight is 0")
+    if service is None:
+        if weights:
+            weighted_reward(weights)
+        return
+    if unknown := sorted(service.score_keys.keys() - weights.keys()):
+        raise WfmConfigError(
+            f"reward_service: score_keys names {', '.join(unknown)}; rewards are "
+            f"{', '.join(weights)}"
+        )
 
 
 def weighted_reward(weights: Mapping[str, float]) -> Callable[[Tensor, Sequence[str]], list[float]]:

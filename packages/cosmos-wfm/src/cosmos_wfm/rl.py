@@ -5,7 +5,7 @@ prompts -> rollouts (old policy) -> rewards -> advantages -> one optimizer step 
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,12 +23,13 @@ from cosmos_parallel import (
 )
 from cosmos_wfm.adapter import DiffusionModelAdapter
 from cosmos_wfm.context import share_context
+from cosmos_wfm.data_pairs import DataPairs
 from cosmos_wfm.ddrl import DdrlBatch, DdrlConfig
 from cosmos_wfm.denoiser import ComputeConfig, shard_denoiser
+from cosmos_wfm.encoding import SampleEncoder
 from cosmos_wfm.errors import WfmConfigError
-from cosmos_wfm.flow_batches import NoisingConfig, noised_batch
+from cosmos_wfm.flow_batches import NoisingConfig
 from cosmos_wfm.flow_grpo import FlowGrpoConfig
-from cosmos_wfm.flow_matching import FlowBatch
 from cosmos_wfm.loading import load_adapter
 from cosmos_wfm.nft import NftConfig
 from cosmos_wfm.policies import CopiedPolicies
@@ -36,7 +37,7 @@ from cosmos_wfm.prompts import read_prompts
 from cosmos_wfm.ranges import check_at_least
 from cosmos_wfm.remote import ConnectRollouts, DisaggregatedConfig, RemoteRollouts
 from cosmos_wfm.reward_client import RewardServiceConfig, Scorer
-from cosmos_wfm.rewards import check_prompts, local_scorer
+from cosmos_wfm.rewards import check_prompts, check_rewards, local_scorer
 from cosmos_wfm.rl_algorithms import (
     RlAlgorithm,
     advantages_of,
@@ -46,9 +47,8 @@ from cosmos_wfm.rl_algorithms import (
     old_lags,
     steps_config,
 )
-from cosmos_wfm.rollouts import Rollout, RolloutTask, SamplerConfig, StepParts, counted_numbers
-from cosmos_wfm.seeds import seeded_generator
-from cosmos_wfm.training_data import DataConfig, open_data
+from cosmos_wfm.rollouts import Rollout, RolloutTask, SamplerConfig, StepParts
+from cosmos_wfm.training_data import DataConfig, LeftOut, open_data
 from cosmos_wfm.training_run import (
     LoggerConfig,
     OnPictures,
@@ -71,7 +71,8 @@ class DiffusionRlConfig:
 
     Attributes:
         model: a local diffusers pipeline directory.
-        prompts: a file of prompts, one per line or as JSON lines, or the directory of a set.
+        prompts: a file of prompts, one per line or as JSON lines, or the directory of a set; they
+            are drawn for in their order, over and over.
         output: directory under which ``safetensors/step_<N>`` is written.
         rewards: name of a reward to its weight in the sum; empty where a scorer is handed over.
         reward_service: who computes them; this process if it is ``None``.
@@ -86,7 +87,7 @@ class DiffusionRlConfig:
         loggers: which services the app sends figures and pictures to, beside the output.
         recompute: keep no activations of the denoiser's blocks, compute them again instead.
         validation: pictures that are drawn on the way.
-        seed: of prompts and noise.
+        seed: of noise, of the order of data, and of what adapters begin with.
         compute: in which type the denoiser computes, compiled or not.
         sampler: size, steps and guidance of rollouts.
         algorithm: how rewards become a loss.
@@ -133,12 +134,12 @@ class DiffusionRlConfig:
         """
         check_parallel(self.parallel)
         check_at_least("rl", self, num_steps=1, groups_per_step=1, micro_batch_size=1, seed=0)
+        check_at_least("rl", self, save_every=0, checkpoint_every=0)
         if self.samples_per_group < 2:
             raise WfmConfigError(
                 f"rl: samples_per_group is {self.samples_per_group}; advantages need 2 or more"
             )
-        if self.reward_service is None and self.rewards:
-            local_scorer(self.rewards)
+        check_rewards(self.rewards, self.reward_service)
         check_algorithm(self.algorithm, self.sampler, self.data, self.micro_batch_size)
 
 
@@ -204,7 +205,9 @@ class DiffusionRl:
         if remote is not None:
             weights = self.policies.weights(old=isinstance(config.algorithm, NftConfig))
             self._remote = remote(weights, self._parts)
-        self._data = open_data(config.data, self.adapter, self._mesh) if config.data else None
+        self._data: DataPairs | None = None
+        if config.data is not None and isinstance(config.algorithm, DdrlConfig):
+            self._data = self._open_pairs(config.data, config.algorithm)
 
     def step(self, step: int) -> tuple[StepReport, dict[str, float]]:
         """Take step ``step``, from 0; return the learner's report and the rewards' figures."""
@@ -252,6 +255,16 @@ class DiffusionRl:
             stopping=stopping,
         )
 
+    def _open_pairs(self, data: DataConfig, algorithm: DdrlConfig) -> DataPairs:
+        config, opened = self.config, open_data(data, self.adapter, self._mesh)
+        return DataPairs(
+            encoder=SampleEncoder(self.adapter, opened, batch_size=config.micro_batch_size),
+            left_out=LeftOut(opened, Path(config.output), self._mesh.process.rank),
+            noising=NoisingConfig(flow=algorithm.flow),
+            seed=config.seed,
+            num_samples=config.groups_per_step * config.samples_per_group,
+        )
+
     def _resumed(self) -> None:
         """Put right what is in no checkpoint: a copy of the denoiser that was the newest policy."""
         if isinstance(self.policies, CopiedPolicies) and self.learner.companion is None:
@@ -288,28 +301,13 @@ class DiffusionRl:
         """Return the algorithm's micro-batches of a rollout."""
         algorithm = self.config.algorithm
         if isinstance(algorithm, DdrlConfig):
+            assert self._data is not None
             steps = task.step_batches(rollout, advantages)
-            return [
-                DdrlBatch(steps=batch, data=self._data_batch(task, rollout, place))
-                for place, batch in enumerate(steps)
-            ]
+            data = self._data.batches(task.step, rollout)
+            return [DdrlBatch(steps=s, data=d) for s, d in zip(steps, data, strict=True)]
         if isinstance(algorithm, FlowGrpoConfig):
             return task.step_batches(rollout, advantages)
         return task.forward_batches(rollout, advantages, algorithm.timestep_fraction)
-
-    def _data_batch(self, task: RolloutTask, rollout: Rollout, place: int) -> FlowBatch:
-        """Return as many samples of data as the rollout has, for its noisy step ``place``."""
-        config, data = self.config, self._data
-        assert isinstance(config.algorithm, DdrlConfig)
-        assert data is not None
-        total = config.groups_per_step * config.samples_per_group
-        numbers = counted_numbers(rollout.numbers, total)
-        samples = [data[data.order(task.step * total + n, config.seed)] for n in numbers]
-        generators = [seeded_generator(config.seed, task.step, n, 2, place) for n in numbers]
-        noising = NoisingConfig(flow=config.algorithm.flow)
-        batch = noised_batch(self.adapter, samples, generators, noising)
-        counted = torch.tensor([float(number < total) for number in rollout.numbers])
-        return replace(batch, weights=counted.to(batch.weights.device))
 
 
 def _no_scorer(pixels: Tensor, prompts: Sequence[str]) -> list[float]:

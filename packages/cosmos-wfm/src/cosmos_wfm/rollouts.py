@@ -21,7 +21,7 @@ from cosmos_wfm.families.shared import check_pixels, wan_latents
 from cosmos_wfm.flow_grpo import StepBatch
 from cosmos_wfm.guidance import Guidance, check_second_scale, guided_velocity
 from cosmos_wfm.nft import ForwardBatch
-from cosmos_wfm.ranges import check_at_least
+from cosmos_wfm.ranges import check_at_least, check_finite
 from cosmos_wfm.reward_client import Scorer
 from cosmos_wfm.sampling import NoisyStep, SdeConfig, flow_schedule, sample_ode, sample_sde
 from cosmos_wfm.seeds import seeded_generator
@@ -35,7 +35,8 @@ class SamplerConfig:
 
     Attributes:
         num_steps: of the solver.
-        guidance: the pipeline's ``guidance_scale``; 0 for none, as DiffusionNFT is meant.
+        guidance: the pipeline's ``guidance_scale``, above 1, as pipelines do not guide at 1 and
+            below; 0 for none, as DiffusionNFT is meant.
         guidance_2: its ``guidance_scale_2``, of Wan 2.2's second transformer; ``None`` for the same
             as ``guidance``.
         height: of the samples, in pixels.
@@ -58,13 +59,17 @@ class SamplerConfig:
         Raises:
             WfmConfigError: names the field that is out of range, or has no effect.
         """
-        check_at_least("sampler", self, num_steps=1, height=1, width=1, frames=1)
-        if self.guidance < 0 or self.shift < 0:
+        check_at_least("sampler", self, num_steps=1, height=1, width=1, frames=1, shift=0)
+        check_finite("sampler", self, "guidance")
+        if self.guidance and self.guidance <= 1:
             raise WfmConfigError(
-                f"sampler: guidance {self.guidance} and shift {self.shift} must be at least 0 (0 "
-                "for no guidance, and for the model's own shift)"
+                f"sampler: guidance is {self.guidance}; it must be above 1, as pipelines do not "
+                "guide at 1 and below, or 0 for none"
             )
-        if self.guidance_2 is not None and not self.guidance:
+        if self.guidance_2 is None:
+            return
+        check_at_least("sampler", self, guidance_2=0)
+        if not self.guidance:
             raise WfmConfigError(
                 f"sampler: guidance_2 is {self.guidance_2}, but guidance is 0, which is none at "
                 "all; set both"

@@ -54,7 +54,8 @@ class DiffusionSftConfig:
         batch_size: samples of a step, over all ranks.
         micro_batch_size: samples of one forward pass.
         caption_dropout: share of samples trained without prompt, for guidance.
-        max_given_frames: most latent frames given as condition, where the model takes any.
+        max_given_frames: most latent frames given as condition, where the model takes any, and as
+            many as it takes (Cosmos-Predict2.5 two); each sample has from none to so many.
         save_every: steps between saves; 0 saves at the end only.
         checkpoint_every: steps between checkpoints to go on from; 0 writes one only on Ctrl-C.
         checkpoints: their directory or address (``s3://...``); empty for the output's own.
@@ -62,7 +63,7 @@ class DiffusionSftConfig:
         loggers: which services the app sends figures and pictures to, beside the output.
         recompute: keep no activations of the denoiser's blocks, compute them again instead.
         validation: pictures that are drawn on the way.
-        seed: of order, noise and dropout.
+        seed: of order, noise, dropout, and what adapters begin with.
         compute: in which type the denoiser computes, compiled or not.
         tuning: adapters or all weights.
         flow: noise levels and loss weights.
@@ -103,6 +104,7 @@ class DiffusionSftConfig:
         """
         check_parallel(self.parallel)
         check_at_least("sft", self, num_steps=1, batch_size=1, micro_batch_size=1, seed=0)
+        check_at_least("sft", self, max_given_frames=0, save_every=0, checkpoint_every=0)
         if not 0.0 <= self.caption_dropout <= 1.0:
             raise WfmConfigError(
                 f"sft: caption_dropout is {self.caption_dropout}; it must be in [0, 1]"

@@ -26,6 +26,7 @@ from PIL import Image
 from cosmos_wfm.caption_data import BrokenPolicy, CaptionedImage, Problems
 from cosmos_wfm.captions import IMAGE_SUFFIXES, fit_sizes, read_image
 from cosmos_wfm.errors import CaptionDataError
+from cosmos_wfm.ranges import check_at_least
 from cosmos_wfm.videos import read_frames
 
 _CAPTIONS = ("json", "txt")
@@ -67,6 +68,14 @@ class ShardCaptionsConfig:
     lanes: int = 8
     index: str = ""
     broken: BrokenPolicy = "fatal"
+
+    def __post_init__(self) -> None:
+        """Check the ranges; sizes are held against the model.
+
+        Raises:
+            WfmConfigError: names the field that is out of range.
+        """
+        check_at_least("data", self, max_enlargement=0, lanes=1)
 
     def build(self) -> "ShardCaptions":
         """Read the headers of all shards.

@@ -259,10 +259,11 @@ def check_parallel(parallel: ParallelConfig) -> None:
     Raises:
         WfmConfigError: if ranks are to share anything but samples, weights and tokens.
     """
-    for axis in ("tp", "pp", "ep"):
-        if getattr(parallel, axis) != 1:
+    none = ParallelConfig()
+    for name in ("tp", "pp", "ep", "pp_schedule"):
+        if getattr(parallel, name) != getattr(none, name):
             raise WfmConfigError(
-                f"parallel.{axis} is {getattr(parallel, axis)}; denoisers are shared by dp_shard, "
+                f"parallel.{name} is {getattr(parallel, name)}; denoisers are shared by dp_shard, "
                 "dp_replicate and cp only"
             )
 

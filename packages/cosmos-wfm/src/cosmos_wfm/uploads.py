@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 
 from fsspec.core import url_to_fs
 
-from cosmos_wfm.errors import UploadError
+from cosmos_wfm.errors import UploadError, WfmConfigError
 
 UPLOADED = "uploaded.json"
 
@@ -27,6 +27,15 @@ class UploadConfig:
 
     url: str
     saves: Literal["all", "final"] = "all"
+
+    def __post_init__(self) -> None:
+        """Refuse no address, which would be the root of this machine's files.
+
+        Raises:
+            WfmConfigError: if it is empty.
+        """
+        if not self.url.strip("/"):
+            raise WfmConfigError(f"upload: url is {self.url!r}; it must be a prefix of a store")
 
 
 def upload_directory(directory: Path, url: str) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor
 from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition, device_of
 from cosmos_wfm.errors import WfmConfigError
 from cosmos_wfm.guidance import guided_velocity
+from cosmos_wfm.ranges import check_at_least
 from cosmos_wfm.rollouts import SamplerConfig
 from cosmos_wfm.sampling import flow_schedule, sample_ode
 from cosmos_wfm.seeds import seeded_generator
@@ -42,11 +43,9 @@ class ValidationConfig:
         Raises:
             WfmConfigError: names what is missing.
         """
-        if not self.prompts or self.every < 1 or self.samples_per_prompt < 1:
-            raise WfmConfigError(
-                f"validation: {len(self.prompts)} prompts, every {self.every}, "
-                f"samples_per_prompt {self.samples_per_prompt}; each must be 1 or more"
-            )
+        if not self.prompts:
+            raise WfmConfigError("validation: there are no prompts")
+        check_at_least("validation", self, every=1, samples_per_prompt=1, seed=0)
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ from torch import Tensor
 from cosmos_wfm.caption_data import BrokenPolicy, CaptionedFiles, CaptionedImage
 from cosmos_wfm.captions import fit_sizes
 from cosmos_wfm.errors import CaptionDataError
+from cosmos_wfm.ranges import check_at_least
 
 _TURNS = {
     90: Image.Transpose.ROTATE_90,
@@ -53,6 +54,14 @@ class VideoCaptionsConfig:
     buckets: tuple[tuple[int, int], ...] = ()
     max_enlargement: float = 0.0
     broken: BrokenPolicy = "fatal"
+
+    def __post_init__(self) -> None:
+        """Check the ranges; sizes are held against the model.
+
+        Raises:
+            WfmConfigError: names the field that is out of range.
+        """
+        check_at_least("data", self, max_enlargement=0)
 
     def build(self) -> "VideoCaptions":
         """Open the directory and look at every video's first frames.

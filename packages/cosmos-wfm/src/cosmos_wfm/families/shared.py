@@ -186,6 +186,8 @@ def check_frames(frames: int, temporal: int) -> None:
     Raises:
         PipelineError: names the nearest lengths that are right.
     """
+    if frames < 1:
+        raise PipelineError(f"{frames} frames; there must be 1 or more")
     if temporal == 0 and frames != 1:
         raise PipelineError(f"{frames} frames, but this is a model of images: 1 frame")
     if temporal and (frames - 1) % temporal:
