@@ -17,13 +17,13 @@ from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.byte_rows import byte_rows
 from cosmos_weightsync.checksums import (
     RunningChecksum,
-    VersionChecksums,
     combined_digest,
     flat_bytes,
     tensor_checksum,
 )
 from cosmos_weightsync.errors import LayoutError
 from cosmos_weightsync.planning import Piece
+from cosmos_weightsync.version_checksums import VersionChecksums
 
 __all__ = [
     "Chunk",
