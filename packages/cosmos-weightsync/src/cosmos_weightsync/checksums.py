@@ -92,7 +92,9 @@ def tensor_checksum(tensor: Tensor) -> int:
     return running.value
 
 
-def combined_digest(sums: Mapping[tuple[int, int], int]) -> str:
-    """One digest over the checksums of all pieces, by (source, number of the piece)."""
-    text = ";".join(f"{source},{piece},{value}" for (source, piece), value in sorted(sums.items()))
-    return xxhash.xxh3_64_hexdigest(text.encode())
+def combined_digest(sums: Mapping[int, Sequence[int]]) -> str:
+    """One digest over the checksums of all pieces, in order, by the number of the source."""
+    state = xxhash.xxh3_64()
+    for source, values in sorted(sums.items()):
+        state.update(np.array([source, len(values), *values], dtype="<u8").data)
+    return state.hexdigest()

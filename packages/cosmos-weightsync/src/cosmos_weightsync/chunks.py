@@ -61,6 +61,11 @@ class Message:
     chunks: tuple[Chunk, ...]
     num_bytes: int
 
+    def tell(self, held: "HeldBoxes") -> None:
+        """Its bytes lie in place."""
+        regions = [(chunk.name, chunk.box) for chunk in self.chunks]
+        held.arrived(regions, sum(chunk.num_bytes for chunk in self.chunks))
+
 
 def schedule(
     pieces: Sequence[Piece], bucket_bytes: int, direct_bytes: int = DIRECT_BYTES
@@ -101,7 +106,7 @@ class HeldBoxes:
         arena: Where all of them lie, if in one.
         checksums: Of the version they hold, if somebody keeps them.
         on_view: Called with name and box before a view is given away; it may wait or refuse.
-        on_arrival: Called with name and box once new bytes lie in place; from any thread.
+        on_arrival: Called with regions once new bytes lie in place, and how many; from any thread.
     """
 
     def __init__(
@@ -111,7 +116,7 @@ class HeldBoxes:
         arena: Arena | None = None,
         checksums: VersionChecksums | None = None,
         on_view: Callable[[str, Box], None] | None = None,
-        on_arrival: Callable[[str, Box], None] | None = None,
+        on_arrival: Callable[[Sequence[tuple[str, Box]], int], None] | None = None,
     ) -> None:
         self.arena = arena
         self.checksums = checksums
@@ -167,10 +172,10 @@ class HeldBoxes:
         """Whether a view may have to be waited for."""
         return self._on_view is not None
 
-    def arrived(self, name: str, box: Box) -> None:
-        """New bytes lie in place; whoever puts them there says so."""
+    def arrived(self, regions: Sequence[tuple[str, Box]], num_bytes: int) -> None:
+        """So many new bytes lie in these regions; whoever puts them there says so."""
         if self._on_arrival is not None:
-            self._on_arrival(name, box)
+            self._on_arrival(regions, num_bytes)
 
 
 def message_view(message: Message, held: HeldBoxes, device: torch.device) -> Tensor | None:

@@ -40,10 +40,10 @@ from cosmos_weightsync.chunks import (
     message_rows,
     message_view,
     pack,
-    schedule,
     unpack,
 )
 from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.edge_pieces import Batch, EdgePieces, EdgePlaces
 from cosmos_weightsync.errors import DigestError
 from cosmos_weightsync.planning import Piece
 from cosmos_weightsync.transports import (
@@ -51,6 +51,7 @@ from cosmos_weightsync.transports import (
     Channel,
     StreamChannel,
     Window,
+    Windows,
     one_sided,
 )
 
@@ -136,20 +137,17 @@ def serve_edge(
     Raises:
         TransferError: the receiver is gone or too slow; the channel is of no use afterwards.
     """
+    pieces = EdgePieces.of(pieces)
     if one_sided(channel):
         if held.is_arriving:  # Pass on what is there, rather than wait for the last piece.
             channel.decline(deadline)
-        elif channel.expose(_views(pieces, held), held.arena, deadline):
+        elif channel.expose(pieces.places(held).views, held.arena, deadline):
             sums = source_checksums(pieces, held)
             channel.await_finish(deadline)
             return sums
     with buckets.borrow() as bucket:
         _send(channel, pieces, held, bucket, bucket_bytes, deadline)
     return source_checksums(pieces, held)
-
-
-def _views(pieces: Sequence[Piece], held: HeldBoxes) -> list[Tensor]:
-    return [held.view(piece.name, piece.box) for piece in pieces]
 
 
 class _UnderWay:
@@ -178,7 +176,7 @@ class _UnderWay:
 
 def _send(
     channel: Channel,
-    pieces: Sequence[Piece],
+    pieces: EdgePieces,
     held: HeldBoxes,
     bucket: _Borrowed,
     bucket_bytes: int,
@@ -213,11 +211,10 @@ def source_checksums(pieces: Sequence[Piece], held: HeldBoxes) -> list[int]:
     return [tensor_checksum(held.view(piece.name, piece.box)) for piece in pieces]
 
 
-def _messages(channel: Channel, pieces: Sequence[Piece], bucket_bytes: int) -> list[Message]:
+def _messages(channel: Channel, pieces: EdgePieces, bucket_bytes: int) -> list[Message]:
     """The messages of the edge; two of them fit into a bucket."""
     policy = channel.capabilities
-    size = min(half_of(bucket_bytes), policy.message_bytes)
-    return list(schedule(pieces, size, policy.direct_bytes))
+    return pieces.messages(min(half_of(bucket_bytes), policy.message_bytes), policy.direct_bytes)
 
 
 def pull_edge(
@@ -237,29 +234,30 @@ def pull_edge(
     Raises:
         TransferError: the source is gone or too slow; the channel is of no use afterwards.
     """
+    pieces = EdgePieces.of(pieces)
     with buckets.borrow() as bucket:
         if one_sided(channel):
-            views = _views(pieces, held)
-            windows = channel.windows([(view.shape, view.dtype) for view in views], deadline)
+            places = pieces.places(held)
+            windows = channel.windows(places.shapes, deadline)
             if windows is not None:
                 sums: list[int] = []
-                for piece, window in zip(pieces, windows, strict=True):
+                for batch in places.batches(windows, half_of(bucket_bytes)):
                     deadline.remaining("the rest of the pieces")
-                    sums.append(_read(channel, window, piece, held, bucket))
-                    held.arrived(piece.name, piece.box)
+                    sums += _read(channel, windows, batch, places, bucket)
+                    held.arrived(pieces.regions[batch.first : batch.stop], batch.num_bytes)
                 channel.finish(deadline)
                 return sums
         return _receive(channel, pieces, held, bucket, bucket_bytes, deadline)
 
 
 def _read(
-    channel: Channel, window: Window, piece: Piece, held: HeldBoxes, bucket: _Borrowed
-) -> int:
-    """Copy and hash a piece: in one go where both ends are rows of bytes, as they mostly are."""
-    raw = held.raw(piece.name, piece.box)
-    if raw is not None and window.row_bytes is not None:
-        return window.take(raw)
-    return _read_boxes(channel, window, held.view(piece.name, piece.box), bucket)
+    channel: Channel, windows: Windows, batch: Batch, places: EdgePlaces, bucket: _Borrowed
+) -> list[int]:
+    """Copy and hash pieces: in one go where both ends are rows of bytes, as they mostly are."""
+    if batch.take is not None:
+        return batch.take()
+    numbers = range(batch.first, batch.stop)
+    return [_read_boxes(channel, windows[n], places.views[n], bucket) for n in numbers]
 
 
 def _read_boxes(channel: Channel, window: Window, view: Tensor, bucket: _Borrowed) -> int:
@@ -292,13 +290,12 @@ class _Arrival:
         add_checksums(self.message, self.view, sums)
         if not self.is_direct:
             unpack(self.message, held, self.view)
-        for chunk in self.message.chunks:
-            held.arrived(chunk.name, chunk.box)
+        self.message.tell(held)
 
 
 def _receive(
     channel: Channel,
-    pieces: Sequence[Piece],
+    pieces: EdgePieces,
     held: HeldBoxes,
     bucket: _Borrowed,
     bucket_bytes: int,
@@ -343,7 +340,7 @@ def _stream_in(
     if raw is None:
         return False
     channel.recv_hashed(raw, sums[first.piece], deadline)
-    held.arrived(first.name, first.box)
+    message.tell(held)
     return True
 
 
@@ -369,6 +366,8 @@ def compare_checksums(
     Raises:
         DigestError: they differ; it names the first tensor and region that does.
     """
+    if len(pieces) == len(sent) and sent == arrived:
+        return
     for piece, expected, found in zip(pieces, sent, arrived, strict=True):
         if expected != found:
             raise DigestError(

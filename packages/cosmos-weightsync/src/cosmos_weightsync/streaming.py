@@ -23,6 +23,7 @@ __all__ = [
     "Moves",
     "PlainRows",
     "RowMove",
+    "RowRead",
     "compiled_rows",
     "row_engine",
     "usable_rows",
@@ -46,6 +47,21 @@ class RowMove:
     rows: np.ndarray
     into: np.ndarray | None
     is_hashed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RowRead:
+    """Rows to be copied out of another process and hashed.
+
+    Attributes:
+        address: Of the first row there.
+        step: From one row to the next.
+        into: ``uint8[rows, row_bytes]``, contiguous.
+    """
+
+    address: int
+    step: int
+    into: np.ndarray
 
 
 class Moves(Protocol):
@@ -175,21 +191,10 @@ class CompiledRows:
         rows = [_entry(move) for move in moves]
         return _CompiledMoves(self._make, np.array(rows, dtype=_MOVE), moves)
 
-    def prepare_read(self, process: int, address: int, step: int, into: np.ndarray) -> Moves:
-        """Keep one move to be made out of another process.
-
-        Args:
-            process: Its id.
-            address: Of the first row there.
-            step: From one row to the next.
-            into: ``uint8[rows, row_bytes]``, contiguous.
-        """
-        num_rows, row_bytes = into.shape
-        if step == row_bytes:
-            num_rows, row_bytes = 1, into.size
-        entry = (_address(into), 0, address, step, row_bytes, num_rows, 1, 0)
-        table = np.array([entry], dtype=_MOVE)
-        return _CompiledMoves(self._make, table, [RowMove(into, None)], process)
+    def prepare_reads(self, process: int, reads: Sequence[RowRead]) -> Moves:
+        """Keep moves to be made out of another process, whose id this is."""
+        table = np.array([_read_entry(read) for read in reads], dtype=_MOVE)
+        return _CompiledMoves(self._make, table, [RowMove(r.into, None) for r in reads], process)
 
     def receive(self, state: Any, into: np.ndarray, stream: int, until: float) -> None:
         """Fill contiguous memory from a stream socket, and carry a checksum on over it.
@@ -253,6 +258,13 @@ def _entry(move: RowMove) -> tuple[int, ...]:
         num_rows, row_bytes = 1, rows.size
     to = (0, 0) if into is None else (_address(into), into.strides[0])
     return (*to, _address(rows), rows.strides[0], row_bytes, num_rows, int(move.is_hashed), 0)
+
+
+def _read_entry(read: RowRead) -> tuple[int, ...]:
+    num_rows, row_bytes = read.into.shape
+    if read.step == row_bytes:
+        num_rows, row_bytes = 1, read.into.size
+    return (_address(read.into), 0, read.address, read.step, row_bytes, num_rows, 1, 0)
 
 
 def usable_rows(path: Path) -> CompiledRows | None:
