@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from cosmos_weightsync.arenas import ALIGNMENT, Arena
 from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.byte_rows import byte_rows
 from cosmos_weightsync.checksums import (
-    RunningChecksum,
     combined_digest,
     flat_bytes,
     tensor_checksum,
@@ -29,10 +27,9 @@ __all__ = [
     "Chunk",
     "HeldBoxes",
     "Message",
-    "add_checksums",
     "flat_bytes",
+    "message_parts",
     "message_rows",
-    "message_view",
     "pack",
     "piece_checksum",
     "schedule",
@@ -178,14 +175,6 @@ class HeldBoxes:
             self._on_arrival(regions, num_bytes)
 
 
-def message_view(message: Message, held: HeldBoxes, device: torch.device) -> Tensor | None:
-    """The memory of a message that needs no packing, or ``None``."""
-    if len(message.chunks) != 1:
-        return None
-    view = held.view(message.chunks[0].name, message.chunks[0].box)
-    return flat_bytes(view) if view.is_contiguous() and view.device == device else None
-
-
 def message_rows(message: Message, held: HeldBoxes) -> np.ndarray | None:
     """The memory of a message as rows of bytes, if it is of one piece that falls into such."""
     if len(message.chunks) != 1:
@@ -195,7 +184,7 @@ def message_rows(message: Message, held: HeldBoxes) -> np.ndarray | None:
 
 def pack(message: Message, held: HeldBoxes, bucket: Tensor) -> Tensor:
     """Copy the chunks into the bucket; returns the part of the bucket that is the message."""
-    for chunk, part in _parts(message, bucket):
+    for chunk, part in message_parts(message, bucket):
         view = held.view(chunk.name, chunk.box)
         rows = held.rows(chunk.name, chunk.box) if part.device.type == "cpu" else None
         if rows is not None and rows.shape[1] > 1:  # Rows with gaps: NumPy copies them faster.
@@ -207,20 +196,15 @@ def pack(message: Message, held: HeldBoxes, bucket: Tensor) -> Tensor:
 
 def unpack(message: Message, held: HeldBoxes, bucket: Tensor) -> None:
     """Copy the chunks out of the bucket to where they belong."""
-    for chunk, part in _parts(message, bucket):
+    for chunk, part in message_parts(message, bucket):
         view = held.view(chunk.name, chunk.box)
         view.copy_(part.view(view.dtype).view(view.shape))
 
 
-def _parts(message: Message, bucket: Tensor) -> Iterator[tuple[Chunk, Tensor]]:
+def message_parts(message: Message, bucket: Tensor) -> Iterator[tuple[Chunk, Tensor]]:
+    """The chunks of a message, and where each lies in the bucket."""
     for chunk in message.chunks:
         yield chunk, bucket[chunk.offset : chunk.offset + chunk.num_bytes]
-
-
-def add_checksums(message: Message, content: Tensor, sums: Sequence[RunningChecksum]) -> None:
-    """Carry on the running checksum of every piece that has a chunk in this message."""
-    for chunk, part in _parts(message, content):
-        sums[chunk.piece].add(part)
 
 
 def piece_checksum(held: HeldBoxes, piece: Piece) -> int:

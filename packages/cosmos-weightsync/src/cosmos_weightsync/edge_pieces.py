@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.chunks import HeldBoxes, Message, schedule
+from cosmos_weightsync.placed_messages import PlacedMessage
 from cosmos_weightsync.planning import Piece
 from cosmos_weightsync.transports import Windows
 
@@ -101,7 +102,17 @@ class EdgePlaces:
         ]
         self._raws = [held.raw(name, box) for name, box in pieces.regions]
         self._sizes = [piece.num_bytes for piece in pieces]
+        self._messages: dict[tuple[int, str], list[PlacedMessage]] = {}
         self._batches: WeakKeyDictionary[Windows, tuple[int, list[Batch]]] = WeakKeyDictionary()
+
+    def messages(
+        self, messages: Sequence[Message], held: HeldBoxes, device: torch.device
+    ) -> list[PlacedMessage]:
+        """The messages that `EdgePieces.messages` made, over this memory."""
+        key = id(messages), device.type
+        if key not in self._messages:
+            self._messages[key] = [PlacedMessage(each, held, device) for each in messages]
+        return self._messages[key]
 
     def batches(self, windows: Windows, batch_bytes: int) -> list[Batch]:
         """All pieces, in order, as they are best read out of these windows.

@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import xxhash
 
 __all__ = [
     "SHORTEST_COMPILED",
+    "CompiledMoves",
     "CompiledRows",
     "Moves",
     "PlainRows",
@@ -122,8 +123,8 @@ _MOVE = np.dtype(
 """`struct move` of the library."""
 
 
-class _CompiledMoves:
-    """Moves as the library wants them.
+class CompiledMoves:
+    """Moves as the library wants them; `CompiledRows` makes them.
 
     Args:
         make: Of the library.
@@ -141,13 +142,29 @@ class _CompiledMoves:
     ) -> None:
         sizes = table["row_bytes"] * table["num_rows"]
         self._arguments = (_address(table), len(table), process)
+        self._table = table
         self._values = table["value"]
         self._make = make
         short = np.flatnonzero((sizes < SHORTEST_COMPILED) & (table["is_hashed"] == 1))
+        self._shifted: np.ndarray | None = None
+        self._start = 0
         self._short = {int(i): _PlainMoves([_only_hashed(memory[i])]) for i in short}
         self._memory = memory
 
+    def in_bucket(self, end: Literal["to", "source"], start: int) -> "CompiledMoves":
+        """Say that one end of all of them is in a bucket that starts at this address."""
+        self._shifted, self._start = self._table[end], start
+        return self
+
+    def make_in(self, start: int) -> list[int]:
+        """`make` them in a bucket that starts elsewhere."""
+        assert self._shifted is not None
+        self._shifted += np.array(start - self._start).astype(np.uint64)
+        self._start = start
+        return self.make()
+
     def make(self) -> list[int]:
+        """See `Moves.make`."""
         _check(self._make(*self._arguments))
         values = self._values.tolist()
         for index, move in self._short.items():
@@ -186,15 +203,15 @@ class CompiledRows:
         )
         self._state_bytes = int(_function(library.cosmos_state_bytes, size)())
 
-    def prepare(self, moves: Sequence[RowMove]) -> Moves:
+    def prepare(self, moves: Sequence[RowMove]) -> CompiledMoves:
         """Keep moves to be made."""
         rows = [_entry(move) for move in moves]
-        return _CompiledMoves(self._make, np.array(rows, dtype=_MOVE), moves)
+        return CompiledMoves(self._make, np.array(rows, dtype=_MOVE), moves)
 
-    def prepare_reads(self, process: int, reads: Sequence[RowRead]) -> Moves:
+    def prepare_reads(self, process: int, reads: Sequence[RowRead]) -> CompiledMoves:
         """Keep moves to be made out of another process, whose id this is."""
         table = np.array([_read_entry(read) for read in reads], dtype=_MOVE)
-        return _CompiledMoves(self._make, table, [RowMove(r.into, None) for r in reads], process)
+        return CompiledMoves(self._make, table, [RowMove(r.into, None) for r in reads], process)
 
     def receive(self, state: Any, into: np.ndarray, stream: int, until: float) -> None:
         """Fill contiguous memory from a stream socket, and carry a checksum on over it.

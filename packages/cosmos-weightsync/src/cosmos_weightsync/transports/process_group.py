@@ -93,8 +93,11 @@ class _ProcessGroupChannel:
         if group is None:
             raise PeerLostError("this end of the channel is closed")
         try:
-            with self._aside():
+            if self._stream is None:
                 work = start(group)
+            else:
+                with self._aside(self._stream):
+                    work = start(group)
         except RuntimeError as error:
             raise _translated(error, self._peer_name) from error
 
@@ -111,13 +114,10 @@ class _ProcessGroupChannel:
         return wait
 
     @contextlib.contextmanager
-    def _aside(self) -> Generator[None]:
+    def _aside(self, stream: torch.cuda.Stream) -> Generator[None]:
         """On the channel's stream, after what this thread has begun on its own."""
-        if self._stream is None:
-            yield
-            return
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
             yield
 
     def _finish(self, work: Any, stream: torch.cuda.Stream, seconds: float) -> None:
