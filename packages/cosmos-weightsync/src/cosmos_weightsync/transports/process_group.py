@@ -36,7 +36,9 @@ from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, 
 __all__ = ["ProcessGroupTransport"]
 
 _CAPABILITIES = {
-    "cpu": Capabilities(message_bytes=4 << 20, groups=16),  # Gloo: packing costs more than a call.
+    "cpu": Capabilities(  # Gloo: a message costs as much as packing some hundred KiB.
+        direct_bytes=1 << 20, message_bytes=4 << 20, groups=16
+    ),
     "cuda": Capabilities(  # NCCL: a call costs more than packing.
         devices=frozenset({"cpu", "cuda"}),
         copies=0,
