@@ -59,7 +59,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "carry_through": "for what must not be given up half-way; its parts have deadlines"
     },
     "cosmos_weightsync/dialing.py": {"meet_all": _DONE},
-    "cosmos_weightsync/edges.py": {"both": "made of waits that have one"},
+    "cosmos_weightsync/edges.py": {"_end": "made of waits that have one"},
     "cosmos_weightsync/files/fetching.py": {"_sums_of": _NO_WAIT},
     "cosmos_weightsync/files/writing.py": {"_parts": _NO_WAIT},
     "cosmos_weightsync/server.py": {"_accept": _IDLE},

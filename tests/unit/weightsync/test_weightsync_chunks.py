@@ -7,17 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cosmos_weightsync import Box, LayoutError, Piece
-from cosmos_weightsync.checksums import RunningChecksum
-from cosmos_weightsync.chunks import (
-    DIRECT_BYTES,
-    HeldBoxes,
-    add_checksums,
-    message_view,
-    pack,
-    piece_checksum,
-    schedule,
-    unpack,
-)
+from cosmos_weightsync.chunks import DIRECT_BYTES, HeldBoxes, pack, piece_checksum, schedule
+from cosmos_weightsync.placed_messages import PieceSums, PlacedMessage
 
 CPU = torch.device("cpu")
 
@@ -40,22 +31,29 @@ def test_packing_and_unpacking_moves_every_element(shapes, bucket):
     sent = HeldBoxes((name, Box.full(t.shape), t) for name, t in tensors.items())
     copies = {name: torch.full_like(t, -1) for name, t in tensors.items()}
     received = HeldBoxes((name, Box.full(t.shape), t) for name, t in copies.items())
-    sums = [RunningChecksum(piece.num_bytes) for piece in pieces]
-    for message in schedule(pieces, bucket):
-        assert message.num_bytes <= bucket
-        content = pack(message, sent, torch.empty(bucket, dtype=torch.uint8))
-        add_checksums(message, content, sums)
-        unpack(message, received, content)
-    for index, (name, tensor) in enumerate(tensors.items()):
-        assert torch.equal(copies[name], tensor)
-        assert sums[index].value == xxhash.xxh3_64_intdigest(tensor.numpy().tobytes())
+    messages = list(schedule(pieces, bucket))
+    ends = [
+        (PlacedMessage(each, sent, CPU), PlacedMessage(each, received, CPU)) for each in messages
+    ]
+    for _ in range(2):  # What was prepared for one version is used for the next.
+        sums = PieceSums(pieces)
+        for source, target in ends:
+            assert source.message.num_bytes <= bucket
+            content = source.pack(sent, torch.empty(bucket, dtype=torch.uint8))
+            into = content.clone() if target.flat is None else target.flat
+            into.copy_(content)
+            target.end(received, into, sums)
+        for (name, tensor), value in zip(tensors.items(), sums.values(), strict=True):
+            assert torch.equal(copies[name], tensor)
+            assert value == xxhash.xxh3_64_intdigest(tensor.numpy().tobytes())
+            tensor.neg_()
 
 
 def test_large_contiguous_pieces_travel_in_place():
     tensor = torch.zeros(DIRECT_BYTES // 4 + 5)
     held = HeldBoxes([("w", Box.full(tensor.shape), tensor)])
     (message,) = schedule([piece("w", Box.full(tensor.shape))], 1 << 20)
-    view = message_view(message, held, CPU)
+    view = PlacedMessage(message, held, CPU).flat
     assert view is not None
     assert view.data_ptr() == tensor.data_ptr()
 
@@ -65,7 +63,7 @@ def test_strided_pieces_are_packed():
     held = HeldBoxes([("w", Box.full((3, 4)), tensor)])
     columns = Box((0, 1), (3, 3))
     (message,) = schedule([piece("w", columns)], 1 << 20)
-    assert message_view(message, held, CPU) is None
+    assert PlacedMessage(message, held, CPU).flat is None
     packed = pack(message, held, torch.empty(1 << 20, dtype=torch.uint8))
     assert packed.view(torch.float32).tolist() == [1, 2, 5, 6, 9, 10]
 
@@ -81,10 +79,11 @@ def test_a_checksum_of_memory_equals_that_of_the_messages():
     tensor = torch.randn(7, 5)
     held = HeldBoxes([("w", Box.full((7, 5)), tensor)])
     part = piece("w", Box((1, 1), (6, 4)))
-    sums = [RunningChecksum()]
+    sums = PieceSums([part])
     for message in schedule([part], 32):
-        add_checksums(message, pack(message, held, torch.empty(32, dtype=torch.uint8)), sums)
-    assert sums[0].value == piece_checksum(held, part)
+        content = pack(message, held, torch.empty(32, dtype=torch.uint8))
+        PlacedMessage(message, held, CPU).end(held, content, sums)
+    assert sums.values() == [piece_checksum(held, part)]
 
 
 def test_what_is_not_held_cannot_be_viewed():

@@ -18,7 +18,7 @@ def arriving() -> tuple[Shadow, Arena | None]:
     shadow.place(shards, arena)
     shadow.begin(1, "run", Deadline.after(1))
     shadow.arriving().view("w", SPEC.box).fill_(7.0)
-    shadow.arriving().arrived("w", SPEC.box)
+    shadow.arriving().arrived([("w", SPEC.box)], SPEC.num_bytes)
     return shadow, arena
 
 

@@ -17,6 +17,7 @@ from cosmos_weightsync.streaming import (
     CompiledRows,
     PlainRows,
     RowMove,
+    RowRead,
     compiled_rows,
     usable_rows,
 )
@@ -103,8 +104,9 @@ def test_another_process_is_read_as_memory_is(compiled, rows, row_bytes, step, i
     del into_step
     content = noise(rows * step + row_bytes)
     source, into = laid_out(rows, row_bytes, step, content), np.zeros((rows, row_bytes), np.uint8)
+    read = RowRead(content.ctypes.data, step, into)
     try:  # This process, as if it were another.
-        (found,) = compiled.prepare_read(os.getpid(), content.ctypes.data, step, into).make()
+        (found,) = compiled.prepare_reads(os.getpid(), [read]).make()
     except PermissionError:
         pytest.skip("the system forbids reading the memory of processes")
     assert np.array_equal(into, source)
@@ -112,8 +114,9 @@ def test_another_process_is_read_as_memory_is(compiled, rows, row_bytes, step, i
 
 
 def test_memory_that_is_not_there_is_an_error_of_the_system(compiled):
+    into = np.zeros((300_000, 1), np.uint8)
     with pytest.raises(OSError, match=r"address|permitted") as caught:
-        compiled.prepare_read(os.getpid(), 4096, 1, np.zeros((300_000, 1), np.uint8)).make()
+        compiled.prepare_reads(os.getpid(), [RowRead(4096, 1, into)]).make()
     assert caught.value.errno in {errno.EFAULT, errno.EPERM}
 
 

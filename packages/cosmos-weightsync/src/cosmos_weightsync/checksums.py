@@ -4,8 +4,7 @@ A checksum does not depend on how a box is cut on its way, so the two sides may 
 different parts. Parts are small enough to be hashed while the processor's cache still holds them.
 """
 
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -13,15 +12,11 @@ import xxhash
 from torch import Tensor
 
 from cosmos_weightsync.boxes import Box
-from cosmos_weightsync.layout import ShardSpec
-from cosmos_weightsync.planning import Piece
 from cosmos_weightsync.streaming import SHORTEST_COMPILED, compiled_rows
 
 __all__ = [
     "BLOCK_BYTES",
-    "ChecksumCache",
     "RunningChecksum",
-    "VersionChecksums",
     "box_blocks",
     "combined_digest",
     "flat_bytes",
@@ -97,74 +92,9 @@ def tensor_checksum(tensor: Tensor) -> int:
     return running.value
 
 
-def combined_digest(sums: Mapping[tuple[int, int], int]) -> str:
-    """One digest over the checksums of all pieces, by (source, number of the piece)."""
-    text = ";".join(f"{source},{piece},{value}" for (source, piece), value in sorted(sums.items()))
-    return xxhash.xxh3_64_hexdigest(text.encode())
-
-
-class ChecksumCache:
-    """Checksums of the boxes that somebody asks for, of versions that follow one another.
-
-    What was asked for in one version is likely asked for in the next: `refresh` computes it when
-    the version is written, while the bytes are in the cache and before anybody waits. A box that
-    nobody asked for in two versions is forgotten. May be used from any thread.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._unused_for: dict[tuple[str, Box], int] = {}
-
-    def start(self) -> "VersionChecksums":
-        """The checksums of a version about to be written; nothing is known of it yet."""
-        with self._lock:
-            for key in list(self._unused_for):
-                self._unused_for[key] += 1
-                if self._unused_for[key] > _FORGOTTEN_AFTER:
-                    del self._unused_for[key]
-            expected = list(self._unused_for)
-        return VersionChecksums(self._asked, expected)
-
-    def _asked(self, keys: Iterable[tuple[str, Box]]) -> None:
-        with self._lock:
-            for key in keys:
-                self._unused_for[key] = 0
-
-
-_FORGOTTEN_AFTER = 2
-
-
-class VersionChecksums:
-    """The checksums of one version. May be used from any thread once the version is written.
-
-    Attributes:
-        expected: The boxes by tensor name that are likely to be asked for.
-    """
-
-    def __init__(
-        self,
-        asked: Callable[[Iterable[tuple[str, Box]]], None],
-        expected: Sequence[tuple[str, Box]],
-    ) -> None:
-        self._asked = asked
-        self._known: dict[tuple[str, Box], int] = {}
-        self.expected: dict[str, list[Box]] = {}
-        for name, box in expected:
-            self.expected.setdefault(name, []).append(box)
-
-    def expected_in(self, spec: ShardSpec) -> list[Box]:
-        """What is likely to be asked for of this shard."""
-        return [box for box in self.expected.get(spec.name, ()) if spec.box.contains(box)]
-
-    def learn(self, name: str, sums: Mapping[Box, int]) -> None:
-        """Checksums that were computed while the version was written."""
-        self._known.update({(name, box): value for box, value in sums.items()})
-
-    def of_pieces(self, pieces: Sequence[Piece], view: Callable[[str, Box], Tensor]) -> list[int]:
-        """The checksums of these pieces; computes those that nobody asked for before."""
-        keys = [(piece.name, piece.box) for piece in pieces]
-        for key in keys:
-            if key not in self._known:
-                self._known[key] = tensor_checksum(view(*key))
-        self._asked(keys)
-        return [self._known[key] for key in keys]
+def combined_digest(sums: Mapping[int, Sequence[int]]) -> str:
+    """One digest over the checksums of all pieces, in order, by the number of the source."""
+    state = xxhash.xxh3_64()
+    for source, values in sorted(sums.items()):
+        state.update(np.array([source, len(values), *values], dtype="<u8").data)
+    return state.hexdigest()

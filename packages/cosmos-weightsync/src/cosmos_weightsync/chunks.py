@@ -9,30 +9,27 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from cosmos_weightsync.arenas import ALIGNMENT, Arena
 from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.byte_rows import byte_rows
 from cosmos_weightsync.checksums import (
-    RunningChecksum,
-    VersionChecksums,
     combined_digest,
     flat_bytes,
     tensor_checksum,
 )
 from cosmos_weightsync.errors import LayoutError
 from cosmos_weightsync.planning import Piece
+from cosmos_weightsync.version_checksums import VersionChecksums
 
 __all__ = [
     "Chunk",
     "HeldBoxes",
     "Message",
-    "add_checksums",
     "flat_bytes",
+    "message_parts",
     "message_rows",
-    "message_view",
     "pack",
     "piece_checksum",
     "schedule",
@@ -60,6 +57,11 @@ class Message:
 
     chunks: tuple[Chunk, ...]
     num_bytes: int
+
+    def tell(self, held: "HeldBoxes") -> None:
+        """Its bytes lie in place."""
+        regions = [(chunk.name, chunk.box) for chunk in self.chunks]
+        held.arrived(regions, sum(chunk.num_bytes for chunk in self.chunks))
 
 
 def schedule(
@@ -101,7 +103,7 @@ class HeldBoxes:
         arena: Where all of them lie, if in one.
         checksums: Of the version they hold, if somebody keeps them.
         on_view: Called with name and box before a view is given away; it may wait or refuse.
-        on_arrival: Called with name and box once new bytes lie in place; from any thread.
+        on_arrival: Called with regions once new bytes lie in place, and how many; from any thread.
     """
 
     def __init__(
@@ -111,7 +113,7 @@ class HeldBoxes:
         arena: Arena | None = None,
         checksums: VersionChecksums | None = None,
         on_view: Callable[[str, Box], None] | None = None,
-        on_arrival: Callable[[str, Box], None] | None = None,
+        on_arrival: Callable[[Sequence[tuple[str, Box]], int], None] | None = None,
     ) -> None:
         self.arena = arena
         self.checksums = checksums
@@ -167,18 +169,10 @@ class HeldBoxes:
         """Whether a view may have to be waited for."""
         return self._on_view is not None
 
-    def arrived(self, name: str, box: Box) -> None:
-        """New bytes lie in place; whoever puts them there says so."""
+    def arrived(self, regions: Sequence[tuple[str, Box]], num_bytes: int) -> None:
+        """So many new bytes lie in these regions; whoever puts them there says so."""
         if self._on_arrival is not None:
-            self._on_arrival(name, box)
-
-
-def message_view(message: Message, held: HeldBoxes, device: torch.device) -> Tensor | None:
-    """The memory of a message that needs no packing, or ``None``."""
-    if len(message.chunks) != 1:
-        return None
-    view = held.view(message.chunks[0].name, message.chunks[0].box)
-    return flat_bytes(view) if view.is_contiguous() and view.device == device else None
+            self._on_arrival(regions, num_bytes)
 
 
 def message_rows(message: Message, held: HeldBoxes) -> np.ndarray | None:
@@ -190,7 +184,7 @@ def message_rows(message: Message, held: HeldBoxes) -> np.ndarray | None:
 
 def pack(message: Message, held: HeldBoxes, bucket: Tensor) -> Tensor:
     """Copy the chunks into the bucket; returns the part of the bucket that is the message."""
-    for chunk, part in _parts(message, bucket):
+    for chunk, part in message_parts(message, bucket):
         view = held.view(chunk.name, chunk.box)
         rows = held.rows(chunk.name, chunk.box) if part.device.type == "cpu" else None
         if rows is not None and rows.shape[1] > 1:  # Rows with gaps: NumPy copies them faster.
@@ -202,20 +196,15 @@ def pack(message: Message, held: HeldBoxes, bucket: Tensor) -> Tensor:
 
 def unpack(message: Message, held: HeldBoxes, bucket: Tensor) -> None:
     """Copy the chunks out of the bucket to where they belong."""
-    for chunk, part in _parts(message, bucket):
+    for chunk, part in message_parts(message, bucket):
         view = held.view(chunk.name, chunk.box)
         view.copy_(part.view(view.dtype).view(view.shape))
 
 
-def _parts(message: Message, bucket: Tensor) -> Iterator[tuple[Chunk, Tensor]]:
+def message_parts(message: Message, bucket: Tensor) -> Iterator[tuple[Chunk, Tensor]]:
+    """The chunks of a message, and where each lies in the bucket."""
     for chunk in message.chunks:
         yield chunk, bucket[chunk.offset : chunk.offset + chunk.num_bytes]
-
-
-def add_checksums(message: Message, content: Tensor, sums: Sequence[RunningChecksum]) -> None:
-    """Carry on the running checksum of every piece that has a chunk in this message."""
-    for chunk, part in _parts(message, content):
-        sums[chunk.piece].add(part)
 
 
 def piece_checksum(held: HeldBoxes, piece: Piece) -> int:

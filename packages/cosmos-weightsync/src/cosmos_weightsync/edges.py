@@ -20,9 +20,9 @@ receiver                  │ done 0 │ done 1 │ done 2
 
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -35,22 +35,18 @@ from cosmos_weightsync.checksums import (
 )
 from cosmos_weightsync.chunks import (
     HeldBoxes,
-    Message,
-    add_checksums,
-    message_rows,
-    message_view,
-    pack,
-    schedule,
-    unpack,
 )
 from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.edge_pieces import Batch, EdgePieces, EdgePlaces
 from cosmos_weightsync.errors import DigestError
+from cosmos_weightsync.placed_messages import PieceSums, PlacedMessage
 from cosmos_weightsync.planning import Piece
 from cosmos_weightsync.transports import (
     BatchedChannel,
     Channel,
     StreamChannel,
     Window,
+    Windows,
     one_sided,
 )
 
@@ -136,20 +132,17 @@ def serve_edge(
     Raises:
         TransferError: the receiver is gone or too slow; the channel is of no use afterwards.
     """
+    pieces = EdgePieces.of(pieces)
     if one_sided(channel):
         if held.is_arriving:  # Pass on what is there, rather than wait for the last piece.
             channel.decline(deadline)
-        elif channel.expose(_views(pieces, held), held.arena, deadline):
+        elif channel.expose(pieces.places(held).views, held.arena, deadline):
             sums = source_checksums(pieces, held)
             channel.await_finish(deadline)
             return sums
     with buckets.borrow() as bucket:
         _send(channel, pieces, held, bucket, bucket_bytes, deadline)
     return source_checksums(pieces, held)
-
-
-def _views(pieces: Sequence[Piece], held: HeldBoxes) -> list[Tensor]:
-    return [held.view(piece.name, piece.box) for piece in pieces]
 
 
 class _UnderWay:
@@ -178,7 +171,7 @@ class _UnderWay:
 
 def _send(
     channel: Channel,
-    pieces: Sequence[Piece],
+    pieces: EdgePieces,
     held: HeldBoxes,
     bucket: _Borrowed,
     bucket_bytes: int,
@@ -186,18 +179,18 @@ def _send(
 ) -> None:
     under_way = _UnderWay(channel.capabilities.groups)
     batched = channel if isinstance(channel, BatchedChannel) else None
-    turn = 0
     stream = channel if isinstance(channel, StreamChannel) else None
-    for message in _messages(channel, pieces, bucket_bytes):
-        rows = None if stream is None else message_rows(message, held)
-        if stream is not None and rows is not None:
-            stream.send_rows(rows, deadline)
+    turn = 0
+    for placed in _messages(channel, pieces, held, bucket_bytes):
+        if stream is not None and placed.rows is not None:
+            stream.send_rows(placed.rows, deadline)
             continue
-        content = message_view(message, held, channel.device)
+        content = placed.flat
         half = None if content is not None else turn % 2
         under_way.make_room(half)
         if content is None:
-            content = pack(message, held, bucket.half(turn, message.num_bytes, channel.device))
+            size = placed.message.num_bytes
+            content = placed.pack(held, bucket.half(turn, size, channel.device))
             turn += 1
         if batched is not None:
             under_way.add(batched.begin_send(content, deadline), half)
@@ -213,11 +206,16 @@ def source_checksums(pieces: Sequence[Piece], held: HeldBoxes) -> list[int]:
     return [tensor_checksum(held.view(piece.name, piece.box)) for piece in pieces]
 
 
-def _messages(channel: Channel, pieces: Sequence[Piece], bucket_bytes: int) -> list[Message]:
+def _messages(
+    channel: Channel, pieces: EdgePieces, held: HeldBoxes, bucket_bytes: int
+) -> Iterable[PlacedMessage]:
     """The messages of the edge; two of them fit into a bucket."""
-    policy = channel.capabilities
+    policy, device = channel.capabilities, channel.device
     size = min(half_of(bucket_bytes), policy.message_bytes)
-    return list(schedule(pieces, size, policy.direct_bytes))
+    messages = pieces.messages(size, policy.direct_bytes)
+    if held.is_arriving:  # Each is looked at when its turn has come, and waited for.
+        return (PlacedMessage(message, held, device) for message in messages)
+    return pieces.places(held).messages(messages, held, device)
 
 
 def pull_edge(
@@ -237,29 +235,30 @@ def pull_edge(
     Raises:
         TransferError: the source is gone or too slow; the channel is of no use afterwards.
     """
+    pieces = EdgePieces.of(pieces)
     with buckets.borrow() as bucket:
         if one_sided(channel):
-            views = _views(pieces, held)
-            windows = channel.windows([(view.shape, view.dtype) for view in views], deadline)
+            places = pieces.places(held)
+            windows = channel.windows(places.shapes, deadline)
             if windows is not None:
                 sums: list[int] = []
-                for piece, window in zip(pieces, windows, strict=True):
+                for batch in places.batches(windows, half_of(bucket_bytes)):
                     deadline.remaining("the rest of the pieces")
-                    sums.append(_read(channel, window, piece, held, bucket))
-                    held.arrived(piece.name, piece.box)
+                    sums += _read(channel, windows, batch, places, bucket)
+                    held.arrived(pieces.regions[batch.first : batch.stop], batch.num_bytes)
                 channel.finish(deadline)
                 return sums
         return _receive(channel, pieces, held, bucket, bucket_bytes, deadline)
 
 
 def _read(
-    channel: Channel, window: Window, piece: Piece, held: HeldBoxes, bucket: _Borrowed
-) -> int:
-    """Copy and hash a piece: in one go where both ends are rows of bytes, as they mostly are."""
-    raw = held.raw(piece.name, piece.box)
-    if raw is not None and window.row_bytes is not None:
-        return window.take(raw)
-    return _read_boxes(channel, window, held.view(piece.name, piece.box), bucket)
+    channel: Channel, windows: Windows, batch: Batch, places: EdgePlaces, bucket: _Borrowed
+) -> list[int]:
+    """Copy and hash pieces: in one go where both ends are rows of bytes, as they mostly are."""
+    if batch.take is not None:
+        return batch.take()
+    numbers = range(batch.first, batch.stop)
+    return [_read_boxes(channel, windows[n], places.views[n], bucket) for n in numbers]
 
 
 def _read_boxes(channel: Channel, window: Window, view: Tensor, bucket: _Borrowed) -> int:
@@ -280,79 +279,53 @@ def _read_boxes(channel: Channel, window: Window, view: Tensor, bucket: _Borrowe
     return running.value
 
 
-@dataclass(frozen=True, slots=True)
-class _Arrival:
-    """A message that was begun, and what is to be done once it is there."""
-
-    message: Message
-    view: Tensor
-    is_direct: bool
-
-    def end(self, held: HeldBoxes, sums: Sequence[RunningChecksum]) -> None:
-        add_checksums(self.message, self.view, sums)
-        if not self.is_direct:
-            unpack(self.message, held, self.view)
-        for chunk in self.message.chunks:
-            held.arrived(chunk.name, chunk.box)
-
-
 def _receive(
     channel: Channel,
-    pieces: Sequence[Piece],
+    pieces: EdgePieces,
     held: HeldBoxes,
     bucket: _Borrowed,
     bucket_bytes: int,
     deadline: Deadline,
 ) -> list[int]:
-    sums = [RunningChecksum(piece.num_bytes) for piece in pieces]
+    sums = PieceSums(pieces)
     under_way = _UnderWay(channel.capabilities.groups)
     batched = channel if isinstance(channel, BatchedChannel) else None
     stream = channel if isinstance(channel, StreamChannel) else None
     turn = 0
-    for message in _messages(channel, pieces, bucket_bytes):
-        if stream is not None and _stream_in(stream, message, held, sums, deadline):
+    for placed in _messages(channel, pieces, held, bucket_bytes):
+        message = placed.message
+        if stream is not None and placed.raw is not None:
+            stream.recv_hashed(placed.raw, sums.running(message.chunks[0].piece), deadline)
+            message.tell(held)
             continue
-        view = message_view(message, held, channel.device)
+        view = placed.flat
         half = None if view is not None else turn % 2
         under_way.make_room(half)
-        is_direct = view is not None
         if view is None:
             view = bucket.half(turn, message.num_bytes, channel.device)
             turn += 1
-        arrival = _Arrival(message, view, is_direct)
         if batched is not None:
             wait = batched.begin_recv(view, deadline)
-            under_way.add(_after(wait, lambda a=arrival: a.end(held, sums)), half)
+            under_way.add(partial(_end, wait, placed, view, held, sums), half)
         else:
             channel.recv_into(view, deadline)
-            arrival.end(held, sums)
+            _end(None, placed, view, held, sums)
     under_way.drain()
-    return [running.value for running in sums]
+    return sums.values()
 
 
-def _stream_in(
-    channel: StreamChannel,
-    message: Message,
+def _end(
+    wait: Callable[[], None] | None,
+    placed: PlacedMessage,
+    view: Tensor,
     held: HeldBoxes,
-    sums: Sequence[RunningChecksum],
-    deadline: Deadline,
-) -> bool:
-    """Receive a message straight into place, if it is of one piece and its place has no gaps."""
-    first = message.chunks[0]
-    raw = held.raw(first.name, first.box) if len(message.chunks) == 1 else None
-    if raw is None:
-        return False
-    channel.recv_hashed(raw, sums[first.piece], deadline)
-    held.arrived(first.name, first.box)
-    return True
-
-
-def _after(wait: Callable[[], None], end: Callable[[], None]) -> Callable[[], None]:
-    def both() -> None:
+    sums: PieceSums,
+) -> None:
+    """Wait for a message that was begun, and do what is to be done once it is there."""
+    if wait is not None:
         wait()
-        end()
-
-    return both
+    placed.end(held, view, sums)
+    placed.message.tell(held)
 
 
 def compare_checksums(
@@ -369,6 +342,8 @@ def compare_checksums(
     Raises:
         DigestError: they differ; it names the first tensor and region that does.
     """
+    if len(pieces) == len(sent) and sent == arrived:
+        return
     for piece, expected, found in zip(pieces, sent, arrived, strict=True):
         if expected != found:
             raise DigestError(

@@ -4,7 +4,7 @@ Conversations are kept from one version to the next. After anything went wrong t
 up, and the next version starts with whoever can be reached then.
 """
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -147,7 +147,7 @@ class VersionFetcher:
         self._patience = patience
         self._edges: list[Edge] = []
         self._pieces: list[Edge] = []
-        self._sums: dict[tuple[int, int], int] = {}
+        self._sums: Mapping[int, Sequence[int]] = {}
         self._num_closings = 0
         self._num_built_on = 0
 
@@ -200,7 +200,7 @@ class VersionFetcher:
         for number, edge in enumerate(self._pieces):
             theirs = self._ask(edge, deadline)
             for index, piece in enumerate(pieces_of(edge.wanted)):
-                expected = self._sums[number, index] if theirs is None else theirs[index]
+                expected = self._sums[number][index] if theirs is None else theirs[index]
                 if piece_checksum(held, piece) != expected:
                     raise DigestError(f"{piece.name} {piece.box}: not what {edge.source.name} sent")
         return version_digest(self._sums)
@@ -298,8 +298,9 @@ class VersionFetcher:
         else:
             for session in sessions:
                 session.release(deadline)
-        num_bytes = sum(shard.spec.num_bytes for shard in self._shadow.shards)
-        return Fetched(version, num_bytes, staging.wire_bytes, version_digest(self._sums))
+        return Fetched(
+            version, self._shadow.num_bytes, staging.wire_bytes, version_digest(self._sums)
+        )
 
     def _offer(self, version: int, reuse: ReusePolicy) -> Offer | None:
         """What is in the shadow, unless it is no version or time for a whole one."""

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from cosmos_weightsync.chunks import HeldBoxes, piece_checksum
 from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.edge_pieces import EdgePieces
 from cosmos_weightsync.edges import BucketPool, compare_checksums, pull_edge
 from cosmos_weightsync.errors import DeadlineError, ProtocolError
 from cosmos_weightsync.frames import ControlConnection, connect_control, parse_endpoint
@@ -45,7 +46,7 @@ class ReceiverSession:
         self._connection: ControlConnection = connect_control(endpoint, deadline)
         self._channel: Channel | None = None
         self._wanted = Layout.from_ranks([])
-        self._pieces: list[Piece] = []
+        self._pieces = EdgePieces(())
         self._bucket_bytes = 0
         self.run_id = ""
         self.is_whole = False
@@ -187,7 +188,7 @@ class ReceiverSession:
         request = {"seconds": self._seconds(deadline)}
         if offer is None:
             self._connection.send("pull", request, deadline)
-            self.wire_bytes = sum(piece.num_bytes for piece in self._pieces)
+            self.wire_bytes = self._pieces.num_bytes
             arrived = pull_edge(
                 channel, self._pieces, held, buckets, deadline, bucket_bytes=self._bucket_bytes
             )

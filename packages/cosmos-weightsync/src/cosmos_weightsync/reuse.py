@@ -196,9 +196,10 @@ def pull_move(
     Raises:
         TransferError: the holder is gone, too slow, or sent something else.
     """
-    for number, piece in enumerate(end.pieces):
-        if number not in move.left:
-            held.arrived(piece.name, piece.box)
+    left = set(move.left)
+    kept = [piece for number, piece in enumerate(end.pieces) if number not in left]
+    regions = [(piece.name, piece.box) for piece in kept]
+    held.arrived(regions, sum(piece.num_bytes for piece in kept))
     pieces = [end.pieces[number] for number in move.left]
     sums = list(offer.checksums)
     num_bytes = sum(piece.num_bytes for piece in pieces)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cosmos_weightsync.boxes import Box, subtract_all
 from cosmos_weightsync.checksums import BLOCK_BYTES, RunningChecksum
-from cosmos_weightsync.streaming import Moves, RowMove, row_engine
+from cosmos_weightsync.streaming import RowMove, row_engine
 
 __all__ = ["RowChecksums"]
 
@@ -41,17 +41,30 @@ class RowChecksums:
         self._areas = [_area_of(box, self._tensor) for box in self._boxes]
         self._alone, self._left = _disjoint(self._areas, Box.full(self._rows.shape))
         self._values: list[int] = []
-        self._prepared: tuple[int, Moves] | None = None
 
     def copy(self, source: Tensor) -> None:
         """Copy a tensor of the same shape, in host memory, of any strides; casts if need be."""
+        moves = self.moves(source)
+        if moves is None:
+            self._copy_by_bands(source if source.dim() else source.view(1))
+        else:
+            self._values = row_engine().prepare(moves).make()[len(self._left) :]
+
+    def moves(self, source: Tensor) -> list[RowMove] | None:
+        """What copies a tensor as it lies: the last ones hash the boxes, in order.
+
+        Returns:
+            ``None`` if it cannot be copied so: `copy` takes longer ways.
+        """
         is_plain = source.dtype == self._tensor.dtype and source.is_contiguous()
         if not is_plain or None in self._areas:
-            self._copy_by_bands(source if source.dim() else source.view(1))
-            return
-        if self._prepared is None or self._prepared[0] != source.data_ptr():
-            self._prepared = source.data_ptr(), self._prepare(source)
-        self._values = self._prepared[1].make()[len(self._left) :]
+            return None
+        rows = _raw(source).reshape(self._rows.shape)
+        moves = [RowMove(rows[area], self._rows[area], is_hashed=False) for area in self._left]
+        for number, area in enumerate(self._areas):
+            assert area is not None
+            moves.append(RowMove(rows[area], self._rows[area] if number in self._alone else None))
+        return moves
 
     def written(self) -> None:
         """Somebody else has filled the tensor."""
@@ -63,15 +76,6 @@ class RowChecksums:
     def values(self) -> list[int]:
         """One for each box, of what was written last."""
         return self._values
-
-    def _prepare(self, source: Tensor) -> Moves:
-        """First what no box covers, then the boxes in order."""
-        rows = _raw(source).reshape(self._rows.shape)
-        moves = [RowMove(rows[area], self._rows[area], is_hashed=False) for area in self._left]
-        for number, area in enumerate(self._areas):
-            assert area is not None
-            moves.append(RowMove(rows[area], self._rows[area] if number in self._alone else None))
-        return row_engine().prepare(moves)
 
     def _copy_by_bands(self, source: Tensor) -> None:
         runnings = self._start()

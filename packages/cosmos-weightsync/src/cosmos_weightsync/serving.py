@@ -21,13 +21,14 @@ release()              ─►                     the version is given back
 version hangs up, so ``sent`` is proof that it did not.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from cosmos_weightsync.boxes import subtract_all
 from cosmos_weightsync.chunks import piece_checksum
 from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.edge_pieces import EdgePieces
 from cosmos_weightsync.edges import BucketPool, serve_edge
 from cosmos_weightsync.errors import (
     DeadlineError,
@@ -70,9 +71,10 @@ class HolderIdentity:
     idle_s: float
 
 
-def pieces_of(wanted: Layout, source: int = 0) -> list[Piece]:
+def pieces_of(wanted: Layout, source: int = 0) -> EdgePieces:
     """The pieces of an edge, in travel order, from the layout that describes them."""
-    return [Piece(spec.name, spec.box, source, 0, spec.num_bytes) for spec in wanted.specs_of(0)]
+    specs = wanted.specs_of(0)
+    return EdgePieces(Piece(spec.name, spec.box, source, 0, spec.num_bytes) for spec in specs)
 
 
 class ServingSession:
@@ -85,7 +87,7 @@ class ServingSession:
         self._channel: Channel | None = None
         self._layout: Layout | None = None
         self._pinned: PinnedVersion | None = None
-        self._pieces: list[Piece] = []
+        self._pieces = EdgePieces(())
         self._bucket_bytes = identity.buckets.bucket_bytes
 
     def run(self) -> None:
@@ -170,7 +172,7 @@ class ServingSession:
         finally:
             pending.close()
 
-    def _requested(self, frame: Mapping[str, Any]) -> tuple[list[Piece], str]:
+    def _requested(self, frame: Mapping[str, Any]) -> tuple[EdgePieces, str]:
         """The pieces a reader wants, which must be ours to give."""
         layout = self._layout
         wanted = Layout.from_json(frame["pieces"])
@@ -225,12 +227,11 @@ class ServingSession:
         self._settle(pinned, self._pieces, deadline)
         self._connection.send("sent", {"checksums": sums}, deadline)
 
-    def _settle(self, pinned: PinnedVersion, pieces: Sequence[Piece], deadline: Deadline) -> None:
+    def _settle(self, pinned: PinnedVersion, pieces: EdgePieces, deadline: Deadline) -> None:
         """Wait until the pieces are known to be good, and keep the reader's patience alive."""
-        regions = [(piece.name, piece.box) for piece in pieces]
         while True:
             try:
-                return pinned.settle(regions, deadline.within(SETTLING_S))
+                return pinned.settle(pieces.regions, deadline.within(SETTLING_S))
             except DeadlineError:
                 deadline.remaining("the pieces to be verified")
                 self._connection.send("settling", {}, deadline)

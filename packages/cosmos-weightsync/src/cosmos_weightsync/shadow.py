@@ -31,19 +31,23 @@ State = Literal["empty", "arriving", "whole", "lost"]
 
 
 class Shadow:
-    """Holds at most one version. Everything may be called from any thread."""
+    """Holds at most one version. Everything may be called from any thread.
+
+    Attributes:
+        num_bytes: Of the memory.
+    """
 
     def __init__(self) -> None:
         self._shards: tuple[Shard, ...] = ()
         self._layout: Layout | None = None
         self._arriving = HeldBoxes(())
         self._here = HeldBoxes(())
-        self._item_bytes: dict[str, int] = {}
+        self.num_bytes = 0
         self._state: State = "empty"
         self._version = -1
         self._run_id = ""
-        self._arrived: dict[str, list[Box]] = {}
-        self._verified: dict[str, list[Box]] = {}
+        self._arrived = _Regions()
+        self._verified = _Regions()
         self._arrived_bytes = 0
         self._pins: set[_Pin] = set()
         self._changed = threading.Condition()
@@ -75,7 +79,7 @@ class Shadow:
         self._evict(Deadline.after(0.0))
         with self._changed:
             self._shards = tuple(shards)
-            self._item_bytes = {s.spec.name: s.tensor.element_size() for s in self._shards}
+            self.num_bytes = sum(shard.spec.num_bytes for shard in self._shards)
             self._layout = Layout.from_ranks([[shard.spec for shard in self._shards]])
             self._arriving = HeldBoxes(self._held(), on_arrival=self._count)
             self._here = HeldBoxes(self._held(), arena=arena)
@@ -88,7 +92,7 @@ class Shadow:
         with self._changed:
             self._state = "arriving"
             self._version, self._run_id = version, run_id
-            self._arrived, self._verified = {}, {}
+            self._arrived, self._verified = _Regions(), _Regions()
             self._arrived_bytes = 0
             self._changed.notify_all()
 
@@ -106,7 +110,7 @@ class Shadow:
         missing: list[ShardSpec] = []
         with self._changed:
             for spec in specs:
-                away = subtract_all(spec.box, self._arrived.get(spec.name, ()))
+                away = subtract_all(spec.box, self._arrived.of(spec.name))
                 missing += [_part(spec, box) for box in away]
                 here += [_part(spec, box) for box in subtract_all(spec.box, away)]
         return here, missing
@@ -114,8 +118,7 @@ class Shadow:
     def verify(self, specs: Iterable[ShardSpec]) -> None:
         """These regions are what their holder has: readers may be told."""
         with self._changed:
-            for spec in specs:
-                self._verified.setdefault(spec.name, []).append(spec.box)
+            self._verified.add((spec.name, spec.box) for spec in specs)
             self._changed.notify_all()
 
     def taint(self) -> None:
@@ -176,7 +179,7 @@ class Shadow:
         def is_there() -> bool:
             if pin not in self._pins:
                 raise VersionGoneError(f"the receiver gave version {pin.version} up")
-            return self._state == "whole" or not subtract_all(box, self._arrived.get(name, ()))
+            return self._state == "whole" or not subtract_all(box, self._arrived.of(name))
 
         with self._changed:
             self._wait(is_there, f"{name} {box} to reach this receiver", deadline)
@@ -188,7 +191,7 @@ class Shadow:
         def are_good() -> bool:
             if pin not in self._pins:
                 raise VersionGoneError(f"the receiver gave version {pin.version} up")
-            while left and not subtract_all(left[-1][1], self._verified.get(left[-1][0], ())):
+            while left and not subtract_all(left[-1][1], self._verified.of(left[-1][0])):
                 left.pop()
             return self._state == "whole" or not left
 
@@ -217,10 +220,10 @@ class Shadow:
     def _held(self) -> list[tuple[str, Box, Tensor]]:
         return [(s.spec.name, s.spec.box, s.tensor) for s in self._shards]
 
-    def _count(self, name: str, box: Box) -> None:
+    def _count(self, regions: Sequence[Region], num_bytes: int) -> None:
         with self._changed:
-            self._arrived.setdefault(name, []).append(box)
-            self._arrived_bytes += box.numel * self._item_bytes[name]
+            self._arrived.add(regions)
+            self._arrived_bytes += num_bytes
             self._changed.notify_all()
 
     def _evict(self, linger: Deadline) -> None:
@@ -242,6 +245,24 @@ class Shadow:
         """Wait with the lock held."""
         while not is_ready() and not self._is_closed:
             self._changed.wait(timeout=deadline.remaining(what))
+
+
+class _Regions:
+    """Regions by name; sorted only once somebody asks, as mostly nobody does."""
+
+    def __init__(self) -> None:
+        self._boxes: dict[str, list[Box]] = {}
+        self._unsorted: list[Iterable[Region]] = []
+
+    def add(self, regions: Iterable[Region]) -> None:
+        self._unsorted.append(regions)
+
+    def of(self, name: str) -> Sequence[Box]:
+        for regions in self._unsorted:
+            for region, box in regions:
+                self._boxes.setdefault(region, []).append(box)
+        self._unsorted = []
+        return self._boxes.get(name, ())
 
 
 class _Pin:

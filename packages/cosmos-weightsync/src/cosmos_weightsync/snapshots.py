@@ -13,22 +13,20 @@ free ─publish─► newest ─publish─► stale ─publish─► (overwritte
 
 import math
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from torch import Tensor
 
 from cosmos_weightsync.arenas import Arena, Memory
-from cosmos_weightsync.boxes import Box
-from cosmos_weightsync.checksums import ChecksumCache, VersionChecksums
 from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import DeadlineError, PeerLostError, VersionError, VersionGoneError
+from cosmos_weightsync.followed import FollowedTensors
 from cosmos_weightsync.layout import ShardSpec
-from cosmos_weightsync.row_checksums import RowChecksums
 from cosmos_weightsync.shards import torch_dtype
+from cosmos_weightsync.version_checksums import ChecksumCache
 
 __all__ = ["Published", "Snapshot", "SnapshotStore"]
 
@@ -48,15 +46,12 @@ class Published(Protocol):
         """Whether the live values lie on a CUDA device."""
         ...
 
-    def write(
-        self, tensors: Sequence[Tensor], follow: Callable[[int], RowChecksums] | None = None
-    ) -> None:
+    def write(self, tensors: Sequence[Tensor], followed: FollowedTensors | None = None) -> None:
         """Fill one contiguous tensor for each of `specs`; all are complete on return.
 
         Args:
             tensors: What to fill.
-            follow: Called with the number of a tensor; what it returns fills the tensor, or is
-                told that it is full.
+            followed: Fills them, or is told that they are full.
         """
         ...
 
@@ -68,18 +63,18 @@ class Snapshot:
     Attributes:
         arena: Its memory.
         held: The same as boxes, with the checksums of the version it holds.
+        followed: The tensors as they are written and hashed.
         version: Which, or `NOT_WRITTEN`.
         num_pins: How many read it.
         was_read: Whether somebody has read this version, and so may still have it.
-        followed: For each tensor the boxes of it that are hashed while it is written.
     """
 
     arena: Arena
     held: HeldBoxes
+    followed: FollowedTensors
     version: int = NOT_WRITTEN
     num_pins: int = 0
     was_read: bool = False
-    followed: dict[int, tuple[list[Box], RowChecksums]] = field(default_factory=dict)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -144,10 +139,9 @@ class SnapshotStore:
             buffer.version = NOT_WRITTEN
             buffer.was_read = False
         buffer.held.checksums = checksums = self._checksums.start()
-        self._source.write(buffer.tensors, partial(self._follow, buffer, checksums))
-        for index, (boxes, running) in buffer.followed.items():
-            sums = dict(zip(boxes, running.values, strict=True))
-            checksums.learn(self._source.specs[index].name, sums)
+        buffer.followed.expect(checksums.expected)
+        self._source.write(buffer.tensors, buffer.followed)
+        checksums.learn(buffer.followed.values)
         with self._changed:
             buffer.version = self._newest = version
             self._changed.notify_all()
@@ -233,17 +227,6 @@ class SnapshotStore:
         bases = read[-self._num_bases :] if self._num_bases else []
         return [buffer for buffer in stale if buffer not in bases]
 
-    def _follow(self, buffer: Snapshot, checksums: VersionChecksums, index: int) -> RowChecksums:
-        """Hash what will be asked for of a tensor while it is written."""
-        spec = self._source.specs[index]
-        boxes = checksums.expected_in(spec)
-        known, running = buffer.followed.get(index, (None, None))
-        if running is None or known != boxes:
-            parts = [box.relative_to(spec.box) for box in boxes]
-            running = RowChecksums(buffer.tensors[index], parts)
-            buffer.followed[index] = (boxes, running)
-        return running
-
     def _allocate(self) -> Snapshot:
         specs = self._source.specs
         arena = Arena(
@@ -252,4 +235,5 @@ class SnapshotStore:
             memory="pinned" if self._source.is_cuda else self._memory,
         )
         boxes = ((s.name, s.box, t) for s, t in zip(specs, arena.tensors, strict=True))
-        return Snapshot(arena, HeldBoxes(boxes, arena=arena))
+        followed = FollowedTensors(arena.tensors, specs)
+        return Snapshot(arena, HeldBoxes(boxes, arena=arena), followed)

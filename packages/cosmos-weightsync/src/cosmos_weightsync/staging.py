@@ -187,7 +187,7 @@ class Staging:
     Attributes:
         wire_bytes: What crossed the channels.
         failed: What went wrong, by the endpoint of the source.
-        sums: Checksum of every piece of the first edges, by (number of the edge, of the piece).
+        sums: Checksums of the pieces of each of the first edges, by the number of the edge.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class Staging:
         self._running: dict[Future[list[int]], Edge] = {}
         self._is_over = False
         self.failed: dict[str, WeightSyncError] = {}
-        self.sums: dict[tuple[int, int], int] = {}
+        self.sums: dict[int, Sequence[int]] = {}
 
     def run(self, edges: Sequence[Edge], num_threads: int, deadline: Deadline) -> None:
         """Pull all edges; returns when all that is wanted is here and verified.
@@ -228,17 +228,14 @@ class Staging:
                         edge = self._running.pop(future)
                         self._submit(pool, self._outcome(edge, future), deadline)
                         if edge in numbers and future.exception() is None:
-                            self._keep(numbers.pop(edge), future.result())
+                            self.sums[numbers.pop(edge)] = future.result()
             except BaseException:
                 self._stop()
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
         here = self._shadow.here()
         for edge, number in numbers.items():  # Verified by others: the sums are those of memory.
-            self._keep(number, [piece_checksum(here, piece) for piece in pieces_of(edge.wanted)])
-
-    def _keep(self, number: int, sums: Sequence[int]) -> None:
-        self.sums.update({(number, index): value for index, value in enumerate(sums)})
+            self.sums[number] = [piece_checksum(here, piece) for piece in pieces_of(edge.wanted)]
 
     def _submit(self, pool: ThreadPoolExecutor, edges: Iterable[Edge], deadline: Deadline) -> None:
         for edge in edges:

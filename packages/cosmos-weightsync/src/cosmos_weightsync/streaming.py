@@ -12,17 +12,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import xxhash
 
 __all__ = [
     "SHORTEST_COMPILED",
+    "CompiledMoves",
     "CompiledRows",
     "Moves",
     "PlainRows",
     "RowMove",
+    "RowRead",
     "compiled_rows",
     "row_engine",
     "usable_rows",
@@ -46,6 +48,21 @@ class RowMove:
     rows: np.ndarray
     into: np.ndarray | None
     is_hashed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RowRead:
+    """Rows to be copied out of another process and hashed.
+
+    Attributes:
+        address: Of the first row there.
+        step: From one row to the next.
+        into: ``uint8[rows, row_bytes]``, contiguous.
+    """
+
+    address: int
+    step: int
+    into: np.ndarray
 
 
 class Moves(Protocol):
@@ -106,8 +123,8 @@ _MOVE = np.dtype(
 """`struct move` of the library."""
 
 
-class _CompiledMoves:
-    """Moves as the library wants them.
+class CompiledMoves:
+    """Moves as the library wants them; `CompiledRows` makes them.
 
     Args:
         make: Of the library.
@@ -125,13 +142,29 @@ class _CompiledMoves:
     ) -> None:
         sizes = table["row_bytes"] * table["num_rows"]
         self._arguments = (_address(table), len(table), process)
+        self._table = table
         self._values = table["value"]
         self._make = make
         short = np.flatnonzero((sizes < SHORTEST_COMPILED) & (table["is_hashed"] == 1))
+        self._shifted: np.ndarray | None = None
+        self._start = 0
         self._short = {int(i): _PlainMoves([_only_hashed(memory[i])]) for i in short}
         self._memory = memory
 
+    def in_bucket(self, end: Literal["to", "source"], start: int) -> "CompiledMoves":
+        """Say that one end of all of them is in a bucket that starts at this address."""
+        self._shifted, self._start = self._table[end], start
+        return self
+
+    def make_in(self, start: int) -> list[int]:
+        """`make` them in a bucket that starts elsewhere."""
+        assert self._shifted is not None
+        self._shifted += np.array(start - self._start).astype(np.uint64)
+        self._start = start
+        return self.make()
+
     def make(self) -> list[int]:
+        """See `Moves.make`."""
         _check(self._make(*self._arguments))
         values = self._values.tolist()
         for index, move in self._short.items():
@@ -170,26 +203,15 @@ class CompiledRows:
         )
         self._state_bytes = int(_function(library.cosmos_state_bytes, size)())
 
-    def prepare(self, moves: Sequence[RowMove]) -> Moves:
+    def prepare(self, moves: Sequence[RowMove]) -> CompiledMoves:
         """Keep moves to be made."""
         rows = [_entry(move) for move in moves]
-        return _CompiledMoves(self._make, np.array(rows, dtype=_MOVE), moves)
+        return CompiledMoves(self._make, np.array(rows, dtype=_MOVE), moves)
 
-    def prepare_read(self, process: int, address: int, step: int, into: np.ndarray) -> Moves:
-        """Keep one move to be made out of another process.
-
-        Args:
-            process: Its id.
-            address: Of the first row there.
-            step: From one row to the next.
-            into: ``uint8[rows, row_bytes]``, contiguous.
-        """
-        num_rows, row_bytes = into.shape
-        if step == row_bytes:
-            num_rows, row_bytes = 1, into.size
-        entry = (_address(into), 0, address, step, row_bytes, num_rows, 1, 0)
-        table = np.array([entry], dtype=_MOVE)
-        return _CompiledMoves(self._make, table, [RowMove(into, None)], process)
+    def prepare_reads(self, process: int, reads: Sequence[RowRead]) -> CompiledMoves:
+        """Keep moves to be made out of another process, whose id this is."""
+        table = np.array([_read_entry(read) for read in reads], dtype=_MOVE)
+        return CompiledMoves(self._make, table, [RowMove(r.into, None) for r in reads], process)
 
     def receive(self, state: Any, into: np.ndarray, stream: int, until: float) -> None:
         """Fill contiguous memory from a stream socket, and carry a checksum on over it.
@@ -253,6 +275,13 @@ def _entry(move: RowMove) -> tuple[int, ...]:
         num_rows, row_bytes = 1, rows.size
     to = (0, 0) if into is None else (_address(into), into.strides[0])
     return (*to, _address(rows), rows.strides[0], row_bytes, num_rows, int(move.is_hashed), 0)
+
+
+def _read_entry(read: RowRead) -> tuple[int, ...]:
+    num_rows, row_bytes = read.into.shape
+    if read.step == row_bytes:
+        num_rows, row_bytes = 1, read.into.size
+    return (_address(read.into), 0, read.address, read.step, row_bytes, num_rows, 1, 0)
 
 
 def usable_rows(path: Path) -> CompiledRows | None:

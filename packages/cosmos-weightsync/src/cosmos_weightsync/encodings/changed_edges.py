@@ -141,7 +141,7 @@ def pull_changes(
         left -= 1
         if isinstance(change, Sparse | Dense):
             _apply(change, held.view(piece.name, box))
-        held.arrived(piece.name, box)
+        held.arrived([(piece.name, box)], box.numel * item_bytes)
     return MovedEdge([piece_checksum(held, piece) for piece in pieces], num_bytes)
 
 

@@ -1,6 +1,6 @@
 """Shards as they are published: each under the first encoding whose names match it."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -12,8 +12,8 @@ from cosmos_weightsync.encodings.blocks import block_maxima
 from cosmos_weightsync.encodings.cast import Cast
 from cosmos_weightsync.encodings.contract import Encoding, Extents
 from cosmos_weightsync.errors import EncodingError
+from cosmos_weightsync.followed import FollowedTensors
 from cosmos_weightsync.layout import ShardSpec
-from cosmos_weightsync.row_checksums import RowChecksums
 from cosmos_weightsync.shards import Shard, handed_over
 
 __all__ = ["EncodedShards", "encode"]
@@ -27,6 +27,7 @@ class _Entry:
     encoding: Encoding
     first: int
     num_tensors: int
+    blocks: tuple[Extents, ...]
 
 
 class EncodedShards:
@@ -46,8 +47,11 @@ class EncodedShards:
         for shard in shards:
             encoding = self._encoding_of(shard.spec.name)
             found = encoding.published(shard.spec)
-            self._entries.append(_Entry(shard, encoding, len(specs), len(found)))
+            blocks = encoding.blocks(shard.spec)
+            self._entries.append(_Entry(shard, encoding, len(specs), len(found), blocks))
             specs.extend(found)
+        self._cast = [entry for entry in self._entries if isinstance(entry.encoding, Cast)]
+        self._encoded = [e for e in self._entries if not isinstance(e.encoding, Cast)]
         self.specs = tuple(specs)
         self.is_cuda = any(shard.tensor.is_cuda for shard in shards)
         self._cut_blocks = CutBlocks(
@@ -55,43 +59,44 @@ class EncodedShards:
         )
         _check_names(self._entries, self.specs)
 
-    def write(
-        self, tensors: Sequence[Tensor], follow: Callable[[int], RowChecksums] | None = None
-    ) -> None:
+    def write(self, tensors: Sequence[Tensor], followed: FollowedTensors | None = None) -> None:
         """Encode the shards as they are now.
 
         With an `AmaxGroup`, all its ranks call this together.
 
         Args:
             tensors: One contiguous tensor for each of `specs`.
-            follow: Called with the number of a tensor; what it returns fills the tensor, or is
-                told that it is full.
+            followed: Fills the tensors, or is told that they are full.
 
         Raises:
             EncodingError: values cannot be encoded; the tensors hold nothing of use.
         """
+        if followed is not None and not self.is_cuda:
+            with torch.no_grad():
+                cast = [entry.shard.tensor for entry in self._cast]
+                followed.copy([entry.first for entry in self._cast], cast)
+                self._encode(self._encoded, tensors)
+            for entry in self._encoded:
+                for index in range(entry.first, entry.first + entry.num_tensors):
+                    followed.written(index)
+            return
         with torch.no_grad():
-            maxima = [
-                [
-                    BlockMaxima(entry.shard, b, _maxima_of(entry.shard, b))
-                    for b in entry.encoding.blocks(entry.shard.spec)
-                ]
-                for entry in self._entries
-            ]
-            self._cut_blocks.complete([item for items in maxima for item in items])
-            for entry, items in zip(self._entries, maxima, strict=True):
-                into = tensors[entry.first : entry.first + entry.num_tensors]
-                if isinstance(entry.encoding, Cast) and follow is not None and not self.is_cuda:
-                    follow(entry.first).copy(entry.shard.tensor)
-                    continue
-                entry.encoding.write(entry.shard, [item.grid for item in items], into)
-                if follow is not None and not self.is_cuda:
-                    _tell(follow, entry.first, into)
+            self._encode(self._entries, tensors)
         devices = {e.shard.tensor.device for e in self._entries if e.shard.tensor.is_cuda}
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
-        if follow is not None and self.is_cuda:
-            _tell(follow, 0, tensors)
+        if followed is not None:
+            for index in range(len(tensors)):
+                followed.written(index)
+
+    def _encode(self, entries: Sequence[_Entry], tensors: Sequence[Tensor]) -> None:
+        maxima = [
+            [BlockMaxima(e.shard, b, _maxima_of(e.shard, b)) for b in e.blocks] for e in entries
+        ]
+        self._cut_blocks.complete([item for items in maxima for item in items])
+        for entry, items in zip(entries, maxima, strict=True):
+            into = tensors[entry.first : entry.first + entry.num_tensors]
+            entry.encoding.write(entry.shard, [item.grid for item in items], into)
 
     def _encoding_of(self, name: str) -> Encoding:
         for encoding in self._encodings:
@@ -137,12 +142,6 @@ def encode(
 
 def _maxima_of(shard: Shard, block: Extents) -> Tensor:
     return block_maxima(shard.tensor, shard.spec.box, block)
-
-
-def _tell(follow: Callable[[int], RowChecksums], first: int, tensors: Sequence[Tensor]) -> None:
-    """These tensors, the first of which has this number, are complete."""
-    for index in range(first, first + len(tensors)):
-        follow(index).written()
 
 
 def _check_names(entries: Sequence[_Entry], specs: Sequence[ShardSpec]) -> None:

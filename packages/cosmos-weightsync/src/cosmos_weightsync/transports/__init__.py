@@ -11,6 +11,7 @@ from cosmos_weightsync.transports.contract import (
     StreamChannel,
     Transport,
     Window,
+    Windows,
     one_sided,
 )
 from cosmos_weightsync.transports.cross_memory import CrossMemoryTransport
@@ -38,6 +39,7 @@ __all__ = [
     "TcpTransport",
     "Transport",
     "Window",
+    "Windows",
     "choose_transport",
     "one_sided",
 ]

@@ -37,6 +37,7 @@ __all__ = [
     "StreamChannel",
     "Transport",
     "Window",
+    "Windows",
     "one_sided",
 ]
 
@@ -127,22 +128,10 @@ class Window(Protocol):
 
     @property
     def row_bytes(self) -> int | None:
-        """How long its rows are, for `take`.
+        """How long its rows are, for `Windows.prepare`.
 
         A contiguous view falls into rows of one byte, so that it can be cut anywhere; a view whose
         rows (of the first dim) are stretches of many bytes, into these; others into none.
-        """
-        ...
-
-    def take(self, into: np.ndarray) -> int:
-        """Copy all of the view into host memory; return the XXH3 of what was copied.
-
-        Args:
-            into: As many bytes, one after another. The same array as in the version before
-                saves preparations.
-
-        Raises:
-            PeerLostError: the sender is gone.
         """
         ...
 
@@ -155,6 +144,31 @@ class Window(Protocol):
 
         Raises:
             PeerLostError: the sender is gone.
+        """
+        ...
+
+
+class Windows(Protocol):
+    """All views that are exposed; the same object, where it can be, from version to version."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+        ...
+
+    def __getitem__(self, number: int, /) -> Window:
+        """One of them."""
+        ...
+
+    def prepare(self, first: int, into: Sequence[np.ndarray]) -> Callable[[], list[int]]:
+        """Get ready to copy whole views into host memory.
+
+        Args:
+            first: The first of the views, all of which have `Window.row_bytes`.
+            into: As many bytes for each, one after another.
+
+        Returns:
+            What copies them, in any version, and returns the XXH3 of each as it was copied. It
+            raises `PeerLostError` when the sender is gone.
         """
         ...
 
@@ -214,7 +228,8 @@ class OneSidedChannel(Channel, Protocol):
         They must not change until `await_finish` has returned.
 
         Args:
-            views: Of any strides, on any device that the transport moves from.
+            views: Of any strides, on any device that the transport moves from. The same object as
+                before stands for the same memory.
             arena: Where they lie, if in one.
             deadline: When to give up.
 
@@ -238,7 +253,7 @@ class OneSidedChannel(Channel, Protocol):
 
     def windows(
         self, shapes: Sequence[tuple[Sequence[int], torch.dtype]], deadline: Deadline
-    ) -> Sequence[Window] | None:
+    ) -> Windows | None:
         """As the receiver: what the sender exposes.
 
         Args:

@@ -9,8 +9,7 @@ import ctypes
 import errno
 import os
 import secrets
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -27,9 +26,14 @@ from cosmos_weightsync.errors import (
     TransportUnavailableError,
 )
 from cosmos_weightsync.layout import IntArray
-from cosmos_weightsync.streaming import Moves, compiled_rows
-from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, Side, Window
-from cosmos_weightsync.transports.exposing import KnownWindows, receive_exposed, send_exposed
+from cosmos_weightsync.streaming import RowRead, compiled_rows
+from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, Side, Windows
+from cosmos_weightsync.transports.exposing import (
+    KnownWindows,
+    ToldPlaces,
+    receive_exposed,
+    send_exposed,
+)
 from cosmos_weightsync.transports.host_sockets import HostConnection, prepare_on_host
 
 __all__ = ["CrossMemoryTransport", "read_process"]
@@ -122,44 +126,16 @@ class _RemoteWindow:
         self._row_bytes = row_bytes_of(shape, strides, item)
         self._strides = [stride * item for stride in strides]
         self._item = item
-        self._into: np.ndarray | None = None
-        self._moves: Moves | None = None
 
     @property
     def row_bytes(self) -> int | None:
         return self._row_bytes
 
-    def take(self, into: np.ndarray) -> int:
+    def read_into(self, into: np.ndarray) -> RowRead:
+        """What reads all of it, whose rows these are."""
         assert self._row_bytes is not None
         step = 1 if self._row_bytes == 1 else self._strides[0]
-        compiled = compiled_rows()
-        if compiled is None:
-            return self._take_plainly(step, into.reshape(-1, self._row_bytes))
-        if self._moves is None or into is not self._into:
-            self._into, rows = into, into.reshape(-1, self._row_bytes)
-            self._moves = compiled.prepare_read(self._process, self._address, step, rows)
-        try:
-            return self._moves.make()[0]
-        except OSError as error:
-            raise _failure(error.errno or 0, self._process) from error
-
-    def _take_plainly(self, step: int, into: np.ndarray) -> int:
-        running = RunningChecksum()
-        num_rows = max(1, _CAPABILITIES.read_bytes // into.shape[1])
-        for first in range(0, len(into), num_rows):
-            part = into[first : first + num_rows]
-            self._read_rows(first, step, part)
-            running.add_bytes(part)
-        return running.value
-
-    def _read_rows(self, first: int, step: int, into: np.ndarray) -> None:
-        """Copy rows from ``first`` on; rows without gaps are one run."""
-        start = self._address + first * step
-        if step == into.shape[1]:
-            starts, run = np.array([start], dtype=np.int64), into.size
-        else:
-            starts, run = start + np.arange(len(into), dtype=np.int64) * step, into.shape[1]
-        read_process(self._process, starts, run, into.ctypes.data)
+        return RowRead(self._address, step, into.reshape(-1, self._row_bytes))
 
     def read(self, part: tuple[slice, ...], into: Tensor) -> None:
         address, run, outer = self._address, self._item, len(part)
@@ -176,11 +152,57 @@ class _RemoteWindow:
         read_process(self._process, starts, run, into.data_ptr())
 
 
+class _RemoteWindows:
+    """Views in another process."""
+
+    def __init__(self, process: int, windows: Sequence[_RemoteWindow]) -> None:
+        self._process = process
+        self._windows = windows
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def __getitem__(self, number: int) -> _RemoteWindow:
+        return self._windows[number]
+
+    def prepare(self, first: int, into: Sequence[np.ndarray]) -> Callable[[], list[int]]:
+        process, windows = self._process, self._windows[first : first + len(into)]
+        reads = [window.read_into(place) for window, place in zip(windows, into, strict=True)]
+        compiled = compiled_rows()
+        if compiled is None:
+            return lambda: [_read_plainly(process, read) for read in reads]
+        moves = compiled.prepare_reads(process, reads)
+
+        def take() -> list[int]:
+            try:
+                return moves.make()
+            except OSError as error:
+                raise _failure(error.errno or 0, process) from error
+
+        return take
+
+
+def _read_plainly(process: int, read: RowRead) -> int:
+    """Read rows without the compiled library; those without gaps are one run."""
+    running = RunningChecksum()
+    row_bytes = read.into.shape[1]
+    num_rows = max(1, _CAPABILITIES.read_bytes // row_bytes)
+    for first in range(0, len(read.into), num_rows):
+        part = read.into[first : first + num_rows]
+        start, steps = read.address + first * read.step, np.arange(len(part), dtype=np.int64)
+        starts, run = start + steps * read.step, row_bytes
+        if read.step == row_bytes:
+            starts, run = starts[:1], part.size
+        read_process(process, starts, run, part.ctypes.data)
+        running.add_bytes(part)
+    return running.value
+
+
 class _CrossMemoryChannel:
     def __init__(self, connection: HostConnection) -> None:
         self._connection = connection
-        self._told: dict[int, Sequence[Any]] = {}
-        self._windows = KnownWindows[_RemoteWindow]()
+        self._told = ToldPlaces()
+        self._windows = KnownWindows[_RemoteWindows]()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -201,11 +223,9 @@ class _CrossMemoryChannel:
         if not is_host_memory:
             self.decline(deadline)
             return False
-        places = [(view.data_ptr(), view.stride()) for view in views]
         key = 0 if arena is None else arena.key
-        is_known = self._told.get(key) == places
-        self._told[key] = places
-        self._connection.send_json([key, None if is_known else places], deadline)
+        news = self._told.news(key, views, lambda view: (view.data_ptr(), view.stride()))
+        self._connection.send_json([key, news], deadline)
         return True
 
     def decline(self, deadline: Deadline) -> None:
@@ -216,7 +236,7 @@ class _CrossMemoryChannel:
 
     def windows(
         self, shapes: Sequence[tuple[Sequence[int], torch.dtype]], deadline: Deadline
-    ) -> Sequence[Window] | None:
+    ) -> Windows | None:
         exposed, _ = self._connection.receive_json(deadline)
         if exposed is None:
             return None
@@ -227,8 +247,12 @@ class _CrossMemoryChannel:
                 key,
                 places,
                 shapes,
-                lambda shape, dtype, place: _RemoteWindow(
-                    process, int(place[0]), place[1], shape, dtype.itemsize
+                lambda found: _RemoteWindows(
+                    process,
+                    [
+                        _RemoteWindow(process, int(start), strides, shape, dtype.itemsize)
+                        for shape, dtype, (start, strides) in found
+                    ],
                 ),
             )
         except (KeyError, TypeError, ValueError) as error:

@@ -27,11 +27,11 @@ from cosmos_weightsync.transports.contract import (
     PendingChannel,
     Side,
     Transport,
-    Window,
+    Windows,
 )
 from cosmos_weightsync.transports.exposing import receive_exposed, send_exposed
 from cosmos_weightsync.transports.host_sockets import HostConnection, prepare_on_host
-from cosmos_weightsync.transports.windows import MappedWindow, strided_view
+from cosmos_weightsync.transports.windows import MappedWindows, strided_view
 
 __all__ = ["CudaIpcTransport", "gpu_of", "receiving", "visible_gpus"]
 
@@ -101,7 +101,7 @@ class _CudaIpcChannel:
 
     def windows(
         self, shapes: Sequence[tuple[Sequence[int], torch.dtype]], deadline: Deadline
-    ) -> Sequence[Window] | None:
+    ) -> Windows | None:
         exposed, _ = self._connection.receive_json(deadline)
         if exposed is None:
             return None
@@ -109,10 +109,10 @@ class _CudaIpcChannel:
             handles, places = exposed
             for key, handle in handles.items():
                 self._opened[int(key)] = self._open(handle)
-            return [
-                MappedWindow(strided_view(self._opened[key], dtype, tuple(shape), offset, strides))
+            return MappedWindows(
+                strided_view(self._opened[key], dtype, tuple(shape), offset, strides)
                 for (shape, dtype), (key, offset, strides) in zip(shapes, places, strict=True)
-            ]
+            )
         except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ProtocolError(f"{self._connection.peer} exposed nonsense: {error}") from error
 

@@ -16,9 +16,9 @@ from cosmos_weightsync.errors import (
     ProtocolError,
     TransportUnavailableError,
 )
-from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, Side, Window
+from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, Side, Windows
 from cosmos_weightsync.transports.exposing import receive_exposed, send_exposed
-from cosmos_weightsync.transports.windows import MappedWindow
+from cosmos_weightsync.transports.windows import MappedWindows
 
 __all__ = ["LocalTransport"]
 
@@ -75,7 +75,7 @@ class _LocalChannel:
 
     def windows(
         self, shapes: Sequence[tuple[Sequence[int], torch.dtype]], deadline: Deadline
-    ) -> Sequence[Window] | None:
+    ) -> Windows | None:
         exchange = self._exchange
         with exchange.condition:
             self._wait(
@@ -87,7 +87,7 @@ class _LocalChannel:
             offered = exchange.offered or ()
             if [view.shape for view in offered] != [tuple(shape) for shape, _ in shapes]:
                 raise ProtocolError(f"the sender offers {len(offered)} views, of other shapes")
-            return [MappedWindow(view) for view in offered]
+            return MappedWindows(offered)
 
     def finish(self, deadline: Deadline) -> None:
         with self._exchange.condition:

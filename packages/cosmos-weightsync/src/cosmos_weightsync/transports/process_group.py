@@ -36,7 +36,9 @@ from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, 
 __all__ = ["ProcessGroupTransport"]
 
 _CAPABILITIES = {
-    "cpu": Capabilities(message_bytes=4 << 20, groups=16),  # Gloo: packing costs more than a call.
+    "cpu": Capabilities(  # Gloo: a message costs as much as packing some hundred KiB.
+        direct_bytes=1 << 20, message_bytes=4 << 20, groups=16
+    ),
     "cuda": Capabilities(  # NCCL: a call costs more than packing.
         devices=frozenset({"cpu", "cuda"}),
         copies=0,
@@ -93,8 +95,11 @@ class _ProcessGroupChannel:
         if group is None:
             raise PeerLostError("this end of the channel is closed")
         try:
-            with self._aside():
+            if self._stream is None:
                 work = start(group)
+            else:
+                with self._aside(self._stream):
+                    work = start(group)
         except RuntimeError as error:
             raise _translated(error, self._peer_name) from error
 
@@ -111,13 +116,10 @@ class _ProcessGroupChannel:
         return wait
 
     @contextlib.contextmanager
-    def _aside(self) -> Generator[None]:
+    def _aside(self, stream: torch.cuda.Stream) -> Generator[None]:
         """On the channel's stream, after what this thread has begun on its own."""
-        if self._stream is None:
-            yield
-            return
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
             yield
 
     def _finish(self, work: Any, stream: torch.cuda.Stream, seconds: float) -> None:

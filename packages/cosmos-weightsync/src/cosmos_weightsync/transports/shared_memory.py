@@ -17,7 +17,6 @@ import mmap
 import os
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,10 +24,10 @@ from torch import Tensor
 from cosmos_weightsync.arenas import Arena, map_arena
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import PeerLostError, ProtocolError
-from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, Side, Window
-from cosmos_weightsync.transports.exposing import KnownWindows
+from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, Side, Windows
+from cosmos_weightsync.transports.exposing import KnownWindows, ToldPlaces
 from cosmos_weightsync.transports.host_sockets import HostConnection, prepare_on_host
-from cosmos_weightsync.transports.windows import MappedWindow, strided_view
+from cosmos_weightsync.transports.windows import MappedWindows, strided_view
 
 __all__ = ["SharedMemoryTransport"]
 
@@ -55,9 +54,9 @@ class _SharedMemoryChannel:
         self._ring = ring
         self._turn = 0
         self._num_free = ring.num_slots
-        self._told: dict[int, Sequence[Any]] = {}
+        self._told = ToldPlaces()
         self._mapped: dict[int, Tensor] = {}
-        self._windows = KnownWindows[MappedWindow]()
+        self._windows = KnownWindows[MappedWindows]()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -87,18 +86,16 @@ class _SharedMemoryChannel:
 
     def expose(self, views: Sequence[Tensor], arena: Arena | None, deadline: Deadline) -> bool:
         self._take_back_slots(deadline)
-        offsets = [None if arena is None else arena.offset_of(view) for view in views]
-        if arena is None or arena.descriptor is None or None in offsets:
+        if arena is None or arena.descriptor is None:
             self._connection.send_json(None, deadline)
             return False
-        places = [(offset, view.stride()) for offset, view in zip(offsets, views, strict=True)]
-        before = self._told.get(arena.key)
-        self._told[arena.key] = places
-        self._connection.send_json(
-            [arena.key, arena.num_bytes, None if places == before else places],
-            deadline,
-            [arena.descriptor] if before is None else (),
-        )
+        descriptors = () if self._told.knows(arena.key) else [arena.descriptor]
+        news = self._told.news(arena.key, views, lambda v: (arena.offset_of(v), v.stride()))
+        if news is not None and any(offset is None for offset, _ in news):
+            self._told.forget(arena.key)
+            self._connection.send_json(None, deadline)
+            return False
+        self._connection.send_json([arena.key, arena.num_bytes, news], deadline, descriptors)
         return True
 
     def decline(self, deadline: Deadline) -> None:
@@ -110,7 +107,7 @@ class _SharedMemoryChannel:
 
     def windows(
         self, shapes: Sequence[tuple[Sequence[int], torch.dtype]], deadline: Deadline
-    ) -> Sequence[Window] | None:
+    ) -> Windows | None:
         exposed, descriptors = self._connection.receive_json(deadline)
         try:
             if exposed is None:
@@ -123,8 +120,9 @@ class _SharedMemoryChannel:
                 key,
                 places,
                 shapes,
-                lambda shape, dtype, place: MappedWindow(
+                lambda found: MappedWindows(
                     strided_view(memory, dtype, tuple(shape), *place)
+                    for shape, dtype, place in found
                 ),
             )
         except (KeyError, TypeError, ValueError, RuntimeError, OSError) as error:

@@ -1,15 +1,15 @@
 """The simplest window: memory of the sender that this process can read like its own."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from cosmos_weightsync.byte_rows import byte_rows
-from cosmos_weightsync.streaming import Moves, RowMove, row_engine
+from cosmos_weightsync.streaming import RowMove, row_engine
 
-__all__ = ["MappedWindow", "strided_view"]
+__all__ = ["MappedWindow", "MappedWindows", "strided_view"]
 
 
 def strided_view(
@@ -21,28 +21,42 @@ def strided_view(
 
 
 class MappedWindow:
-    """A view of memory that this process can read like its own."""
+    """A view of memory that this process can read like its own.
+
+    Attributes:
+        rows: The same as rows of bytes, if it falls into any.
+    """
 
     def __init__(self, view: Tensor) -> None:
         self._view = view
-        self._rows = byte_rows(view)
-        self._into: np.ndarray | None = None
-        self._moves: Moves | None = None
+        self.rows = byte_rows(view)
 
     @property
     def row_bytes(self) -> int | None:
         """See `cosmos_weightsync.transports.Window.row_bytes`."""
-        return None if self._rows is None else self._rows.shape[1]
-
-    def take(self, into: np.ndarray) -> int:
-        """Copy all rows, and hash them; prepared anew only for another place."""
-        assert self._rows is not None
-        if self._moves is None or into is not self._into:
-            self._into = into
-            move = RowMove(self._rows, into.reshape(self._rows.shape))
-            self._moves = row_engine().prepare([move])
-        return self._moves.make()[0]
+        return None if self.rows is None else self.rows.shape[1]
 
     def read(self, part: tuple[slice, ...], into: Tensor) -> None:
         """Copy a part of the view."""
         into.copy_(self._view[part])
+
+
+class MappedWindows:
+    """Views of memory that this process can read like its own."""
+
+    def __init__(self, views: Iterable[Tensor]) -> None:
+        self._windows = [MappedWindow(view) for view in views]
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def __getitem__(self, number: int) -> MappedWindow:
+        return self._windows[number]
+
+    def prepare(self, first: int, into: Sequence[np.ndarray]) -> Callable[[], list[int]]:
+        """See `cosmos_weightsync.transports.Windows.prepare`."""
+        moves: list[RowMove] = []
+        for window, place in zip(self._windows[first : first + len(into)], into, strict=True):
+            assert window.rows is not None
+            moves.append(RowMove(window.rows, place.reshape(window.rows.shape)))
+        return row_engine().prepare(moves).make

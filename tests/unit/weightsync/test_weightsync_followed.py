@@ -1,0 +1,90 @@
+"""A snapshot's tensors are filled at once, and the checksums of boxes come with them."""
+
+import pytest
+import torch
+
+from cosmos_weightsync import Box, ShardSpec
+from cosmos_weightsync.checksums import tensor_checksum
+from cosmos_weightsync.followed import FollowedTensors
+from cosmos_weightsync.planning import Piece
+from cosmos_weightsync.version_checksums import ChecksumCache
+
+SHAPES: dict[str, tuple[int, ...]] = {"whole": (64, 32), "halves": (40, 256), "alone": (9,)}
+BOXES = {
+    "whole": [Box((0, 0), (64, 32))],
+    "halves": [Box((0, 0), (40, 128)), Box((0, 128), (40, 256))],
+    "alone": [],
+}
+
+
+def asked(names=tuple(BOXES)) -> list[Piece]:
+    return [Piece(name, box, 0, 0, 4 * box.numel) for name in names for box in BOXES[name]]
+
+
+def specs() -> list[ShardSpec]:
+    return [ShardSpec(name, shape, Box.full(shape), "float32") for name, shape in SHAPES.items()]
+
+
+def values(seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) for shape in SHAPES.values()]
+
+
+def view_of(tensors):
+    held = dict(zip(SHAPES, tensors, strict=True))
+    return lambda name, box: held[name][box.relative_to(Box.full(SHAPES[name]))]
+
+
+def refuse(name, box):
+    raise AssertionError(f"{name} {box} is hashed again")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_was_asked_for_is_known_once_the_next_version_is_written(dtype):
+    tensors = [torch.zeros(shape) for shape in SHAPES.values()]
+    followed, cache, pieces = FollowedTensors(tensors, specs()), ChecksumCache(), asked()
+    for turn in range(3):
+        sources = [value.to(dtype) for value in values(turn)]
+        version = cache.start()
+        followed.expect(version.expected)
+        followed.copy(range(3), sources)
+        version.learn(followed.values)
+        assert all(map(torch.equal, tensors, [source.float() for source in sources]))
+        view = view_of(tensors)
+        sums = version.of_pieces(pieces, refuse if turn else view)
+        assert sums == [tensor_checksum(view(piece.name, piece.box)) for piece in pieces]
+
+
+def test_sources_that_moved_are_read_where_they_are_now():
+    tensors = [torch.zeros(shape) for shape in SHAPES.values()]
+    followed = FollowedTensors(tensors, specs())
+    followed.expect(ChecksumCache().start().expected)
+    kept = [values(seed) for seed in range(2)]
+    for sources in (*kept, kept[0]):
+        followed.copy(range(3), sources)
+        assert all(map(torch.equal, tensors, sources))
+
+
+def test_lists_of_pieces_are_forgotten_two_versions_after_they_were_last_asked_for():
+    cache, mine, theirs = ChecksumCache(), asked(), asked(["whole"])
+    tensors = values(0)
+    for turn in range(5):
+        version = cache.start()
+        if turn == 0:
+            version.of_pieces(mine, view_of(tensors))
+        version.of_pieces(theirs, view_of(tensors))
+        expected = 0 if turn == 0 else len(mine) if turn < 3 else len(theirs)
+        assert len(version.expected.keys) == expected
+    assert version.expected.numbers_of(theirs) == [0]
+    assert version.expected.numbers_of(list(theirs)) is None
+
+
+def test_a_part_of_what_was_asked_for_needs_no_hashing_either():
+    tensors = values(0)
+    followed, cache, pieces = FollowedTensors(tensors, specs()), ChecksumCache(), asked()
+    cache.start().of_pieces(pieces, view_of(tensors))
+    version = cache.start()
+    followed.expect(version.expected)
+    followed.copy(range(3), values(1))
+    version.learn(followed.values)
+    assert version.of_pieces(pieces[1:], refuse) == version.of_pieces(pieces, refuse)[1:]
