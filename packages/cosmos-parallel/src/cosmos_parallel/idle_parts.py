@@ -3,7 +3,7 @@
 FSDP2 reduces the gradients that a rank has: where ranks differ in which those are, they wait in
 different collectives. LongCat-Flash's tokens may all go to experts that compute nothing, and
 DeepSeek-V4 compresses no row that is shorter than its window. Such parts take part with an empty
-piece of each parameter, whose gradient is 0; on one process too, so that all optimizers see the same.
+piece of each parameter, whose gradient is 0; on one process too, whose steps are then the same.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ def keep_idle_parts(model: nn.Module) -> None:
 
 
 class _TakesPart:
-    """A forward hook, with the places of a part's parameters: its own may be exchanged meanwhile."""
+    """A forward hook, with the names of parameters: what they are may be exchanged meanwhile."""
 
     def __init__(self, part: nn.Module, left_out: str) -> None:
         """Take the names of parameters; those that begin with ``left_out`` do not take part."""
