@@ -116,6 +116,50 @@ FAMILIES = {
         sliding_window=4,
     ),
 }
+NARROW = {name: value for name, value in GROUPED.items() if name != "rms_norm_eps"}
+FAMILIES |= {
+    "llama-4": lambda: transformers.Llama4TextConfig(
+        **NARROW | {"intermediate_size": 16},
+        head_dim=8,
+        intermediate_size_mlp=48,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        interleave_moe_layer_step=2,
+        attention_chunk_size=4,
+        no_rope_layers=[1, 1, 1, 0],
+        pad_token_id=0,
+    ),
+    "longcat": lambda: transformers.LongcatFlashConfig(
+        vocab_size=64,
+        hidden_size=32,
+        num_attention_heads=4,
+        num_layers=2,
+        ffn_hidden_size=48,
+        expert_ffn_hidden_size=16,
+        n_routed_experts=4,
+        zero_expert_num=2,
+        moe_topk=2,
+        head_dim=8,
+        **{name: LATENT[name] for name in LATENT if name.endswith(("_dim", "kv_lora_rank"))},
+        q_lora_rank=16,
+    ),
+    "inkling": lambda: transformers.InklingTextConfig(
+        **{name: value for name, value in NARROW.items() if name != "tie_word_embeddings"},
+        head_dim=8,
+        moe_intermediate_size=16,
+        n_routed_experts=4,
+        n_shared_experts=2,
+        num_experts_per_tok=2,
+        swa_num_attention_heads=4,
+        swa_num_key_value_heads=2,
+        swa_head_dim=8,
+        sliding_window_size=4,
+        d_rel=4,
+        rel_extent=16,
+        pad_token_id=0,
+        logits_mup_width_multiplier=1.0,
+    ),
+}
 # decoders that only transformers computes, besides those above, by the axes that they have
 BY_BOTH = (
     "apertus",
@@ -239,7 +283,10 @@ ALLOWED = {
     **dict.fromkeys(BY_TENSOR, frozenset({"tp2"})),
     **dict.fromkeys(BY_CONTEXT, frozenset({"cp2"})),
     **dict.fromkeys(("mixtral", "glm4_moe", "glm4_moe_lite"), GENERIC),
-    **dict.fromkeys(("deepseek-2", "dots-1", "gemma-4"), frozenset({"tp2", "fsdp2-tp2"})),
+    **dict.fromkeys(
+        ("deepseek-2", "dots-1", "gemma-4", "llama-4", "longcat", "inkling"),
+        frozenset({"tp2", "fsdp2-tp2"}),
+    ),
     **dict.fromkeys(("qwen-2.5-vl", "mistral", "gemma", "gemma-3", "phi", "phi-3"), GENERIC),
 }
 # what CI runs: every axis, every family, and combinations that meet in few places
@@ -263,6 +310,9 @@ IN_CI = {
     ("gemma2", "cp2"),
     ("mixtral", "tp2-cp2"),
     ("glm4_moe_lite", "fsdp2-tp2"),
+    ("llama-4", "fsdp2-tp2"),
+    ("longcat", "tp2"),
+    ("inkling", "tp2"),
 }
 TABLE = [
     (family, layout)

@@ -160,8 +160,9 @@ def test_every_family_of_the_readme_is_listed_with_its_axes():
     for kind in ("gpt2", "phimoe"):
         assert by_type[kind].axes == ("dp_replicate", "dp_shard", "cp")
     # experts that compute nothing, results that are added to in place, layers inside layers
-    for kind in ("longcat_flash", "llama4", "llama4_text", "gemma4"):
-        assert "tp" not in by_type[kind].axes
+    for kind in ("longcat_flash", "llama4", "llama4_text", "gemma4", "inkling_text"):
+        assert "tp" in by_type[kind].axes
+    assert "tp" not in by_type["diffusion_gemma"].axes
     # attention of its own, chunks of a row, pictures that see each other
     for kind in ("bloom", "llama4_text", "doge", "phi4_multimodal"):
         assert "cp" not in by_type[kind].axes

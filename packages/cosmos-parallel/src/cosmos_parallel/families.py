@@ -40,8 +40,7 @@ _TENSOR_STYLES = {
     "packed_colwise",
     "packed_rowwise",
 }
-# their plans were not seen to be right: they are for parts that see too, or of layers that this
-# package does not split, or no small model of them can be made
+# their plans were not seen to be right: it denoises blocks of text and is no causal model
 _PLANS_NOT_SEEN = frozenset({"diffusion_gemma"})
 # what plans get wrong: Inkling's experts hold gate and up one after the other, not in turn
 _MENDED = {"inkling_text": {"layers.*.mlp.experts.gate_up_proj": "packed_colwise"}}

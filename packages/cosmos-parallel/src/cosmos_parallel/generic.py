@@ -58,21 +58,17 @@ def apply_tensor_plan(model: "PreTrainedModel", mesh: "DeviceMesh") -> None:
         own = _styles_of_own(plan, name, module)
         if style == "moe_tp_experts" or "down_proj" in own:
             split_experts(name, module, mesh, own)
-            for part, expert in without_adapters(module).named_children():
-                if plan.get(f"{_pattern(name)}.{part}") == "moe_identity_expert":
-                    count_once(expert, mesh)
+            _count_idle_experts_once(module, mesh, plan, name)
         elif own:
             split_own(name, module, mesh, own)
         # embeddings stay whole, also where they are the head: FSDP2 shards them
-        elif style in _NOT_SPLIT or (tied and module is head):
-            continue
-        elif style == "rowwise" and not _is_given_parts(model, name, plan):
+        elif _stays_whole(model, name, plan) or (tied and module is head):
             continue
         elif style == "mla_kv_a_proj":
             sum_gradient_of_last(module, mesh, model.config.get_text_config().qk_rope_head_dim)
         else:
-            for layer in layers_to_split(_linear_within(module), style):
-                _split(layer, mesh, _style(style))
+            for layer in layers_to_split(_linear_within(module), plan[_pattern(name)]):
+                _split(layer, mesh, _style(plan[_pattern(name)]))
             if name.endswith(_WRITTEN_TO):
                 give_own_output(module)
 
@@ -102,6 +98,19 @@ def _plan_of(model: "PreTrainedModel", num_ranks: int) -> Mapping[str, str]:
     return plan
 
 
+def _count_idle_experts_once(
+    stack: nn.Module, mesh: "DeviceMesh", plan: Mapping[str, str], name: str
+) -> None:
+    for part, expert in without_adapters(stack).named_children():
+        if plan.get(f"{_pattern(name)}.{part}") == "moe_identity_expert":
+            count_once(expert, mesh)
+
+
+def _stays_whole(model: nn.Module, name: str, plan: Mapping[str, str]) -> bool:
+    style = plan.get(_pattern(name))
+    return style in _NOT_SPLIT or (style == "rowwise" and not _is_given_parts(model, name, plan))
+
+
 def _linear_within(layer: nn.Module) -> nn.Module:
     """Return the linear layer of one that bounds what goes into it and comes out (Gemma 4)."""
     inner = getattr(layer, "linear", None)
@@ -111,8 +120,8 @@ def _linear_within(layer: nn.Module) -> nn.Module:
 def _is_given_parts(model: nn.Module, name: str, plan: Mapping[str, str]) -> bool:
     """Whether the plan splits what stands before an output layer that it splits.
 
-    Of layers that differ one pattern may name them all: GLM-5.3's plan is for those that attend, and
-    its linear ones have an output layer of the same name.
+    Of layers that differ one pattern may name them all: GLM-5.3's plan is for those that attend,
+    and its linear ones have an output layer of the same name.
     """
     block, _, _own = name.rpartition(".")
     before = [part for part, _ in model.get_submodule(block).named_modules(prefix=block)]

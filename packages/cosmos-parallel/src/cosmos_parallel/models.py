@@ -21,6 +21,7 @@ from cosmos_parallel.generic_weights import (
     cannot_load_error,
     fill_parts,
 )
+from cosmos_parallel.idle_parts import keep_idle_parts
 from cosmos_parallel.lora import LoraConfig, add_lora, start_adapters
 from cosmos_parallel.low_precision import LowPrecisionConfig, use_low_precision
 from cosmos_parallel.mesh import ParallelConfig, TrainingMesh
@@ -241,6 +242,7 @@ def _prepare(model: "PreTrainedModel", mesh: TrainingMesh, config: ModelConfig) 
         add_value_head(model)
     model.train()
     _turn_jitter_off(model)
+    keep_idle_parts(model)
     if config.activation_checkpointing == "full":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if mesh.dims is not None and mesh.config.tp > 1:
