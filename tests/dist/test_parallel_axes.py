@@ -116,6 +116,35 @@ FAMILIES = {
         sliding_window=4,
     ),
 }
+EYES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+# with a part that sees, which is not asked here, and a language model in transformers by itself
+FAMILIES |= {
+    "qwen-3.5": lambda: transformers.Qwen3_5Config(
+        text_config=GROUPED
+        | {
+            "head_dim": 8,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+        },
+        vision_config={**SIGHT["vision_config"], "num_position_embeddings": 16},
+        tie_word_embeddings=False,
+    ),
+    "llama-4-vl": lambda: transformers.Llama4Config(
+        text_config=FAMILIES["llama-4"]().to_dict(),
+        vision_config={
+            **EYES,
+            "intermediate_size": 64,
+            "num_attention_heads": 2,
+            "vision_output_dim": 32,
+            "projector_input_dim": 32,
+            "projector_output_dim": 32,
+            "image_size": 28,
+        },
+    ),
+}
 NARROW = {name: value for name, value in GROUPED.items() if name != "rms_norm_eps"}
 FAMILIES |= {
     "llama-4": lambda: transformers.Llama4TextConfig(
@@ -284,7 +313,16 @@ ALLOWED = {
     **dict.fromkeys(BY_CONTEXT, frozenset({"cp2"})),
     **dict.fromkeys(("mixtral", "glm4_moe", "glm4_moe_lite"), GENERIC),
     **dict.fromkeys(
-        ("deepseek-2", "dots-1", "gemma-4", "llama-4", "longcat", "inkling"),
+        (
+            "deepseek-2",
+            "dots-1",
+            "gemma-4",
+            "llama-4",
+            "llama-4-vl",
+            "longcat",
+            "inkling",
+            "qwen-3.5",
+        ),
         frozenset({"tp2", "fsdp2-tp2"}),
     ),
     **dict.fromkeys(("qwen-2.5-vl", "mistral", "gemma", "gemma-3", "phi", "phi-3"), GENERIC),

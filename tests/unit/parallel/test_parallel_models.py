@@ -1,9 +1,12 @@
 """Loading and exporting Hugging Face models in one process."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file
 
 from cosmos_parallel import (
     ExportError,
@@ -19,6 +22,7 @@ from cosmos_parallel import (
     load_causal_lm,
 )
 from cosmos_parallel.compiling import compile_layers
+from cosmos_parallel.generic_weights import num_parameters
 
 IDS = torch.arange(20).view(2, 10)
 MODELS = [("Qwen3", True), ("Qwen3", False), ("Llama", False), ("Mistral", True)]
@@ -209,3 +213,63 @@ def test_split_layers_are_compiled_for_each_length_and_whole_ones_for_all(tp, nu
     for length in (3, 4, 5, 6):
         assert layer(torch.ones(length, 2)).tolist() == [[2.0, 3.0]] * length
     assert len(compiled) == num_compiled
+
+
+EYES = {"depth": 1, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2}
+TEXT = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+TWOFOLD = {
+    "qwen3_5": lambda: transformers.Qwen3_5Config(
+        text_config=TEXT
+        | {
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+        },
+        vision_config=EYES | {"out_hidden_size": 32, "num_position_embeddings": 16},
+    ),
+    "llama4": lambda: transformers.Llama4Config(
+        text_config=TEXT | {"intermediate_size_mlp": 48, "num_local_experts": 2},
+        vision_config={
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
+            "vision_output_dim": 32,
+            "projector_input_dim": 32,
+            "projector_output_dim": 32,
+            "image_size": 28,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", TWOFOLD)
+def test_a_model_that_sees_is_whole_though_its_type_is_one_of_text_too(tmp_path, mesh, kind):
+    torch.manual_seed(0)
+    original = transformers.AutoModelForImageTextToText.from_config(TWOFOLD[kind]()).eval()
+    original.save_pretrained(tmp_path / "original")
+    model = load_causal_lm(tmp_path / "original", mesh, ModelConfig(dtype="float32"))
+    assert num_parameters(model.config) == sum(p.numel() for p in original.parameters())
+    tokens = torch.randint(1, 64, (2, 9))
+    with torch.no_grad():
+        expected = original(input_ids=tokens).logits
+        assert torch.equal(model(input_ids=tokens).logits, expected)
+    export_hf(model, tmp_path / "exported", mesh)
+    before, after = (tensors_in(tmp_path / name) for name in ("original", "exported"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name].to(tensor), tensor) for name, tensor in after.items())
+
+
+def tensors_in(directory: Path) -> dict[str, torch.Tensor]:
+    files = directory.glob("*.safetensors")
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}

@@ -232,12 +232,21 @@ def cannot_load_error(path: Path, error: Exception) -> ModelMismatchError:
 
 
 def auto_class(config: "PretrainedConfig") -> Any:  # both have the same untyped interface
-    """Return what loads a language model, or one that sees images besides."""
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    """Return what loads a language model, or one that sees images besides.
 
-    known = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    return AutoModelForCausalLM if known else AutoModelForImageTextToText
+    Some types (Qwen3.5, Llama 4) are known as either; as a language model they would be loaded
+    without the part that sees, and exported without it.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
+
+    kind = config.model_type
+    as_text = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
+    sees = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(kind, as_text)
+    return AutoModelForCausalLM if as_text and as_text == sees else AutoModelForImageTextToText
 
 
 def num_parameters(config: "PretrainedConfig") -> int:
