@@ -184,6 +184,7 @@ def over_tokens(model: nn.Module, token_ids: torch.Tensor) -> Sums:
 
 @pytest.mark.parametrize("other", [MuonConfig(), SgdConfig(), TorchOptimizerConfig(name="Adamax")])
 def test_a_checkpoint_of_another_optimizer_is_refused(model_directory, tmp_path, other):
+    pytest.importorskip("torchao")
     mesh = build_mesh(ParallelConfig())
     store = CheckpointStore(tmp_path, mesh)
     first, second, third = (load_causal_lm(model_directory("Qwen3"), mesh) for _ in range(3))
