@@ -116,7 +116,6 @@ FAMILIES = {
         sliding_window=4,
     ),
 }
-EYES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
 # with a part that sees, which is not asked here, and a language model in transformers by itself
 FAMILIES |= {
     "qwen-3.5": lambda: transformers.Qwen3_5Config(
@@ -135,7 +134,8 @@ FAMILIES |= {
     "llama-4-vl": lambda: transformers.Llama4Config(
         text_config=FAMILIES["llama-4"]().to_dict(),
         vision_config={
-            **EYES,
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
             "intermediate_size": 64,
             "num_attention_heads": 2,
             "vision_output_dim": 32,

@@ -24,6 +24,7 @@ __all__ = [
     "Layout",
     "ShardSpec",
     "TensorEntry",
+    "check_cast",
     "check_once",
     "keeps_meaning",
 ]
@@ -68,13 +69,9 @@ def keeps_meaning(source: str, target: str) -> bool:
     Floating ones may, with rounding; integers to wider ones alone. Bits that are no numbers by
     themselves, as those of packed or shared exponents, and truth stay what they are.
     """
-    if source == target:
+    if source == target or {source, target} <= _NUMBERS:
         return True
-    if {source, target} <= _NUMBERS:
-        return True
-    if not all("int" in name for name in (source, target)):
-        return False
-    return np.can_cast(source, target, "safe")
+    return "int" in source and "int" in target and np.can_cast(source, target, "safe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +107,24 @@ class ShardSpec:
     def num_bytes(self) -> int:
         """Bytes of this part."""
         return self.box.numel * ITEM_BYTES[self.dtype]
+
+
+def check_cast(wanted: ShardSpec, dtype: str, holder: str) -> None:
+    """Refuse to cast a tensor into numbers of another kind; see `keeps_meaning`.
+
+    Args:
+        wanted: What it is to become.
+        dtype: What it is.
+        holder: Who has it: "sender rank 3 sends", "the files have".
+
+    Raises:
+        LayoutError: naming the tensor and its box.
+    """
+    if not keeps_meaning(dtype, wanted.dtype):
+        raise LayoutError(
+            f"{wanted.name} {wanted.box}: wanted here as {wanted.dtype}, {holder} {dtype}; "
+            "floating tensors are cast, and integers to wider ones, but one is not the other"
+        )
 
 
 def check_once(specs: Iterable[ShardSpec], who: str) -> None:

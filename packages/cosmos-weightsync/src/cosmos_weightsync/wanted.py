@@ -8,15 +8,12 @@ import torch
 
 from cosmos_weightsync.arenas import Arena
 from cosmos_weightsync.errors import LayoutError, UnknownTensorError
-from cosmos_weightsync.layout import Layout, ShardSpec, check_once, keeps_meaning
+from cosmos_weightsync.layout import Layout, ShardSpec, check_cast, check_once
 from cosmos_weightsync.shards import Shard, handed_over, torch_dtype
 
 __all__ = ["Mode", "WantedWeights"]
 
 Mode = Literal["staged", "in_place"]
-
-_CAST_FIRST = "; set its SenderConfig.wire_dtype, or hand over shards to cast into"
-_NO_CAST = "; floating tensors are cast, and integers to wider ones, but one is not the other"
 
 
 class WantedWeights:
@@ -85,11 +82,13 @@ class WantedWeights:
                 f"has it; they have {len(senders.tensors)} tensors"
             )
         dtype = senders.tensors[spec.name].dtype
-        is_cast = self._mode != "in_place" and bool(self.targets)
-        if dtype != spec.dtype and not (is_cast and keeps_meaning(dtype, spec.dtype)):
+        if dtype != spec.dtype:
             ranks = senders.geometries[senders.tensors[spec.name].geometry].ranks.tolist()
-            raise LayoutError(
-                f"{spec.name} {spec.box}: wanted here as {spec.dtype}, sender rank "
-                f"{min(ranks, default=0)} sends {dtype}" + (_NO_CAST if is_cast else _CAST_FIRST)
-            )
+            holder = f"sender rank {min(ranks, default=0)} sends"
+            if self._mode == "in_place" or not self.targets:
+                raise LayoutError(
+                    f"{spec.name} {spec.box}: wanted here as {spec.dtype}, {holder} {dtype}; set "
+                    "its SenderConfig.wire_dtype, or hand over shards to cast into"
+                )
+            check_cast(spec, dtype, holder)
         return replace(spec, dtype=dtype)

@@ -1,7 +1,7 @@
 """The ranges of a config's numbers, of which TOML may also say nan and inf."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from cosmos_wfm.errors import WfmConfigError
 
@@ -34,10 +34,7 @@ def check_positive(subject: str, config: object, *names: str) -> None:
     Raises:
         WfmConfigError: names the field.
     """
-    for name in names:
-        value = getattr(config, name)
-        if not value > 0:
-            raise WfmConfigError(f"{subject}: {name} is {value}; it must be above 0")
+    _check_each(subject, config, names, lambda value: value > 0, "above 0")
 
 
 def check_finite(subject: str, config: object, *names: str) -> None:
@@ -51,10 +48,7 @@ def check_finite(subject: str, config: object, *names: str) -> None:
     Raises:
         WfmConfigError: names the field.
     """
-    for name in names:
-        value = getattr(config, name)
-        if not math.isfinite(value):
-            raise WfmConfigError(f"{subject}: {name} is {value}; it must be finite")
+    _check_each(subject, config, names, math.isfinite, "finite")
 
 
 def check_unused(subject: str, config: object, unused: Mapping[str, object], why: str) -> None:
@@ -75,3 +69,12 @@ def check_unused(subject: str, config: object, unused: Mapping[str, object], why
             raise WfmConfigError(
                 f"{subject}: {name} is {value}, but means something with {why} only"
             )
+
+
+def _check_each(
+    subject: str, config: object, names: Sequence[str], fits: Callable[[float], bool], words: str
+) -> None:
+    for name in names:
+        value: float = getattr(config, name)
+        if not fits(value):
+            raise WfmConfigError(f"{subject}: {name} is {value}; it must be {words}")

@@ -104,6 +104,7 @@ class VLLMPictures:
         if shown is not None:
             marked = replace(request, prompt_token_ids=shown.marked_token_ids, images=shown.images)
         (seen,), prompts = await self.expand([marked])
+        self._made.pop((marked.prompt_token_ids, marked.images), None)  # no sibling has its words
         given, found = request.prompt_token_ids, seen.prompt_token_ids
         if found != given:
             raise PictureError(

@@ -11,13 +11,7 @@ import torch
 
 from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
-from cosmos_weightsync.errors import (
-    ConfigurationError,
-    DigestError,
-    LayoutError,
-    StorageError,
-    VersionError,
-)
+from cosmos_weightsync.errors import ConfigurationError, DigestError, StorageError, VersionError
 from cosmos_weightsync.files.manifests import (
     Manifest,
     StoredBox,
@@ -28,7 +22,7 @@ from cosmos_weightsync.files.manifests import (
 from cosmos_weightsync.files.reading import BoxReader
 from cosmos_weightsync.files.storage import Storage, open_storage
 from cosmos_weightsync.files.writing import ChunkSums
-from cosmos_weightsync.layout import Layout, ShardSpec, keeps_meaning
+from cosmos_weightsync.layout import Layout, ShardSpec, check_cast
 from cosmos_weightsync.planning import Piece, plan_transfer
 from cosmos_weightsync.receiver import StagedVersion
 from cosmos_weightsync.shards import Shard, handed_over, torch_dtype
@@ -248,11 +242,8 @@ class FileReceiver:
         )
         for spec in wanted:
             found = offered.tensors.get(spec.name)
-            if found is not None and not keeps_meaning(found.dtype, spec.dtype):
-                raise LayoutError(
-                    f"{spec.name} {spec.box}: wanted here as {spec.dtype}, the files have "
-                    f"{found.dtype}; floating tensors are cast, and integers to wider ones"
-                )
+            if found is not None:
+                check_cast(spec, found.dtype, "the files have")
         if tuple(shard.spec for shard in self._shadow) != on_disk:
             self._shadow = ()
             self._shadow = tuple(
