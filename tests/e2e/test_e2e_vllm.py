@@ -1,4 +1,4 @@
-"""The whole system with real vLLM: versions inside a response, kills, learning."""
+"""The whole system with real vLLM, or SGLang: versions inside a response, kills, learning."""
 
 import os
 import signal
@@ -24,6 +24,16 @@ VLLM = (
     "data.arithmetic.held_out=32",
     "rollout.slots=8",
 )
+
+SGLANG = os.environ.get("COSMOS_SGLANG_PYTHON")  # by scripts/sglang_environment.sh
+ENGINES = {
+    "vllm": ("rollout.engine.kv=recompute",),
+    "sglang": (
+        f"rollout.engine={{kind='sglang', interpreter='{SGLANG}', device='cpu', dtype='float32', "
+        "context_length=256, memory_share=0.1, kv='recompute', extra={max_total_tokens=8192, "
+        "attention_backend='torch_native', sampling_backend='pytorch'}}",
+    ),
+}
 
 
 def checkpointed_model(run: Run, version: int, folder: Path) -> torch.nn.Module:
@@ -66,17 +76,20 @@ def reference_logprobs(
     return own, stale
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 def test_tokens_of_one_response_have_the_logprobs_of_the_versions_that_sampled_them(
-    runner: Runner, tmp_path: Path
+    engine: str, runner: Runner, tmp_path: Path
 ) -> None:
+    if engine == "sglang" and SGLANG is None:
+        pytest.skip("COSMOS_SGLANG_PYTHON names no Python that has SGLang")
     reward = tmp_path / "reward.py"
     reward.write_text("def ones(sample):\n    return sample.response.count('1') / 48\n")
-    run = runner.complete(
+    run = runner.start(
         *VLLM,
+        *ENGINES[engine],
         f"reward.rewards=[{{kind='python', function='{reward}:ones', name='ones'}}]",
         "rollout.replicas=1",
         "rollout.record=true",
-        "rollout.engine.kv=recompute",
         "rollout.sampling.max_new_tokens=48",
         # a new version finds responses under way, however slow the trainer is: their step is
         # admitted before it comes
@@ -90,6 +103,7 @@ def test_tokens_of_one_response_have_the_logprobs_of_the_versions_that_sampled_t
         "validation.before=false",
         "validation.after=false",
     )
+    assert run.finish(deadline_s=900) == 0, run.logs()
     chosen = sorted(switched(run), key=lambda t: -t.num_tokens)[:12]
     assert chosen, "no response went over a version switch"
     needed = {span.version for t in chosen for span in t.versions if span.version >= 0}
