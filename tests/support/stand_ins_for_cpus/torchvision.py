@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 __version__ = "0.28.0"
+__path__: list[str] = []  # a package without files: its submodules come from the finder below
 
 
 class _Name(type):
