@@ -168,7 +168,9 @@ _SENTENCES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
         f"generation stood still for {1e3 * e['stall_s']:.0f} ms"
     ),
     "LoadFailed": lambda e: f"could not load version {e['version']}: {e['reason']}",
-    "CheckpointSaved": lambda e: f"saved a checkpoint after step {e['step'] + 1}",
+    "CheckpointSaved": lambda e: (
+        f"saved a checkpoint after step {e['step'] + 1}" if e["path"] else "has nothing to save"
+    ),
     "StopRequested": lambda e: f"somebody asked the run to stop: {e['reason']}",
     "ScaleRequested": lambda e: f"somebody asked for {_wanted(e)}",
     "Train": lambda e: f"is to train step {e['step'] + 1} on {e['num_groups']} groups",

@@ -4,6 +4,7 @@ Sections are the configs of the packages' own components; this module only names
 the rules that hold between them.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,9 @@ from cosmos_core.videos import VideoSampling
 from cosmos_parallel import ElasticConfig, LearnerConfig, ParallelConfig
 from cosmos_parallel import ModelConfig as HeldModelConfig
 from cosmos_rollout import RewardPoolConfig
+
+_FIRST_LEASE_S = 300.0
+"""Until its first work, which may have to be compiled, a replica has so long at least."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,6 +127,7 @@ class TrainerConfig:
     def __post_init__(self) -> None:
         counts = ("steps", "groups_per_step", "samples_per_group", "tokens_per_batch")
         require_at_least(self, {**dict.fromkeys(counts, 1), "checkpoint_every": 0})
+        require_at_least(self, {"keep_checkpoints": 1})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,11 +190,12 @@ class WeightSyncConfig:
     deadline_s: float = 120.0
 
     def __post_init__(self) -> None:
-        """Refuse what could not be shown to be served right.
+        """Check the ranges, and refuse what could not be shown to be served right.
 
         Raises:
             ValueError: with the reason.
         """
+        require_at_least(self, {"bucket_mib": 0.001, "deadline_s": 0.001})
         if self.quantised == "mxfp4":
             raise ValueError(
                 "quantised is 'mxfp4': vLLM serves it by kernels of GPUs, or an emulation over "
@@ -216,6 +222,11 @@ class BusConfig:
 
     def __post_init__(self) -> None:
         require_at_least(self, {"port": 0, "lease_s": 0.1})
+        if self.port > 65535 or math.isinf(self.lease_s):
+            raise ValueError(
+                f"port is {self.port} and lease_s {self.lease_s}; want a port, 0 for any free one, "
+                "and a number of seconds"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -237,15 +248,7 @@ class LaunchConfig:
     stop_grace_s: float = 60.0
 
     def __post_init__(self) -> None:
-        """Check the counts.
-
-        Raises:
-            ValueError: if one is negative.
-        """
-        if self.restarts < 0 or self.standbys < 0:
-            raise ValueError(
-                f"restarts is {self.restarts} and standbys {self.standbys}; neither may be negative"
-            )
+        require_at_least(self, {"restarts": 0, "standbys": 0, "stop_grace_s": 0})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -307,6 +310,7 @@ class Recipe:
         Raises:
             ValueError: naming the two settings that do not go together.
         """
+        require_at_least(self, {"seed": 0})
         sampled, trained = self.rollout.sampling.temperature, self.algorithm.temperature
         if sampled != trained:
             raise ValueError(
@@ -365,6 +369,7 @@ def controller_config(recipe: Recipe, num_held_out: int) -> ControllerConfig:
         checkpoint_every=trainer.checkpoint_every,
         drop_zero_signal=trainer.drop_zero_signal,
         lease_s=recipe.bus.lease_s,
+        first_lease_s=max(_FIRST_LEASE_S, recipe.bus.lease_s),
     )
 
 
