@@ -13,6 +13,7 @@ from typing import Literal
 from cosmos_algos import AlgorithmConfig, GrpoConfig
 from cosmos_app.cluster_config import ClusterConfig
 from cosmos_app.dashboard.config import DashboardConfig
+from cosmos_app.policy_config import PolicyConfig, check_elastic
 from cosmos_app.quickstart.arithmetic import ArithmeticConfig
 from cosmos_app.quickstart.tiny_model import TinyModelConfig
 from cosmos_app.ranges import require_at_least
@@ -22,9 +23,12 @@ from cosmos_core.config import load_config
 from cosmos_core.control import ControllerConfig, StalenessConfig, ValidationPlan
 from cosmos_core.metrics import ConsoleSinkConfig, JsonlSinkConfig, SinkConfig
 from cosmos_core.videos import VideoSampling
-from cosmos_parallel import ElasticConfig, LearnerConfig, ParallelConfig
+from cosmos_parallel import ElasticConfig, LearnerConfig
 from cosmos_parallel import ModelConfig as HeldModelConfig
 from cosmos_rollout import RewardPoolConfig
+
+_WITHOUT_GROUPS = ("reinforce_pp", "reward", "none")
+"""Advantages that a sample has by itself."""
 
 _FIRST_LEASE_S = 300.0
 """Until its first work, which may have to be compiled, a replica has so long at least."""
@@ -128,24 +132,6 @@ class TrainerConfig:
         counts = ("steps", "groups_per_step", "samples_per_group", "tokens_per_batch")
         require_at_least(self, {**dict.fromkeys(counts, 1), "checkpoint_every": 0})
         require_at_least(self, {"keep_checkpoints": 1})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PolicyConfig:
-    """The replicas that train.
-
-    Attributes:
-        replicas: data-parallel replicas, each a process group of its own.
-        ranks: processes in a replica; started by torchrun when more than one.
-        parallel: how a replica's ranks share the model.
-    """
-
-    replicas: int = 1
-    ranks: int = 1
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
-
-    def __post_init__(self) -> None:
-        require_at_least(self, {"replicas": 1, "ranks": 1})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -329,6 +315,8 @@ class Recipe:
                 "weight_sync.quantised is 'nvfp4' and rollout.engine.dtype 'float32'; vllm serves "
                 "it with auto, bfloat16 or float16"
             )
+        if self.elastic is not None:
+            check_elastic(self.elastic, self.policy)
         check_colocation(self.rollout, self.staleness, num_policies=self.policy.replicas)
         self.policy.parallel.resolve(self.policy.ranks)
         _check_algorithm(self)
@@ -341,6 +329,12 @@ def _check_algorithm(recipe: Recipe) -> None:
         ValueError: naming the setting.
     """
     kind, algorithm = recipe.algorithm.kind, recipe.algorithm.build()
+    compares = algorithm.advantage not in _WITHOUT_GROUPS and not algorithm.imitation_coefficient
+    if compares and recipe.trainer.samples_per_group == 1:
+        raise ValueError(
+            f"trainer.samples_per_group is 1 and algorithm.advantage {algorithm.advantage!r}, "
+            "which compares the samples of a prompt: nothing would be learned; sample 2 or more"
+        )
     check_teacher(
         recipe.teacher,
         recipe.model.teacher,

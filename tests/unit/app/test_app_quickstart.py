@@ -203,3 +203,21 @@ def test_a_first_lease_is_as_long_as_the_others_at_least(lease_s: float, first_s
     recipe = load_config(Recipe, {}, [f"bus.lease_s={lease_s}"])
     config = controller_config(recipe, num_held_out=0)
     assert (config.lease_s, config.first_lease_s) == (lease_s, first_s)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["trainer.samples_per_group=1"], "advantage 'grpo', which compares the samples"),
+        (["elastic.min_replicas=2"], "min_replicas is 2 and policy.replicas 1"),
+    ],
+)
+def test_what_would_never_learn_or_never_step_is_refused(settings: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(Recipe, {}, settings)
+
+
+@pytest.mark.parametrize("kind", ["reinforce_pp", "ppo"])
+def test_one_sample_of_a_prompt_is_enough_where_none_are_compared(kind: str) -> None:
+    alone = load_config(Recipe, {}, [f"algorithm.kind={kind}", "trainer.samples_per_group=1"])
+    assert alone.trainer.samples_per_group == 1
