@@ -20,7 +20,7 @@ from cosmos_app.prepare import build_once
 from cosmos_app.quickstart.tiny_model import TinyModelConfig
 from cosmos_app.recipe import PolicyConfig, Recipe
 from cosmos_app.recipes import load_any_recipe, recipe_of_run
-from cosmos_core.config import ConfigError, config_to_json
+from cosmos_core.config import ConfigError, config_to_json, load_config
 from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import ParallelConfig, Seat, SftDataError, build_mesh
 
@@ -245,3 +245,10 @@ def test_rows_that_are_too_long_are_told(tmp_path, file, capsys):
     assert "5 of 10 rows are longer than data.rows.max_tokens=7 and left out" in said
     assert "3, 5 rows left out as too long" in said
     assert "after step 1 " in said
+
+
+@pytest.mark.parametrize("setting", ["retention.keep=0", "retention.keep_best=-1", "batch.seed=-1"])
+def test_a_number_of_the_trainer_that_is_out_of_range_is_named_with_its_place(setting: str) -> None:
+    place, _, name = setting.partition("=")[0].rpartition(".")
+    with pytest.raises(ConfigError, match=rf"trainer\.{place}: {name} is "):
+        load_config(SftRecipe, {"data": {"path": "x"}}, [f"trainer.{setting}"])
