@@ -329,7 +329,8 @@ def _check_algorithm(recipe: Recipe) -> None:
         ValueError: naming the setting.
     """
     kind, algorithm = recipe.algorithm.kind, recipe.algorithm.build()
-    compares = algorithm.advantage not in _WITHOUT_GROUPS and not algorithm.imitation_coefficient
+    teaches = bool(algorithm.imitation_coefficient or "teacher_logprobs" in algorithm.needs)
+    compares = algorithm.advantage not in _WITHOUT_GROUPS and not teaches
     if compares and recipe.trainer.samples_per_group == 1:
         raise ValueError(
             f"trainer.samples_per_group is 1 and algorithm.advantage {algorithm.advantage!r}, "

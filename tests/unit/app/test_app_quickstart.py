@@ -217,7 +217,15 @@ def test_what_would_never_learn_or_never_step_is_refused(settings: list[str], me
         load_config(Recipe, {}, settings)
 
 
-@pytest.mark.parametrize("kind", ["reinforce_pp", "ppo"])
-def test_one_sample_of_a_prompt_is_enough_where_none_are_compared(kind: str) -> None:
-    alone = load_config(Recipe, {}, [f"algorithm.kind={kind}", "trainer.samples_per_group=1"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["algorithm.kind=reinforce_pp"],
+        ["algorithm.kind=ppo"],
+        ["algorithm.kind=on_policy_distillation", "model.teacher=big"],
+        ["algorithm.objective.teacher_coefficient=1.0", "model.teacher=big"],
+    ],
+)
+def test_one_sample_of_a_prompt_is_enough_where_none_are_compared(settings: list[str]) -> None:
+    alone = load_config(Recipe, {}, [*settings, "trainer.samples_per_group=1"])
     assert alone.trainer.samples_per_group == 1
