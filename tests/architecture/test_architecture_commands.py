@@ -44,7 +44,7 @@ def _lines(path: Path, text: str) -> Iterator[str]:
 def _commands(path: Path) -> Iterator[Shown]:
     for line in _lines(path, path.read_text(encoding="utf-8")):
         line = line.strip().replace("-m cosmos_app ", "cosmos-app ")
-        found = re.match(r"(?:torchrun .*)?(cosmos-app|cosmos-weightsync) (.*)", line)
+        found = re.match(r"(?:.*torchrun .*)?(cosmos-app|cosmos-weightsync) (.*)", line)
         if found:
             words = shlex.split(f"{found[1]} {found[2]}", comments=True)
             yield Shown(path, tuple(words))

@@ -202,6 +202,12 @@ def test_a_server_for_other_machines_wants_its_password_there_too(tmp_path, host
         server.stop()
 
 
+@pytest.mark.parametrize("host", ["192.0.2.1", "no host"])
+def test_an_address_of_no_interface_of_this_machine_is_named(tmp_path, host) -> None:
+    with pytest.raises(ServerStartError, match=f"cannot listen at '{host}'"):
+        RedisServer.start(tmp_path, host=host)
+
+
 def test_a_server_left_behind_is_stopped_before_its_data_is_used_again(tmp_path) -> None:
     first = RedisServer.start(tmp_path)
     second = RedisServer.start(tmp_path)

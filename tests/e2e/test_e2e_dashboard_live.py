@@ -69,7 +69,7 @@ async def test_a_run_is_followed_over_a_killed_controller_to_its_end(
                 "/api/replicas",
                 lambda found: doing(found).get("rollout-0") == "generating 2 of 4 groups",
             )
-            assert doing(now)["policy-0"] == "waiting for step 0"
+            assert doing(now)["policy-0"] == "waiting for step 1"
 
             # Killed as by the kernel: its dashboard goes too, and both come back.
             os.kill(first.pid, signal.SIGKILL)
@@ -81,7 +81,7 @@ async def test_a_run_is_followed_over_a_killed_controller_to_its_end(
                 pass
             now = await live.wait_for(
                 "/api/replicas",
-                lambda found: doing(found).get("policy-0", "").startswith("training step 0 for"),
+                lambda found: doing(found).get("policy-0", "").startswith("training step 1 for"),
             )
             assert doing(now)["rollout-0"] == "idle"
             assert (live.run.path / "dashboard.json").read_text() == before, "the same address"

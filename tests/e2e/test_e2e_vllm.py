@@ -45,7 +45,7 @@ def checkpointed_model(run: Run, version: int, folder: Path) -> torch.nn.Module:
     source = run.output / "model"
     if version:
         source = folder / f"version-{version}"
-        export_checkpoint(run.output, source, step=version - 1)
+        export_checkpoint(run.output, source, step=version)
     return AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
 
 

@@ -66,6 +66,7 @@ def make_run(tmp_path, family, algorithm, tuning):
     recipe = DiffusionRlConfig(
         model=str(tmp_path / "model"),
         prompts=str(tmp_path / "prompts.txt"),
+        prompt_order="file",  # the loops' own
         output=str(tmp_path / "out"),
         rewards={},
         num_steps=3,

@@ -210,7 +210,11 @@ def replay(
 @main.command()
 @click.argument("run_dir", type=click.Path(path_type=Path))
 @click.argument("destination", type=click.Path(path_type=Path))
-@click.option("--step", type=click.IntRange(0), help="Which checkpoint; the newest by default.")
+@click.option(
+    "--step",
+    type=click.IntRange(1),
+    help="That after so many steps, as the run counted them; the newest by default.",
+)
 def export(run_dir: Path, destination: Path, *, step: int | None) -> None:
     """Write a checkpoint as a Hugging Face model.
 

@@ -161,17 +161,19 @@ _SENTENCES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
         + (f", {e['num_failed']} failed" if e["num_failed"] else "")
     ),
     "GroupFailed": lambda e: f"failed on group {e['group']}: {e['reason']}",
-    "StepFinished": lambda e: f"finished step {e['step']}",
+    "StepFinished": lambda e: f"finished step {e['step'] + 1}",
     "VersionPublished": lambda e: f"published version {e['version']}",
     "VersionLoaded": lambda e: (
         f"loaded version {e['version']}: {1e3 * e['transfer_s']:.0f} ms on its way, "
         f"generation stood still for {1e3 * e['stall_s']:.0f} ms"
     ),
     "LoadFailed": lambda e: f"could not load version {e['version']}: {e['reason']}",
-    "CheckpointSaved": lambda e: f"saved a checkpoint after step {e['step']}",
+    "CheckpointSaved": lambda e: (
+        f"saved a checkpoint after step {e['step'] + 1}" if e["path"] else "has nothing to save"
+    ),
     "StopRequested": lambda e: f"somebody asked the run to stop: {e['reason']}",
     "ScaleRequested": lambda e: f"somebody asked for {_wanted(e)}",
-    "Train": lambda e: f"is to train step {e['step']} on {e['num_groups']} groups",
+    "Train": lambda e: f"is to train step {e['step'] + 1} on {e['num_groups']} groups",
     "LoadVersion": lambda e: f"is to load version {e['version']}",
     "Stop": lambda e: f"is to stop: {e['reason']}",
     "Notice": lambda e: f"is told: {e['notice']}",

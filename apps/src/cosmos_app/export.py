@@ -30,6 +30,11 @@ from cosmos_parallel import ModelConfig as HeldModelConfig
 def export_checkpoint(run_dir: Path, destination: Path, *, step: int | None) -> int:
     """Write one checkpoint of a run, whatever layout it was trained in; return 0.
 
+    Args:
+        run_dir: the run.
+        destination: where to.
+        step: after how many steps it was saved; the newest when ``None``.
+
     Raises:
         NotARunDirectoryError: if there is no run.
         DataError: if something that is no model lies at the destination.
@@ -42,18 +47,21 @@ def export_checkpoint(run_dir: Path, destination: Path, *, step: int | None) -> 
     start, place = _places_of(recipe, run)
     mesh = build_mesh(ParallelConfig())
     store = CheckpointStore(place, mesh)
-    steps = store.steps()
-    if not steps or (step is not None and step not in steps):
-        there = ", ".join(map(str, steps)) or "none"
+    counts = [saved + 1 for saved in store.steps()]
+    if not counts:
+        raise NothingToResumeError(f"{run.path} has no checkpoint yet")
+    if step is not None and step not in counts:
+        there = ", ".join(map(str, counts))
         raise NothingToResumeError(f"{run.path} has no checkpoint of step {step}; it has: {there}")
     held = _held_by_one(recipe, start)
     model = load_causal_lm(start, mesh, held)
-    checkpoint = store.load(Learner(model, recipe.learner, mesh=mesh), step)
+    saved = None if step is None else step - 1
+    checkpoint = store.load(Learner(model, recipe.learner, mesh=mesh), saved)
     write = export_classifier if isinstance(recipe, RewardModelRecipe) else export_trained
     dtype = None if isinstance(recipe, Recipe) else recipe.trainer.export_dtype
     write(model, destination, mesh, base=start, training=held, dtype=dtype)
     Console(soft_wrap=True).print(
-        f"step {checkpoint.step} of {run.path} is in {destination}", markup=False
+        f"step {checkpoint.step + 1} of {run.path} is in {destination}", markup=False
     )
     return 0
 

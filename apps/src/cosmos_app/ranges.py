@@ -14,5 +14,5 @@ def require_at_least(settings: object, least: Mapping[str, float]) -> None:
         ValueError: naming the first that is out of range.
     """
     for name, lowest in least.items():
-        if getattr(settings, name) < lowest:
+        if not getattr(settings, name) >= lowest:  # nor is what is no number
             raise ValueError(f"{name} is {getattr(settings, name)}; it must be {lowest:g} or more")

@@ -4,6 +4,7 @@ Sections are the configs of the packages' own components; this module only names
 the rules that hold between them.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Literal
 from cosmos_algos import AlgorithmConfig, GrpoConfig
 from cosmos_app.cluster_config import ClusterConfig
 from cosmos_app.dashboard.config import DashboardConfig
+from cosmos_app.policy_config import PolicyConfig, check_elastic
 from cosmos_app.quickstart.arithmetic import ArithmeticConfig
 from cosmos_app.quickstart.tiny_model import TinyModelConfig
 from cosmos_app.ranges import require_at_least
@@ -21,9 +23,15 @@ from cosmos_core.config import load_config
 from cosmos_core.control import ControllerConfig, StalenessConfig, ValidationPlan
 from cosmos_core.metrics import ConsoleSinkConfig, JsonlSinkConfig, SinkConfig
 from cosmos_core.videos import VideoSampling
-from cosmos_parallel import ElasticConfig, LearnerConfig, ParallelConfig
+from cosmos_parallel import ElasticConfig, LearnerConfig
 from cosmos_parallel import ModelConfig as HeldModelConfig
 from cosmos_rollout import RewardPoolConfig
+
+_WITHOUT_GROUPS = ("reinforce_pp", "reward", "none")
+"""Advantages that a sample has by itself."""
+
+_FIRST_LEASE_S = 300.0
+"""Until its first work, which may have to be compiled, a replica has so long at least."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,24 +131,7 @@ class TrainerConfig:
     def __post_init__(self) -> None:
         counts = ("steps", "groups_per_step", "samples_per_group", "tokens_per_batch")
         require_at_least(self, {**dict.fromkeys(counts, 1), "checkpoint_every": 0})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PolicyConfig:
-    """The replicas that train.
-
-    Attributes:
-        replicas: data-parallel replicas, each a process group of its own.
-        ranks: processes in a replica; started by torchrun when more than one.
-        parallel: how a replica's ranks share the model.
-    """
-
-    replicas: int = 1
-    ranks: int = 1
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
-
-    def __post_init__(self) -> None:
-        require_at_least(self, {"replicas": 1, "ranks": 1})
+        require_at_least(self, {"keep_checkpoints": 1})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,11 +176,12 @@ class WeightSyncConfig:
     deadline_s: float = 120.0
 
     def __post_init__(self) -> None:
-        """Refuse what could not be shown to be served right.
+        """Check the ranges, and refuse what could not be shown to be served right.
 
         Raises:
             ValueError: with the reason.
         """
+        require_at_least(self, {"bucket_mib": 0.001, "deadline_s": 0.001})
         if self.quantised == "mxfp4":
             raise ValueError(
                 "quantised is 'mxfp4': vLLM serves it by kernels of GPUs, or an emulation over "
@@ -216,6 +208,11 @@ class BusConfig:
 
     def __post_init__(self) -> None:
         require_at_least(self, {"port": 0, "lease_s": 0.1})
+        if self.port > 65535 or math.isinf(self.lease_s):
+            raise ValueError(
+                f"port is {self.port} and lease_s {self.lease_s}; want a port, 0 for any free one, "
+                "and a number of seconds"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -237,15 +234,7 @@ class LaunchConfig:
     stop_grace_s: float = 60.0
 
     def __post_init__(self) -> None:
-        """Check the counts.
-
-        Raises:
-            ValueError: if one is negative.
-        """
-        if self.restarts < 0 or self.standbys < 0:
-            raise ValueError(
-                f"restarts is {self.restarts} and standbys {self.standbys}; neither may be negative"
-            )
+        require_at_least(self, {"restarts": 0, "standbys": 0, "stop_grace_s": 0})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -307,6 +296,7 @@ class Recipe:
         Raises:
             ValueError: naming the two settings that do not go together.
         """
+        require_at_least(self, {"seed": 0})
         sampled, trained = self.rollout.sampling.temperature, self.algorithm.temperature
         if sampled != trained:
             raise ValueError(
@@ -325,6 +315,8 @@ class Recipe:
                 "weight_sync.quantised is 'nvfp4' and rollout.engine.dtype 'float32'; vllm serves "
                 "it with auto, bfloat16 or float16"
             )
+        if self.elastic is not None:
+            check_elastic(self.elastic, self.policy)
         check_colocation(self.rollout, self.staleness, num_policies=self.policy.replicas)
         self.policy.parallel.resolve(self.policy.ranks)
         _check_algorithm(self)
@@ -337,6 +329,13 @@ def _check_algorithm(recipe: Recipe) -> None:
         ValueError: naming the setting.
     """
     kind, algorithm = recipe.algorithm.kind, recipe.algorithm.build()
+    teaches = bool(algorithm.imitation_coefficient or "teacher_logprobs" in algorithm.needs)
+    compares = algorithm.advantage not in _WITHOUT_GROUPS and not teaches
+    if compares and recipe.trainer.samples_per_group == 1:
+        raise ValueError(
+            f"trainer.samples_per_group is 1 and algorithm.advantage {algorithm.advantage!r}, "
+            "which compares the samples of a prompt: nothing would be learned; sample 2 or more"
+        )
     check_teacher(
         recipe.teacher,
         recipe.model.teacher,
@@ -365,6 +364,7 @@ def controller_config(recipe: Recipe, num_held_out: int) -> ControllerConfig:
         checkpoint_every=trainer.checkpoint_every,
         drop_zero_signal=trainer.drop_zero_signal,
         lease_s=recipe.bus.lease_s,
+        first_lease_s=max(_FIRST_LEASE_S, recipe.bus.lease_s),
     )
 
 

@@ -59,6 +59,7 @@ class RolloutConfig:
 
     def __post_init__(self) -> None:
         require_at_least(self, {"replicas": 1, "slots": 1, "scoring": 0})
+        require_at_least(self, {"turn_deadline_s": 0.001})
 
 
 def check_colocation(

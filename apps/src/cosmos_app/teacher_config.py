@@ -52,7 +52,7 @@ class TeacherConfig:
         for url in self.urls:
             if not url.startswith(("http://", "https://")):
                 raise ValueError(f"urls have to begin with http:// or https://, found {url!r}")
-        if self.deadline_s <= 0.0 or self.start_s <= 0.0 or self.max_running < 1:
+        if not (self.deadline_s > 0.0 and self.start_s > 0.0 and self.max_running > 0):
             raise ValueError("deadline_s, start_s and max_running have to be positive")
 
     @property

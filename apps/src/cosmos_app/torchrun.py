@@ -1,6 +1,7 @@
 """torchrun, with an exit code that says what the ranks' own said: 2 for what no restart mends.
 
-``python -m cosmos_app.torchrun ...`` takes torchrun's arguments.
+``python -m cosmos_app.torchrun ...`` takes torchrun's arguments. It leaves ranks that were told of
+Ctrl-C the time for the step in hand and its checkpoint, where torchrun kills them after 30 s.
 """
 
 import os
@@ -9,12 +10,17 @@ import sys
 from cosmos_app.errors import REFUSED
 from cosmos_app.parent import PARENT, as_parent, die_with_parent
 
+_PATIENCE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+_STEP_S = 3600
+
 
 def main() -> int:
     """Start the ranks and wait for them; return the exit code."""
+    os.environ.setdefault(_PATIENCE, str(_STEP_S))
     if PARENT in os.environ:  # a launcher of ours, and no script for a cluster
         die_with_parent()
     os.environ.update(as_parent())
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
@@ -24,6 +30,8 @@ def main() -> int:
         codes = {failure.exitcode for failure in error.failures.values()}
         sys.stderr.write(f"{error}\n")
         return REFUSED if REFUSED in codes else 1
+    except SignalException as error:  # the ranks were told, and have ended
+        return 128 + error.sigval
     return 0
 
 

@@ -174,10 +174,58 @@ def test_data_of_one_row_that_is_kept_back_is_refused(tmp_path: Path) -> None:
         "rollout.replicas=0", "rollout.slots=0", "rollout.sampling.max_new_tokens=0",
         "trainer.groups_per_step=0", "trainer.steps=0", "trainer.checkpoint_every=-1",
         "policy.ranks=0", "policy.replicas=0", "data.held_out=-1", "warmup.steps=-1",
-        "validation.every=-1", "bus.lease_s=0",
+        "validation.every=-1", "bus.lease_s=0", "bus.lease_s=nan", "seed=-1",
+        "trainer.keep_checkpoints=0", "launch.restarts=-1", "launch.stop_grace_s=-1",
+        "model.tiny.num_layers=0", "staleness.window=nan", "rollout.engine.kv_cache_mib=-1",
     ],
 )  # fmt: skip
 def test_numbers_out_of_range_are_named(setting: str) -> None:
     name = setting.partition("=")[0].rpartition(".")[2]
     with pytest.raises(ConfigError, match=rf"{name} .*\b[01](\.1)? or more"):
         load_config(Recipe, {}, [setting])
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "weight_sync.bucket_mib=0", "weight_sync.deadline_s=0", "rollout.turn_deadline_s=-1",
+        "bus.port=70000", "bus.lease_s=inf", "teacher.deadline_s=nan",
+    ],
+)  # fmt: skip
+def test_sizes_times_and_ports_that_cannot_be_are_named(setting: str) -> None:
+    name = setting.partition("=")[0].rpartition(".")[2]
+    with pytest.raises(ConfigError, match=name):
+        load_config(Recipe, {}, [setting])
+
+
+@pytest.mark.parametrize(("lease_s", "first_s"), [(30.0, 300.0), (900.0, 900.0)])
+def test_a_first_lease_is_as_long_as_the_others_at_least(lease_s: float, first_s: float) -> None:
+    recipe = load_config(Recipe, {}, [f"bus.lease_s={lease_s}"])
+    config = controller_config(recipe, num_held_out=0)
+    assert (config.lease_s, config.first_lease_s) == (lease_s, first_s)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["trainer.samples_per_group=1"], "advantage 'grpo', which compares the samples"),
+        (["elastic.min_replicas=2"], "min_replicas is 2 and policy.replicas 1"),
+    ],
+)
+def test_what_would_never_learn_or_never_step_is_refused(settings: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(Recipe, {}, settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["algorithm.kind=reinforce_pp"],
+        ["algorithm.kind=ppo"],
+        ["algorithm.kind=on_policy_distillation", "model.teacher=big"],
+        ["algorithm.objective.teacher_coefficient=1.0", "model.teacher=big"],
+    ],
+)
+def test_one_sample_of_a_prompt_is_enough_where_none_are_compared(settings: list[str]) -> None:
+    alone = load_config(Recipe, {}, [*settings, "trainer.samples_per_group=1"])
+    assert alone.trainer.samples_per_group == 1

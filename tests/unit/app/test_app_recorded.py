@@ -138,3 +138,12 @@ def test_a_log_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> None
 @pytest.mark.parametrize("event", [{"type": "GroupFinished"}, {"type": "OfAnotherVersion"}])
 def test_a_record_of_another_version_is_told_by_its_type(event: dict[str, str]) -> None:
     assert tell_event(event).startswith(event["type"])
+
+
+def test_steps_are_told_from_one_on_as_the_console_counts_them() -> None:
+    assert tell_event({"type": "StepFinished", "step": 0}) == "finished step 1"
+    saved = {"type": "CheckpointSaved", "step": 49, "path": "checkpoints/step-00000049"}
+    assert tell_event(saved) == "saved a checkpoint after step 50"
+    assert tell_event({**saved, "step": -1, "path": ""}) == "has nothing to save"
+    train = {"type": "Train", "step": 1, "num_groups": 2}
+    assert tell_event(train) == "is to train step 2 on 2 groups"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from cosmos_app.errors import DataError
+from cosmos_app.errors import DataError, NothingToResumeError
 from cosmos_app.export import export_checkpoint
 from cosmos_app.given.check import check_given, forecast_given
 from cosmos_app.given.files import prepare_model
@@ -20,7 +20,7 @@ from cosmos_app.prepare import build_once
 from cosmos_app.quickstart.tiny_model import TinyModelConfig
 from cosmos_app.recipe import PolicyConfig, Recipe
 from cosmos_app.recipes import load_any_recipe, recipe_of_run
-from cosmos_core.config import ConfigError, config_to_json
+from cosmos_core.config import ConfigError, config_to_json, load_config
 from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import ParallelConfig, Seat, SftDataError, build_mesh
 
@@ -137,7 +137,7 @@ def test_examples_are_kept_back_and_the_tiny_model_knows_their_characters(run, f
         ["model.training.compute_dtype=bfloat16", "model.training.implementation=native"],
     ],
 )
-def test_a_checkpoint_is_exported_whatever_it_was_trained_on(tmp_path, file, settings):
+def test_a_checkpoint_is_exported_whatever_it_was_trained_on(tmp_path, capsys, file, settings):
     torch.set_num_threads(1)
     recipe = load_any_recipe(file, settings)
     created = RunDirectory.create(tmp_path / "run", config_json=config_to_json(recipe), now_s=0.0)
@@ -153,7 +153,10 @@ def test_a_checkpoint_is_exported_whatever_it_was_trained_on(tmp_path, file, set
             trainer.export()
         finally:
             trainer.close()
-        export_checkpoint(run.path, tmp_path / "again", step=0)
+        export_checkpoint(run.path, tmp_path / "again", step=1)
+        assert "step 1 of" in " ".join(capsys.readouterr().out.split())
+        with pytest.raises(NothingToResumeError, match=r"no checkpoint of step 2; it has: 1$"):
+            export_checkpoint(run.path, tmp_path / "again", step=2)
         written = load_file(run.export / "model" / "model.safetensors")
     again = load_file(tmp_path / "again" / "model.safetensors")
     assert written.keys() == again.keys()
@@ -242,3 +245,10 @@ def test_rows_that_are_too_long_are_told(tmp_path, file, capsys):
     assert "5 of 10 rows are longer than data.rows.max_tokens=7 and left out" in said
     assert "3, 5 rows left out as too long" in said
     assert "after step 1 " in said
+
+
+@pytest.mark.parametrize("setting", ["retention.keep=0", "retention.keep_best=-1", "batch.seed=-1"])
+def test_a_number_of_the_trainer_that_is_out_of_range_is_named_with_its_place(setting: str) -> None:
+    place, _, name = setting.partition("=")[0].rpartition(".")
+    with pytest.raises(ConfigError, match=rf"trainer\.{place}: {name} is "):
+        load_config(SftRecipe, {"data": {"path": "x"}}, [f"trainer.{setting}"])

@@ -69,6 +69,50 @@ def test_torchrun_passes_a_refusal_of_its_ranks_on(tmp_path: Path) -> None:
     assert ended.returncode == 2, ended.stderr
 
 
+def test_torchrun_asks_its_ranks_to_stop_and_ends_as_by_the_signal(tmp_path: Path) -> None:
+    script = tmp_path / "asked.py"
+    script.write_text(
+        "import signal, sys, time\n"
+        "from pathlib import Path\n"
+        "here = Path(sys.argv[0]).parent\n"
+        "signal.signal(signal.SIGINT, lambda *_: (here / 'saved').touch() or sys.exit(3))\n"
+        "(here / 'up').touch()\n"
+        "time.sleep(200)\n"
+    )
+    command = [sys.executable, "-m", "cosmos_app.torchrun", "--standalone", str(script)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as torchrun:
+        end = time.monotonic() + 240
+        while not (tmp_path / "up").exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        torchrun.send_signal(signal.SIGINT)
+        _, said = torchrun.communicate(timeout=120)
+    assert torchrun.returncode == 128 + signal.SIGINT, said
+    assert (tmp_path / "saved").exists()
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(("set_to", "waits_s"), [(None, 3600), ("45", 45)])
+def test_torchrun_gives_ranks_time_to_end_their_step(set_to: str | None, waits_s: int) -> None:
+    """Of its own it kills 30 s after Ctrl-C."""
+    code = (
+        "import sys; from cosmos_app.torchrun import main\n"
+        "sys.argv = ['torchrun', '--help']\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "from torch.distributed.launcher.api import LaunchConfig\n"
+        "print(LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=1).shutdown_timeout)"
+    )
+    given = {} if set_to is None else {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": set_to}
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **given},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ended.stdout.splitlines()[-1] == str(waits_s), ended.stderr
+
+
 async def test_a_child_that_dies_is_restarted_then_given_up_with_its_log(tmp_path: Path) -> None:
     supervisor = Supervisor(_ignore)
     supervisor.start(_spec(tmp_path, "import sys; sys.exit('no such model')", restarts=1))

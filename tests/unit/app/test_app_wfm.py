@@ -72,6 +72,7 @@ def test_a_run_of_a_world_model_says_that_it_has_no_report_in_json(recipe, tmp_p
         ("num_steps=many", "num_steps"),
         ("model=/nowhere", "/nowhere is no diffusers pipeline"),
         ("prompts=/nowhere", "there is no file of prompts /nowhere"),
+        ("rewards={}", "reward: nothing is no reward"),
         ("sampler.height=17", "sampler: 17x16 pixels, but this model needs multiples"),
         ("sampler.frames=5", "this is a model of images"),
         ("parallel.tp=2", "denoisers are shared by dp_shard"),

@@ -269,7 +269,7 @@ def test_a_save_that_cannot_be_written_is_an_error_and_the_one_before_stays(tmp_
 
 
 def test_settings_are_checked(tmp_path, mesh):
-    with pytest.raises(CheckpointError, match="keep is 0"):
+    with pytest.raises(ValueError, match="keep is 0"):
         RetentionConfig(keep=0)
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="cannot make checkpoint directory"):

@@ -360,7 +360,7 @@ def test_a_scorer_may_be_a_plain_function(recipe):
     [
         (None, "a NoneType for 2 samples; a scorer returns a number for each"),
         ([1.0], "1 numbers for 2 samples"),
-        ([1.0, float("nan")], "nan for a sample of 'a red square'; it must be finite"),
+        ([1.0, float("nan")], "nan for a sample of 'a .* square'; it must be finite"),
         (["good", "bad"], "a list for 2 samples.*could not convert"),
     ],
 )

@@ -28,6 +28,7 @@ from cosmos_wfm import (
     parse_rollout,
     tiny_sd3_pipeline,
 )
+from cosmos_wfm.rl import step_parts
 
 
 def rollout(num_steps):
@@ -166,6 +167,31 @@ def test_prompts_go_on_where_the_step_before_ended():
     step = StepParts(num_samples=6, samples_per_group=3, micro_batch_size=2, num_ranks=1)
     assert step.prompts("abc", 0, [0, 2, 3, 5]) == ["a", "a", "b", "b"]
     assert step.prompts("abc", 1, [0, 3]) == ["c", "a"]
+
+
+def test_prompts_are_shuffled_anew_in_each_epoch_by_the_seed_alone():
+    def stream(prompt_seed):
+        parts = StepParts(
+            num_samples=8,
+            samples_per_group=2,
+            micro_batch_size=4,
+            num_ranks=1,
+            prompt_seed=prompt_seed,
+        )
+        steps = [parts.prompts("abcdefghij", step, range(0, 8, 2)) for step in range(5)]
+        return "".join(prompt for step in steps for prompt in step)
+
+    first, second = stream(0)[:10], stream(0)[10:]
+    assert sorted(first) == sorted(second) == list("abcdefghij")
+    assert len({first, second, stream(1)[:10], "abcdefghij"}) == 4
+
+
+@pytest.mark.parametrize(("order", "prompt_seed"), [("shuffled", 3), ("file", None)])
+def test_the_order_of_prompts_is_the_recipes(order, prompt_seed):
+    recipe = DiffusionRlConfig(
+        model="m", prompts="p", prompt_order=order, output="o", rewards={"motion": 1.0}, seed=3
+    )
+    assert step_parts(recipe, 2).prompt_seed == prompt_seed
 
 
 def test_settings_out_of_range_are_refused():

@@ -245,10 +245,10 @@ def _doing(role: str, known: Mapping[str, Any], status: Mapping[str, Any]) -> st
     if role == "policy":
         training: Mapping[str, Any] | None = status.get("training")
         if training is None:
-            return f"waiting for step {status.get('step')}"
+            return f"waiting for step {status.get('step', 0) + 1}"
         if known["version"] > training["step"]:
-            return f"done with step {training['step']}"
-        return f"training step {training['step']} for {training['for_s']:.1f} s"
+            return f"done with step {training['step'] + 1}"
+        return f"training step {training['step'] + 1} for {training['for_s']:.1f} s"
     loading = known.get("loading")
     fetching = f", fetching version {loading}" if loading not in {None, -1} else ""
     if known["busy"]:

@@ -6,12 +6,9 @@ from typing import Literal
 
 from cosmos_algos import DistillationConfig, DpoConfig, KtoConfig, RewardModelConfig
 from cosmos_app.given.preference_data import PreferenceFormat
+from cosmos_app.policy_config import PolicyConfig, check_elastic
 from cosmos_app.quickstart.tiny_model import TinyModelConfig
-from cosmos_app.recipe import (
-    BusConfig,
-    LaunchConfig,
-    PolicyConfig,
-)
+from cosmos_app.recipe import BusConfig, LaunchConfig
 from cosmos_core.metrics import ConsoleSinkConfig, JsonlSinkConfig, SinkConfig
 from cosmos_parallel import (
     ElasticConfig,
@@ -162,7 +159,7 @@ class SftRecipe:
         Raises:
             ValueError: naming the settings that do not go together.
         """
-        _check(self.policy, self.data)
+        _check(self.policy, self.elastic, self.data)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,7 +202,7 @@ class PreferenceRecipe:
         Raises:
             ValueError: naming the settings that do not go together.
         """
-        _check(self.policy, self.data)
+        _check(self.policy, self.elastic, self.data)
         _check_rows(self.trainer)
 
 
@@ -249,7 +246,7 @@ class RewardModelRecipe:
         Raises:
             ValueError: naming the settings that do not go together.
         """
-        _check(self.policy, self.data)
+        _check(self.policy, self.elastic, self.data)
         _check_rows(self.trainer)
 
 
@@ -295,7 +292,7 @@ class DistillationRecipe:
         Raises:
             ValueError: naming the settings that do not go together.
         """
-        _check(self.policy, self.data)
+        _check(self.policy, self.elastic, self.data)
 
 
 GivenRecipe = SftRecipe | PreferenceRecipe | RewardModelRecipe | DistillationRecipe
@@ -307,8 +304,11 @@ GIVEN_KINDS: dict[str, type[GivenRecipe]] = {
 }
 
 
-def _check(policy: PolicyConfig, data: SftDataConfig | PreferenceDataConfig) -> None:
+def _check(
+    policy: PolicyConfig, elastic: ElasticConfig, data: SftDataConfig | PreferenceDataConfig
+) -> None:
     policy.parallel.resolve(policy.ranks)
+    check_elastic(elastic, policy)
     if data.held_out < 0:
         raise ValueError(f"data.held_out is {data.held_out}; it must be 0 or more")
     if data.validation_split and data.validation_split == data.rows.split:

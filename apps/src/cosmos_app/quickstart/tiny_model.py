@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from cosmos_app.ranges import require_at_least
+
 BOS, EOS, PAD, UNKNOWN = "<bos>", "<eos>", "<pad>", "<unk>"
 
 
@@ -31,11 +33,13 @@ class TinyModelConfig:
     tie_embeddings: bool = False
 
     def __post_init__(self) -> None:
-        """Check the heads.
+        """Check the sizes.
 
         Raises:
-            ValueError: if their number is odd, or their width no multiple of 32.
+            ValueError: if one is below 1, or heads are an odd number or no multiple of 32 wide.
         """
+        sizes = ("hidden_size", "num_layers", "num_heads", "head_dim", "max_position")
+        require_at_least(self, dict.fromkeys(sizes, 1))
         if self.num_heads % 2 or self.head_dim % 32:
             raise ValueError(
                 f"num_heads is {self.num_heads} and head_dim {self.head_dim}; "

@@ -71,12 +71,12 @@ class RetentionConfig:
         """Check the numbers.
 
         Raises:
-            CheckpointError: if nothing would stay.
+            ValueError: if nothing would stay, or a number is below 0.
         """
         if self.keep < 1:
-            raise CheckpointError(f"keep is {self.keep}; at least 1 checkpoint must stay")
+            raise ValueError(f"keep is {self.keep}; at least 1 checkpoint must stay")
         if self.keep_best < 0:
-            raise CheckpointError(f"keep_best is {self.keep_best}; it must be 0 or more")
+            raise ValueError(f"keep_best is {self.keep_best}; it must be 0 or more")
 
     def ranked(self, scores: "dict[int, float]") -> list[int]:
         """Return steps by their scores, best first; of equals the newest first; no NaN."""

@@ -63,11 +63,13 @@ class SftBatchConfig:
         """Check the ranges.
 
         Raises:
-            ValueError: if a size is below 1.
+            ValueError: if a size is below 1, or the seed below 0.
         """
         for name in ("batch_size", "max_tokens", "bucket"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+        if self.seed < 0:
+            raise ValueError(f"seed is {self.seed}; it must be 0 or more")
 
 
 def step_batches(

@@ -16,7 +16,7 @@ from cosmos_wfm.errors import CaptionDataError
 from cosmos_wfm.families.shared import check_wan_vae
 from cosmos_wfm.loading import load_outline, pipeline_class_name
 from cosmos_wfm.prompts import read_prompts
-from cosmos_wfm.rewards import check_prompts
+from cosmos_wfm.rewards import check_prompts, weighted_reward
 from cosmos_wfm.rl import DiffusionRlConfig
 from cosmos_wfm.rollouts import SamplerConfig
 from cosmos_wfm.sft import DiffusionSftConfig
@@ -105,6 +105,7 @@ def _forecast_sft(config: DiffusionSftConfig) -> RunForecast:
 def _forecast_rl(config: DiffusionRlConfig) -> RunForecast:
     prompts = read_prompts(Path(config.prompts), config.groups_per_step)
     if config.reward_service is None:
+        weighted_reward(config.rewards)  # a recipe has nobody to hand a scorer over
         check_prompts(config.rewards, prompts)
     known = _examine(config, {"sampler": config.sampler})
     num = len(config.data.build()) if config.data is not None else 0

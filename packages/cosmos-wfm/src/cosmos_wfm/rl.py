@@ -71,8 +71,8 @@ class DiffusionRlConfig:
 
     Attributes:
         model: a local diffusers pipeline directory.
-        prompts: a file of prompts, one per line or as JSON lines, or the directory of a set; they
-            are drawn for in their order, over and over.
+        prompts: a file of prompts, one per line or as JSON lines, or the directory of a set.
+        prompt_order: ``shuffled`` by the seed, anew in each epoch, or as in the ``file``.
         output: directory under which ``safetensors/step_<N>`` is written.
         rewards: name of a reward to its weight in the sum; empty where a scorer is handed over.
         reward_service: who computes them; this process if it is ``None``.
@@ -87,7 +87,7 @@ class DiffusionRlConfig:
         loggers: which services the app sends figures and pictures to, beside the output.
         recompute: keep no activations of the denoiser's blocks, compute them again instead.
         validation: pictures that are drawn on the way.
-        seed: of noise, of the order of data, and of what adapters begin with.
+        seed: of noise, of the order of prompts and data, and of what adapters begin with.
         compute: in which type the denoiser computes, compiled or not.
         sampler: size, steps and guidance of rollouts.
         algorithm: how rewards become a loss.
@@ -102,6 +102,7 @@ class DiffusionRlConfig:
     kind: Literal["wfm_rl"] = "wfm_rl"
     model: str
     prompts: str
+    prompt_order: Literal["shuffled", "file"] = "shuffled"
     output: str
     rewards: Mapping[str, float]
     reward_service: RewardServiceConfig | None = None
@@ -374,6 +375,7 @@ def step_parts(config: DiffusionRlConfig, num_ranks: int) -> StepParts:
         samples_per_group=config.samples_per_group,
         micro_batch_size=config.micro_batch_size,
         num_ranks=num_ranks,
+        prompt_seed=config.seed if config.prompt_order == "shuffled" else None,
     )
 
 

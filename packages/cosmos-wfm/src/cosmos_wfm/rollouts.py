@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition, device_of
+from cosmos_wfm.caption_data import sample_index
 from cosmos_wfm.errors import RewardError, WfmConfigError
 from cosmos_wfm.families.shared import check_pixels, wan_latents
 from cosmos_wfm.flow_grpo import StepBatch
@@ -100,12 +101,14 @@ class StepParts:
         samples_per_group: of each prompt.
         micro_batch_size: of one forward pass.
         num_ranks: that train.
+        prompt_seed: of the order of prompts, another one in each epoch; ``None`` for theirs.
     """
 
     num_samples: int
     samples_per_group: int
     micro_batch_size: int
     num_ranks: int
+    prompt_seed: int | None = None
 
     def of_rank(self, rank: int) -> list[range]:
         """Return the numbers of each micro-batch of a rank.
@@ -123,8 +126,11 @@ class StepParts:
     ) -> list[_Prompt]:
         """Return the prompt of each of these samples of a step."""
         offset = step * (self.num_samples // self.samples_per_group)
-        groups = [number // self.samples_per_group for number in numbers]
-        return [prompts[(offset + group) % len(prompts)] for group in groups]
+        positions = [offset + number // self.samples_per_group for number in numbers]
+        if self.prompt_seed is None:
+            return [prompts[position % len(prompts)] for position in positions]
+        seed, num = self.prompt_seed, len(prompts)
+        return [prompts[sample_index(num, position, seed)] for position in positions]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -172,10 +172,16 @@ def _stop_predecessor(directory: Path) -> None:
 
 
 def _free_port(host: str) -> int:
-    family, *_ = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    try:
+        family, *_ = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family) as probe:
+            probe.bind((host, 0))
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        raise ServerStartError(
+            f"the bundled Redis cannot listen at {host!r}, which has to be an address of this "
+            f"machine: {error}"
+        ) from error
 
 
 def _tail(path: Path, num_lines: int = 15) -> str:

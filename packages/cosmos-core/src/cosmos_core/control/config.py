@@ -39,8 +39,8 @@ class StalenessConfig:
             raise ValueError(
                 f"depth is {self.depth} and bound {self.bound}; want 0 <= depth <= bound"
             )
-        if self.window < 0:
-            raise ValueError(f"window is {self.window}; it must not be negative")
+        if not self.window >= 0:
+            raise ValueError(f"window is {self.window}; it must be 0 or more")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -101,7 +101,7 @@ def _step(state: ControllerState, config: ControllerConfig, now: float) -> str:
     if training is None:
         return ""
     slow = [policy.name for policy in state.policies() if policy.version <= training.step]
-    return f"step {training.step} on {', '.join(slow)} for {now - training.since_s:.1f} s"
+    return f"step {training.step + 1} on {', '.join(slow)} for {now - training.since_s:.1f} s"
 
 
 def _rollouts(state: ControllerState, config: ControllerConfig, now: float) -> str:

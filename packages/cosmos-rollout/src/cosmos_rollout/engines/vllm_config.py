@@ -67,7 +67,8 @@ class VLLMConfig:
         for name in ("max_running", "tensor_parallel", "pipeline_parallel", "progress_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} has to be 1 or more, found {getattr(self, name)}")
-        for name in ("images_per_prompt", "videos_per_prompt"):
+        sizes = ("context_length", "kv_cache_mib", "block_size")
+        for name in (*sizes, "images_per_prompt", "videos_per_prompt"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} has to be 0 or more, found {getattr(self, name)}")
         if not 0.0 < self.gpu_memory_share <= 1.0:
