@@ -156,6 +156,38 @@ def test_calls_of_tools_are_trained_also_where_a_table_has_nulls_for_other_messa
         encode_example({"messages": messages}, calling)
 
 
+def called(name, **arguments):
+    """Return a row that calls one tool, which takes what it is called with."""
+    properties = {argument: {"type": "string"} for argument in arguments}
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    known = {"name": name, "parameters": {"type": "object", "properties": properties}}
+    return {
+        "messages": [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+        ],
+        "tools": [{"type": "function", "function": known}],
+        "answer": {"kept": None, "too": 1},
+    }
+
+
+@pytest.mark.parametrize("write", [write_parquet, save_to_disk])
+def test_calls_in_a_table_have_no_arguments_of_other_tools(tmp_path, write):
+    rows = [called("f", city="x"), called("g", query="y")]
+    assert [dict(row) for _, row in read_rows(write(tmp_path / "rows.parquet", rows))] == rows
+
+
+def test_nulls_that_were_written_as_json_stay(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    text = datasets.Value("string")
+    turn = {"role": text, "content": text, "tool_calls": datasets.Json()}
+    rows = [{"messages": called("f", city=None, day="x")["messages"]}]
+    features = datasets.Features({"messages": datasets.List(turn)})
+    datasets.Dataset.from_list(rows, features=features).save_to_disk(str(tmp_path))
+    ((_, row),) = read_rows(tmp_path)
+    assert row["messages"][1]["tool_calls"] == rows[0]["messages"][1]["tool_calls"]
+
+
 def test_a_conversation_may_begin_with_the_assistant(tokenizer):
     greeting = copy.deepcopy(tokenizer)
     greeting.chat_template = (
