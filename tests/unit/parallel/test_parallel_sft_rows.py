@@ -188,6 +188,53 @@ def test_nulls_that_were_written_as_json_stay(tmp_path):
     assert row["messages"][1]["tool_calls"] == rows[0]["messages"][1]["tool_calls"]
 
 
+def joining_tokenizer():
+    """Return a tokenizer that has a token for two new lines, and a template with lines."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {token: index for index, token in enumerate(["</s>", "\n", "\n\n", *"uaxyz:"])}
+    inner = Tokenizer(models.BPE(vocabulary, [("\n", "\n")]))
+    inner.add_special_tokens(["</s>"])
+    template = (
+        "{% for m in messages %}{{ m.role[0] }}:\n{{ m.content }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}a:\n{% endif %}"
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>", chat_template=template)
+
+
+def test_an_answer_may_begin_with_what_joins_the_prompt():
+    joining = joining_tokenizer()
+    said = ["x", "\n\ny", "x", "\ny", "z", "y"]
+    roles = ["user", "assistant"] * 3
+    messages = [{"role": r, "content": text} for r, text in zip(roles, said, strict=True)]
+    example = encode_example({"messages": messages}, joining)
+    tokens = joining.convert_ids_to_tokens(example.token_ids.tolist())
+    assert tokens == [
+        *("u", ":", "\n", "x", "</s>", "a", ":", "\n"),  # then what a model would generate
+        *("\n\n", "y", "</s>"),
+        *("u", ":", "\n", "x", "</s>", "a", ":", "\n"),
+        *("\n", "y", "</s>"),
+        *("u", ":", "\n", "z", "</s>", "a", ":", "\n"),
+        *("y", "</s>"),
+    ]
+    learned = [tokens[index] for index in example.trainable.nonzero()[0]]
+    assert learned == ["\n\n", "y", "</s>", "\n", "y", "</s>", "y", "</s>"]
+
+
+def test_a_template_that_forgets_what_was_said_is_refused():
+    forgetful = joining_tokenizer()
+    forgetful.chat_template = (
+        "{% for m in messages %}{{ m.role[0] }}:\n{{ m.content if loop.last else 'z' }}</s>"
+        "{% endfor %}{% if add_generation_prompt %}a:\n{% endif %}"
+    )
+    messages = [
+        {"role": role, "content": text} for role, text in (("user", "x"), ("assistant", "\ny"))
+    ]
+    with pytest.raises(SftDataError, match="message 1: the chat template writes earlier messages"):
+        encode_example({"messages": messages}, forgetful)
+
+
 def test_a_conversation_may_begin_with_the_assistant(tokenizer):
     greeting = copy.deepcopy(tokenizer)
     greeting.chat_template = (
