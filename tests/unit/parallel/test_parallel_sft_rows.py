@@ -123,6 +123,11 @@ def test_tools_reach_the_template(tokenizer):
         "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
     }
     assert spell(tokenizer, encode_example(row, told)) == "1<u>a</s><a>b</s>"
+    as_text = row | {"tools": json.dumps(row["tools"])}
+    assert spell(tokenizer, encode_example(as_text, told)) == "1<u>a</s><a>b</s>"
+    for wrong in ("f", "{}", {"name": "f"}):
+        with pytest.raises(SftDataError, match="'tools' must be a list of schemas, or the JSON"):
+            encode_example(row | {"tools": wrong}, told)
 
 
 CALLING = (

@@ -5,6 +5,7 @@ of the assistant is trained on, its calls of tools too, and nothing else. Either
 and videos. Token ids are made here once and travel on.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -143,9 +144,8 @@ def encode_example(
     if row.get(rows.messages) is not None:
         subject = f"{where}: field {rows.messages!r}"
         messages, references = take(_checked(row[rows.messages], subject), subject)
-        chat = _Chat(
-            tokenizer=tokenizer, where=where, messages=messages, tools=row.get("tools") or None
-        )
+        tools = _tools_of(row, where)
+        chat = _Chat(tokenizer=tokenizer, where=where, messages=messages, tools=tools)
         return widen(_encode_chat(chat, rows.messages), references, reader, where)
     _check_texts(row, rows, where)
     if not any(shown.values()):
@@ -332,6 +332,18 @@ def _opening(chat: _Chat) -> list[int]:
 def _token_ids(encoded: Any) -> list[int]:
     # Any: a BatchEncoding, whose stubs do not say what its values are
     return [int(token) for token in encoded["input_ids"]]
+
+
+def _tools_of(row: Row, where: str) -> list[Any] | None:
+    """Return a row's tools; many tables have them as a text of JSON."""
+    given: object = row.get("tools") or None
+    try:
+        tools = json.loads(given) if isinstance(given, str) else given
+    except ValueError:
+        tools = given
+    if tools is not None and not isinstance(tools, list):
+        raise SftDataError(f"{where}: field 'tools' must be a list of schemas, or the JSON of one")
+    return cast("list[Any]", tools) or None
 
 
 def _checked(messages: object, subject: str) -> list[dict[str, Any]]:
