@@ -241,6 +241,12 @@ def test_warm_up_stable_decay(update, factor):
     assert schedule.factor(update) == pytest.approx(factor)
 
 
+@pytest.mark.parametrize("final_factor", [-0.1, math.nan, math.inf])
+def test_a_rate_below_0_is_refused(final_factor):
+    with pytest.raises(ValueError, match=rf"final_factor is {final_factor}; it must be 0 or more"):
+        ScheduleConfig(shape="linear", num_steps=10, final_factor=final_factor)
+
+
 @pytest.mark.parametrize("num_decay_steps", [0, 9])
 def test_a_decay_longer_than_what_the_warm_up_leaves_is_refused(num_decay_steps):
     with pytest.raises(ValueError, match="num_decay_steps from 1 to 8"):
