@@ -55,11 +55,12 @@ def export_checkpoint(run_dir: Path, destination: Path, *, step: int | None) -> 
         raise NothingToResumeError(f"{run.path} has no checkpoint of step {step}; it has: {there}")
     held = _held_by_one(recipe, start)
     model = load_causal_lm(start, mesh, held)
-    saved = None if step is None else step - 1
-    checkpoint = store.load(Learner(model, recipe.learner, mesh=mesh), saved)
+    learner = Learner(model, recipe.learner, mesh=mesh)
+    checkpoint = store.load(learner, None if step is None else step - 1)
     write = export_classifier if isinstance(recipe, RewardModelRecipe) else export_trained
     dtype = None if isinstance(recipe, Recipe) else recipe.trainer.export_dtype
-    write(model, destination, mesh, base=start, training=held, dtype=dtype)
+    with learner.averaged():
+        write(model, destination, mesh, base=start, training=held, dtype=dtype)
     Console(soft_wrap=True).print(
         f"step {checkpoint.step + 1} of {run.path} is in {destination}", markup=False
     )

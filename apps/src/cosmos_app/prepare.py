@@ -4,9 +4,10 @@ Everything made here lies in the run directory, is made once, and is found again
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from cosmos_app.errors import DataError
 from cosmos_app.held import held_training
@@ -265,7 +266,10 @@ def build_once(directory: Path, texts: Iterable[str], tiny: TinyModelConfig, see
 
 
 def require_one_vocabulary(teacher: Path, model: Path) -> None:
-    """Look whether a teacher knows as many tokens as the model that learns from it.
+    """Look whether a teacher knows as many tokens as the model that learns from it, and the same.
+
+    Tokenizers of both are compared where the teacher has one: what one family calls by a number
+    means something else in another. A teacher may have tokens more, or other names for some.
 
     Raises:
         DataError: if it does not.
@@ -278,6 +282,22 @@ def require_one_vocabulary(teacher: Path, model: Path) -> None:
             f"teacher={teacher}: it knows {theirs} tokens and the model {ours}; they need one "
             "vocabulary"
         )
+    if any(teacher.glob("tokenizer*.json")):
+        their_ids, our_ids = (_token_ids(path) for path in (teacher, model))
+        other = [t for t in sorted(our_ids.keys() & their_ids) if our_ids[t] != their_ids[t]]
+        if other or not our_ids.keys() & their_ids:
+            example = f"{other[0]!r} is {their_ids[other[0]]} there and {our_ids[other[0]]} here"
+            raise DataError(
+                f"teacher={teacher}: it numbers tokens otherwise than the model "
+                f"({example if other else 'they have none in common'}); they need one vocabulary"
+            )
+
+
+def _token_ids(path: Path) -> Mapping[str, int]:
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(path)  # of any model
+    return tokenizer.get_vocab()
 
 
 def require_trainable(path: Path, policy: PolicyConfig, training: HeldModelConfig) -> None:

@@ -140,6 +140,19 @@ def test_the_likelihood_of_positive_samples_has_the_count_of_the_whole_step():
     assert total / weight == pytest.approx(-0.5 * likelihood / 3, rel=1e-5)
 
 
+def test_ppo_tells_the_divergence_that_its_rewards_are_penalised_by():
+    kl = KlConfig(coefficient=0.1, estimator="k1", place="reward")
+    algorithm = PpoConfig(objective=ObjectiveConfig(kl=kl)).build()
+    model, other = TinyModel(seed=0), TinyModel(seed=1)
+    (batch,) = algorithm.batches(samples(), Share(max_tokens=100), policy_version=2)
+    batch = algorithm.with_critic(model, algorithm.with_reference(other, batch))
+    gap = model.embed.weight.log_softmax(-1) - other.embed.weight.log_softmax(-1)
+    rows, columns = batch.trainable.nonzero(as_tuple=True)
+    expected = gap[batch.token_ids[rows, columns], batch.targets[rows, columns]].sum()
+    found = algorithm.loss(model, batch).metrics["kl"]
+    torch.testing.assert_close(found, expected, check_dtype=False)
+
+
 def test_a_step_without_a_trained_token_is_an_error():
     masked = [
         replace(s, trainable=np.zeros(4, np.bool_), logprobs=np.zeros(4, np.float32))

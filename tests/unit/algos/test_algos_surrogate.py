@@ -163,6 +163,16 @@ def test_the_kl_penalty_needs_a_reference_and_adds_its_share():
     assert (loss, slope) == pytest.approx((-1 + 0.0125, -1 + 0.05))
 
 
+@pytest.mark.parametrize("place", ["loss", "reward"])
+@pytest.mark.parametrize(("estimator", "expected"), [("k1", 0.6), ("k3", math.exp(-0.6) - 0.4)])
+def test_the_divergence_is_told_wherever_it_is_a_penalty(place, estimator, expected):
+    # log π - log π_ref = 0.6, weighed by π/μ = e^0.1
+    batch = one_token(behaviour=-1.1, reference_logprobs=torch.tensor([[-1.6]]))
+    kl = KlConfig(coefficient=0.1, estimator=estimator, place=place)
+    part = policy_objective(scored(-1.0), batch, ObjectiveConfig(kl=kl))
+    assert part.metrics["kl"].item() == pytest.approx(math.exp(0.1) * expected, rel=1e-6)
+
+
 def test_the_entropy_bonus_lowers_the_loss():
     objective = ObjectiveConfig(entropy_coefficient=0.1)
 

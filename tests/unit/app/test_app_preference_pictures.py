@@ -52,6 +52,7 @@ def rows(folder: Path) -> Path:
         {"prompt": "Red?", "images": [red], **said},
         {"prompt": asked, **turns},
         {"prompt": "Blue?", "images": blue, **turns},
+        {"prompt": "Blue?", "image": blue, **turns},
         {"prompt": "A text?", **said},
     ]
     path = folder / "rows.jsonl"
@@ -87,7 +88,7 @@ def test_pictures_are_named_in_any_way_and_belong_to_both_answers(
     folder: Path, encoder: Encoder
 ) -> None:
     pairs = load_pairs(rows(folder), encoder, PreferenceFormat())
-    assert [[len(one.images) for one in pair] for pair in pairs] == [[1, 1], [1, 1], [1, 1], [0, 0]]
+    assert [[len(one.images) for one in pair] for pair in pairs] == [[1, 1]] * 4 + [[0, 0]]
     (mark,) = encoder.reader.image_token_ids if encoder.reader else (0,)
     for better, worse in pairs:
         assert (better.token_ids == mark).sum() == len(better.images)

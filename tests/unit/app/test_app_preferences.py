@@ -1,5 +1,6 @@
 """Preferences and distillation on given data: rows, steps, and where the losses begin and go."""
 
+import copy
 import json
 import math
 from dataclasses import replace
@@ -38,6 +39,10 @@ from cosmos_parallel import (
 
 TINY = TinyModelConfig(hidden_size=16, num_layers=1, num_heads=2, head_dim=32)
 ALPHABET = "0123456789+=abcdefghijklmnopqrstuvwxyz {}\"':,"
+TALKING = (
+    "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}a{% endif %}"
+)
 BATCH = SftBatchConfig(batch_size=4, max_tokens=64)
 
 
@@ -102,10 +107,7 @@ def test_of_a_conversation_only_the_last_answer_is_judged(tmp_path, tokenizer):
         "chosen": [{"role": "assistant", "content": "d"}],
         "rejected": [{"role": "assistant", "content": "e"}],
     }
-    tokenizer.chat_template = (
-        "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }}{{ eos_token }}{% endfor %}"
-        "{% if add_generation_prompt %}a{% endif %}"
-    )
+    tokenizer.chat_template = TALKING
     try:
         (pair,) = load_pairs(
             written(tmp_path / "c.jsonl", [row]), encoding(tokenizer), PreferenceFormat()
@@ -113,6 +115,37 @@ def test_of_a_conversation_only_the_last_answer_is_judged(tmp_path, tokenizer):
     finally:
         tokenizer.chat_template = None
     assert [texts(tokenizer, sample)[1] for sample in pair] == ["d<eos>", "e<eos>"]
+
+
+ANSWERS = {
+    name: [{"role": "assistant", "content": text}]
+    for name, text in (("chosen", "d"), ("rejected", "e"))
+}
+
+
+def test_a_prompt_that_answers_repeat_is_asked_once(tmp_path, tokenizer):
+    told = copy.deepcopy(tokenizer)
+    told.chat_template = TALKING
+    asked = [{"role": "user", "content": "c"}]
+    rows = [
+        {"prompt": "c", **ANSWERS},
+        {"prompt": asked, **ANSWERS},
+        {"prompt": "c", **{name: asked + answer for name, answer in ANSWERS.items()}},
+        {"prompt": asked, **{name: asked + answer for name, answer in ANSWERS.items()}},
+        {name: asked + answer for name, answer in ANSWERS.items()},
+    ]
+    pairs = load_pairs(written(tmp_path / "rows.jsonl", rows), encoding(told), PreferenceFormat())
+    assert [texts(told, better) for better, _ in pairs] == [("uc<eos>ad<eos>", "d<eos>")] * 5
+
+
+def test_answers_in_a_conversation_are_judged_with_the_tools_of_their_row(tmp_path, tokenizer):
+    told = copy.deepcopy(tokenizer)
+    told.chat_template = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}" + TALKING
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    path = written(tmp_path / "rows.jsonl", [{"prompt": "c", "tools": [tool], **ANSWERS}])
+    ((better, worse),) = load_pairs(path, encoding(told), PreferenceFormat())
+    assert texts(told, better) == ("fuc<eos>ad<eos>", "d<eos>")
+    assert texts(told, worse) == ("fuc<eos>ae<eos>", "e<eos>")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
 from cosmos_algos import RewardModelConfig
 from cosmos_app.export import export_checkpoint
@@ -38,21 +39,19 @@ def assert_same_weights(one: Path, other: Path) -> None:
     assert all(torch.equal(value, theirs[name]) for name, value in mine.items())
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_a_trained_reward_model_rewards_the_better_answer(
-    tmp_path: Path, request: pytest.FixtureRequest, tied: bool
-) -> None:
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    torch.set_num_threads(1)
+def preferring(tmp_path: Path, tied: bool, padding: str | None) -> RewardModelRecipe:
+    """Write a tiny model, and pairs whose better answers are right."""
     tiny = TinyModelConfig(
         hidden_size=16, num_layers=1, num_heads=2, head_dim=32, tie_embeddings=tied
     )
     build_tiny_model(tmp_path / "model", ["0123456789+=abc"], tiny, seed=0)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    tokenizer.pad_token = padding
+    tokenizer.save_pretrained(tmp_path / "model")
     rows = [{"prompt": f"{n}+{n}=", "chosen": str(2 * n), "rejected": "abc"} for n in range(8)]
     data = tmp_path / "pairs.jsonl"
     data.write_text("\n".join(map(json.dumps, rows)))
-    recipe = RewardModelRecipe(
+    return RewardModelRecipe(
         model=GivenModelConfig(path=tmp_path / "model"),
         data=PreferenceDataConfig(path=data, held_out=2),
         algorithm=RewardModelConfig(centering=0.01),
@@ -61,6 +60,16 @@ def test_a_trained_reward_model_rewards_the_better_answer(
             steps=STEPS, batch=SftBatchConfig(batch_size=4, max_tokens=32, layout="padded")
         ),
     )
+
+
+@pytest.mark.parametrize(("tied", "padding"), [(True, "<pad>"), (False, "<eos>"), (False, None)])
+def test_a_trained_reward_model_rewards_the_better_answer(
+    tmp_path: Path, request: pytest.FixtureRequest, tied: bool, padding: str | None
+) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    torch.set_num_threads(1)
+    recipe = preferring(tmp_path, tied, padding)
     run = RunDirectory.create(tmp_path / "run", config_json=config_to_json(recipe), now_s=0.0)
     request.addfinalizer(run.close)
     trainer = GivenTrainer(recipe, run, build_mesh(ParallelConfig()))
@@ -92,6 +101,10 @@ def test_a_trained_reward_model_rewards_the_better_answer(
     hidden = trainer._model.base_model(torch.tensor([ids])).last_hidden_state[0, -1]
     expected = head(hidden).item()
     assert model(torch.tensor([ids])).logits.item() == pytest.approx(expected, rel=1e-4)
+
+    # beside a longer one, with what the tokenizer pads with
+    together = tokenizer.pad({"input_ids": [ids, ids[:1] + ids]}, return_tensors="pt")
+    assert model(**together).logits[0].item() == pytest.approx(expected, rel=1e-4)
 
     score = ModelReward(path=export).build()
     good = score(RewardInput(prompt="1+1=", response="2"))

@@ -165,6 +165,36 @@ def test_a_checkpoint_is_exported_whatever_it_was_trained_on(tmp_path, capsys, f
         assert torch.equal(value, again[name])
 
 
+def test_averaged_weights_are_validated_and_exported(tmp_path, file):
+    torch.set_num_threads(1)
+    recipe = load_any_recipe(file, ["learner.ema.decay=0.9", "learner.optimizer.lr=0.1"])
+    created = RunDirectory.create(tmp_path / "run", config_json=config_to_json(recipe), now_s=0.0)
+    with created as run:
+        prepare_model(recipe, run)
+        trainer = GivenTrainer(recipe, run, build_mesh(ParallelConfig()))
+        try:
+            for step in range(2):
+                trainer.train(Seat(step=step, index=0, names=("a",), wants_stop=False))
+            own, averages = trainer.learner.model.state_dict(), trainer.learner.ema.averages
+            own = {name: value.clone() for name, value in own.items()}
+            loss = trainer.validate()
+            trainer.save(loss)
+            trainer.export()
+            now = trainer.learner.model.state_dict()
+            assert all(torch.equal(now[name], value) for name, value in own.items())
+            trainer.learner.ema = None
+            assert trainer.validate() != loss
+            trainer.learner.model.load_state_dict(averages, strict=False)
+            assert trainer.validate() == loss
+        finally:
+            trainer.close()
+        export_checkpoint(run.path, tmp_path / "again", step=1)
+        for directory in (run.export / "model", tmp_path / "again"):
+            written = load_file(directory / "model.safetensors")
+            assert set(written) <= set(averages)
+            assert all(torch.equal(value, averages[name]) for name, value in written.items())
+
+
 def test_several_replicas_have_a_meeting_place(run, file):
     alone = child_specs(load_any_recipe(file), run)
     assert [spec.name for spec in alone] == ["policy-0"]

@@ -19,6 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, characters in (("model", "0123456789+=abc"), ("alike", "0123456789+=xyz")):
         build_tiny_model(folder / name, [characters], TINY, seed=0)
     build_tiny_model(folder / "smaller", ["ab"], TINY, seed=0)
+    build_tiny_model(folder / "renumbered", ["0123456789+=!#%"], TINY, seed=0)
     sums = [(f"{n}+{n}=", str(2 * n)) for n in range(9)]
     rows = [{"prompt": sum_, "answer": total, "response": total} for sum_, total in sums]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -46,6 +47,14 @@ def test_a_teacher_with_other_tokens_is_refused_by_check(folder: Path, kind: str
     assert result.exit_code == 2, result.output
     assert "they need one vocabulary" in " ".join(result.output.split())
     assert not (folder / "run").exists()
+
+
+@pytest.mark.parametrize("kind", ["rl", "given"])
+def test_a_teacher_with_other_numbers_for_its_tokens_is_refused(folder: Path, kind: str) -> None:
+    result = check(folder, kind, "renumbered")
+    assert result.exit_code == 2, result.output
+    said = " ".join(result.output.split())
+    assert "it numbers tokens otherwise than the model ('+' is 7 there and 4 here)" in said
 
 
 @pytest.mark.parametrize("kind", ["rl", "given"])

@@ -19,6 +19,7 @@ from cosmos_parallel import (
     MuonConfig,
     NonFiniteStepError,
     ParallelConfig,
+    SampleLengthError,
     SgdConfig,
     TokenIdError,
     TorchOptimizerConfig,
@@ -164,6 +165,22 @@ def test_a_token_beyond_the_vocabulary_is_named_with_its_place(model_directory, 
     model = load_causal_lm(model_directory("Qwen3"), build_mesh(ParallelConfig()))
     with pytest.raises(TokenIdError, match=message):
         model(input_ids=torch.tensor(ids), use_cache=False)
+
+
+@pytest.mark.parametrize("kind", ["GPT2", "OPT"])
+def test_a_sample_longer_than_the_learned_positions_is_refused(tmp_path, kind):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16}
+    sizes |= {"ffn_dim": 16, "word_embed_proj_dim": 16} if kind == "OPT" else {}
+    config = getattr(transformers, f"{kind}Config")(max_position_embeddings=8, **sizes)
+    of = f"{kind}{'LMHeadModel' if kind == 'GPT2' else 'ForCausalLM'}"
+    getattr(transformers, of)(config).save_pretrained(tmp_path)
+    model = load_causal_lm(tmp_path, build_mesh(ParallelConfig()))
+    ids = torch.full((1, 12), 5)
+    with pytest.raises(SampleLengthError, match=r"sample of 12 tokens.*has learned 8 positions"):
+        model(input_ids=ids, use_cache=False)
+    model(input_ids=ids[:, :8], use_cache=False)
+    model(input_ids=ids, position_ids=torch.arange(12)[None] % 8, use_cache=False)  # two in a row
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_the_name_of_a_tensor(

@@ -165,6 +165,10 @@ def test_layers_that_are_not_there_and_models_without_adapter_are_refused(model_
     config = ModelConfig(lora=LoraConfig(targets=("query",)))
     with pytest.raises(AdapterError, match="query"):
         load_causal_lm(model_directory("Qwen3"), mesh, config)
+    for layer in ("embed_tokens", "lm_head"):
+        config = ModelConfig(lora=LoraConfig(targets=("q_proj", layer)))
+        with pytest.raises(AdapterError, match=rf"{layer}: .* are one weight"):
+            load_causal_lm(model_directory("Qwen3", tied=True), mesh, config)
     with pytest.raises(AdapterError, match="has no adapter"):
         adapter_tensors(load_causal_lm(model_directory("Qwen3"), mesh))
     with pytest.raises(ValueError, match="rank is 0"):

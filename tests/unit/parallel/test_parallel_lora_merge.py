@@ -64,6 +64,25 @@ def test_experts_with_adapters_are_those_that_were_trained(model_directory, tmp_
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 
 
+def test_an_embedding_with_an_adapter_is_the_one_that_was_trained(model_directory, tmp_path):
+    base, mesh = model_directory("Qwen3", tied=False), build_mesh(ParallelConfig())
+    lora = LoraConfig(rank=4, alpha=6.0, targets=("embed_tokens", "lm_head"))
+    model = load_causal_lm(base, mesh, ModelConfig(lora=lora))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".lora_" in name:
+                parameter.normal_(std=0.1)
+    export_lora(model, tmp_path / "adapter", mesh, base=base)
+    merge_directories(base, tmp_path / "adapter", tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    tokens = torch.arange(9)[None]
+    with torch.no_grad():
+        expected = model(input_ids=tokens, use_cache=False).logits
+        found = merged(input_ids=tokens).logits
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
 def test_one_layer_by_hand():
     base = {"a.weight": torch.zeros(2, 3), "b.weight": torch.ones(2, 2)}
     adapter = {

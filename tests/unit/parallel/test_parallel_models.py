@@ -1,6 +1,7 @@
 """Loading and exporting Hugging Face models in one process."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,17 @@ def test_export_brings_the_tokenizer(model_directory, mesh, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer("1+1").input_ids == AutoTokenizer.from_pretrained(path)("1+1").input_ids
     assert tokenizer.chat_template
+
+
+@pytest.mark.parametrize("implementation", ["native", "transformers"])
+def test_export_brings_how_the_model_generates(model_directory, mesh, tmp_path, implementation):
+    path = shutil.copytree(model_directory("Qwen3", tied=False), tmp_path / "base")
+    said = {"eos_token_id": [1, 3], "temperature": 0.6, "do_sample": True}
+    (path / "generation_config.json").write_text(json.dumps(said))
+    model = load_causal_lm(path, mesh, ModelConfig(implementation=implementation))
+    export_hf(model, tmp_path / "out", mesh, tokenizer_dir=path)
+    found = transformers.GenerationConfig.from_pretrained(tmp_path / "out")
+    assert {name: getattr(found, name) for name in said} == said
 
 
 def test_export_replaces_what_is_there_and_casts(model_directory, mesh, tmp_path):

@@ -86,7 +86,7 @@ def assert_same(mine: nn.Module, theirs: nn.Module, tolerance: float = 1e-6) -> 
     ("name", "options"),
     [
         ("RMSprop", {"alpha": 0.9, "momentum": 0.5}),
-        ("NAdam", {"eps": 1e-6}),
+        ("NAdam", {"eps": 1e-6, "betas": (0.8, 0.9)}),
         ("Adagrad", {}),
         ("Adafactor", {"weight_decay": 0.1}),
     ],
@@ -104,6 +104,8 @@ def test_any_optimizer_of_torch_takes_its_own_steps(name, options):
         (lambda: TorchOptimizerConfig(name="Adan"), "no 'Adan'.*it has.*RMSprop"),
         (lambda: TorchOptimizerConfig(name="LBFGS"), "takes gradients alone"),
         (lambda: TorchOptimizerConfig(name="Adagrad", options={"rho": 1}), "takes no rho; it tak"),
+        (lambda: TorchOptimizerConfig(options={"betas": (0.9, 2.0)}), "Adam with .* beta"),
+        (lambda: TorchOptimizerConfig(options={"betas": 0.9}), "Adam with .*'betas': 0.9"),
         (lambda: TorchOptimizerConfig(lr=-1.0), "Adam: lr is -1.0; it must be 0 or more"),
         (lambda: AdamWConfig(lr=-1e-5), "adamw: lr is -1e-05"),
         (lambda: AdamWConfig(lr=float("nan")), "adamw: lr is nan"),
@@ -216,6 +218,7 @@ def test_a_checkpoint_holds_the_state_of_every_optimizer(config, tolerance, tmp_
         AdamWConfig(betas=(0.8, 0.9)),
         SgdConfig(momentum=0.5),
         TorchOptimizerConfig(name="RMSprop", options={"alpha": 0.5, "centered": True}),
+        TorchOptimizerConfig(name="RAdam", options={"betas": (0.8, 0.9)}),
         AdamW8bitConfig(block_size=128),
         MuonConfig(adamw_names=("head",)),
     ],
@@ -236,6 +239,12 @@ def test_warm_up_stable_decay(update, factor):
         shape="wsd", num_warmup_steps=2, num_steps=10, num_decay_steps=4, final_factor=0.2
     )
     assert schedule.factor(update) == pytest.approx(factor)
+
+
+@pytest.mark.parametrize("final_factor", [-0.1, math.nan, math.inf])
+def test_a_rate_below_0_is_refused(final_factor):
+    with pytest.raises(ValueError, match=rf"final_factor is {final_factor}; it must be 0 or more"):
+        ScheduleConfig(shape="linear", num_steps=10, final_factor=final_factor)
 
 
 @pytest.mark.parametrize("num_decay_steps", [0, 9])

@@ -123,6 +123,11 @@ def test_tools_reach_the_template(tokenizer):
         "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
     }
     assert spell(tokenizer, encode_example(row, told)) == "1<u>a</s><a>b</s>"
+    as_text = row | {"tools": json.dumps(row["tools"])}
+    assert spell(tokenizer, encode_example(as_text, told)) == "1<u>a</s><a>b</s>"
+    for wrong in ("f", "{}", {"name": "f"}):
+        with pytest.raises(SftDataError, match="'tools' must be a list of schemas, or the JSON"):
+            encode_example(row | {"tools": wrong}, told)
 
 
 CALLING = (
@@ -154,6 +159,85 @@ def test_calls_of_tools_are_trained_also_where_a_table_has_nulls_for_other_messa
     messages[1]["tool_calls"] = []
     with pytest.raises(SftDataError, match=r"list of 'tool_calls' needs no content"):
         encode_example({"messages": messages}, calling)
+
+
+def called(name, **arguments):
+    """Return a row that calls one tool, which takes what it is called with."""
+    properties = {argument: {"type": "string"} for argument in arguments}
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    known = {"name": name, "parameters": {"type": "object", "properties": properties}}
+    return {
+        "messages": [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+        ],
+        "tools": [{"type": "function", "function": known}],
+        "answer": {"kept": None, "too": 1},
+    }
+
+
+@pytest.mark.parametrize("write", [write_parquet, save_to_disk])
+def test_calls_in_a_table_have_no_arguments_of_other_tools(tmp_path, write):
+    rows = [called("f", city="x"), called("g", query="y")]
+    assert [dict(row) for _, row in read_rows(write(tmp_path / "rows.parquet", rows))] == rows
+
+
+def test_nulls_that_were_written_as_json_stay(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    text = datasets.Value("string")
+    turn = {"role": text, "content": text, "tool_calls": datasets.Json()}
+    rows = [{"messages": called("f", city=None, day="x")["messages"]}]
+    features = datasets.Features({"messages": datasets.List(turn)})
+    datasets.Dataset.from_list(rows, features=features).save_to_disk(str(tmp_path))
+    ((_, row),) = read_rows(tmp_path)
+    assert row["messages"][1]["tool_calls"] == rows[0]["messages"][1]["tool_calls"]
+
+
+def joining_tokenizer():
+    """Return a tokenizer that has a token for two new lines, and a template with lines."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {token: index for index, token in enumerate(["</s>", "\n", "\n\n", *"uaxyz:"])}
+    inner = Tokenizer(models.BPE(vocabulary, [("\n", "\n")]))
+    inner.add_special_tokens(["</s>"])
+    template = (
+        "{% for m in messages %}{{ m.role[0] }}:\n{{ m.content }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}a:\n{% endif %}"
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>", chat_template=template)
+
+
+def test_an_answer_may_begin_with_what_joins_the_prompt():
+    joining = joining_tokenizer()
+    said = ["x", "\n\ny", "x", "\ny", "z", "y"]
+    roles = ["user", "assistant"] * 3
+    messages = [{"role": r, "content": text} for r, text in zip(roles, said, strict=True)]
+    example = encode_example({"messages": messages}, joining)
+    tokens = joining.convert_ids_to_tokens(example.token_ids.tolist())
+    assert tokens == [
+        *("u", ":", "\n", "x", "</s>", "a", ":", "\n"),  # then what a model would generate
+        *("\n\n", "y", "</s>"),
+        *("u", ":", "\n", "x", "</s>", "a", ":", "\n"),
+        *("\n", "y", "</s>"),
+        *("u", ":", "\n", "z", "</s>", "a", ":", "\n"),
+        *("y", "</s>"),
+    ]
+    learned = [tokens[index] for index in example.trainable.nonzero()[0]]
+    assert learned == ["\n\n", "y", "</s>", "\n", "y", "</s>", "y", "</s>"]
+
+
+def test_a_template_that_forgets_what_was_said_is_refused():
+    forgetful = joining_tokenizer()
+    forgetful.chat_template = (
+        "{% for m in messages %}{{ m.role[0] }}:\n{{ m.content if loop.last else 'z' }}</s>"
+        "{% endfor %}{% if add_generation_prompt %}a:\n{% endif %}"
+    )
+    messages = [
+        {"role": role, "content": text} for role, text in (("user", "x"), ("assistant", "\ny"))
+    ]
+    with pytest.raises(SftDataError, match="message 1: the chat template writes earlier messages"):
+        encode_example({"messages": messages}, forgetful)
 
 
 def test_a_conversation_may_begin_with_the_assistant(tokenizer):

@@ -3,7 +3,7 @@
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -73,7 +73,6 @@ def _turn_into_classifier(directory: Path, score: torch.Tensor, architecture: st
     """Exchange the output head in the files of a model for the layer that scores."""
     from safetensors import safe_open
     from safetensors.torch import load_file, save_file
-    from transformers import AutoTokenizer
 
     files = sorted(directory.glob("*.safetensors"))
     chosen = files[-1]
@@ -92,12 +91,31 @@ def _turn_into_classifier(directory: Path, score: torch.Tensor, architecture: st
         listed["weight_map"][_SCORE] = chosen.name
         index.write_text(json.dumps(listed, indent=2) + "\n")
     config = json.loads((directory / "config.json").read_text())
-    tokenizer = AutoTokenizer.from_pretrained(directory)
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     config |= {
         "architectures": [architecture],
         "id2label": {"0": "reward"},
         "label2id": {"reward": 0},
-        "pad_token_id": pad,
+        "pad_token_id": _padding(directory),
     }
     (directory / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def _padding(directory: Path) -> int | None:
+    """Return a token for padding that ends no answer, and have the tokenizer use it.
+
+    Classifiers judge by the last token that is no padding, and answers were judged by what ends
+    them: where one token does both, as many tokenizers have it, another special one pads. Without
+    any, samples are judged one at a time.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(directory)  # of any model
+    end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    if pad is not None and pad != end:
+        return int(pad)
+    others = [token for token in tokenizer.all_special_ids if token != end]
+    if not others:
+        return None
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(others[0])
+    tokenizer.save_pretrained(directory)
+    return int(others[0])

@@ -31,7 +31,7 @@ class PreferenceFormat:
     Attributes:
         prompt: field of the prompt: text, or the messages before the answer.
         chosen: field of the better answer: text, or messages; with the prompt in them when the row
-            has no field for it.
+            has no field for it, or also when it has.
         rejected: field of the worse answer, likewise.
         response: field of a single answer, likewise.
         label: field of its mark, true or 1 for a good one.
@@ -206,12 +206,13 @@ def _encode(
     """Encode a prompt with an answer, of which the answer's last turn is judged."""
     row, where, folder = place
     prompt, answer = row.get(rows.prompt), row.get(answer_field)
-    shown = (rows.images, rows.videos)
     names = _names(rows, answer_field)
     if isinstance(answer, list):
         before = prompt if isinstance(prompt, list) else []
-        text = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else before
-        row = {"messages": [*text, *answer], **{name: row.get(name) for name in shown}}
+        asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else before
+        # some data sets repeat the prompt at the head of both answers
+        said = answer if answer[: len(asked)] == asked else [*asked, *answer]
+        row = {**row, "messages": said}  # with its tools, pictures and videos
         names = replace(names, messages="messages")
     example = encode_example(
         row, encoder.tokenizer, where, rows=names, reader=encoder.reader, folder=folder

@@ -89,13 +89,17 @@ class GivenTrainer:
         return self.step == self._recipe.trainer.steps or (every > 0 and self.step % every == 0)
 
     def validate(self) -> float | None:
-        """Return the loss over the examples kept back; ``None`` if there are none."""
+        """Return the loss over the examples kept back, of averaged weights if any are kept.
+
+        ``None`` if there are no such examples.
+        """
         batches = self._task.held_out(rank=self._mesh.data_rank, size=self._mesh.data_size)
         if batches is None:
             return None
-        found = self.learner.evaluate(
-            batches, self._task.loss, filler=self._task.filler, scorers=self._task.scorers
-        )
+        with self.learner.averaged():
+            found = self.learner.evaluate(
+                batches, self._task.loss, filler=self._task.filler, scorers=self._task.scorers
+            )
         return found.loss
 
     def save(self, score: float | None) -> None:
@@ -106,16 +110,17 @@ class GivenTrainer:
                 self._store.start_save(self.step - 1, self.learner, self._position(), score=score)
 
     def export(self) -> None:
-        """Write the model as a Hugging Face directory, and an adapter besides."""
+        """Write the model as a Hugging Face directory, averaged if so kept, and an adapter too."""
         write = export_classifier if self._is_rewarding else export_trained
-        write(
-            self._model,
-            self._run.export / "model",
-            self._mesh,
-            base=self._model_dir,
-            training=self._recipe.model.training,
-            dtype=self._recipe.trainer.export_dtype,
-        )
+        with self.learner.averaged():
+            write(
+                self._model,
+                self._run.export / "model",
+                self._mesh,
+                base=self._model_dir,
+                training=self._recipe.model.training,
+                dtype=self._recipe.trainer.export_dtype,
+            )
 
     def close(self) -> None:
         """Wait for the checkpoint being written."""

@@ -79,7 +79,8 @@ def critic_figures(means: Mapping[str, float]) -> dict[str, float]:
 def _unvalued(batch: TokenBatch) -> TokenBatch:
     """Return a batch of a rank without the last stage, where losses only name their tokens."""
     zeros = batch.advantages.new_zeros(()).expand(batch.advantages.shape)
-    return replace(batch, advantages=zeros, old_logprobs=zeros, values=zeros, returns=zeros)
+    scores = dict.fromkeys(("old_logprobs", "reference_logprobs", "values", "returns"), zeros)
+    return replace(batch, advantages=zeros, **scores)
 
 
 def _valued(

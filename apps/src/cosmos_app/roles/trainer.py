@@ -251,14 +251,15 @@ class Trainer:
         return self._checkpoints.path(step)
 
     def export(self, directory: Path) -> None:
-        """Write the present weights as a Hugging Face model, and an adapter besides."""
-        export_trained(
-            self._model,
-            directory,
-            self._seat.mesh,
-            base=self._model_dir,
-            training=self._recipe.model.training,
-        )
+        """Write the model in Hugging Face form, averaged if so kept, and an adapter besides."""
+        with self._learner.averaged():
+            export_trained(
+                self._model,
+                directory,
+                self._seat.mesh,
+                base=self._model_dir,
+                training=self._recipe.model.training,
+            )
 
     def belongings(self) -> PutAway:
         """Return what holds the device's memory, for a policy that shares its device."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from cosmos_algos.advantages import AdvantageName, StepRewards, step_advantages
@@ -266,10 +266,8 @@ class Algorithm:
         )
         kept = values.where(batch.trainable, 0.0)
         valued = replace(batch, old_logprobs=scores.logprobs, values=kept)
-        penalties, kl = None, self.objective.kl
-        if kl.coefficient and kl.place == "reward":
-            reference = batch.scores_of("reference_logprobs", "kl.coefficient over 0")
-            penalties = kl.coefficient * kl_values(scores.logprobs, reference, kl.estimator)
+        divergence = self._divergence_in_reward(scores.logprobs, batch)
+        penalties = None if divergence is None else self.objective.kl.coefficient * divergence
         return with_gae(valued, self.critic.gae, penalties)
 
     def loss(self, model: nn.Module, batch: TokenBatch) -> LossSum:
@@ -291,6 +289,9 @@ class Algorithm:
         returns = batch.scores_of("returns", "the value loss")
         critic = critic_objective(values, batch, returns, self.critic)
         sums = {f"critic/{name}": v for name, v in critic.metrics.items() if name != "tokens"}
+        divergence = self._divergence_in_reward(scores.logprobs.detach(), batch)
+        if divergence is not None:
+            sums["kl"] = (divergence * batch.trainable).sum()
         return replace(
             policy,
             total=policy.total + self.critic.coefficient * critic.total,
@@ -316,6 +317,20 @@ class Algorithm:
         policy = policy_objective(scores, batch, self.objective, likeliest.coefficient * divergence)
         metrics = {**policy.metrics, "divergence": divergence.detach().sum()}
         return replace(policy, metrics=metrics)
+
+    def _divergence_in_reward(
+        self, logprobs: Float[Tensor, "B T"], batch: TokenBatch
+    ) -> Float[Tensor, "B T"] | None:
+        """Return the estimate that a critic's rewards are penalised by; ``None`` if they are not.
+
+        Raises:
+            MissingScoresError: if the batch has none of the reference.
+        """
+        kl = self.objective.kl
+        if not kl.coefficient or kl.place != "reward":
+            return None
+        reference = batch.scores_of("reference_logprobs", "kl.coefficient over 0")
+        return kl_values(logprobs, reference, kl.estimator)
 
     def _objective_beside_critic(self) -> ObjectiveConfig:
         """Return the objective without a penalty that is in the rewards of the critic already."""

@@ -20,7 +20,7 @@ from cosmos_algos.corrections import (
     TisConfig,
     correction_weights,
 )
-from cosmos_algos.divergence import KlConfig, kl_loss, kl_reward, pathwise_kl
+from cosmos_algos.divergence import KlConfig, kl_loss, kl_reward, kl_values, pathwise_kl
 from cosmos_algos.errors import AlgorithmConfigError
 from cosmos_algos.logprobs import TokenScores
 from cosmos_algos.loss_sum import LossSum
@@ -127,8 +127,8 @@ def policy_objective(
     divergence = torch.zeros_like(losses)
     if objective.kl.coefficient:
         ratios = (logprobs - anchor).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-        divergence = _divergence(logprobs, batch, weights * ratios, objective.kl)
-        losses = losses + objective.kl.coefficient * divergence
+        penalty, divergence = _divergence(logprobs, batch, weights * ratios, objective.kl)
+        losses = losses + objective.kl.coefficient * penalty
     if objective.entropy_coefficient:
         losses = losses - objective.entropy_coefficient * scores.entropies
     total = (losses * batch.token_weights).sum()
@@ -161,11 +161,13 @@ def _divergence(
     batch: TokenBatch,
     importance: Float[Tensor, "B T"],
     kl: KlConfig,
-) -> Float[Tensor, "B T"]:
+) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+    """Return what a penalty adds to the losses, and the divergence itself, wherever it counts."""
     reference = batch.scores_of("reference_logprobs", "kl.coefficient over 0")
+    divergence = importance.detach() * kl_values(logprobs.detach(), reference, kl.estimator)
     if kl.place == "loss":
-        return kl_loss(logprobs, reference, importance, kl)
-    return importance.detach() * pathwise_kl(logprobs, reference, kl)
+        return kl_loss(logprobs, reference, importance, kl), divergence
+    return importance.detach() * pathwise_kl(logprobs, reference, kl), divergence
 
 
 def _metrics(
@@ -184,7 +186,7 @@ def _metrics(
         "clipped": clipped,
         "correction": weights,
         "rejected": weights == 0.0,
-        "kl": divergence.detach(),
+        "kl": divergence,
         "advantage_abs": batch.advantages.abs(),
     }
     dtype = scores.logprobs.dtype

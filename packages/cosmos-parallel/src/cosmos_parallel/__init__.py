@@ -22,6 +22,7 @@ from cosmos_parallel.errors import (
     PictureError,
     PrecisionError,
     ReplicaLostError,
+    SampleLengthError,
     SftDataError,
     TokenIdError,
 )
@@ -189,6 +190,7 @@ __all__ = [
     "ReplicaLostError",
     "ReplicaMembership",
     "RetentionConfig",
+    "SampleLengthError",
     "ScheduleConfig",
     "Scorer",
     "Scores",

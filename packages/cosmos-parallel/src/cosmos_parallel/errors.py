@@ -41,6 +41,10 @@ class TokenIdError(ParallelError, ValueError):
     """Raised in a forward pass: a token that the embedding does not have; names its place."""
 
 
+class SampleLengthError(ParallelError, ValueError):
+    """Raised in a forward pass: a sample is longer than the positions that a model has learned."""
+
+
 class NonFiniteStepError(ParallelError):
     """Raised when too many steps in a row had a loss or a gradient that is not finite."""
 

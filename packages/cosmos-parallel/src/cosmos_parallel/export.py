@@ -36,7 +36,9 @@ _TOKENIZER_PATTERNS = (
     "chat_template*",
     "*processor_config.json",
     "*.tiktoken",
+    "*.model",  # of SentencePiece
 )
+_GENERATION = "generation_config.json"
 
 
 @runtime_checkable
@@ -71,7 +73,8 @@ def export_hf(
         model: from ``load_causal_lm``, or any transformers model.
         directory: where to; its parent is made.
         mesh: the ranks that hold the model.
-        tokenizer_dir: the tokenizer's files are copied from here, as they are.
+        tokenizer_dir: the tokenizer's files are copied from here, as they are, and with them how
+            the model generates and what ends an answer, where the model does not know it.
         dtype: floating-point tensors are cast to this; ``None`` keeps theirs.
         max_shard_gb: a model larger than this is cut into files of at most this, with an index.
 
@@ -272,3 +275,5 @@ def _copy_tokenizer(source: Path, target: Path) -> None:
     for pattern in _TOKENIZER_PATTERNS:
         for file in source.glob(pattern):
             shutil.copy2(file, target / file.name)
+    if (source / _GENERATION).is_file() and not (target / _GENERATION).exists():
+        shutil.copy2(source / _GENERATION, target / _GENERATION)

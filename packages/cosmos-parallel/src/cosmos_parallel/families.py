@@ -303,6 +303,16 @@ def _undivided(settings: Any, tp: int, *, experts_split: bool) -> Iterator[str]:
             yield f"tp {tp} does not divide its {number} {meaning}"
 
 
+def is_tied(config: Any) -> bool:
+    """Whether the input embedding is the output head too; some decoders leave it to the whole.
+
+    Args:
+        config: any Hugging Face configuration.
+    """
+    parts = (config.get_text_config(), config)
+    return any(getattr(part, "tie_word_embeddings", False) for part in parts)
+
+
 def layer_configs(settings: Any) -> Sequence[Any]:
     """Return the config of each layer of a decoder whose layers differ, or else that of all."""
     differ: bool = getattr(settings, "is_heterogeneous", False)

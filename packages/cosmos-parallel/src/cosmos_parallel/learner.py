@@ -51,7 +51,8 @@ class LearnerConfig:
             not finite; one more is an error.
         dump_directory: where the batches of such steps are written, to be looked at; ``None``
             writes none.
-        ema: an average of the weights that is kept beside them; ``None`` keeps none.
+        ema: an average of the weights that is kept beside them, and is what runs validate and
+            export; ``None`` keeps none.
         offload_activations: keep what backward needs in host memory.
     """
 
@@ -236,6 +237,10 @@ class Learner:
             sums = self._accumulate(batches, spare, num_passes, loss, scorers)
         total, weight, metrics = _unpack(sums, self.mesh.sum_over_data(sums.pack()))
         return Evaluation(loss=total / weight if weight else 0.0, weight=weight, metrics=metrics)
+
+    def averaged(self) -> AbstractContextManager[object]:
+        """Give the model its averages inside the block, if any are kept; every rank enters."""
+        return nullcontext() if self.ema is None else self.ema.in_place()
 
     def _agree_on_passes(self, num_batches: int, *, has_spare: bool) -> int:
         lacking = torch.tensor([num_batches, int(not has_spare)], device=self.mesh.process.device)

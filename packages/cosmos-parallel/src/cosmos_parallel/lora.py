@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from cosmos_parallel.errors import AdapterError, ExportError
+from cosmos_parallel.families import is_tied
 from cosmos_parallel.mesh import TrainingMesh
 from cosmos_parallel.rotary_axes import sees
 from cosmos_parallel.sharding import model_tensors
@@ -73,7 +74,8 @@ def add_lora(model: nn.Module, config: LoraConfig, frozen: AbstractSet[str] = fr
         frozen: names of parameters whose layers get no adapter.
 
     Raises:
-        AdapterError: if peft is not installed, or no layer has such a name.
+        AdapterError: if peft is not installed, no layer has such a name, or one is the input
+            embedding and the output head at once.
     """
     try:
         import peft
@@ -85,6 +87,7 @@ def add_lora(model: nn.Module, config: LoraConfig, frozen: AbstractSet[str] = fr
         torch.manual_seed(config.seed)
         # the pattern is peft's own, for stacks of experts, and does match those
         warnings.filterwarnings("ignore", r"The following (rank|alpha)_pattern keys")
+        warnings.filterwarnings("ignore", r"Model has `tie_word_embeddings=True`")  # see below
         try:
             peft.inject_adapter_in_model(
                 peft.LoraConfig(
@@ -100,6 +103,31 @@ def add_lora(model: nn.Module, config: LoraConfig, frozen: AbstractSet[str] = fr
             )
         except ValueError as error:
             raise AdapterError(f"lora: {error}") from error
+    _check_tied(model)
+
+
+def _check_tied(model: nn.Module) -> None:
+    """Refuse an adapter of one of two layers that have one weight, which no weight is the sum of.
+
+    Raises:
+        AdapterError: names the layers that have one.
+    """
+    config: Any = getattr(model, "config", None)  # any Hugging Face configuration
+    if config is None or not is_tied(config):
+        return
+    holder: Any = model
+    ends = (holder.get_input_embeddings(), holder.get_output_embeddings())
+    adapted = [n for n, layer in model.named_modules() if layer in ends and _has_adapter(layer)]
+    if adapted:
+        raise AdapterError(
+            f"lora: {', '.join(adapted)}: the model's input embedding and output head are one "
+            "weight (tie_word_embeddings), to which an adapter of one of them cannot be added; "
+            "leave them out of the targets"
+        )
+
+
+def _has_adapter(layer: nn.Module) -> bool:
+    return hasattr(layer, "base_layer")
 
 
 def _left_out(model: nn.Module, frozen: AbstractSet[str], *, only_language: bool) -> list[str]:

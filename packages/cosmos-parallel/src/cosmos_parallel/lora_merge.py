@@ -22,6 +22,7 @@ from cosmos_parallel.generic_weights import names_in_files
 
 _PREFIX = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
+_EMBEDDING_A, _EMBEDDING_B = ".lora_embedding_A", ".lora_embedding_B"
 _WEIGHTS = "adapter_model.safetensors"
 _STACK = re.compile(r"(.+\.experts)((?:\.base_layer)*)")
 # what transformers joins in each of an expert's tensors, one below the other
@@ -85,6 +86,10 @@ def _additions(adapter: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict
     found: dict[str, _Addition] = {}
     stacks: dict[str, list[tuple[Tensor, Tensor]]] = {}
     for name in sorted(adapter):
+        if name.endswith(_EMBEDDING_A):
+            layer = name.removeprefix(_PREFIX).removesuffix(_EMBEDDING_A)
+            a, b = adapter[name], adapter[name.removesuffix(_EMBEDDING_A) + _EMBEDDING_B]
+            found[f"{layer}.weight"] = _Addition(a, b, _scale(layer, a.shape[0], config), True)
         if not name.endswith(_A):
             continue
         layer = name.removeprefix(_PREFIX).removesuffix(_A)

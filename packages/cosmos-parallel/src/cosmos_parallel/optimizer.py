@@ -14,7 +14,7 @@ from cosmos_parallel.errors import OptimizerError
 from cosmos_parallel.schedule import ScheduleConfig
 
 Named = Mapping[str, nn.Parameter]
-Option = bool | int | float | str
+Option = bool | int | float | str | tuple[float, ...]
 
 
 class _Rates(NamedTuple):
@@ -135,7 +135,7 @@ class TorchOptimizerConfig:
         kind: which optimizer this is.
         name: its class, such as ``RMSprop``, ``Adagrad`` or ``NAdam``.
         lr: peak learning rate.
-        options: its other arguments, by name.
+        options: its other arguments, by name; several numbers are a list, such as ``betas``.
         schedule: factor on ``lr`` over the updates.
     """
 
@@ -149,8 +149,8 @@ class TorchOptimizerConfig:
         """Look the optimizer and its options up.
 
         Raises:
-            OptimizerError: if torch has no such optimizer, or it has no such option, or the rate is
-                out of range.
+            OptimizerError: if torch has no such optimizer, or it has no such option, or the rate or
+                what an option is set to is out of range.
         """
         _check(self.name, _Rates(self.lr))
         known = _torch_optimizers()
@@ -164,6 +164,10 @@ class TorchOptimizerConfig:
             raise OptimizerError(
                 f"{self.name} takes no {', '.join(strange)}; it takes {', '.join(sorted(taken))}"
             )
+        try:
+            self.build({"any": nn.Parameter(torch.zeros(1))})
+        except (ValueError, TypeError) as error:
+            raise OptimizerError(f"{self.name} with {dict(self.options)}: {error}") from error
 
     def build(self, parameters: Named) -> torch.optim.Optimizer:
         """Make the optimizer."""

@@ -29,10 +29,12 @@ class ScheduleConfig:
         """Check the numbers against each other.
 
         Raises:
-            ValueError: if a decay has no steps left after the warm-up.
+            ValueError: if a decay has no steps left after the warm-up, or ends below 0.
         """
         if self.num_warmup_steps < 0:
             raise ValueError(f"num_warmup_steps is {self.num_warmup_steps}; it must be 0 or more")
+        if not 0.0 <= self.final_factor < math.inf:
+            raise ValueError(f"final_factor is {self.final_factor}; it must be 0 or more")
         if self.shape != "constant" and self.num_steps <= self.num_warmup_steps:
             raise ValueError(
                 f"a {self.shape} schedule needs num_steps above num_warmup_steps "

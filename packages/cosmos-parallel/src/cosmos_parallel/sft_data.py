@@ -5,6 +5,7 @@ of the assistant is trained on, its calls of tools too, and nothing else. Either
 and videos. Token ids are made here once and travel on.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -143,9 +144,8 @@ def encode_example(
     if row.get(rows.messages) is not None:
         subject = f"{where}: field {rows.messages!r}"
         messages, references = take(_checked(row[rows.messages], subject), subject)
-        chat = _Chat(
-            tokenizer=tokenizer, where=where, messages=messages, tools=row.get("tools") or None
-        )
+        tools = _tools_of(row, where)
+        chat = _Chat(tokenizer=tokenizer, where=where, messages=messages, tools=tools)
         return widen(_encode_chat(chat, rows.messages), references, reader, where)
     _check_texts(row, rows, where)
     if not any(shown.values()):
@@ -216,23 +216,26 @@ class _Chat:
             prompting: add what would prompt for an answer.
             marking: say which tokens the template marks as generated.
         """
+        form = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": marking}
+        return self._applied(end, prompting, form)
+
+    def write(self, end: int, *, prompting: bool) -> str:
+        """Apply the template as `encode` does, for its text."""
+        return str(self._applied(end, prompting, {"tokenize": False}))
+
+    def _applied(self, end: int, prompting: bool, form: dict[str, Any]) -> Any:
         from jinja2 import TemplateError
 
         try:
-            # Any: a BatchEncoding, whose stubs do not say what its values are
-            encoded: Any = self.tokenizer.apply_chat_template(
-                self.messages[:end],
-                tools=self.tools,
-                tokenize=True,
-                return_dict=True,
-                add_generation_prompt=prompting,
-                return_assistant_tokens_mask=marking,
+            # a text, or a BatchEncoding, whose stubs do not say what its values are
+            applied: Any = self.tokenizer.apply_chat_template(
+                self.messages[:end], tools=self.tools, add_generation_prompt=prompting, **form
             )
         except (TemplateError, ValueError, TypeError) as error:  # whatever its expressions raise
             raise SftDataError(
                 f"{self.where}: the chat template refuses the messages: {error}"
             ) from error
-        return encoded
+        return applied
 
 
 def _encode_chat(chat: _Chat, name: str) -> SftExample:
@@ -270,19 +273,37 @@ def _marked_by_prefixes(chat: _Chat) -> SftExample:
     """Tell the assistant's tokens by what the template adds for each of its messages."""
     parts: list[tuple[list[int], bool]] = []
     done: list[int] = []
+    before = (0, False)
     for index, message in enumerate(chat.messages):
         if message["role"] == "assistant":
             for end, trained in ((index, False), (index + 1, True)):
                 ids = _token_ids(chat.encode(end, prompting=not trained)) if end else _opening(chat)
-                if ids[: len(done)] != done:
-                    raise SftDataError(
-                        f"{chat.where}: message {index}: the chat template writes earlier messages "
-                        "differently once later ones follow, so what is trained cannot be told "
-                        "apart; split the conversation into one row per answer"
-                    )
-                parts.append((ids[len(done) :], trained))
-                done = ids
+                is_longer = ids[: len(done)] == done
+                added = ids[len(done) :] if is_longer else _added_text(chat, before, (end, trained))
+                parts.append((added, trained))
+                done, before = ids, (end, trained)
     return _example(parts)
+
+
+def _added_text(chat: _Chat, before: tuple[int, bool], now: tuple[int, bool]) -> list[int]:
+    """Return the tokens of what the template adds, where its first would join those before it.
+
+    An answer that begins with a new line does after a prompt that ends with one. Where generation
+    begins, a token does.
+
+    Args:
+        chat: the conversation.
+        before: up to which message, and whether with its text or what prompts for it.
+        now: likewise.
+    """
+    written, longer = (chat.write(end, prompting=not said) for end, said in (before, now))
+    if not longer.startswith(written):
+        raise SftDataError(
+            f"{chat.where}: message {now[0] - now[1]}: the chat template writes earlier messages "
+            "differently once later ones follow, so what is trained cannot be told apart; split "
+            "the conversation into one row per answer"
+        )
+    return _token_ids(chat.tokenizer(longer[len(written) :], add_special_tokens=False))
 
 
 def _opening(chat: _Chat) -> list[int]:
@@ -311,6 +332,18 @@ def _opening(chat: _Chat) -> list[int]:
 def _token_ids(encoded: Any) -> list[int]:
     # Any: a BatchEncoding, whose stubs do not say what its values are
     return [int(token) for token in encoded["input_ids"]]
+
+
+def _tools_of(row: Row, where: str) -> list[Any] | None:
+    """Return a row's tools; many tables have them as a text of JSON."""
+    given: object = row.get("tools") or None
+    try:
+        tools = json.loads(given) if isinstance(given, str) else given
+    except ValueError:
+        tools = given
+    if tools is not None and not isinstance(tools, list):
+        raise SftDataError(f"{where}: field 'tools' must be a list of schemas, or the JSON of one")
+    return cast("list[Any]", tools) or None
 
 
 def _checked(messages: object, subject: str) -> list[dict[str, Any]]:

@@ -91,7 +91,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Row]]:
         for batch in file.iter_batches():
             for row in batch.to_pylist():
                 number += 1
-                yield f"{path} row {number}", row
+                yield f"{path} row {number}", _without_absent(row, row)
     except (OSError, pyarrow.ArrowException) as error:
         raise SftDataError(f"SFT data {path} cannot be read as Parquet: {error}") from error
 
@@ -115,7 +115,39 @@ def _saved_rows(path: Path, split: str) -> Iterator[tuple[str, Row]]:
     for batch in saved.with_format("arrow").iter(_BATCH_ROWS):
         for row in batch.to_pylist():
             number += 1
-            yield f"{path} row {number}", features.decode_example(row)
+            yield f"{path} row {number}", _without_absent(row, features.decode_example(row))
+
+
+def _without_absent(stored: Row, row: Row) -> Row:
+    """Return a row of a table without what only other rows have in messages and tools.
+
+    A table has one form for all rows: each call of a tool has the arguments of every tool there,
+    and each schema the properties of every other, null where they are none of its own.
+
+    Args:
+        stored: as it is in the table, where a value of JSON is a text: its nulls were written.
+        row: the same, decoded.
+    """
+    return {
+        name: _present(stored[name], value) if name == "tools" or _is_chat(value) else value
+        for name, value in row.items()
+    }
+
+
+def _is_chat(value: object) -> bool:
+    turns = cast("list[object]", value) if isinstance(value, list) else []
+    return bool(turns) and all(isinstance(turn, dict) and "role" in turn for turn in turns)
+
+
+def _present(stored: Any, value: Any) -> Any:  # trees of dictionaries and lists
+    if isinstance(stored, list):
+        return [_present(*pair) for pair in zip(cast("list[Any]", stored), value, strict=True)]
+    if not isinstance(stored, dict):
+        return value
+    # templates read the content of every message, also of one that only calls tools
+    kept = {"content"} if "role" in stored else set[str]()
+    named = cast("dict[str, Any]", stored).items()
+    return {name: _present(v, value[name]) for name, v in named if v is not None or name in kept}
 
 
 def _undecoded(feature: Any) -> Any:  # of datasets: a tree of dictionaries, lists and features

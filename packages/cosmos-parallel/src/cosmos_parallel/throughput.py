@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cosmos_parallel.families import layer_configs
+from cosmos_parallel.families import is_tied, layer_configs
 from cosmos_parallel.mesh import TrainingMesh
 from cosmos_parallel.rotary_axes import sees
 
@@ -92,7 +92,7 @@ def model_cost(model: nn.Module, mesh: TrainingMesh | None = None) -> ModelCost:
     for name, parameter in model.named_parameters():
         if parameter not in seeing:
             met += parameter.numel() * (share if _EXPERTS & set(name.split(".")) else 1.0)
-    if not _is_tied(config, text):
+    if not is_tied(config):
         embeddings = (part for part in model.modules() if isinstance(part, nn.Embedding))
         met -= sum(part.weight.numel() for part in embeddings if part.weight not in seeing)
     if mesh is not None:
@@ -177,13 +177,6 @@ def _sight_cost(sight: nn.Module, config: Any) -> tuple[float, float]:
     layers = _first(vision, ("depth", "num_hidden_layers"), 1)
     # where there is an embed_dim, hidden_size is that of the decoder
     return 6.0 * met, 12.0 * layers * _first(vision, ("embed_dim", "hidden_size"), 0)
-
-
-def _is_tied(config: Any, text: Any) -> bool:
-    """Whether the input embedding is the output head too; some decoders leave it to the whole."""
-    return bool(
-        getattr(text, "tie_word_embeddings", False) or getattr(config, "tie_word_embeddings", False)
-    )
 
 
 def _heads_width(layer: Any) -> float:
