@@ -188,7 +188,7 @@ def test_averaged_weights_are_validated_and_exported(tmp_path, file):
             assert trainer.validate() == loss
         finally:
             trainer.close()
-        export_checkpoint(run.path, tmp_path / "again", step=1)
+        export_checkpoint(run.path, tmp_path / "again", step=2)
         for directory in (run.export / "model", tmp_path / "again"):
             written = load_file(directory / "model.safetensors")
             assert set(written) <= set(averages)
