@@ -45,6 +45,10 @@ async def wait(seconds: float) -> str:
     Args:
         seconds: how long
     """
+    if seconds < 0:
+        raise SystemExit("no such time")
+    if seconds == 0:
+        raise asyncio.CancelledError
     await asyncio.sleep(seconds)
     return "waited"
 
@@ -56,6 +60,12 @@ def bad(how: str) -> str:
     """
     if how == "raise":
         raise KeyError("lost")
+    if how == "exit":
+        raise SystemExit(2)
+    if how == "interrupt":
+        raise KeyboardInterrupt
+    if how == "slow":
+        raise TimeoutError("no answer")
     if how == "die":
         os._exit(3)
     if how == "long":
@@ -96,6 +106,11 @@ async def test_tools_answer_in_the_order_of_the_calls(tool_file):
     [
         (call("bad", how="raise"), "error: KeyError: 'lost'"),
         (call("bad", how="die"), "error: bad ended its process (exit code 3)"),
+        (call("bad", how="exit"), "error: SystemExit: 2"),
+        (call("bad", how="interrupt"), "error: KeyboardInterrupt: "),
+        (call("bad", how="slow"), "error: TimeoutError: no answer"),  # and not for its own time
+        (call("wait", seconds=-1), "error: SystemExit: no such time"),
+        (call("wait", seconds=0), "error: CancelledError: "),
         (call("bad", how="long"), "x" * 100 + " ... (cut)"),
         (call("subtract", a=1), "error: there is no tool 'subtract'; there are add, wait, bad"),
         ('<tool_call>{"name": 3}</tool_call>', "error: the call has no text 'name'"),

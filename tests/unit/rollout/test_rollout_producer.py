@@ -218,6 +218,18 @@ async def test_a_cancelled_group_leaves_the_engine_and_says_nothing():
         assert world.engine.num_running == 0
 
 
+async def test_a_group_that_nobody_cancelled_is_reported_whatever_was_cancelled_in_it():
+    class Gives(LengthScorer):
+        async def score(self, sample: RewardInput):
+            raise asyncio.CancelledError
+
+    async with World(scorer=Gives()) as world:
+        world.producer.submit(generate(1))
+        (event,) = await world.events(1)
+        assert isinstance(event, GroupFailed)
+        assert event.reason == "CancelledError: "
+
+
 async def test_what_cannot_be_generated_is_a_failed_group_with_a_reason():
     async with World() as world:
         other = GroupId(source="validation", round=0, ordinal=0)

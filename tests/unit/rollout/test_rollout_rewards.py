@@ -28,7 +28,7 @@ from cosmos_rollout import (
 )
 
 USER = """
-import os, sys, time
+import asyncio, os, sys, time
 from json import dumps  # not its own
 
 def polite(sample):
@@ -42,6 +42,12 @@ def rude(sample):
             while True: pass
         case "die": os._exit(3)
         case "exit": sys.exit("bye")
+        case "interrupt": raise KeyboardInterrupt
+        case "cancel": raise asyncio.CancelledError
+        case "speechless":
+            class Speechless(Exception):
+                def __str__(self): raise ValueError
+            raise Speechless
         case "nan": return float("nan")
         case "none": return None
         case "pid": return os.getpid()
@@ -149,6 +155,9 @@ async def test_rewards_are_named_and_their_weighted_sum_is_the_total(pool):
         ("spin", "TimeoutError", "no result within 1.0 s"),
         ("die", "ProcessDied", "the worker process died (exit code 3)"),
         ("exit", "SystemExit", "bye"),
+        ("interrupt", "KeyboardInterrupt", ""),
+        ("cancel", "CancelledError", ""),
+        ("speechless", "Speechless", "(its words cannot be had)"),
         ("nan", "ValueError", "the reward is nan"),
         ("none", "TypeError", None),
         ("memory", "MemoryError", ""),
@@ -217,6 +226,17 @@ async def test_a_reward_that_cannot_be_used_is_known_at_the_start(user_file, fun
     pool = RewardPool(RewardPoolConfig(rewards=(config,)))
     try:
         with pytest.raises(RewardCodeError, match=f"reward mine cannot be used: .*{words}"):
+            await pool.start()
+    finally:
+        await pool.aclose()
+
+
+async def test_a_module_that_exits_when_it_is_imported_is_known_at_the_start(tmp_path):
+    (tmp_path / "exits.py").write_text("import sys\nsys.exit('no arguments')")
+    config = PythonReward(function=f"{tmp_path}/exits.py:f", name="mine")
+    pool = RewardPool(RewardPoolConfig(rewards=(config,)))
+    try:
+        with pytest.raises(RewardCodeError, match="mine cannot be used: SystemExit: no arguments"):
             await pool.start()
     finally:
         await pool.aclose()

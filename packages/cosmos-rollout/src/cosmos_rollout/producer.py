@@ -265,8 +265,8 @@ class Producer:
         key = (command.group, command.attempt)
         del self._tasks[key]
         self._generated.discard(key)
-        if not task.cancelled():
-            error = task.exception()
+        if not task.cancelled() or not task.cancelling():  # one that nobody cancelled has failed
+            error = asyncio.CancelledError() if task.cancelled() else task.exception()
             event = task.result() if error is None else self._failed(command, error)
             self._report(key, event)
             if isinstance(error, _Fatal):

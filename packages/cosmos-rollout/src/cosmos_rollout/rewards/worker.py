@@ -17,6 +17,7 @@ from cosmos_rollout.rewards.scoring import (
     RewardFunction,
     RewardInput,
 )
+from cosmos_rollout.user_code import words_of
 
 
 @lru_cache
@@ -61,8 +62,8 @@ def prepare(config: RewardConfig | GroupReward) -> str:
             group_function_of(config)
         else:
             function_of(config)
-    except Exception as error:  # noqa: BLE001 - a user's module may raise anything when imported
-        return f"{type(error).__name__}: {error}"
+    except BaseException as error:  # noqa: BLE001 - a user's module may raise anything, or exit
+        return f"{type(error).__name__}: {words_of(error)}"
     return ""
 
 
@@ -70,7 +71,7 @@ def score(config: RewardConfig, sample: RewardInput) -> float | Failure:
     """Run one reward on one sample; whatever it raises becomes a `Failure`."""
     try:
         value = float(function_of(config)(sample))
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - costs this sample's reward only
+    except BaseException as error:  # noqa: BLE001 - costs this sample's reward only
         return _raised(config.name, error)
     return _finite(config.name, value)
 
@@ -81,7 +82,7 @@ def score_group(config: GroupReward, samples: Sequence[RewardInput]) -> list[flo
         values = [float(value) for value in group_function_of(config)(samples)]
         if len(values) != len(samples):
             raise RewardError(f"{len(values)} values for a group of {len(samples)}")
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - costs this group's rewards only
+    except BaseException as error:  # noqa: BLE001 - costs this group's rewards only
         return [_raised(config.name, error)] * len(samples)
     return [_finite(config.name, value) for value in values]
 
@@ -94,7 +95,7 @@ def score_all(
 
 
 def _raised(reward: str, error: BaseException) -> Failure:
-    return Failure(reward=reward, error=type(error).__name__, message=str(error)[:500])
+    return Failure(reward=reward, error=type(error).__name__, message=words_of(error)[:500])
 
 
 def _finite(reward: str, value: float) -> float | Failure:
