@@ -48,6 +48,7 @@ def rude(sample):
             class Speechless(Exception):
                 def __str__(self): raise ValueError
             raise Speechless
+        case "take": return float(sample.fields.pop("worth", -1))
         case "nan": return float("nan")
         case "none": return None
         case "pid": return os.getpid()
@@ -240,6 +241,18 @@ async def test_a_module_that_exits_when_it_is_imported_is_known_at_the_start(tmp
             await pool.start()
     finally:
         await pool.aclose()
+
+
+async def test_what_a_reward_makes_of_a_row_is_seen_by_no_other(user_file):
+    both = tuple(PythonReward(function=f"{user_file}:rude", name=name) for name in ("one", "two"))
+    pool = RewardPool(RewardPoolConfig(rewards=both))
+    await pool.start()
+    shared = sample("take", worth=3)  # as siblings share their row
+    try:
+        outcomes = await asyncio.gather(*(pool.score(shared) for _ in range(40)))
+    finally:
+        await pool.aclose()
+    assert all(outcome.rewards == {"one": 3.0, "two": 3.0} for outcome in outcomes)
 
 
 async def test_a_pool_that_was_closed_says_so_whatever_it_is_asked():

@@ -3,6 +3,7 @@
 It imports nothing heavy, so that a worker that had to be killed is replaced in milliseconds.
 """
 
+import copy
 import inspect
 import math
 from collections.abc import Sequence
@@ -90,8 +91,11 @@ def score_group(config: GroupReward, samples: Sequence[RewardInput]) -> list[flo
 def score_all(
     configs: Sequence[RewardConfig], samples: Sequence[RewardInput]
 ) -> list[list[float | Failure]]:
-    """Run every reward on every sample; one list a sample."""
-    return [[score(config, sample) for config in configs] for sample in samples]
+    """Run every reward on every sample; one list a sample.
+
+    Each sees a copy of its own: siblings share the fields of their row, which a reward may change.
+    """
+    return [[score(config, copy.deepcopy(sample)) for config in configs] for sample in samples]
 
 
 def _raised(reward: str, error: BaseException) -> Failure:
