@@ -93,16 +93,16 @@ class Store:
 class World:
     """A producer and everything around it."""
 
-    def __init__(self, *, scorer=None, slots: int = 4, step_s: float = 0.001, teacher=None) -> None:
+    def __init__(self, *, scorer=None, slots: int = 4, step_s: float = 0.001, rows=()) -> None:
         self.scorer = scorer or LengthScorer()
         self.store = Store()
         decoder = ScriptDecoder(spell, context_length=64, step_s=step_s)
         self.engine = InProcessEngine(decoder, version=4, source=VersionSource())
-        rows = [PromptRow(prompt_id=f"row{i}", prompt=str(i), answer="abc") for i in range(10)]
+        digits = [PromptRow(prompt_id=f"row{i}", prompt=str(i), answer="abc") for i in range(10)]
         self.producer = Producer(
             ProducerParts(
                 engine=self.engine,
-                prompts={"train": PromptSet(rows, order="file")},
+                prompts={"train": PromptSet(rows or digits, order="file")},
                 tokenizer=Letters(),
                 scorer=self.scorer,
                 publish=self.store.publish,
@@ -152,6 +152,18 @@ async def test_a_group_becomes_trajectories_then_an_event():
         assert world.scorer.seen[0] == RewardInput(
             prompt="3", response="abc", answer="abc", num_prompt_tokens=1, num_response_tokens=4
         )
+
+
+async def test_rewards_see_the_whole_conversation_of_a_row_that_is_one():
+    said = ({"role": "system", "content": "short"}, {"role": "user", "content": "3"})
+    async with World(rows=[PromptRow(prompt_id="a", messages=said)]) as world:
+        world.producer.submit(generate(0, num_samples=1))
+        await world.events(1)
+        (seen,) = world.scorer.seen
+        assert seen.messages == (*said, {"role": "assistant", "content": "abc"})
+        assert (seen.prompt, seen.response) == ("3", "abc")
+        (trajectory,) = world.store.trajectories.values()
+        assert "turns" not in trajectory.metrics  # there is one
 
 
 async def test_a_long_group_holds_nobody_up_and_order_is_that_of_finishing():
