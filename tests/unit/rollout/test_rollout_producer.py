@@ -105,7 +105,7 @@ class World:
                 prompts={"train": PromptSet(rows or digits, order="file")},
                 tokenizer=Letters(),
                 scorer=self.scorer,
-                publish=self.store.publish,
+                publish=lambda trajectories: self.store.publish(trajectories),
             ),
             ProducerConfig(
                 slots=slots,
@@ -262,17 +262,6 @@ async def test_a_store_that_is_down_is_a_failed_group():
             raise ConnectionError("Redis is gone")
 
         world.store.publish = refuse
-        world.producer = Producer(
-            ProducerParts(
-                engine=world.engine,
-                prompts={"train": PromptSet([PromptRow(prompt_id="0", prompt="1")])},
-                tokenizer=Letters(),
-                scorer=world.scorer,
-                publish=refuse,
-            ),
-            ProducerConfig(sampling=Sampling(stop_token_ids=(STOP,))),
-            replica="rollout-0",
-        )
         world.producer.submit(generate(0))
         (event,) = await world.events(1)
         assert isinstance(event, GroupFailed)
@@ -287,18 +276,7 @@ async def test_a_store_that_is_down_is_a_failed_group():
     ],
 )
 async def test_a_prompt_that_no_engine_takes_says_so_for_the_books(prompt, drop_as, reason):
-    async with World() as world:
-        world.producer = Producer(
-            ProducerParts(
-                engine=world.engine,
-                prompts={"train": PromptSet([PromptRow(prompt_id="0", prompt=prompt)])},
-                tokenizer=Letters(),
-                scorer=world.scorer,
-                publish=world.store.publish,
-            ),
-            ProducerConfig(sampling=Sampling(stop_token_ids=(STOP,))),
-            replica="rollout-0",
-        )
+    async with World(rows=[PromptRow(prompt_id="0", prompt=prompt)]) as world:
         world.producer.submit(generate(0))
         (event,) = await world.events(1)
         assert isinstance(event, GroupFailed)
