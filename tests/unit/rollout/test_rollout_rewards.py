@@ -28,7 +28,8 @@ from cosmos_rollout import (
 )
 
 USER = """
-import asyncio, os, sys, time
+import asyncio, os, subprocess, sys, time
+from pathlib import Path
 from json import dumps  # not its own
 
 def polite(sample):
@@ -48,6 +49,9 @@ def rude(sample):
             class Speechless(Exception):
                 def __str__(self): raise ValueError
             raise Speechless
+        case "run":
+            with subprocess.Popen(["sleep", "1000"]) as program:
+                Path(sample.fields["pid_file"]).write_text(str(program.pid))
         case "take": return float(sample.fields.pop("worth", -1))
         case "nan": return float("nan")
         case "none": return None
@@ -200,6 +204,19 @@ async def test_a_worker_lost_over_a_batch_costs_the_culprit_only(pool, response)
     outcomes = await asyncio.gather(*(pool.score(sample(text, "a")) for text in texts))
     assert [isinstance(outcome, Failure) for outcome in outcomes] == [t == response for t in texts]
     assert [o.rewards["exact"] for o in outcomes if isinstance(o, Scored)] == [1.0] * 5 + [0.0] * 5
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_program_that_a_reward_waits_for_ends_with_it(pool, tmp_path):
+    outcome = await pool.score(sample("run", "x", pid_file=f"{tmp_path}/pid"))
+    assert isinstance(outcome, Failure)
+    assert outcome.error == "TimeoutError"
+    program = Path("/proc") / (tmp_path / "pid").read_text()
+    for _ in range(100):
+        if not program.exists() or " Z " in (program / "stat").read_text():
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError("the program runs on")
 
 
 @pytest.mark.asyncio(loop_scope="module")
