@@ -5,6 +5,7 @@ import time
 import pytest
 
 from cosmos_rollout import (
+    BoxedMathReward,
     Gsm8kReward,
     MathReward,
     MultipleChoiceReward,
@@ -52,6 +53,17 @@ def sample(response: str, answer: str) -> RewardInput:
         (MathReward(), r"It is $\frac{1}{2}$.", "0.5", 1.0),
         (MathReward(), r"It is $x^2+2x+1$", "$(x+1)^2$", 1.0),
         (MathReward(), "It is 7", "8", 0.0),
+        (MathReward(), r"It is $2\sqrt{3}$", r"2\sqrt{3}", 1.0),  # a bare answer counts whole
+        (MathReward(), r"\boxed{2}", "2x", 0.0),
+        (MathReward(), r"\boxed{(1,2)}", "(1, 2)", 1.0),
+        (MathReward(), r"\boxed{1}", "y = 2x + 1", 0.0),
+        (MathReward(), r"\boxed{10!}", "10!", 1.0),
+        (MathReward(), r"\boxed{x=3}", r"x = 3 \text{ or so}", 1.0),
+        (MathReward(), r"\boxed{36}", "72/2 = 36\n#### 36", 1.0),  # one in words by its number
+        (MathReward(), r"\boxed{36}", "The area is 36 square units", 1.0),
+        (BoxedMathReward(), r"\boxed{36}", "The area is 36 square units", 1.0),
+        (BoxedMathReward(), r"\boxed{5}", r"\[5\]", 1.0),
+        (BoxedMathReward(), r"\boxed{\text{no solution}}", "no solution", 1.0),
     ],
 )
 def test_what_counts_as_the_answer(config, response, answer, value):

@@ -9,7 +9,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Literal
 
 from cosmos_rollout.errors import RewardError
-from cosmos_rollout.rewards.builtin import last_boxed
+from cosmos_rollout.rewards.builtin import last_boxed, read_answers
 from cosmos_rollout.rewards.scoring import RewardFunction, RewardInput, answer_of
 
 _CLOTHES = r"(?:[\s*_$(\[{>\"'`]|\\\(|\\(?:text|math)[a-z]*)*+"
@@ -122,9 +122,11 @@ class MathReward:
         """Import math-verify, which takes a second, and return the function."""
         from math_verify import parse, verify
 
+        from_answer = read_answers(parse)
+
         def score(sample: RewardInput) -> float:
             answer = answer_of(sample, self.name)
-            wanted = parse(answer) or parse(f"${answer}$")
+            wanted = from_answer(answer)
             if not wanted:
                 raise RewardError(f"reward {self.name}: the answer {answer!r} is no mathematics")
             return float(verify(wanted, parse(sample.response)))
