@@ -177,6 +177,8 @@ def test_a_tool_that_does_not_say_what_it_takes_is_refused(tool_file):
 def test_wrong_settings_are_refused_where_they_are_made(tool_file):
     with pytest.raises(ValueError, match="distinct names"):
         ToolEnvironmentConfig(functions=("a:f", "b:f"))
+    with pytest.raises(ValueError, match="result_chars have to be 0 or more"):
+        ToolEnvironmentConfig(functions=("a:f",), result_chars=-1)
     with pytest.raises(ValueError, match="max_turns"):
         EpisodeLimits(max_turns=0)
 

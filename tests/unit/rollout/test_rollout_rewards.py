@@ -13,6 +13,7 @@ import pytest_asyncio
 
 from cosmos_rollout import (
     BoxedMathReward,
+    EpisodeLimits,
     ExactReward,
     Failure,
     FormatReward,
@@ -24,8 +25,11 @@ from cosmos_rollout import (
     RewardPool,
     RewardPoolClosedError,
     RewardPoolConfig,
+    Sampling,
     Scored,
 )
+
+NAN = float("nan")
 
 USER = """
 import asyncio, os, subprocess, sys, time
@@ -110,6 +114,11 @@ def test_length_falls_from_target_to_limit(tokens, value):
         (lambda: PythonReward(function="nothing"), "module:function"),
         (lambda: RewardPoolConfig(rewards=(ExactReward(), ExactReward())), r"twice: \['exact'\]"),
         (lambda: RewardPoolConfig(rewards=()), "at least one"),
+        (lambda: RewardPoolConfig(rewards=(ExactReward(weight=NAN),)), r"not of: \['exact'\]"),
+        (lambda: RewardPoolConfig(timeout_s=NAN), "timeout_s have to be positive"),
+        (lambda: RewardPoolConfig(memory_mib=-1), "memory_mib has to be 0 or more, found -1"),
+        (lambda: Sampling(temperature=NAN), "temperature has to be 0 or more, found nan"),
+        (lambda: EpisodeLimits(timeout_s=NAN), "timeout_s have to be positive"),
     ],
 )
 def test_wrong_settings_are_refused_where_they_are_made(make, words):

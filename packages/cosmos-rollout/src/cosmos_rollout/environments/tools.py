@@ -66,8 +66,10 @@ class ToolEnvironmentConfig:
         names = [check_reference(function) for function in self.functions]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"tools need distinct names, at least one, found {names}")
-        if self.timeout_s <= 0.0 or self.num_workers < 1:
+        if not self.timeout_s > 0.0 or self.num_workers < 1:
             raise ValueError("timeout_s and num_workers have to be positive")
+        if self.memory_mib < 0 or self.result_chars < 0:
+            raise ValueError("memory_mib and result_chars have to be 0 or more")
 
     def build(self) -> "ToolEnvironment":
         """Import the functions.
