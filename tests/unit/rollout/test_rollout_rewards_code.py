@@ -49,7 +49,10 @@ def test_programs_are_worth_the_tests_they_pass(score, response, tests, value):
     assert reward(sample(response, tests)) == value
 
 
-@pytest.mark.parametrize("tests", [None, [], 3, [{"input": "1"}]])
+@pytest.mark.parametrize(
+    "tests",
+    [None, [], 3, [{"input": "1"}], "", ["assert True", " \n"], [{"input": ["1"], "output": "1"}]],
+)
 def test_a_row_without_tests_is_an_error_and_not_a_zero(tests):
     with pytest.raises(RewardError, match="field 'tests' of the data row has to be a test"):
         CodeReward().build()(sample(DOUBLE, tests))

@@ -117,9 +117,11 @@ def _tests(found: Any, config: CodeReward) -> Sequence[str | tuple[str, str]]:  
 
 def _test(found: Any) -> str | tuple[str, str] | None:  # found: from JSON
     if isinstance(found, str):
-        return found
-    if isinstance(found, Mapping) and {"input", "output"} <= set(cast(Mapping[str, Any], found)):
-        return str(found["input"]), str(found["output"])
+        return found if found.strip() else None  # any program would pass
+    if isinstance(found, Mapping):
+        sides = [cast(Mapping[str, Any], found).get(name) for name in ("input", "output")]
+        if all(isinstance(side, str | int | float) for side in sides):
+            return str(sides[0]), str(sides[1])
     return None
 
 
