@@ -1,6 +1,7 @@
 """vLLM's own OpenAI-compatible server as an endpoint and as a teacher, against transformers."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -41,6 +42,9 @@ START_S = 540.0
 def model(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("model")
     random_qwen3(0, vocabulary=SIZE, context=CONTEXT).save_pretrained(path)
+    # what a server makes its own habit, and a request undoes
+    habits = {"top_k": 1, "min_p": 0.5, "repetition_penalty": 2.0, "temperature": 0.1}
+    (path / "generation_config.json").write_text(json.dumps(habits))
     words = {f"w{i}": i for i in range(SIZE)}
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -57,7 +61,7 @@ def server(model, tmp_path_factory) -> Iterator[tuple[subprocess.Popen, Endpoint
     command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--dtype", "float32", "--max-model-len", str(CONTEXT), "--enforce-eager"]
     command += ["--kv-cache-memory-bytes", str(16 << 20), "--block-size", "32"]
-    command += ["--max-num-seqs", "8", "--generation-config", "vllm"]
+    command += ["--max-num-seqs", "8"]
     command += ["--logprobs-mode", "processed_logprobs"]
     log = tmp_path_factory.mktemp("log") / "server.log"
     with log.open("wb") as output:

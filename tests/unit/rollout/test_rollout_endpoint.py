@@ -22,7 +22,7 @@ class Desk(BaseHTTPRequestHandler):
         self.say(json.dumps(self.server.models).encode())
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.say(self.server.answer)
 
     def say(self, body: bytes) -> None:
@@ -41,6 +41,7 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     models: object = MODELS
     answer = b""
+    asked: object = None
 
 
 @pytest.fixture
@@ -82,6 +83,13 @@ async def test_events_without_a_choice_are_passed_over(server):
     server.answer = TOKEN + b'data: {"usage": {"total_tokens": 3}}\n\n' + LAST
     (sample,) = await sampled(server)
     assert (sample.token_ids.tolist(), sample.logprobs.tolist()) == ([7, 8], [-0.5, -1.0])
+
+
+async def test_a_request_undoes_what_a_server_would_do_of_its_own(server):
+    server.answer = TOKEN + LAST
+    await sampled(server)
+    habits = ("top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+    assert [server.asked[name] for name in habits] == [0, 0.0, 1.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(

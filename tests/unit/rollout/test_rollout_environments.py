@@ -243,6 +243,10 @@ class Odd(Echo):
         match self.how:
             case "exit":
                 raise SystemExit(2)
+            case "cancel":  # its own task, and waits for it
+                task = asyncio.create_task(asyncio.sleep(1000))
+                task.cancel()
+                await task
             case "nothing":
                 return None
             case "words":
@@ -257,6 +261,7 @@ class Odd(Echo):
     ("how", "words"),
     [
         ("exit", "SystemExit: 2"),
+        ("cancel", "CancelledError"),
         ("nothing", "have to be numbers by name, found None"),
         ("words", "have to be numbers by name, found {'mood': 'good'}"),
         ("two at once", "before the one before it had come"),

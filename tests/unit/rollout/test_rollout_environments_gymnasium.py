@@ -127,6 +127,29 @@ def test_a_box_takes_as_many_numbers_as_it_has():
         numbers_action("2.0 0", box)
 
 
+class Spoken(gymnasium.Env):
+    """Takes actions of any kind."""
+
+    observation_space = gymnasium.spaces.Discrete(1)
+
+    def __init__(self, action_space) -> None:
+        self.action_space = action_space
+
+
+gymnasium.register("Spoken-v0", Spoken, order_enforce=False, disable_env_checker=True)
+NAMED = gymnasium.spaces.Dict({"turn": gymnasium.spaces.Discrete(3)})
+
+
+@pytest.mark.parametrize("space", [NAMED, gymnasium.spaces.Text(5)])
+def test_actions_that_are_no_numbers_need_a_function_that_reads_them(space, tmp_path):
+    with pytest.raises(UserCodeError, match=r"is no array of numbers.*function for 'act'"):
+        GymnasiumEnvironmentConfig(id="Spoken-v0", settings={"action_space": space}).build()
+    (tmp_path / "mine.py").write_text("def act(text):\n    return {'turn': int(text)}\n")
+    GymnasiumEnvironmentConfig(
+        id="Spoken-v0", settings={"action_space": space}, act=f"{tmp_path}/mine.py:act"
+    ).build()
+
+
 # ------------------------------------------------------------------------------- pictures
 class Light(gymnasium.Env):
     """A light that is 10 brighter after each step; action 1 ends it."""

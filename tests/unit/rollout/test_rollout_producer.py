@@ -93,19 +93,19 @@ class Store:
 class World:
     """A producer and everything around it."""
 
-    def __init__(self, *, scorer=None, slots: int = 4, step_s: float = 0.001, teacher=None) -> None:
+    def __init__(self, *, scorer=None, slots: int = 4, step_s: float = 0.001, rows=()) -> None:
         self.scorer = scorer or LengthScorer()
         self.store = Store()
         decoder = ScriptDecoder(spell, context_length=64, step_s=step_s)
         self.engine = InProcessEngine(decoder, version=4, source=VersionSource())
-        rows = [PromptRow(prompt_id=f"row{i}", prompt=str(i), answer="abc") for i in range(10)]
+        digits = [PromptRow(prompt_id=f"row{i}", prompt=str(i), answer="abc") for i in range(10)]
         self.producer = Producer(
             ProducerParts(
                 engine=self.engine,
-                prompts={"train": PromptSet(rows, order="file")},
+                prompts={"train": PromptSet(rows or digits, order="file")},
                 tokenizer=Letters(),
                 scorer=self.scorer,
-                publish=self.store.publish,
+                publish=lambda trajectories: self.store.publish(trajectories),
             ),
             ProducerConfig(
                 slots=slots,
@@ -152,6 +152,18 @@ async def test_a_group_becomes_trajectories_then_an_event():
         assert world.scorer.seen[0] == RewardInput(
             prompt="3", response="abc", answer="abc", num_prompt_tokens=1, num_response_tokens=4
         )
+
+
+async def test_rewards_see_the_whole_conversation_of_a_row_that_is_one():
+    said = ({"role": "system", "content": "short"}, {"role": "user", "content": "3"})
+    async with World(rows=[PromptRow(prompt_id="a", messages=said)]) as world:
+        world.producer.submit(generate(0, num_samples=1))
+        await world.events(1)
+        (seen,) = world.scorer.seen
+        assert seen.messages == (*said, {"role": "assistant", "content": "abc"})
+        assert (seen.prompt, seen.response) == ("3", "abc")
+        (trajectory,) = world.store.trajectories.values()
+        assert "turns" not in trajectory.metrics  # there is one
 
 
 async def test_a_long_group_holds_nobody_up_and_order_is_that_of_finishing():
@@ -218,6 +230,18 @@ async def test_a_cancelled_group_leaves_the_engine_and_says_nothing():
         assert world.engine.num_running == 0
 
 
+async def test_a_group_that_nobody_cancelled_is_reported_whatever_was_cancelled_in_it():
+    class Gives(LengthScorer):
+        async def score(self, sample: RewardInput):
+            raise asyncio.CancelledError
+
+    async with World(scorer=Gives()) as world:
+        world.producer.submit(generate(1))
+        (event,) = await world.events(1)
+        assert isinstance(event, GroupFailed)
+        assert event.reason == "CancelledError: "
+
+
 async def test_what_cannot_be_generated_is_a_failed_group_with_a_reason():
     async with World() as world:
         other = GroupId(source="validation", round=0, ordinal=0)
@@ -238,17 +262,6 @@ async def test_a_store_that_is_down_is_a_failed_group():
             raise ConnectionError("Redis is gone")
 
         world.store.publish = refuse
-        world.producer = Producer(
-            ProducerParts(
-                engine=world.engine,
-                prompts={"train": PromptSet([PromptRow(prompt_id="0", prompt="1")])},
-                tokenizer=Letters(),
-                scorer=world.scorer,
-                publish=refuse,
-            ),
-            ProducerConfig(sampling=Sampling(stop_token_ids=(STOP,))),
-            replica="rollout-0",
-        )
         world.producer.submit(generate(0))
         (event,) = await world.events(1)
         assert isinstance(event, GroupFailed)
@@ -263,18 +276,7 @@ async def test_a_store_that_is_down_is_a_failed_group():
     ],
 )
 async def test_a_prompt_that_no_engine_takes_says_so_for_the_books(prompt, drop_as, reason):
-    async with World() as world:
-        world.producer = Producer(
-            ProducerParts(
-                engine=world.engine,
-                prompts={"train": PromptSet([PromptRow(prompt_id="0", prompt=prompt)])},
-                tokenizer=Letters(),
-                scorer=world.scorer,
-                publish=world.store.publish,
-            ),
-            ProducerConfig(sampling=Sampling(stop_token_ids=(STOP,))),
-            replica="rollout-0",
-        )
+    async with World(rows=[PromptRow(prompt_id="0", prompt=prompt)]) as world:
         world.producer.submit(generate(0))
         (event,) = await world.events(1)
         assert isinstance(event, GroupFailed)

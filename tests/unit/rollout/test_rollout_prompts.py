@@ -11,6 +11,7 @@ from cosmos_rollout import (
     PromptDataError,
     PromptRow,
     PromptSet,
+    PromptTextError,
     prompt_text,
     prompt_tokens,
     read_prompts,
@@ -57,6 +58,8 @@ def test_parquet_gives_the_rows_of_json(tmp_path):
         (['{"prompt": 3}'], "field 'prompt' has to be a text, found 3"),
         (['{"messages": [{"role": "user"}]}'], "field 'messages', turn 0: needs texts"),
         (['{"prompt": "a", "answer": [1]}'], "field 'answer' .* found list"),
+        (['{"prompt": ' + "[" * 100_000], ":1: cannot be read: maximum recursion"),
+        (['{"prompt": "a", "n": ' + "1" * 5000 + "}"], ":1: cannot be read: Exceeds the limit"),
         (["[1]"], "a row has to be an object, found list"),
         ([], "the file has no rows"),
     ],
@@ -138,6 +141,38 @@ def test_a_text_gets_special_tokens_and_a_conversation_the_template_only():
     chat = PromptRow(prompt_id="2", messages=({"role": "user", "content": "b"},))
     assert prompt_tokens(text, Letters()) == (0, ord("a"), ord("b"))
     assert "".join(map(chr, prompt_tokens(chat, Letters()))) == "[u:b][a:"
+
+
+def test_turns_keep_what_the_template_knows_of_tools(tmp_path):
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    turns = [
+        {"role": "user", "content": "?", "tool_calls": None, "name": None},  # as in a table
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "4", "name": "add", "tool_call_id": "1"},
+    ]
+    (row,) = read_prompts(write(tmp_path / "data.jsonl", {"id": None, "messages": turns}))
+    assert row.messages == (
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        turns[2],
+    )
+    assert row.prompt_id == "1"
+
+
+def test_a_prompt_that_the_tokenizer_or_its_template_refuses_says_so_for_the_books():
+    class Strict(Letters):
+        def apply_chat_template(self, conversation, *, add_generation_prompt, tokenize):
+            raise RuntimeError("System role not supported")
+
+        def encode(self, text, *, add_special_tokens=True):
+            raise TypeError("TextEncodeInput must be Union[TextInputSequence]")
+
+    chat = PromptRow(prompt_id="7", messages=({"role": "system", "content": "b"},))
+    with pytest.raises(PromptTextError, match=r"prompt 7 .*System role") as refused:
+        prompt_tokens(chat, Strict())
+    assert refused.value.drop_as
+    with pytest.raises(PromptTextError, match=r"prompt 8 .*TextEncodeInput"):
+        prompt_tokens(PromptRow(prompt_id="8", prompt="\ud83d"), Strict())
 
 
 MARK = {"type": "image"}

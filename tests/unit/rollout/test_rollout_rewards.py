@@ -13,6 +13,7 @@ import pytest_asyncio
 
 from cosmos_rollout import (
     BoxedMathReward,
+    EpisodeLimits,
     ExactReward,
     Failure,
     FormatReward,
@@ -24,11 +25,15 @@ from cosmos_rollout import (
     RewardPool,
     RewardPoolClosedError,
     RewardPoolConfig,
+    Sampling,
     Scored,
 )
 
+NAN = float("nan")
+
 USER = """
-import os, sys, time
+import asyncio, os, subprocess, sys, time
+from pathlib import Path
 from json import dumps  # not its own
 
 def polite(sample):
@@ -42,6 +47,16 @@ def rude(sample):
             while True: pass
         case "die": os._exit(3)
         case "exit": sys.exit("bye")
+        case "interrupt": raise KeyboardInterrupt
+        case "cancel": raise asyncio.CancelledError
+        case "speechless":
+            class Speechless(Exception):
+                def __str__(self): raise ValueError
+            raise Speechless
+        case "run":
+            with subprocess.Popen(["sleep", "1000"]) as program:
+                Path(sample.fields["pid_file"]).write_text(str(program.pid))
+        case "take": return float(sample.fields.pop("worth", -1))
         case "nan": return float("nan")
         case "none": return None
         case "pid": return os.getpid()
@@ -99,6 +114,11 @@ def test_length_falls_from_target_to_limit(tokens, value):
         (lambda: PythonReward(function="nothing"), "module:function"),
         (lambda: RewardPoolConfig(rewards=(ExactReward(), ExactReward())), r"twice: \['exact'\]"),
         (lambda: RewardPoolConfig(rewards=()), "at least one"),
+        (lambda: RewardPoolConfig(rewards=(ExactReward(weight=NAN),)), r"not of: \['exact'\]"),
+        (lambda: RewardPoolConfig(timeout_s=NAN), "timeout_s have to be positive"),
+        (lambda: RewardPoolConfig(memory_mib=-1), "memory_mib has to be 0 or more, found -1"),
+        (lambda: Sampling(temperature=NAN), "temperature has to be 0 or more, found nan"),
+        (lambda: EpisodeLimits(timeout_s=NAN), "timeout_s have to be positive"),
     ],
 )
 def test_wrong_settings_are_refused_where_they_are_made(make, words):
@@ -149,6 +169,9 @@ async def test_rewards_are_named_and_their_weighted_sum_is_the_total(pool):
         ("spin", "TimeoutError", "no result within 1.0 s"),
         ("die", "ProcessDied", "the worker process died (exit code 3)"),
         ("exit", "SystemExit", "bye"),
+        ("interrupt", "KeyboardInterrupt", ""),
+        ("cancel", "CancelledError", ""),
+        ("speechless", "Speechless", "(its words cannot be had)"),
         ("nan", "ValueError", "the reward is nan"),
         ("none", "TypeError", None),
         ("memory", "MemoryError", ""),
@@ -193,6 +216,19 @@ async def test_a_worker_lost_over_a_batch_costs_the_culprit_only(pool, response)
 
 
 @pytest.mark.asyncio(loop_scope="module")
+async def test_a_program_that_a_reward_waits_for_ends_with_it(pool, tmp_path):
+    outcome = await pool.score(sample("run", "x", pid_file=f"{tmp_path}/pid"))
+    assert isinstance(outcome, Failure)
+    assert outcome.error == "TimeoutError"
+    program = Path("/proc") / (tmp_path / "pid").read_text()
+    for _ in range(100):
+        if not program.exists() or " Z " in (program / "stat").read_text():
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError("the program runs on")
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_reward_nobody_waits_for_any_more_is_given_up(pool):
     task = asyncio.create_task(pool.score(sample("hang", "x")))
     await asyncio.sleep(0.1)
@@ -220,6 +256,29 @@ async def test_a_reward_that_cannot_be_used_is_known_at_the_start(user_file, fun
             await pool.start()
     finally:
         await pool.aclose()
+
+
+async def test_a_module_that_exits_when_it_is_imported_is_known_at_the_start(tmp_path):
+    (tmp_path / "exits.py").write_text("import sys\nsys.exit('no arguments')")
+    config = PythonReward(function=f"{tmp_path}/exits.py:f", name="mine")
+    pool = RewardPool(RewardPoolConfig(rewards=(config,)))
+    try:
+        with pytest.raises(RewardCodeError, match="mine cannot be used: SystemExit: no arguments"):
+            await pool.start()
+    finally:
+        await pool.aclose()
+
+
+async def test_what_a_reward_makes_of_a_row_is_seen_by_no_other(user_file):
+    both = tuple(PythonReward(function=f"{user_file}:rude", name=name) for name in ("one", "two"))
+    pool = RewardPool(RewardPoolConfig(rewards=both))
+    await pool.start()
+    shared = sample("take", worth=3)  # as siblings share their row
+    try:
+        outcomes = await asyncio.gather(*(pool.score(shared) for _ in range(40)))
+    finally:
+        await pool.aclose()
+    assert all(outcome.rewards == {"one": 3.0, "two": 3.0} for outcome in outcomes)
 
 
 async def test_a_pool_that_was_closed_says_so_whatever_it_is_asked():

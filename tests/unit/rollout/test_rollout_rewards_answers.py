@@ -1,8 +1,11 @@
 """Rewards that look for an answer in a text: what counts as said, and what does not."""
 
+import time
+
 import pytest
 
 from cosmos_rollout import (
+    BoxedMathReward,
     Gsm8kReward,
     MathReward,
     MultipleChoiceReward,
@@ -27,6 +30,14 @@ def sample(response: str, answer: str) -> RewardInput:
         (CHOICE, "The answer is (C), not the answer: D. Final answer: **B**", "B", 1.0),  # last
         (CHOICE, r"answer is A, so \boxed{B}", "B", 1.0),  # a box goes before words
         (CHOICE, r"\boxed{\text{B}}", "(B)", 1.0),
+        (CHOICE, r"\boxed{\mathbf{(B)}}", "B", 1.0),
+        (CHOICE, "**Answer:** B", "B", 1.0),
+        (CHOICE, r"The answer is $\textbf{B}$", "B", 1.0),
+        (CHOICE, r"**The answer is**: \(B\)", "B", 1.0),
+        (CHOICE, "<answer> B </answer> A word more", "B", 1.0),
+        (CHOICE, "**B.** Paris", "B", 1.0),
+        (CHOICE, "The answer is B. Option A is wrong, as choice C is.", "B", 1.0),  # not an option
+        (CHOICE, "Not option A, but option B", "B", 1.0),
         (CHOICE, "Because B is wrong, A", "A", 0.0),  # nothing marks it as the answer
         (CHOICE, "the answer is a matter of taste", "A", 0.0),  # no letter of its own
         (CHOICE, "answer: Because", "B", 0.0),  # a word, not a letter
@@ -42,10 +53,28 @@ def sample(response: str, answer: str) -> RewardInput:
         (MathReward(), r"It is $\frac{1}{2}$.", "0.5", 1.0),
         (MathReward(), r"It is $x^2+2x+1$", "$(x+1)^2$", 1.0),
         (MathReward(), "It is 7", "8", 0.0),
+        (MathReward(), r"It is $2\sqrt{3}$", r"2\sqrt{3}", 1.0),  # a bare answer counts whole
+        (MathReward(), r"\boxed{2}", "2x", 0.0),
+        (MathReward(), r"\boxed{(1,2)}", "(1, 2)", 1.0),
+        (MathReward(), r"\boxed{1}", "y = 2x + 1", 0.0),
+        (MathReward(), r"\boxed{10!}", "10!", 1.0),
+        (MathReward(), r"\boxed{x=3}", r"x = 3 \text{ or so}", 1.0),
+        (MathReward(), r"\boxed{36}", "72/2 = 36\n#### 36", 1.0),  # one in words by its number
+        (MathReward(), r"\boxed{36}", "The area is 36 square units", 1.0),
+        (BoxedMathReward(), r"\boxed{36}", "The area is 36 square units", 1.0),
+        (BoxedMathReward(), r"\boxed{5}", r"\[5\]", 1.0),
+        (BoxedMathReward(), r"\boxed{\text{no solution}}", "no solution", 1.0),
     ],
 )
 def test_what_counts_as_the_answer(config, response, answer, value):
     assert config.build()(sample(response, answer)) == value
+
+
+@pytest.mark.parametrize("marks", ["*", "_ ", "$", " \n"])
+def test_a_response_of_nothing_but_marks_is_read_at_once(marks):
+    begun = time.monotonic()
+    assert CHOICE.build()(sample("answer" + marks * 20_000, "B")) == 0.0
+    assert time.monotonic() - begun < 5.0
 
 
 @pytest.mark.parametrize(

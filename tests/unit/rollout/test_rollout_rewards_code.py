@@ -17,6 +17,7 @@ from cosmos_rollout import (
     run_program,
 )
 
+F = "```"
 DOUBLE = "Here:\n```python\ndef f(x):\n    return 2 * x\n```\nDone."
 READER = "```py\nprint(int(input()) + 1)\n```"
 PATIENT = SandboxLimits(timeout_s=60.0)
@@ -35,6 +36,9 @@ def sample(response: str, tests) -> RewardInput:
         ("all", READER, [{"input": "4\n", "output": "5"}, {"input": "-1", "output": "0 \n"}], 1.0),
         ("all", READER, [{"input": "x", "output": "5"}], 0.0),  # it raises
         ("all", "```python\nf = 1\n```\n" + DOUBLE, "assert f(1) == 2", 1.0),  # the last block
+        ("all", f"{F}bash\nls\n{F}\nThen:\n" + DOUBLE, "assert f(1) == 2", 1.0),  # one of Python
+        ("all", f"{DOUBLE}\n{F}text\n4\n{F}\nor\n{F}json\n4\n{F}", "assert f(1) == 2", 1.0),
+        ("all", f"1. So:\n   {F}Python3 a.py\r\n   f = abs\n   {F}", "assert f(-1) == 1", 1.0),
         ("all", "def f(x): return x", "assert f(1) == 1", 1.0),  # no block: all of it
         ("all", "```python\nraise SystemExit(0)\n```", "assert False", 0.0),  # leaves early
         ("all", "```python\nimport os; os._exit(0)\n```", "assert False", 0.0),
@@ -45,7 +49,10 @@ def test_programs_are_worth_the_tests_they_pass(score, response, tests, value):
     assert reward(sample(response, tests)) == value
 
 
-@pytest.mark.parametrize("tests", [None, [], 3, [{"input": "1"}]])
+@pytest.mark.parametrize(
+    "tests",
+    [None, [], 3, [{"input": "1"}], "", ["assert True", " \n"], [{"input": ["1"], "output": "1"}]],
+)
 def test_a_row_without_tests_is_an_error_and_not_a_zero(tests):
     with pytest.raises(RewardError, match="field 'tests' of the data row has to be a test"):
         CodeReward().build()(sample(DOUBLE, tests))

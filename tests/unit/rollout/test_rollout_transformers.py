@@ -62,6 +62,15 @@ def test_draws_follow_the_probabilities():
         assert tokens.count(token) / 4000 == pytest.approx(probability, abs=margin)
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(top_p=0.9), Sampling(temperature=0.0)])
+def test_logits_that_are_no_numbers_give_a_log_prob_that_is_none(sampling, bad):
+    generator = torch.Generator().manual_seed(0)
+    token, logprob = sample_token(torch.tensor([0.0, bad, 1.0]), sampling, generator)
+    assert 0 <= token < 3
+    assert math.isnan(logprob)
+
+
 def model(*, tied: bool = False):
     config = LlamaConfig(
         vocab_size=16,

@@ -4,6 +4,7 @@ The protocols here are all that the rest of the package knows of vLLM, transform
 and all that engines know of where new weights come from.
 """
 
+import math
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -47,7 +48,7 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.temperature < 0.0:
+        if not 0.0 <= self.temperature < math.inf:
             raise ValueError(f"temperature has to be 0 or more, found {self.temperature}")
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p has to be in (0, 1], found {self.top_p}")

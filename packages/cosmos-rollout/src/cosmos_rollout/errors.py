@@ -32,6 +32,12 @@ class TokenRangeError(PromptError):
     drop_as = "prompt not of this vocabulary"
 
 
+class PromptTextError(PromptError):
+    """Raised for a prompt that the tokenizer or its chat template does not take."""
+
+    drop_as = "prompt that the tokenizer does not take"
+
+
 class PictureError(PromptError):
     """Raised for pictures and videos that cannot be read, or do not fit the marks in the prompt."""
 

@@ -41,11 +41,12 @@ from cosmos_rollout.errors import (
 from cosmos_rollout.metered import MeteredEngine
 from cosmos_rollout.occupancy import Occupancy, OccupancyReading
 from cosmos_rollout.playing import EnvironmentPlayer, GroupPlan, Player, SingleTurnPlayer
-from cosmos_rollout.prompts import PromptSet, Tokenizer, prompt_text
+from cosmos_rollout.prompts import PromptSet, Tokenizer
 from cosmos_rollout.rewards import Failure, Outcome, RewardInput
 from cosmos_rollout.siblings import (
     Sibling,
     group_seed,
+    reward_input,
     sample_ref,
     sample_seed,
     trajectory_of,
@@ -265,8 +266,8 @@ class Producer:
         key = (command.group, command.attempt)
         del self._tasks[key]
         self._generated.discard(key)
-        if not task.cancelled():
-            error = task.exception()
+        if not task.cancelled() or not task.cancelling():  # one that nobody cancelled has failed
+            error = asyncio.CancelledError() if task.cancelled() else task.exception()
             event = task.result() if error is None else self._failed(command, error)
             self._report(key, event)
             if isinstance(error, _Fatal):
@@ -326,17 +327,7 @@ class Producer:
     async def _score(self, sibling: Sibling, episode: Episode | Failure) -> _Judged:
         if isinstance(episode, Failure):
             return _Judged(sibling, RewardInput(prompt="", response=""), episode)
-        seen = RewardInput(
-            prompt=prompt_text(sibling.row),
-            response=episode.response,
-            answer=sibling.row.answer,
-            fields=sibling.row.fields,
-            num_prompt_tokens=episode.num_prompt_tokens,
-            num_response_tokens=episode.num_response_tokens,
-            finish_reason=episode.finish_reason,
-            messages=episode.messages,
-            images=episode.images,
-        )
+        seen = reward_input(sibling.row, episode)
         outcome, taught = await asyncio.gather(
             self._parts.scorer.score(seen), self._teach(sibling.command, episode)
         )

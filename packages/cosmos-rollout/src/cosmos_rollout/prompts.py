@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cosmos_core.media import MediaError, media_beside, text_of, with_media
-from cosmos_rollout.errors import PromptDataError
+from cosmos_rollout.errors import PromptDataError, PromptTextError
 
 Order = Literal["shuffled", "file"]
 
@@ -26,9 +26,9 @@ class PromptRow:
     Attributes:
         prompt_id: the row's ``id``, or its position in its file.
         prompt: the prompt's text; empty if there are messages.
-        messages: role and content of each turn; empty if there is a prompt. Where there are
-            pictures or videos, a content is a list of texts and marks
-            (`cosmos_core.media.with_media`).
+        messages: role and content of each turn, and whatever else the chat template knows, such as
+            ``tool_calls``; empty if there is a prompt. Where there are pictures or videos, a
+            content is a list of texts and marks (`cosmos_core.media.with_media`).
         images: references of the pictures and videos, one for each mark, in order.
         answer: what a reward compares with; None if the row has none.
         fields: the row's other fields.
@@ -193,7 +193,7 @@ def prompt_row(raw: Any, where: str, *, default_id: str, folder: Path = Path()) 
         _messages(messages, sources, where, folder) if messages is not None else ((), ())
     )
     return PromptRow(
-        prompt_id=str(row.pop("id", default_id)),
+        prompt_id=default_id if (name := row.pop("id", None)) is None else str(name),
         prompt=prompt or "",
         messages=turns,
         images=images,
@@ -206,13 +206,22 @@ def prompt_tokens(row: PromptRow, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the row's prompt as token ids; a conversation through the chat template.
 
     Each picture or video is one mark, which the engine turns into as many tokens as that has.
+
+    Raises:
+        PromptTextError: for broken Unicode, such as half of a surrogate pair, and for what the
+            chat template refuses.
     """
-    if not row.messages:
-        return tuple(tokenizer.encode(row.prompt))
-    text = tokenizer.apply_chat_template(
-        [dict(turn) for turn in row.messages], add_generation_prompt=True, tokenize=False
-    )
-    return tuple(tokenizer.encode(text, add_special_tokens=False))  # the template has them
+    try:
+        if not row.messages:
+            return tuple(tokenizer.encode(row.prompt))
+        text = tokenizer.apply_chat_template(
+            [dict(turn) for turn in row.messages], add_generation_prompt=True, tokenize=False
+        )
+        return tuple(tokenizer.encode(text, add_special_tokens=False))  # the template has them
+    except Exception as error:  # a template may raise anything
+        raise PromptTextError(
+            f"prompt {row.prompt_id} is not taken by the tokenizer or its chat template: {error!r}"
+        ) from error
 
 
 def prompt_text(row: PromptRow) -> str:
@@ -231,6 +240,8 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
                 except json.JSONDecodeError as error:
                     where = f"{path}:{number}: column {error.colno}"
                     raise PromptDataError(f"{where}: not JSON: {error.msg}") from error
+                except (ValueError, RecursionError) as error:  # numbers, nesting beyond measure
+                    raise PromptDataError(f"{path}:{number}: cannot be read: {error}") from error
 
 
 def _parquet_rows(path: Path) -> Iterable[Any]:
@@ -252,16 +263,16 @@ def _messages(
     if not isinstance(messages, list) or not messages:
         raise PromptDataError(f"{where}: field 'messages' has to be a list of turns")
     for number, turn in enumerate(cast(list[Any], messages)):
-        if not (
-            isinstance(turn, Mapping)
-            and isinstance(turn.get("role"), str)
-            and isinstance(turn.get("content"), str | list)
-        ):
+        if not _is_turn(turn):
             raise PromptDataError(
                 f"{where}: field 'messages', turn {number}: needs texts 'role' and 'content'; the "
-                "latter may be a list of parts"
+                "latter may be a list of parts, and missing beside an assistant's 'tool_calls'"
             )
-    turns = [{"role": turn["role"], "content": turn["content"]} for turn in messages]
+    # a table has a column for what only some turns have; templates ask whether a key is there
+    turns = [
+        {"content": ""} | {key: value for key, value in turn.items() if value is not None}
+        for turn in messages
+    ]
     try:
         plain, images = with_media(turns, *sources, folder=folder)
     except MediaError as error:
@@ -269,6 +280,14 @@ def _messages(
     if not images:  # many a template takes nothing but texts
         plain = tuple({**turn, "content": text_of(turn["content"])} for turn in plain)
     return plain, images
+
+
+def _is_turn(turn: Any) -> bool:  # from JSON
+    if not isinstance(turn, Mapping) or not isinstance(turn.get("role"), str):
+        return False
+    content, calls = turn.get("content"), turn.get("tool_calls")
+    calls_tools = turn["role"] == "assistant" and isinstance(calls, list) and bool(calls)
+    return isinstance(content, str | list) or (calls_tools and content is None)
 
 
 def _answer(answer: Any, where: str) -> str | None:

@@ -9,8 +9,8 @@ import numpy as np
 from cosmos_core.messages import Generate, GroupId, SampleRef
 from cosmos_core.trajectory import UNSAMPLED, TeacherScores, Trajectory
 from cosmos_rollout.episode import Episode
-from cosmos_rollout.prompts import PromptRow
-from cosmos_rollout.rewards import Failure, Outcome
+from cosmos_rollout.prompts import PromptRow, prompt_text
+from cosmos_rollout.rewards import Failure, Outcome, RewardInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,22 @@ def sample_seed(run_seed: int, group: GroupId, sibling: int) -> int:
 def group_seed(run_seed: int, group: GroupId) -> int:
     """Return a 62-bit seed that all siblings of a group share; every attempt has the same."""
     return sample_seed(run_seed, group, -1)
+
+
+def reward_input(row: PromptRow, episode: Episode) -> RewardInput:
+    """Return an episode as rewards see it."""
+    said = {"role": "assistant", "content": episode.response}
+    return RewardInput(
+        prompt=prompt_text(row),
+        response=episode.response,
+        answer=row.answer,
+        fields=row.fields,
+        num_prompt_tokens=episode.num_prompt_tokens,
+        num_response_tokens=episode.num_response_tokens,
+        finish_reason=episode.finish_reason,
+        messages=episode.messages or ((*row.messages, said) if row.messages else ()),
+        images=episode.images,
+    )
 
 
 def trajectory_of(

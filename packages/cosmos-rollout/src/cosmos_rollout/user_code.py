@@ -1,6 +1,7 @@
 """Finds what a recipe names by text: ``module:name``, or ``path/to/file.py:name``."""
 
 import ast
+import asyncio
 import contextlib
 import importlib
 import importlib.util
@@ -91,6 +92,23 @@ def load_callable(reference: str) -> Callable[..., Any]:  # of the user's own si
             f"{where} has no function {name}; it has {', '.join(own or names) or '-'}"
         )
     return cast(Callable[..., Any], found)
+
+
+def is_cancelled() -> bool:
+    """Return whether the task that runs was itself cancelled.
+
+    A `CancelledError` may also come of a task that the user's code had and cancelled.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def words_of(error: BaseException) -> str:
+    """Return what an exception of the user's says, whose own ``__str__`` may raise as well."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - it may raise anything
+        return "(its words cannot be had)"
 
 
 def _load_module(name: str) -> ModuleType:

@@ -33,6 +33,14 @@ from cosmos_rollout.engines.tasks import samples_as_finished
 from cosmos_rollout.errors import EngineClosedError, EngineError, EngineStartError, WeightLoadError
 
 _ANY_TOKEN = 1 << 31
+# Said with each request: a server takes its own from the model's generation_config.json otherwise.
+_NOTHING_ELSE = {
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -250,6 +258,7 @@ class EndpointEngine:
             "max_tokens": sampling.max_new_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
+            **_NOTHING_ELSE,
             "seed": sampling.seed,
             "stop_token_ids": list(sampling.stop_token_ids),
             "ignore_eos": True,  # only the stop tokens of the request end it

@@ -33,7 +33,8 @@ def sample_token(
 
     Top-p keeps the smallest set of likeliest tokens whose probabilities sum to at least ``top_p``
     (Holtzman et al. 2020, arXiv:1904.09751). One uniform number of ``generator`` is used per draw,
-    and none for a greedy request, whose log-prob is that of the plain softmax.
+    and none for a greedy request, whose log-prob is that of the plain softmax. Logits that are not
+    numbers give some token with a log-prob that is none either, which costs the sample.
     """
     if sampling.temperature == 0.0:
         token = int(logits.argmax())
@@ -47,7 +48,8 @@ def sample_token(
     logprobs = torch.log_softmax(scaled, dim=-1)
     cumulative = logprobs.exp().cumsum(dim=-1)
     draw = torch.rand((), generator=generator, dtype=torch.float64) * cumulative[-1].cpu()
-    token = int(torch.searchsorted(cumulative, draw.to(cumulative.device), right=True))
+    place = int(torch.searchsorted(cumulative, draw.to(cumulative.device), right=True))
+    token = min(place, len(cumulative) - 1)  # beyond the last one if nothing is a number
     return token, float(logprobs[token])
 
 

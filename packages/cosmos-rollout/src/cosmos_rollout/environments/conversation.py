@@ -13,6 +13,7 @@ from cosmos_rollout.environments.rendering import ChatRenderer
 from cosmos_rollout.episode import Episode, Message, Tape
 from cosmos_rollout.errors import EpisodeError, PromptError, PromptTooLongError, RolloutError
 from cosmos_rollout.prompts import PromptRow
+from cosmos_rollout.user_code import is_cancelled, words_of
 
 _SEED_MASK = (1 << 62) - 1
 _SEED_STEP = 0x9E3779B97F4A7C15
@@ -81,12 +82,16 @@ class Conversation:
             EngineError: if the engine failed, whatever the environment made of it.
             PromptError: if the opening is nothing that the engine can continue.
         """
-        failure: Exception | SystemExit | None = None
+        failure: BaseException | None = None
         rewards: Mapping[str, float] = {}
         try:
             async with asyncio.timeout(None) as self._deadline:
                 self._allow()
                 rewards = await environment.play(row, self, seed)
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            failure = error  # of a task of its own
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it may raise anything
             failure = error
         if self._fault is not None:
@@ -95,12 +100,12 @@ class Conversation:
             raise EpisodeError(self._words(failure)) from failure
         return self._episode(_numbers(rewards))
 
-    def _words(self, failure: Exception | SystemExit) -> str:
+    def _words(self, failure: BaseException) -> str:
         if isinstance(failure, EpisodeError):
             return str(failure)
         if self._deadline is not None and self._deadline.expired():
             return f"no move within {self._limits.timeout_s} s"
-        return f"{type(failure).__name__}: {failure}"[:500]
+        return f"{type(failure).__name__}: {words_of(failure)}"[:500]
 
     async def _next(self, messages: Sequence[Message]) -> Reply:
         plain, images = await _without_media(messages)

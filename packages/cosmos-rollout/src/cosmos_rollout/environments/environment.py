@@ -79,7 +79,7 @@ class EpisodeLimits:
     timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
-        if self.max_turns < 1 or self.timeout_s <= 0.0:
+        if self.max_turns < 1 or not self.timeout_s > 0.0:
             raise ValueError("max_turns and timeout_s have to be positive")
 
 

@@ -62,7 +62,8 @@ class GymnasiumEnvironmentConfig:
 
         Raises:
             UserCodeError: if Gymnasium is not installed, has no such environment, or the
-                environment renders no pictures that are to be shown.
+                environment renders no pictures that are to be shown, or has actions that are no
+                numbers while ``act`` is empty.
         """
         return GymnasiumEnvironment(self)
 
@@ -83,6 +84,11 @@ class GymnasiumEnvironment:
         except Exception as error:
             raise UserCodeError(f"environment {config.id} cannot be made: {error}") from error
         space = env.action_space
+        if not config.act and not _is_numbers(space):
+            raise UserCodeError(
+                f"environment {config.id}: an action of {space} is no array of numbers, and cannot "
+                "be read off a reply without a function for 'act'"
+            )
         self._act: Callable[[str], Any] = (
             load_callable(config.act) if config.act else lambda text: numbers_action(text, space)
         )
@@ -187,6 +193,13 @@ def numbers_action(text: str, space: Any) -> Any:  # a gymnasium.Space, and an e
     ):
         raise ValueError(f"expected an action of {space}, found {' '.join(found)}")
     return action if action.ndim else action[()]
+
+
+def _is_numbers(space: Any) -> bool:  # a gymnasium.Space
+    try:
+        return np.asarray(space.sample()).dtype.kind in "iufb"
+    except ValueError:  # such as arrays of different shapes
+        return False
 
 
 def _with_observation(messages: Sequence[Message], content: _Content) -> tuple[Message, ...]:

@@ -7,8 +7,11 @@ what is new is rendered, behind a stand-in for the model's last turn::
     template([user "?", assistant MARK, tool "4"], generation prompt)
         = "<|im_start|>user\n?<|im_end|>\n<|im_start|>assistant\nMARK<|im_end|>\n<|im_start|>..."
                                               what follows the sampled <|im_end|> ─► tokens
+
+What an environment says is text: a web page with "<|im_end|>" in it ends no turn, but is spelled.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -16,10 +19,16 @@ from cosmos_rollout.episode import Message
 from cosmos_rollout.errors import EpisodeError
 
 _MARK = "3f9c1d27stands8ain4efor0b6areply"
+_BREAK = "7b1e6c03breaks2dwhat9fa1is4no8token"
 
 
 class ChatTokenizer(Protocol):
     """What is used of a Hugging Face tokenizer with a chat template."""
+
+    @property
+    def added_tokens_decoder(self) -> Mapping[int, Any]:
+        """Tokens beside the vocabulary; ``special`` says which of them are control tokens."""
+        ...
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the tokens of a text."""
@@ -54,6 +63,9 @@ class ChatRenderer:
     ) -> None:
         self._tokenizer = tokenizer
         self._tools = [dict(tool) for tool in tools] or None
+        added = tokenizer.added_tokens_decoder.values()
+        control = sorted((str(token) for token in added if token.special), key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, control)) or "(?!)")
 
     def opening(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the tokens of the first messages, the model's turn opened."""
@@ -66,7 +78,8 @@ class ChatRenderer:
             EpisodeError: if the template leaves out what an assistant says.
         """
         stand_in = {"role": "assistant", "content": _MARK}
-        text = self._text([{"role": "user", "content": "?"}, stand_in, *messages])
+        plain = ({**message, "content": self._spelled(message["content"])} for message in messages)
+        text = self._text([{"role": "user", "content": "?"}, stand_in, *plain])
         _, found, after = text.rpartition(_MARK)
         if not found:
             raise EpisodeError("the chat template leaves out what the assistant said")
@@ -88,5 +101,23 @@ class ChatRenderer:
             tokenize=False,
         )
 
+    def _spelled(self, content: Any) -> Any:  # a text, a list of parts, or nothing
+        """Break up what would be read as control tokens."""
+        if content is None:
+            return None
+        if isinstance(content, str):
+            return self._control.sub(lambda found: f"{found[0][0]}{_BREAK}{found[0][1:]}", content)
+        return [
+            {**part, "text": self._spelled(part["text"])} if part["type"] == "text" else part
+            for part in content
+        ]
+
     def _encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)  # the template has them
+        """Return tokens; what was broken up stays apart, and broken Unicode is replaced."""
+        whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        parts = whole.split(_BREAK)
+        return [
+            token
+            for part in parts
+            for token in self._tokenizer.encode(part, add_special_tokens=False)
+        ]

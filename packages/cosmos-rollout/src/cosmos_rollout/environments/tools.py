@@ -24,7 +24,7 @@ from cosmos_rollout.episode import Message
 from cosmos_rollout.errors import UserCodeError
 from cosmos_rollout.lasting_pool import LastingPool
 from cosmos_rollout.prompts import PromptRow
-from cosmos_rollout.user_code import check_reference, load_callable
+from cosmos_rollout.user_code import check_reference, is_cancelled, load_callable, words_of
 
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
@@ -66,8 +66,10 @@ class ToolEnvironmentConfig:
         names = [check_reference(function) for function in self.functions]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"tools need distinct names, at least one, found {names}")
-        if self.timeout_s <= 0.0 or self.num_workers < 1:
+        if not self.timeout_s > 0.0 or self.num_workers < 1:
             raise ValueError("timeout_s and num_workers have to be positive")
+        if self.memory_mib < 0 or self.result_chars < 0:
+            raise ValueError("memory_mib and result_chars have to be 0 or more")
 
     def build(self) -> "ToolEnvironment":
         """Import the functions.
@@ -112,27 +114,25 @@ class ToolEnvironment:
 
     async def _answer(self, call: ToolCall) -> Message:
         try:
-            content = call.problem or str(await self._run(call))
-        except (TimeoutError, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError):
-                raise
+            content = call.problem or await self._run(call)
+        except TimeoutError:
             content = f"error: {call.name} took longer than {self._config.timeout_s} s"
         except ProcessExpired as error:
             content = f"error: {call.name} ended its process (exit code {error.exitcode})"
         except Exception as error:  # noqa: BLE001 - the model gets to read it
-            content = f"error: {type(error).__name__}: {error}"
+            content = _told(error)
         limit = self._config.result_chars
         content = content if len(content) <= limit else f"{content[:limit]} ... (cut)"
         return {"role": "tool", "name": call.name, "content": content}
 
-    async def _run(self, call: ToolCall) -> Any:  # whatever the user's function returns
+    async def _run(self, call: ToolCall) -> str:
         function = self._functions.get(call.name)
         if function is None:
             names = ", ".join(self._functions)
             return f"error: there is no tool {call.name!r}; there are {names}"
         if inspect.iscoroutinefunction(function):
             async with asyncio.timeout(self._config.timeout_s):
-                return await function(**call.arguments)
+                return await _call_here(function, call.arguments)
         where, arguments = self._references[call.name], dict(call.arguments)
         return await self._workers.run(call_in_worker, (where, arguments), self._config.timeout_s)
 
@@ -166,8 +166,29 @@ def describe(function: Callable[..., Any]) -> Mapping[str, object]:
 
 
 def call_in_worker(reference: str, arguments: dict[str, Any]) -> str:
-    """Call a function; runs in a worker process, which imports it once."""
-    return str(_loaded(reference)(**arguments))
+    """Call a function; runs in a worker process, which imports it once.
+
+    Whatever it raises is told in words: an exit or an interrupt would end who asked.
+    """
+    try:
+        return str(_loaded(reference)(**arguments))
+    except BaseException as error:  # noqa: BLE001 - the model gets to read it
+        return _told(error)
+
+
+async def _call_here(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
+    try:
+        return str(await function(**arguments))
+    except asyncio.CancelledError as error:
+        if is_cancelled():
+            raise
+        return _told(error)  # of a task of its own
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the model gets to read it
+        return _told(error)
+
+
+def _told(error: BaseException) -> str:
+    return f"error: {type(error).__name__}: {words_of(error)}"
 
 
 @lru_cache

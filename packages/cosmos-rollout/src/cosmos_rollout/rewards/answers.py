@@ -9,9 +9,10 @@ from decimal import Decimal, InvalidOperation
 from typing import Literal
 
 from cosmos_rollout.errors import RewardError
-from cosmos_rollout.rewards.builtin import last_boxed
+from cosmos_rollout.rewards.builtin import last_boxed, read_answers
 from cosmos_rollout.rewards.scoring import RewardFunction, RewardInput, answer_of
 
+_CLOTHES = r"(?:[\s*_$(\[{>\"'`]|\\\(|\\(?:text|math)[a-z]*)*+"
 _NUMBER = re.compile(r"-?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 
 
@@ -19,8 +20,9 @@ _NUMBER = re.compile(r"-?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 class MultipleChoiceReward:
     r"""1 if the letter chosen is the answer's.
 
-    The choice is, in this order: the last ``\boxed{B}``; the last "answer is (B)", "Answer: B" and
-    the like; the response, if it is nothing but a letter, as in "(B)", or begins "B." or "B)".
+    The choice is, in this order: the last ``\boxed{B}``; the last "answer is (B)", "**Answer:** B",
+    "<answer>B" and the like; the last "option B" or "choice B"; the response, if it is nothing but
+    a letter, as in "(B)", or begins "B." or "B)".
 
     Attributes:
         kind: selects this reward.
@@ -41,16 +43,19 @@ class MultipleChoiceReward:
     def build(self) -> RewardFunction:
         """Return the function."""
         one = f"[{self.letters}]"
-        said = re.compile(rf"(?i:answer|choice|option)(?i:\s+is)?\s*:?\s*[*(]*({one})\b")
+        said = [
+            re.compile(rf"(?<!/)(?i:{word})[*_]*+(?i:\s++is)?[*_]*+\s*+:?{_CLOTHES}({one})\b")
+            for word in ("answer", "choice|option")
+        ]
         alone = re.compile(rf"\(?({one})\)?\.?|({one})[.):]\s.*", re.DOTALL)
 
         def choice(text: str) -> str | None:
             boxed = last_boxed(text)
             if boxed is not None:
-                text = boxed.replace(r"\text", "").strip("{}")
-            elif found := said.findall(text):
+                text = re.sub(r"\\(?:text|math)[a-z]*|[{}]", "", boxed)
+            elif found := next(filter(None, (words.findall(text) for words in said)), None):
                 return str(found[-1])
-            match = alone.fullmatch(text.strip())
+            match = alone.fullmatch(text.replace("*", "").strip())
             return (match[1] or match[2]) if match else None
 
         def score(sample: RewardInput) -> float:
@@ -117,9 +122,11 @@ class MathReward:
         """Import math-verify, which takes a second, and return the function."""
         from math_verify import parse, verify
 
+        from_answer = read_answers(parse)
+
         def score(sample: RewardInput) -> float:
             answer = answer_of(sample, self.name)
-            wanted = parse(answer) or parse(f"${answer}$")
+            wanted = from_answer(answer)
             if not wanted:
                 raise RewardError(f"reward {self.name}: the answer {answer!r} is no mathematics")
             return float(verify(wanted, parse(sample.response)))

@@ -4,12 +4,17 @@ All of them are 1 or 0 except `LengthReward`; weights and sums are `RewardPool`'
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from cosmos_rollout.errors import RewardError
 from cosmos_rollout.rewards.scoring import RewardFunction, RewardInput, answer_of
 from cosmos_rollout.user_code import check_reference, load_callable
+
+_MARKED = re.compile(r"\$|\\\(|\\\[")
+_COMMAND = re.compile(r"\\(?:text|mbox)[a-z]*\s*\{[^{}]*\}|\\[A-Za-z]+")
+_IN_WORDS = re.compile(r"[A-Za-z]{2,}(?:[\s,]+[A-Za-z]{2,}|\s*:)|####|\n")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,12 +68,13 @@ class BoxedMathReward:
         """Import math-verify, which takes a second, and return the function."""
         from math_verify import parse, verify
 
+        from_answer = read_answers(parse)
+
         def score(sample: RewardInput) -> float:
             answer, boxed = answer_of(sample, self.name), last_boxed(sample.response)
             if boxed is None:
                 return 0.0
-            gold = last_boxed(answer)
-            wanted = parse(f"${answer if gold is None else gold}$")
+            wanted = from_answer(answer)
             if not wanted:
                 raise RewardError(f"reward {self.name}: the answer {answer!r} is no mathematics")
             return float(verify(wanted, parse(f"${boxed}$")))
@@ -167,6 +173,25 @@ class PythonReward:
             UserCodeError: if there is no such module or function.
         """
         return load_callable(self.function)
+
+
+def read_answers(parse: Callable[[str], list[Any]]) -> Callable[[str], list[Any]]:
+    r"""Return what reads the answer of a data row as mathematics; empty if it is none.
+
+    Of an answer with marks (``$2x$``, ``\boxed{2x}``) or in words, math-verify finds what is marked
+    or the last number. Of a bare one, as in ``2x`` or ``(1, 2)``, that would be a part of it: it is
+    read as the mathematics that it is.
+    """
+
+    def read(answer: str) -> list[Any]:
+        boxed = last_boxed(answer)
+        if boxed is not None:
+            return parse(f"${boxed}$")
+        if _MARKED.search(answer) or _IN_WORDS.search(_COMMAND.sub(" ", answer)):
+            return parse(answer) or parse(f"${answer}$")
+        return parse(f"${answer}$") or parse(answer)
+
+    return read
 
 
 def last_boxed(text: str) -> str | None:

@@ -9,17 +9,20 @@ from cosmos_rollout.errors import RewardError
 from cosmos_rollout.rewards.sandbox import SandboxLimits, passes_test, run_program
 from cosmos_rollout.rewards.scoring import RewardFunction, RewardInput
 
-_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+_BLOCK = re.compile(
+    r"(?:^([ \t]+))?```[ \t]*+([\w+#.-]*+)[^\n`]*+\n(.*?)```", re.DOTALL | re.MULTILINE
+)
+_PYTHON = frozenset({"", "python", "python3", "py", "py3"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CodeReward:
     """How many of a data row's tests the program in the response passes.
 
-    The program is the last fenced code block, or the whole response if it has none. The row's
-    field ``field`` holds the tests: a text, run after the program, as in ``assert f(2) == 4``; or a
-    list, of such texts or of ``{"input": ..., "output": ...}``, standard input and what has to be
-    printed, blanks at line ends aside.
+    The program is the last fenced code block that is marked as Python or not marked, or the whole
+    response if it has none. The row's field ``field`` holds the tests: a text, run after the
+    program, as in ``assert f(2) == 4``; or a list, of such texts or of ``{"input": ..., "output":
+    ...}``, standard input and what has to be printed, blanks at line ends aside.
 
     What is expected stays out of the program's reach: of ``assert f(2) == 4`` it is only asked for
     ``f(2)``, a plain value or one of a class that derives from one. So leaving early, printing
@@ -93,9 +96,12 @@ class CodeReward:
 
 
 def last_block(text: str) -> str:
-    """Return the last fenced code block of a text; the text itself without one."""
-    blocks = _BLOCK.findall(text)
-    return str(blocks[-1]) if blocks else text
+    """Return the last fenced block of Python, or of nothing said; the text itself without one."""
+    found = [match for match in _BLOCK.finditer(text) if match[2].lower() in _PYTHON]
+    if not found:
+        return text
+    depth = len(found[-1][1] or "")  # of the fence, as of one that stands in a list
+    return re.sub(rf"(?m)^[ \t]{{0,{depth}}}", "", found[-1][3]) if depth else found[-1][3]
 
 
 def _tests(found: Any, config: CodeReward) -> Sequence[str | tuple[str, str]]:  # found: from JSON
@@ -111,9 +117,11 @@ def _tests(found: Any, config: CodeReward) -> Sequence[str | tuple[str, str]]:  
 
 def _test(found: Any) -> str | tuple[str, str] | None:  # found: from JSON
     if isinstance(found, str):
-        return found
-    if isinstance(found, Mapping) and {"input", "output"} <= set(cast(Mapping[str, Any], found)):
-        return str(found["input"]), str(found["output"])
+        return found if found.strip() else None  # any program would pass
+    if isinstance(found, Mapping):
+        sides = [cast(Mapping[str, Any], found).get(name) for name in ("input", "output")]
+        if all(isinstance(side, str | int | float) for side in sides):
+            return str(sides[0]), str(sides[1])
     return None
 
 

@@ -1,6 +1,7 @@
 """Rewards in worker processes: a reward that raises, hangs or dies costs one sample its reward."""
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -54,8 +55,15 @@ class RewardPoolConfig:
         twice = [name for name, n in names.items() if n > 1]
         if not self.rewards or twice:
             raise ValueError(f"rewards need distinct names, at least one; twice: {twice}")
-        if self.num_workers < 1 or self.timeout_s <= 0.0:
-            raise ValueError("num_workers and timeout_s have to be positive")
+        vague = [
+            r.name for r in (*self.rewards, *self.group_rewards) if not math.isfinite(r.weight)
+        ]
+        if vague:
+            raise ValueError(f"the weight of a reward has to be finite; it is not of: {vague}")
+        if self.num_workers < 1 or not (self.timeout_s > 0.0 and self.start_timeout_s > 0.0):
+            raise ValueError("num_workers, timeout_s and start_timeout_s have to be positive")
+        if self.memory_mib < 0:
+            raise ValueError(f"memory_mib has to be 0 or more, found {self.memory_mib}")
 
     def build(self) -> "RewardPool":
         """Make the pool; `RewardPool.start` starts its processes."""

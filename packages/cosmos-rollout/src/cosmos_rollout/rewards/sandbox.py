@@ -2,8 +2,8 @@
 
 It has limits of processor time, wall time, memory, file size and number of processes, an empty
 folder of its own, no environment, nothing that outlives it, and, where the kernel allows user name
-spaces, no network. It can read what this user can read: it is a fence for a model's mistakes and
-its cheating, not for an attacker.
+spaces, no network. It can read, and write and delete, what this user can, if it says the path: it
+is a fence for a model's mistakes and its cheating, not for an attacker.
 """
 
 import contextlib

@@ -12,16 +12,16 @@ class RewardInput:
     """One sample as a reward function sees it; it travels to the worker process by pickle.
 
     Attributes:
-        prompt: the prompt's text.
+        prompt: the prompt's text; of a conversation that of its last message.
         response: the response's text, special tokens left out.
         answer: the data row's ``answer``; None if it has none.
         fields: every other field of the data row.
         num_prompt_tokens: tokens of the prompt.
         num_response_tokens: tokens of the response, the stop token included.
         finish_reason: "stop" or "length".
-        messages: the whole conversation, prompt included, if there was an environment; then
-            ``response`` is what the model said last. A content with pictures or videos is a
-            list of texts and marks.
+        messages: the whole conversation, from prompt to response, if the row is one or there was
+            an environment; ``response`` is what the model said last. A content with pictures or
+            videos is a list of texts and marks.
         images: references of the pictures and videos that the model saw, in the order of the marks:
             `cosmos_core.videos.is_video` tells them apart, `cosmos_core.images.read_image` and
             `cosmos_core.videos.read_video` read them.

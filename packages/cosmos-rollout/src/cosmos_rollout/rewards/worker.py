@@ -3,6 +3,7 @@
 It imports nothing heavy, so that a worker that had to be killed is replaced in milliseconds.
 """
 
+import copy
 import inspect
 import math
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from cosmos_rollout.rewards.scoring import (
     RewardFunction,
     RewardInput,
 )
+from cosmos_rollout.user_code import words_of
 
 
 @lru_cache
@@ -61,8 +63,8 @@ def prepare(config: RewardConfig | GroupReward) -> str:
             group_function_of(config)
         else:
             function_of(config)
-    except Exception as error:  # noqa: BLE001 - a user's module may raise anything when imported
-        return f"{type(error).__name__}: {error}"
+    except BaseException as error:  # noqa: BLE001 - a user's module may raise anything, or exit
+        return f"{type(error).__name__}: {words_of(error)}"
     return ""
 
 
@@ -70,7 +72,7 @@ def score(config: RewardConfig, sample: RewardInput) -> float | Failure:
     """Run one reward on one sample; whatever it raises becomes a `Failure`."""
     try:
         value = float(function_of(config)(sample))
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - costs this sample's reward only
+    except BaseException as error:  # noqa: BLE001 - costs this sample's reward only
         return _raised(config.name, error)
     return _finite(config.name, value)
 
@@ -81,7 +83,7 @@ def score_group(config: GroupReward, samples: Sequence[RewardInput]) -> list[flo
         values = [float(value) for value in group_function_of(config)(samples)]
         if len(values) != len(samples):
             raise RewardError(f"{len(values)} values for a group of {len(samples)}")
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - costs this group's rewards only
+    except BaseException as error:  # noqa: BLE001 - costs this group's rewards only
         return [_raised(config.name, error)] * len(samples)
     return [_finite(config.name, value) for value in values]
 
@@ -89,12 +91,15 @@ def score_group(config: GroupReward, samples: Sequence[RewardInput]) -> list[flo
 def score_all(
     configs: Sequence[RewardConfig], samples: Sequence[RewardInput]
 ) -> list[list[float | Failure]]:
-    """Run every reward on every sample; one list a sample."""
-    return [[score(config, sample) for config in configs] for sample in samples]
+    """Run every reward on every sample; one list a sample.
+
+    Each sees a copy of its own: siblings share the fields of their row, which a reward may change.
+    """
+    return [[score(config, copy.deepcopy(sample)) for config in configs] for sample in samples]
 
 
 def _raised(reward: str, error: BaseException) -> Failure:
-    return Failure(reward=reward, error=type(error).__name__, message=str(error)[:500])
+    return Failure(reward=reward, error=type(error).__name__, message=words_of(error)[:500])
 
 
 def _finite(reward: str, value: float) -> float | Failure:
