@@ -5,6 +5,7 @@ from cosmos_core.bus.code_version import code_version
 from cosmos_core.bus.connection import Bus, mask_password
 from cosmos_core.bus.errors import (
     BusError,
+    BusRefusedError,
     BusUnreachableError,
     CodeVersionError,
     FencedError,
@@ -20,6 +21,7 @@ from cosmos_core.bus.server import RedisServer
 __all__ = [
     "Bus",
     "BusError",
+    "BusRefusedError",
     "BusUnreachableError",
     "CodeVersionError",
     "Commit",

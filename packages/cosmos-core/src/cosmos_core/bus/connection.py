@@ -12,7 +12,12 @@ from redis import exceptions
 
 from cosmos_core.bus.channel import ReplicaChannel
 from cosmos_core.bus.code_version import code_version
-from cosmos_core.bus.errors import BusError, BusUnreachableError, PayloadMissingError
+from cosmos_core.bus.errors import (
+    BusError,
+    BusRefusedError,
+    BusUnreachableError,
+    PayloadMissingError,
+)
 from cosmos_core.bus.keys import Keys
 from cosmos_core.bus.streams import Entry, stream_entries
 from cosmos_core.messages import (
@@ -38,6 +43,14 @@ _REFUSED = (
     exceptions.AuthenticationError,
     exceptions.AuthorizationError,
     exceptions.NoPermissionError,
+)
+# Words of refusals that may pass, also where a script's error holds them; and what to do.
+_PASSING = (
+    ("maxmemory", "it holds as much as its maxmemory allows: raise that, or lower staleness.depth"),
+    ("read only replica", "it is a replica of another server: give the address of its primary"),
+    ("MISCONF", "it cannot write its data to disk: look at its disk and its log"),
+    ("NOREPLICAS", "it wants replicas that are not there: see its min-replicas-to-write"),
+    ("MASTERDOWN", "it is a replica whose primary is away: give the address of the primary"),
 )
 _METRIC = msgspec.msgpack.Decoder(MetricRecord)
 
@@ -82,6 +95,7 @@ class Bus:
 
         Raises:
             BusUnreachableError: if it does not answer or refuses the password.
+            BusRefusedError: if it has no such database.
         """
         try:
             client = redis_asyncio.Redis.from_url(
@@ -123,6 +137,7 @@ class Bus:
 
         Raises:
             BusUnreachableError: if the server stays away for ``patience_s``.
+            BusRefusedError: if it does not do it, for so long where that may pass.
         """
         patience_s = self._patience_s if patience_s is None else patience_s
         deadline = time.monotonic() + patience_s
@@ -140,6 +155,12 @@ class Bus:
                     raise BusUnreachableError(
                         f"no Redis answers at {self.address} ({error}), tried for "
                         f"{patience_s:g} s: is it running, and is the address right?"
+                    ) from error
+            except exceptions.ResponseError as error:
+                advice = _advice_on(error)
+                if not advice or time.monotonic() + pause_s > deadline:
+                    raise BusRefusedError(
+                        f"Redis at {self.address} refuses what it is asked: {error}{advice}"
                     ) from error
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -282,6 +303,12 @@ async def _cancellable(answer: Awaitable[Answer]) -> Answer:
     if task and task.cancelling() > before:
         raise asyncio.CancelledError
     return found
+
+
+def _advice_on(error: Exception) -> str:
+    """Say what to do about a refusal that may pass; empty for any other."""
+    said = str(error)
+    return next((f"; {advice}" for words, advice in _PASSING if words in said), "")
 
 
 def mask_password(url: str) -> str:

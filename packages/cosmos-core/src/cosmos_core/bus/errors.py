@@ -11,6 +11,13 @@ class BusUnreachableError(BusError, ConnectionError):
     """Raised when Redis does not answer within the patience of a call, or refuses the password."""
 
 
+class BusRefusedError(BusError):
+    """Raised when Redis answers, but does not do what it is asked: no memory, no disk, read-only.
+
+    What may pass is tried again within the patience of a call.
+    """
+
+
 class ServerStartError(BusError, RuntimeError):
     """Raised by `RedisServer.start` when the bundled server does not come up, with its log."""
 
