@@ -11,6 +11,7 @@ from cosmos_core.bus.errors import (
     FencedError,
     LeaseHeldError,
     PayloadMissingError,
+    RunLostError,
     ServerStartError,
     SupersededError,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "RedisServer",
     "ReplicaChannel",
     "Reported",
+    "RunLostError",
     "ServerStartError",
     "SupersededError",
     "code_version",

@@ -30,6 +30,10 @@ class FencedError(BusError):
     """Raised to a controller whose place another one has taken: it must stop at once."""
 
 
+class RunLostError(BusError):
+    """Raised to a controller when Redis has lost what was committed: nobody can go on from that."""
+
+
 class SupersededError(BusError):
     """Raised to a replica when a newer process has joined under its name: it must stop."""
 
