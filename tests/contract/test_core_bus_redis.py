@@ -262,6 +262,7 @@ async def test_the_server_of_another_run_that_has_the_number_of_a_dead_one_is_le
         ("rediss://user:p4ss@host:1/0", "rediss://user:***@host:1/0"),
         ("redis://host:1/0", "redis://host:1/0"),
         ("unix:///run/redis.sock", "unix:///run/redis.sock"),
+        ("unix:///r.sock?password=p4ss&db=1", "unix:///r.sock?password=***&db=1"),
     ],
 )
 def test_passwords_are_masked(url: str, shown: str) -> None:

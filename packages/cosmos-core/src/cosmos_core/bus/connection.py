@@ -1,6 +1,7 @@
 """A process's connection to Redis; its calls have deadlines and survive a server that restarts."""
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -52,6 +53,7 @@ _PASSING = (
     ("NOREPLICAS", "it wants replicas that are not there: see its min-replicas-to-write"),
     ("MASTERDOWN", "it is a replica whose primary is away: give the address of the primary"),
 )
+_PASSWORD_OPTION = re.compile(r"([?&]\w*password=)[^&#]*")
 _METRIC = msgspec.msgpack.Decoder(MetricRecord)
 
 
@@ -312,7 +314,8 @@ def _advice_on(error: Exception) -> str:
 
 
 def mask_password(url: str) -> str:
-    """Return a URL that may be shown: the password is replaced by three stars."""
+    """Return a URL that may be shown: each password in it is replaced by three stars."""
+    url = _PASSWORD_OPTION.sub(r"\1***", url)
     try:
         parts = urlsplit(url)
         password = parts.password
