@@ -40,6 +40,14 @@ async def test_a_controller_stops_when_its_run_is_forgotten_and_so_does_the_next
             await ControllerHost(bus, LONG, host=begun).run()
 
 
+async def test_a_reader_of_metrics_says_that_its_run_is_forgotten(bus) -> None:
+    reader = asyncio.create_task(anext(bus.metrics()))
+    await until(lambda: bus.call(lambda c: c.exists(bus.keys.metrics)))
+    await bus.call(lambda c: c.flushall())
+    with pytest.raises(RunLostError, match="has lost the run 'run'"):
+        await asyncio.wait_for(reader, 30)
+
+
 async def test_commits_that_are_gone_leave_nothing_to_go_on_from(bus) -> None:
     """As after a crash of the machine of Redis, which may cost the last second."""
     ledger = await Ledger.acquire(bus, owner="one", lease_s=60)

@@ -18,6 +18,7 @@ from cosmos_core.bus.errors import (
     BusRefusedError,
     BusUnreachableError,
     PayloadMissingError,
+    RunLostError,
 )
 from cosmos_core.bus.keys import Keys
 from cosmos_core.bus.streams import Entry, stream_entries
@@ -243,6 +244,9 @@ class Bus:
 
         A record is acknowledged when the next ones are asked for, so a reader that dies leaves
         at most the batch it held to be read again.
+
+        Raises:
+            RunLostError: if Redis has forgotten what was read, as after a restart without a log.
         """
         await self.call(self._make_sinks_group)
         start = "0"  # first what a reader before us left unacknowledged, then what is new
@@ -268,9 +272,16 @@ class Bus:
 
     async def _read_metrics(self, start: str) -> list[Entry]:
         streams = {self.keys.metrics: start}
-        answer = await self.call(
-            lambda c: c.xreadgroup(_SINKS, _SINKS, streams, count=_METRICS_AT_ONCE, block=_BLOCK_MS)
-        )
+        try:
+            answer = await self.call(
+                lambda c: c.xreadgroup(
+                    _SINKS, _SINKS, streams, count=_METRICS_AT_ONCE, block=_BLOCK_MS
+                )
+            )
+        except BusRefusedError as error:
+            if "NOGROUP" in str(error):
+                raise RunLostError(self.address, self.keys.namespace) from error
+            raise
         return stream_entries(answer)
 
     async def _drop_metrics(self, entries: Sequence[bytes]) -> None:

@@ -31,7 +31,15 @@ class FencedError(BusError):
 
 
 class RunLostError(BusError):
-    """Raised to a controller when Redis has lost what was committed: nobody can go on from that."""
+    """Raised when Redis has lost what it was given of a run: nobody can go on from that."""
+
+    def __init__(self, address: str, namespace: str) -> None:
+        """Say so of a run on the server at an address."""
+        super().__init__(
+            f"Redis at {address} has lost the run {namespace!r}, as when it is restarted without "
+            "appendonly, flushed, or evicts keys: the run cannot go on there; "
+            "'cosmos-app run ... --resume' goes on from its newest checkpoint"
+        )
 
 
 class SupersededError(BusError):

@@ -13,15 +13,8 @@ import msgspec
 
 from cosmos_core.bus.code_version import code_version, difference
 from cosmos_core.bus.connection import Bus
-from cosmos_core.bus.ledger import (
-    Commit,
-    Dispatch,
-    Ledger,
-    Logged,
-    Past,
-    Reported,
-    lost_run,
-)
+from cosmos_core.bus.errors import RunLostError
+from cosmos_core.bus.ledger import Commit, Dispatch, Ledger, Logged, Past, Reported
 from cosmos_core.control import Controller, ControllerConfig, StepStats
 from cosmos_core.messages import (
     Command,
@@ -135,7 +128,7 @@ class ControllerHost:
         past = await ledger.recall()
         if past.state is None and self._host.is_begun:
             await ledger.release()
-            raise lost_run(self._bus)
+            raise RunLostError(self._bus.address, self._bus.keys.namespace)
         controller = self._replay(past)
         # A run begins with a snapshot, so that a cut given to a later start is not mistaken for it.
         is_new = past.state is None

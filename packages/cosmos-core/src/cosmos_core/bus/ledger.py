@@ -195,7 +195,7 @@ class Ledger:
                 f"{self._owner!r} (token {self.token}); this one stops"
             )
         if answer == b"lost":
-            raise lost_run(self._bus)
+            raise RunLostError(self._bus.address, keys.namespace)
         self._sequence += 1
         self._cursor = cursor
         self._log_length = 0 if commit.snapshot else self._log_length + bool(entry)
@@ -234,15 +234,6 @@ class Ledger:
     async def _log_page(self, start: str) -> list[Entry]:
         log = self._bus.keys.log
         return await self._bus.call(lambda c: c.xrange(log, min=start, count=_LOG_PAGE))
-
-
-def lost_run(bus: Bus) -> RunLostError:
-    """Return what to tell of a run that Redis no longer knows."""
-    return RunLostError(
-        f"Redis at {bus.address} has lost the run {bus.keys.namespace!r}, as when it is restarted "
-        "without appendonly, flushed, or evicts keys: the run cannot go on there; "
-        "'cosmos-app run ... --resume' goes on from its newest checkpoint"
-    )
 
 
 def _reported(entry: bytes, fields: Mapping[bytes, bytes]) -> Reported:
