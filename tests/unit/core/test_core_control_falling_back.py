@@ -191,6 +191,16 @@ def test_nobody_samples_with_weights_that_are_lost_while_they_arrive() -> None:
     assert run.take(Generate)
 
 
+def test_samples_of_weights_that_nobody_has_are_taken_again() -> None:
+    """Of a replica that was taken for dead while it loaded weights, which have died meanwhile."""
+    run = Run(num_policies=1)
+    run.join(version=0)
+    run.sample(1)
+    assert run.take(Train) == []
+    run.sample(0)
+    assert len(run.take(Train)) == 1
+
+
 def test_an_answer_that_comes_twice_does_not_pass_for_lost_weights() -> None:
     run = Run(num_policies=1)
     run.join(version=0)

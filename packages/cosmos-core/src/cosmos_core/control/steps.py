@@ -94,6 +94,11 @@ class Steps:
         chosen = self._policy.choose(self._groups.load(), self._groups.dispatched)
         if chosen is None or not self.policies_agree:
             return None
+        if lost := [group for group in chosen if _newest(group) > state.step]:
+            # nobody has weights of such a number yet: others had it that have died with a policy
+            for group in lost:
+                self._groups.reset(group)
+            return None
         for group in chosen:
             self._groups.move(group, "training")
         every = self._config.checkpoint_every
