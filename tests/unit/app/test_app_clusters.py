@@ -1,9 +1,7 @@
 """What a cluster is handed: scripts and manifests as they are, and what scripts really start."""
 
-import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
+from cluster_scripts import start_script
 
 from cosmos_app.cli import main
 from cosmos_app.clusters.placement import place
@@ -96,55 +95,6 @@ def test_what_does_not_fit_is_named(override: str, message: str) -> None:
     assert message in " ".join(result.output.split())
 
 
-_STAND_INS = {
-    # as SLURM's: options are dropped, the rest runs once for each task
-    "srun": """
-all="$*"; tasks=1
-while [[ "$1" == --* ]]; do
-  case "$1" in --ntasks=*) tasks="${1#*=}";; esac; shift
-done
-if [[ "$1" == hostname ]]; then echo "10.0.0.1 "; exit; fi
-if ((tasks == 1)); then SLURM_PROCID=0 exec "$@"; fi  # signals reach it
-for ((i = 0; i < tasks; i++)); do SLURM_PROCID=$i "$@"; done
-""",
-    "scontrol": 'printf "node%s\\n" 0 1 2 3 4 5 6 7',
-    "hostname": 'echo "10.0.0.9 "',
-    # the run is over once the other 12 processes have been started
-    "cosmos-app": """
-echo "$COSMOS_HOST cosmos-app $*" >> calls
-if [[ "$1" == run ]]; then
-  for ((i = 0; i < 2000 && $(wc -l < calls) < 13; i++)); do sleep 0.1; done
-fi
-""",
-    "python": 'echo "$COSMOS_HOST python $*" >> calls',
-}
-# what keeps replicas alive is the real one
-_KEPT = f'if [[ "$2" == cosmos_app.kept ]]; then exec {sys.executable} "$@"; fi\n'
-
-
-def start_script(folder: Path, script: str, **changed: str) -> subprocess.Popen[str]:
-    """Have bash really run it; the commands of the cluster are stand-ins that note what they do."""
-    tools = folder / "tools"
-    tools.mkdir()
-    for name, text in {**_STAND_INS, **changed}.items():
-        kept = _KEPT if name == "python" else ""
-        (tools / name).write_text(f"#!/bin/bash\n{kept}{text}\n")
-        (tools / name).chmod(0o755)
-    environment = {
-        **os.environ,
-        "PATH": f"{tools}:{os.environ['PATH']}",
-        "SLURM_JOB_NODELIST": "node[0-7]",
-    }
-    return subprocess.Popen(
-        ["bash", "-c", script],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def run_script(folder: Path, script: str, **changed: str) -> tuple[int, str]:
     """Run it to its end; return its exit code and its errors."""
     running = start_script(folder, script, **changed)
@@ -176,66 +126,6 @@ def test_the_script_starts_every_process_with_its_names_and_addresses(folder: Pa
         assert len(mine) == 2, "one torchrun on each machine"
         assert f"--rdzv-endpoint=10.0.0.1:{29500 + index}" in mine[0]
         assert "--nnodes=2 --nproc-per-node=8" in mine[0]
-
-
-_ODD_WORDS = (
-    "output=runs/my 100% run",
-    "reward.rewards=[{kind='length', target=0, limit=32}]",
-    "data.path=sums for $HOME.jsonl",
-)
-# each word on a line of its own
-_UNTIL_STOPPED = "for ((i = 0; i < 200; i++)); do [[ -e stopped ]] && exit 0; sleep 0.1; done"
-_LISTING = 'printf "%s\\n" "$@" >> said; echo "cosmos-app $*" >> calls\n'
-
-
-def test_words_of_a_person_reach_the_processes_of_a_script_whole(folder: Path) -> None:
-    script = rendered("slurm", *_ALONE, *_ODD_WORDS, "rollout.replicas=1")
-    assert "\n#SBATCH --output='runs/my 100%% run.slurm-%j.log'\n" in script
-    app = (
-        _LISTING
-        + """
-case "$1" in
-  run) for ((i = 0; i < 2000; i++)); do [[ -e stopped ]] && exit 3; sleep 0.1; done;;
-  stop) touch stopped;;
-esac
-"""
-    )
-    running = start_script(folder, script, **{"cosmos-app": app, "python": _UNTIL_STOPPED})
-    for _ in range(2000):
-        if "cosmos-app run" in _text_of(folder / "calls"):
-            break
-        time.sleep(0.1)
-    running.send_signal(signal.SIGTERM)
-    _, errors = running.communicate(timeout=240)
-    assert running.returncode == 3, errors
-    said = (folder / "said").read_text()
-    assert "\n".join(("", *_ODD_WORDS, "")) in said
-    assert "stop\nruns/my 100% run\n--wait\n0\n" in said
-
-
-def _text_of(path: Path) -> str:
-    return path.read_text() if path.exists() else ""
-
-
-def test_words_of_a_person_reach_the_processes_of_a_job_set_whole(folder: Path) -> None:
-    tools, marker = folder / "tools", folder / "runs" / "my 100% run" / "run.json"
-    for path in (tools, marker.parent):
-        path.mkdir(parents=True)
-    (tools / "cosmos-app").write_text(f"#!/bin/bash\n{_LISTING}")
-    (tools / "cosmos-app").chmod(0o755)
-    marker.touch()
-    manifest = yaml.safe_load(rendered("kubernetes", *_ODD_WORDS))
-    for job in manifest["spec"]["replicatedJobs"]:
-        if job["name"] in {"head", "rollout"}:
-            pod = job["template"]["spec"]["template"]["spec"]
-            given = {"PATH": f"{tools}:{os.environ['PATH']}", "COSMOS_HOST": "1.2.3.4"}
-            environment = {**given, "REPLICA_INDEX": "5"}
-            subprocess.run(pod["containers"][0]["command"], cwd=folder, env=environment, check=True)
-    assert (folder / "said").read_text().splitlines() == [
-        *("run", "recipe.toml", *_ODD_WORDS, "launch.external=true", "bus.host=1.2.3.4"),
-        *("dashboard.token_file=/etc/cosmos/token", "--resume"),
-        *("rollout", "runs/my 100% run", "--replica", "rollout-5", "--wait", "1800"),
-    ]
 
 
 # until it is told to stop, as the head of a run
