@@ -138,3 +138,14 @@ def test_a_log_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> None
 @pytest.mark.parametrize("event", [{"type": "GroupFinished"}, {"type": "OfAnotherVersion"}])
 def test_a_record_of_another_version_is_told_by_its_type(event: dict[str, str]) -> None:
     assert tell_event(event).startswith(event["type"])
+
+
+def test_lines_that_are_no_events_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    good = b'{"time_s": 1, "type": "Stop", "reason": "x"}\n'
+    bad = (
+        b'{"time_s": null, "type": "Stop"}\n{"time_s": "x", "type": "Stop"}\n'
+        b'{"time_s": 1, "type": []}\n{"time_s": 1, "type": "Stop", "replica": 5}\n[]\n\xff\n{"time'
+    )
+    path.write_bytes(good + bad)
+    assert [event["time_s"] for event in read_events(path)] == [1]
