@@ -85,3 +85,15 @@ def test_words_of_a_person_reach_the_processes_of_a_job_set_whole(folder: Path) 
         *("dashboard.token_file=/etc/cosmos/token", "--resume"),
         *("rollout", "runs/my 100% run", "--replica", "rollout-5", "--wait", "1800"),
     ]
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("value", ["redis://:s3cret@redis:1/0", "'redis://:s3cret@redis:1/0'"])
+def test_a_password_is_not_put_into_a_manifest(value: str) -> None:
+    arguments = ["run", "recipe.toml", f"bus.url={value}", "--launcher", "slurm", "--dry-run"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert "bus.url holds a password" in result.output
+    assert "s3cret" not in result.output
+    Path("recipe.toml").write_text("bus.url = 'redis://:s3cret@redis:1/0'")
+    assert "s3cret" not in rendered("slurm")
