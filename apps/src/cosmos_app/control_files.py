@@ -12,6 +12,7 @@ from cosmos_core.rundir import RunDirectory, write_atomic
 _REDIS_FILE = "redis.url"
 _NAMESPACE_FILE = "namespace"
 _CONTROLLER_FILE = "controller.json"
+_BEGUN_FILE = "begun"
 _CUT_FILE = "cut.msgpack"
 _WEIGHTS_TOKEN_FILE = "weights.token"
 _MEETING_FILE = "meeting_place"
@@ -40,6 +41,17 @@ def read_address(run: RunDirectory) -> tuple[str, str]:
         return (run.path / _REDIS_FILE).read_text(), (run.path / _NAMESPACE_FILE).read_text()
     except FileNotFoundError as error:
         raise RunError(f"{run.path} was never started; use 'cosmos-app run'") from error
+
+
+def note_begun(run: RunDirectory, namespace: str) -> None:
+    """Leave that a controller has committed in this namespace."""
+    write_atomic(run.path / _BEGUN_FILE, namespace)
+
+
+def is_begun(run: RunDirectory, namespace: str) -> bool:
+    """Tell whether a controller has committed in a namespace; each start of a run has its own."""
+    path = run.path / _BEGUN_FILE
+    return path.exists() and path.read_text() == namespace
 
 
 def write_weights_token(run: RunDirectory) -> None:

@@ -11,7 +11,8 @@ written after each commit, so a controller that is killed may leave its last tur
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -133,9 +134,17 @@ def parse_events(lines: Sequence[bytes]) -> list[dict[str, Any]]:
             event: Any = json.loads(line)
         except ValueError:
             continue
-        if isinstance(event, dict) and {"time_s", "type"} <= event.keys():
+        if _is_event(event):
             found.append(event)
     return found
+
+
+def _is_event(record: Any) -> TypeGuard[dict[str, Any]]:
+    """Tell whether a record has what everybody reads of an event."""
+    if not isinstance(record, dict):
+        return False
+    wanted = {"time_s": (int, float), "type": str, "replica": (str, NoneType)}
+    return all(isinstance(record.get(name), kind) for name, kind in wanted.items())
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:

@@ -24,9 +24,9 @@ from cosmos_app.control_files import write_address
 from cosmos_app.errors import NothingToResumeError, RunError
 from cosmos_app.output import print_json
 from cosmos_app.recipe import BusConfig, LaunchConfig
+from cosmos_app.shown_recipe import shown_as_json, shown_recipe
 from cosmos_app.supervisor import Incident, Supervisor
 from cosmos_core.bus import Bus, RedisServer
-from cosmos_core.config import config_to_json
 from cosmos_core.metrics import MetricRecord, MetricSink, SinkConfig, SinkContext, open_sinks
 from cosmos_core.rundir import RunDirectory, write_atomic
 
@@ -87,13 +87,12 @@ def open_run(recipe: LaunchedRecipe, console: Console, *, resume: bool) -> RunDi
         if not recipe.output.exists():
             raise NothingToResumeError(f"{recipe.output}: there is no run to resume; drop --resume")
         run = RunDirectory.resume(recipe.output)
-        write_atomic(run.config, config_to_json(recipe))
+        write_atomic(run.config, shown_as_json(recipe))
         return run
     output = _free_output(recipe.output)
     if output != recipe.output:
         console.print(f"{recipe.output} holds an earlier run; this one goes to {output}")
-    tables: dict[str, Any] = json.loads(config_to_json(recipe))
-    text = json.dumps({**tables, "output": str(output)}, indent=2) + "\n"
+    text = json.dumps({**shown_recipe(recipe), "output": str(output)}, indent=2) + "\n"
     return RunDirectory.create(output, config_json=text, now_s=time.time())
 
 
@@ -242,7 +241,7 @@ class RunFrame:
             run=self._run,
             num_steps=self._recipe.trainer.steps,
             console=self._console,
-            config=json.loads(config_to_json(self._recipe)),
+            config=shown_recipe(self._recipe),
         )
         with contextlib.closing(open_sinks(self._recipe.sinks, context)) as sinks:
             passing = asyncio.create_task(self._pass_metrics_on(bus, sinks))

@@ -32,7 +32,7 @@ def load_any_recipe(path: Path, overrides: Sequence[str] = ()) -> AnyRecipe:
 def _kind_of(path: Path) -> object:
     """Return what a recipe, or the resolved one of a run, says it is; errors are for the loader."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         tables = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (OSError, ValueError):
         return None

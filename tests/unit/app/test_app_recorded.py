@@ -147,3 +147,14 @@ def test_steps_are_told_from_one_on_as_the_console_counts_them() -> None:
     assert tell_event({**saved, "step": -1, "path": ""}) == "has nothing to save"
     train = {"type": "Train", "step": 1, "num_groups": 2}
     assert tell_event(train) == "is to train step 2 on 2 groups"
+
+
+def test_lines_that_are_no_events_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    good = b'{"time_s": 1, "type": "Stop", "reason": "x"}\n'
+    bad = (
+        b'{"time_s": null, "type": "Stop"}\n{"time_s": "x", "type": "Stop"}\n'
+        b'{"time_s": 1, "type": []}\n{"time_s": 1, "type": "Stop", "replica": 5}\n[]\n\xff\n{"time'
+    )
+    path.write_bytes(good + bad)
+    assert [event["time_s"] for event in read_events(path)] == [1]

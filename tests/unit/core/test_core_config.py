@@ -129,6 +129,15 @@ def test_a_file_of_one_line_gives_every_default(tmp_path: Path):
     assert load_config(Recipe, recipe) == Recipe(model=Path("m"))
 
 
+def test_a_file_of_windows_is_read_and_one_that_is_no_utf8_is_named(tmp_path: Path):
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_bytes('model = "m"\r\n'.encode("utf-8-sig"))
+    assert load_config(Recipe, recipe) == Recipe(model=Path("m"))
+    recipe.write_text('model = "m"', encoding="utf-16")
+    with pytest.raises(ConfigError, match=r"recipe.toml: not UTF-8: .*save it as UTF-8"):
+        load_config(Recipe, recipe)
+
+
 def test_tables_nest_and_unions_go_by_kind():
     recipe = load(
         engine={"kind": "scripted", "answer": "12"},

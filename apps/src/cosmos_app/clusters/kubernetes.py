@@ -7,6 +7,7 @@ Job that has no retries left starts the set again too. It fails for good when a 
 the run was stopped (exit codes 2 and 3), and is over, and its pods go, when the head has finished.
 """
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -80,7 +81,7 @@ def jobset_manifest(placement: Placement, cluster: ClusterConfig) -> str:
 
 def _head(placement: Placement) -> str:
     command = placement.head_command("$COSMOS_HOST", f"dashboard.token_file={_TOKEN_FOLDER}/token")
-    marker = placement.run_dir / "run.json"
+    marker = shlex.quote(str(placement.run_dir / "run.json"))
     # The first start makes the run, a later one of the same set goes on with it.
     return f"if [ -e {marker} ]; then again=--resume; fi; exec {' '.join(command)} ${{again:-}}"
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,20 +80,27 @@ class Placement:
         return policies + sum(engines.nodes for engines in self.engines)
 
     def head_command(self, address: str, *more: str) -> list[str]:
-        """Return the process that starts Redis and controller and writes the report."""
+        """Return the process that starts Redis and controller and writes the report.
+
+        Words are a shell's: those from outside are quoted, ``address`` and ``more`` may hold
+        variables for it to fill in.
+        """
         return [
             "cosmos-app",
             "run",
-            str(self.recipe_file),
-            *self.overrides,
+            *map(shlex.quote, [str(self.recipe_file), *self.overrides]),
             "launch.external=true",
             f"bus.host={address}",
             *more,
         ]
 
     def role_command(self, role: str, replica: str, join_s: int) -> list[str]:
-        """Return the arguments of a role's process, behind ``python -m cosmos_app``."""
-        return [role, str(self.run_dir), "--replica", replica, "--wait", str(join_s)]
+        """Return the arguments of a role's process, behind ``python -m cosmos_app``.
+
+        Words are a shell's; ``replica`` may hold variables for it to fill in.
+        """
+        run_dir = shlex.quote(str(self.run_dir))
+        return [role, run_dir, "--replica", replica, "--wait", str(join_s)]
 
 
 def place(recipe: Recipe, recipe_file: Path, overrides: tuple[str, ...]) -> Placement:

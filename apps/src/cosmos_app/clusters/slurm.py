@@ -80,7 +80,11 @@ end_all() {{
 # Shortly before the time limit, or by 'scancel --signal=TERM --batch': stop with a checkpoint.
 stopping=""
 given_up=""
-trap 'stopping=1; cosmos-app stop {run_dir} --wait 0 || true' TERM
+ask_to_stop() {{
+  stopping=1
+  cosmos-app stop {run_dir} --wait 0 || true
+}}
+trap ask_to_stop TERM
 
 for ((restarts = {max_restarts}; ; restarts--)); do
   start
@@ -118,7 +122,7 @@ def sbatch_script(placement: Placement, cluster: ClusterConfig) -> str:
         "gpus-per-node": str(cluster.gpus_per_node),
         "time": cluster.time_limit,
         "signal": f"B:TERM@{cluster.grace_s}",
-        "output": f"{placement.run_dir}.slurm-%j.log",
+        "output": _log_of(placement),
         "partition": cluster.partition,
         "account": cluster.account,
     }
@@ -145,6 +149,12 @@ def sbatch_script(placement: Placement, cluster: ClusterConfig) -> str:
     return f"{head}\nstart() {{\n{start}}}\n\n{tail}"
 
 
+def _log_of(placement: Placement) -> str:
+    """Return the job's log as a directive says it: "%" begins what SLURM fills in."""
+    output = str(placement.run_dir).replace("%", "%%")
+    return shlex.quote(f"{output}.slurm-%j.log")
+
+
 def _exports() -> str:
     from cosmos_app.children import QUIET
 
@@ -156,7 +166,7 @@ def _head_step(placement: Placement) -> str:
     return (
         'COSMOS_HOST=$(address_of "${nodes[0]}")\nexport COSMOS_HOST\n'
         'srun --overlap --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" --gpus=0 '
-        f"{_shell(command)} &\n"
+        f"{' '.join(command)} &\n"
         "head=$!\n"
     )
 
@@ -183,7 +193,8 @@ def _policy_step(placement: Placement, cluster: ClusterConfig, index: int) -> st
     kept = _kept(f"policy-{index}", placement) if placement.is_elastic else []
     return (
         f'meeting=$(address_of "${{nodes[{first}]}}")\n'
-        f"{_shell([*kept, 'srun'])} --overlap --nodes={count} --ntasks={count} --ntasks-per-node=1 "
+        f"{' '.join([*kept, 'srun', '--overlap'])} "
+        f"--nodes={count} --ntasks={count} --ntasks-per-node=1 "
         f'--nodelist="$(IFS=,; echo "${{nodes[*]:{first}:{count}}}")" '
         f"--gpus-per-task={placement.ranks_per_node} --kill-on-bad-exit=1 "
         f"{_on_its_host(torchrun)} &\n"
@@ -215,12 +226,7 @@ def _kept(replica: str, placement: Placement) -> list[str]:
 
 
 def _on_its_host(command: Sequence[str]) -> str:
-    """Return a command that knows the address of the machine it runs on."""
-    inner = f"COSMOS_HOST=$(hostname -I | cut -d' ' -f1) exec {_shell(command)}"
+    """Return a command, in words of a shell, that knows the address of the machine it runs on."""
+    inner = f"COSMOS_HOST=$(hostname -I | cut -d' ' -f1) exec {' '.join(command)}"
     escaped = inner.replace("'", "'\\''").replace("$meeting", "'\"$meeting\"'")
     return f"bash -c '{escaped}'"
-
-
-def _shell(command: Sequence[str]) -> str:
-    """Return words for a shell; those with a variable are left for it to fill in."""
-    return " ".join(word if "$" in word else shlex.quote(word) for word in command)

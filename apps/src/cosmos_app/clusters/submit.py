@@ -13,6 +13,7 @@ from cosmos_app.clusters.placement import place
 from cosmos_app.clusters.slurm import sbatch_script
 from cosmos_app.errors import DataError, RunError
 from cosmos_app.recipe import Recipe
+from cosmos_core.bus import mask_password
 
 _TOOLS = {"slurm": ("sbatch",), "kubernetes": ("kubectl", "apply", "-f")}
 _SUFFIXES = {"slurm": ".sbatch", "kubernetes": ".yaml"}
@@ -75,13 +76,21 @@ def run_elsewhere(
     """Do what ``run`` does with a launcher other than the local one; return the exit code.
 
     Raises:
-        DataError: if recipes of this kind, or these sizes, are not run on clusters.
+        DataError: if recipes of this kind, or these sizes, are not run on clusters, or an override
+            holds a password.
         RunError: if the cluster's command line tool is not here, or does not answer.
     """
     if launcher == "local":
         raise DataError("--dry-run is for clusters; 'cosmos-app check' shows what a run here is")
     if not isinstance(recipe, Recipe):
         raise DataError(f"--launcher {launcher} runs recipes of kind 'rl'; use torchrun for others")
+    for path, _, value in (override.partition("=") for override in overrides):
+        bare = value.strip(" '\"")
+        if mask_password(bare) != bare:
+            raise DataError(
+                f"{path} holds a password, which everybody could read in the manifest and in lists "
+                "of processes: write it into the recipe, a file that only you can read"
+            )
     asked = Submission(recipe=recipe, file=file, overrides=overrides, launcher=launcher)
     if dry_run:
         click.echo(render(asked), nl=False)

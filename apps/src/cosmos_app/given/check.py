@@ -8,7 +8,7 @@ from cosmos_app.check import count_parameters, trained_mib
 from cosmos_app.given.files import check_inputs
 from cosmos_app.given.recipe import GivenRecipe
 from cosmos_app.output import print_json
-from cosmos_core.config import config_to_json
+from cosmos_app.shown_recipe import shown_as_json
 from cosmos_parallel import read_rows
 
 
@@ -66,7 +66,7 @@ def check_given(recipe: GivenRecipe, *, as_json: bool) -> int:
         print_json(asdict(predicted))
         return 0
     console = Console()
-    console.print_json(config_to_json(recipe))
+    console.print_json(shown_as_json(recipe))
     console.print(
         f"{predicted.rows:,} rows, each seen {predicted.epochs:.2f} times; "
         f"{predicted.parameters:,} parameters on {predicted.processes} processes, "

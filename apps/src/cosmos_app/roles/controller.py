@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from cosmos_app.control_files import read_address, read_control
+from cosmos_app.control_files import is_begun, read_address, read_control
 from cosmos_app.dashboard.config import read_dashboard_config
 from cosmos_app.parent import die_with_parent
 from cosmos_app.roles.dashboard import ControllerJournal
@@ -19,6 +19,7 @@ async def run_controller(run_dir: Path, redis_url: str | None, owner: str) -> in
     Raises:
         RunError: if the run was never started.
         FencedError: if another controller took over.
+        RunLostError: if Redis has lost the run.
         BusUnreachableError: if Redis cannot be reached.
     """
     die_with_parent()
@@ -27,10 +28,9 @@ async def run_controller(run_dir: Path, redis_url: str | None, owner: str) -> in
     url, namespace = read_address(run)
     with ControllerJournal(run, read_dashboard_config(run.config)) as journal:
         async with await Bus.connect(redis_url or url, namespace) as bus:
-            host = ControllerHost(
-                bus, config, cut=cut, host=HostConfig(owner=owner), journal=journal
-            )
             while True:
+                place = HostConfig(owner=owner, is_begun=is_begun(run, namespace))
+                host = ControllerHost(bus, config, cut=cut, host=place, journal=journal)
                 try:
                     await host.run()
                 except LeaseHeldError:

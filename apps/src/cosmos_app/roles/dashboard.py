@@ -3,13 +3,14 @@
 A process of its own, of low priority, cannot slow a controller down or take it along.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cosmos_app.control_files import read_address
+from cosmos_app.control_files import note_begun, read_address
 from cosmos_app.dashboard.config import DashboardConfig, read_dashboard_config
 from cosmos_app.errors import DashboardAddressError, DataError
 from cosmos_app.event_log import EventLog
@@ -65,8 +66,14 @@ class ControllerJournal:
         self._process: subprocess.Popen[bytes] | None = None
 
     def begin(self, epoch: int) -> None:
-        """Start the dashboard; that it cannot be started is no reason not to control the run."""
+        """Note that the run has begun, and start the dashboard.
+
+        That one of the two cannot be done is no reason not to control the run.
+        """
         del epoch
+        with contextlib.suppress(OSError):
+            _, namespace = read_address(self._run)
+            note_begun(self._run, namespace)
         if not self._config.enabled:
             return
         try:

@@ -54,7 +54,7 @@ def load_wfm_recipe(path: Path, overrides: Sequence[str] = ()) -> WfmRecipe:
         ConfigError: if it is not a recipe of its kind, with every problem in it.
     """
     try:
-        kind = tomllib.loads(path.read_text(encoding="utf-8")).get("kind")
+        kind = tomllib.loads(path.read_text(encoding="utf-8-sig")).get("kind")
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as TOML: {error}") from error
     if not isinstance(kind, str) or kind not in WFM_KINDS:

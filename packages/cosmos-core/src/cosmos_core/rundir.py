@@ -3,7 +3,7 @@
 runs/quickstart/
   run.json         marks the directory as ours; when the run was created
   lock             held by the one live launcher, with its process id
-  config.json      the resolved configuration, which runs again to the same result
+  config.json      the resolved configuration, which runs again to the same result; no passwords
   metrics.jsonl    every metric record
   report.json      the facts of the report
   logs/ checkpoints/ export/ redis/

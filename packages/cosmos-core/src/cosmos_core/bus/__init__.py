@@ -5,11 +5,13 @@ from cosmos_core.bus.code_version import code_version
 from cosmos_core.bus.connection import Bus, mask_password
 from cosmos_core.bus.errors import (
     BusError,
+    BusRefusedError,
     BusUnreachableError,
     CodeVersionError,
     FencedError,
     LeaseHeldError,
     PayloadMissingError,
+    RunLostError,
     ServerStartError,
     SupersededError,
 )
@@ -20,6 +22,7 @@ from cosmos_core.bus.server import RedisServer
 __all__ = [
     "Bus",
     "BusError",
+    "BusRefusedError",
     "BusUnreachableError",
     "CodeVersionError",
     "Commit",
@@ -36,6 +39,7 @@ __all__ = [
     "RedisServer",
     "ReplicaChannel",
     "Reported",
+    "RunLostError",
     "ServerStartError",
     "SupersededError",
     "code_version",

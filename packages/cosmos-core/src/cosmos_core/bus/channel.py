@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from cosmos_core.bus.code_version import code_version
-from cosmos_core.bus.errors import BusUnreachableError, CodeVersionError, SupersededError
+from cosmos_core.bus.errors import BusError, CodeVersionError, SupersededError
 from cosmos_core.bus.keys import Keys
 from cosmos_core.bus.streams import Entry, entry_number, stream_entries
 from cosmos_core.messages import (
@@ -80,7 +80,7 @@ class ReplicaChannel:
         if isinstance(error, SupersededError | CodeVersionError):
             return  # the controller knows, and would not listen
         reason = "stopped" if error is None else f"{type(error).__name__}: {error}"
-        with contextlib.suppress(BusUnreachableError):
+        with contextlib.suppress(BusError):
             await self._append(
                 ReplicaLeft(replica=self.replica, reason=reason), patience_s=_FAREWELL_S
             )

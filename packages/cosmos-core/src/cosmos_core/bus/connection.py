@@ -1,6 +1,7 @@
 """A process's connection to Redis; its calls have deadlines and survive a server that restarts."""
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -12,7 +13,13 @@ from redis import exceptions
 
 from cosmos_core.bus.channel import ReplicaChannel
 from cosmos_core.bus.code_version import code_version
-from cosmos_core.bus.errors import BusError, BusUnreachableError, PayloadMissingError
+from cosmos_core.bus.errors import (
+    BusError,
+    BusRefusedError,
+    BusUnreachableError,
+    PayloadMissingError,
+    RunLostError,
+)
 from cosmos_core.bus.keys import Keys
 from cosmos_core.bus.streams import Entry, stream_entries
 from cosmos_core.messages import (
@@ -39,6 +46,15 @@ _REFUSED = (
     exceptions.AuthorizationError,
     exceptions.NoPermissionError,
 )
+# Words of refusals that may pass, also where a script's error holds them; and what to do.
+_PASSING = (
+    ("maxmemory", "it holds as much as its maxmemory allows: raise that, or lower staleness.depth"),
+    ("read only replica", "it is a replica of another server: give the address of its primary"),
+    ("MISCONF", "it cannot write its data to disk: look at its disk and its log"),
+    ("NOREPLICAS", "it wants replicas that are not there: see its min-replicas-to-write"),
+    ("MASTERDOWN", "it is a replica whose primary is away: give the address of the primary"),
+)
+_PASSWORD_OPTION = re.compile(r"([?&]\w*password=)[^&#]*")
 _METRIC = msgspec.msgpack.Decoder(MetricRecord)
 
 
@@ -82,6 +98,7 @@ class Bus:
 
         Raises:
             BusUnreachableError: if it does not answer or refuses the password.
+            BusRefusedError: if it has no such database.
         """
         try:
             client = redis_asyncio.Redis.from_url(
@@ -123,6 +140,7 @@ class Bus:
 
         Raises:
             BusUnreachableError: if the server stays away for ``patience_s``.
+            BusRefusedError: if it does not do it, for so long where that may pass.
         """
         patience_s = self._patience_s if patience_s is None else patience_s
         deadline = time.monotonic() + patience_s
@@ -140,6 +158,12 @@ class Bus:
                     raise BusUnreachableError(
                         f"no Redis answers at {self.address} ({error}), tried for "
                         f"{patience_s:g} s: is it running, and is the address right?"
+                    ) from error
+            except exceptions.ResponseError as error:
+                advice = _advice_on(error)
+                if not advice or time.monotonic() + pause_s > deadline:
+                    raise BusRefusedError(
+                        f"Redis at {self.address} refuses what it is asked: {error}{advice}"
                     ) from error
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -220,6 +244,9 @@ class Bus:
 
         A record is acknowledged when the next ones are asked for, so a reader that dies leaves
         at most the batch it held to be read again.
+
+        Raises:
+            RunLostError: if Redis has forgotten what was read, as after a restart without a log.
         """
         await self.call(self._make_sinks_group)
         start = "0"  # first what a reader before us left unacknowledged, then what is new
@@ -245,9 +272,16 @@ class Bus:
 
     async def _read_metrics(self, start: str) -> list[Entry]:
         streams = {self.keys.metrics: start}
-        answer = await self.call(
-            lambda c: c.xreadgroup(_SINKS, _SINKS, streams, count=_METRICS_AT_ONCE, block=_BLOCK_MS)
-        )
+        try:
+            answer = await self.call(
+                lambda c: c.xreadgroup(
+                    _SINKS, _SINKS, streams, count=_METRICS_AT_ONCE, block=_BLOCK_MS
+                )
+            )
+        except BusRefusedError as error:
+            if "NOGROUP" in str(error):
+                raise RunLostError(self.address, self.keys.namespace) from error
+            raise
         return stream_entries(answer)
 
     async def _drop_metrics(self, entries: Sequence[bytes]) -> None:
@@ -284,8 +318,15 @@ async def _cancellable(answer: Awaitable[Answer]) -> Answer:
     return found
 
 
+def _advice_on(error: Exception) -> str:
+    """Say what to do about a refusal that may pass; empty for any other."""
+    said = str(error)
+    return next((f"; {advice}" for words, advice in _PASSING if words in said), "")
+
+
 def mask_password(url: str) -> str:
-    """Return a URL that may be shown: the password is replaced by three stars."""
+    """Return a URL that may be shown: each password in it is replaced by three stars."""
+    url = _PASSWORD_OPTION.sub(r"\1***", url)
     try:
         parts = urlsplit(url)
         password = parts.password

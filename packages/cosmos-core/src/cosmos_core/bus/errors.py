@@ -11,6 +11,13 @@ class BusUnreachableError(BusError, ConnectionError):
     """Raised when Redis does not answer within the patience of a call, or refuses the password."""
 
 
+class BusRefusedError(BusError):
+    """Raised when Redis answers, but does not do what it is asked: no memory, no disk, read-only.
+
+    What may pass is tried again within the patience of a call.
+    """
+
+
 class ServerStartError(BusError, RuntimeError):
     """Raised by `RedisServer.start` when the bundled server does not come up, with its log."""
 
@@ -21,6 +28,18 @@ class LeaseHeldError(BusError):
 
 class FencedError(BusError):
     """Raised to a controller whose place another one has taken: it must stop at once."""
+
+
+class RunLostError(BusError):
+    """Raised when Redis has lost what it was given of a run: nobody can go on from that."""
+
+    def __init__(self, address: str, namespace: str) -> None:
+        """Say so of a run on the server at an address."""
+        super().__init__(
+            f"Redis at {address} has lost the run {namespace!r}, as when it is restarted without "
+            "appendonly, flushed, or evicts keys: the run cannot go on there; "
+            "'cosmos-app run ... --resume' goes on from its newest checkpoint"
+        )
 
 
 class SupersededError(BusError):

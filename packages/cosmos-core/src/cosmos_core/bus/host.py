@@ -13,6 +13,7 @@ import msgspec
 
 from cosmos_core.bus.code_version import code_version, difference
 from cosmos_core.bus.connection import Bus
+from cosmos_core.bus.errors import RunLostError
 from cosmos_core.bus.ledger import Commit, Dispatch, Ledger, Logged, Past, Reported
 from cosmos_core.control import Controller, ControllerConfig, StepStats
 from cosmos_core.messages import (
@@ -42,12 +43,14 @@ class HostConfig:
         lease_s: without a sign of life for so long, another owner may take over.
         tick_s: longest time between two looks at leases.
         snapshot_every: commits between snapshots, which bound the log.
+        is_begun: a controller of this run has committed before, so that Redis has to know it.
     """
 
     owner: str = "controller"
     lease_s: float = 5.0
     tick_s: float = 0.5
     snapshot_every: int = 500
+    is_begun: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a lease that would run out between two ticks.
@@ -118,10 +121,14 @@ class ControllerHost:
         Raises:
             LeaseHeldError: if another controller runs; try again later, as a standby does.
             FencedError: if another controller took over.
+            RunLostError: if Redis has lost what was committed.
             BusUnreachableError: if Redis stays away.
         """
         ledger = await Ledger.acquire(self._bus, owner=self._host.owner, lease_s=self._host.lease_s)
         past = await ledger.recall()
+        if past.state is None and self._host.is_begun:
+            await ledger.release()
+            raise RunLostError(self._bus.address, self._bus.keys.namespace)
         controller = self._replay(past)
         # A run begins with a snapshot, so that a cut given to a later start is not mistaken for it.
         is_new = past.state is None

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from cosmos_core.bus.connection import METRICS_KEPT, Bus
-from cosmos_core.bus.errors import BusError, FencedError, LeaseHeldError
+from cosmos_core.bus.errors import BusError, FencedError, LeaseHeldError, RunLostError
 from cosmos_core.bus.scripts import ACQUIRE, COMMIT
 from cosmos_core.bus.streams import Entry, stream_entries
 from cosmos_core.messages import Command, encode_message
@@ -173,6 +173,7 @@ class Ledger:
 
         Raises:
             FencedError: if another controller has taken over; nothing of the commit is true.
+            RunLostError: if earlier commits are gone, as after a restart without a persistent log.
         """
         keys = self._bus.keys
         names = [keys.token, keys.lease, keys.sequence, keys.events, keys.log, keys.snapshot]
@@ -193,6 +194,8 @@ class Ledger:
                 f"another controller has taken over the run {keys.namespace!r} from "
                 f"{self._owner!r} (token {self.token}); this one stops"
             )
+        if answer == b"lost":
+            raise RunLostError(self._bus.address, keys.namespace)
         self._sequence += 1
         self._cursor = cursor
         self._log_length = 0 if commit.snapshot else self._log_length + bool(entry)

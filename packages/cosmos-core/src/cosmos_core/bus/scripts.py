@@ -18,11 +18,17 @@ return {token, ''}
 # KEYS token lease sequence events log snapshot metrics, then payloads to delete
 # ARGV token owner ttl_ms sequence cursor entry snapshot command_ttl_ms metrics_kept num_metrics,
 #      then the metrics, then for each command: stream, field, value
-# -> 'done', 'again' (this very commit was applied before: its answer got lost), or 'fenced'
+# -> 'done', 'again' (this very commit was applied before: its answer got lost), 'fenced', or
+#    'lost' (commits before it are gone, and the state with them, so that nobody goes on from less)
 COMMIT = """
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 'fenced' end
+local token = redis.call('GET', KEYS[1])
 local sequence = tonumber(redis.call('GET', KEYS[3]) or '0')
+if token and token ~= ARGV[1] and tonumber(token) > tonumber(ARGV[1]) then return 'fenced' end
 if sequence >= tonumber(ARGV[4]) then return 'again' end
+if token ~= ARGV[1] or sequence < tonumber(ARGV[4]) - 1 then
+  redis.call('UNLINK', KEYS[6])
+  return 'lost'
+end
 redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
 redis.call('SET', KEYS[3], ARGV[4])
 if ARGV[6] ~= '' then redis.call('XADD', KEYS[5], '*', 'b', ARGV[6]) end

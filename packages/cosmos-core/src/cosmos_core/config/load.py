@@ -81,7 +81,13 @@ def _read(source: Path | Mapping[str, object]) -> tuple[Mapping[str, Any], str]:
         close = difflib.get_close_matches(str(source), near, n=1)
         hint = f"did you mean {close[0]}?" if close else ""
         raise ConfigError([ConfigProblem(path="", problem=f"there is no file {source}", hint=hint)])
-    text = source.read_text(encoding="utf-8")
+    try:
+        text = source.read_text(encoding="utf-8-sig")  # editors on Windows put a mark before it
+    except UnicodeDecodeError as error:
+        problem = ConfigProblem(
+            path="", problem=f"not UTF-8: {error}", source=str(source), hint="save it as UTF-8"
+        )
+        raise ConfigError([problem]) from error
     if source.suffix == ".json":
         return _parse_json(text, str(source)), ""
     try:

@@ -54,6 +54,7 @@ from cosmos_core.messages import (
 
 ALL_DONE = "all steps done"
 STOPPED = "stopped"
+LOST = "policy replicas died before the last weights were saved"
 Addressed = tuple[str, Command]
 _RELOAD_AFTER_S = 1.0
 _WORK = (Progress, GroupFinished, GroupFailed, StepFinished, VersionLoaded)
@@ -205,6 +206,7 @@ class Controller:
                 self._steps.saved(event.step)
                 is_last = event.step >= self.state.step - 1
                 replica.stopped = self.state.stop is not None and is_last
+                self.state.stop_saved |= replica.stopped
             case ReplicaLeft():
                 self._lose(replica.name, event.reason)
             case _:
@@ -217,19 +219,15 @@ class Controller:
             return  # the same word twice
         self._lose(event.replica, "joined again")
         replica = self._replicas.add(event, now)
-        if replica.role == "rollout" and not self._exists(replica.version):
+        if replica.role == "rollout" and not self._steps.surely_has(replica.version):
             self._replicas.set_version(replica, UNKNOWN_VERSION)
         if self.state.stop is not None:
+            self._cut_at_the_end(now)
             self._commands.append((replica.name, self._stop_command()))
         elif replica.role == "rollout":
             self._behind.add(replica.name)
         else:
             self._settle(replica, now)
-
-    def _exists(self, version: int) -> bool:
-        """Tell whether weights of that number are surely those that the policy had."""
-        state = self.state
-        return version <= state.step + 1 and not 0 <= state.lineage_from < version
 
     def _lose(self, name: str, reason: str) -> None:
         replica = self._replicas.remove(name)
@@ -272,7 +270,10 @@ class Controller:
         if replica.loading == UNKNOWN_VERSION or event.version < replica.loading:
             self.state.counters.duplicates += 1
             return
-        is_void, replica.loading, replica.taint = replica.taint, UNKNOWN_VERSION, False
+        # newer weights than ordered may be lost ones: the answer to an older order, told twice
+        is_newer = event.version > replica.loading
+        is_void = replica.taint or (is_newer and not self._steps.surely_has(event.version))
+        replica.loading, replica.taint = UNKNOWN_VERSION, False
         self._behind.add(replica.name)
         if isinstance(event, LoadFailed):
             self.state.counters.loads_failed += 1
@@ -291,8 +292,7 @@ class Controller:
             if step + 1 not in held and not self.config.min_policies:
                 self._forget_weights_after(step)
             self._steps.commit_if_done(now)
-            if self.state.training is not None and joined.version <= step:
-                self._commands.append((joined.name, self._steps.order()))
+            self._commands.extend(self._steps.orders_for(joined))
         elif len(held) == 1 and (newest := max(held)) < step:
             self._forget_weights_after(newest)
             self._steps.rewind(newest, now)
@@ -305,20 +305,18 @@ class Controller:
         lost = [r for r in state.rollouts() if max(r.version, r.loading) > version]
         for replica in lost:
             replica.taint = replica.loading > version
-            if replica.version > version:
-                self._replicas.set_version(replica, UNKNOWN_VERSION)
+            # also if it only loads them: it might sample with them before it says so
+            self._replicas.set_version(replica, UNKNOWN_VERSION)
             for group in self._groups.held_by(replica.name):
-                self._cancel(replica, CancelGroup(group=group.group, attempt=group.attempt))
+                self._replicas.occupy(replica, -1)
+                cancel = CancelGroup(group=group.group, attempt=group.attempt)
+                self._commands.append((replica.name, cancel))
                 self._groups.reset(group)
         for name, group, attempt in self._rounds.forget_after(version):
             self._commands.append((name, CancelGroup(group=group, attempt=attempt)))
         self._steps.reset_after(version)
         state.lineage_from = version if state.lineage_from < 0 else min(state.lineage_from, version)
         self._behind.update(state.replicas)
-
-    def _cancel(self, replica: ReplicaState, command: CancelGroup) -> None:
-        self._replicas.occupy(replica, -1)
-        self._commands.append((replica.name, command))
 
     def _order_loads(self, now: float) -> None:
         """Look only at replicas for which something has changed, and at all of them with a tick."""
@@ -332,7 +330,7 @@ class Controller:
     def _advance(self, now: float) -> None:
         self._steps.drop_expired()
         if self._is_over():
-            self._stop()
+            self._stop(now)
             return
         if not self.state.stopping:
             train = self._steps.form(now)
@@ -355,15 +353,25 @@ class Controller:
             return False
         return state.round is None and not self._rounds.final_is_missing
 
-    def _stop(self) -> None:
+    def _stop(self, now: float) -> None:
         state = self.state
         if state.stop is None:
             state.stopping = state.stopping or ALL_DONE
             self._steps.abandon()
-            state.stop = cut_of(state)
+            self._cut_at_the_end(now)
             self._commands.extend((name, self._stop_command()) for name in state.replicas)
         if all(policy.stopped for policy in state.policies()):
-            state.finished = state.stopping
+            is_lost = state.stopping == ALL_DONE and not state.stop_saved
+            state.finished = LOST if is_lost else state.stopping
+
+    def _cut_at_the_end(self, now: float) -> None:
+        """Cut the stream where the policy replicas are, who may be back with older weights."""
+        state = self.state
+        if state.policies() and (oldest := min(self._steps.versions_held())) < state.step:
+            self._rounds.forget_after(oldest)
+            self._steps.rewind(oldest, now)
+            state.stopping = LOST if state.stopping == ALL_DONE else state.stopping
+        state.stop = cut_of(state)
 
     def _stop_command(self) -> Stop:
         return Stop(reason=self.state.stopping, cut=self.state.stop or b"")

@@ -157,7 +157,7 @@ class ControllerState(msgspec.Struct, kw_only=True):
     ``lineage_from``: versions after it may have existed twice, since policy replicas fell back to
     a checkpoint; a number alone does not identify them. ``wanted_rollouts`` and
     ``wanted_policies``: how many replicas somebody asked for while the run went on; -1 if nobody
-    did.
+    did. ``stop`` is the cut that a run ends with, ``stop_saved`` whether a checkpoint holds it.
     """
 
     step: int = 0
@@ -178,6 +178,7 @@ class ControllerState(msgspec.Struct, kw_only=True):
     wanted_policies: int = -1
     stopping: str = ""
     stop: bytes | None = None
+    stop_saved: bool = False
     finished: str = ""
 
     def policies(self) -> list[ReplicaState]:

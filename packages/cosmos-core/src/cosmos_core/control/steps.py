@@ -66,6 +66,24 @@ class Steps:
             return {max(held)}
         return {max(*held, self._state.step)}
 
+    def surely_has(self, version: int) -> bool:
+        """Tell whether weights of that number are surely those that the policy had."""
+        state = self._state
+        return version <= state.step + 1 and not 0 <= state.lineage_from < version
+
+    def orders_for(self, joined: ReplicaState) -> list[tuple[str, Train]]:
+        """Return the step in hand, if there is one, for a policy replica that joined.
+
+        Those that joined before there were enough had to wait for it: they have not got it either.
+        """
+        policies = self._state.policies()
+        waited = len(policies) == self._config.policies_needed
+        return [
+            (policy.name, self.order())
+            for policy in (policies if waited else [joined])
+            if self._state.training is not None and policy.version <= self._state.step
+        ]
+
     # ---------------------------------------------------------------- changing
 
     def form(self, now: float) -> Train | None:
@@ -75,6 +93,11 @@ class Steps:
             return None
         chosen = self._policy.choose(self._groups.load(), self._groups.dispatched)
         if chosen is None or not self.policies_agree:
+            return None
+        if lost := [group for group in chosen if _newest(group) > state.step]:
+            # nobody has weights of such a number yet: others had it that have died with a policy
+            for group in lost:
+                self._groups.reset(group)
             return None
         for group in chosen:
             self._groups.move(group, "training")
