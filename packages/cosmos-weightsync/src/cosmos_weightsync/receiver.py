@@ -176,8 +176,10 @@ class WeightReceiver:
             DigestError: bytes changed on the way.
             PlanError: the senders do not have what is wanted.
             VersionError: the version is no whole number.
+            LayoutError: the model has moved into other memory than it was described in.
         """
         started, version = time.monotonic(), version_number(version)
+        self._wanted.check_in_place()
         self._staged = None
         config = self._config
         reuse = ReusePolicy(config.reuse, config.anchor_every)
@@ -217,7 +219,9 @@ class WeightReceiver:
 
         Raises:
             VersionError: nothing is staged.
+            LayoutError: the model has moved into other memory than it was described in.
         """
+        self._wanted.check_in_place()
         shadow = {(s.spec.name, s.spec.box): s.tensor for s in self.staged_shards()}
         if self._config.mode == "staged":
             with torch.no_grad():
@@ -285,7 +289,9 @@ class WeightReceiver:
         Raises:
             DigestError: memory holds something else; it names the tensor and the region.
             VersionError: nothing is staged.
+            LayoutError: the model has moved into other memory than it was described in.
         """
+        self._wanted.check_in_place()
         shadow = self.staged_shards()
         dtypes = {shard.spec.name: shard.tensor.dtype for shard in shadow}
         is_committed = self._staged is not None and self._version == self._staged.version
