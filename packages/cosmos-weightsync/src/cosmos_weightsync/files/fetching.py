@@ -84,6 +84,7 @@ class FileReceiver:
         self._sums: tuple[tuple[int, ...], ...] = ()
         self._staged: StagedVersion | None = None
         self._version: int | None = None
+        self._committed: StagedVersion | None = None
         self._bytes_read = 0
 
     @property
@@ -171,6 +172,7 @@ class FileReceiver:
                     target.tensor.copy_(shadow[target.spec.name, target.spec.box])
         version = self._staged.version if self._staged else -1
         self._version = version
+        self._committed = self._staged
         return version
 
     def verify(self) -> str:
@@ -187,7 +189,7 @@ class FileReceiver:
         check_in_place(self._targets)
         staged = self._staged
         shards = self.staged_shards()
-        if self._version == (staged.version if staged else -1):
+        if self._committed is staged:
             live = {(t.spec.name, t.spec.box): t for t in self._targets}
             shards = tuple(
                 found
