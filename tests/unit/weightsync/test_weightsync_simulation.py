@@ -250,3 +250,14 @@ def test_rates_are_max_min_fair(seed):
     rates = fair_rates(flows, ones > 0, zeros, ones < 0)
     expected = fair_by_hand(list(zip(out.tolist(), into.tolist(), limits.tolist(), strict=True)))
     assert rates.tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_receivers_behind_the_last_that_wants_something_are_done_at_once(dies):
+    """Such as ranks of a pipeline whose stage is not among the tensors, or of an uneven cut."""
+    receivers = Layout.from_ranks([[*whole(1).specs_of(0)], [*whole(1).specs_of(0)], [], []])
+    plan = plan_transfer(whole(1), receivers, hosts(1, 4, relays="never"))
+    found = simulate(plan, failures=[Failure(holder=2, at_s=50.0)] if dies else [], detect_s=1.0)
+    assert found.finish_s[2:].tolist() == [0.0, 0.0]
+    assert found.recovered
+    assert found.finish_s[0] == pytest.approx(126.0 if dies else 200.0, rel=0.05)

@@ -216,10 +216,12 @@ class _Run:
         finish = np.zeros(num_receivers)
         np.maximum.at(finish, flows.receivers, ends)
         moved = fluid.done * (1.0 - flows.overheads)
-        missing = np.bincount(flows.receivers, weights=flows.sizes - fluid.done, minlength=1)
+        missing = np.bincount(
+            flows.receivers, weights=flows.sizes - fluid.done, minlength=num_receivers
+        )
         got = np.bincount(flows.receivers, weights=moved, minlength=num_receivers)
         wanted = np.asarray(self._plan.edge_bytes().sum(axis=0), dtype=np.float64)
-        finish[(got < wanted - 1 - 1e-6 * wanted) & (missing[:num_receivers] > 0.5)] = np.inf
+        finish[(got < wanted - 1 - 1e-6 * wanted) & (missing > 0.5)] = np.inf
         columns = (flows.sources, flows.receivers, fluid.begins, fluid.ends, moved)
         rows = zip(*(column.tolist() for column in columns), strict=True)
         spans = tuple(Span(*row) for row in rows if row[4] > 0)
