@@ -100,6 +100,7 @@ def test_a_truncated_file_is_refused_by_name(tmp_path, size, complaint):
         b'{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,3]}}',
         b'{"a":{"dtype":"U8","shape":[-2],"data_offsets":[0,-2]}}',
         b'{"a":{"dtype":"U8","shape":["x"],"data_offsets":[0,2]}}',
+        b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     ],
 )
 def test_a_damaged_header_is_refused(tmp_path, text):
@@ -120,6 +121,8 @@ def test_an_unknown_dtype_is_refused_by_tensor(tmp_path):
     [
         ({"a": "gone.safetensors"}, "names gone.safetensors, which is not there"),
         ({"z": "one.safetensors"}, "places z in one.safetensors, which does not hold it"),
+        ({"a": "one.safetensors", "z": None}, "not an index: .*`str`, got `null`"),
+        ({"a": ["one.safetensors"]}, "not an index: .*`str`, got `array`"),
     ],
 )
 def test_an_index_that_names_what_is_not_there_is_refused(tmp_path, weight_map, complaint):

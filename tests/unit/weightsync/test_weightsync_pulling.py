@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosmos_weightsync import FileSender, StorageError, shards_of
+from cosmos_weightsync import FileSender, FileSenderConfig, StorageError, shards_of
 from cosmos_weightsync.files.pulling import pull_directory
 from cosmos_weightsync.files.storage import LocalStorage
 from cosmos_weightsync.files.verifying import verify_against_manifest
@@ -57,3 +57,40 @@ def test_a_header_that_places_a_tensor_elsewhere_is_a_difference(checkpoint):
     file.write_bytes(content.replace(b"[0,24]", b"[8,32]"))
     _, found = verify_against_manifest(LocalStorage(checkpoint), lambda _: None)
     assert [item.reason for item in found] == [f"the header of {file.name} does not place it"]
+
+
+def test_an_older_checkpoint_is_not_half_replaced(tmp_path):
+    """Two versions in several files of one size; the second pull is ended after its first file."""
+    for value in (1.0, 2.0):
+        tensors = {name: torch.full((64,), value) for name in ("a", "b", "c")}
+        config = FileSenderConfig(file_bytes=256)
+        FileSender(shards_of(tensors), tmp_path / "run", config=config).publish(int(value))
+    target = tmp_path / "copy"
+    pull_directory(LocalStorage(tmp_path / "run" / "v00000001"), target, lambda _: None)
+    moved: list[int] = []
+
+    def interrupted(num_bytes: int) -> None:
+        moved.append(num_bytes)
+        if sum(map(bool, moved)) > 1:
+            raise KeyboardInterrupt
+
+    newer = LocalStorage(tmp_path / "run" / "v00000002")
+    with pytest.raises(KeyboardInterrupt):
+        pull_directory(newer, target, interrupted)
+    manifest, found = verify_against_manifest(LocalStorage(target), lambda _: None)
+    assert (manifest.version, found) == (1, [])
+    pulled = pull_directory(newer, target, lambda _: None)
+    assert pulled[0].num_kept == pulled[0].num_bytes
+    manifest, found = verify_against_manifest(LocalStorage(target), lambda _: None)
+    assert (manifest.version, found) == (2, [])
+    assert not (target / ".pull").exists()
+
+
+def test_a_part_of_a_file_that_is_in_place_is_not_put_over_it(checkpoint, tmp_path):
+    target = tmp_path / "copy"
+    pull_directory(LocalStorage(checkpoint), target, lambda _: None)
+    (target / ".pull").mkdir()
+    (target / ".pull" / "model.safetensors").write_bytes(b"half of another")
+    pull_directory(LocalStorage(checkpoint), target, lambda _: None)
+    _, found = verify_against_manifest(LocalStorage(target), lambda _: None)
+    assert found == []

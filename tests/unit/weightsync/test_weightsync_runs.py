@@ -1,10 +1,13 @@
 """Versions of two runs with the same number are told apart without a word from the user."""
 
+import shutil
 from contextlib import ExitStack
 
 import torch
 
 from cosmos_weightsync import (
+    FileReceiver,
+    FileSender,
     ReceiverConfig,
     SenderConfig,
     WeightDirectory,
@@ -56,3 +59,34 @@ def test_what_the_user_says_counts():
 
 def test_several_ranks_that_cannot_agree_have_no_name():
     assert [new_run_id(rank, 2) for rank in range(2)] == ["", ""]
+
+
+def test_a_version_of_another_run_is_verified_where_it_is_before_it_is_committed():
+    served = {"weight": torch.zeros(40, 30)}
+    with ExitStack() as stack:
+        directory = stack.enter_context(WeightDirectory())
+        config = SenderConfig(directory=directory.endpoint)
+        wanted = ReceiverConfig(directory=directory.endpoint)
+        receiver = stack.enter_context(WeightReceiver(wanted=shards_of(served), config=wanted))
+        for value in (1.0, 2.0):
+            sender = stack.enter_context(sender_of(value, config))
+            sender.publish(1)
+            staged = receiver.stage(1)
+            assert receiver.verify() == staged.digest
+            receiver.commit()
+            assert receiver.verify() == staged.digest
+            sender.close()
+    assert served["weight"].unique().tolist() == [2.0]
+
+
+def test_files_of_another_run_are_verified_where_they_are_before_they_are_committed(tmp_path):
+    served = {"weight": torch.zeros(40, 30)}
+    receiver = FileReceiver(tmp_path, wanted=shards_of(served))
+    for value in (1.0, 2.0):
+        FileSender(shards_of({"weight": torch.full((40, 30), value)}), tmp_path).publish(1)
+        staged = receiver.stage(1)
+        assert receiver.verify() == staged.digest
+        receiver.commit()
+        assert receiver.verify() == staged.digest
+        shutil.rmtree(tmp_path / "v00000001")
+    assert served["weight"].unique().tolist() == [2.0]

@@ -250,3 +250,35 @@ def test_rates_are_max_min_fair(seed):
     rates = fair_rates(flows, ones > 0, zeros, ones < 0)
     expected = fair_by_hand(list(zip(out.tolist(), into.tolist(), limits.tolist(), strict=True)))
     assert rates.tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_receivers_behind_the_last_that_wants_something_are_done_at_once(dies):
+    """Such as ranks of a pipeline whose stage is not among the tensors, or of an uneven cut."""
+    receivers = Layout.from_ranks([[*whole(1).specs_of(0)], [*whole(1).specs_of(0)], [], []])
+    plan = plan_transfer(whole(1), receivers, hosts(1, 4, relays="never"))
+    found = simulate(plan, failures=[Failure(holder=2, at_s=50.0)] if dies else [], detect_s=1.0)
+    assert found.finish_s[2:].tolist() == [0.0, 0.0]
+    assert found.recovered
+    assert found.finish_s[0] == pytest.approx(126.0 if dies else 200.0, rel=0.05)
+
+
+def test_what_pieces_cost_hides_no_recovery():
+    """Half a second a piece: 50 bytes more. One piece of the dead goes with ten of the other."""
+    link = Link(100.0, piece_s=0.5)
+    topology = replace(
+        hosts(2, 1, relays="never", chunk_bytes=SIZE),
+        links=Links(device=link, host=link, rail=link, network=link),
+    )
+    both = ShardSpec("both", (1000,), Box((0,), (1000,)), "int8")
+    boxes = [Box((low,), (low + 100,)) for low in range(0, 1000, 100)]
+    ten = [ShardSpec("ten", (1000,), box, "int8") for box in boxes]
+    senders, receivers = (
+        Layout.from_ranks([[both], [both, *ten]]),
+        Layout.from_ranks([[both, *ten]]),
+    )
+    plan = plan_transfer(senders, receivers, topology)
+    assert simulate(plan).seconds == pytest.approx(25.5)
+    found = simulate(plan, failures=[Failure(holder=0, at_s=0.0)], detect_s=0.0)
+    assert found.recovered
+    assert found.seconds == pytest.approx(25.5, rel=0.1)

@@ -1,17 +1,28 @@
 """Who has not shown the token yet can neither take memory nor end a thread."""
 
 import json
+import math
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 import torch
 
-from cosmos_weightsync import WeightDirectory, WeightSender, shards_of
+from cosmos_weightsync import (
+    ProtocolError,
+    WeightDirectory,
+    WeightSender,
+    WeightSyncError,
+    shards_of,
+)
+from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.files.pushing import PROTOCOL as FILES_PROTOCOL
 from cosmos_weightsync.files.pushing import DirectoryServer
+from cosmos_weightsync.frames import connect_control
+from cosmos_weightsync.serving import PROTOCOL
 
 _LENGTH = struct.Struct("!I")
 
@@ -56,3 +67,46 @@ def test_a_strange_hello_is_answered(endpoint, hello):
     """A thread that ended by an error of its own would be a warning, and so an error here."""
     said = reply(endpoint, _LENGTH.pack(len(hello)) + hello)
     assert said["class"] == "ProtocolError"
+
+
+HUGE = {
+    "num_ranks": 1,
+    "geometries": [{"shape": [1 << 70], "ranks": [], "starts": [], "stops": []}],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "frame"),
+    [
+        ("pin", {"at_least": math.inf, "prefer": "newest", "seconds": 1}),
+        ("pin", {"at_least": 0, "prefer": "newest", "seconds": math.nan}),
+        (["pin"], {}),
+        ("open", {"transport": "tcp", "bucket_bytes": 1, "pieces": HUGE, "seconds": 1}),
+    ],
+)
+def test_a_strange_request_to_a_sender_is_answered(kind, frame):
+    """The reader is told what was wrong; a thread that ended would look like a lost peer."""
+    with (
+        WeightSender(shards_of([("w", torch.ones(2))])) as sender,
+        closing(connect_control(sender.endpoint, Deadline.after(20))) as reader,
+    ):
+        reader.send("hello", {"protocol": PROTOCOL, "token": ""}, Deadline.after(20))
+        reader.receive(Deadline.after(20), expect="welcome")
+        reader.send(kind, frame, Deadline.after(20))
+        with pytest.raises(WeightSyncError, match="says: "):
+            reader.receive(Deadline.after(20))
+
+
+@pytest.mark.parametrize("size", [math.inf, [], "all"])
+def test_a_strange_request_to_a_pusher_is_answered(tmp_path, size):
+    (tmp_path / "file").write_text("content")
+    with (
+        closing(DirectoryServer(tmp_path, token="right")) as server,
+        closing(connect_control(server.endpoint, Deadline.after(20))) as reader,
+    ):
+        hello = {"protocol": FILES_PROTOCOL, "token": "right"}
+        reader.send("hello", hello, Deadline.after(20))
+        reader.receive(Deadline.after(20), expect="welcome")
+        reader.send("read", {"path": "file", "offset": 0, "size": size}, Deadline.after(20))
+        with pytest.raises(ProtocolError, match="malformed 'read'"):
+            reader.receive(Deadline.after(20))

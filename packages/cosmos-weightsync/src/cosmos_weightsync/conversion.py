@@ -25,8 +25,8 @@ from cosmos_weightsync.shards import (
     Source,
     clean_name,
     items_of,
-    named_tensors,
-    shards_of,
+    live_tensors,
+    shards_of_live,
 )
 
 __all__ = ["Converter", "Origin", "converted_shards", "trace"]
@@ -101,11 +101,11 @@ def converted_shards(
     items = list(items_of(source))
     modules = [item for item in items if isinstance(item, nn.Module)]
     pairs = [item for item in items if not isinstance(item, nn.Module)]
-    tensors = dict(named_tensors(modules, tied=tied)) | dict(named_tensors(pairs, tied=tied))
-    held: dict[str, list[Shard]] = {name: [] for name in tensors}
-    for shard in shards_of(tensors.items(), tied="each"):
-        held[shard.spec.name].append(shard)
-    kinds = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+    tensors = {
+        live.name: live for part in (modules, pairs) for live in live_tensors(part, tied=tied)
+    }
+    held = {name: list(shards_of_live(live)) for name, live in tensors.items()}
+    kinds = {name: (tuple(live.tensor.shape), live.tensor.dtype) for name, live in tensors.items()}
     return tuple(
         view
         for origin in trace(kinds, lambda held: convert(_saved(modules, held)))
@@ -256,7 +256,7 @@ class Origin:
             if run.dim < 0:
                 view = view.unsqueeze(dim)
         spec = ShardSpec(self.name, self.shape, Box(tuple(low), tuple(high)), shard.spec.dtype)
-        yield Shard(spec, view)
+        yield Shard(spec, view, shard.live)
 
 
 def _one_each(block: tuple[_Run, ...]) -> Iterator[tuple[_Run, ...]]:

@@ -4,9 +4,12 @@ import math
 import time
 from dataclasses import dataclass, replace
 
-from cosmos_weightsync.errors import DeadlineError
+from cosmos_weightsync.errors import ConfigurationError, DeadlineError
 
 __all__ = ["Deadline"]
+
+_LONGEST_S = 1e8
+"""Three years, for who says infinity: the system's own clocks take no more than so much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +27,14 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float) -> "Deadline":
-        """So many seconds from now."""
-        return cls(time.monotonic() + seconds)
+        """So many seconds from now; infinitely many are three years.
+
+        Raises:
+            ConfigurationError: the seconds are no number.
+        """
+        if math.isnan(seconds):
+            raise ConfigurationError("a wait of 'nan' seconds is no wait")
+        return cls(time.monotonic() + min(seconds, _LONGEST_S))
 
     def within(self, seconds: float) -> "Deadline":
         """This moment, or so many seconds from now if that is sooner."""

@@ -154,7 +154,7 @@ class _Conversation:
             "vote": self._vote,
             "leave": self._leave,
         }
-        answer = known.get(frame["kind"])
+        answer = known.get(str(frame["kind"]))
         if answer is None:
             raise ProtocolError(f"a directory does not know {frame['kind']!r}")
         try:
@@ -162,7 +162,7 @@ class _Conversation:
                 self._shared.table.expire(time.monotonic())
                 kind, content = answer(frame)
                 self._shared.changed.notify_all()
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ProtocolError(f"malformed {frame['kind']!r}: {error!r}") from error
         self._connection.send(kind, content, Deadline.after(MOST_WAIT_S))
 

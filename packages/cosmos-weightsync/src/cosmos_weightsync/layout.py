@@ -318,7 +318,7 @@ class Layout:
                 for name, dtype, index in data["tensors"]
             }
             num_ranks = int(data["num_ranks"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise LayoutError(f"not a layout: {error!r}") from error
         if any(((g.ranks < 0) | (g.ranks >= num_ranks)).any() for g in geometries):
             raise LayoutError(f"a box belongs to a rank outside 0..{num_ranks - 1}")

@@ -117,6 +117,7 @@ class WeightReceiver:
         self._buckets = BucketPool(config.bucket_bytes)
         self._staged: StagedVersion | None = None
         self._version: int | None = None
+        self._committed: StagedVersion | None = None
         self._server = self._serve(known) if config.serve_host else None
         self._attendance = self._attend() if listed is None else None
         self._fetcher = VersionFetcher(
@@ -176,8 +177,10 @@ class WeightReceiver:
             DigestError: bytes changed on the way.
             PlanError: the senders do not have what is wanted.
             VersionError: the version is no whole number.
+            LayoutError: the model has moved into other memory than it was described in.
         """
         started, version = time.monotonic(), version_number(version)
+        self._wanted.check_in_place()
         self._staged = None
         config = self._config
         reuse = ReusePolicy(config.reuse, config.anchor_every)
@@ -217,13 +220,16 @@ class WeightReceiver:
 
         Raises:
             VersionError: nothing is staged.
+            LayoutError: the model has moved into other memory than it was described in.
         """
+        self._wanted.check_in_place()
         shadow = {(s.spec.name, s.spec.box): s.tensor for s in self.staged_shards()}
         if self._config.mode == "staged":
             with torch.no_grad():
                 for target in self._wanted.targets:
                     target.tensor.copy_(shadow[target.spec.name, target.spec.box])
         self._version = self._staged.version if self._staged else None
+        self._committed = self._staged
         return self._staged.version if self._staged else -1
 
     def commit_together(self, quorum: Quorum | None = None, *, timeout_s: float = 60.0) -> int:
@@ -285,10 +291,12 @@ class WeightReceiver:
         Raises:
             DigestError: memory holds something else; it names the tensor and the region.
             VersionError: nothing is staged.
+            LayoutError: the model has moved into other memory than it was described in.
         """
+        self._wanted.check_in_place()
         shadow = self.staged_shards()
         dtypes = {shard.spec.name: shard.tensor.dtype for shard in shadow}
-        is_committed = self._staged is not None and self._version == self._staged.version
+        is_committed = self._committed is self._staged
         targets = [t for t in self._wanted.targets if t.tensor.dtype == dtypes[t.spec.name]]
         places = (*(targets if is_committed else ()), *shadow)
         held = HeldBoxes((s.spec.name, s.spec.box, s.tensor) for s in places)

@@ -142,7 +142,7 @@ class WeightSender:
             raise ConfigurationError(f"rank {rank} is not one of {num_ranks} ranks")
         self._config = config
         self._run_id = config.run_id or new_run_id(rank, num_ranks)
-        source = _published(shards, config.wire_dtype)
+        self._source = source = _published(shards, config.wire_dtype)
         check_once(source.specs, f"sender rank {rank} holds")
         self._layout = Layout.from_ranks([source.specs])
         self._snapshots = SnapshotStore(
@@ -208,9 +208,11 @@ class WeightSender:
 
         Raises:
             VersionError: the version is not newer than the last, or the sender is closed.
+            LayoutError: the model has moved into other memory than it was described in.
             DeadlineError: receivers hold all buffers and none was freed in time.
         """
         version = version_number(version)
+        self._source.check_in_place()
         self._snapshots.publish(version, Deadline.after(self._config.publish_timeout_s))
         if self._attendance is not None:
             self._attendance.hold(version, self._run_id)

@@ -146,12 +146,12 @@ class ServingSession:
             "checksums": self._send_checksums,
             "release": self._give_back,
         }
-        answer = known.get(frame["kind"])
+        answer = known.get(str(frame["kind"]))
         if answer is None:
             raise ProtocolError(f"a holder does not know {frame['kind']!r}")
         try:
             answer(frame, Deadline.after(float(frame.get("seconds", 0))))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ProtocolError(f"malformed {frame['kind']!r}: {error!r}") from error
 
     def _open(self, frame: Mapping[str, Any], deadline: Deadline) -> None:

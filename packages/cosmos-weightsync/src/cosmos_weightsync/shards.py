@@ -14,6 +14,7 @@ from torch.distributed.tensor import Shard as ShardPlacement
 from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.errors import LayoutError
 from cosmos_weightsync.layout import ITEM_BYTES, IntArray, ShardSpec, keeps_meaning
+from cosmos_weightsync.living import LiveTensor, live_parameter, live_tensor
 
 __all__ = [
     "Shard",
@@ -23,8 +24,9 @@ __all__ = [
     "dtype_name",
     "handed_over",
     "held_boxes",
-    "named_tensors",
+    "live_tensors",
     "shards_of",
+    "shards_of_live",
     "torch_dtype",
 ]
 
@@ -39,6 +41,7 @@ class Shard:
     Args:
         spec: What it is.
         tensor: A view of exactly the box, in the spec's dtype; strides are free.
+        live: What it is a view of, to notice when that gets other memory.
 
     Raises:
         LayoutError: shape or dtype of the tensor are not those of the spec.
@@ -46,6 +49,7 @@ class Shard:
 
     spec: ShardSpec
     tensor: Tensor
+    live: LiveTensor | None = None
 
     def __post_init__(self) -> None:
         found = (tuple(self.tensor.shape), dtype_name(self.tensor.dtype))
@@ -101,27 +105,33 @@ def items_of(source: Source) -> Iterable[nn.Module | tuple[str, Tensor]]:
     return [source] if isinstance(source, nn.Module) else source
 
 
-def named_tensors(
-    source: Source, *, tied: Literal["once", "each"] = "once"
-) -> Iterator[tuple[str, Tensor]]:
-    """The parameters of a source by their clean names, detached."""
+def live_tensors(source: Source, *, tied: Literal["once", "each"] = "once") -> Iterator[LiveTensor]:
+    """The parameters of a source by their clean names."""
     seen: dict[int, Tensor] = {}  # Kept, or the number of one that is gone is soon another's.
     for item in items_of(source):
-        pairs = (
-            item.named_parameters(remove_duplicate=False) if isinstance(item, nn.Module) else [item]
-        )
-        for name, tensor in pairs:
-            if tied == "each" or id(tensor) not in seen:
-                seen[id(tensor)] = tensor
-                yield clean_name(name), tensor.detach()
+        for live in _live_of(item):
+            if tied == "each" or id(live.tensor) not in seen:
+                seen[id(live.tensor)] = live.tensor
+                yield live
+
+
+def _live_of(item: nn.Module | tuple[str, Tensor]) -> Iterator[LiveTensor]:
+    if not isinstance(item, nn.Module):
+        name, tensor = item
+        yield live_tensor(clean_name(name), tensor)
+        return
+    for path, parameter in item.named_parameters(remove_duplicate=False):
+        yield live_parameter(clean_name(path), path, parameter, item)
 
 
 def shards_of(source: Source, *, tied: Literal["once", "each"] = "once") -> tuple[Shard, ...]:
     """What this rank holds of the parameters of modules, or of (name, tensor) pairs.
 
-    The shards are views: they follow the parameters as these are trained. A DTensor gives the
-    part on this rank, as several shards where it is interleaved; a plain tensor is taken as
-    whole. Buffers are not included; pass pairs, or a state dict, to send them.
+    The shards are views: they follow the parameters as these are trained, and not into other
+    memory; senders and receivers refuse shards whose parameters were given some since, by
+    ``model.to`` or ``load_state_dict(assign=True)``. A DTensor gives the part on this rank, as
+    several shards where it is interleaved; a plain tensor is taken as whole. Buffers are not
+    included; pass pairs, or a state dict, to send them.
 
     Args:
         source: A module, all modules of this rank's pipeline stages, or pairs; in checkpoint
@@ -133,9 +143,7 @@ def shards_of(source: Source, *, tied: Literal["once", "each"] = "once") -> tupl
         LayoutError: a tensor has a dtype that cannot be moved, or a DTensor holds partial sums.
     """
     return tuple(
-        shard
-        for name, tensor in named_tensors(source, tied=tied)
-        for shard in _shards_of_tensor(name, tensor)
+        shard for live in live_tensors(source, tied=tied) for shard in shards_of_live(live)
     )
 
 
@@ -165,10 +173,16 @@ def handed_over(items: Any, kinds: tuple[type, ...]) -> tuple[Any, ...]:
     return found
 
 
-def _shards_of_tensor(name: str, tensor: Tensor) -> Iterator[Shard]:
+def shards_of_live(live: LiveTensor) -> Iterator[Shard]:
+    """What this rank holds of one tensor.
+
+    Raises:
+        LayoutError: as `shards_of`.
+    """
+    name, tensor = live.name, live.tensor.detach()
     shape, dtype = tuple(tensor.shape), dtype_name(tensor.dtype)
     if not isinstance(tensor, DTensor):
-        yield Shard(ShardSpec(name, shape, Box.full(shape), dtype), tensor)
+        yield Shard(ShardSpec(name, shape, Box.full(shape), dtype), tensor, live)
         return
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
@@ -177,7 +191,7 @@ def _shards_of_tensor(name: str, tensor: Tensor) -> Iterator[Shard]:
     local = tensor.to_local()
     boxes = held_boxes(name, shape, mesh_shape, tuple(tensor.placements), tuple(coordinate))
     for box, slices in boxes:
-        yield Shard(ShardSpec(name, shape, box, dtype), local[slices])
+        yield Shard(ShardSpec(name, shape, box, dtype), local[slices], live)
 
 
 def held_boxes(

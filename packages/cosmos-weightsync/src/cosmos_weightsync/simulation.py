@@ -190,23 +190,28 @@ class _Run:
         self._add(flows_of(after, after.streams(), self._relayed), hurt)
 
     def _add(self, after: Flows, hurt: Mask) -> None:
-        """Add flows for what is missing because of the dead, in the new plan's proportions."""
+        """Add flows for what is missing because of the dead, in the new plan's proportions.
+
+        Counted in bytes of weights: what pieces cost beside these differs from plan to plan.
+        """
         fluid, flows = self._fluid, self._fluid.flows
         num_nodes = int(max(flows.nodes.max(initial=-1), after.nodes.max(initial=-1))) + 1
-        sizes, done = flows.sizes[hurt], fluid.done[hurt]
+        useful, wanted = 1.0 - flows.overheads, after.sizes * (1.0 - after.overheads)
+        sizes, done = (flows.sizes * useful)[hurt], (fluid.done * useful)[hurt]
         lost = np.bincount(flows.nodes[hurt], weights=sizes, minlength=num_nodes)
         left = np.bincount(flows.nodes[hurt], weights=sizes - done, minlength=num_nodes)
-        columns = (flows.sizes.tolist(), fluid.lost.tolist())
+        columns = ((flows.sizes * useful).tolist(), fluid.lost.tolist())
         before = {
             key: size for key, size, gone in zip(flows.keys(), *columns, strict=True) if not gone
         }
         known = [before.get(key, 0.0) for key in after.keys()]  # noqa: SIM118
-        more = after.sizes - np.array(known)
+        more = wanted - np.array(known)
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.where(lost[after.nodes] > 0, left[after.nodes] / lost[after.nodes], 0.0)
         rows = np.flatnonzero((more > 0.5) & (share > 0))
         if len(rows):
-            added = replace(after.take(rows), sizes=more[rows] * share[rows])
+            again = more[rows] * share[rows] / (1.0 - after.overheads[rows])
+            added = replace(after.take(rows), sizes=again)
             fluid.add(added, fluid.now + self._detect_s + added.latencies)
 
     def result(self) -> Simulation:
@@ -216,10 +221,12 @@ class _Run:
         finish = np.zeros(num_receivers)
         np.maximum.at(finish, flows.receivers, ends)
         moved = fluid.done * (1.0 - flows.overheads)
-        missing = np.bincount(flows.receivers, weights=flows.sizes - fluid.done, minlength=1)
+        missing = np.bincount(
+            flows.receivers, weights=flows.sizes - fluid.done, minlength=num_receivers
+        )
         got = np.bincount(flows.receivers, weights=moved, minlength=num_receivers)
         wanted = np.asarray(self._plan.edge_bytes().sum(axis=0), dtype=np.float64)
-        finish[(got < wanted - 1 - 1e-6 * wanted) & (missing[:num_receivers] > 0.5)] = np.inf
+        finish[(got < wanted - 1 - 1e-6 * wanted) & (missing > 0.5)] = np.inf
         columns = (flows.sources, flows.receivers, fluid.begins, fluid.ends, moved)
         rows = zip(*(column.tolist() for column in columns), strict=True)
         spans = tuple(Span(*row) for row in rows if row[4] > 0)

@@ -221,7 +221,7 @@ class Topology:
                 links=Links.from_json(data.get("links", {})),
                 **given,
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise TopologyError(f"not a topology: {error!r}") from error
 
     def key(self) -> bytes:

@@ -9,6 +9,7 @@ import torch
 from cosmos_weightsync.arenas import Arena
 from cosmos_weightsync.errors import LayoutError, UnknownTensorError
 from cosmos_weightsync.layout import Layout, ShardSpec, check_cast, check_once
+from cosmos_weightsync.living import check_in_place
 from cosmos_weightsync.shards import Shard, handed_over, torch_dtype
 
 __all__ = ["Mode", "WantedWeights"]
@@ -52,6 +53,14 @@ class WantedWeights:
         """The kind of memory that versions land in."""
         first = self.targets[0].tensor.device.type if self.targets else "cpu"
         return first if self._mode == "in_place" else "cpu"
+
+    def check_in_place(self) -> None:
+        """Refuse to fill or to read memory that the model has left.
+
+        Raises:
+            LayoutError: names the first tensor that lies elsewhere now.
+        """
+        check_in_place(self.targets)
 
     def on_wire(self, senders: Layout) -> tuple[ShardSpec, ...]:
         """The same regions in the dtypes that will arrive.

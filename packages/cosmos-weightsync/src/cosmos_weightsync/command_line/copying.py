@@ -151,12 +151,13 @@ def pull(
 
 def _opened(source: str, token: str, timeout_s: float) -> ReadableStorage:
     host, _, port = source.rpartition(":")
-    if "://" in source or Path(source).is_dir():
+    if source and ("://" in source or Path(source).is_dir()):
         return open_storage(source)
     if host and port.isdecimal():
         return PushedDirectory(source, token=token, timeout_s=timeout_s)
     raise ConfigurationError(
-        f"{source}: neither host:port, nor a directory that exists, nor a URL such as s3://..."
+        f"{source or 'an empty SOURCE'}: neither host:port, nor a directory that exists, nor a URL "
+        "such as s3://..."
     )
 
 
@@ -178,8 +179,8 @@ def verify(directory: str, other: str | None, as_json: bool) -> None:
     """
     with show_errors():
         for name in (directory, *([] if other is None else [other])):
-            if "://" not in name and not Path(name).is_dir():
-                raise ConfigurationError(f"{name}: there is no such directory")
+            if not name or ("://" not in name and not Path(name).is_dir()):
+                raise ConfigurationError(f"{name or 'an empty name'}: there is no such directory")
         storage = open_storage(directory)
         if other is None and storage.size(MANIFEST_NAME) is None:
             raise ConfigurationError(

@@ -14,6 +14,7 @@ from cosmos_weightsync.encodings.contract import Encoding, Extents
 from cosmos_weightsync.errors import EncodingError
 from cosmos_weightsync.followed import FollowedTensors
 from cosmos_weightsync.layout import ShardSpec
+from cosmos_weightsync.living import check_in_place
 from cosmos_weightsync.shards import Shard, handed_over
 
 __all__ = ["EncodedShards", "encode"]
@@ -58,6 +59,14 @@ class EncodedShards:
             BlockRules(self._blocks, self._together), [shard.spec for shard in shards], group
         )
         _check_names(self._entries, self.specs)
+
+    def check_in_place(self) -> None:
+        """Refuse to publish memory that the model has left.
+
+        Raises:
+            LayoutError: names the first tensor that lies elsewhere now.
+        """
+        check_in_place(entry.shard for entry in self._entries)
 
     def write(self, tensors: Sequence[Tensor], followed: FollowedTensors | None = None) -> None:
         """Encode the shards as they are now.

@@ -110,12 +110,16 @@ def _read(storage: Storage, only: str | None) -> Checkpoint:
     return Checkpoint(storage.url, files, tensors)
 
 
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
 def _weight_map(storage: Storage) -> dict[str, str] | None:
     if storage.size(INDEX_NAME) is None:
         return None
     try:
-        return dict(msgspec.json.decode(read_whole(storage, INDEX_NAME))["weight_map"])
-    except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+        return msgspec.json.decode(read_whole(storage, INDEX_NAME), type=_Index).weight_map
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptFileError(f"{storage.url}/{INDEX_NAME}: not an index: {error!r}") from error
 
 

@@ -23,6 +23,7 @@ from cosmos_weightsync.files.reading import BoxReader
 from cosmos_weightsync.files.storage import Storage, open_storage
 from cosmos_weightsync.files.writing import ChunkSums
 from cosmos_weightsync.layout import Layout, ShardSpec, check_cast
+from cosmos_weightsync.living import check_in_place
 from cosmos_weightsync.planning import Piece, plan_transfer
 from cosmos_weightsync.receiver import StagedVersion
 from cosmos_weightsync.shards import Shard, handed_over, torch_dtype
@@ -83,6 +84,7 @@ class FileReceiver:
         self._sums: tuple[tuple[int, ...], ...] = ()
         self._staged: StagedVersion | None = None
         self._version: int | None = None
+        self._committed: StagedVersion | None = None
         self._bytes_read = 0
 
     @property
@@ -117,8 +119,10 @@ class FileReceiver:
             DigestError: bytes are not what was written.
             PlanError: the version does not hold what is wanted.
             VersionError: the version is no whole number.
+            LayoutError: the model has moved into other memory than it was described in.
         """
         started, version = time.monotonic(), version_number(version)
+        check_in_place(self._targets)
         deadline = Deadline.after(timeout_s)
         self._staged = None
         while True:
@@ -158,7 +162,9 @@ class FileReceiver:
 
         Raises:
             VersionError: nothing is staged.
+            LayoutError: the model has moved into other memory than it was described in.
         """
+        check_in_place(self._targets)
         shadow = {(s.spec.name, s.spec.box): s.tensor for s in self.staged_shards()}
         with torch.no_grad():
             for target in self._targets:
@@ -166,6 +172,7 @@ class FileReceiver:
                     target.tensor.copy_(shadow[target.spec.name, target.spec.box])
         version = self._staged.version if self._staged else -1
         self._version = version
+        self._committed = self._staged
         return version
 
     def verify(self) -> str:
@@ -177,10 +184,12 @@ class FileReceiver:
         Raises:
             VersionError: nothing is staged.
             DigestError: memory holds something else; names the first such tensor.
+            LayoutError: the model has moved into other memory than it was described in.
         """
+        check_in_place(self._targets)
         staged = self._staged
         shards = self.staged_shards()
-        if self._version == (staged.version if staged else -1):
+        if self._committed is staged:
             live = {(t.spec.name, t.spec.box): t for t in self._targets}
             shards = tuple(
                 found

@@ -87,7 +87,15 @@ def decode_header(text: bytes, file: str) -> tuple[tuple[HeaderEntry, ...], dict
         header = msgspec.json.decode(text)
         metadata = {str(k): str(v) for k, v in header.pop("__metadata__", {}).items()}
         entries = [_entry(str(name), item, file) for name, item in header.items()]
-    except (msgspec.DecodeError, AttributeError, KeyError, TypeError, ValueError) as error:
+    except (
+        msgspec.DecodeError,
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise CorruptFileError(f"{file}: the header is damaged: {error!r}") from error
     return tuple(sorted(entries, key=lambda entry: entry.offset)), metadata
 

@@ -39,6 +39,7 @@ from cosmos_weightsync.files.manifests import (
 from cosmos_weightsync.files.storage import Storage, open_storage
 from cosmos_weightsync.files.writing import write_file
 from cosmos_weightsync.layout import Layout, ShardSpec, check_once
+from cosmos_weightsync.living import check_in_place
 from cosmos_weightsync.shards import Shard, check_wire_dtype, handed_over, torch_dtype
 from cosmos_weightsync.versions import version_number
 
@@ -116,6 +117,7 @@ class FileSender:
         self._rank, self._num_ranks = rank, num_ranks
         self._session = config.session or secrets.token_hex(4)
         self._storage = open_storage(where, config.options)
+        self._shards = tuple(held)
         self._held = HeldBoxes((s.spec.name, s.spec.box, s.tensor) for s in held)
         self._specs = tuple(_cast(shard.spec, config.wire_dtype) for shard in held)
         self._files: list[tuple[int, str, list[ShardSpec]]] | None = None
@@ -130,6 +132,7 @@ class FileSender:
             VersionError: the version is there already, or a newer one is, or it is negative.
             StorageFullError: there is no room; what was there before still is.
             DeadlineError: a rank did not write its part in time.
+            LayoutError: the model has moved into other memory than it was described in.
         """
         deadline = Deadline.after(self._config.timeout_s)
         version = version_number(version)
@@ -147,6 +150,7 @@ class FileSender:
         staging = f".staging-{final}-{self._session}" if self._storage.can_rename else final
         parts = f"{staging}/.parts-{self._session}"
         try:
+            check_in_place(self._shards)
             return self._publish(version, (staging, parts), deadline)
         except BaseException as error:
             self._give_up((staging, parts), error)

@@ -1,8 +1,9 @@
 """A directory fetched from wherever it is, so that a restart goes on where the last run ended.
 
-A file is written beside its place, as ``.pull/<path>``, and put there when it is whole. What an
-earlier run left is compared with the source chunk by chunk and kept as far as it is the same. The
-small files go last: a directory that has its ``config.json`` has its tensors.
+Files are written beside their places, as ``.pull/<path>``, and put there when all are whole, so
+that an older checkpoint in their place is not half replaced. What an earlier run left is compared
+with the source chunk by chunk and kept as far as it is the same. The small files go last: a
+directory that has its ``config.json`` has its tensors.
 """
 
 import contextlib
@@ -136,7 +137,8 @@ def pull_directory(
 
     Raises:
         CorruptFileError: a file's path leads out of the target.
-        StorageFullError: there is no room; what was fetched stays for the next attempt.
+        StorageFullError: there is no room, also for what is replaced as long as the rest is not
+            there; what was fetched stays for the next attempt.
         StorageError: another pull is at work in the target.
         TransferError: the source failed.
     """
@@ -145,6 +147,8 @@ def pull_directory(
     with _alone(target):
         pulled = [_pull(source, target, path, listing[path], progress) for path in order]
         parts = target / _PARTS
+        for path in order:
+            _put(parts / path, target / path)
         with translated(str(parts)):
             if parts.exists():  # Also what an earlier run left of files not wanted any more.
                 shutil.rmtree(parts)
@@ -200,6 +204,7 @@ def _pull(
     local = LocalStorage(target)
     part = f"{_PARTS}/{path}"
     if local.size(path) == num_bytes and _kept(source, local, path, num_bytes) == num_bytes:
+        local.remove(part)
         progress(num_bytes)
         return PulledFile(path, num_bytes, num_bytes)
     size = min(local.size(part) or 0, num_bytes)
@@ -208,7 +213,6 @@ def _pull(
     file = target / part
     with translated(str(target / path)):
         file.parent.mkdir(parents=True, exist_ok=True)
-        (target / path).parent.mkdir(parents=True, exist_ok=True)
         with file.open("r+b" if file.exists() else "wb", buffering=0) as handle:
             handle.truncate(kept)
             handle.seek(kept)
@@ -219,8 +223,14 @@ def _pull(
                 write_all(handle.fileno(), view)
                 progress(len(view))
             os.fsync(handle.fileno())
-        file.replace(target / path)
     return PulledFile(path, num_bytes, kept)
+
+
+def _put(file: Path, place: Path) -> None:
+    with translated(str(place)):
+        if file.exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            file.replace(place)
 
 
 def _kept(source: ReadableStorage, local: LocalStorage, path: str, size: int) -> int:

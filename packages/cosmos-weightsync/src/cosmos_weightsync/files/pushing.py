@@ -145,7 +145,11 @@ class _Session:
         try:
             self._greet()
             while True:
-                self._answer(self._connection.receive(Deadline.after(_IDLE_S)))
+                frame = self._connection.receive(Deadline.after(_IDLE_S))
+                try:
+                    self._answer(frame)
+                except (TypeError, ValueError, OverflowError) as error:
+                    raise ProtocolError(f"malformed {frame['kind']!r}: {error!r}") from error
         except (PeerLostError, DeadlineError):
             pass  # The puller left, or slept; it may come back and go on.
         except WeightSyncError as error:

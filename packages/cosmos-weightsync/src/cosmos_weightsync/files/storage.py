@@ -18,6 +18,7 @@ from cosmos_weightsync.errors import (
     CorruptFileError,
     StorageError,
     StorageFullError,
+    WeightSyncError,
 )
 
 __all__ = [
@@ -95,6 +96,18 @@ def translated(what: str) -> Generator[None]:
         if error.errno in _FULL:
             raise StorageFullError(f"{what}: no room left ({error.strerror})") from error
         raise StorageError(f"{what}: {error}") from error
+
+
+@contextlib.contextmanager
+def driven(what: str) -> Generator[None]:
+    """As `translated`, where a driver raises errors of its own, such as botocore's."""
+    try:
+        with translated(what):
+            yield
+    except WeightSyncError:
+        raise
+    except Exception as error:
+        raise StorageError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 class LocalStorage:
@@ -229,7 +242,7 @@ class RemoteStorage:
     def names(self, directory: str = "") -> list[str]:
         """What lies directly below a prefix."""
         target = self._at(directory)
-        with translated(f"{self._url}/{directory}"):
+        with driven(f"{self._url}/{directory}"):
             try:
                 found = self._system.ls(target, detail=False)
             except FileNotFoundError:
@@ -240,7 +253,7 @@ class RemoteStorage:
 
     def size(self, path: str) -> int | None:
         """Bytes of an object."""
-        with translated(f"{self._url}/{path}"):
+        with driven(f"{self._url}/{path}"):
             try:
                 found = self._system.info(self._at(path))
             except FileNotFoundError:
@@ -250,7 +263,7 @@ class RemoteStorage:
     def read_into(self, path: str, offset: int, view: memoryview) -> None:
         """One range request."""
         file = f"{self._url}/{path}"
-        with translated(file):
+        with driven(file):
             data = self._system.cat_file(self._at(path), start=offset, end=offset + len(view))
         if len(data) != len(view):
             raise CorruptFileError(
@@ -260,7 +273,7 @@ class RemoteStorage:
 
     def write(self, path: str, parts: Iterable[memoryview | bytes]) -> None:
         """In several parts where it is large; the object appears when the last is there."""
-        with translated(f"{self._url}/{path}"):
+        with driven(f"{self._url}/{path}"):
             handle = self._system.open(self._at(path), "wb", block_size=16 << 20)
             try:
                 for part in parts:
@@ -278,7 +291,7 @@ class RemoteStorage:
 
     def remove(self, path: str) -> None:
         """Remove all objects below a prefix."""
-        with translated(f"{self._url}/{path}"), contextlib.suppress(FileNotFoundError):
+        with driven(f"{self._url}/{path}"), contextlib.suppress(FileNotFoundError):
             self._system.rm(self._at(path), recursive=True)
 
     def _at(self, path: str) -> str:

@@ -1,0 +1,101 @@
+"""The tensors that shards are views of, watched: a view does not follow one that is replaced."""
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from cosmos_weightsync.errors import LayoutError
+
+__all__ = ["LiveTensor", "Watched", "check_in_place", "live_parameter", "live_tensor"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LiveTensor:
+    """A tensor as it was when it was described.
+
+    Attributes:
+        name: Under which it was described.
+        tensor: Itself, no view of it: ``model.to`` gives it other memory.
+        address: Of its memory then; ``None`` of a kind of tensor that does not tell.
+        owner: The module it is a parameter of, as far as is known.
+        attribute: As which.
+    """
+
+    name: str
+    tensor: Tensor
+    address: int | None
+    owner: "weakref.ref[nn.Module] | None" = None
+    attribute: str = ""
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether its memory is where it was, and its module has no other in its place."""
+        owner = self.owner() if self.owner is not None else None
+        held = None if owner is None else vars(owner)["_parameters"].get(self.attribute)
+        now = held if held is not None and _stands_in(held, self.tensor) else self.tensor
+        return self.address is None or _address(now) == self.address
+
+
+class Watched(Protocol):
+    """A shard."""
+
+    @property
+    def live(self) -> LiveTensor | None:
+        """What it is a view of, if it was described from a tensor."""
+        ...
+
+
+def live_tensor(name: str, tensor: Tensor) -> LiveTensor:
+    """A tensor of nobody that is known."""
+    return LiveTensor(name, tensor, _address(tensor))
+
+
+def live_parameter(name: str, path: str, tensor: Tensor, module: nn.Module) -> LiveTensor:
+    """A parameter at a path of a module."""
+    place, _, attribute = path.rpartition(".")
+    owner = weakref.ref(module.get_submodule(place))
+    return LiveTensor(name, tensor, _address(tensor), owner, attribute)
+
+
+def check_in_place(shards: Iterable[Watched]) -> None:
+    """Refuse shards whose tensors have other memory now: what they view is of no use any more.
+
+    Raises:
+        LayoutError: names the first.
+    """
+    for shard in shards:
+        if shard.live is not None and not shard.live.is_in_place:
+            raise LayoutError(
+                f"{shard.live.name}: the model has other memory for it than when it was described "
+                "(after 'model.to', '.data = ', 'load_state_dict(assign=True)' or the like): "
+                "describe the model again, by 'shards_of', and make another sender or receiver"
+            )
+
+
+def _stands_in(held: Tensor, described: Tensor) -> bool:
+    """Whether a module's parameter is of the kind that was described.
+
+    FSDP2 puts gathered parameters into the module for a while; these are no DTensors, or ones of
+    fewer placements, and say nothing of the sharded ones.
+    """
+    if type(held) is not type(described) or held.shape != described.shape:
+        return False
+    if isinstance(held, DTensor) and isinstance(described, DTensor):
+        return held.placements == described.placements and held.device_mesh == described.device_mesh
+    return True
+
+
+def _address(tensor: Tensor) -> int | None:
+    local = (
+        tensor._local_tensor  # pyright: ignore[reportPrivateUsage]  # Asked for at every publish.
+        if isinstance(tensor, DTensor)
+        else tensor
+    )
+    try:
+        return local.data_ptr()
+    except RuntimeError:  # A subclass that wraps others, or holds nothing.
+        return None
