@@ -5,7 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosmos_weightsync import FileSender, FileSenderConfig, StorageError, shards_of
+from cosmos_weightsync import (
+    ConfigurationError,
+    FileSender,
+    FileSenderConfig,
+    StorageError,
+    shards_of,
+)
 from cosmos_weightsync.files.pulling import pull_directory
 from cosmos_weightsync.files.storage import LocalStorage
 from cosmos_weightsync.files.verifying import verify_against_manifest
@@ -94,3 +100,25 @@ def test_a_part_of_a_file_that_is_in_place_is_not_put_over_it(checkpoint, tmp_pa
     pull_directory(LocalStorage(checkpoint), target, lambda _: None)
     _, found = verify_against_manifest(LocalStorage(target), lambda _: None)
     assert found == []
+
+
+@pytest.mark.parametrize(("old", "new"), [(None, 256), (256, None)])
+def test_one_file_is_not_put_beside_an_index_nor_an_index_beside_one_file(tmp_path, old, new):
+    """Transformers reads the one file then, and others the index: the older weights for one."""
+    for version, file_bytes in ((1, old), (2, new)):
+        tensors = {name: torch.full((64,), float(version)) for name in ("a", "b")}
+        config = FileSenderConfig() if file_bytes is None else FileSenderConfig(file_bytes=256)
+        FileSender(shards_of(tensors), tmp_path / "run", config=config).publish(version)
+        if file_bytes is None:  # as transformers writes one file
+            (tmp_path / "run" / f"v{version:08d}" / "model.safetensors.index.json").unlink()
+    target = tmp_path / "copy"
+    pull_directory(LocalStorage(tmp_path / "run" / "v00000001"), target, lambda _: None)
+    newer = LocalStorage(tmp_path / "run" / "v00000002")
+    with pytest.raises(ConfigurationError, match="is of an older checkpoint") as caught:
+        pull_directory(newer, target, lambda _: None)
+    manifest, found = verify_against_manifest(LocalStorage(target), lambda _: None)
+    assert (manifest.version, found) == (1, [])
+    Path(str(caught.value).partition(" is of an older")[0]).unlink()
+    pull_directory(newer, target, lambda _: None)
+    manifest, found = verify_against_manifest(LocalStorage(target), lambda _: None)
+    assert (manifest.version, found) == (2, [])

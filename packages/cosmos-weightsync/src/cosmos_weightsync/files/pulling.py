@@ -10,7 +10,7 @@ import contextlib
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Container, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import xxhash
 
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import (
+    ConfigurationError,
     CorruptFileError,
     DigestError,
     ProtocolError,
@@ -36,6 +37,7 @@ from cosmos_weightsync.frames import connect_control
 __all__ = ["PulledFile", "PushedDirectory", "files_of", "pull_directory"]
 
 _PARTS = ".pull"
+_INDEX = ".index.json"
 _BLOCK_BYTES = 8 * CHUNK_BYTES
 
 
@@ -137,12 +139,15 @@ def pull_directory(
 
     Raises:
         CorruptFileError: a file's path leads out of the target.
+        ConfigurationError: the target holds the same weights in another form, which readers would
+            take for these; nothing is fetched.
         StorageFullError: there is no room, also for what is replaced as long as the rest is not
             there; what was fetched stays for the next attempt.
         StorageError: another pull is at work in the target.
         TransferError: the source failed.
     """
     listing = dict(files_of(source))
+    _check_form(listing, target)
     order = sorted(listing, key=lambda path: (not path.endswith(".safetensors"), path))
     with _alone(target):
         pulled = [_pull(source, target, path, listing[path], progress) for path in order]
@@ -155,6 +160,19 @@ def pull_directory(
     if isinstance(source, PushedDirectory):
         source.finish()
     return pulled
+
+
+def _check_form(listing: Container[str], target: Path) -> None:
+    """Refuse one file beside the index of an older checkpoint, and an index beside its one file."""
+    found = {path.relative_to(target).as_posix() for path in target.rglob("*.safetensors*")}
+    for path in sorted(found):
+        other = path.removesuffix(_INDEX) if path.endswith(_INDEX) else path + _INDEX
+        if path not in listing and other in listing:
+            raise ConfigurationError(
+                f"{target / path} is of an older checkpoint, and what is pulled has {other} in its "
+                "place: readers would not know which counts; remove it, or pull into another "
+                "directory"
+            )
 
 
 @contextlib.contextmanager
