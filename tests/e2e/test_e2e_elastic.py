@@ -69,9 +69,9 @@ def test_the_others_go_on_when_a_policy_dies_and_it_joins_again_by_a_peers_weigh
     """The weights at the end are those of one policy that nothing happened to."""
     pytest.importorskip("torchft")
     one = runner.complete(*SETTINGS, name="one")
-    # steps take a third of a second, or on a busy machine all are over before it meets the other
+    # steps take a second, or on a busy machine all are over before it meets the other
     slow = tmp_path / "slow.py"
-    slow.write_text("import time\n\ndef slow(_):\n    time.sleep(0.02)\n    return 0.0\n")
+    slow.write_text("import time\n\ndef slow(_):\n    time.sleep(0.06)\n    return 0.0\n")
     rewards = f"[{LENGTH}, {{kind='python', function='{slow}:slow', name='slow'}}]"
     run = runner.start(*SETTINGS, *ELASTIC, f"reward.rewards={rewards}", name="elastic")
     join_before_more_is_generated(run, {"policy-0": 1, "policy-1": 1})
