@@ -78,7 +78,8 @@ def test_the_others_go_on_when_a_policy_dies_and_it_joins_again_by_a_peers_weigh
     run.wait_for(lambda: 2.0 in taken_by(run).values(), _LONG_S)
     os.kill(run.child("policy-0"), signal.SIGKILL)
     before = max(taken_by(run))
-    run.wait_for(lambda: any(n == 1.0 for s, n in taken_by(run).items() if s > before), _LONG_S)
+    # by one replica or, where the other is back sooner than more is generated, by both again
+    run.wait_for(lambda: max(taken_by(run)) > before, _LONG_S)
     join_before_more_is_generated(run, {"policy-0": 2})
     assert run.finish(_LONG_S) == 0, run.logs()
     counts = taken_by(run)
