@@ -1,15 +1,37 @@
 """Third parties' start-up chatter that says nothing to a user is kept off the terminal."""
 
 import logging
+import os
 
 # torchao tries every compiled extension it ships, whatever the machine; torch warns torchao.
-_CHATTY = ("torchao", "torch.utils._pytree")
+# transformers and diffusers name what is not installed here and is not used.
+_CHATTY = (
+    "torchao",
+    "torch.utils._pytree",
+    "transformers.utils.import_utils",
+    "diffusers.quantizers.torchao.torchao_quantizer",
+)
+# Of a model that somebody else made, what these have to say is worth reading.
+_SILENT = {
+    "TRANSFORMERS_VERBOSITY": "error",
+    "DIFFUSERS_VERBOSITY": "error",
+    "TQDM_DISABLE": "1",
+}
 
 
 def quiet_third_parties() -> None:
     """Let only errors of the chatty loggers through; call it before they are imported."""
     for name in _CHATTY:
         logging.getLogger(name).addFilter(_is_error)
+
+
+def silence_loading() -> None:
+    """Show no bars and warnings of loading and saving, where the models are our own tiny ones.
+
+    Call it before transformers and diffusers are imported. What the environment sets already, stays.
+    """
+    for name, value in _SILENT.items():
+        os.environ.setdefault(name, value)
 
 
 def _is_error(record: logging.LogRecord) -> bool:

@@ -7,6 +7,7 @@ import click
 
 from cosmos_app.guarded import guarded
 from cosmos_app.parent import die_with_parent
+from cosmos_app.quiet import silence_loading
 
 
 @click.group()
@@ -86,6 +87,7 @@ def demo(sft: Path, rl: Path, *, output: Path, seed: int) -> None:
     Builds everything, needs no network. Writes a grid of pictures of held-out prompts before and
     after, and how often their colour is the one that was asked for.
     """
+    silence_loading()
     from cosmos_app.wfm.demo.running import run_demo
 
     guarded(lambda: run_demo(sft, rl, output, seed=seed))
