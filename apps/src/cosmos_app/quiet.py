@@ -28,7 +28,7 @@ def quiet_third_parties() -> None:
 def silence_loading() -> None:
     """Show no bars and warnings of loading and saving, where the models are our own tiny ones.
 
-    Call it before transformers and diffusers are imported. What the environment sets already, stays.
+    Call it before transformers and diffusers are imported. What is set already stays.
     """
     for name, value in _SILENT.items():
         os.environ.setdefault(name, value)
