@@ -1,8 +1,9 @@
 """Shards as they are published: each under the first encoding whose names match it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -68,6 +69,23 @@ class EncodedShards:
         """
         check_in_place(entry.shard for entry in self._entries)
 
+    def prepare(self) -> Callable[[Sequence[Tensor], FollowedTensors | None], None]:
+        """Look at the shards as they are now; what is returned writes them, as `write` does.
+
+        With an `AmaxGroup`, all its ranks call this together.
+
+        Raises:
+            EncodingError: values cannot be encoded; nothing was written yet.
+        """
+        entries = self._encoded
+        with torch.no_grad():
+            maxima = [
+                [BlockMaxima(e.shard, b, _maxima_of(e.shard, b)) for b in e.blocks] for e in entries
+            ]
+        self._cut_blocks.complete([item for items in maxima for item in items])
+        grids = [[item.grid for item in items] for items in maxima]
+        return partial(self._write, grids)
+
     def write(self, tensors: Sequence[Tensor], followed: FollowedTensors | None = None) -> None:
         """Encode the shards as they are now.
 
@@ -78,34 +96,33 @@ class EncodedShards:
             followed: Fills the tensors, or is told that they are full.
 
         Raises:
-            EncodingError: values cannot be encoded; the tensors hold nothing of use.
+            EncodingError: values cannot be encoded; the tensors are as they were.
         """
-        if followed is not None and not self.is_cuda:
-            with torch.no_grad():
-                cast = [entry.shard.tensor for entry in self._cast]
-                followed.copy([entry.first for entry in self._cast], cast)
-                self._encode(self._encoded, tensors)
-            for entry in self._encoded:
-                for index in range(entry.first, entry.first + entry.num_tensors):
-                    followed.written(index)
-            return
+        self.prepare()(tensors, followed)
+
+    def _write(
+        self,
+        grids: Sequence[Sequence[Tensor]],
+        tensors: Sequence[Tensor],
+        followed: FollowedTensors | None,
+    ) -> None:
+        copier = None if self.is_cuda else followed
         with torch.no_grad():
-            self._encode(self._entries, tensors)
+            if copier is not None:
+                cast = [entry.shard.tensor for entry in self._cast]
+                copier.copy([entry.first for entry in self._cast], cast)
+            else:
+                for entry in self._cast:
+                    entry.encoding.write(entry.shard, [], _into(entry, tensors))
+            for entry, maxima in zip(self._encoded, grids, strict=True):
+                entry.encoding.write(entry.shard, maxima, _into(entry, tensors))
         devices = {e.shard.tensor.device for e in self._entries if e.shard.tensor.is_cuda}
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
         if followed is not None:
-            for index in range(len(tensors)):
-                followed.written(index)
-
-    def _encode(self, entries: Sequence[_Entry], tensors: Sequence[Tensor]) -> None:
-        maxima = [
-            [BlockMaxima(e.shard, b, _maxima_of(e.shard, b)) for b in e.blocks] for e in entries
-        ]
-        self._cut_blocks.complete([item for items in maxima for item in items])
-        for entry, items in zip(entries, maxima, strict=True):
-            into = tensors[entry.first : entry.first + entry.num_tensors]
-            entry.encoding.write(entry.shard, [item.grid for item in items], into)
+            for entry in self._entries if copier is None else self._encoded:
+                for index in range(entry.first, entry.first + entry.num_tensors):
+                    followed.written(index)
 
     def _encoding_of(self, name: str) -> Encoding:
         for encoding in self._encodings:
@@ -121,6 +138,10 @@ class EncodedShards:
 
 
 _AS_IS = Cast(dtype="")
+
+
+def _into(entry: _Entry, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    return tensors[entry.first : entry.first + entry.num_tensors]
 
 
 def encode(
