@@ -104,6 +104,11 @@ class ShardSpec:
             raise LayoutError(f"{self.name}: box {self.box} leaves the shape {self.global_shape}")
 
     @property
+    def is_hollow(self) -> bool:
+        """Whether the whole tensor has no element: all there is of it is its name and shape."""
+        return 0 in self.global_shape
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of this part."""
         return self.box.numel * ITEM_BYTES[self.dtype]
@@ -274,7 +279,7 @@ class Layout:
     @classmethod
     def merge(cls, parts: Sequence["Layout"]) -> "Layout":
         """One side from the single-rank layouts of its ranks, in rank order."""
-        return cls.from_ranks([part.specs_of(0) for part in parts])
+        return cls.from_ranks([(*part.specs_of(0), *part.hollow_specs()) for part in parts])
 
     def specs_of(self, rank: int) -> tuple[ShardSpec, ...]:
         """What one rank holds."""
@@ -284,6 +289,10 @@ class Layout:
             for name, entry in self.tensors.items()
             for box in boxes[entry.geometry]
         )
+
+    def hollow_specs(self) -> tuple[ShardSpec, ...]:
+        """The tensors that have no element anywhere, which no rank can hold a part of."""
+        return tuple(spec for spec in self.full_specs() if spec.is_hollow)
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         """The global shape of a tensor."""

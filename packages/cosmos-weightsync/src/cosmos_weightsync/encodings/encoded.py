@@ -36,7 +36,8 @@ class EncodedShards:
     """What one rank publishes; made by `encode`, given to `WeightSender`.
 
     Attributes:
-        specs: What receivers see, in order.
+        specs: What receivers see and get, in order.
+        hollow: What they see of tensors that have no element.
         is_cuda: Whether live values lie on a CUDA device.
     """
 
@@ -46,18 +47,24 @@ class EncodedShards:
         self._encodings = tuple(encodings)
         self._entries: list[_Entry] = []
         specs: list[ShardSpec] = []
+        hollow: list[ShardSpec] = []
         for shard in shards:
             encoding = self._encoding_of(shard.spec.name)
+            if shard.spec.is_hollow:
+                cast = encoding if isinstance(encoding, Cast) else _AS_IS
+                hollow.extend(cast.published(shard.spec))
+            if shard.spec.box.is_empty:
+                continue
             found = encoding.published(shard.spec)
             blocks = encoding.blocks(shard.spec)
             self._entries.append(_Entry(shard, encoding, len(specs), len(found), blocks))
             specs.extend(found)
         self._cast = [entry for entry in self._entries if isinstance(entry.encoding, Cast)]
         self._encoded = [e for e in self._entries if not isinstance(e.encoding, Cast)]
-        self.specs = tuple(specs)
-        self.is_cuda = any(shard.tensor.is_cuda for shard in shards)
+        self.specs, self.hollow = tuple(specs), tuple(hollow)
+        self.is_cuda = any(entry.shard.tensor.is_cuda for entry in self._entries)
         self._cut_blocks = CutBlocks(
-            BlockRules(self._blocks, self._together), [shard.spec for shard in shards], group
+            BlockRules(self._blocks, self._together), [e.shard.spec for e in self._entries], group
         )
         _check_names(self._entries, self.specs)
 
@@ -166,8 +173,7 @@ def encode(
         ... )
         >>> sender = WeightSender(encoded, rank=rank, num_ranks=num_ranks)
     """
-    held = (shard for shard in handed_over(shards, (Shard,)) if not shard.spec.box.is_empty)
-    return EncodedShards(tuple(held), encodings, group)
+    return EncodedShards(handed_over(shards, (Shard,)), encodings, group)
 
 
 def _maxima_of(shard: Shard, block: Extents) -> Tensor:
