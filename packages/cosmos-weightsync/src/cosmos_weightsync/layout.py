@@ -7,6 +7,7 @@ distinct cuts. Nothing here needs torch.
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from cosmos_weightsync.errors import LayoutError
 
 __all__ = [
     "ITEM_BYTES",
+    "MAX_RANKS",
     "Geometry",
     "Layout",
     "ShardSpec",
@@ -54,6 +56,11 @@ ITEM_BYTES: Mapping[str, int] = {
 
 An element of ``float4_e2m1fn_x2`` is a byte that holds two numbers, as torch counts them.
 """
+
+MAX_RANKS = 1 << 20
+"""More than any machine has; what costs time or memory for each rank is refused beyond it."""
+MAX_ELEMENTS = 1 << 59
+"""Of one tensor: its bytes are then counted by 64 bits in any dtype."""
 
 # that hold numbers of their own, where a scale beside them is no part of the number
 _NUMBERS = frozenset(name for name in ITEM_BYTES if "float" in name) - {
@@ -202,18 +209,27 @@ class Geometry:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Geometry":
         """The inverse of `to_json`; checks that every box lies inside the shape."""
-        shape = tuple(int(extent) for extent in data["shape"])
+        shape = tuple(_whole(data["shape"]).tolist())
+        if min(shape, default=0) < 0 or math.prod(shape) > MAX_ELEMENTS:
+            raise LayoutError(f"no tensor has the shape {shape}")
         size = (len(data["ranks"]), len(shape))
         geometry = cls(
             shape=shape,
-            ranks=np.array(data["ranks"], dtype=np.int64),
-            starts=np.array(data["starts"], dtype=np.int64).reshape(size),
-            stops=np.array(data["stops"], dtype=np.int64).reshape(size),
+            ranks=_whole(data["ranks"]),
+            starts=_whole(data["starts"]).reshape(size),
+            stops=_whole(data["stops"]).reshape(size),
         )
         inside = (geometry.starts >= 0) & (geometry.starts < geometry.stops)
         if not bool(np.all(inside & (geometry.stops <= np.array(shape, dtype=np.int64)))):
             raise LayoutError(f"a box leaves the shape {shape} or is empty")
         return geometry
+
+
+def _whole(values: Any) -> IntArray:
+    found = np.array(values)
+    if found.size and found.dtype.kind != "i":
+        raise LayoutError(f"whole numbers below 2**63 are due, not {values!r:.99}")
+    return found.astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,9 +342,14 @@ class Layout:
                 str(name): TensorEntry(str(dtype), int(index))
                 for name, dtype, index in data["tensors"]
             }
-            num_ranks = int(data["num_ranks"])
+            num_ranks = int(_whole(data["num_ranks"]).item())
+            num_names = len(data["tensors"])
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise LayoutError(f"not a layout: {error!r}") from error
+        if not 0 <= num_ranks <= MAX_RANKS:
+            raise LayoutError(f"{num_ranks} ranks are not between 0 and {MAX_RANKS}")
+        if num_names != len(tensors):
+            raise LayoutError(f"{num_names} tensors have {len(tensors)} different names")
         if any(((g.ranks < 0) | (g.ranks >= num_ranks)).any() for g in geometries):
             raise LayoutError(f"a box belongs to a rank outside 0..{num_ranks - 1}")
         for name, entry in tensors.items():

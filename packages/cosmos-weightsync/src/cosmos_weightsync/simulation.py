@@ -6,6 +6,7 @@ many steps as it has such events. What is not modelled: congestion inside the ne
 the processors take.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -131,8 +132,10 @@ def simulate(
             `replan_without`.
 
     Raises:
-        TopologyError: somebody who is not in the plan dies.
+        TopologyError: somebody who is not in the plan dies, or a time is none.
     """
+    if not all(0 <= time < math.inf for time in (detect_s, *(item.at_s for item in failures))):
+        raise TopologyError("deaths and their detection need a time, finite and not negative")
     for failure in failures:
         if not 0 <= failure.holder < plan.num_holders:
             raise TopologyError(f"no holder {failure.holder}: the plan has {plan.num_holders}")
