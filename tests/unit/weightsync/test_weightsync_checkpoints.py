@@ -50,9 +50,15 @@ def test_a_file_can_be_named_instead_of_its_directory(tmp_path):
 
 
 def test_offsets_lead_to_the_bytes(tmp_path):
-    text = b'{"a":{"dtype":"U8","shape":[2],"data_offsets":[1,3]},"__metadata__":{"k":"v"}}'
+    text = (
+        b'{"a":{"dtype":"U8","shape":[2],"data_offsets":[1,3]},"__metadata__":{"k":"v"},'
+        b'"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},'
+        b'"none":{"dtype":"U8","shape":[0],"data_offsets":[1,1]}}'
+    )
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + b"\0AB")
-    stored = read_checkpoint(tmp_path).tensors["a"]
+    found = read_checkpoint(tmp_path)
+    assert list(found.tensors) == ["b", "none", "a"]
+    stored = found.tensors["a"]
     assert (stored.file, stored.offset) == ("model.safetensors", 8 + len(text) + 1)
 
 
@@ -106,6 +112,29 @@ def test_a_truncated_file_is_refused_by_name(tmp_path, size, complaint):
 def test_a_damaged_header_is_refused(tmp_path, text):
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + b"\0" * 9)
     with pytest.raises(CorruptFileError, match=r"model\.safetensors"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "size", "complaint"),
+    [
+        ([(0, 2), (1, 3)], 3, "b begins at byte 1 and overlaps a, which ends at 2"),
+        ([(0, 2), (0, 2)], 2, "begins at byte 0 and overlaps"),
+        ([(0, 2), (3, 5)], 5, "b begins at byte 3 and leaves a hole behind a, which ends at 2"),
+        ([(1, 3)], 3, "a begins at byte 1 and leaves a hole behind the header"),
+        ([(0, 2), (2, 4)], 9, r"no tensor has the bytes from \d+ on"),
+    ],
+)
+def test_tensors_that_do_not_lie_one_after_the_other_are_refused(
+    tmp_path, offsets, size, complaint
+):
+    """As the format's own reader does: a sender of such a file would send what nobody wrote."""
+    entry = {"dtype": "U8", "shape": [2]}
+    places = zip("ab", offsets, strict=False)
+    text = json.dumps({name: {**entry, "data_offsets": place} for name, place in places}).encode()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(struct.pack("<Q", len(text)) + text + b"\0" * size)
+    with pytest.raises(CorruptFileError, match=rf"model\.safetensors: .*{complaint}"):
         read_checkpoint(tmp_path)
 
 

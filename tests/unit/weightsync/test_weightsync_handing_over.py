@@ -50,6 +50,28 @@ def test_what_are_no_shards_is_refused_by_name(
         end(given, str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda model: model.parameters(), "named_parameters.*not tensors without names"),
+        (lambda model: model.weight, "named_parameters.*not tensors without names"),
+        (lambda _: "weight", "named_parameters.*not str"),
+        (lambda _: None, "named_parameters.*not NoneType"),
+        (lambda model: {**model.state_dict(), "_extra_state": b""}, "_extra_state: .* not bytes"),
+        (lambda model: {0: model.weight}, "a name is 0"),
+        (lambda _: nn.LazyLinear(2), "weight: has no shape yet"),
+        (lambda _: [("w", torch.ones(2, 2).to_sparse())], "w: .* it is torch.sparse_coo"),
+        (
+            lambda _: [("w", torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged))],
+            "w: .* it is nested",
+        ),
+    ],
+)
+def test_what_are_no_named_tensors_is_refused_with_what_is_due(given, message):
+    with pytest.raises(LayoutError, match=message):
+        shards_of(given(nn.Linear(3, 2)))
+
+
 def test_a_model_without_memory_is_refused_at_both_ends():
     """Versions would be committed into nothing, without a word."""
     shards = shards_of(nn.Linear(3, 2, device="meta"))

@@ -8,7 +8,14 @@ import sys
 import pytest
 import torch
 
-from cosmos_weightsync import Box, Layout, LayoutError, ShardSpec
+from cosmos_weightsync import (
+    Box,
+    Layout,
+    LayoutError,
+    ShardSpec,
+    UncoveredRegionError,
+    plan_transfer,
+)
 from cosmos_weightsync.layout import ITEM_BYTES
 
 
@@ -109,6 +116,35 @@ def test_impossible_specs_are_refused(make):
 def test_json_that_is_no_layout_is_refused(broken):
     with pytest.raises(LayoutError):
         Layout.from_json(broken)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"num_ranks": 10**18}, "1000000000000000000 ranks are not between 0 and 1048576"),
+        ({"num_ranks": -1}, "-1 ranks are not between"),
+        ({"num_ranks": 1.5}, r"whole numbers below 2\*\*63 are due, not 1.5"),
+        ({"ranks": [0.5]}, r"whole numbers below 2\*\*63 are due, not \[0.5\]"),
+        ({"shape": [1 << 40, 1 << 40]}, "no tensor has the shape"),
+        ({"shape": [-4]}, "no tensor has the shape"),
+        ({"tensors": [["w", "int8", 0]] * 2}, "2 tensors have 1 different names"),
+    ],
+)
+def test_numbers_that_nobody_can_mean_are_refused(changed, message):
+    cut = {"shape": [4], "ranks": [0], "starts": [[0]], "stops": [[4]]}
+    whole = {"num_ranks": 1, "tensors": [["w", "int8", 0]]}
+    for values in (cut, whole):
+        values.update({name: changed[name] for name in values if name in changed})
+    with pytest.raises(LayoutError, match=message):
+        Layout.from_json({**whole, "geometries": [cut]})
+
+
+def test_a_tensor_that_nobody_holds_is_offered_by_nobody():
+    cut = {"shape": [4], "ranks": [], "starts": [], "stops": []}
+    offered = {"num_ranks": 1, "tensors": [["w", "int8", 0]], "geometries": [cut]}
+    spec = ShardSpec("w", (4,), Box.full((4,)), "int8")
+    with pytest.raises(UncoveredRegionError, match=r"w .* senders offer nothing"):
+        plan_transfer(Layout.from_json(offered), Layout.from_ranks([[spec]]))
 
 
 def test_msgpack_keeps_everything():

@@ -104,6 +104,15 @@ def test_people_see_links_receivers_and_a_timeline():
     assert "####" in result.output
 
 
+def test_more_hosts_than_ranks_cost_nothing():
+    assert facts("1GB", "--hosts", 10**15)["total_bytes"] == facts("1GB")["total_bytes"]
+
+
+def test_nothing_between_nobody_takes_no_time(tmp_path):
+    (tmp_path / "none.json").write_text('{"num_ranks": 0, "geometries": [], "tensors": []}')
+    assert facts(str(tmp_path / "none.json"))["seconds"] == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -113,6 +122,14 @@ def test_people_see_links_receivers_and_a_timeline():
         (("1GB", "--gpus-per-host", 8, "--nics-per-host", 3), "cannot share 3 cards evenly"),
         (("1GB", "--nic-gb-per-s", -1), "a link needs bytes_per_s > 0"),
         (("9GB", "--receivers", "replicas=9", "--hosts", 1), "10 ranks on 1 hosts of 8, for 8"),
+        (("1GB", "--chunk-mib", "nan"), "--chunk-mib nan: must be above 0, and finite"),
+        (("1GB", "--chunk-mib", "inf"), "--chunk-mib inf: must be above 0, and finite"),
+        (("1GB", "--chunk-mib", 0), "--chunk-mib 0.0: must be above 0, and finite"),
+        (("1GB", "--chunk-mib", -1), "--chunk-mib -1.0: must be above 0, and finite"),
+        (("1GB", "--detect-s", "nan"), "a time, finite and not negative"),
+        (("1GB", "--detect-s", "inf"), "a time, finite and not negative"),
+        (("1GB", "--fail", "receiver:0@1e999"), "a time, finite and not negative"),
+        (("1GB", "--senders", "fsdp=99999999"), "'fsdp=99999999': more than 1048576 ranks"),
         (("1GB", "--receivers", "pp=2"), "write replicas=N or fsdp=N or tp=N"),
     ],
 )
@@ -129,6 +146,7 @@ def test_errors_are_one_line_and_say_what_to_do(arguments, message):
         ('{"link": {}}', "did you mean 'links'?"),
         ('{"links": {"rails": {}}}', "did you mean 'rail'?"),
         ('{"links": {"rail": {"bytes_per_sec": 1}}}', "did you mean 'bytes_per_s'?"),
+        ('{"chunk_bytes": NaN}', "chunk_bytes must be positive, not nan"),
         ('{"links": {"rail": 5}}', "an object with bytes_per_s"),
         ('{"links": {"rail": {"latency_s": 1}}}', "missing 1 required"),
         ('{"senders": [["a", 0, 0]]}', "places of one side only"),

@@ -95,6 +95,34 @@ def test_nobody_recovers_from_the_death_of_the_only_holder():
     assert np.isinf(found.finish_s).all()
 
 
+A, B = (ShardSpec(name, (SIZE,), Box.full((SIZE,)), "int8") for name in "ab")
+
+
+def fetch(senders: list[list[ShardSpec]], receivers: list[list[ShardSpec]], *deaths: Failure):
+    layouts = Layout.from_ranks(senders), Layout.from_ranks(receivers)
+    plan = plan_transfer(*layouts, hosts(len(senders), len(receivers), relays="never"))
+    return simulate(plan, failures=deaths, detect_s=1.0)
+
+
+def test_who_waits_for_the_dead_for_ever_keeps_nobody_else_from_recovering():
+    """Sender 0 alone has "a", both have "b": it dies while both tensors are under way from it."""
+    found = fetch([[A, B], [B]], [[A], [B], [B]], Failure(holder=0, at_s=10.0))
+    assert np.isinf(found.finish_s).tolist() == [True, False, False]
+    assert found.finish_s[1:].max() < 220  # At most 20,000 bytes over one link, and detection.
+
+
+def test_who_waits_for_the_dead_for_ever_has_no_version_for_others():
+    """Receiver 0 never gets "a": at 170 s it has "b", of which receiver 1 lacks a part."""
+    c, d = (replace(A, name=name) for name in "cd")
+    deaths = Failure(holder=0, at_s=10.0), Failure(holder=1, at_s=170.0)
+    found = fetch([[A], [B], [c], [d]], [[A, B], [B, c, d]], *deaths)
+    took = {(span.source, span.receiver): span.num_bytes for span in found.spans}
+    assert took[1, 0] == SIZE
+    assert 0 < took[1, 1] < SIZE
+    assert np.isinf(found.finish_s).all()
+    assert max(source for source, _ in took) < 4
+
+
 def test_a_second_holder_sends_what_the_dead_one_owed():
     # 2 senders, 1 receiver, 50 bytes/s each. After 40 s one dies owing 3000 bytes; from 41 s on
     # the other sends them as well: 100 bytes/s for the remaining 2950 + 3000.

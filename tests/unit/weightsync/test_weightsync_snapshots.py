@@ -1,13 +1,23 @@
 """Snapshots: what is being read is never written, and publishing waits for nobody else."""
 
+import math
 import threading
+from collections.abc import Sequence
 
 import pytest
 import torch
 
-from cosmos_weightsync import Box, DeadlineError, PeerLostError, Shard, ShardSpec, VersionError
+from cosmos_weightsync import (
+    Box,
+    DeadlineError,
+    EncodingError,
+    PeerLostError,
+    Shard,
+    ShardSpec,
+    VersionError,
+)
 from cosmos_weightsync.deadlines import Deadline
-from cosmos_weightsync.encodings import Cast, encode
+from cosmos_weightsync.encodings import Cast, EncodedShards, RowwiseFp8, encode
 from cosmos_weightsync.snapshots import SnapshotStore
 
 
@@ -91,6 +101,56 @@ def test_closing_wakes_who_waits(store):
     threading.Timer(0.1, store.close).start()
     with pytest.raises(PeerLostError):
         store.pin(1, "newest", soon())
+
+
+def test_values_that_cannot_be_encoded_cost_no_version(live):
+    """With all others pinned, the newest version's buffer is the one that would be written."""
+    matrix = torch.zeros(2, 4)
+    shard = Shard(ShardSpec("w", (2, 4), Box.full((2, 4)), "float32"), matrix)
+    store = SnapshotStore(encode([shard], [RowwiseFp8(names=("w",))]), max_snapshots=2)
+    publish(store, matrix, 1)
+    store.pin(1, "newest", soon())
+    publish(store, matrix, 2)
+    matrix[0, 0] = math.nan
+    with pytest.raises(EncodingError, match="w"):
+        store.publish(3, soon())
+    assert store.newest_version == 2
+    assert store.pin(2, "newest", soon()).tensors[0].tolist() == [[448.0] * 4] * 2
+
+
+class SometimesFull:
+    """A source whose copies fail where there is no memory."""
+
+    is_cuda = False
+
+    def __init__(self, source: EncodedShards) -> None:
+        self._source = source
+        self.specs = source.specs
+        self.is_full = False
+
+    def prepare(self):
+        return self._write if self.is_full else self._source.prepare()
+
+    def _write(self, tensors: Sequence[torch.Tensor], followed: object) -> None:
+        raise MemoryError
+
+
+def test_after_an_unforeseen_failure_the_newest_version_is_one_that_can_be_had(live):
+    shard = Shard(ShardSpec("w", (3,), Box.full((3,)), "float32"), live)
+    source = SometimesFull(encode([shard], [Cast(dtype="")]))
+    store = SnapshotStore(source, max_snapshots=2)
+    publish(store, live, 1)
+    store.pin(1, "newest", soon())
+    publish(store, live, 2)
+    source.is_full = True
+    with pytest.raises(MemoryError):
+        publish(store, live, 3)
+    assert store.newest_version == 1
+    source.is_full = False
+    with pytest.raises(VersionError, match="version 2 comes after version 2"):
+        publish(store, live, 2)  # Somebody may have had the other one.
+    publish(store, live, 3)
+    assert store.newest_version == 3
 
 
 @pytest.mark.parametrize("version", [3, 2, -1])

@@ -4,7 +4,9 @@ import json
 import math
 import socket
 import struct
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -12,6 +14,8 @@ import pytest
 import torch
 
 from cosmos_weightsync import (
+    DeadlineError,
+    PeerLostError,
     ProtocolError,
     WeightDirectory,
     WeightSender,
@@ -23,6 +27,7 @@ from cosmos_weightsync.files.pushing import PROTOCOL as FILES_PROTOCOL
 from cosmos_weightsync.files.pushing import DirectoryServer
 from cosmos_weightsync.frames import connect_control
 from cosmos_weightsync.serving import PROTOCOL
+from cosmos_weightsync.transports import TcpTransport
 
 _LENGTH = struct.Struct("!I")
 
@@ -95,6 +100,43 @@ def test_a_strange_request_to_a_sender_is_answered(kind, frame):
         reader.send(kind, frame, Deadline.after(20))
         with pytest.raises(WeightSyncError, match="says: "):
             reader.receive(Deadline.after(20))
+
+
+def test_strangers_do_not_take_the_place_of_a_receiver():
+    """Port scanners, health checks: some say nothing, some something else, some leave."""
+    with closing(TcpTransport().prepare("sender", "127.0.0.1")) as sender, ExitStack() as stack:
+        told = sender.description
+        meeting = stack.enter_context(ThreadPoolExecutor(1)).submit(
+            sender.connect, {}, Deadline.after(20)
+        )
+        for said in (b"", b"GET / HTTP/1.1\r\n\r\n" * 2, told["key"][:5].encode(), *[b""] * 20):
+            caller = socket.create_connection((told["host"], told["port"]), timeout=20)
+            caller.sendall(said)
+            stack.enter_context(caller)
+        caller = socket.create_connection((told["host"], told["port"]), timeout=20)
+        caller.close()
+        receiver = TcpTransport().prepare("receiver", "127.0.0.1")
+        receiving = stack.enter_context(closing(receiver.connect(told, Deadline.after(20))))
+        sending = stack.enter_context(closing(meeting.result()))
+        view = torch.zeros(3, dtype=torch.uint8)
+        sending.send(torch.tensor([1, 2, 3], dtype=torch.uint8), Deadline.after(20))
+        receiving.recv_into(view, Deadline.after(20))
+        assert view.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("how", ["in_time", "by_closing"])
+def test_strangers_do_not_keep_a_sender_waiting(how):
+    with closing(TcpTransport().prepare("sender", "127.0.0.1")) as sender, ExitStack() as stack:
+        told = sender.description
+        stack.enter_context(socket.create_connection((told["host"], told["port"]), timeout=20))
+        meeting = stack.enter_context(ThreadPoolExecutor(1)).submit(
+            sender.connect, {}, Deadline.after(0.3 if how == "in_time" else 60)
+        )
+        if how == "by_closing":
+            time.sleep(0.1)
+            sender.close()
+        with pytest.raises(DeadlineError if how == "in_time" else PeerLostError):
+            meeting.result(timeout=20)
 
 
 @pytest.mark.parametrize("size", [math.inf, [], "all"])

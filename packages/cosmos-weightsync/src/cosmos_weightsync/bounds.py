@@ -80,7 +80,7 @@ def lower_bound(demands: Demands, *, with_relays: bool) -> float:
     if with_relays:
         times.append(float((lacking.by_host / np.maximum(cards_of_host, 1)).max(initial=0)) / card)
         times.append(float(lacking.by_rank.max(initial=0)) / (card + links.host.bytes_per_s))
-        times.append(float(lacking.by_host.sum()) / (len(unique_cards) * card))
+        times.append(float(lacking.by_host.sum()) / (max(len(unique_cards), 1) * card))
     else:
         times.append(float(lacking.by_card.max(initial=0)) / card)
     times += _inside_times(lacking.inside, demands)

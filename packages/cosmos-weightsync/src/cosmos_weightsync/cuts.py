@@ -4,12 +4,13 @@ Real layouts come from real ranks; this is for asking what a transfer would cost
 any. Needs no torch.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 
 from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.errors import ConfigurationError
-from cosmos_weightsync.layout import Layout, ShardSpec
+from cosmos_weightsync.layout import MAX_RANKS, Layout, ShardSpec
 
 __all__ = ["cut_layout", "parse_cut"]
 
@@ -22,7 +23,7 @@ def parse_cut(text: str) -> dict[str, int]:
     """``tp=2,replicas=4`` as numbers; axes that are not named are 1.
 
     Raises:
-        ConfigurationError: it is not of that form.
+        ConfigurationError: it is not of that form, or is of too many ranks.
     """
     sizes: dict[str, int] = dict.fromkeys(AXES, 1)
     for item in filter(None, (part.strip() for part in text.split(","))):
@@ -32,6 +33,8 @@ def parse_cut(text: str) -> dict[str, int]:
                 f"{item!r}: write {' or '.join(f'{name}=N' for name in AXES)}, with commas between"
             )
         sizes[axis] = int(size)
+    if math.prod(sizes.values()) > MAX_RANKS:
+        raise ConfigurationError(f"{text!r}: more than {MAX_RANKS} ranks")
     return sizes
 
 

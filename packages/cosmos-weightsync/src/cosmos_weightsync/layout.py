@@ -7,6 +7,7 @@ distinct cuts. Nothing here needs torch.
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from cosmos_weightsync.errors import LayoutError
 
 __all__ = [
     "ITEM_BYTES",
+    "MAX_RANKS",
     "Geometry",
     "Layout",
     "ShardSpec",
@@ -54,6 +56,11 @@ ITEM_BYTES: Mapping[str, int] = {
 
 An element of ``float4_e2m1fn_x2`` is a byte that holds two numbers, as torch counts them.
 """
+
+MAX_RANKS = 1 << 20
+"""More than any machine has; what costs time or memory for each rank is refused beyond it."""
+MAX_ELEMENTS = 1 << 59
+"""Of one tensor: its bytes are then counted by 64 bits in any dtype."""
 
 # that hold numbers of their own, where a scale beside them is no part of the number
 _NUMBERS = frozenset(name for name in ITEM_BYTES if "float" in name) - {
@@ -102,6 +109,11 @@ class ShardSpec:
             raise LayoutError(f"{self.name}: box {self.box} in a tensor of {self.global_shape}")
         if not Box.full(self.global_shape).contains(self.box):
             raise LayoutError(f"{self.name}: box {self.box} leaves the shape {self.global_shape}")
+
+    @property
+    def is_hollow(self) -> bool:
+        """Whether the whole tensor has no element: all there is of it is its name and shape."""
+        return 0 in self.global_shape
 
     @property
     def num_bytes(self) -> int:
@@ -197,18 +209,27 @@ class Geometry:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Geometry":
         """The inverse of `to_json`; checks that every box lies inside the shape."""
-        shape = tuple(int(extent) for extent in data["shape"])
+        shape = tuple(_whole(data["shape"]).tolist())
+        if min(shape, default=0) < 0 or math.prod(shape) > MAX_ELEMENTS:
+            raise LayoutError(f"no tensor has the shape {shape}")
         size = (len(data["ranks"]), len(shape))
         geometry = cls(
             shape=shape,
-            ranks=np.array(data["ranks"], dtype=np.int64),
-            starts=np.array(data["starts"], dtype=np.int64).reshape(size),
-            stops=np.array(data["stops"], dtype=np.int64).reshape(size),
+            ranks=_whole(data["ranks"]),
+            starts=_whole(data["starts"]).reshape(size),
+            stops=_whole(data["stops"]).reshape(size),
         )
         inside = (geometry.starts >= 0) & (geometry.starts < geometry.stops)
         if not bool(np.all(inside & (geometry.stops <= np.array(shape, dtype=np.int64)))):
             raise LayoutError(f"a box leaves the shape {shape} or is empty")
         return geometry
+
+
+def _whole(values: Any) -> IntArray:
+    found = np.array(values)
+    if found.size and found.dtype.kind != "i":
+        raise LayoutError(f"whole numbers below 2**63 are due, not {values!r:.99}")
+    return found.astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +295,7 @@ class Layout:
     @classmethod
     def merge(cls, parts: Sequence["Layout"]) -> "Layout":
         """One side from the single-rank layouts of its ranks, in rank order."""
-        return cls.from_ranks([part.specs_of(0) for part in parts])
+        return cls.from_ranks([(*part.specs_of(0), *part.hollow_specs()) for part in parts])
 
     def specs_of(self, rank: int) -> tuple[ShardSpec, ...]:
         """What one rank holds."""
@@ -284,6 +305,10 @@ class Layout:
             for name, entry in self.tensors.items()
             for box in boxes[entry.geometry]
         )
+
+    def hollow_specs(self) -> tuple[ShardSpec, ...]:
+        """The tensors that have no element anywhere, which no rank can hold a part of."""
+        return tuple(spec for spec in self.full_specs() if spec.is_hollow)
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         """The global shape of a tensor."""
@@ -317,9 +342,14 @@ class Layout:
                 str(name): TensorEntry(str(dtype), int(index))
                 for name, dtype, index in data["tensors"]
             }
-            num_ranks = int(data["num_ranks"])
+            num_ranks = int(_whole(data["num_ranks"]).item())
+            num_names = len(data["tensors"])
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise LayoutError(f"not a layout: {error!r}") from error
+        if not 0 <= num_ranks <= MAX_RANKS:
+            raise LayoutError(f"{num_ranks} ranks are not between 0 and {MAX_RANKS}")
+        if num_names != len(tensors):
+            raise LayoutError(f"{num_names} tensors have {len(tensors)} different names")
         if any(((g.ranks < 0) | (g.ranks >= num_ranks)).any() for g in geometries):
             raise LayoutError(f"a box belongs to a rank outside 0..{num_ranks - 1}")
         for name, entry in tensors.items():

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.holding import Region, VersionRange
-from cosmos_weightsync.layout import Layout, ShardSpec
+from cosmos_weightsync.layout import Layout
 from cosmos_weightsync.snapshots import Snapshot, SnapshotStore
 
 __all__ = ["PublishedVersions"]
@@ -16,13 +16,13 @@ class PublishedVersions:
 
     Args:
         store: The snapshots.
-        specs: What each of a snapshot's tensors is, in order.
+        layout: What this rank offers.
         run_id: Of the trainer.
     """
 
-    def __init__(self, store: SnapshotStore, specs: Sequence[ShardSpec], run_id: str) -> None:
+    def __init__(self, store: SnapshotStore, layout: Layout, run_id: str) -> None:
         self._store = store
-        self._layout = Layout.from_ranks([tuple(specs)])
+        self._layout = layout
         self._run_id = run_id
 
     def layout(self, deadline: Deadline) -> Layout:

@@ -20,7 +20,7 @@ from cosmos_weightsync.plans import TransferPlan
 from cosmos_weightsync.routing import Fanout
 from cosmos_weightsync.topology import Topology
 
-__all__ = ["holders_layout", "plan_join", "replan_without"]
+__all__ = ["holders_layout", "plan_join", "replan_living", "replan_without"]
 
 _Mask = npt.NDArray[np.bool_]
 
@@ -40,6 +40,21 @@ def replan_without(
         UncoveredRegionError: somebody still wants a piece that no living rank has; it names one
             such tensor and region, and who wants it.
     """
+    after, uncovered = replan_living(plan, dead, committed)
+    if uncovered:
+        raise UncoveredRegionError(uncovered[0])
+    return after
+
+
+def replan_living(
+    plan: TransferPlan, dead: Collection[int], committed: Collection[int]
+) -> tuple[TransferPlan, list[str]]:
+    """As `replan_without`, for all that the living have.
+
+    Returns:
+        The plan, in which pieces that no living rank has keep their dead holders; and what these
+        pieces are.
+    """
     gone = np.zeros(plan.num_holders, dtype=bool)
     gone[list(dead)] = True
     done = np.zeros(plan.num_holders, dtype=bool)
@@ -47,8 +62,10 @@ def replan_without(
     done &= ~gone
     fanouts = [_without(fanout, gone, done, plan.num_senders) for fanout in plan.fanouts]
     sets = _HolderSets(plan, gone, done)
-    classes = tuple(_resettle(group, fanouts, sets) for group in plan.classes)
-    return replace(plan, classes=classes, holders=tuple(sets.sets), fanouts=tuple(fanouts))
+    uncovered: list[str] = []
+    classes = tuple(_resettle(group, fanouts, sets, uncovered) for group in plan.classes)
+    after = replace(plan, classes=classes, holders=tuple(sets.sets), fanouts=tuple(fanouts))
+    return after, uncovered
 
 
 def _without(fanout: Fanout, gone: _Mask, done: _Mask, num_senders: int) -> Fanout:
@@ -105,7 +122,9 @@ def _stand_in(held: IntArray, alive: _Mask) -> IntArray:
     return np.where(alive, held, living[np.cumsum(~alive) % len(living)])
 
 
-def _resettle(group: PieceClass, fanouts: list[Fanout], sets: _HolderSets) -> PieceClass:
+def _resettle(
+    group: PieceClass, fanouts: list[Fanout], sets: _HolderSets, uncovered: list[str]
+) -> PieceClass:
     """Begin each piece that began at a dead holder at a living one, all of these in turn."""
     holders, firsts = group.holders.copy(), group.firsts.copy()
     hurt = np.array([not alive.all() for alive in sets.lives], dtype=bool)[holders]
@@ -126,11 +145,12 @@ def _resettle(group: PieceClass, fanouts: list[Fanout], sets: _HolderSets) -> Pi
         saved = sets.of_committed(fanout)
         if saved is None:
             box = Box(tuple(group.starts[piece].tolist()), tuple(group.stops[piece].tolist()))
-            raise UncoveredRegionError(
+            uncovered.append(
                 f"{group.names[0]}: nobody alive has {box}, which receivers "
                 f"{wanting.receivers[:8].tolist()} want; holders "
                 f"{sets.sets[holders[piece]][:8].tolist()} are dead"
             )
+            continue
         holders[piece] = saved
         column[:] = (turn + np.arange(len(column))) % len(sets.sets[saved])
         turn += len(column)

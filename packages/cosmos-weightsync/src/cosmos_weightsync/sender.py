@@ -144,7 +144,7 @@ class WeightSender:
         self._run_id = config.run_id or new_run_id(rank, num_ranks)
         self._source = source = _published(shards, config.wire_dtype)
         check_once(source.specs, f"sender rank {rank} holds")
-        self._layout = Layout.from_ranks([source.specs])
+        self._layout = Layout.from_ranks([(*source.specs, *source.hollow)])
         self._snapshots = SnapshotStore(
             source,
             max_snapshots=config.max_snapshots,
@@ -156,7 +156,7 @@ class WeightSender:
             rank=rank,
             num_ranks=num_ranks,
             name=f"sender rank {rank}",
-            holder=PublishedVersions(self._snapshots, source.specs, self._run_id),
+            holder=PublishedVersions(self._snapshots, self._layout, self._run_id),
             transports={item.name: item for item in (*standard_transports(), *transports)},
             token=config.token,
             host=config.bind_host,

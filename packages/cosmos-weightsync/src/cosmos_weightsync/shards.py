@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Placement, Replicate
 from torch.distributed.tensor import Shard as ShardPlacement
+from torch.nn.parameter import is_lazy
 
 from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.errors import LayoutError
@@ -32,6 +33,8 @@ __all__ = [
 
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 """Name parts that wrappers put in (torch.compile, activation checkpointing, FSDP1)."""
+_PAIR = 2
+_DUE = "a module is due, modules, or pairs of name and tensor such as model.named_parameters()"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -99,10 +102,33 @@ Source = nn.Module | Sequence[nn.Module] | Mapping[str, Tensor] | Iterable[tuple
 
 
 def items_of(source: Source) -> Iterable[nn.Module | tuple[str, Tensor]]:
-    """The modules, or the pairs, of a source."""
-    if isinstance(source, Mapping):
-        return cast("Mapping[str, Tensor]", source).items()
-    return [source] if isinstance(source, nn.Module) else source
+    """The modules, or the pairs, of a source.
+
+    Raises:
+        LayoutError: it is something else, such as ``model.parameters()``.
+    """
+    given: Any = source
+    if isinstance(given, Mapping):
+        return map(_checked, cast("Mapping[Any, Any]", given).items())
+    if isinstance(given, nn.Module | Tensor | str):
+        given = [given]
+    if not isinstance(given, Iterable):
+        raise LayoutError(f"{_DUE}, not {type(source).__name__}")
+    return map(_checked, cast("Iterable[Any]", given))
+
+
+def _checked(item: Any) -> nn.Module | tuple[str, Tensor]:
+    if isinstance(item, nn.Module):
+        return item
+    if not (isinstance(item, tuple | list) and len(cast("Sequence[Any]", item)) == _PAIR):
+        what = "tensors without names" if isinstance(item, Tensor) else type(item).__name__
+        raise LayoutError(f"{_DUE}, not {what}")
+    name, tensor = cast("Sequence[Any]", item)
+    if not isinstance(name, str):
+        raise LayoutError(f"{_DUE}; a name is {name!r}")
+    if not isinstance(tensor, Tensor):
+        raise LayoutError(f"{name}: a tensor is due, not {type(tensor).__name__}: leave it out")
+    return name, tensor
 
 
 def live_tensors(source: Source, *, tied: Literal["once", "each"] = "once") -> Iterator[LiveTensor]:
@@ -118,10 +144,20 @@ def live_tensors(source: Source, *, tied: Literal["once", "each"] = "once") -> I
 def _live_of(item: nn.Module | tuple[str, Tensor]) -> Iterator[LiveTensor]:
     if not isinstance(item, nn.Module):
         name, tensor = item
+        _check_kind(name, tensor)
         yield live_tensor(clean_name(name), tensor)
         return
     for path, parameter in item.named_parameters(remove_duplicate=False):
+        _check_kind(path, parameter)
         yield live_parameter(clean_name(path), path, parameter, item)
+
+
+def _check_kind(name: str, tensor: Tensor) -> None:
+    if is_lazy(tensor):
+        raise LayoutError(f"{name}: has no shape yet: a lazy module gets it by a first batch")
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        kind = "nested" if tensor.is_nested else str(tensor.layout)
+        raise LayoutError(f"{name}: its elements do not lie in rows, it is {kind}: send its parts")
 
 
 def shards_of(source: Source, *, tied: Literal["once", "each"] = "once") -> tuple[Shard, ...]:
@@ -140,7 +176,8 @@ def shards_of(source: Source, *, tied: Literal["once", "each"] = "once") -> tupl
             checkpoint would store it; ``"each"`` sends it under every name.
 
     Raises:
-        LayoutError: a tensor has a dtype that cannot be moved, or a DTensor holds partial sums.
+        LayoutError: a tensor has a dtype that cannot be moved, or a DTensor holds partial sums,
+            or something has no name or is no tensor.
     """
     return tuple(
         shard for live in live_tensors(source, tied=tied) for shard in shards_of_live(live)

@@ -6,21 +6,23 @@ many steps as it has such events. What is not modelled: congestion inside the ne
 the processors take.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cosmos_weightsync.errors import TopologyError, UncoveredRegionError
+from cosmos_weightsync.errors import TopologyError
 from cosmos_weightsync.flows import flows_of, relayed_routes
 from cosmos_weightsync.fluid import FloatArray, Flows, Fluid, Mask
 from cosmos_weightsync.plans import TransferPlan
-from cosmos_weightsync.replanning import replan_without
+from cosmos_weightsync.replanning import replan_living
 from cosmos_weightsync.streams import ports
 
 __all__ = ["Failure", "Simulation", "Span", "simulate"]
 
 _GIB = 1 << 30
+_HALF = 0.5  # Of a byte.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,8 +132,10 @@ def simulate(
             `replan_without`.
 
     Raises:
-        TopologyError: somebody who is not in the plan dies.
+        TopologyError: somebody who is not in the plan dies, or a time is none.
     """
+    if not all(0 <= time < math.inf for time in (detect_s, *(item.at_s for item in failures))):
+        raise TopologyError("deaths and their detection need a time, finite and not negative")
     for failure in failures:
         if not 0 <= failure.holder < plan.num_holders:
             raise TopologyError(f"no holder {failure.holder}: the plan has {plan.num_holders}")
@@ -157,6 +161,8 @@ class _Run:
         streams = plan.streams()
         self._relayed = relayed_routes(streams, plan.num_senders)
         flows = flows_of(plan, streams, self._relayed)
+        wanted = flows.sizes * (1.0 - flows.overheads)
+        self._wanted = np.bincount(flows.receivers, weights=wanted, minlength=plan.num_receivers)
         none = np.zeros(0, dtype=np.int64)
         self._names = ports(none, none, plan.topology).names
         self._fluid = Fluid(flows, self._first_byte(flows), plan.chunk_bytes, len(self._names) + 1)
@@ -180,14 +186,13 @@ class _Run:
         is_open = self._fluid.unfinished()
         hurt = is_open & ((flows.sources == holder) | (flows.receivers + num_senders == holder))
         self._fluid.lose(hurt)
-        unfinished = set(flows.receivers[is_open].tolist())
+        unfinished = {*flows.receivers[is_open].tolist(), *np.flatnonzero(self._lack()).tolist()}
         finished = set(flows.receivers.tolist()) - unfinished
         committed = {rank for rank in finished if rank + num_senders not in self._dead}
-        try:
-            after = replan_without(self._plan, self._dead, committed=committed)
-        except UncoveredRegionError:
-            return  # Whoever waits for the dead waits for ever.
-        self._add(flows_of(after, after.streams(), self._relayed), hurt)
+        after, _ = replan_living(self._plan, self._dead, committed)
+        again = flows_of(after, after.streams(), self._relayed)
+        lives = ~np.isin(again.sources, self._dead)  # Whoever waits for the dead waits for ever.
+        self._add(again.take(np.flatnonzero(lives)), hurt)
 
     def _add(self, after: Flows, hurt: Mask) -> None:
         """Add flows for what is missing because of the dead, in the new plan's proportions.
@@ -214,6 +219,15 @@ class _Run:
             added = replace(after.take(rows), sizes=again)
             fluid.add(added, fluid.now + self._detect_s + added.latencies)
 
+    def _lack(self) -> Mask:
+        """``[receivers]``: who has not got everything, be it under way or lost."""
+        flows, done = self._fluid.flows, self._fluid.done
+        size = self._plan.num_receivers
+        missing = np.bincount(flows.receivers, weights=flows.sizes - done, minlength=size)
+        moved = done * (1.0 - flows.overheads)
+        got = np.bincount(flows.receivers, weights=moved, minlength=size)
+        return (got < self._wanted - 1 - 1e-6 * self._wanted) & (missing > _HALF)
+
     def result(self) -> Simulation:
         """What happened until now."""
         fluid, num_receivers = self._fluid, self._plan.num_receivers
@@ -221,12 +235,7 @@ class _Run:
         finish = np.zeros(num_receivers)
         np.maximum.at(finish, flows.receivers, ends)
         moved = fluid.done * (1.0 - flows.overheads)
-        missing = np.bincount(
-            flows.receivers, weights=flows.sizes - fluid.done, minlength=num_receivers
-        )
-        got = np.bincount(flows.receivers, weights=moved, minlength=num_receivers)
-        wanted = np.asarray(self._plan.edge_bytes().sum(axis=0), dtype=np.float64)
-        finish[(got < wanted - 1 - 1e-6 * wanted) & (missing > 0.5)] = np.inf
+        finish[self._lack()] = np.inf
         columns = (flows.sources, flows.receivers, fluid.begins, fluid.ends, moved)
         rows = zip(*(column.tolist() for column in columns), strict=True)
         spans = tuple(Span(*row) for row in rows if row[4] > 0)

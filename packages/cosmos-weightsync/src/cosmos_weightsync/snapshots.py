@@ -13,7 +13,7 @@ free ─publish─► newest ─publish─► stale ─publish─► (overwritte
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -46,12 +46,14 @@ class Published(Protocol):
         """Whether the live values lie on a CUDA device."""
         ...
 
-    def write(self, tensors: Sequence[Tensor], followed: FollowedTensors | None = None) -> None:
-        """Fill one contiguous tensor for each of `specs`; all are complete on return.
+    def prepare(self) -> Callable[[Sequence[Tensor], FollowedTensors | None], None]:
+        """Look at the values as they are now, and return what writes them.
 
-        Args:
-            tensors: What to fill.
-            followed: Fills them, or is told that they are full.
+        That fills one contiguous tensor for each of `specs`, all of them complete on return; the
+        followed ones fill them, or are told that they are full.
+
+        Raises:
+            EncodingError: the values cannot be encoded.
         """
         ...
 
@@ -107,14 +109,16 @@ class SnapshotStore:
         self._memory: Memory = memory
         self._checksums = ChecksumCache()
         self._buffers: list[Snapshot] = []
-        self._newest = NOT_WRITTEN
+        self._last = NOT_WRITTEN
         self._changed = threading.Condition()
         self._is_closed = False
 
     @property
     def newest_version(self) -> int | None:
         """The newest version that can be had, ``None`` before the first."""
-        return None if self._newest == NOT_WRITTEN else self._newest
+        with self._changed:
+            newest = max((buffer.version for buffer in self._buffers), default=NOT_WRITTEN)
+        return None if newest == NOT_WRITTEN else newest
 
     @property
     def num_buffers(self) -> int:
@@ -131,19 +135,19 @@ class SnapshotStore:
             DeadlineError: every buffer is being read and none was freed in time.
         """
         with self._changed:
-            if version <= self._newest or version < 0:
-                raise VersionError(f"version {version} comes after version {self._newest}")
-            if self._is_closed:
-                raise VersionError(f"version {version} comes after the sender was closed")
+            self._check_next(version)
+        write = self._source.prepare()  # The newest version may be what is overwritten below.
+        with self._changed:
+            self._check_next(version)
             buffer = self._free_buffer(version, deadline)
             buffer.version = NOT_WRITTEN
             buffer.was_read = False
         buffer.held.checksums = checksums = self._checksums.start()
         buffer.followed.expect(checksums.expected)
-        self._source.write(buffer.tensors, buffer.followed)
+        write(buffer.tensors, buffer.followed)
         checksums.learn(buffer.followed.values)
         with self._changed:
-            buffer.version = self._newest = version
+            buffer.version = self._last = version
             self._changed.notify_all()
 
     def pin(
@@ -178,8 +182,8 @@ class SnapshotStore:
                     chosen = pick(fit, key=lambda buffer: buffer.version)
                     chosen.num_pins += 1
                     return chosen
-                if self._newest > newest:
-                    raise VersionGoneError(f"version {at_most} was superseded by {self._newest}")
+                if self._last > newest:
+                    raise VersionGoneError(f"version {at_most} was superseded by {self._last}")
                 left = deadline.remaining(f"version {at_least} to be published")
                 self._changed.wait(timeout=left)
 
@@ -196,11 +200,17 @@ class SnapshotStore:
             self._is_closed = True
             self._changed.notify_all()
 
+    def _check_next(self, version: int) -> None:
+        if version <= self._last or version < 0:
+            raise VersionError(f"version {version} comes after version {self._last}")
+        if self._is_closed:
+            raise VersionError(f"version {version} comes after the sender was closed")
+
     def _free_buffer(self, version: int, deadline: Deadline) -> Snapshot:
         """A buffer nobody reads; called, and returns, with the lock held."""
         while True:
             free = [b for b in self._buffers if b.num_pins == 0]
-            stale = [b for b in free if b.version < self._newest or self._newest == NOT_WRITTEN]
+            stale = [b for b in free if b.version < self._last or self._last == NOT_WRITTEN]
             spare = self._without_bases(stale)
             if spare:
                 return min(spare, key=lambda buffer: buffer.version)

@@ -78,7 +78,7 @@ class Topology:
     def __post_init__(self) -> None:
         if self.relays not in {"auto", "never"}:
             raise TopologyError(f"relays must be 'auto' or 'never', not {self.relays!r}")
-        if self.chunk_bytes is not None and self.chunk_bytes < 1:
+        if self.chunk_bytes is not None and not self.chunk_bytes >= 1:
             raise TopologyError(f"chunk_bytes must be positive, not {self.chunk_bytes}")
 
     @classmethod

@@ -17,6 +17,7 @@ __all__ = ["TopologyOptions", "topology_options"]
 
 _FILE_KEYS = ("senders", "receivers", "links", "relays", "chunk_bytes")
 _DEFAULT_GPUS = 8
+_MAX_CHUNK_MIB = 1 << 40  # No number of bytes is then too long for 64 bits.
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,9 @@ class TopologyOptions:
         topology.check_ranks(num_senders, num_receivers)
         changes: dict[str, Any] = {"links": self._links(topology.links)}
         if self.chunk_mib is not None:
-            changes["chunk_bytes"] = int(self.chunk_mib * (1 << 20))
+            if not 0 < self.chunk_mib < _MAX_CHUNK_MIB:
+                raise TopologyError(f"--chunk-mib {self.chunk_mib}: must be above 0, and finite")
+            changes["chunk_bytes"] = max(1, int(self.chunk_mib * (1 << 20)))
         if self.relays is not None:
             changes["relays"] = self.relays
         return replace(topology, **changes)
@@ -74,7 +77,7 @@ class TopologyOptions:
         needed, room = num_senders + num_receivers, self.hosts * gpus
         if needed > room:
             raise TopologyError(f"{needed} ranks on {self.hosts} hosts of {gpus}, for {room}")
-        every = Topology.uniform(room, 0, gpus_per_host=gpus, cards_per_host=nics).senders
+        every = Topology.uniform(needed, 0, gpus_per_host=gpus, cards_per_host=nics).senders
         places = [Place(f"host-{i // gpus}", p.device, p.rail) for i, p in enumerate(every)]
         return Topology(
             senders=tuple(places[:num_senders]), receivers=tuple(places[num_senders:needed])

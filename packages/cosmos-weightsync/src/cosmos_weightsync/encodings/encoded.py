@@ -1,8 +1,9 @@
 """Shards as they are published: each under the first encoding whose names match it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -35,7 +36,8 @@ class EncodedShards:
     """What one rank publishes; made by `encode`, given to `WeightSender`.
 
     Attributes:
-        specs: What receivers see, in order.
+        specs: What receivers see and get, in order.
+        hollow: What they see of tensors that have no element.
         is_cuda: Whether live values lie on a CUDA device.
     """
 
@@ -45,18 +47,24 @@ class EncodedShards:
         self._encodings = tuple(encodings)
         self._entries: list[_Entry] = []
         specs: list[ShardSpec] = []
+        hollow: list[ShardSpec] = []
         for shard in shards:
             encoding = self._encoding_of(shard.spec.name)
+            if shard.spec.is_hollow:
+                cast = encoding if isinstance(encoding, Cast) else _AS_IS
+                hollow.extend(cast.published(shard.spec))
+            if shard.spec.box.is_empty:
+                continue
             found = encoding.published(shard.spec)
             blocks = encoding.blocks(shard.spec)
             self._entries.append(_Entry(shard, encoding, len(specs), len(found), blocks))
             specs.extend(found)
         self._cast = [entry for entry in self._entries if isinstance(entry.encoding, Cast)]
         self._encoded = [e for e in self._entries if not isinstance(e.encoding, Cast)]
-        self.specs = tuple(specs)
-        self.is_cuda = any(shard.tensor.is_cuda for shard in shards)
+        self.specs, self.hollow = tuple(specs), tuple(hollow)
+        self.is_cuda = any(entry.shard.tensor.is_cuda for entry in self._entries)
         self._cut_blocks = CutBlocks(
-            BlockRules(self._blocks, self._together), [shard.spec for shard in shards], group
+            BlockRules(self._blocks, self._together), [e.shard.spec for e in self._entries], group
         )
         _check_names(self._entries, self.specs)
 
@@ -68,6 +76,23 @@ class EncodedShards:
         """
         check_in_place(entry.shard for entry in self._entries)
 
+    def prepare(self) -> Callable[[Sequence[Tensor], FollowedTensors | None], None]:
+        """Look at the shards as they are now; what is returned writes them, as `write` does.
+
+        With an `AmaxGroup`, all its ranks call this together.
+
+        Raises:
+            EncodingError: values cannot be encoded; nothing was written yet.
+        """
+        entries = self._encoded
+        with torch.no_grad():
+            maxima = [
+                [BlockMaxima(e.shard, b, _maxima_of(e.shard, b)) for b in e.blocks] for e in entries
+            ]
+        self._cut_blocks.complete([item for items in maxima for item in items])
+        grids = [[item.grid for item in items] for items in maxima]
+        return partial(self._write, grids)
+
     def write(self, tensors: Sequence[Tensor], followed: FollowedTensors | None = None) -> None:
         """Encode the shards as they are now.
 
@@ -78,34 +103,33 @@ class EncodedShards:
             followed: Fills the tensors, or is told that they are full.
 
         Raises:
-            EncodingError: values cannot be encoded; the tensors hold nothing of use.
+            EncodingError: values cannot be encoded; the tensors are as they were.
         """
-        if followed is not None and not self.is_cuda:
-            with torch.no_grad():
-                cast = [entry.shard.tensor for entry in self._cast]
-                followed.copy([entry.first for entry in self._cast], cast)
-                self._encode(self._encoded, tensors)
-            for entry in self._encoded:
-                for index in range(entry.first, entry.first + entry.num_tensors):
-                    followed.written(index)
-            return
+        self.prepare()(tensors, followed)
+
+    def _write(
+        self,
+        grids: Sequence[Sequence[Tensor]],
+        tensors: Sequence[Tensor],
+        followed: FollowedTensors | None,
+    ) -> None:
+        copier = None if self.is_cuda else followed
         with torch.no_grad():
-            self._encode(self._entries, tensors)
+            if copier is not None:
+                cast = [entry.shard.tensor for entry in self._cast]
+                copier.copy([entry.first for entry in self._cast], cast)
+            else:
+                for entry in self._cast:
+                    entry.encoding.write(entry.shard, [], _into(entry, tensors))
+            for entry, maxima in zip(self._encoded, grids, strict=True):
+                entry.encoding.write(entry.shard, maxima, _into(entry, tensors))
         devices = {e.shard.tensor.device for e in self._entries if e.shard.tensor.is_cuda}
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
         if followed is not None:
-            for index in range(len(tensors)):
-                followed.written(index)
-
-    def _encode(self, entries: Sequence[_Entry], tensors: Sequence[Tensor]) -> None:
-        maxima = [
-            [BlockMaxima(e.shard, b, _maxima_of(e.shard, b)) for b in e.blocks] for e in entries
-        ]
-        self._cut_blocks.complete([item for items in maxima for item in items])
-        for entry, items in zip(entries, maxima, strict=True):
-            into = tensors[entry.first : entry.first + entry.num_tensors]
-            entry.encoding.write(entry.shard, [item.grid for item in items], into)
+            for entry in self._entries if copier is None else self._encoded:
+                for index in range(entry.first, entry.first + entry.num_tensors):
+                    followed.written(index)
 
     def _encoding_of(self, name: str) -> Encoding:
         for encoding in self._encodings:
@@ -121,6 +145,10 @@ class EncodedShards:
 
 
 _AS_IS = Cast(dtype="")
+
+
+def _into(entry: _Entry, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    return tensors[entry.first : entry.first + entry.num_tensors]
 
 
 def encode(
@@ -145,8 +173,7 @@ def encode(
         ... )
         >>> sender = WeightSender(encoded, rank=rank, num_ranks=num_ranks)
     """
-    held = (shard for shard in handed_over(shards, (Shard,)) if not shard.spec.box.is_empty)
-    return EncodedShards(tuple(held), encodings, group)
+    return EncodedShards(handed_over(shards, (Shard,)), encodings, group)
 
 
 def _maxima_of(shard: Shard, block: Extents) -> Tensor:

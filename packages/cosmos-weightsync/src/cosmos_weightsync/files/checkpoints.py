@@ -153,12 +153,15 @@ def stored_tensors(storage: Storage, file: str) -> tuple[int, list[StoredTensor]
     text = bytearray(length)
     storage.read_into(file, 8, memoryview(text))
     entries, _ = decode_header(bytes(text), full_name)
+    end = 8 + length
     for entry in entries:
-        end = 8 + length + entry.offset + entry.num_bytes
+        end += entry.num_bytes
         if end > size:
             raise CorruptFileError(
                 f"{full_name}: ends at byte {size}, {entry.name} at {end}: it was truncated"
             )
+    if end < size:
+        raise CorruptFileError(f"{full_name}: no tensor has the bytes from {end} on, to {size}")
     return size, [
         StoredTensor(
             ShardSpec(entry.name, entry.shape, Box.full(entry.shape), entry.dtype),

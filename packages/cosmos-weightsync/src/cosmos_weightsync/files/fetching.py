@@ -247,7 +247,7 @@ class FileReceiver:
         on_disk = tuple(
             ShardSpec(spec.name, spec.global_shape, spec.box, offered.tensors[spec.name].dtype)
             for spec in wanted
-            if spec.name in offered.tensors and not spec.box.is_empty
+            if spec.name in offered.tensors and (spec.is_hollow or not spec.box.is_empty)
         )
         for spec in wanted:
             found = offered.tensors.get(spec.name)

@@ -81,7 +81,8 @@ def decode_header(text: bytes, file: str) -> tuple[tuple[HeaderEntry, ...], dict
     """The tensors of a file, in the order of their bytes, and its metadata.
 
     Raises:
-        CorruptFileError: the header is not one, or an entry contradicts itself.
+        CorruptFileError: the header is not one, an entry contradicts itself, or the tensors do not
+            lie one after the other, as the format wants.
     """
     try:
         header = msgspec.json.decode(text)
@@ -97,7 +98,17 @@ def decode_header(text: bytes, file: str) -> tuple[tuple[HeaderEntry, ...], dict
         RecursionError,
     ) as error:
         raise CorruptFileError(f"{file}: the header is damaged: {error!r}") from error
-    return tuple(sorted(entries, key=lambda entry: entry.offset)), metadata
+    entries.sort(key=lambda entry: (entry.offset, entry.num_bytes))
+    end, before = 0, "the header"
+    for entry in entries:
+        if entry.offset != end:
+            where = "overlaps" if entry.offset < end else "leaves a hole behind"
+            raise CorruptFileError(
+                f"{file}: {entry.name} begins at byte {entry.offset} and {where} {before}, which "
+                f"ends at {end}"
+            )
+        end, before = end + entry.num_bytes, entry.name
+    return tuple(entries), metadata
 
 
 def _entry(name: str, item: Mapping[str, Any], file: str) -> HeaderEntry:

@@ -111,7 +111,8 @@ class FileSender:
                 "several ranks need a session: any string that is the same on all of them and "
                 "new after every restart"
             )
-        held = [s for s in handed_over(shards, (Shard,)) if not s.spec.box.is_empty]
+        given: tuple[Shard, ...] = handed_over(shards, (Shard,))
+        held = [s for s in given if s.spec.is_hollow or not s.spec.box.is_empty]
         check_once((shard.spec for shard in held), f"sender rank {rank} holds")
         self._config = config
         self._rank, self._num_ranks = rank, num_ranks
@@ -295,6 +296,7 @@ def _assigned(layout: Layout) -> list[list[ShardSpec]]:
             chosen = min(ranks, key=lambda rank: (load[rank], rank))
             load[chosen] += spec.num_bytes
             assigned[chosen].append(spec)
+    assigned[0].extend(layout.hollow_specs())
     return assigned
 
 

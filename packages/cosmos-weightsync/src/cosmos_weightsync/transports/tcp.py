@@ -3,6 +3,7 @@
 import contextlib
 import hmac
 import secrets
+import select
 import socket
 import struct
 import threading
@@ -15,19 +16,15 @@ from torch import Tensor
 
 from cosmos_weightsync.checksums import RunningChecksum
 from cosmos_weightsync.deadlines import Deadline
-from cosmos_weightsync.errors import (
-    DeadlineError,
-    PeerLostError,
-    ProtocolError,
-    TransportUnavailableError,
-)
-from cosmos_weightsync.frames import listen, recv_exactly
+from cosmos_weightsync.errors import DeadlineError, PeerLostError, TransportUnavailableError
+from cosmos_weightsync.frames import listen
 from cosmos_weightsync.streaming import CompiledRows, PlainRows, row_engine
 from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, Side
 
 __all__ = ["TcpTransport", "prepare_tcp"]
 
 _KEY_BYTES = 16
+_MOST_CALLERS = 16
 _TIME = struct.Struct("@ll")
 """``struct timeval``: seconds and microseconds."""
 _RESET = struct.pack("@ii", 1, 0)
@@ -133,36 +130,78 @@ class _TcpChannel:
 
 
 class _Listening:
-    """The sender's end: accepts the one connection that shows the key."""
+    """The sender's end: accepts the one connection that shows the key, among any others."""
 
     def __init__(self, host: str) -> None:
-        self._listener = listen(host)
-        self._key = secrets.token_hex(_KEY_BYTES)
+        self._listener = listen(host, backlog=_MOST_CALLERS)
+        self._key = secrets.token_hex(_KEY_BYTES).encode()
         self._address = (host, int(self._listener.getsockname()[1]))
 
     @property
     def description(self) -> Mapping[str, Any]:
-        return {"host": self._address[0], "port": self._address[1], "key": self._key}
+        return {"host": self._address[0], "port": self._address[1], "key": self._key.decode()}
 
     def meet(self, peer: Mapping[str, Any], deadline: Deadline) -> tuple[socket.socket, str]:
-        with self._listener:
+        callers: dict[socket.socket, bytearray] = {}  # What each of them has shown so far.
+        try:
+            return self._await_key(callers, deadline)
+        except (OSError, ValueError) as error:  # The latter of a listener that is closed.
+            raise PeerLostError(f"no receiver connected: {error}") from error
+        finally:
+            for caller in callers:
+                caller.close()
+            self._listener.close()
+
+    def _await_key(
+        self, callers: dict[socket.socket, bytearray], deadline: Deadline
+    ) -> tuple[socket.socket, str]:
+        """Hear whoever calls until one has shown the key; it is taken out of the callers."""
+        self._listener.setblocking(False)
+        while True:
             left = deadline.remaining("the receiver to connect")
-            try:
-                self._listener.settimeout(left)
-                connection, address = self._listener.accept()
-            except TimeoutError as error:
-                raise DeadlineError("the receiver did not connect in time") from error
-            except OSError as error:
-                raise PeerLostError(f"no receiver connected: {error}") from error
-        shown = bytearray(2 * _KEY_BYTES)
-        recv_exactly(connection, memoryview(shown), deadline, f"receiver at {address}")
-        if not hmac.compare_digest(bytes(shown), self._key.encode()):
-            connection.close()
-            raise ProtocolError(f"somebody else connected from {address}")
-        return connection, f"receiver at {address}"
+            poll = select.poll()
+            by_number = {each.fileno(): each for each in (self._listener, *callers)}
+            for number in by_number:
+                poll.register(number, select.POLLIN)
+            for number, _ in poll.poll(1e3 * left):
+                caller = by_number[number]
+                if caller is self._listener:
+                    self._welcome(callers)
+                elif caller in callers and self._shows_key(caller, callers):
+                    del callers[caller]
+                    caller.setblocking(True)
+                    return caller, f"receiver at {caller.getpeername()}"
+
+    def _welcome(self, callers: dict[socket.socket, bytearray]) -> None:
+        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):  # Gone meanwhile.
+            caller, _ = self._listener.accept()
+            caller.setblocking(False)
+            callers[caller] = bytearray()
+        while len(callers) > _MOST_CALLERS:  # The one that says nothing for longest.
+            oldest = next(iter(callers))
+            del callers[oldest]
+            oldest.close()
+
+    def _shows_key(self, caller: socket.socket, callers: dict[socket.socket, bytearray]) -> bool:
+        """Take what it says; a stranger is hung up on."""
+        shown = callers[caller]
+        try:
+            said = caller.recv(len(self._key) - len(shown))
+        except BlockingIOError:
+            return False
+        except OSError:
+            said = b""
+        shown += said
+        if said and len(shown) < len(self._key):
+            return False
+        if hmac.compare_digest(shown, self._key):
+            return True
+        del callers[caller]
+        caller.close()
+        return False
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # Closing alone would leave `accept` waiting.
+        with contextlib.suppress(OSError):  # Closing alone would leave `poll` waiting.
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
