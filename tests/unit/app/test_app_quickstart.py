@@ -168,6 +168,15 @@ def test_data_of_one_row_that_is_kept_back_is_refused(tmp_path: Path) -> None:
         prepare_data(recipe, run_files(recipe, tmp_path / "run"))
 
 
+def test_validation_in_between_needs_rows_that_are_held_out(tmp_path: Path) -> None:
+    given = ["validation.every=5", f"data.path={tmp_path}", "data.held_out=0"]
+    load_config(Recipe, {}, given[:2])
+    load_config(Recipe, {}, [*given, f"data.held_out_path={tmp_path}"])
+    load_config(Recipe, {}, [given[0], given[2]])  # sums have a table of their own
+    with pytest.raises(ConfigError, match=r"validation\.every is 5, and there is nothing"):
+        load_config(Recipe, {}, given)
+
+
 @pytest.mark.parametrize(
     "setting",
     [

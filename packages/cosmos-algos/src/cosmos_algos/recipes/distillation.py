@@ -72,8 +72,8 @@ class DistillationConfig:
             losses = top_k_jsd(goal.logprobs, mine, self.beta)
         else:
             shared = min(goal.shape[-1], student.shape[-1])
-            both = (self._logprobs(logits[..., :shared]) for logits in (goal, student))
-            losses = generalised_jsd(*both, self.beta)
+            theirs, mine = (self._logprobs(logits[..., :shared]) for logits in (goal, student))
+            losses = generalised_jsd(theirs, mine, self.beta)
         if self.likelihood_coefficient:
             likelihood = cross_entropy(accurate(student), targets, reduction="none")
             losses = losses + self.likelihood_coefficient * likelihood
