@@ -266,10 +266,12 @@ def build_once(directory: Path, texts: Iterable[str], tiny: TinyModelConfig, see
 
 
 def require_one_vocabulary(teacher: Path, model: Path) -> None:
-    """Look whether a teacher knows as many tokens as the model that learns from it, and the same.
+    """Look whether a teacher has the tokens of the model that learns from it, by the same numbers.
 
     Tokenizers of both are compared where the teacher has one: what one family calls by a number
-    means something else in another. A teacher may have tokens more, or other names for some.
+    means something else in another. A teacher may have tokens more, or other names for some, among
+    the numbers that both models have. One of the two may have rows more (Qwen2.5 of 7B and above
+    than the smaller ones): padding, which neither tokenizer has a token for.
 
     Raises:
         DataError: if it does not.
@@ -277,20 +279,28 @@ def require_one_vocabulary(teacher: Path, model: Path) -> None:
     """
     check_model_directory(teacher)
     theirs, ours = (read_config(path).get_text_config().vocab_size for path in (teacher, model))
-    if theirs != ours:
-        raise DataError(
-            f"teacher={teacher}: it knows {theirs} tokens and the model {ours}; they need one "
-            "vocabulary"
-        )
-    if any(teacher.glob("tokenizer*.json")):
-        their_ids, our_ids = (_token_ids(path) for path in (teacher, model))
-        other = [t for t in sorted(our_ids.keys() & their_ids) if our_ids[t] != their_ids[t]]
-        if other or not our_ids.keys() & their_ids:
-            example = f"{other[0]!r} is {their_ids[other[0]]} there and {our_ids[other[0]]} here"
+    if not any(teacher.glob("tokenizer*.json")):
+        if theirs != ours:
             raise DataError(
-                f"teacher={teacher}: it numbers tokens otherwise than the model "
-                f"({example if other else 'they have none in common'}); they need one vocabulary"
+                f"teacher={teacher}: it knows {theirs} tokens and the model {ours}, and it has no "
+                "tokenizer that would say which are padding; they need one vocabulary"
             )
+        return
+    their_ids, our_ids = (_token_ids(path) for path in (teacher, model))
+    other = [t for t in sorted(our_ids.keys() & their_ids) if our_ids[t] != their_ids[t]]
+    if other or not our_ids.keys() & their_ids:
+        example = f"{other[0]!r} is {their_ids[other[0]]} there and {our_ids[other[0]]} here"
+        raise DataError(
+            f"teacher={teacher}: it numbers tokens otherwise than the model "
+            f"({example if other else 'they have none in common'}); they need one vocabulary"
+        )
+    shared = min(theirs, ours)
+    alone = [t for ids in (their_ids, our_ids) for t, number in ids.items() if number >= shared]
+    if theirs != ours and alone:
+        raise DataError(
+            f"teacher={teacher}: it knows {theirs} tokens and the model {ours}, and {alone[0]!r} "
+            f"is none of the first {shared}; they need one vocabulary, padding aside"
+        )
 
 
 def _token_ids(path: Path) -> Mapping[str, int]:

@@ -76,6 +76,11 @@ class DataConfig:
     def __post_init__(self) -> None:
         require_at_least(self, {"held_out": 0})
 
+    @property
+    def has_no_held_out(self) -> bool:
+        """Whether all rows of a file are trained on."""
+        return self.path is not None and self.held_out_path is None and self.held_out == 0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmupConfig:
@@ -314,6 +319,11 @@ class Recipe:
             raise ValueError(
                 "weight_sync.quantised is 'nvfp4' and rollout.engine.dtype 'float32'; vllm serves "
                 "it with auto, bfloat16 or float16"
+            )
+        if self.validation.every and self.data.has_no_held_out:
+            raise ValueError(
+                f"validation.every is {self.validation.every}, and there is nothing to validate "
+                "on: set data.held_out or data.held_out_path, or validation.every=0"
             )
         if self.elastic is not None:
             check_elastic(self.elastic, self.policy)

@@ -50,18 +50,21 @@ class StepShare:
 
 
 def share_of_step(train: Train, algorithm: Algorithm, *, index: int, num_shares: int) -> StepShare:
-    """Return share ``index`` of ``num_shares`` of a step; shares have about as many tokens each."""
+    """Return share ``index`` of ``num_shares`` of a step; shares have about as many tokens each.
+
+    Tokens of prompts count, which passes go over like any other.
+    """
     refs: list[SampleRef] = []
     groups: list[int] = []
     for number, group in enumerate(train.groups):
         completed = [ref for ref in group if ref.status == "completed"]
         refs.extend(completed)
         groups.extend([number] * len(completed))
-    lengths = [ref.num_tokens for ref in refs]
+    num_tokens = [ref.num_tokens for ref in refs]
     advantages, weights = algorithm.step_targets(
-        StepRewards(rewards=[ref.reward for ref in refs], groups=groups, num_tokens=lengths)
+        StepRewards(rewards=[ref.reward for ref in refs], groups=groups, num_tokens=num_tokens)
     )
-    mine = balanced_parts(lengths, num_shares)[index]
+    mine = balanced_parts([max(ref.length, ref.num_tokens) for ref in refs], num_shares)[index]
     return StepShare(
         refs=tuple(refs[i] for i in mine),
         advantages=advantages[mine],

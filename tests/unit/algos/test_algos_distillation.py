@@ -9,7 +9,6 @@ from cosmos_algos import (
     AlgorithmConfigError,
     DistillationConfig,
     candidate_logprobs,
-    check_one_vocabulary,
     generalised_jsd,
     top_k,
     top_k_jsd,
@@ -148,6 +147,31 @@ def test_losses_of_what_is_kept_of_a_teacher_are_those_of_its_logits():
     assert DistillationConfig(top_k=6).likeliest(teacher) is None
 
 
-def test_a_teacher_of_more_tokens_is_refused():
-    with pytest.raises(AlgorithmConfigError, match="the teacher knows 7 tokens and the student 6"):
-        check_one_vocabulary(7, 6)
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+def test_a_likeliest_token_that_the_student_has_not_is_one_of_the_others(beta):
+    teacher, student = torch.tensor([0.1, 0.25, 0.15, 0.5]), torch.tensor([0.2, 0.3, 0.5])
+    logits = student.double().log()[None].requires_grad_()
+    config = DistillationConfig(beta=beta, top_k=2)  # the likeliest two are 3, which is padding, 1
+
+    found = config.token_losses(teacher.double().log()[None], logits, torch.tensor([0]))
+    expected = generalised_jsd(  # of token 1 and all others, 3 included, or not there
+        torch.tensor([0.25, 0.75]).double().log(), torch.tensor([0.3, 0.7]).double().log(), beta
+    )
+
+    torch.testing.assert_close(found[0], expected, rtol=1e-6, atol=1e-8)
+    assert torch.autograd.grad(found.sum(), logits)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("more", ["teacher", "student"])
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+def test_whole_distributions_are_over_the_tokens_that_both_have(more, beta):
+    teacher, student = distributions(seed=6)
+    config = DistillationConfig(beta=beta)
+    targets = torch.tensor([0, 1, 2, 3])
+    padded = {"teacher": teacher, "student": student}
+    padded[more] = torch.nn.functional.pad(padded[more], (0, 3), value=0.5)
+
+    torch.testing.assert_close(
+        config.token_losses(padded["teacher"], padded["student"], targets),
+        config.token_losses(teacher, student, targets),
+    )

@@ -242,3 +242,29 @@ def test_settings_out_of_range_are_refused(settings, message):
 def test_more_likely_tokens_than_the_vocabulary_has_are_refused():
     with pytest.raises(AlgorithmConfigError, match="top_k 12: the distribution has 11 tokens"):
         batch_of(OnPolicyDistillationConfig(top_k=12))
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("chunk", [0, 2])
+def test_what_a_teacher_finds_likeliest_may_be_padding_that_the_policy_has_not(beta, chunk):
+    config = OnPolicyDistillationConfig(beta=beta, top_k=3, logprob_chunk=chunk)
+    batch = batch_of(config)
+    # the third likeliest of each place is a row that only the teacher has
+    padding = batch.teacher_top_token_ids.clone()
+    padding[..., 2] = VOCABULARY + 4
+    model, other = TinyModel(0), TinyModel(0)
+    found = policy_loss(config)(model, replace(batch, teacher_top_token_ids=padding))
+
+    few = replace(config, top_k=2)
+    expected = policy_loss(few)(
+        other,
+        replace(
+            batch,
+            teacher_top_logprobs=batch.teacher_top_logprobs[..., :2],
+            teacher_top_token_ids=batch.teacher_top_token_ids[..., :2],
+        ),
+    )
+    assert found.total.item() == pytest.approx(expected.total.item(), rel=1e-6)
+    found.total.backward()
+    expected.total.backward()
+    torch.testing.assert_close(model.head.weight.grad, other.head.weight.grad)

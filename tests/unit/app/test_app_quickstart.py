@@ -168,15 +168,24 @@ def test_data_of_one_row_that_is_kept_back_is_refused(tmp_path: Path) -> None:
         prepare_data(recipe, run_files(recipe, tmp_path / "run"))
 
 
+def test_validation_in_between_needs_rows_that_are_held_out(tmp_path: Path) -> None:
+    given = ["validation.every=5", f"data.path={tmp_path}", "data.held_out=0"]
+    load_config(Recipe, {}, given[:2])
+    load_config(Recipe, {}, [*given, f"data.held_out_path={tmp_path}"])
+    load_config(Recipe, {}, [given[0], given[2]])  # sums have a table of their own
+    with pytest.raises(ConfigError, match=r"validation\.every is 5, and there is nothing"):
+        load_config(Recipe, {}, given)
+
+
 @pytest.mark.parametrize(
     "setting",
     [
         "rollout.replicas=0", "rollout.slots=0", "rollout.sampling.max_new_tokens=0",
         "trainer.groups_per_step=0", "trainer.steps=0", "trainer.checkpoint_every=-1",
         "policy.ranks=0", "policy.replicas=0", "data.held_out=-1", "warmup.steps=-1",
-        "validation.every=-1", "bus.lease_s=0", "bus.lease_s=nan", "seed=-1",
+        "validation.every=-1", "bus.lease_s=0", "seed=-1",
         "trainer.keep_checkpoints=0", "launch.restarts=-1", "launch.stop_grace_s=-1",
-        "model.tiny.num_layers=0", "staleness.window=nan", "rollout.engine.kv_cache_mib=-1",
+        "model.tiny.num_layers=0", "rollout.engine.kv_cache_mib=-1",
     ],
 )  # fmt: skip
 def test_numbers_out_of_range_are_named(setting: str) -> None:

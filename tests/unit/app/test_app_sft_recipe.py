@@ -13,7 +13,7 @@ from cosmos_app.export import export_checkpoint
 from cosmos_app.given.check import check_given, forecast_given
 from cosmos_app.given.files import prepare_model
 from cosmos_app.given.launch import child_specs, run_given_recipe
-from cosmos_app.given.recipe import SftRecipe
+from cosmos_app.given.recipe import GivenTrainerConfig, SftRecipe
 from cosmos_app.given.tasks import supervised
 from cosmos_app.given.trainer import GivenTrainer
 from cosmos_app.prepare import build_once
@@ -22,7 +22,13 @@ from cosmos_app.recipe import PolicyConfig, Recipe
 from cosmos_app.recipes import load_any_recipe, recipe_of_run
 from cosmos_core.config import ConfigError, config_to_json, load_config
 from cosmos_core.rundir import RunDirectory
-from cosmos_parallel import ParallelConfig, Seat, SftDataError, build_mesh
+from cosmos_parallel import (
+    CheckpointPlaceError,
+    ParallelConfig,
+    Seat,
+    SftDataError,
+    build_mesh,
+)
 
 
 @pytest.fixture
@@ -75,6 +81,20 @@ def test_the_kind_says_which_recipe_it_is(tmp_path, file):
 def test_what_does_not_fit_is_refused_before_anything_starts(file, override, message):
     with pytest.raises((ConfigError, ValueError), match=message):
         load_any_recipe(file, [override])
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("trainer.validate_every=5", "trainer.validate_every is 5, and there is nothing"),
+        ("trainer.retention.keep_best=1", "trainer.retention.keep_best is 1, and there is nothing"),
+    ],
+)
+def test_validation_and_the_best_checkpoint_need_examples_to_validate_on(file, setting, message):
+    load_any_recipe(file, [setting])
+    load_any_recipe(file, [setting, "data.held_out=0", "data.validation_split=test"])
+    with pytest.raises(ConfigError, match=message):
+        load_any_recipe(file, [setting, "data.held_out=0"])
 
 
 @pytest.mark.parametrize("algorithm", ["dpo", "kto", "distillation"])
@@ -201,6 +221,20 @@ def test_several_replicas_have_a_meeting_place(run, file):
     two = child_specs(load_any_recipe(file, ["policy.replicas=2", "policy.ranks=2"]), run)
     assert [spec.name for spec in two] == ["meeting", "policy-0", "policy-1"]
     assert "--nproc-per-node=2" in two[1].argv
+
+
+def test_checkpoints_at_an_address_that_nothing_reaches_are_refused(file, tmp_path):
+    place = "trainer.checkpoints=nonsense://bucket/run"
+    recipe = load_any_recipe(file, [place, f"output={tmp_path / 'out'}"])
+    for look in (
+        lambda: asyncio.run(run_given_recipe(recipe, resume=False, as_json=False)),
+        lambda: check_given(recipe, as_json=False),
+    ):
+        with pytest.raises(CheckpointPlaceError, match="nonsense://bucket/run: Protocol not known"):
+            look()
+    assert not (tmp_path / "out").exists()
+    assert check_given(replace(recipe, trainer=GivenTrainerConfig(checkpoints="memory://x")),
+                       as_json=True) == 0  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Shares of a step: together the whole step, each weighed by all of it."""
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -51,6 +52,14 @@ TRAIN = Train(
     groups=((ref("a", 1.0, 2, 3), ref("b", 0.0, 4, 2), FAILED), (ref("c", 1.0, 3, 3),)),
     publish=True,
 )
+
+
+def test_shares_have_as_many_tokens_to_pass_over_prompts_included() -> None:
+    lengths = {"a": 900, "b": 100, "c": 500, "d": 500}  # of which 10 each are trained
+    refs = tuple(msgspec.structs.replace(ref(key, 1.0, 10), length=n) for key, n in lengths.items())
+    train = Train(step=0, groups=(refs,), publish=True)
+    shares = [share_of_step(train, ALGORITHM, index=i, num_shares=2) for i in range(2)]
+    assert sorted(sum(ref.length for ref in share.refs) for share in shares) == [1000, 1000]
 
 
 @pytest.mark.parametrize("num_shares", [1, 2, 3, 5])

@@ -345,6 +345,15 @@ def test_broken_json_is_refused(text: str, message: str):
         config_from_json(Recipe, text)
 
 
+@pytest.mark.parametrize(
+    "override", ["trainer.clip=nan", "trainer.lr=-nan", "trainer.betas=[0.9,nan]"]
+)
+def test_nan_is_no_number_of_a_recipe(override: str):
+    path = override.partition("=")[0]
+    with pytest.raises(ConfigError, match=rf"{path} has to be a number, found nan"):
+        load(override)
+
+
 def test_the_resolved_config_runs_again_from_its_json_file(tmp_path: Path):
     recipe = load("trainer.clip=inf", "trainer.name=none", "judge.max_len=3", "sinks.0.every=9")
     resolved = tmp_path / "config.json"

@@ -178,16 +178,15 @@ def test_eight_bit_adamw_stays_near_adamw_and_keeps_its_state_in_bytes():
 
 
 @pytest.mark.parametrize(
-    ("config", "tolerance"),
+    "config",
     [
-        (MuonConfig(lr=1e-2), 0.0),
-        (TorchOptimizerConfig(name="NAdam", lr=1e-2), 0.0),
-        # 8-bit state is written down in float, and rounded again when it is read
-        (AdamW8bitConfig(lr=1e-2), 1e-2),
+        MuonConfig(lr=1e-2),
+        TorchOptimizerConfig(name="NAdam", lr=1e-2),
+        AdamW8bitConfig(lr=1e-2),
     ],
-    ids=lambda value: getattr(value, "kind", ""),
+    ids=lambda config: config.kind,
 )
-def test_a_checkpoint_holds_the_state_of_every_optimizer(config, tolerance, tmp_path):
+def test_a_checkpoint_holds_the_state_of_every_optimizer(config, tmp_path):
     if config.kind == "adamw_8bit":
         pytest.importorskip("torchao")
 
@@ -208,7 +207,7 @@ def test_a_checkpoint_holds_the_state_of_every_optimizer(config, tolerance, tmp_
     resumed = fresh()
     store.load(resumed)
     found = [resumed.step([inputs], square).loss for _ in range(3)]
-    assert found == pytest.approx(expected, rel=tolerance, abs=0)
+    assert found == expected  # moments of 8 bits are written down in float, and found again
     store.close()
 
 

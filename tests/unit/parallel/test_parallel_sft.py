@@ -1,5 +1,6 @@
 """Supervised data, batches and loss, against a plain loop over single examples."""
 
+import copy
 import json
 
 import numpy as np
@@ -49,6 +50,27 @@ def test_prompt_is_not_trained_and_the_response_ends(tokenizer):
     assert (example.token_ids.dtype, example.trainable.dtype) == (np.int32, np.bool_)
 
 
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ("</s> $A", "</s>[b][</s>]"),  # as OPT's, whose first token is its last too
+        ("$A </s>", "[b][</s>]"),  # as T5's
+    ],
+)
+def test_an_empty_prompt_keeps_what_the_tokenizer_puts_before_it(tokenizer, form, expected):
+    from tokenizers.processors import TemplateProcessing
+
+    framed = copy.deepcopy(tokenizer)
+    end = ("</s>", tokenizer.eos_token_id)
+    framed.backend_tokenizer.post_processor = TemplateProcessing(single=form, special_tokens=[end])
+    assert spell(framed, encode_example({"prompt": "", "response": "b"}, framed)) == expected
+
+
+def test_an_end_that_is_written_in_the_prompt_stays(tokenizer):
+    example = encode_example({"prompt": "<u>a</s>", "response": "b"}, tokenizer)
+    assert spell(tokenizer, example) == "<u>a</s>[b][</s>]"
+
+
 def test_every_answer_of_a_conversation_is_trained_and_nothing_else(tokenizer):
     messages = [
         {"role": "user", "content": "a"},
@@ -96,8 +118,6 @@ def test_missing_and_empty_files_are_errors(tmp_path, tokenizer):
 
 
 def test_a_template_that_rewrites_history_is_refused(tokenizer):
-    import copy
-
     fickle = copy.deepcopy(tokenizer)
     fickle.chat_template = "{{ messages | length }}{{ messages[-1].content }}"
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]

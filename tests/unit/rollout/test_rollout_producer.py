@@ -145,6 +145,7 @@ async def test_a_group_becomes_trajectories_then_an_event():
         assert (first.oldest_version, first.newest_version) == (4, 4)
         trajectory = world.store.trajectories[first.key]
         assert trajectory.token_ids.tolist() == [ord(c) for c in "3abc"] + [STOP]
+        assert first.length == trajectory.num_tokens == 5  # with its prompt
         assert trajectory.trainable.tolist() == [False, True, True, True, True]
         np.testing.assert_allclose(trajectory.logprobs, [0.0, -0.5, -0.5, -0.5, -0.25])
         assert trajectory.versions == (VersionSpan(UNSAMPLED, 1), VersionSpan(4, 4))

@@ -58,6 +58,7 @@ def check_given(recipe: GivenRecipe, *, as_json: bool) -> int:
         DataError: if the recipe names a directory without a model in it, or a teacher that has
             other tokens than the model or cannot be divided as the recipe says.
         MeshError: if the model cannot be divided as the recipe says.
+        CheckpointPlaceError: if nothing knows how to reach where checkpoints should lie.
         SftDataError: if the data cannot be read.
     """
     check_inputs(recipe)

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from cosmos_algos import DistillationConfig, LossSum, TopK, check_one_vocabulary
+from cosmos_algos import DistillationConfig, LossSum, TopK
 from cosmos_app.given.supervised import SftTask, token_figures
 from cosmos_parallel import (
     Learner,
@@ -60,8 +59,6 @@ class DistillationTask:
         """
         self._examples = examples
         self._algorithm = algorithm
-        config: Any = teacher.config  # any Hugging Face configuration
-        self._vocabulary: int = config.get_text_config().vocab_size
         self.num_examples = examples.num_examples
         self.filler = TaughtBatch(examples=examples.filler)
         # whole distributions are as large as logits are
@@ -87,12 +84,8 @@ class DistillationTask:
         """Run the student over a batch that has the teacher's goals; sum over the trained tokens.
 
         What the divergence needs beside the logits is made chunk by chunk, and again in backward.
-
-        Raises:
-            AlgorithmConfigError: if teacher and student have not the same vocabulary.
         """
         mine = answer_logits(model, batch.examples)
-        check_one_vocabulary(self._vocabulary, mine.logits.shape[-1])
         total = mine.logits.new_zeros((), dtype=torch.float32)
         num_agreed = torch.zeros((), device=total.device)
         chunks = (part.split(_CHUNK_TOKENS) for part in (mine.logits, mine.targets, mine.mask))

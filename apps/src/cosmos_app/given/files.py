@@ -26,6 +26,7 @@ from cosmos_parallel import (
     PictureReader,
     SftDataError,
     check_example,
+    check_place,
     encode_example,
     read_rows,
     read_rows_in,
@@ -67,8 +68,10 @@ def check_inputs(recipe: GivenRecipe) -> int:
         DataError: if the recipe names a directory without a model in it, or a teacher that has
             other tokens than the model or cannot be divided as the recipe says.
         MeshError: if the model cannot be divided as the recipe says.
+        CheckpointPlaceError: if nothing knows how to reach where checkpoints should lie.
         SftDataError: if the data cannot be read, naming file, line and what is wrong.
     """
+    check_place(recipe.trainer.checkpoints)
     data, model = recipe.data, recipe.model
     if model.path is not None:
         require_trainable(model.path, recipe.policy, held_training(recipe))

@@ -159,7 +159,7 @@ class SftRecipe:
         Raises:
             ValueError: naming the settings that do not go together.
         """
-        _check(self.policy, self.elastic, self.data)
+        _check(self.policy, self.elastic, self.data, self.trainer)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,7 +202,7 @@ class PreferenceRecipe:
         Raises:
             ValueError: naming the settings that do not go together.
         """
-        _check(self.policy, self.elastic, self.data)
+        _check(self.policy, self.elastic, self.data, self.trainer)
         _check_rows(self.trainer)
 
 
@@ -246,7 +246,7 @@ class RewardModelRecipe:
         Raises:
             ValueError: naming the settings that do not go together.
         """
-        _check(self.policy, self.elastic, self.data)
+        _check(self.policy, self.elastic, self.data, self.trainer)
         _check_rows(self.trainer)
 
 
@@ -292,7 +292,7 @@ class DistillationRecipe:
         Raises:
             ValueError: naming the settings that do not go together.
         """
-        _check(self.policy, self.elastic, self.data)
+        _check(self.policy, self.elastic, self.data, self.trainer)
 
 
 GivenRecipe = SftRecipe | PreferenceRecipe | RewardModelRecipe | DistillationRecipe
@@ -305,7 +305,10 @@ GIVEN_KINDS: dict[str, type[GivenRecipe]] = {
 
 
 def _check(
-    policy: PolicyConfig, elastic: ElasticConfig, data: SftDataConfig | PreferenceDataConfig
+    policy: PolicyConfig,
+    elastic: ElasticConfig,
+    data: SftDataConfig | PreferenceDataConfig,
+    trainer: GivenTrainerConfig,
 ) -> None:
     policy.parallel.resolve(policy.ranks)
     check_elastic(elastic, policy)
@@ -321,6 +324,14 @@ def _check(
             "data.held_out keeps examples back for validation, but the recipe names others: "
             "set data.held_out=0, or drop the others"
         )
+    if not (data.held_out or data.validation_path or data.validation_split):
+        every, best = trainer.validate_every, trainer.retention.keep_best
+        name = "validate_every" if every else "retention.keep_best"
+        if every or best:
+            raise ValueError(
+                f"trainer.{name} is {every or best}, and there is nothing to validate on: set "
+                f"data.held_out, data.validation_path or data.validation_split, or {name}=0"
+            )
 
 
 def _check_rows(trainer: GivenTrainerConfig) -> None:

@@ -12,6 +12,7 @@ from cosmos_app.wfm.object_store import use_object_store
 from cosmos_app.wfm.recipe import WfmRecipe
 from cosmos_app.wfm.rewarding import reward_client
 from cosmos_core.config import config_to_json
+from cosmos_parallel import check_place
 from cosmos_wfm import DiffusionRlConfig, RunForecast, forecast_run
 
 
@@ -35,7 +36,9 @@ def check_wfm(recipe: WfmRecipe, *, as_json: bool) -> int:
         PipelineError: if the model cannot be trained, or not on such ranks.
         WfmConfigError: if sizes, adapters, prompts or rewards do not fit the model or each other.
         CaptionDataError: if the data cannot be read.
+        CheckpointPlaceError: if nothing knows how to reach where checkpoints should lie.
     """
+    check_place(recipe.checkpoints)
     use_object_store(os.environ)
     found = WfmCheck(forecast=forecast_run(recipe), warnings=_warnings(recipe))
     if as_json:

@@ -76,7 +76,7 @@ from cosmos_algos.recipes.aipo import AipoConfig
 from cosmos_algos.recipes.cispo import CispoConfig
 from cosmos_algos.recipes.dapo import DapoConfig
 from cosmos_algos.recipes.decoupled_ppo import DecoupledPpoConfig
-from cosmos_algos.recipes.distillation import DistillationConfig, check_one_vocabulary
+from cosmos_algos.recipes.distillation import DistillationConfig
 from cosmos_algos.recipes.dpo import DpoConfig
 from cosmos_algos.recipes.dr_grpo import DrGrpoConfig
 from cosmos_algos.recipes.grpo import GrpoConfig
@@ -223,7 +223,6 @@ __all__ = [
     "budget_rewards",
     "candidate_logprobs",
     "capped_budget_rewards",
-    "check_one_vocabulary",
     "chunked_logprobs",
     "clipped_surrogate",
     "collate",

@@ -81,14 +81,28 @@ def top_k_jsd(
 ) -> Float[Tensor, "*S"]:
     """Return ``generalised_jsd`` of the teacher's K likeliest tokens and one tail of all others.
 
-    Never more than the divergence of the whole distributions, and equal to it for K = V - 1.
+    Never more than the divergence of the whole distributions, and equal to it for K = V - 1. What
+    the student cannot say is one of the others: a token for which its vocabulary has no row.
 
     Args:
         teacher: log-probabilities of those tokens under the teacher.
-        student: log-probabilities of the *same* tokens under the student.
+        student: log-probabilities of the *same* tokens under the student, of ``known_logprobs``.
         beta: where between forward (0) and reverse (1).
     """
-    return generalised_jsd(with_tail(teacher), with_tail(student), beta)
+    kept = teacher.masked_fill(student == -torch.inf, -torch.inf)
+    return generalised_jsd(with_tail(kept), with_tail(student), beta)
+
+
+def known_logprobs(
+    logprobs: Float[Tensor, "*S V"], token_ids: Int[Tensor, "*S K"]
+) -> Float[Tensor, "*S K"]:
+    """Return the log-probabilities of K tokens; -inf of those that are beyond the vocabulary.
+
+    Teachers of the same tokenizer may have more rows of padding than the student.
+    """
+    is_known = token_ids < logprobs.shape[-1]
+    found = logprobs.gather(-1, token_ids.where(is_known, 0))
+    return found.where(is_known, -torch.inf)
 
 
 def candidate_logprobs(
@@ -103,7 +117,7 @@ def candidate_logprobs(
     """Return log-probabilities of K tokens for each hidden state, chunk by chunk.
 
     As ``chunked_logprobs``, memory is ``chunk * V``: each chunk's logits are made again in
-    backward.
+    backward. A token beyond the vocabulary has -inf, and no gradient.
 
     Raises:
         AlgorithmConfigError: if ``chunk`` is below 1.
@@ -113,7 +127,7 @@ def candidate_logprobs(
     def score(rows: Tensor, wanted: Tensor) -> Tensor:
         logits = torch.nn.functional.linear(rows, weight, bias)
         logits = logits if logits.dtype == torch.float64 else logits.float()
-        return torch.log_softmax(logits / temperature, dim=-1).gather(-1, wanted)
+        return known_logprobs(torch.log_softmax(logits / temperature, dim=-1), wanted)
 
     parts = [
         checkpoint(score, hidden[i : i + chunk], token_ids[i : i + chunk], use_reentrant=False)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from cosmos_algos.batch import TokenBatch
-from cosmos_algos.distillation import TopK, candidate_logprobs, top_k
+from cosmos_algos.distillation import TopK, candidate_logprobs, known_logprobs, top_k
 from cosmos_algos.errors import ModelHeadError
 from cosmos_algos.logprobs import (
     DEFAULT_CHUNK,
@@ -72,7 +72,8 @@ def scores_and_candidates(
         chunk: targets projected onto the vocabulary at a time; 0 makes the whole logits.
 
     Returns:
-        Scores, and log-probabilities of the other tokens; 0 where not trainable.
+        Scores, and log-probabilities of the other tokens; 0 where not trainable, and -inf of a
+        token beyond the model's vocabulary.
 
     Raises:
         ModelHeadError: as `model_scores`.
@@ -252,7 +253,7 @@ class _Candidates:
     def of_logits(self, logits: Float[Tensor, "N V"]) -> Float[Tensor, "N C"]:
         """Gather the others from the same log-softmax."""
         logprobs = torch.log_softmax(accurate(logits) / self._temperature, dim=-1)
-        others = logprobs.gather(-1, self._token_ids)
+        others = known_logprobs(logprobs, self._token_ids)
         return torch.cat([self._inner.of_logits(logits), others], dim=-1)
 
 

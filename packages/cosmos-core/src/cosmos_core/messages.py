@@ -33,14 +33,16 @@ class SampleRef(msgspec.Struct, frozen=True, kw_only=True):
     """All that the controller knows of a finished sample; the trajectory itself is at ``key``.
 
     ``oldest_version`` and ``newest_version`` are the weight versions that sampled its first and
-    last trained token. A failed sample has no key and no reward and is never trained on;
-    ``failure`` says what happened.
+    last trained token. ``num_tokens`` are those that are trained, ``length`` all that a pass goes
+    over, those of the prompt and of tools too. A failed sample has no key and no reward and is
+    never trained on; ``failure`` says what happened.
     """
 
     sibling: int
     status: SampleStatus
     key: str = ""
     num_tokens: int = 0
+    length: int = 0
     reward: float = 0.0
     oldest_version: int = 0
     newest_version: int = 0

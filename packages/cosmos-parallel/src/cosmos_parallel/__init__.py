@@ -1,6 +1,7 @@
 """Meshes, model loading, the learner and checkpoints: everything a policy replica trains with."""
 
 from cosmos_parallel.checkpoint import Checkpoint, CheckpointStore, RetentionConfig
+from cosmos_parallel.checkpoint_files import check_place
 from cosmos_parallel.determinism import deterministic, seed_everything
 from cosmos_parallel.elastic import ElasticReplicas, Seat
 from cosmos_parallel.ema import Ema, EmaConfig
@@ -8,6 +9,7 @@ from cosmos_parallel.errors import (
     AdapterError,
     CheckpointError,
     CheckpointMismatchError,
+    CheckpointPlaceError,
     ExportError,
     FreezeError,
     LossContractError,
@@ -145,6 +147,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "CheckpointMismatchError",
+    "CheckpointPlaceError",
     "CheckpointStore",
     "ElasticConfig",
     "ElasticReplicas",
@@ -222,6 +225,7 @@ __all__ = [
     "check_layout",
     "check_model_directory",
     "check_packable",
+    "check_place",
     "check_trainable",
     "chosen_implementation",
     "copy_weights",

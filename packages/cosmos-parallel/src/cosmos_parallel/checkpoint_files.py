@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
-from cosmos_parallel.errors import CheckpointError
+from cosmos_parallel.errors import CheckpointError, CheckpointPlaceError
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -190,7 +190,7 @@ class RemoteFiles:
         """Open the store.
 
         Raises:
-            CheckpointError: if no driver for it is installed.
+            CheckpointPlaceError: if no driver for it is installed.
         """
         from fsspec.core import url_to_fs
 
@@ -198,7 +198,7 @@ class RemoteFiles:
             # Any: fsspec has no type stubs
             opened: Any = url_to_fs(url)
         except (ImportError, ValueError) as error:
-            raise CheckpointError(f"checkpoints at {url}: {error}") from error
+            raise CheckpointPlaceError(f"checkpoints at {url}: {error}") from error
         self._url = url.rstrip("/")
         self._files: AbstractFileSystem = opened[0]
         self._root = str(opened[1]).rstrip("/")
@@ -312,6 +312,16 @@ def open_files(place: Path | str, *, is_writer: bool) -> CheckpointFiles:
         return LocalFiles(Path(place), is_writer=is_writer)
     except OSError as error:
         raise CheckpointError(f"cannot make checkpoint directory {place}: {error}") from error
+
+
+def check_place(place: Path | str) -> None:
+    """Look whether a URL is one of a store that a driver is installed for; nobody is asked.
+
+    Raises:
+        CheckpointPlaceError: if it is not.
+    """
+    if "://" in str(place):
+        RemoteFiles(str(place))
 
 
 def parse_manifest(data: bytes, path: str, known_format: int) -> dict[str, Any]:

@@ -1,22 +1,25 @@
 """torchao's 8-bit AdamW, the only module that imports it for an optimizer."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torchao.optim import AdamW8bit
+from torchao.optim.quant_utils import quantize_8bit_with_qmap
+from torchao.optim.subclass_8bit import OptimState8bit
 
 from cosmos_parallel.gradients import laid_out_like, local_part
 
 _SIGNED = {"exp_avg": True, "exp_avg_sq": False}
+_LEAST_SCALE = 1e-12  # torchao's, of a block of zeros
 
 
 class PlainStateAdamW8bit(AdamW8bit):
     """torchao's optimizer, with its state to be had in float, as checkpoints keep it.
 
-    Writing a state down in float and reading it back gives it to the rounding of one code: blocks
-    whose largest value is negative get a scale that is 0.7 % smaller, as -1 has no code.
+    Where parameters are divided as they were, reading a state back gives it to the bit.
     """
 
     def plain(self, value: Tensor) -> Tensor:
@@ -31,8 +34,37 @@ class PlainStateAdamW8bit(AdamW8bit):
         if quantity not in _SIGNED:
             return value
         kept: Tensor = self._new_buffer(parameter.detach(), _SIGNED[quantity])
-        local_part(kept).copy_(local_part(value))
+        local, given = local_part(kept), local_part(value)
+        if isinstance(local, OptimState8bit):
+            _encode(local, given)
+        else:
+            local.copy_(given)
         return kept
+
+
+def _encode(kept: OptimState8bit, values: Tensor) -> None:
+    """Find codes and scales of values that are products of such.
+
+    torchao's own copy takes the largest magnitude of a block for its scale. Where that is of a
+    negative value it is not: -1 has no code, and the one next to it is 0.7 % nearer to 0. What that
+    is divided by misses the scale by its last bit at times, so the bits beside are tried as well.
+    """
+    blocks = values.float().reshape(-1, kept.block_size)
+    scale = blocks.amax(-1)
+    if kept.signed:
+        lowest = -blocks.amin(-1)
+        scale = torch.where(scale > lowest, scale, lowest / -kept.qmap[0])
+    scale = scale.clip(min=_LEAST_SCALE)
+    tried = [scale, *(scale.nextafter(torch.full_like(scale, end)) for end in (0.0, math.inf))]
+    fewest = torch.full_like(scale, math.inf)
+    for each in tried:
+        codes = quantize_8bit_with_qmap(blocks / each[:, None], kept.qmap)
+        misses = (kept.qmap[codes.int()] * each[:, None] != blocks).sum(-1)
+        better = misses < fewest
+        fewest = torch.where(better, misses.float(), fewest)
+        kept.scale.copy_(torch.where(better, each, kept.scale))
+        chosen = torch.where(better[:, None], codes, kept.codes.view_as(codes))
+        kept.codes.copy_(chosen.view_as(kept.codes))
 
 
 class _EagerAdamW8bit(PlainStateAdamW8bit):

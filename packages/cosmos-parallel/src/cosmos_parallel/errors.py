@@ -70,6 +70,10 @@ class CheckpointMismatchError(CheckpointError):
     """Raised when a checkpoint is of another model; the next attempt would find the same."""
 
 
+class CheckpointPlaceError(CheckpointError):
+    """Raised when nothing knows how to reach the address that checkpoints should lie at."""
+
+
 class ExportError(ParallelError):
     """Raised when a model cannot be written in Hugging Face form."""
 

@@ -183,7 +183,8 @@ class AdamW8bitConfig:
     """AdamW whose moments are kept in 8 bits, by blocks (Dettmers et al., 2022; torchao).
 
     Tensors under 4096 values, or of which a rank holds no whole number of blocks, keep theirs as
-    they are.
+    they are. A run goes on to the bit where ranks hold the same parts as before; elsewhere blocks
+    are others, and moments are rounded once more.
 
     Attributes:
         kind: which optimizer this is.

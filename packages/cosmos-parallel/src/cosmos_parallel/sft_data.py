@@ -194,7 +194,9 @@ def _encode_texts(
         ) from error
     end = tokenizer.eos_token_id
     if isinstance(end, int):
-        prompt = prompt[:-1] if prompt[-1:] == [end] else prompt
+        # one that the tokenizer adds; it may also be what the prompt's text ends with, or begins
+        is_added = prompt[-1:] == [end] and _token_ids(tokenizer("a"))[-1] == end
+        prompt = prompt[:-1] if is_added else prompt
         response = [*response, end]
     return _example([(prompt, False), (response, True)])
 

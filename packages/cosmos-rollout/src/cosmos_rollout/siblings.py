@@ -101,6 +101,7 @@ def sample_ref(trajectory: Trajectory, key: str) -> SampleRef:
         status="completed",
         key=key,
         num_tokens=int(np.count_nonzero(trajectory.trainable)),
+        length=trajectory.num_tokens,
         reward=trajectory.reward,
         oldest_version=trajectory.oldest_version,
         newest_version=trajectory.newest_version,

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from cosmos_algos.distillation import TopK, generalised_jsd, top_k, top_k_jsd
+from cosmos_algos.distillation import TopK, generalised_jsd, known_logprobs, top_k, top_k_jsd
 from cosmos_algos.errors import AlgorithmConfigError
 from cosmos_algos.logprobs import accurate
 
@@ -19,6 +19,11 @@ from cosmos_algos.logprobs import accurate
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DistillationConfig:
     """A generalised Jensen-Shannon divergence, and the likelihood of the answers besides.
+
+    A teacher and a student of one tokenizer may have other numbers of padding rows. Whole
+    distributions are over the tokens that both have: each softmax is over these alone, since a KL
+    to what the other cannot say is infinite. With ``top_k`` each is over all of its own rows, and
+    a token that the student has not is one of "all others".
 
     Attributes:
         beta: 0 is KL(teacher || student), 1 KL(student || teacher), between them the mixture's.
@@ -50,7 +55,7 @@ class DistillationConfig:
 
     def token_losses(
         self,
-        teacher: Float[Tensor, "N V"] | TopK,
+        teacher: Float[Tensor, "N V2"] | TopK,
         student: Float[Tensor, "N V"],
         targets: Int[Tensor, " N"],
     ) -> Float[Tensor, " N"]:
@@ -60,38 +65,19 @@ class DistillationConfig:
             teacher: logits, or what ``likeliest`` made of them.
             student: logits, with gradient.
             targets: the answer's tokens.
-
-        Raises:
-            AlgorithmConfigError: if the logits of the two have not the same vocabulary.
         """
-        mine = torch.log_softmax(accurate(student) / self.temperature, dim=-1)
-        goal = teacher if isinstance(teacher, TopK) else self._goal(teacher, student)
+        goal = teacher if isinstance(teacher, TopK) else self.likeliest(teacher) or teacher
         if isinstance(goal, TopK):
-            losses = top_k_jsd(goal.logprobs, mine.gather(-1, goal.token_ids), self.beta)
+            mine = known_logprobs(self._logprobs(student), goal.token_ids)
+            losses = top_k_jsd(goal.logprobs, mine, self.beta)
         else:
-            losses = generalised_jsd(goal, mine, self.beta)
+            shared = min(goal.shape[-1], student.shape[-1])
+            theirs, mine = (self._logprobs(logits[..., :shared]) for logits in (goal, student))
+            losses = generalised_jsd(theirs, mine, self.beta)
         if self.likelihood_coefficient:
             likelihood = cross_entropy(accurate(student), targets, reduction="none")
             losses = losses + self.likelihood_coefficient * likelihood
         return losses
 
-    def _goal(self, teacher: Tensor, student: Tensor) -> Tensor | TopK:
-        """Return the teacher's likeliest tokens, or the log-probabilities of all."""
-        check_one_vocabulary(teacher.shape[-1], student.shape[-1])
-        few = self.likeliest(teacher)
-        if few is not None:
-            return few
-        return torch.log_softmax(accurate(teacher) / self.temperature, dim=-1)
-
-
-def check_one_vocabulary(teacher: int, student: int) -> None:
-    """Check that two models have as many logits.
-
-    Raises:
-        AlgorithmConfigError: if they have not.
-    """
-    if teacher != student:
-        raise AlgorithmConfigError(
-            f"distillation: the teacher knows {teacher} tokens and the student {student}; they "
-            "need one vocabulary"
-        )
+    def _logprobs(self, logits: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
+        return torch.log_softmax(accurate(logits) / self.temperature, dim=-1)

@@ -20,6 +20,11 @@ from cosmos_algos.objective import ObjectiveConfig
 class OnPolicyDistillationConfig:
     """Distillation alone; with another advantage, rewards count besides.
 
+    A teacher of the same tokenizer may have another number of padding rows than the policy. Each
+    model's softmax is over all of its own rows, as engines that score have it: what a trained
+    model gives its padding is too little to count. With ``top_k``, a token that the policy has not
+    is one of "all others".
+
     Attributes:
         advantage: formula of the advantages.
         objective: policy loss, anchor, correction and penalties; ``teacher_coefficient`` weighs the

@@ -2,12 +2,14 @@
 
 A table is read on top of its default: keys it leaves out keep the values that the enclosing class
 gives them. Leaves are checked by pydantic in strict JSON mode, so that ``"3"`` is not 3, 3 is a
-float where one is wanted, and a string is a path.
+float where one is wanted, and a string is a path. NaN is nothing that anybody means; infinity is,
+for limits that shall not bind.
 """
 
 import dataclasses
 import difflib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from datetime import date, time
 from functools import lru_cache
@@ -185,9 +187,13 @@ class Builder:
         for reading in readings:
             try:
                 text = json.dumps(reading, default=_plain)
-                return _adapter(annotation).validate_json(text, strict=True)
+                value = _adapter(annotation).validate_json(text, strict=True)
             except (ValidationError, TypeError) as error:
                 failure = failure or error
+                continue
+            if _has_nan(value):  # comparisons with a range would let it pass
+                return self._note(path, f"{path} has to be a number, found nan")
+            return value
         found = readings[-1] if readings[0] is None else readings[0]
         return self._note(*_leaf_problem(annotation, found, path, failure))
 
@@ -269,6 +275,14 @@ def _is_constraint(error_type: str) -> bool:
         "greater_than", "less_than", "multiple_of", "finite_number", "string_pattern",
         "string_too", "too_", "value_error",
     ))  # fmt: skip
+
+
+def _has_nan(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_nan, cast(Mapping[object, object], value).values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_nan, cast(Sequence[object], value)))
+    return isinstance(value, float) and math.isnan(value)
 
 
 def _is_number(text: str) -> bool:

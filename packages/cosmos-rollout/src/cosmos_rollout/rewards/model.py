@@ -84,4 +84,6 @@ def _tokens_of(sample: RewardInput, tokenizer: Any) -> list[int]:
     end = tokenizer.eos_token_id
     if end is None:
         return prompt + answer
-    return [*(prompt[:-1] if prompt[-1:] == [end] else prompt), *answer, end]
+    # one that the tokenizer adds, as in training; it may also be what the prompt's text ends with
+    is_added = prompt[-1:] == [end] and tokenizer("a")["input_ids"][-1] == end
+    return [*(prompt[:-1] if is_added else prompt), *answer, end]
