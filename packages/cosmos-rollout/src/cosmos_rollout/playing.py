@@ -97,7 +97,7 @@ class EnvironmentPlayer:
         limits: EpisodeLimits,
     ) -> None:
         self._engine = engine
-        self._renderer = ChatRenderer(tokenizer, environment.tools)
+        self._renderer = ChatRenderer(tokenizer, environment.tools, limits.tool_format)
         try:
             self._renderer.opening([{"role": "user", "content": "?"}])
         except Exception as error:  # a template may raise anything
