@@ -39,7 +39,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "cosmos_parallel/nccl_groups.py": {"finish": _DONE},
     "cosmos_parallel/replicas.py": {"receive": _GROUP, "_finish": _GROUP},
     "cosmos_parallel/storage.py": {"write_state": _STORAGE, "read_state": _STORAGE},
-    "cosmos_rollout/engines/endpoint.py": {"_sample": "until whoever paused it resumes it"},
+    "cosmos_rollout/engines/endpoint.py": {"_streamed": "until whoever paused it resumes it"},
     "cosmos_rollout/engines/in_process.py": {
         "generate": _ENGINE,
         "aclose": _ENGINE,

@@ -58,3 +58,10 @@ def test_a_recipe_names_rewards_limits_and_groups_that_wait():
 def test_an_environment_of_no_kind_is_refused():
     with pytest.raises(ConfigError, match="gymnasium"):
         load_config(Recipe, RECIPE, ['rollout.environment.kind="gymnasum"'])
+
+
+def test_a_recipe_names_the_format_of_calls_and_is_told_which_there_are():
+    recipe = load_config(Recipe, RECIPE, ['rollout.episode.tool_format="mistral"'])
+    assert recipe.rollout.episode.tool_format == "mistral"
+    with pytest.raises(ConfigError, match=r"tool_format.*hermes.*llama3_json.*kimi_k2"):
+        load_config(Recipe, RECIPE, ['rollout.episode.tool_format="llama"'])

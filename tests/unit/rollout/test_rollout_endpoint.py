@@ -1,7 +1,10 @@
 """A server at the other end of an endpoint that is not what it should be."""
 
 import json
+import socket
+import struct
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,11 +26,29 @@ class Desk(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.server.asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.say(self.server.answer)
+        self.server.times.append(time.monotonic())
+        trouble = self.server.troubles.pop(0) if self.server.troubles else None
+        if trouble == "reset":
+            linger = struct.pack("ii", 1, 0)  # closed with a reset
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            self.close_connection = True
+            self.wfile.flush()
+            self.connection.close()
+        elif trouble == "cut":
+            self.say(TOKEN, announced=10_000)
+            self.close_connection = True
+        elif trouble is not None:
+            self.say(b"later", *trouble)
+        else:
+            self.say(self.server.answer)
 
-    def say(self, body: bytes) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
+    def say(
+        self, body: bytes, status: int = 200, after: str = "", announced: int | None = None
+    ) -> None:
+        self.send_response(status)
+        if after:
+            self.send_header("Retry-After", after)
+        self.send_header("Content-Length", str(announced or len(body)))
         self.end_headers()
         self.wfile.write(body)
 
@@ -43,6 +64,14 @@ class Server(ThreadingHTTPServer):
     answer = b""
     asked: object = None
 
+    def __init__(self, *settings) -> None:
+        super().__init__(*settings)
+        self.times: list[float] = []
+        self.troubles: list[tuple[int, str] | str] = []
+
+    def handle_error(self, request, client_address) -> None:
+        """Say nothing of connections that were reset on purpose."""
+
 
 @pytest.fixture
 def server() -> Iterator[Server]:
@@ -55,8 +84,9 @@ def server() -> Iterator[Server]:
     thread.join(30)
 
 
-async def engine_of(server: Server):
-    config = EndpointConfig(url=f"http://127.0.0.1:{server.server_port}/v1", model="m")
+async def engine_of(server: Server, **settings):
+    url = f"http://127.0.0.1:{server.server_port}/v1"
+    config = EndpointConfig(url=url, model="m", **settings)
     return await config.build(EngineSetup(model_path=Path("m")))
 
 
@@ -64,8 +94,8 @@ def event(**choice: object) -> bytes:
     return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
 
 
-async def sampled(server: Server):
-    engine = await engine_of(server)
+async def sampled(server: Server, **settings):
+    engine = await engine_of(server, **settings)
     request = GenerationRequest(
         request_id="r", prompt_token_ids=(1, 2), sampling=Sampling(max_new_tokens=4)
     )
@@ -119,3 +149,57 @@ async def test_a_server_of_something_else_is_no_endpoint(server, models):
     server.models = models
     with pytest.raises(EngineStartError, match="is no endpoint to use"):
         await engine_of(server)
+
+
+@pytest.mark.parametrize(
+    "troubles",
+    [[(429, "0"), (503, "")], ["reset", (500, "soon")], ["cut", "reset"]],
+    ids=["busy", "gone", "cut"],
+)
+async def test_a_server_that_is_busy_or_gone_for_a_moment_is_asked_again(server, troubles):
+    server.answer = TOKEN + LAST
+    server.troubles = list(troubles)
+    (sample,) = await sampled(server)
+    assert sample.token_ids.tolist() == [7, 8]  # nothing of what was cut
+    assert len(server.times) == 3
+
+
+async def test_a_server_is_left_alone_for_as_long_as_it_asks(server):
+    server.answer = TOKEN + LAST
+    server.troubles = [(429, "1")]
+    await sampled(server)
+    assert server.times[1] - server.times[0] >= 1.0
+
+
+@pytest.mark.parametrize("after", ["3600", "Tue, 24 Nov 2999 00:00:00 GMT"])
+async def test_a_server_that_asks_for_more_time_than_there_is_has_failed(server, after):
+    server.troubles = [(429, after)]
+    with pytest.raises(EngineError, match="answered 429: later"):
+        await sampled(server)
+    assert len(server.times) == 1
+
+
+async def test_a_server_that_stays_busy_has_failed_when_the_time_is_up(server):
+    server.troubles = [(503, "")] * 1000
+    before = time.monotonic()
+    with pytest.raises(EngineError, match="answered 503: later"):
+        await sampled(server, timeout_s=1.5)
+    assert len(server.times) > 1
+    assert time.monotonic() - before < 20.0
+
+
+async def test_what_a_server_refuses_is_not_asked_again(server):
+    server.troubles = [(400, "")]
+    with pytest.raises(EngineError, match="answered 400: later"):
+        await sampled(server)
+    assert len(server.times) == 1
+
+
+async def test_scores_are_asked_for_again_too(server):
+    server.troubles = [(502, ""), "reset"]
+    server.answer = b"<html>"
+    engine = await engine_of(server)
+    with pytest.raises(EngineError, match="answers no JSON"):
+        await engine.score([1, 2])
+    await engine.aclose()
+    assert len(server.times) == 3

@@ -30,11 +30,12 @@ from cosmos_rollout import (
     ProducerConfig,
     ProducerParts,
     PromptDataError,
+    PromptRow,
     PromptSet,
     PromptTooLongError,
     Scored,
 )
-from cosmos_rollout.playing import EnvironmentPlayer
+from cosmos_rollout.playing import EnvironmentPlayer, GroupPlan
 
 
 class Echo:
@@ -281,3 +282,14 @@ async def test_an_environment_that_asks_on_after_an_error_is_not_waited_for():
 
     with pytest.raises(PromptTooLongError):
         await play(AsksOn(), says("a"), context_length=5, limits=EpisodeLimits(timeout_s=0.2))
+
+
+async def test_an_environment_without_tools_shows_those_of_the_row():
+    turns = ({"role": "user", "content": "ab?"},)
+    row = PromptRow(prompt_id="r", messages=turns, tools=({"name": "look"},))
+    plan = GroupPlan(row=row, name="g", seed=1, samplings=(SAMPLING,))
+    engine = engine_of(says("done"))
+    player = EnvironmentPlayer(engine, TOKENIZER, Echo(), EpisodeLimits())
+    ((_, episode),) = [played async for played in player.play(plan)]
+    await engine.aclose()
+    assert '[{"name": "look"}]' in TOKENIZER.decode(episode.token_ids.tolist())

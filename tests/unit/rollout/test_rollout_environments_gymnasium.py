@@ -113,6 +113,19 @@ def test_an_environment_that_is_not_there_is_known_at_the_start():
         (np.array([0.12345, -2.0]), "0.123 -2.000"),
         ({"a": 3, "b": np.array([1.0])}, "a: 3\nb: 1.000"),
         ("words", "words"),
+        ((np.int64(8), np.int64(1), np.int64(0)), "8 1 0"),  # as Blackjack's: one kind, one shape
+        ((np.int64(2), np.array([0.5, -1.0], np.float32)), "0: 2\n1: 0.500 -1.000"),
+        (("left", np.int64(1)), "0: left\n1: 1"),
+        (
+            {"camera": {"at": np.zeros(2), "name": "a"}, "arms": (np.ones(1), np.ones(2))},
+            "camera.at: 0.000 0.000\ncamera.name: a\narms.0: 1.000\narms.1: 1.000 1.000",
+        ),
+        (
+            gymnasium.spaces.GraphInstance(
+                nodes=np.zeros((1, 2)), edges=None, edge_links=np.ones((2, 1), np.int64)
+            ),
+            "nodes: 0.000 0.000\nedges: \nedge_links: 1 1",
+        ),
     ],
 )
 def test_observations_are_their_numbers(observation, text):

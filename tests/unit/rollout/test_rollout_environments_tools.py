@@ -20,7 +20,7 @@ from cosmos_rollout import (
     ToolEnvironmentConfig,
     UserCodeError,
 )
-from cosmos_rollout.environments.tools import tool_calls
+from cosmos_rollout.environments.tool_calls import read_reply
 
 
 def call(name: str, **arguments) -> str:
@@ -191,7 +191,7 @@ def test_an_environment_that_is_none_is_refused(tmp_path):
 
 @pytest.mark.parametrize("block", ["1" * 5000, "[" * 100_000])
 def test_a_call_beyond_measure_is_told_so(block):
-    (found,) = tool_calls(f"<tool_call>{block}</tool_call>")
+    (found,) = read_reply(f"<tool_call>{block}</tool_call>").calls
     assert found.problem.startswith("error: the call is not JSON: ")
 
 
@@ -233,4 +233,5 @@ class Asks:
             self._seen.append(messages[0]["content"])
         text = "" if self._asked else call("which")
         self._asked = True
-        return Reply(text=text, finish_reason="stop", is_last=False)
+        calls = read_reply(text).calls
+        return Reply(text=text, calls=calls, finish_reason="stop", is_last=False)

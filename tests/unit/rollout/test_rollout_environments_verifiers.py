@@ -15,6 +15,7 @@ from cosmos_rollout import (
     UserCodeError,
     VerifiersEnvironmentConfig,
 )
+from cosmos_rollout.environments.tool_calls import read_reply
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -86,7 +87,12 @@ class Player:
     async def reply(self, messages: Sequence[Message]) -> Reply:
         self.told.append(list(messages))
         text = self._replies.pop(0)
-        return Reply(text=text, finish_reason="stop", is_last=not self._replies)
+        return Reply(
+            text=text,
+            calls=read_reply(text).calls,
+            finish_reason="stop",
+            is_last=not self._replies,
+        )
 
 
 @pytest.fixture(scope="module")

@@ -159,6 +159,65 @@ def test_turns_keep_what_the_template_knows_of_tools(tmp_path):
     assert row.prompt_id == "1"
 
 
+SCHEMAS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {"type": "object", "properties": {argument: {"type": "integer"}}},
+        },
+    }
+    for name, argument in (("add", "a"), ("look", "where"))
+]
+
+
+class Shows(Letters):
+    """Puts the tools before the turns."""
+
+    def apply_chat_template(self, conversation, *, tools, add_generation_prompt, tokenize):
+        return f"{json.dumps(tools)}{conversation[0]['content']}"
+
+
+@pytest.mark.parametrize("tools", [SCHEMAS, json.dumps(SCHEMAS)], ids=["list", "text"])
+def test_the_tools_of_a_row_are_shown_by_the_template(tmp_path, tools):
+    turns = [{"role": "user", "content": "?"}]
+    (row,) = read_prompts(write(tmp_path / "d.jsonl", {"messages": turns, "tools": tools}))
+    assert "".join(map(chr, prompt_tokens(row, Shows()))) == f"{json.dumps(SCHEMAS)}?"
+    assert row.fields["tools"] == tools  # rewards find them, as the row has them
+
+
+@pytest.mark.parametrize("tools", ["{", 3, ["add"], {"name": "add"}])
+def test_tools_that_are_no_schemas_are_refused(tmp_path, tools):
+    row = {"messages": [{"role": "user", "content": "?"}], "tools": tools}
+    with pytest.raises(PromptDataError, match=r":1: field 'tools' has to be a list of schemas"):
+        read_prompts(write(tmp_path / "d.jsonl", row))
+    assert read_prompts(write(tmp_path / "e.jsonl", {"prompt": "a", "tools": tools}))
+
+
+def test_rows_of_parquet_have_no_arguments_of_other_rows_tools(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    rows = [
+        {
+            "tools": [schema],
+            "messages": [
+                {"role": "user", "content": "?"},
+                {
+                    "role": "assistant",
+                    "content": "",
+                    "tool_calls": [{"function": {"name": "f", "arguments": {argument: 1}}}],
+                },
+            ],
+        }
+        for schema, argument in zip(SCHEMAS, ("a", "where"), strict=True)
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "d.parquet")
+    for row, written in zip(read_prompts(tmp_path / "d.parquet"), rows, strict=True):
+        assert list(row.tools) == written["tools"]
+        assert list(row.messages) == written["messages"]
+
+
 def test_a_prompt_that_the_tokenizer_or_its_template_refuses_says_so_for_the_books():
     class Strict(Letters):
         def apply_chat_template(self, conversation, *, add_generation_prompt, tokenize):

@@ -59,6 +59,7 @@ from cosmos_rollout import (
     SleepingEngine,
     TeacherReplicas,
     read_prompts,
+    stop_tokens,
 )
 
 _PULSE_S = 2.0
@@ -205,7 +206,7 @@ class RolloutProcess:
             ProducerConfig(
                 slots=recipe.rollout.slots,
                 scoring=recipe.rollout.scoring,
-                sampling=_sampling(recipe, self._tokenizer),
+                sampling=_sampling(recipe, stop_tokens(self._tokenizer, files.model)),
                 episode=recipe.rollout.episode,
             ),
             replica=replica,
@@ -378,13 +379,12 @@ def _prompts_of(files: RunFiles, seed: int) -> dict[str, PromptSet]:
     return prompts
 
 
-def _sampling(recipe: Recipe, tokenizer: Any) -> cosmos_rollout.Sampling:
+def _sampling(recipe: Recipe, ends: tuple[int, ...]) -> cosmos_rollout.Sampling:
     chosen = recipe.rollout.sampling
-    end = tokenizer.eos_token_id
     return cosmos_rollout.Sampling(
         temperature=chosen.temperature,
         top_p=chosen.top_p,
         max_new_tokens=chosen.max_new_tokens,
         seed=recipe.seed,
-        stop_token_ids=() if end is None else (int(end),),
+        stop_token_ids=ends,
     )

@@ -48,6 +48,7 @@ from cosmos_rollout.environments import (
     GymnasiumEnvironmentConfig,
     PythonEnvironmentConfig,
     Reply,
+    ToolCall,
     ToolEnvironment,
     ToolEnvironmentConfig,
     VerifiersEnvironment,
@@ -124,6 +125,7 @@ from cosmos_rollout.rewards import (
     run_program,
 )
 from cosmos_rollout.siblings import sample_seed
+from cosmos_rollout.stop_tokens import stop_tokens
 from cosmos_rollout.teaching import Teacher, TeacherReplicas, TeacherSettings
 from cosmos_rollout.user_code import find_callable
 from cosmos_rollout.vocabulary import has_words
@@ -223,6 +225,7 @@ __all__ = [
     "TokenRangeError",
     "TokenScorer",
     "Tokenizer",
+    "ToolCall",
     "ToolEnvironment",
     "ToolEnvironmentConfig",
     "TransformersConfig",
@@ -245,4 +248,5 @@ __all__ = [
     "read_prompts",
     "run_program",
     "sample_seed",
+    "stop_tokens",
 ]

@@ -97,7 +97,8 @@ class EnvironmentPlayer:
         limits: EpisodeLimits,
     ) -> None:
         self._engine = engine
-        self._renderer = ChatRenderer(tokenizer, environment.tools)
+        self._tokenizer = tokenizer
+        self._renderer = ChatRenderer(tokenizer, environment.tools, limits.tool_format)
         try:
             self._renderer.opening([{"role": "user", "content": "?"}])
         except Exception as error:  # a template may raise anything
@@ -123,7 +124,7 @@ class EnvironmentPlayer:
     async def _episode(self, plan: GroupPlan, index: int) -> Played:
         conversation = Conversation(
             self._engine,
-            self._renderer,
+            self._renderer_of(plan.row),
             name=f"{plan.name}.{index}",
             sampling=plan.samplings[index],
             limits=self._limits,
@@ -134,3 +135,9 @@ class EnvironmentPlayer:
             cause = error.__cause__ or error
             name = type(cause).__name__
             return index, Failure(reward="environment", error=name, message=str(error))
+
+    def _renderer_of(self, row: PromptRow) -> ChatRenderer:
+        """Return what shows the environment's tools, or those of the row where it has none."""
+        if self._environment.tools or not row.tools:
+            return self._renderer
+        return ChatRenderer(self._tokenizer, row.tools, self._limits.tool_format)

@@ -32,6 +32,7 @@ class PromptRow:
         images: references of the pictures and videos, one for each mark, in order.
         answer: what a reward compares with; None if the row has none.
         fields: the row's other fields.
+        tools: schemas of tools that the chat template is to show, beside messages.
     """
 
     prompt_id: str
@@ -40,6 +41,7 @@ class PromptRow:
     images: tuple[str, ...] = ()
     answer: str | None = None
     fields: Mapping[str, Any] = field(default_factory=dict[str, Any])  # whatever the row holds
+    tools: tuple[Mapping[str, Any], ...] = ()
 
 
 class Tokenizer(Protocol):
@@ -59,6 +61,7 @@ class Tokenizer(Protocol):
         *,
         add_generation_prompt: bool,
         tokenize: bool,
+        tools: list[dict[str, Any]] | None = None,
     ) -> Any:  # a text, if ``tokenize`` is False
         """Return a conversation as the model wants it, the next turn opened."""
         ...
@@ -199,6 +202,7 @@ def prompt_row(raw: Any, where: str, *, default_id: str, folder: Path = Path()) 
         images=images,
         answer=_answer(row.pop("answer", None), where),
         fields=row,
+        tools=_tools(row.get("tools"), where) if turns else (),
     )
 
 
@@ -214,8 +218,10 @@ def prompt_tokens(row: PromptRow, tokenizer: Tokenizer) -> tuple[int, ...]:
     try:
         if not row.messages:
             return tuple(tokenizer.encode(row.prompt))
+        shown: dict[str, Any] = {"tools": [dict(tool) for tool in row.tools]} if row.tools else {}
+        turns = [dict(turn) for turn in row.messages]
         text = tokenizer.apply_chat_template(
-            [dict(turn) for turn in row.messages], add_generation_prompt=True, tokenize=False
+            turns, add_generation_prompt=True, tokenize=False, **shown
         )
         return tuple(tokenizer.encode(text, add_special_tokens=False))  # the template has them
     except Exception as error:  # a template may raise anything
@@ -251,9 +257,22 @@ def _parquet_rows(path: Path) -> Iterable[Any]:
     except ImportError as error:
         raise PromptDataError(f"{path}: reading Parquet needs 'pip install pyarrow'") from error
     try:
-        return read_table(path).to_pylist()
+        rows = read_table(path).to_pylist()
     except ArrowInvalid as error:
         raise PromptDataError(f"{path}: not Parquet: {error}") from error
+    for row in rows:
+        row.update({name: _present(row[name]) for name in ("messages", "tools") if name in row})
+    return rows
+
+
+def _present(value: Any) -> Any:  # a tree of dictionaries and lists
+    """Leave out what only other rows of a table have: arguments and properties of other tools."""
+    if isinstance(value, list):
+        return [_present(inner) for inner in cast(list[Any], value)]
+    if not isinstance(value, dict):
+        return value
+    named = cast(dict[str, Any], value).items()
+    return {name: _present(inner) for name, inner in named if inner is not None}
 
 
 def _messages(
@@ -288,6 +307,21 @@ def _is_turn(turn: Any) -> bool:  # from JSON
     content, calls = turn.get("content"), turn.get("tool_calls")
     calls_tools = turn["role"] == "assistant" and isinstance(calls, list) and bool(calls)
     return isinstance(content, str | list) or (calls_tools and content is None)
+
+
+def _tools(given: Any, where: str) -> tuple[Mapping[str, Any], ...]:
+    """Return schemas; many tables have them as a text of JSON."""
+    try:
+        tools = json.loads(given) if isinstance(given, str) and given else given or []
+    except (ValueError, RecursionError):
+        tools = given
+    if not isinstance(tools, list) or not all(
+        isinstance(tool, Mapping) for tool in cast(list[Any], tools)
+    ):
+        raise PromptDataError(
+            f"{where}: field 'tools' has to be a list of schemas, or the JSON of one"
+        )
+    return tuple(cast(list[Mapping[str, Any]], tools))
 
 
 def _answer(answer: Any, where: str) -> str | None:

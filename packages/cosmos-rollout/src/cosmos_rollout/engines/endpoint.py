@@ -9,6 +9,7 @@ than 1 its log-probs are those sampled from only if it runs with
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from cosmos_rollout.engine import (
     refuse_pictures,
 )
 from cosmos_rollout.engines.prompt_scores import asked_scores, read_scores
+from cosmos_rollout.engines.retrying import patiently, refused
 from cosmos_rollout.engines.setup import EngineSetup
 from cosmos_rollout.engines.tasks import samples_as_finished
 from cosmos_rollout.errors import EngineClosedError, EngineError, EngineStartError, WeightLoadError
@@ -55,7 +57,9 @@ class EndpointConfig:
         context_length: most tokens of prompt and response; 0: what the server says.
         vocabulary_size: token ids are below this; 0: left to the server to check.
         max_running: requests under way at once; more wait their turn here.
-        timeout_s: seconds without a byte from the server after which a request has failed.
+        timeout_s: seconds without a byte from the server after which a request has failed. Until
+            then it is sent again to a server that is busy (429, 5xx) or hung up, after a back-off
+            that is as long as the server asks for (``Retry-After``) or longer.
     """
 
     kind: Literal["endpoint"] = "endpoint"
@@ -70,8 +74,8 @@ class EndpointConfig:
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url has to begin with http:// or https://, found {self.url!r}")
-        if self.max_running < 1 or self.timeout_s <= 0.0:
-            raise ValueError("max_running and timeout_s have to be positive")
+        if self.max_running < 1 or not 0.0 < self.timeout_s < math.inf:
+            raise ValueError("max_running and timeout_s have to be positive and finite")
 
     async def build(self, setup: EngineSetup) -> "EndpointEngine":
         """Ask the server for its models; of ``setup`` only the version counts.
@@ -179,16 +183,12 @@ class EndpointEngine:
             TeacherError: if it tells of fewer than ``top_k`` tokens in a place.
         """
         self._raise_if_closed()
-        asked = asked_scores(top_k)
+        body = self._body(token_ids) | asked_scores(top_k)
         async with self._places:
             try:
-                response = await self._client.post(
-                    "completions", json=self._body(token_ids) | asked
-                )
+                response = await patiently(lambda: self._post(body), self._config.timeout_s)
             except httpx.HTTPError as error:
                 raise EngineError(f"{self._config.url} failed: {error!r}") from error
-        if response.is_error:
-            raise self._refused(response.status_code, response.text)
         try:
             answer = response.json()
         except ValueError as error:
@@ -228,20 +228,16 @@ class EndpointEngine:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.aclose()
 
+    async def _post(self, body: dict[str, Any]) -> httpx.Response:
+        response = await self._client.post("completions", json=body)
+        if response.is_error:
+            raise refused(self._config.url, response, response.text)
+        return response
+
     async def _sample(self, request: GenerationRequest) -> GeneratedSample:
-        token_ids: list[int] = []
-        logprobs: list[float] = []
         try:
             async with self._places:
-                await self._gate.wait()
-                async with aclosing(self._chunks(request)) as chunks:
-                    async for choice in chunks:
-                        token_ids += choice.get("token_ids") or []
-                        logprobs += (choice.get("logprobs") or {}).get("token_logprobs") or []
-                        self._num_tokens += len(choice.get("token_ids") or [])
-                        reason = choice.get("finish_reason")
-                        if reason:
-                            return self._finished(request.request_id, token_ids, logprobs, reason)
+                return await patiently(lambda: self._streamed(request), self._config.timeout_s)
         except asyncio.CancelledError:
             self._raise_if_closed()
             raise
@@ -249,6 +245,19 @@ class EndpointEngine:
             raise EngineError(
                 f"request {request.request_id} failed at {self._config.url}: {error!r}"
             ) from error
+
+    async def _streamed(self, request: GenerationRequest) -> GeneratedSample:
+        token_ids: list[int] = []
+        logprobs: list[float] = []
+        await self._gate.wait()
+        async with aclosing(self._chunks(request)) as chunks:
+            async for choice in chunks:
+                token_ids += choice.get("token_ids") or []
+                logprobs += (choice.get("logprobs") or {}).get("token_logprobs") or []
+                self._num_tokens += len(choice.get("token_ids") or [])
+                reason = choice.get("finish_reason")
+                if reason:
+                    return self._finished(request.request_id, token_ids, logprobs, reason)
         raise EngineError(f"ended without a last token: request {request.request_id}")
 
     async def _chunks(self, request: GenerationRequest) -> AsyncGenerator[dict[str, Any], None]:
@@ -270,7 +279,7 @@ class EndpointEngine:
         async with self._client.stream("POST", "completions", json=body) as response:
             if response.is_error:
                 text = (await response.aread()).decode(errors="replace")
-                raise self._refused(response.status_code, text)
+                raise refused(self._config.url, response, text)
             async for line in response.aiter_lines():
                 kind, _, data = line.partition(":")
                 if kind == "data" and data.strip() != "[DONE]":
@@ -300,9 +309,6 @@ class EndpointEngine:
             versions=(VersionSpan(self._version, len(token_ids)),),
             finish_reason=reason,
         )
-
-    def _refused(self, status: int, text: str) -> EngineError:
-        return EngineError(f"{self._config.url} answered {status}: {text[:500]}")
 
     def _raise_if_closed(self) -> None:
         if self._is_closed:

@@ -8,6 +8,7 @@ from cosmos_rollout.environments.gymnasium_env import (
 )
 from cosmos_rollout.environments.kinds import EnvironmentConfig, PythonEnvironmentConfig
 from cosmos_rollout.environments.rendering import ChatRenderer, ChatTokenizer
+from cosmos_rollout.environments.tool_calls import ToolCall
 from cosmos_rollout.environments.tools import ToolEnvironment, ToolEnvironmentConfig
 from cosmos_rollout.environments.verifiers_env import (
     VerifiersEnvironment,
@@ -26,6 +27,7 @@ __all__ = [
     "GymnasiumEnvironmentConfig",
     "PythonEnvironmentConfig",
     "Reply",
+    "ToolCall",
     "ToolEnvironment",
     "ToolEnvironmentConfig",
     "VerifiersEnvironment",

@@ -50,6 +50,7 @@ class Conversation:
         self._images: tuple[str, ...] = ()
         self._messages: list[Message] = []
         self._last: Reply | None = None
+        self._num_calls = 0
         self._num_turns = 0
         self._num_prompt_tokens = 0
         self._last_token: int | None = None
@@ -135,12 +136,22 @@ class Conversation:
         self._record(request, sample)
         if not turn:
             self._num_prompt_tokens = self._tape.num_tokens - len(sample.token_ids)
-        text = self._renderer.reply_text(sample.token_ids.tolist())
+        said = sample.token_ids.tolist()
+        text = self._renderer.reply_text(said)
         self._num_turns += 1
         self._messages += [*messages, {"role": "assistant", "content": text}]
-        is_cut = sample.finish_reason != "stop"
-        is_last = is_cut or turn + 1 >= self._limits.max_turns
-        return Reply(text=text, finish_reason=sample.finish_reason, is_last=is_last)
+        reason = sample.finish_reason
+        if reason != "stop":
+            return Reply(text=text, content=text, finish_reason=reason, is_last=True)
+        found = self._renderer.read(said, num_calls=self._num_calls)
+        self._num_calls += len(found.calls)
+        return Reply(
+            text=text,
+            content=found.content,
+            calls=found.calls,
+            finish_reason=reason,
+            is_last=turn + 1 >= self._limits.max_turns,
+        )
 
     def _record(self, request: GenerationRequest, sample: GeneratedSample) -> None:
         """Put on the tape what came since the turn before, as the model saw it."""
@@ -166,7 +177,8 @@ class Conversation:
     def _render(self, messages: Sequence[Message]) -> tuple[int, ...]:
         if self._last_token is None:
             return self._renderer.opening(messages)
-        return self._renderer.following(messages, self._last_token)
+        calls = self._last.calls if self._last is not None else ()
+        return self._renderer.following(messages, self._last_token, calls)
 
     def _episode(self, rewards: Mapping[str, float]) -> Episode:
         if self._last is None:

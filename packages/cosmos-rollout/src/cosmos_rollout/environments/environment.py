@@ -1,10 +1,13 @@
 """What an environment is: it plays one episode with a model that it can talk to."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cosmos_core.trajectory import FinishReason
+from cosmos_rollout.environments.tool_calls import ToolCall
+from cosmos_rollout.environments.tool_formats import ToolFormatName
 from cosmos_rollout.episode import Message
 from cosmos_rollout.prompts import PromptRow
 
@@ -17,11 +20,16 @@ class Reply:
         text: without special tokens.
         finish_reason: "stop", or "length" if a limit of tokens ended it.
         is_last: nothing can be said after it: a limit of turns or tokens is reached.
+        calls: of tools, in order, as the model's format has them; a result is a message of role
+            "tool" with the call's ``tool_call_id``. None are read of a reply that was cut.
+        content: the text without calls.
     """
 
     text: str
     finish_reason: FinishReason
     is_last: bool
+    calls: tuple[ToolCall, ...] = ()
+    content: str = ""
 
 
 class Chat(Protocol):
@@ -67,20 +75,24 @@ class Environment(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpisodeLimits:
-    """What ends an episode that does not end by itself.
+    """What ends an episode that does not end by itself, and how calls of tools are read in it.
 
     Attributes:
         max_turns: the model speaks this often at most.
         timeout_s: seconds that the environment may take between two replies; the time that the
             model takes is not counted. An episode that takes longer has failed.
+        tool_format: how the model writes calls: "hermes", "llama3_json", "mistral", "qwen3_coder",
+            "deepseek_v3", "harmony", "glm45", "kimi_k2"; "response_template": as the tokenizer
+            states; "auto": as its chat template writes them, and Hermes' where it writes none.
     """
 
     max_turns: int = 8
     timeout_s: float = 60.0
+    tool_format: ToolFormatName = "auto"
 
     def __post_init__(self) -> None:
-        if self.max_turns < 1 or not self.timeout_s > 0.0:
-            raise ValueError("max_turns and timeout_s have to be positive")
+        if self.max_turns < 1 or not 0.0 < self.timeout_s < math.inf:
+            raise ValueError("max_turns and timeout_s have to be positive and finite")
 
 
 def opening(row: PromptRow) -> tuple[Message, ...]:

@@ -8,11 +8,11 @@ that sees, an observation may be what the environment renders.
 import asyncio
 import io
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -162,11 +162,39 @@ class GymnasiumEnvironment:
 
 
 def observation_text(observation: Any) -> str:
-    """Return an observation's numbers, three digits after the point; text stays as it is."""
-    if isinstance(observation, str):
-        return observation
+    """Return an observation's numbers, three digits after the point; text stays as it is.
+
+    One of parts of several kinds or shapes has a line for each, ``name: numbers``, after its key,
+    its field or its place: ``camera.position: 0.500 1.000``.
+    """
+    return "\n".join(f"{name}: {said}" if name else said for name, said in _said(observation, ""))
+
+
+def _said(observation: Any, name: str) -> Iterator[tuple[str, str]]:  # of any space
+    """Yield the texts of its parts by name."""
+    parts: Mapping[Any, Any] | None = None
     if isinstance(observation, Mapping):
-        return "\n".join(f"{key}: {observation_text(value)}" for key, value in observation.items())
+        parts = cast(Mapping[Any, Any], observation)
+    elif isinstance(observation, tuple | list) and not _is_array(observation):
+        fields: Mapping[Any, Any] | None = getattr(observation, "_asdict", lambda: None)()
+        parts = fields if fields is not None else dict(enumerate(cast(Sequence[Any], observation)))
+    if parts is None:
+        yield name, _numbers_text(observation)
+        return
+    for key, part in parts.items():
+        yield from _said(part, f"{name}.{key}" if name else str(key))
+
+
+def _is_array(observation: Any) -> bool:
+    try:
+        return np.asarray(observation).dtype.kind in "iufb"
+    except ValueError:  # such as arrays of different shapes
+        return False
+
+
+def _numbers_text(observation: Any) -> str:
+    if isinstance(observation, str) or observation is None:
+        return str(observation or "")
     array = np.asarray(observation)
     if array.dtype.kind in "iub":
         return " ".join(str(int(value)) for value in array.ravel())
@@ -196,10 +224,7 @@ def numbers_action(text: str, space: Any) -> Any:  # a gymnasium.Space, and an e
 
 
 def _is_numbers(space: Any) -> bool:  # a gymnasium.Space
-    try:
-        return np.asarray(space.sample()).dtype.kind in "iufb"
-    except ValueError:  # such as arrays of different shapes
-        return False
+    return _is_array(space.sample())
 
 
 def _with_observation(messages: Sequence[Message], content: _Content) -> tuple[Message, ...]:

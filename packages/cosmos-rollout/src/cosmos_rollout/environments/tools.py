@@ -1,6 +1,7 @@
 """An environment in which the model calls functions and reads what they return.
 
-The model asks as Qwen's and Hermes' templates have it, one block or several in a reply::
+The model asks once or several times in a reply, in the format of its chat template (see
+`EpisodeLimits`); as Qwen's and Hermes' have it::
 
     <tool_call>{"name": "add", "arguments": {"a": 2, "b": 2}}</tool_call>
 
@@ -10,8 +11,7 @@ answered by words that say so: that too is something a model can learn from.
 
 import asyncio
 import inspect
-import json
-import re
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,22 +20,12 @@ from typing import Any, Literal, cast
 from pebble import ProcessExpired
 
 from cosmos_rollout.environments.environment import Chat, opening
+from cosmos_rollout.environments.tool_calls import ToolCall
 from cosmos_rollout.episode import Message
 from cosmos_rollout.errors import UserCodeError
 from cosmos_rollout.lasting_pool import LastingPool
 from cosmos_rollout.prompts import PromptRow
 from cosmos_rollout.user_code import check_reference, is_cancelled, load_callable, words_of
-
-_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ToolCall:
-    """A call that a model asked for: ``problem`` says why it cannot be made, or is empty."""
-
-    name: str
-    arguments: Mapping[str, Any]  # from JSON
-    problem: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,8 +56,8 @@ class ToolEnvironmentConfig:
         names = [check_reference(function) for function in self.functions]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"tools need distinct names, at least one, found {names}")
-        if not self.timeout_s > 0.0 or self.num_workers < 1:
-            raise ValueError("timeout_s and num_workers have to be positive")
+        if not 0.0 < self.timeout_s < math.inf or self.num_workers < 1:
+            raise ValueError("timeout_s and num_workers have to be positive and finite")
         if self.memory_mib < 0 or self.result_chars < 0:
             raise ValueError("memory_mib and result_chars have to be 0 or more")
 
@@ -103,10 +93,9 @@ class ToolEnvironment:
         messages: Sequence[Message] = opening(row)
         while True:
             reply = await chat.reply(messages)
-            calls = tool_calls(reply.text)
-            if reply.is_last or not calls:
+            if reply.is_last or not reply.calls:
                 return {}
-            messages = await asyncio.gather(*(self._answer(call) for call in calls))
+            messages = await asyncio.gather(*(self._answer(call) for call in reply.calls))
 
     async def aclose(self) -> None:
         """End the worker processes. Idempotent."""
@@ -123,7 +112,8 @@ class ToolEnvironment:
             content = _told(error)
         limit = self._config.result_chars
         content = content if len(content) <= limit else f"{content[:limit]} ... (cut)"
-        return {"role": "tool", "name": call.name, "content": content}
+        shown = {"tool_call_id": call.call_id, "name": call.name, "content": content}
+        return {"role": "tool", **shown}
 
     async def _run(self, call: ToolCall) -> str:
         function = self._functions.get(call.name)
@@ -135,16 +125,6 @@ class ToolEnvironment:
                 return await _call_here(function, call.arguments)
         where, arguments = self._references[call.name], dict(call.arguments)
         return await self._workers.run(call_in_worker, (where, arguments), self._config.timeout_s)
-
-
-def tool_calls(text: str) -> list[ToolCall]:
-    """Return the calls that a reply asks for, in order; those that make no sense say why."""
-    return [_parse(block) for block in _CALL.findall(text)]
-
-
-def without_tool_calls(text: str) -> str:
-    """Return a reply without its calls."""
-    return _CALL.sub("", text).strip()
 
 
 def describe(function: Callable[..., Any]) -> Mapping[str, object]:
@@ -194,17 +174,3 @@ def _told(error: BaseException) -> str:
 @lru_cache
 def _loaded(reference: str) -> Callable[..., Any]:
     return load_callable(reference)
-
-
-def _parse(block: str) -> ToolCall:
-    try:
-        found: Any = json.loads(block)
-    except (ValueError, RecursionError) as error:  # Also of numbers and nesting beyond measure.
-        return ToolCall(name="", arguments={}, problem=f"error: the call is not JSON: {error}")
-    if not isinstance(found, Mapping) or not isinstance(found.get("name"), str):
-        return ToolCall(name="", arguments={}, problem="error: the call has no text 'name'")
-    arguments = cast(Mapping[str, Any], found).get("arguments", {})
-    if not isinstance(arguments, Mapping):
-        problem = "error: 'arguments' of the call have to be an object"
-        return ToolCall(name=str(found["name"]), arguments={}, problem=problem)
-    return ToolCall(name=str(found["name"]), arguments=cast(Mapping[str, Any], arguments))

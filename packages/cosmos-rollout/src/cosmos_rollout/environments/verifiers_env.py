@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from cosmos_rollout.environments.environment import Chat, Reply, opening
-from cosmos_rollout.environments.tools import tool_calls, without_tool_calls
 from cosmos_rollout.episode import Message
 from cosmos_rollout.errors import EpisodeError, UserCodeError
 from cosmos_rollout.prompts import PromptRow, prompt_row
@@ -132,16 +131,16 @@ def _completion(reply: Reply) -> Any:  # an openai.types.chat.ChatCompletion
 
     calls = [
         {
-            "id": f"call_{number}",
+            "id": call.call_id,
             "type": "function",
             "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
         }
-        for number, call in enumerate(tool_calls(reply.text))
+        for call in reply.calls
         if not call.problem
     ]
     message = {
         "role": "assistant",
-        "content": without_tool_calls(reply.text) if calls else reply.text,
+        "content": reply.content if calls else reply.text,
         "tool_calls": calls or None,
     }
     reason = "tool_calls" if calls else reply.finish_reason

@@ -1,0 +1,98 @@
+"""Which format of calls a tokenizer's chat template has: the one in which it writes a call."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from cosmos_rollout.environments.tool_calls import read_reply
+from cosmos_rollout.environments.tool_formats import (
+    FORMATS,
+    ToolFormat,
+    ToolFormatName,
+    stated_format,
+)
+from cosmos_rollout.errors import PromptDataError
+
+_NAME, _KEY, _VALUE = "probe", "key", "value"
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": _NAME,
+        "description": "",
+        "parameters": {
+            "type": "object",
+            "properties": {_KEY: {"type": "string", "description": ""}},
+            "required": [_KEY],
+        },
+    },
+}
+_LAST_TOKEN = re.compile(r"(?:</s>|<[|\uff5c][^<>]*[|\uff5c]>)\s*\Z")
+
+
+class _Templated(Protocol):
+    def apply_chat_template(
+        self,
+        conversation: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None,
+        add_generation_prompt: bool,
+        tokenize: bool,
+    ) -> Any:  # a text, if ``tokenize`` is False
+        ...
+
+
+def find_format(name: ToolFormatName, tokenizer: _Templated) -> ToolFormat:
+    """Return a format by its name.
+
+    "auto" is the one in which the chat template writes a call; then what the tokenizer states;
+    then Hermes', as many a model without a word of tools in its template was told in the prompt.
+
+    Raises:
+        PromptDataError: if the tokenizer has to state it, and does not.
+    """
+    if name in FORMATS:
+        return FORMATS[name]
+    stated: Mapping[str, Any] | None = getattr(tokenizer, "response_template", None)
+    if name == "response_template" and not stated:
+        raise PromptDataError(
+            'tool_format is "response_template", and the tokenizer has no response template'
+        )
+    if name == "auto":
+        for said in _calls_written(tokenizer):
+            for form in FORMATS.values():
+                if _is_read(said, form):
+                    return form
+    has_calls = stated is not None and "tool_calls" in stated.get("fields", {})
+    return stated_format(stated) if stated and has_calls else FORMATS["hermes"]
+
+
+def _is_read(text: str, form: ToolFormat) -> bool:
+    calls = read_reply(text, form, tools=[_TOOL]).calls
+    return any((call.name, call.arguments) == (_NAME, {_KEY: _VALUE}) for call in calls)
+
+
+def _calls_written(tokenizer: _Templated) -> Iterator[str]:
+    """Yield what a template makes of a turn that calls a tool, told in the ways there are."""
+    question = {"role": "user", "content": "?"}
+    for arguments in ({_KEY: _VALUE}, f'{{"{_KEY}": "{_VALUE}"}}'):
+        for content in ("", None):
+            function = {"name": _NAME, "arguments": arguments}
+            call = {"id": "functions0", "type": "function", "function": function}
+            for call_id in ("a1b2c3d4e", f"functions.{_NAME}:0"):
+                turn = {
+                    "role": "assistant",
+                    "content": content,
+                    "tool_calls": [{**call, "id": call_id}],
+                }
+                try:
+                    opened = _rendered(tokenizer, [question], is_open=True)
+                    whole = _rendered(tokenizer, [question, turn], is_open=False)
+                except Exception:  # noqa: BLE001 - a template may raise anything
+                    continue
+                yield _LAST_TOKEN.sub("", whole.removeprefix(opened))
+
+
+def _rendered(tokenizer: _Templated, turns: Sequence[dict[str, Any]], *, is_open: bool) -> str:
+    return tokenizer.apply_chat_template(
+        list(turns), tools=[_TOOL], add_generation_prompt=is_open, tokenize=False
+    )
