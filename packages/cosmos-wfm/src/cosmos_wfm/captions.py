@@ -2,6 +2,7 @@
 
 import json
 import math
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, Protocol
@@ -9,7 +10,7 @@ from typing import BinaryIO, Literal, Protocol
 import numpy as np
 import torch
 from jaxtyping import Float
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from cosmos_wfm.caption_data import BrokenPolicy, CaptionedFiles, CaptionedImage
@@ -19,6 +20,17 @@ from cosmos_wfm.ranges import check_at_least
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 _STEPS_OF_16_BITS = 257
 """65535 / 255."""
+_ORIENTATION = 0x0112
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What puts a picture of an EXIF orientation upright."""
 _UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
 """What PIL raises over broken files; those that it cannot name are an OSError."""
 
@@ -118,7 +130,7 @@ def _read_pair(caption: Path) -> tuple[str, Path] | str:
 
 
 def read_image(source: Path | BinaryIO, *, name: str) -> Image.Image:
-    """Return a picture upright, in 8 bits of red, green and blue.
+    """Return a picture upright, in 8 bits of red, green and blue, on white where it lets through.
 
     Args:
         source: a file, or its bytes as a stream.
@@ -129,13 +141,30 @@ def read_image(source: Path | BinaryIO, *, name: str) -> Image.Image:
     """
     try:
         with Image.open(source) as image:
-            upright = ImageOps.exif_transpose(image)
+            turn = _UPRIGHT.get(_orientation(image))
+            upright = image if turn is None else image.transpose(turn)
             if upright.mode.startswith("I;16"):  # convert() would cut off what is above 255
                 grey = np.asarray(upright).astype(np.float64) / _STEPS_OF_16_BITS
                 upright = Image.fromarray(grey.round().astype(np.uint8))
+            if upright.has_transparency_data:  # convert() would show what lies under it
+                layer = upright.convert("RGBA")
+                upright = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
             return upright.convert("RGB")
     except _UNREADABLE as error:
         raise CaptionDataError(f"{name} cannot be read as an image: {error}") from error
+
+
+def _orientation(image: Image.Image) -> int:
+    """Return how EXIF says that a picture was held; 1, upright, where that cannot be read.
+
+    Not PIL's ``exif_transpose``, which also writes all of EXIF anew and fails over what cameras and
+    editors leave there.
+    """
+    try:
+        found: object = image.getexif().get(_ORIENTATION)
+    except (SyntaxError, ValueError, TypeError, struct.error):
+        return 1
+    return found if isinstance(found, int) else 1
 
 
 class Sizes(Protocol):
@@ -190,11 +219,18 @@ def size_of(image: Image.Image, sizes: Sizes) -> tuple[int, int]:
 
 
 def fit(image: Image.Image, height: int, width: int) -> Float[Tensor, "3 H W"]:
-    """Scale to cover height x width, keep the centre, map to [-1, 1]."""
+    """Scale to cover height x width, keep the centre, map to [-1, 1].
+
+    Only what is kept is scaled: of a line of 1000x1 pixels the whole would take gigabytes.
+    """
     scale = max(height / image.height, width / image.width)
     covered = (max(width, round(image.width * scale)), max(height, round(image.height * scale)))
-    if covered != image.size:
-        image = image.resize(covered, Image.Resampling.LANCZOS)
     left, top = (covered[0] - width) // 2, (covered[1] - height) // 2
-    cropped = np.asarray(image.crop((left, top, left + width, top + height)), dtype=np.float32)
-    return torch.from_numpy(cropped / 127.5 - 1.0).permute(2, 0, 1).contiguous()
+    if covered == image.size:
+        image = image.crop((left, top, left + width, top + height))
+    else:
+        across, down = image.width / covered[0], image.height / covered[1]
+        kept = (left * across, top * down, (left + width) * across, (top + height) * down)
+        image = image.resize((width, height), Image.Resampling.LANCZOS, box=kept)
+    pixels = np.asarray(image, dtype=np.float32)
+    return torch.from_numpy(pixels / 127.5 - 1.0).permute(2, 0, 1).contiguous()
