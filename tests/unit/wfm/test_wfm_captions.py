@@ -150,6 +150,21 @@ def test_a_line_of_pixels_takes_no_more_memory_than_it_is_made_large(tmp_path):
     assert pixels[:, :, -1].min() > 0.9
 
 
+def test_names_in_capitals_are_taken_and_hidden_files_left_alone(tmp_path):
+    write_pair(tmp_path, "a", np.zeros((2, 2, 3)))
+    (tmp_path / "a.png").rename(tmp_path / "a.PNG")
+    for name in ("._a.json", "._a.PNG", "._b.png", ".DS_Store"):  # as systems leave them
+        (tmp_path / name).write_bytes(b"\0\5\x16\7\0\2\xff")
+
+    data = opened(tmp_path)
+
+    assert (len(data), len(data.problems)) == (1, 0)
+    assert torch.equal(data[0].pixels, -torch.ones(3, 2, 2))
+    Image.new("RGB", (2, 2)).save(tmp_path / "B.JPG")
+    with pytest.raises(CaptionDataError, match=r"B\.JPG: there is no B\.json"):
+        opened(tmp_path)
+
+
 def test_every_broken_pair_is_named(tmp_path):
     write_pair(tmp_path, "good", np.zeros((2, 2, 3)))
     (tmp_path / "lonely.json").write_text('{"prompt": "p"}')

@@ -5,8 +5,9 @@ position has depends on nothing but the data, the position and a seed, so that a
 share a stream, and a run that goes on goes on where it was.
 """
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
@@ -169,6 +170,25 @@ class CaptionedFiles(Sequence[CaptionedImage], ABC):
     @abstractmethod
     def _decoded(self, prompt: str, path: Path) -> CaptionedImage:
         """Decode a file; raises CaptionDataError if it is broken."""
+
+
+def files_by_stem(directory: Path) -> dict[str, list[Path]]:
+    """Return the files of a directory by name without suffix, each in order of their suffixes.
+
+    Those that begin with a dot are left out: systems put them beside others (``._0001.png``).
+    """
+    found: dict[str, list[Path]] = {}
+    with os.scandir(directory) as entries:
+        names = sorted(e.name for e in entries if not e.name.startswith(".") and e.is_file())
+    for name in names:
+        path = directory / name
+        found.setdefault(path.stem, []).append(path)
+    return found
+
+
+def of_suffix(files: Iterable[Path], suffixes: Sequence[str]) -> list[Path]:
+    """Return the files with one of these suffixes, in capitals too, as cameras write them."""
+    return [path for path in files if path.suffix.lower() in suffixes]
 
 
 def sample_index(num_samples: int, position: int, seed: int) -> int:

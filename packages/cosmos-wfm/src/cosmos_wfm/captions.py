@@ -3,6 +3,7 @@
 import json
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, Protocol
@@ -13,7 +14,13 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from cosmos_wfm.caption_data import BrokenPolicy, CaptionedFiles, CaptionedImage
+from cosmos_wfm.caption_data import (
+    BrokenPolicy,
+    CaptionedFiles,
+    CaptionedImage,
+    files_by_stem,
+    of_suffix,
+)
 from cosmos_wfm.errors import CaptionDataError
 from cosmos_wfm.ranges import check_at_least
 
@@ -94,14 +101,16 @@ class ImageCaptions(CaptionedFiles):
         directory = Path(config.path)
         super().__init__(directory, config.broken)
         self._config = config
-        for caption in sorted(directory.glob("*.json")):
-            found = _read_pair(caption)
-            if isinstance(found, str):
-                self.problems.add(found)
+        found = files_by_stem(directory)
+        everything = [path for files in found.values() for path in files]
+        for caption in sorted(of_suffix(everything, (".json",))):
+            pair = _read_pair(caption, of_suffix(found[caption.stem], IMAGE_SUFFIXES))
+            if isinstance(pair, str):
+                self.problems.add(pair)
             else:
-                self._pairs.append(found)
-        for image in sorted(directory.iterdir()):
-            if image.suffix in IMAGE_SUFFIXES and not image.with_suffix(".json").is_file():
+                self._pairs.append(pair)
+        for image in sorted(of_suffix(everything, IMAGE_SUFFIXES)):
+            if not of_suffix(found[image.stem], (".json",)):
                 self.problems.add(f"{image.name}: there is no {image.stem}.json")
         self.problems.refuse()
         if not self._pairs:
@@ -115,7 +124,7 @@ class ImageCaptions(CaptionedFiles):
         return CaptionedImage(prompt, fit_sizes(image, self._config, name=str(path)))
 
 
-def _read_pair(caption: Path) -> tuple[str, Path] | str:
+def _read_pair(caption: Path, images: Sequence[Path]) -> tuple[str, Path] | str:
     """Return prompt and image, or what is wrong."""
     try:
         prompt = json.loads(caption.read_text(encoding="utf-8-sig"))["prompt"]
@@ -123,7 +132,6 @@ def _read_pair(caption: Path) -> tuple[str, Path] | str:
         return f"{caption.name}: no prompt ({error!r})"
     if not isinstance(prompt, str):
         return f"{caption.name}: prompt is {type(prompt).__name__}, not text"
-    images = [path for suffix in IMAGE_SUFFIXES if (path := caption.with_suffix(suffix)).is_file()]
     if len(images) != 1:
         return f"{caption.name}: {len(images)} images of that name, 1 is needed"
     return prompt, images[0]
