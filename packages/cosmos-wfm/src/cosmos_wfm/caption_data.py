@@ -7,7 +7,7 @@ share a stream, and a run that goes on goes on where it was.
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
@@ -63,6 +63,9 @@ class Problems(Sequence[str]):
     """Samples that cannot be used: named and counted where they are skipped, else an error.
 
     Each is its name and the reason, in the order in which they were met.
+
+    Attributes:
+        broken: numbers of samples that others were taken for.
     """
 
     def __init__(self, where: str, policy: BrokenPolicy) -> None:
@@ -72,6 +75,7 @@ class Problems(Sequence[str]):
             where: of the data set, as errors name it.
             policy: ``fatal`` or ``skip``.
         """
+        self.broken: set[int] = set()
         self._names: dict[str, None] = {}
         self._where = where
         self._policy: BrokenPolicy = policy
@@ -83,6 +87,10 @@ class Problems(Sequence[str]):
     def __getitem__(self, index: int) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return one."""
         return list(self._names)[index]
+
+    def __iter__(self) -> Iterator[str]:
+        """Return all of them, at once rather than by number."""
+        return iter(self._names)
 
     def add(self, problem: str) -> None:
         """Note one, unless it was noted before."""
@@ -122,6 +130,7 @@ class Problems(Sequence[str]):
                 if self._policy == "fatal":
                     raise
                 self.add(str(error))
+                self.broken.add((index + step) % num)
         raise CaptionDataError(f"{self._where}: none of {num} samples can be decoded")
 
 
