@@ -9,6 +9,7 @@ from PIL import Image
 from safetensors import safe_open
 
 from cosmos_wfm import (
+    CaptionDataError,
     DiffusionSftConfig,
     EncodedCache,
     FullTuning,
@@ -90,6 +91,34 @@ def test_another_picture_prompt_size_or_model_is_encoded_anew(recipe, tmp_path, 
     assert fill_cache(replace(cached, data=replace(recipe.data, broken="skip"))) == (0, 6)
     other = cache_key(model_dirs("sd3"), recipe.data, adapter="A")
     assert len({other, cache_key(model_dirs("sd3"), recipe.data, adapter="B")}) == 2
+
+
+def test_weights_that_differ_anywhere_are_another_model(recipe, tmp_path):
+    weights = tmp_path / "model" / "text_encoder" / "model.safetensors"
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(bytes(5 << 20))
+    first = cache_key(tmp_path / "model", recipe.data, adapter="A")
+
+    tuned = bytearray(5 << 20)  # as a text encoder of which only the layers were tuned
+    tuned[3 << 20 : (3 << 20) + (1 << 16)] = b"x" * (1 << 16)
+    weights.write_bytes(tuned)
+
+    assert cache_key(tmp_path / "model", recipe.data, adapter="A") != first
+    weights.write_bytes(bytes(5 << 20))
+    assert cache_key(tmp_path / "model", recipe.data, adapter="A") == first
+
+
+def test_what_is_broken_stays_named_with_a_full_cache(recipe, tmp_path):
+    skipping = replace(recipe.data, broken="skip")
+    cached = replace(recipe, data=skipping, cache=str(tmp_path / "cache"))
+    (tmp_path / "data" / "0003.png").write_bytes(b"no picture")
+
+    for output in ("first", "again"):
+        fill_cache(replace(cached, output=str(tmp_path / output)))
+        left_out = (tmp_path / output / "left_out_rank0.txt").read_text()
+        assert left_out.count("0003.png cannot be read as an image") == 1
+    with pytest.raises(CaptionDataError, match=r"0003\.png cannot be read"):
+        fill_cache(replace(cached, data=recipe.data))
 
 
 def test_every_family_trains_on_what_it_reads_back(family, model_dirs, tmp_path):

@@ -100,6 +100,71 @@ def test_a_picture_that_was_taken_upright_is_shown_upright(tmp_path):
     assert torch.equal(pixels[:, 2:], torch.ones(3, 2, 2))
 
 
+def test_a_picture_whose_other_exif_is_damaged_is_still_shown_upright(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    exif[0x011A] = 72.0
+    stored = Image.new("RGB", (2, 4), "white")
+    stored.paste("black", (0, 0, 2, 2))
+    stored.save(tmp_path / "a.webp", exif=exif, lossless=True)
+    data = (tmp_path / "a.webp").read_bytes()
+    assert b"\x01\x1a\0\5" in data  # the resolution, which is a ratio: now it is said to be text
+    (tmp_path / "a.webp").write_bytes(data.replace(b"\x01\x1a\0\5", b"\x01\x1a\0\2"))
+    (tmp_path / "a.json").write_text('{"prompt": "p"}')
+
+    pixels = opened(tmp_path, height=4, width=2)[0].pixels
+
+    assert pixels[0, :, 0].tolist() == [1.0, 1.0, -1.0, -1.0]
+
+
+@pytest.mark.parametrize("palette", [False, True])
+def test_what_is_transparent_is_white(tmp_path, palette):
+    levels = np.zeros((2, 2, 4), np.uint8)
+    levels[..., 0], levels[..., 3] = 100, [[0, 255], [255, 0]]  # a dark red, shown or not
+    picture = Image.fromarray(levels)
+    if palette:
+        picture = picture.convert("RGB").quantize(1)
+        picture.putdata([0, 1, 1, 0])
+        picture.putpalette([100, 0, 0, 100, 0, 0])
+        picture.info["transparency"] = bytes([0, 255])
+    picture.save(tmp_path / "a.png")
+    (tmp_path / "a.json").write_text('{"prompt": "p"}')
+
+    pixels = ((opened(tmp_path)[0].pixels + 1) * 127.5).round()
+
+    assert pixels.permute(1, 2, 0).tolist() == [
+        [[255, 255, 255], [100, 0, 0]],
+        [[100, 0, 0], [255, 255, 255]],
+    ]
+
+
+def test_a_line_of_pixels_takes_no_more_memory_than_it_is_made_large(tmp_path):
+    line = np.zeros((1, 60_000, 3))
+    line[:, 30_000:] = 255
+    write_pair(tmp_path, "a", line)  # enlarged whole, 60 GiB
+
+    pixels = opened(tmp_path, height=600, width=600)[0].pixels
+
+    assert pixels.shape == (3, 600, 600)
+    assert pixels[:, :, 0].max() < -0.9
+    assert pixels[:, :, -1].min() > 0.9
+
+
+def test_names_in_capitals_are_taken_and_hidden_files_left_alone(tmp_path):
+    write_pair(tmp_path, "a", np.zeros((2, 2, 3)))
+    (tmp_path / "a.png").rename(tmp_path / "a.PNG")
+    for name in ("._a.json", "._a.PNG", "._b.png", ".DS_Store"):  # as systems leave them
+        (tmp_path / name).write_bytes(b"\0\5\x16\7\0\2\xff")
+
+    data = opened(tmp_path)
+
+    assert (len(data), len(data.problems)) == (1, 0)
+    assert torch.equal(data[0].pixels, -torch.ones(3, 2, 2))
+    Image.new("RGB", (2, 2)).save(tmp_path / "B.JPG")
+    with pytest.raises(CaptionDataError, match=r"B\.JPG: there is no B\.json"):
+        opened(tmp_path)
+
+
 def test_every_broken_pair_is_named(tmp_path):
     write_pair(tmp_path, "good", np.zeros((2, 2, 3)))
     (tmp_path / "lonely.json").write_text('{"prompt": "p"}')

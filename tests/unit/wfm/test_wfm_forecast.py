@@ -116,6 +116,11 @@ def test_a_forecast_counts_parameters_ranks_and_epochs(sft, rl):
         ),
         ({"tuning": LoraTuning(targets=("nothing",))}, WfmConfigError, "has no layers to adapt"),
         (
+            {"tuning": LoraTuning(targets=("attn.to_q", "attn.to_kk"))},
+            WfmConfigError,
+            "has no layers to adapt called attn.to_kk;",
+        ),
+        (
             {"compute": ComputeConfig(dtype="bfloat16", keep_float32=("nothing",))},
             WfmConfigError,
             "keep_float32 names nothing",

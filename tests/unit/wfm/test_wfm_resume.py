@@ -151,6 +151,36 @@ def test_a_run_that_was_killed_before_its_last_save_makes_it_when_it_goes_on(sft
     assert train_sft(replace(recipe, num_steps=1), resume=True) == saved
 
 
+def test_a_run_that_was_killed_while_it_saved_on_the_way_makes_that_up(sft, tmp_path):
+    sampler = SamplerConfig(num_steps=1, height=16, width=16)
+    drawn = ValidationConfig(prompts=("a",), every=2, samples_per_prompt=1, sampler=sampler)
+    whole = replace(sft, save_every=2, checkpoint_every=2, num_steps=4, validation=drawn)
+    cut = replace(whole, output=str(tmp_path / "cut"))
+    losses_of(train_sft, whole)
+    losses_of(train_sft, cut, stop_after=3)
+    shutil.rmtree(tmp_path / "cut" / "safetensors" / "step_2")  # it was not there yet
+    shutil.rmtree(tmp_path / "cut" / "validation" / "step_2")
+
+    losses_of(train_sft, cut, resume=True)
+
+    ours, theirs = (load_file(tmp_path / n / "safetensors/step_2" / FULL) for n in ("cut", "whole"))
+    assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+    ours, theirs = (opened(tmp_path / n / "validation/step_2/grid.png") for n in ("cut", "whole"))
+    assert ours.tobytes() == theirs.tobytes()
+
+
+def test_adapters_do_not_go_on_at_another_scale(sft, tmp_path):
+    recipe = replace(
+        sft, num_steps=1, checkpoint_every=1, output=str(tmp_path), tuning=LoraTuning(rank=2)
+    )
+    train_sft(recipe)
+
+    other = replace(recipe, num_steps=2, tuning=LoraTuning(rank=2, alpha=32))
+    with pytest.raises(WfmConfigError, match="trained with alpha 64, and the recipe says alpha 32"):
+        train_sft(other, resume=True)
+    train_sft(replace(recipe, num_steps=2), resume=True)
+
+
 def test_shards_and_buckets_go_on_in_the_middle_of_an_epoch(sft, tmp_path):
     for shard in range(2):
         with tarfile.open(tmp_path / f"{shard}.tar", "w") as tar:

@@ -5,8 +5,21 @@ from itertools import pairwise
 
 import pytest
 import torch
+from diffusers import StableDiffusion3Pipeline
 
-from cosmos_wfm import PipelineError, Sd3Adapter, check_model, load_adapter, tiny_sd3_pipeline
+from cosmos_wfm import (
+    DiffusionSftConfig,
+    FullTuning,
+    ImageCaptionsConfig,
+    PipelineError,
+    Sd3Adapter,
+    check_model,
+    load_adapter,
+    tiny_captions,
+    tiny_sd3_pipeline,
+    train_sft,
+)
+from cosmos_wfm.loading import load_outline
 
 
 def test_stepping_by_the_adapters_velocity_and_schedule_is_what_the_pipeline_does(adapter):
@@ -82,3 +95,47 @@ def test_the_checklist_stops_at_the_first_point_that_fails(model_dir, tmp_path):
     points = check_model(tmp_path)
 
     assert [point.passed for point in points] == [True, False]
+
+
+def test_a_pipeline_without_t5_trains_and_what_it_saves_loads_without_it(model_dir, tmp_path):
+    missing = {"text_encoder_3": None, "tokenizer_3": None}
+    pipeline = StableDiffusion3Pipeline.from_pretrained(model_dir, **missing)
+    pipeline.save_pretrained(tmp_path / "model")
+    tiny_captions(tmp_path / "data", size=16)
+    recipe = DiffusionSftConfig(
+        model=str(tmp_path / "model"),
+        data=ImageCaptionsConfig(path=str(tmp_path / "data"), height=16, width=16),
+        output=str(tmp_path / "out"),
+        num_steps=1,
+        batch_size=1,
+        tuning=FullTuning(),
+    )
+
+    saved = train_sft(recipe)
+
+    text = load_adapter(saved).encode_text(["a red square"])
+    theirs = StableDiffusion3Pipeline.from_pretrained(saved, **missing)
+    expected, _, _, _ = theirs.encode_prompt("a red square", None, None, max_sequence_length=256)
+    assert torch.equal(text["encoder_hidden_states"], expected)
+    assert load_outline(saved).pipeline.text_encoder_3 is None
+
+
+@pytest.mark.parametrize("most", ["10GB", "50KB"])
+def test_weights_that_are_there_as_a_variant_only_are_loaded(tmp_path, most):
+    pipeline = tiny_sd3_pipeline(num_layers=1)
+    pipeline.save_pretrained(tmp_path, variant="fp16", max_shard_size=most)
+
+    loaded = load_adapter(tmp_path)
+
+    expected = pipeline.transformer.state_dict()
+    assert all(torch.equal(w, expected[n]) for n, w in loaded.transformer.state_dict().items())
+    assert load_outline(tmp_path).shift == 3.0
+
+
+def test_weights_that_are_cut_short_are_named(tmp_path):
+    tiny_sd3_pipeline(num_layers=1).save_pretrained(tmp_path)
+    weights = tmp_path / "text_encoder" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+
+    with pytest.raises(PipelineError, match=r"cannot be loaded: .*incomplete metadata"):
+        load_adapter(tmp_path)

@@ -103,6 +103,34 @@ def test_a_sample_in_folders_with_several_dots_and_txt_captions(tmp_path):
     assert data[0].pixels[0, 0, 0] == pytest.approx(1 / 127.5 - 1)
 
 
+def test_a_json_without_prompt_leaves_the_word_to_the_txt_beside_it(tmp_path):
+    about = json.dumps({"caption": "other", "width": 4}).encode()  # as img2dataset writes them
+    members = [("0.jpg", png(1)), ("0.json", about), ("0.txt", b"a disc")]
+    own = [("1.txt", b"other"), ("1.json", b'{"prompt": "a square"}'), ("1.jpg", png(2))]
+    write_shard(tmp_path / "s.tar", [*members, *own])
+    config = ShardCaptionsConfig(path=str(tmp_path), height=4, width=4, index=str(tmp_path / "i"))
+
+    for _ in ("looked at", "out of the index"):
+        data = config.build()
+        assert [sample.prompt for sample in data] == ["a disc", "a square"]
+
+    write_shard(tmp_path / "s.tar", members[:2])
+    with pytest.raises(CaptionDataError, match=r"s\.tar 0: no prompt \(KeyError"):
+        replace(config, index="").build()[0]
+
+
+def test_hidden_members_are_left_alone_and_two_samples_of_a_name_are_named(tmp_path):
+    hidden = [("._0.png", b"\0\5\x16\7"), ("./._0.json", b"\0\5\x16\7"), (".DS_Store", b"")]
+    write_shard(tmp_path / "s.tar", [*hidden, *pair("0", 1), *pair("1", 2)])
+    config = ShardCaptionsConfig(path=str(tmp_path), height=4, width=4)
+
+    assert [sample.prompt for sample in config.build()] == ["0", "1"]
+    write_shard(tmp_path / "s.tar", [*pair("0", 1), *pair("1", 2), *pair("0", 3)])
+    with pytest.raises(CaptionDataError, match=r"s\.tar 0: there are two samples of that name"):
+        config.build()
+    assert [sample.prompt for sample in replace(config, broken="skip").build()] == ["1"]
+
+
 def test_an_epoch_has_every_sample_once_and_lanes_read_one_shard_after_the_other():
     sizes, lanes = [5, 5, 5, 5, 3], 4
     order = interleaved_order(sizes, lanes, seed=1, epoch=0)

@@ -23,7 +23,7 @@ from cosmos_wfm import (
     train_sft,
     write_video,
 )
-from cosmos_wfm.videos import read_frames
+from cosmos_wfm.videos import read_frames, resampled
 
 
 def clip(level, frames=5, size=32):
@@ -74,7 +74,7 @@ def test_a_broken_video_is_named_and_fatal_or_counted_and_skipped(videos, tmp_pa
 
     assert len(data) == 2
     assert [problem[:4] for problem in data.problems] == ["0003", "0004", "0005"]
-    assert "3 frames in 0004.mp4; 5 are needed" in data.problems[1]
+    assert "0004.mp4 has 3 frames; 5 are needed" in data.problems[1]
     assert "there is no" in data.problems[2]
 
 
@@ -104,6 +104,46 @@ def test_a_video_whose_camera_was_turned_is_read_upright(tmp_path, matrix, size,
     shown = np.asarray(frame).mean(2)
     assert shown[black].max() < 60
     assert (shown > 190).mean() > 0.3
+
+
+def test_a_video_is_taken_at_the_frames_a_second_that_are_asked_for(tmp_path):
+    shades = torch.linspace(-1.0, 1.0, 61).view(1, -1, 1, 1).expand(3, 61, 32, 32)
+    write_video(tmp_path / "a.mp4", shades, fps=60)  # one second
+    (tmp_path / "a.json").write_text('{"prompt": "p"}')
+    config = VideoCaptionsConfig(path=str(tmp_path), frames=13, fps=12, height=32, width=32)
+
+    [sample] = config.build()
+
+    wanted = torch.linspace(-1.0, 1.0, 13)  # every fifth
+    assert sample.pixels.mean(dim=(0, 2, 3)).tolist() == pytest.approx(wanted.tolist(), abs=0.05)
+    with pytest.raises(CaptionDataError, match=r"a\.mp4 has 13 frames at 12 a second; 17 are"):
+        replace(config, frames=17).build()
+    assert replace(config, frames=61, fps=60).build()[0].pixels.shape[1] == 61
+
+
+def test_moments_take_the_frame_nearest_in_time_though_times_are_rounded():
+    # 30 a second in milliseconds; 0.0667 is nearer to the third frame than to the second.
+    times = [0.0, 0.033, 0.067, 0.1, 0.133, 0.167]
+    assert list(resampled(((t, n) for n, t in enumerate(times)), 15)) == [0, 2, 4]
+    # slower, and not from 0 on, and of varying rate
+    assert list(resampled([(1.0, "a"), (1.5, "b"), (1.75, "c")], 4)) == ["a", "b", "b", "c"]
+    with pytest.raises(ValueError, match="a frame has no time"):
+        list(resampled([(None, "a")], 4))
+
+
+@pytest.mark.parametrize("videos", ["pairs"], indirect=True)
+def test_names_in_capitals_are_taken_and_hidden_files_left_alone(videos, tmp_path):
+    folder = tmp_path / "data"
+    (folder / "0001.mp4").rename(folder / "0001.MP4")
+    (folder / "0002.mp4").rename(folder / "0002.MOV")
+    (folder / "._0001.json").write_bytes(b"\0\5\x16\7\0\2")
+    (folder / "._0001.MP4").write_bytes(b"\0\5\x16\7\0\2")
+    (folder / ".DS_Store").write_bytes(b"\0")
+
+    data = videos.build()
+
+    assert [sample.prompt for sample in data] == ["prompt 0001", "prompt 0002"]
+    assert len(data.problems) == 0
 
 
 def test_a_caption_that_is_no_text_is_named(videos, tmp_path):

@@ -5,8 +5,9 @@ position has depends on nothing but the data, the position and a seed, so that a
 share a stream, and a run that goes on goes on where it was.
 """
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
@@ -62,6 +63,9 @@ class Problems(Sequence[str]):
     """Samples that cannot be used: named and counted where they are skipped, else an error.
 
     Each is its name and the reason, in the order in which they were met.
+
+    Attributes:
+        broken: numbers of samples that others were taken for.
     """
 
     def __init__(self, where: str, policy: BrokenPolicy) -> None:
@@ -71,6 +75,7 @@ class Problems(Sequence[str]):
             where: of the data set, as errors name it.
             policy: ``fatal`` or ``skip``.
         """
+        self.broken: set[int] = set()
         self._names: dict[str, None] = {}
         self._where = where
         self._policy: BrokenPolicy = policy
@@ -82,6 +87,10 @@ class Problems(Sequence[str]):
     def __getitem__(self, index: int) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return one."""
         return list(self._names)[index]
+
+    def __iter__(self) -> Iterator[str]:
+        """Return all of them, at once rather than by number."""
+        return iter(self._names)
 
     def add(self, problem: str) -> None:
         """Note one, unless it was noted before."""
@@ -121,6 +130,7 @@ class Problems(Sequence[str]):
                 if self._policy == "fatal":
                     raise
                 self.add(str(error))
+                self.broken.add((index + step) % num)
         raise CaptionDataError(f"{self._where}: none of {num} samples can be decoded")
 
 
@@ -169,6 +179,25 @@ class CaptionedFiles(Sequence[CaptionedImage], ABC):
     @abstractmethod
     def _decoded(self, prompt: str, path: Path) -> CaptionedImage:
         """Decode a file; raises CaptionDataError if it is broken."""
+
+
+def files_by_stem(directory: Path) -> dict[str, list[Path]]:
+    """Return the files of a directory by name without suffix, each in order of their suffixes.
+
+    Those that begin with a dot are left out: systems put them beside others (``._0001.png``).
+    """
+    found: dict[str, list[Path]] = {}
+    with os.scandir(directory) as entries:
+        names = sorted(e.name for e in entries if not e.name.startswith(".") and e.is_file())
+    for name in names:
+        path = directory / name
+        found.setdefault(path.stem, []).append(path)
+    return found
+
+
+def of_suffix(files: Iterable[Path], suffixes: Sequence[str]) -> list[Path]:
+    """Return the files with one of these suffixes, in capitals too, as cameras write them."""
+    return [path for path in files if path.suffix.lower() in suffixes]
 
 
 def sample_index(num_samples: int, position: int, seed: int) -> int:

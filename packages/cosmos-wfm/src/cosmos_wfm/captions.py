@@ -2,6 +2,8 @@
 
 import json
 import math
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, Protocol
@@ -9,16 +11,33 @@ from typing import BinaryIO, Literal, Protocol
 import numpy as np
 import torch
 from jaxtyping import Float
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
-from cosmos_wfm.caption_data import BrokenPolicy, CaptionedFiles, CaptionedImage
+from cosmos_wfm.caption_data import (
+    BrokenPolicy,
+    CaptionedFiles,
+    CaptionedImage,
+    files_by_stem,
+    of_suffix,
+)
 from cosmos_wfm.errors import CaptionDataError
 from cosmos_wfm.ranges import check_at_least
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 _STEPS_OF_16_BITS = 257
 """65535 / 255."""
+_ORIENTATION = 0x0112
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What puts a picture of an EXIF orientation upright."""
 _UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
 """What PIL raises over broken files; those that it cannot name are an OSError."""
 
@@ -82,14 +101,16 @@ class ImageCaptions(CaptionedFiles):
         directory = Path(config.path)
         super().__init__(directory, config.broken)
         self._config = config
-        for caption in sorted(directory.glob("*.json")):
-            found = _read_pair(caption)
-            if isinstance(found, str):
-                self.problems.add(found)
+        found = files_by_stem(directory)
+        everything = [path for files in found.values() for path in files]
+        for caption in sorted(of_suffix(everything, (".json",))):
+            pair = _read_pair(caption, of_suffix(found[caption.stem], IMAGE_SUFFIXES))
+            if isinstance(pair, str):
+                self.problems.add(pair)
             else:
-                self._pairs.append(found)
-        for image in sorted(directory.iterdir()):
-            if image.suffix in IMAGE_SUFFIXES and not image.with_suffix(".json").is_file():
+                self._pairs.append(pair)
+        for image in sorted(of_suffix(everything, IMAGE_SUFFIXES)):
+            if not of_suffix(found[image.stem], (".json",)):
                 self.problems.add(f"{image.name}: there is no {image.stem}.json")
         self.problems.refuse()
         if not self._pairs:
@@ -103,7 +124,7 @@ class ImageCaptions(CaptionedFiles):
         return CaptionedImage(prompt, fit_sizes(image, self._config, name=str(path)))
 
 
-def _read_pair(caption: Path) -> tuple[str, Path] | str:
+def _read_pair(caption: Path, images: Sequence[Path]) -> tuple[str, Path] | str:
     """Return prompt and image, or what is wrong."""
     try:
         prompt = json.loads(caption.read_text(encoding="utf-8-sig"))["prompt"]
@@ -111,14 +132,13 @@ def _read_pair(caption: Path) -> tuple[str, Path] | str:
         return f"{caption.name}: no prompt ({error!r})"
     if not isinstance(prompt, str):
         return f"{caption.name}: prompt is {type(prompt).__name__}, not text"
-    images = [path for suffix in IMAGE_SUFFIXES if (path := caption.with_suffix(suffix)).is_file()]
     if len(images) != 1:
         return f"{caption.name}: {len(images)} images of that name, 1 is needed"
     return prompt, images[0]
 
 
 def read_image(source: Path | BinaryIO, *, name: str) -> Image.Image:
-    """Return a picture upright, in 8 bits of red, green and blue.
+    """Return a picture upright, in 8 bits of red, green and blue, on white where it lets through.
 
     Args:
         source: a file, or its bytes as a stream.
@@ -129,13 +149,30 @@ def read_image(source: Path | BinaryIO, *, name: str) -> Image.Image:
     """
     try:
         with Image.open(source) as image:
-            upright = ImageOps.exif_transpose(image)
+            turn = _UPRIGHT.get(_orientation(image))
+            upright = image if turn is None else image.transpose(turn)
             if upright.mode.startswith("I;16"):  # convert() would cut off what is above 255
                 grey = np.asarray(upright).astype(np.float64) / _STEPS_OF_16_BITS
                 upright = Image.fromarray(grey.round().astype(np.uint8))
+            if upright.has_transparency_data:  # convert() would show what lies under it
+                layer = upright.convert("RGBA")
+                upright = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
             return upright.convert("RGB")
     except _UNREADABLE as error:
         raise CaptionDataError(f"{name} cannot be read as an image: {error}") from error
+
+
+def _orientation(image: Image.Image) -> int:
+    """Return how EXIF says that a picture was held; 1, upright, where that cannot be read.
+
+    Not PIL's ``exif_transpose``, which also writes all of EXIF anew and fails over what cameras and
+    editors leave there.
+    """
+    try:
+        found: object = image.getexif().get(_ORIENTATION)
+    except (SyntaxError, ValueError, TypeError, struct.error):
+        return 1
+    return found if isinstance(found, int) else 1
 
 
 class Sizes(Protocol):
@@ -190,11 +227,18 @@ def size_of(image: Image.Image, sizes: Sizes) -> tuple[int, int]:
 
 
 def fit(image: Image.Image, height: int, width: int) -> Float[Tensor, "3 H W"]:
-    """Scale to cover height x width, keep the centre, map to [-1, 1]."""
+    """Scale to cover height x width, keep the centre, map to [-1, 1].
+
+    Only what is kept is scaled: of a line of 1000x1 pixels the whole would take gigabytes.
+    """
     scale = max(height / image.height, width / image.width)
     covered = (max(width, round(image.width * scale)), max(height, round(image.height * scale)))
-    if covered != image.size:
-        image = image.resize(covered, Image.Resampling.LANCZOS)
     left, top = (covered[0] - width) // 2, (covered[1] - height) // 2
-    cropped = np.asarray(image.crop((left, top, left + width, top + height)), dtype=np.float32)
-    return torch.from_numpy(cropped / 127.5 - 1.0).permute(2, 0, 1).contiguous()
+    if covered == image.size:
+        image = image.crop((left, top, left + width, top + height))
+    else:
+        across, down = image.width / covered[0], image.height / covered[1]
+        kept = (left * across, top * down, (left + width) * across, (top + height) * down)
+        image = image.resize((width, height), Image.Resampling.LANCZOS, box=kept)
+    pixels = np.asarray(image, dtype=np.float32)
+    return torch.from_numpy(pixels / 127.5 - 1.0).permute(2, 0, 1).contiguous()

@@ -28,8 +28,8 @@ from cosmos_wfm.training_data import DataConfig
 
 _LATENTS = "latents"
 _TEXT = "text."
-_SAMPLED_BYTES = 1 << 20
-_READING = b"upright, of 16 bits too"
+_SAMPLED_BLOCKS, _BLOCK_BYTES = 256, 1 << 12
+_READING = b"upright, of 16 bits too, on white"
 """Another one for each change of how files become pixels, so that old samples are encoded anew."""
 _NOT_PIXELS = {"path", "index", "lanes", "broken"}
 
@@ -170,7 +170,8 @@ class SampleEncoder:
         encoded = encode_samples(self.adapter, [sample for _, sample in samples])
         self.num_encoded += len(samples)
         for (index, sample), row in zip(samples, encoded, strict=True):
-            if self._cache is not None:
+            # another one in the place of a broken one is not kept: what is broken stays named
+            if self._cache is not None and index not in self.data.problems.broken:
                 kept = EncodedSample(row.latents, {}) if self._trains_text else row
                 self._cache.save(self.data.identity(index), kept, sample.prompt)
             yield index, row
@@ -188,8 +189,9 @@ def encode_samples(
 def cache_key(model: Path, data: DataConfig, *, adapter: str) -> str:
     """Return a name for all that an encoded sample depends on but the sample itself.
 
-    Weights are told apart by the first mebibyte of each file, its length and its name, since
-    reading a whole text encoder takes longer than it saves.
+    Weights are told apart by a mebibyte of each file, its length and its name, since reading a
+    whole text encoder takes longer than it saves. That mebibyte is taken from all over the file:
+    what was tuned often has the old header and token embeddings in front.
 
     Args:
         model: a pipeline directory.
@@ -201,9 +203,18 @@ def cache_key(model: Path, data: DataConfig, *, adapter: str) -> str:
     digest.update(json.dumps(pixels, sort_keys=True).encode())
     for path in sorted(path for path in model.rglob("*") if path.is_file()):
         digest.update(f"{path.relative_to(model)} {path.stat().st_size}\n".encode())
-        with path.open("rb") as file:
-            digest.update(file.read(_SAMPLED_BYTES))
+        for block in _sampled(path):
+            digest.update(block)
     return digest.hexdigest()[:32]
+
+
+def _sampled(path: Path) -> Iterator[bytes]:
+    """Yield blocks of a file, evenly spaced from its first byte to its last."""
+    last = max(path.stat().st_size - _BLOCK_BYTES, 0)
+    with path.open("rb") as file:
+        for start in sorted({last * n // (_SAMPLED_BLOCKS - 1) for n in range(_SAMPLED_BLOCKS)}):
+            file.seek(start)
+            yield file.read(_BLOCK_BYTES)
 
 
 def _of_one_shape(

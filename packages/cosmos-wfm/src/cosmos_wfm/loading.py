@@ -2,12 +2,14 @@
 
 import importlib
 import json
+import re
 from collections.abc import Callable, Container, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from cosmos_wfm.adapter import DiffusionModelAdapter
@@ -35,6 +37,13 @@ ADAPTERS: Mapping[str, AdapterFactory] = {
     "WanPipeline": WanAdapter,
 }
 """Pipeline class name to the adapter that comes with this package."""
+
+_MAY_LACK = {"StableDiffusion3Pipeline": ("text_encoder_3", "tokenizer_3")}
+"""Parts without which a pipeline works: SD3 without T5 embeds zeros in its place."""
+
+_WEIGHTS = re.compile(
+    r"(?:diffusion_pytorch_)?model(?:\.(?P<variant>[^.-]+))?(?:-\d+-of-\d+)?\.safetensors"
+)
 
 
 def pipeline_class_name(directory: Path) -> str:
@@ -161,16 +170,39 @@ def _load_pipeline(
         resize_without_torchvision()
         extra["safety_checker"] = NoSafetyChecker()
     if name in ADAPTERS:
+        extra = {**_not_there(directory, name), **extra}
         _check_components(directory, left_out=extra)
+    if variant := _variant(directory):
+        extra["variant"] = variant
     pipeline_class = getattr(diffusers, name, diffusers.DiffusionPipeline)
     try:
         pipeline = pipeline_class.from_pretrained(directory, local_files_only=True, **extra)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise PipelineError(f"{directory} cannot be loaded: {error}") from error
     if dtype is not torch.float32:
         pipeline.to(dtype)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
+
+
+def _not_there(directory: Path, name: str) -> dict[str, object]:
+    """Return the parts that a pipeline may lack and does, which diffusers wants to be told."""
+    index: Mapping[str, object] = json.loads((directory / "model_index.json").read_text())
+    mine = _MAY_LACK.get(name, ())
+    return {part: None for part in mine if index.get(part) in (None, [None, None])}
+
+
+def _variant(directory: Path) -> str:
+    """Return the variant (``fp16``) that weights of a pipeline are there in only; else nothing.
+
+    diffusers then takes it for all components that have it.
+    """
+    found: dict[Path, set[str | None]] = {}
+    for path in directory.glob("*/*.safetensors"):
+        if match := _WEIGHTS.fullmatch(path.name):
+            found.setdefault(path.parent, set()).add(match["variant"])
+    needed = {name for names in found.values() if None not in names for name in names}
+    return min((name for name in needed if name is not None), default="")
 
 
 def _check_components(directory: Path, *, left_out: Container[str]) -> None:

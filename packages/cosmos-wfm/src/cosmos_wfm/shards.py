@@ -11,7 +11,7 @@ import io
 import json
 import re
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,21 +19,21 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from fsspec.core import url_to_fs
-from PIL import Image
 
 from cosmos_wfm.caption_data import BrokenPolicy, CaptionedImage, Problems
 from cosmos_wfm.captions import IMAGE_SUFFIXES, fit_sizes, read_image
 from cosmos_wfm.errors import CaptionDataError
 from cosmos_wfm.ranges import check_at_least
-from cosmos_wfm.videos import read_frames
+from cosmos_wfm.videos import VIDEO_SUFFIXES, read_clip
 
 _CAPTIONS = ("json", "txt")
 _IMAGES = tuple(suffix.removeprefix(".") for suffix in IMAGE_SUFFIXES)
-_VIDEOS = ("mp4",)
+_VIDEOS = tuple(suffix.removeprefix(".") for suffix in VIDEO_SUFFIXES)
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _HEADER_BLOCK = 1 << 17
+_INDEX = "all captions, nothing twice"
+"""Another one for each change of what an index holds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +44,7 @@ class ShardCaptionsConfig:
         path: a directory of ``*.tar``, one tar file, a pattern (``s3://bucket/train-*.tar``) or a
             range (``train-{000..127}.tar``); anything that fsspec has a driver for.
         frames: of a sample: 1 takes the image of a sample, more the first frames of its video.
+        fps: frames of a second of a sample, see ``VideoCaptionsConfig``; 0 takes every frame.
         height: of a sample, in pixels.
         width: of a sample, in pixels.
         buckets: sizes [height, width], of which each sample gets the one nearest in shape; empty
@@ -61,6 +62,7 @@ class ShardCaptionsConfig:
     kind: Literal["shards"] = "shards"
     path: str
     frames: int = 1
+    fps: float = 0.0
     height: int = 1024
     width: int = 1024
     buckets: tuple[tuple[int, int], ...] = ()
@@ -75,7 +77,7 @@ class ShardCaptionsConfig:
         Raises:
             WfmConfigError: names the field that is out of range.
         """
-        check_at_least("data", self, max_enlargement=0, lanes=1)
+        check_at_least("data", self, max_enlargement=0, lanes=1, fps=0)
 
     def build(self) -> "ShardCaptions":
         """Read the headers of all shards.
@@ -92,14 +94,12 @@ class ShardSample:
 
     Attributes:
         key: its name: the members' paths up to the first dot.
-        caption: offset and length of the caption's bytes.
-        caption_kind: ``json`` or ``txt``.
+        captions: offset and length of the bytes of each kind of caption, ``json`` or ``txt``.
         media: offset and length of the image's or video's bytes.
     """
 
     key: str
-    caption: tuple[int, int]
-    caption_kind: str
+    captions: Mapping[str, tuple[int, int]]
     media: tuple[int, int]
 
 
@@ -111,14 +111,16 @@ class _Shard:
     version: str
     samples: tuple[ShardSample, ...]
 
-    def read(self, sample: ShardSample) -> tuple[bytes, bytes]:
-        """Return caption and media, by one request if nothing large lies between them."""
-        (c, c_len), (m, m_len) = sample.caption, sample.media
-        first, last = min(c, m), max(c + c_len, m + m_len)
-        if last - first > 2 * (c_len + m_len) + _HEADER_BLOCK:
-            return self._range(c, c + c_len), self._range(m, m + m_len)
-        data = self._range(first, last)
-        return data[c - first :][:c_len], data[m - first :][:m_len]
+    def read(self, sample: ShardSample) -> tuple[dict[str, bytes], bytes]:
+        """Return captions and media, by one request if nothing large lies between them."""
+        parts = [*sample.captions.values(), sample.media]
+        first, last = min(start for start, _ in parts), max(start + size for start, size in parts)
+        if last - first > 2 * sum(size for _, size in parts) + _HEADER_BLOCK:
+            found = [self._range(start, start + size) for start, size in parts]
+        else:
+            data = self._range(first, last)
+            found = [data[start - first :][:size] for start, size in parts]
+        return dict(zip(sample.captions, found[:-1], strict=True)), found[-1]
 
     def _range(self, start: int, end: int) -> bytes:
         try:
@@ -180,7 +182,7 @@ class ShardCaptions(Sequence[CaptionedImage]):
     def identity(self, index: int) -> str:
         """Return shard, version of the shard, and where in it the sample is."""
         shard, sample = self._place(index)
-        return f"{shard.url} {shard.version} {sample.key} {sample.media} {sample.caption}"
+        return f"{shard.url} {shard.version} {sample.key} {sample.media} {dict(sample.captions)}"
 
     def shard_of(self, index: int) -> str:
         """Return the URL of the shard that holds a sample."""
@@ -194,12 +196,13 @@ class ShardCaptions(Sequence[CaptionedImage]):
     def _decoded(self, index: int) -> CaptionedImage:
         config = self._config
         shard, sample = self._place(index)
-        caption, media = shard.read(sample)
+        captions, media = shard.read(sample)
         name = f"{shard.url} {sample.key}"
-        prompt = _prompt(caption, sample.caption_kind, name)
-        frames = _frames(media, config.frames, name)
-        pixels = torch.stack([fit_sizes(f, config, name=name) for f in frames], dim=1)
-        return CaptionedImage(prompt, pixels if config.frames > 1 else pixels[:, 0])
+        prompt = _prompt(captions, name)
+        if config.frames > 1:
+            return CaptionedImage(prompt, read_clip(io.BytesIO(media), config, name=name))
+        image = read_image(io.BytesIO(media), name=name)
+        return CaptionedImage(prompt, fit_sizes(image, config, name=name))
 
     def _opened(self, files: Any, path: str) -> _Shard:
         """Return a shard with its index, which is read if there is one of this very file."""
@@ -222,8 +225,12 @@ class ShardCaptions(Sequence[CaptionedImage]):
         for problem in problems:
             self.problems.add(problem)
         rows = tuple(
-            ShardSample(key=key, caption=(c, c_len), caption_kind=kind, media=(m, m_len))
-            for key, (c, c_len), kind, (m, m_len) in samples
+            ShardSample(
+                key=key,
+                captions={kind: (start, size) for kind, (start, size) in captions.items()},
+                media=(media[0], media[1]),
+            )
+            for key, captions, media in samples
         )
         return _Shard(url=url, files=files, path=path, version=version, samples=rows)
 
@@ -231,7 +238,7 @@ class ShardCaptions(Sequence[CaptionedImage]):
         if not self._config.index:
             return None
         kind = "videos" if self._config.frames > 1 else "images"
-        name = hashlib.sha256(f"{url} {version} {kind}".encode()).hexdigest()[:32]
+        name = hashlib.sha256(f"{url} {version} {kind} {_INDEX}".encode()).hexdigest()[:32]
         return Path(self._config.index) / f"{name}.json"
 
 
@@ -306,23 +313,25 @@ def _locations(path: str) -> list[tuple[Any, str]]:
     return found
 
 
-# Rows of an index: key, (offset, length) of the caption, its kind, (offset, length) of the media
-_Row = tuple[str, tuple[int, int], str, tuple[int, int]]
+# Rows of an index: key, (offset, length) of each kind of caption, and of the media
+_Row = tuple[str, dict[str, tuple[int, int]], tuple[int, int]]
 
 
 def _index(files: Any, path: str, url: str, *, video: bool) -> tuple[list[_Row], list[str]]:
     """Read a shard's headers; return its samples, and what is wrong with others."""
     members: dict[str, dict[str, tuple[int, int]]] = {}
-    problems: list[str] = []
+    problems, twice = list[str](), set[str]()
     try:
         with (
             files.open(path, "rb", block_size=_HEADER_BLOCK) as stream,
             tarfile.open(fileobj=stream, mode="r:") as tar,
         ):
             for member in tar:
-                if member.isfile():
-                    key, kind = _key_and_kind(member.name)
-                    members.setdefault(key, {})[kind] = (member.offset_data, member.size)
+                key, kind = _key_and_kind(member.name)
+                # without a key: what systems put beside others, as ._0001.jpg
+                if key and member.isfile():
+                    twice |= {key} if kind in members.setdefault(key, {}) else set()
+                    members[key][kind] = (member.offset_data, member.size)
     except (tarfile.TarError, EOFError) as error:
         problems.append(f"{url}: no whole tar file: {error}; {len(members)} samples before that")
         if members:  # the last one may be cut short
@@ -331,10 +340,12 @@ def _index(files: Any, path: str, url: str, *, video: bool) -> tuple[list[_Row],
         raise CaptionDataError(f"{url} cannot be read: {error}") from error
     rows: list[_Row] = []
     for key, kinds in members.items():
-        captions = [kind for kind in _CAPTIONS if kind in kinds]
+        captions = {kind: kinds[kind] for kind in _CAPTIONS if kind in kinds}
         media = [kind for kind in (_VIDEOS if video else _IMAGES) if kind in kinds]
-        if captions and len(media) == 1:
-            rows.append((key, kinds[captions[0]], captions[0], kinds[media[0]]))
+        if key in twice:
+            problems.append(f"{url} {key}: there are two samples of that name, or two versions")
+        elif captions and len(media) == 1:
+            rows.append((key, captions, kinds[media[0]]))
         else:
             wanted = "videos" if video else "images"
             problems.append(
@@ -345,27 +356,27 @@ def _index(files: Any, path: str, url: str, *, video: bool) -> tuple[list[_Row],
 
 
 def _key_and_kind(name: str) -> tuple[str, str]:
-    """Split a member's path at the first dot of its last part, as webdataset does."""
+    """Split a member's path at the first dot of its last part, as webdataset does.
+
+    What is hidden has no key.
+    """
     directory, slash, last = name.rpartition("/")
     stem, _, kind = last.partition(".")
-    return directory + slash + stem, kind.lower()
+    return directory + slash + stem if stem else "", kind.lower()
 
 
-def _prompt(caption: bytes, kind: str, name: str) -> str:
+def _prompt(captions: Mapping[str, bytes], name: str) -> str:
+    """Return the ``prompt`` of a json, or where it has none the txt beside it."""
+    text = captions.get("txt")
     try:
-        text = caption.decode("utf-8-sig")
-        prompt: object = json.loads(text)["prompt"] if kind == "json" else text.strip()
+        if "json" in captions:
+            found: Any = json.loads(captions["json"].decode("utf-8-sig"))
+            if text is None or (isinstance(found, dict) and "prompt" in found):
+                prompt: object = found["prompt"]
+                if not isinstance(prompt, str):
+                    raise CaptionDataError(f"{name}: prompt is {type(prompt).__name__}, not text")
+                return prompt
+        assert text is not None
+        return text.decode("utf-8-sig").strip()
     except (ValueError, KeyError, TypeError) as error:
         raise CaptionDataError(f"{name}: no prompt ({error!r})") from error
-    if not isinstance(prompt, str):
-        raise CaptionDataError(f"{name}: prompt is {type(prompt).__name__}, not text")
-    return prompt
-
-
-def _frames(media: bytes, num: int, name: str) -> list[Image.Image]:
-    if num > 1:
-        frames = read_frames(io.BytesIO(media), num, name=name)
-        if len(frames) < num:
-            raise CaptionDataError(f"{name} has {len(frames)} frames; {num} are needed")
-        return frames
-    return [read_image(io.BytesIO(media), name=name)]

@@ -21,10 +21,11 @@ from cosmos_core.metrics import MlflowSinkConfig, TensorBoardSinkConfig, WandbSi
 from cosmos_parallel import CheckpointStore, Learner, ParallelConfig, TrainingMesh
 from cosmos_wfm.adapter import DiffusionModelAdapter
 from cosmos_wfm.errors import TrainingStoppedError, WfmConfigError
-from cosmos_wfm.tuning import TuningConfig, save_trained
+from cosmos_wfm.tuning import LoraTuning, TuningConfig, save_trained
 from cosmos_wfm.uploads import UploadConfig, upload_directory
 from cosmos_wfm.validation import ValidationConfig, draw_samples, prompts_text, write_samples
 
+_PROMPTS = "prompts.txt"
 OnPictures = Callable[[int, Path], None]
 """Told of a step and the directory of its pictures."""
 
@@ -154,12 +155,14 @@ class TrainingRun:
         try:
             if done >= outputs.num_steps:  # it may have been killed before its last save
                 return self.save(done)
-            if not done:
+            if done:
+                self._make_up(done)
+            else:
                 self._validate(0)
             for number in range(done, outputs.num_steps):
                 if self._is_to_stop():
                     if done > kept:
-                        store.start_save(done, self.learner)
+                        store.start_save(done, self.learner, self._scale())
                     raise TrainingStoppedError(
                         f"{outputs.output}: stopped after step {done} of {outputs.num_steps}; "
                         "--resume goes on from there"
@@ -167,7 +170,7 @@ class TrainingRun:
                 step(number)
                 done = number + 1
                 if _due(done, outputs.checkpoint_every, last=False):
-                    store.start_save(done, self.learner)
+                    store.start_save(done, self.learner, self._scale())
                     kept = done
                 if _due(done, outputs.save_every, last=done == outputs.num_steps):
                     self.save(done)
@@ -199,14 +202,56 @@ class TrainingRun:
         store = CheckpointStore(self.outputs.checkpoint_place, self.mesh)
         newest = store.latest()
         if newest is not None and resume:
-            done = store.load(self.learner).step
-            self.resumed()
-            return store, done
+            return store, self._load(store, newest)
         with ExitStack() as undo:
             undo.callback(store.close)
             _refuse_others(self.outputs, newest, self.mesh)
             undo.pop_all()
         return store, 0
+
+    def _load(self, store: CheckpointStore, newest: int) -> int:
+        """Restore the newest checkpoint and return its step; without its save, if that was due.
+
+        Raises:
+            WfmConfigError: if its adapters were trained at another scale.
+        """
+        with ExitStack() as undo:
+            undo.callback(store.close)
+            kept, own = store.extra(newest), self._scale()
+            if kept and kept != own:
+                raise WfmConfigError(
+                    f"{self.outputs.output}: adapters were trained with {kept.decode()}, and the "
+                    f"recipe says {own.decode() or 'none'}, at which they are others; go on with "
+                    "what they were trained with"
+                )
+            done = store.load(self.learner).step
+            self.resumed()
+            undo.pop_all()
+        return done
+
+    def _scale(self) -> bytes:
+        """Return what a checkpoint's adapters mean besides their numbers."""
+        tuning = self.tuning
+        return f"alpha {tuning.alpha}".encode() if isinstance(tuning, LoraTuning) else b""
+
+    def _make_up(self, done: int) -> None:
+        """Write what was due after the step that a run goes on from, if it was killed before."""
+        outputs, config = self.outputs, self.outputs.validation
+        here = self.mesh.process.rank == 0
+        saves = _due(done, outputs.save_every, last=False) and (
+            not self._save_directory(done).is_dir() or outputs.upload is not None
+        )
+        draws = config is not None and _due(done, config.every, last=False)
+        draws = draws and not (self._pictures(done) / _PROMPTS).is_file()
+        wanted = torch.tensor([saves and here, draws and here], device=self.mesh.process.device)
+        saves, draws = self.mesh.max_(wanted.int()).tolist()  # as the first rank sees it
+        if saves:
+            self.save(done)
+        if draws:
+            self._validate(done)
+
+    def _pictures(self, done: int) -> Path:
+        return self.outputs.output / "validation" / f"step_{done}"
 
     def _validate(self, done: int) -> None:
         config = self.outputs.validation
@@ -216,9 +261,9 @@ class TrainingRun:
         with ema.in_place() if ema is not None else nullcontext():
             pixels = draw_samples(self.adapter, config)
         if self.mesh.process.rank == 0:
-            directory = self.outputs.output / "validation" / f"step_{done}"
+            directory = self._pictures(done)
             write_samples(pixels, directory)
-            (directory / "prompts.txt").write_text(prompts_text(config.prompts), encoding="utf-8")
+            (directory / _PROMPTS).write_text(prompts_text(config.prompts), encoding="utf-8")
             self.drawn(done, directory)
         self.mesh.barrier()
 

@@ -50,9 +50,11 @@ class LoraTuning:
         The other factor is random: every rank has to draw the same one, hence the seed.
 
         Raises:
-            WfmConfigError: if the model has no such layers.
+            WfmConfigError: if the model has no such layers, or none for one of the targets.
         """
         from peft import LoraConfig
+
+        self._check_targets(adapter)
 
         adapter.transformer.requires_grad_(False)
         settings = LoraConfig(
@@ -71,6 +73,19 @@ class LoraTuning:
                         f"lora: {type(part).__name__} has no layers to adapt: {error} Leave "
                         f"targets empty for the model's own: {', '.join(adapter.lora_targets)}"
                     ) from error
+
+    def _check_targets(self, adapter: DiffusionModelAdapter) -> None:
+        """Refuse targets of which one fits nothing: peft is content if another one does."""
+        names = [
+            f".{n}" for part in denoisers_of(adapter).values() for n, _ in part.named_modules()
+        ]
+        wrong = [t for t in self.targets if not any(name.endswith(f".{t}") for name in names)]
+        if wrong:
+            raise WfmConfigError(
+                f"lora: {type(adapter.transformer).__name__} has no layers to adapt called "
+                f"{', '.join(wrong)}; leave targets empty for the model's own: "
+                f"{', '.join(adapter.lora_targets)}"
+            )
 
     def save(self, adapter: DiffusionModelAdapter, directory: Path, *, writes: bool) -> None:
         """Write ``directory/lora``, for ``load_lora_weights(directory/lora, ...)``.

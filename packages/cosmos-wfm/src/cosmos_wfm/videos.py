@@ -6,9 +6,12 @@
 
 import importlib
 import json
+import math
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -16,11 +19,19 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from cosmos_wfm.caption_data import BrokenPolicy, CaptionedFiles, CaptionedImage
-from cosmos_wfm.captions import fit_sizes
+from cosmos_wfm.caption_data import (
+    BrokenPolicy,
+    CaptionedFiles,
+    CaptionedImage,
+    files_by_stem,
+    of_suffix,
+)
+from cosmos_wfm.captions import Sizes, fit_sizes
 from cosmos_wfm.errors import CaptionDataError
 from cosmos_wfm.ranges import check_at_least
 
+VIDEO_SUFFIXES = (".mp4", ".mov", ".mkv", ".webm")
+_Frame = TypeVar("_Frame")
 _TURNS = {
     90: Image.Transpose.ROTATE_90,
     180: Image.Transpose.ROTATE_180,
@@ -34,8 +45,12 @@ class VideoCaptionsConfig:
     """Where the videos are, and which part of each is taken.
 
     Attributes:
-        path: directory of ``<name>.json`` beside ``<name>.mp4``, or with ``metas`` and ``videos``.
+        path: directory of ``<name>.json`` beside ``<name>.mp4`` (or mov, mkv, webm), or with
+            ``metas`` and ``videos``.
         frames: of a sample, the first ones of its video.
+        fps: frames of a second of a sample, whatever its video has: for each moment the frame
+            nearest in time, so that of a faster video some are left out, and some of a slower one
+            repeated. 0 takes every frame: what was filmed at 60 a second is slow motion at 16.
         height: of a sample, in pixels.
         width: of a sample, in pixels.
         buckets: sizes [height, width], of which each video gets the one nearest in shape; empty
@@ -49,6 +64,7 @@ class VideoCaptionsConfig:
     kind: Literal["videos"] = "videos"
     path: str
     frames: int = 81
+    fps: float = 0.0
     height: int = 480
     width: int = 832
     buckets: tuple[tuple[int, int], ...] = ()
@@ -61,10 +77,10 @@ class VideoCaptionsConfig:
         Raises:
             WfmConfigError: names the field that is out of range.
         """
-        check_at_least("data", self, max_enlargement=0)
+        check_at_least("data", self, max_enlargement=0, fps=0)
 
     def build(self) -> "VideoCaptions":
-        """Open the directory and look at every video's first frames.
+        """Open the directory and ask every video for its length; none is decoded.
 
         Raises:
             CaptionDataError: if there is no usable pair in it, or a broken one that is fatal.
@@ -84,9 +100,9 @@ class VideoCaptions(CaptionedFiles):
         root = Path(config.path)
         super().__init__(root, config.broken)
         self._config = config
-        for name, caption, video in _candidates(root):
+        for name, pair in _candidates(root):
             try:
-                self._pairs.append((_usable_pair(caption, video, config.frames), video))
+                self._pairs.append(_usable_pair(pair, config))
             except CaptionDataError as error:
                 self.problems.add(f"{name}: {error}")
         self.problems.refuse()
@@ -97,36 +113,128 @@ class VideoCaptions(CaptionedFiles):
             )
 
     def _decoded(self, prompt: str, path: Path) -> CaptionedImage:
-        config = self._config
-        frames = read_frames(path, config.frames, name=path.name)
-        if len(frames) < config.frames:
-            raise CaptionDataError(f"{path} has {len(frames)} frames; {config.frames} are needed")
-        pixels = [fit_sizes(frame, config, name=str(path)) for frame in frames]
-        return CaptionedImage(prompt, torch.stack(pixels, dim=1))
+        return CaptionedImage(prompt, read_clip(path, self._config, name=str(path)))
 
 
-def read_frames(source: Path | BinaryIO, most: int, *, name: str) -> list[Image.Image]:
+class ClipSizes(Sizes, Protocol):
+    """The part of a data config that says which frames a sample has, and how large."""
+
+    @property
+    def frames(self) -> int:
+        """How many."""
+        ...
+
+    @property
+    def fps(self) -> float:
+        """Of a second; 0 for those of the file."""
+        ...
+
+
+def read_clip(source: Path | BinaryIO, sizes: ClipSizes, *, name: str) -> Float[Tensor, "3 F H W"]:
+    """Return the first frames of a video in the size that they are made.
+
+    Raises:
+        CaptionDataError: says under ``name`` that it cannot be decoded, is too short or too small.
+    """
+    frames = islice(_frames(source, sizes.fps, name=name), sizes.frames)
+    pixels = [fit_sizes(frame, sizes, name=name) for frame in frames]
+    if len(pixels) < sizes.frames:
+        raise CaptionDataError(_too_short(name, len(pixels), sizes))
+    return torch.stack(pixels, dim=1)
+
+
+def read_frames(
+    source: Path | BinaryIO, most: int, *, name: str, fps: float = 0.0
+) -> list[Image.Image]:
     """Return the first frames of a video, upright, as PIL images; fewer if it is shorter.
 
     Args:
         source: a file, or its bytes as a stream.
         most: frames to read.
         name: of the video, for errors.
+        fps: of a second; 0 for those of the file.
 
     Raises:
         CaptionDataError: if it cannot be decoded.
     """
+    return list(islice(_frames(source, fps, name=name), most))
+
+
+def _frames(source: Path | BinaryIO, fps: float, *, name: str) -> Generator[Image.Image]:
+    """Yield the frames of a video, upright, decoded as they are asked for."""
     av: Any = importlib.import_module("av")
     try:
         with av.open(str(source) if isinstance(source, Path) else source) as container:
-            found: list[Image.Image] = []
-            for frame in container.decode(video=0):
-                found.append(_upright(frame))
-                if len(found) == most:
-                    break
-            return found
+            decoded: Iterable[Any] = container.decode(video=0)
+            if fps:
+                decoded = resampled(((frame.time, frame) for frame in decoded), fps)
+            yield from map(_upright, decoded)
     except (av.error.FFmpegError, IndexError, OSError, ValueError) as error:
         raise CaptionDataError(f"{name} cannot be decoded: {error}") from error
+
+
+def resampled(timed: Iterable[tuple[float | None, _Frame]], fps: float) -> Iterator[_Frame]:
+    """Yield for 0, 1 / fps, 2 / fps, ... seconds after the first frame the one nearest in time.
+
+    Nearest, not last before: times are rounded in many files, to milliseconds in some. The last
+    frame is shown for half as long as the one before it.
+
+    Args:
+        timed: frames and when each is shown, in seconds, in order.
+        fps: moments of a second.
+
+    Raises:
+        ValueError: if a frame has no time.
+    """
+    number, first, before, gap = 0, 0.0, 0.0, 0.0
+    shown: list[_Frame] = []  # the frame before, if there is one
+    for time, frame in timed:
+        if time is None:
+            raise ValueError("a frame has no time, which data.fps needs")
+        if not shown:
+            first = before = time
+        gap = time - before
+        while shown and first + number / fps < before + gap / 2:
+            yield shown[0]
+            number += 1
+        shown, before = [frame], time
+    while shown and first + number / fps <= before + gap / 2:
+        yield shown[0]
+        number += 1
+
+
+def _num_frames(video: Path, sizes: ClipSizes) -> int:
+    """Return how many frames a sample of a video would have, at most as many as are wanted.
+
+    By its packets, of which none is decoded: that takes a hundredth of the time.
+
+    Raises:
+        CaptionDataError: if it is no video.
+    """
+    av: Any = importlib.import_module("av")
+    length_s = sizes.frames / sizes.fps + 1.0 if sizes.fps else math.inf
+    most = sizes.frames if not sizes.fps else math.inf
+    times: list[float | None] = []
+    try:
+        with av.open(str(video)) as container:
+            stream = container.streams.video[0]
+            for packet in container.demux(stream):
+                if not packet.size or packet.is_discard:
+                    continue
+                times.append(None if packet.pts is None else float(packet.pts * stream.time_base))
+                if len(times) >= most or (times[-1] or 0.0) - (times[0] or 0.0) > length_s:
+                    break
+    except (av.error.FFmpegError, IndexError, OSError, ValueError) as error:
+        raise CaptionDataError(f"{video.name} cannot be decoded: {error}") from error
+    if not sizes.fps or None in times:  # without times, whoever decodes it says so
+        return min(len(times), sizes.frames)
+    ordered = sorted(time for time in times if time is not None)
+    return len(list(islice(resampled(((t, t) for t in ordered), sizes.fps), sizes.frames)))
+
+
+def _too_short(name: str, found: int, sizes: ClipSizes) -> str:
+    rate = f" at {sizes.fps:g} a second" if sizes.fps else ""
+    return f"{name} has {found} frames{rate}; {sizes.frames} are needed"
 
 
 def _upright(frame: Any) -> Image.Image:
@@ -158,35 +266,46 @@ def write_video(path: Path, pixels: Float[Tensor, "3 F H W"], *, fps: int = 16) 
             container.mux(packet)
 
 
-def _candidates(root: Path) -> list[tuple[str, Path, Path]]:
-    """Return name, caption and video of everything that has either, by name."""
+_Pair = tuple[list[Path], list[Path], tuple[Path, Path]]
+"""Captions and videos of a name, and how they are called if there is none."""
+
+
+def _candidates(root: Path) -> list[tuple[str, _Pair]]:
+    """Return captions and videos of every name that has either."""
     if (root / "metas").is_dir() or (root / "videos").is_dir():
-        captions, videos, suffix = root / "metas", root / "videos", ".txt"
+        texts, clips, suffix = root / "metas", root / "videos", ".txt"
     else:
-        captions, videos, suffix = root, root, ".json"
-    names = {path.stem for path in captions.glob(f"*{suffix}")}
-    names |= {path.stem for path in videos.glob("*.mp4")}
-    return [(n, captions / f"{n}{suffix}", videos / f"{n}.mp4") for n in sorted(names)]
+        texts, clips, suffix = root, root, ".json"
+    captions, videos = ({} if not d.is_dir() else files_by_stem(d) for d in (texts, clips))
+    found: list[tuple[str, _Pair]] = []
+    for name in sorted(set(captions) | set(videos)):
+        own = of_suffix(captions.get(name, ()), (suffix,))
+        shown = of_suffix(videos.get(name, ()), VIDEO_SUFFIXES)
+        if own or shown:
+            found.append((name, (own, shown, (texts / f"{name}{suffix}", clips / f"{name}.mp4"))))
+    return found
 
 
-def _usable_pair(caption: Path, video: Path, frames: int) -> str:
-    """Return the prompt of a pair.
+def _usable_pair(pair: _Pair, sizes: ClipSizes) -> tuple[str, Path]:
+    """Return prompt and video of a pair.
 
     Raises:
         CaptionDataError: says what is wrong with it.
     """
-    for path in (caption, video):
-        if not path.is_file():
-            raise CaptionDataError(f"there is no {path.parent.name}/{path.name}")
+    for files, usual in zip(pair[:2], pair[2], strict=True):
+        if not files:
+            raise CaptionDataError(f"there is no {usual.parent.name}/{usual.name}")
+    if len(pair[1]) > 1:
+        raise CaptionDataError(f"{len(pair[1])} videos of that name, 1 is needed")
+    caption, video = pair[0][0], pair[1][0]
     try:
         text: object = caption.read_text(encoding="utf-8-sig")
-        if caption.suffix == ".json":
+        if caption.suffix.lower() == ".json":
             text = json.loads(str(text))["prompt"]
     except (ValueError, KeyError, TypeError) as error:
         raise CaptionDataError(f"no prompt in {caption.name} ({error!r})") from error
     if not isinstance(text, str):
         raise CaptionDataError(f"prompt in {caption.name} is {type(text).__name__}, not text")
-    found = len(read_frames(video, frames, name=video.name))
-    if found < frames:
-        raise CaptionDataError(f"{found} frames in {video.name}; {frames} are needed")
-    return text.strip()
+    if (found := _num_frames(video, sizes)) < sizes.frames:
+        raise CaptionDataError(_too_short(video.name, found, sizes))
+    return text.strip(), video
