@@ -120,8 +120,10 @@ from cosmos_rollout.rewards import (
     RewardPool,
     RewardPoolConfig,
     SandboxLimits,
+    SandboxProtection,
     Scored,
     run_program,
+    sandbox_protection,
 )
 from cosmos_rollout.siblings import sample_seed
 from cosmos_rollout.teaching import Teacher, TeacherReplicas, TeacherSettings
@@ -207,6 +209,7 @@ __all__ = [
     "Sampling",
     "SandboxError",
     "SandboxLimits",
+    "SandboxProtection",
     "Scored",
     "Scorer",
     "Script",
@@ -245,4 +248,5 @@ __all__ = [
     "read_prompts",
     "run_program",
     "sample_seed",
+    "sandbox_protection",
 ]
