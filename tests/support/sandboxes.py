@@ -1,18 +1,69 @@
-"""What the sandbox of generated programs finds on this machine."""
+"""What the sandbox of generated programs finds on this machine, and how it runs where less is."""
+
+import ctypes
+import dataclasses
+import json
+import subprocess
+import sys
 
 import pytest
 
-from cosmos_rollout import SandboxError, SandboxLimits, run_program
-
-
-def _namespaces_are_allowed() -> bool:
-    try:
-        run_program("pass", SandboxLimits(timeout_s=60.0, namespaces="required"))
-    except SandboxError:
-        return False
-    return True
-
-
-needs_namespaces = pytest.mark.skipif(
-    not _namespaces_are_allowed(), reason="needs user name spaces of the kernel"
+from cosmos_rollout import (
+    ProgramResult,
+    SandboxError,
+    SandboxLimits,
+    SandboxProtection,
+    run_program,
+    sandbox_protection,
 )
+from cosmos_rollout.rewards.sandbox_landlock import has_rules
+
+WITHOUT_NAMESPACES = """
+import ctypes, dataclasses, json, os, sys
+user = os.getuid()
+assert ctypes.CDLL(None).unshare(0x10000000) == 0  # a name space of users, where none is to be had
+open("/proc/self/uid_map", "w").write(f"0 {user} 1")
+open("/proc/sys/user/max_user_namespaces", "w").write("0")
+"""
+_RUN = """
+from cosmos_rollout import SandboxLimits, run_program
+result = run_program(sys.argv[1], SandboxLimits(**json.loads(sys.argv[2])))
+print(json.dumps(dataclasses.asdict(result)))
+"""
+
+
+def command_without_namespaces(program: str, limits: SandboxLimits) -> list[str]:
+    """Return a command that runs a program where the kernel gives no name spaces."""
+    settings = json.dumps(dataclasses.asdict(limits))
+    return [sys.executable, "-c", WITHOUT_NAMESPACES + _RUN, program, settings]
+
+
+def run_without_namespaces(program: str, limits: SandboxLimits) -> ProgramResult:
+    """Run a program where the kernel gives no name spaces."""
+    command = command_without_namespaces(program, limits)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    return ProgramResult(**json.loads(done.stdout))
+
+
+def _protection() -> SandboxProtection | None:
+    try:
+        return sandbox_protection(SandboxLimits(timeout_s=60.0, namespaces="required"))
+    except SandboxError:
+        return None
+
+
+_FOUND = _protection()
+
+needs_namespaces = pytest.mark.skipif(_FOUND is None, reason="needs user name spaces of the kernel")
+needs_own_files = pytest.mark.skipif(
+    _FOUND is None or _FOUND.files != "own", reason="needs Linux 5.12 and its user name spaces"
+)
+needs_rules = pytest.mark.skipif(
+    _FOUND is None or not has_rules(ctypes.CDLL(None)), reason="needs Landlock, and name spaces"
+)
+
+RUNS = [
+    pytest.param(run_program, marks=needs_own_files, id="own"),
+    pytest.param(run_without_namespaces, marks=needs_rules, id="rules"),
+]
+"""How to run a program: with mounts of its own, and with rules alone."""

@@ -121,8 +121,10 @@ from cosmos_rollout.rewards import (
     RewardPool,
     RewardPoolConfig,
     SandboxLimits,
+    SandboxProtection,
     Scored,
     run_program,
+    sandbox_protection,
 )
 from cosmos_rollout.siblings import sample_seed
 from cosmos_rollout.stop_tokens import stop_tokens
@@ -209,6 +211,7 @@ __all__ = [
     "Sampling",
     "SandboxError",
     "SandboxLimits",
+    "SandboxProtection",
     "Scored",
     "Scorer",
     "Script",
@@ -248,5 +251,6 @@ __all__ = [
     "read_prompts",
     "run_program",
     "sample_seed",
+    "sandbox_protection",
     "stop_tokens",
 ]

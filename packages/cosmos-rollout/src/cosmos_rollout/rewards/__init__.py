@@ -13,7 +13,13 @@ from cosmos_rollout.rewards.group import GroupReward
 from cosmos_rollout.rewards.kinds import RewardConfig
 from cosmos_rollout.rewards.model import ModelReward
 from cosmos_rollout.rewards.pool import RewardPool, RewardPoolConfig
-from cosmos_rollout.rewards.sandbox import ProgramResult, SandboxLimits, run_program
+from cosmos_rollout.rewards.sandbox import (
+    ProgramResult,
+    SandboxLimits,
+    SandboxProtection,
+    run_program,
+    sandbox_protection,
+)
 from cosmos_rollout.rewards.scoring import (
     Failure,
     GroupRewardFunction,
@@ -45,6 +51,8 @@ __all__ = [
     "RewardPool",
     "RewardPoolConfig",
     "SandboxLimits",
+    "SandboxProtection",
     "Scored",
     "run_program",
+    "sandbox_protection",
 ]

@@ -1,12 +1,20 @@
 """A reward for programs: the response's last code block is run against the data row's tests."""
 
+import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, cast
 
 from cosmos_rollout.errors import RewardError
-from cosmos_rollout.rewards.sandbox import SandboxLimits, passes_test, run_program
+from cosmos_rollout.rewards.sandbox import (
+    SandboxLimits,
+    SandboxProtection,
+    passes_test,
+    run_program,
+    sandbox_protection,
+)
 from cosmos_rollout.rewards.scoring import RewardFunction, RewardInput
 
 _BLOCK = re.compile(
@@ -37,8 +45,10 @@ class CodeReward:
         timeout_s: seconds for one test; the pool's ``timeout_s`` is for all of them.
         memory_mib: address space of each of the program's processes.
         max_processes: processes and threads that the program may have at a time.
-        isolation: "preferred" or "required": whether a system that cannot take the network away
-            is good enough.
+        readable: files and folders that programs may read though they lie in the user's home, in
+            the folder where the run was started or in a temporary one, of which they see nothing.
+        isolation: "preferred" or "required": whether a system is good enough that cannot take the
+            network away, or protect files. `cosmos-app doctor` tells what this one can.
         name: its name in trajectories and reports.
         weight: its factor in the total.
     """
@@ -49,6 +59,7 @@ class CodeReward:
     timeout_s: float = 2.0
     memory_mib: int = 512
     max_processes: int = 64
+    readable: tuple[str, ...] = ()
     isolation: Literal["preferred", "required"] = "preferred"
     name: str = "code"
     weight: float = 1.0
@@ -60,12 +71,19 @@ class CodeReward:
             )
 
     def build(self) -> RewardFunction:
-        """Try the sandbox once and return the function.
+        """Try the sandbox once, say what it lacks here, and return the function.
 
         Raises:
+            RewardError: if something that is to be readable is not there.
             SandboxError: if isolation is required and the system has none.
         """
-        run_program("pass", self._limits(60.0))
+        for path in self.readable:
+            if not Path(path).expanduser().exists():
+                raise RewardError(
+                    f"reward {self.name}: {path!r}, which programs may read, is not there"
+                )
+        for gap in _gaps(sandbox_protection(self._limits(60.0))):
+            logging.getLogger(__name__).warning("reward %s: %s", self.name, gap)
         return self._score
 
     def _limits(self, timeout_s: float) -> SandboxLimits:
@@ -73,6 +91,7 @@ class CodeReward:
             timeout_s=timeout_s,
             memory_mib=self.memory_mib,
             max_processes=self.max_processes,
+            readable=self.readable,
             namespaces=self.isolation,
         )
 
@@ -93,6 +112,19 @@ class CodeReward:
             return passes_test(program, test, limits)
         result = run_program(program, limits, stdin=test[0])
         return result.exit_code == 0 and _lines(result.stdout) == _lines(test[1])
+
+
+def _gaps(found: SandboxProtection) -> Iterator[str]:
+    """Say what programs can do here that they cannot where the kernel allows everything."""
+    if not found.no_network:
+        yield (
+            "the network stays reachable to programs: this system gives no user name spaces "
+            "(isolation = 'required' refuses to run then)"
+        )
+    if found.files == "rules":
+        yield "files are protected by Landlock: programs share /dev/shm, and may change modes"
+    if found.files == "open":
+        yield "programs can read, write and delete what this user can"
 
 
 def last_block(text: str) -> str:

@@ -1,14 +1,16 @@
 """Runs a Python program that nobody has read, in a process with little to lose.
 
 It has limits of processor time, wall time, memory, file size and number of processes, an empty
-folder of its own, no environment, nothing that outlives it, and, where the kernel allows user name
-spaces, no network. It can read, and write and delete, what this user can, if it says the path: it
-is a fence for a model's mistakes and its cheating, not for an attacker.
+folder of its own, no environment and nothing that outlives it. Where the kernel allows user name
+spaces it has no network, a file system that is read-only, and nothing of this user's home and of
+temporary folders; where it has Landlock alone, rules that come near to that (`SandboxProtection`).
+It is a fence for a model's mistakes and its cheating: an attacker may know a hole in the kernel.
 """
 
 import contextlib
 import json
 import os
+import pwd
 import re
 import secrets
 import shutil
@@ -23,12 +25,18 @@ from typing import Any, Literal
 
 from cosmos_rollout.errors import SandboxError
 from cosmos_rollout.rewards.questions import ask
-from cosmos_rollout.rewards.sandbox_child import NO_NAMESPACES
+from cosmos_rollout.rewards.sandbox_child import NO_NAMESPACES, OPEN_FILES
 
 _CHILD = Path(__file__).with_name("sandbox_child.py")
 _OUTPUT_BYTES = 1 << 20
 _GUARD_GRACE_S = 30.0
 _ANSWER = re.compile(r"(\d+) (.*)")
+_REFUSED = {
+    NO_NAMESPACES: "this system gives no user name spaces, so the network stays reachable",
+    OPEN_FILES: "this system has neither mounts of one's own nor Landlock, so files stay open",
+}
+_SHARED_FOLDERS = ("/tmp", "/var/tmp", "/dev", "/run", "/var/run")
+_NEVER_HIDDEN = ("/", "/usr", "/bin", "/sbin", "/usr/sbin", "/lib", "/etc")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,17 +47,38 @@ class SandboxLimits:
         timeout_s: seconds, of the wall and of the processor.
         memory_mib: address space of each of its processes.
         file_mib: size of any one file that it writes.
+        files_mib: size of all of them, where they are in memory: see `SandboxProtection`.
         max_processes: processes and threads at a time; its own is the first. Where the kernel
             does not count them for the program alone, the program is ended for more than these.
-        namespaces: "required" refuses to run where the network cannot be taken away; "preferred"
-            then runs with the other limits alone.
+        readable: files and folders that it may read though they lie where it sees nothing: in this
+            user's home, in the folder where this process works, or in temporary ones.
+        namespaces: "required" refuses to run where the network cannot be taken away or files of
+            this user's stay open; "preferred" then runs with what there is.
     """
 
     timeout_s: float = 5.0
     memory_mib: int = 512
     file_mib: int = 16
+    files_mib: int = 64
     max_processes: int = 64
+    readable: tuple[str, ...] = ()
     namespaces: Literal["preferred", "required"] = "preferred"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SandboxProtection:
+    """What is shut to programs on this system, beside their limits.
+
+    Attributes:
+        no_network: whether they have no network, and see no processes but their own.
+        files: "own": they see the file system read-only, and empty folders in memory in the places
+            of this user's home, the working folder, /tmp, /dev and /run. "rules": they can neither
+            write nor read those, but for their own folder and /dev/shm; TCP and signals are
+            refused where the kernel knows how. "open": they can what this user can.
+    """
+
+    no_network: bool
+    files: Literal["own", "rules", "open"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +105,20 @@ def run_program(program: str, limits: SandboxLimits, *, stdin: str = "") -> Prog
     """
     with _own_folder() as outer:
         return _run(program, outer, limits, stdin=stdin).result
+
+
+def sandbox_protection(limits: SandboxLimits) -> SandboxProtection:
+    """Run an empty program and tell what there was between it and the rest.
+
+    Raises:
+        SandboxError: if name spaces are required and the system has none to give, or if the
+            program did not come to its end.
+    """
+    with _own_folder() as outer:
+        run = _run("pass", outer, limits)
+    if run.protection is None:
+        raise SandboxError(f"an empty program was not done within {limits.timeout_s} s")
+    return run.protection
 
 
 def passes_test(program: str, test: str, limits: SandboxLimits) -> bool:
@@ -105,6 +148,7 @@ class _Run:
 
     result: ProgramResult
     said: str
+    protection: SandboxProtection | None
 
 
 @contextlib.contextmanager
@@ -145,22 +189,36 @@ def _run(
             "memory_bytes": limits.memory_mib << 20,
             "file_bytes": limits.file_mib << 20,
             "max_processes": limits.max_processes,
-            "namespaces": limits.namespaces == "required",
+            "files_bytes": limits.files_mib << 20,
+            "hidden": _hidden(),
+            "readable": [*map(os.path.abspath, map(os.path.expanduser, limits.readable))],
+            "is_required": limits.namespaces == "required",
         }
         status = _guarded(settings, folder, outputs)
-        if status == NO_NAMESPACES:
-            raise SandboxError(
-                "this system gives no user name spaces, so the network stays reachable"
-            )
         report.seek(0)
         found = report.read()
+    stderr = _text(outputs[2])
+    if status > 0:
+        reason = stderr.strip()
+        raise SandboxError(_REFUSED.get(status) or f"no sandbox could be made: {reason}")
     ended: dict[str, Any] = {"exit_code": None, "said": "", "too_many": False}
     ended |= json.loads(found or b"{}")
-    stderr = _text(outputs[2])
     if ended["too_many"]:
         stderr += f"\nended: more than {limits.max_processes} processes and threads\n"
     result = ProgramResult(exit_code=ended["exit_code"], stdout=_text(outputs[1]), stderr=stderr)
-    return _Run(result=result, said=ended["said"])
+    protection = None
+    if found:
+        protection = SandboxProtection(no_network=ended["is_enclosed"], files=ended["files"])
+    return _Run(result=result, said=ended["said"], protection=protection)
+
+
+def _hidden() -> list[str]:
+    """Where secrets are, and what is expected: homes, this working folder, what all write into."""
+    found = {os.path.expanduser("~"), str(Path.cwd()), tempfile.gettempdir(), *_SHARED_FOLDERS}
+    with contextlib.suppress(KeyError):  # a user without a name, as containers have them
+        found.add(pwd.getpwuid(os.geteuid()).pw_dir)
+    never = {os.path.realpath(path) for path in _NEVER_HIDDEN}
+    return sorted({os.path.realpath(path) for path in found if os.path.isdir(path)} - never)
 
 
 def _guarded(settings: dict[str, Any], folder: Path, outputs: Sequence[Path]) -> int:

@@ -7,10 +7,11 @@ Run as a file by `sandbox`, with the standard library alone::
     worker ──► guard ──► process 1 of a name space ──► the program
                  └── counts processes and time; holds the tests and what was answered to them
 
-The program is in name spaces without a network, where process 1's death ends all it started. Where
-the system does not allow name spaces the guard exits with `NO_NAMESPACES`, unless it was told that
-limits alone will do; then it ends the program's processes one by one, none of which can leave it.
-The guard's memory and descriptors are closed to the program.
+The program is in name spaces without a network, where process 1's death ends all it started, and
+with a file system that is read-only (`sandbox_mounts`). Where the system does not allow name spaces
+the guard exits with `NO_NAMESPACES`, unless it was told that less will do; then it ends the
+program's processes one by one, none of which can leave it, and has the kernel refuse files by rules
+(`sandbox_landlock`). The guard's memory and descriptors are closed to the program.
 """
 
 import contextlib
@@ -26,15 +27,17 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-NO_NAMESPACES = 117
+NO_NAMESPACES, OPEN_FILES = 117, 118
 TESTS_PLEASE = b"?"
 _NEW_USER, _NEW_PROCESSES, _NEW_NETWORK, _NEW_IPC = 0x10000000, 0x20000000, 0x40000000, 0x08000000
-_DIE_WITH_PARENT, _DUMPABLE, _ADOPT_ORPHANS = 1, 4, 36
+_DIE_WITH_PARENT, _DUMPABLE, _FORGET_POWER, _ADOPT_ORPHANS, _NO_NEW_POWERS = 1, 4, 24, 36, 38
+_POWERS_VERSION = 0x20080522
 _OWN_USERS = 0x70000000
 _COUNTED_BY_NAMESPACE = (5, 14)
 _GUARDS = 2
+_DEVICES = tuple(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty"))
 _LOOK_S = 0.01
 _SAID_BYTES = 1 << 20
 
@@ -193,18 +196,33 @@ def own_user() -> bool:
     return False
 
 
+def give_up_powers(libc: Any) -> None:
+    """Give up what root has, here and in the name space, for good."""
+    power = 0
+    while libc.prctl(_FORGET_POWER, power, 0, 0, 0) == 0:
+        power += 1
+    libc.capset((ctypes.c_uint32 * 2)(_POWERS_VERSION, 0), (ctypes.c_uint32 * 6)())
+
+
 def _kernel() -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", os.uname().release)[:2])
 
 
 def become_program(
-    settings: dict[str, Any], libc: Any, line: socket.socket, *, is_enclosed: bool, has_user: bool
+    settings: dict[str, Any], libc: Any, line: socket.socket, *, fence: "Fence"
 ) -> int:
     """Run the program in this process, or in process 2 of a name space with this as process 1."""
     for descriptor in (settings["tests"], settings["report"]):
         os.close(descriptor)
+    if fence.is_enclosed:
+        _load("sandbox_mounts").enclose_processes(libc)
+    if not fence.has_user:  # whose effective one it would become in programs that it starts
+        libc.prctl(_NO_NEW_POWERS, 1, 0, 0, 0)
+    if fence.files == "rules":
+        _load("sandbox_landlock").refuse_files(settings, libc)
+    give_up_powers(libc)
     libc.prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
-    if is_enclosed:  # process 1 of a name space is deaf to signals
+    if fence.is_enclosed:  # process 1 of a name space is deaf to signals
         child = os.fork()
         if child:
             line.close()
@@ -212,7 +230,7 @@ def become_program(
             os._exit(status if status >= 0 else 128 - status)
         libc.prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
     libc.prctl(_DUMPABLE, 1, 0, 0, 0)
-    counted = has_user or (is_enclosed and _kernel() >= _COUNTED_BY_NAMESPACE)
+    counted = fence.has_user or (fence.is_enclosed and _kernel() >= _COUNTED_BY_NAMESPACE)
     limit(settings, is_counted_alone=counted)
     running = _load("sandbox_program")
     if settings["has_tests"]:
@@ -221,6 +239,42 @@ def become_program(
         line.close()
         running.run(settings["program"])
     return 0
+
+
+class Fence(NamedTuple):
+    """What there is between the program and the rest.
+
+    Attributes:
+        is_enclosed: whether it is in name spaces of users, processes, the network and IPC.
+        files: "own": the file system is read-only, and its own folders lie over what is hidden;
+            "rules": it can write and read no other files; "open": it can what its user can.
+        has_user: whether it has a real user id of its own.
+    """
+
+    is_enclosed: bool
+    files: str
+    has_user: bool
+
+
+def put_up_fence(settings: dict[str, Any], libc: Any) -> Fence:
+    """Shut all doors that this process and its children can share."""
+    has_user = own_user()
+    is_enclosed = libc.unshare(_NEW_USER | _NEW_PROCESSES | _NEW_NETWORK | _NEW_IPC) == 0
+    if is_enclosed and _load("sandbox_mounts").enclose_files(settings, libc):
+        return Fence(is_enclosed=True, files="own", has_user=has_user)
+    if not _load("sandbox_landlock").has_rules(libc):
+        return Fence(is_enclosed=is_enclosed, files="open", has_user=has_user)
+    if has_user and not is_enclosed:  # rules want "no new privileges": see `become_program`
+        os.setresuid(os.geteuid(), -1, -1)
+        has_user = False
+    return Fence(is_enclosed=is_enclosed, files="rules", has_user=has_user)
+
+
+def python_places() -> list[str]:
+    """Where this Python, its packages and this package are."""
+    places = [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix]
+    binary = os.path.dirname(os.path.realpath(sys.executable))
+    return [*places, *sys.path, binary, os.path.dirname(__file__)]
 
 
 def _load(name: str) -> Any:  # a module beside this one; no folder of ours is on the path
@@ -235,10 +289,11 @@ def _load(name: str) -> Any:  # a module beside this one; no folder of ours is o
 def main(settings: dict[str, Any]) -> int:
     """Guard one program; return its exit status."""
     libc = ctypes.CDLL(None, use_errno=True)
-    has_user = own_user()
-    is_enclosed = libc.unshare(_NEW_USER | _NEW_PROCESSES | _NEW_NETWORK | _NEW_IPC) == 0
-    if settings["namespaces"] and not is_enclosed:
-        return NO_NAMESPACES
+    settings["readable"] = [*settings["readable"], *python_places()]
+    settings |= {"devices": _DEVICES, "user": os.geteuid(), "group": os.getegid()}
+    fence = put_up_fence(settings, libc)
+    if settings["is_required"] and not (fence.is_enclosed and fence.files != "open"):
+        return OPEN_FILES if fence.is_enclosed else NO_NAMESPACES
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     libc.prctl(_DUMPABLE, 0, 0, 0, 0)
     libc.prctl(_ADOPT_ORPHANS, 1, 0, 0, 0)
@@ -246,7 +301,7 @@ def main(settings: dict[str, Any]) -> int:
     child = os.fork()
     if not child:
         near.close()
-        return become_program(settings, libc, far, is_enclosed=is_enclosed, has_user=has_user)
+        return become_program(settings, libc, far, fence=fence)
     far.close()
     watch = Watch(settings, child, near)
     libc.prctl(_DIE_WITH_PARENT, signal.SIGTERM, 0, 0, 0)
@@ -255,6 +310,7 @@ def main(settings: dict[str, Any]) -> int:
     status = watch.until_end()
     said = watch.said.decode("utf-8", "replace")
     report = {"exit_code": status, "too_many": watch.too_many, "said": said}
+    report |= {"is_enclosed": fence.is_enclosed, "files": fence.files}
     os.write(settings["report"], json.dumps(report).encode())
     return 0
 
