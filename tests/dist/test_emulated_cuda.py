@@ -1,9 +1,11 @@
 """The code of GPUs on a device of host memory: what asks for one, and runs that take what is there.
 
-Wrong use of streams, kernels and speed are for `make test-gpu` on a real one.
+Kernels and speed are for `make test-gpu` on a real one.
 """
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +21,7 @@ ASKING = (  # marked gpu
     "unit/parallel/test_parallel_replicas.py::test_a_sum_on_devices_tells_of_a_member_that_died",
     "unit/weightsync/test_weightsync_quantised.py::test_a_gpu_writes_the_bytes_of_a_cpu",
     "contract/test_weightsync_gpu.py::test_what_a_gpu_casts_and_packs_is_what_a_processor_would",
-    "contract/test_weightsync_gpu.py::test_an_edge_moves_its_boxes_between_processes[nccl-cuda-cuda:1]",
+    "contract/test_weightsync_gpu.py::test_an_edge_moves_its_boxes_between_processes",
 )
 TAKING = (  # world models, trained where `cosmos-app wfm run` finds a device
     "unit/app/test_app_wfm.py::test_a_recipe_goes_from_a_file_to_a_checkpoint",
@@ -59,11 +61,21 @@ def devices(tmp_path_factory: pytest.TempPathFactory):
     """Have what the tests start find devices."""
     if why_not():
         pytest.skip(why_not())
-    library = build(tmp_path_factory.mktemp("device"))
+    folder = tmp_path_factory.mktemp("device")
+    library, races = build(folder), folder / "races.txt"
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment(library, NUM_DEVICES).items():
+        for name, value in environment(library, NUM_DEVICES, races).items():
             patch.setenv(name, value)
-        yield
+        yield races
+
+
+@pytest.fixture(autouse=True)
+def ordered(devices: Path):
+    """Hold every test to leave nothing unordered on its streams."""
+    yield
+    found = devices.read_text() if devices.exists() else ""
+    devices.unlink(missing_ok=True)
+    assert found == ""
 
 
 def test_the_host_does_not_reach_what_the_device_holds():
@@ -84,6 +96,133 @@ ctypes.string_at(held.data_ptr(), 4)
     )
     assert done.stdout.split() == ["True", "True"], done.stderr
     assert done.returncode < 0  # a fault, as of a pointer that is not the host's
+
+
+CASES = {
+    "a snapshot that the next step does not wait for": """
+        with torch.cuda.stream(side):
+            kept = weights.clone()
+        weights.mul_(2)
+    """,
+    "that waits": """
+        with torch.cuda.stream(side):
+            kept = weights.clone()
+        torch.cuda.current_stream().wait_stream(side)
+        weights.mul_(2)
+    """,
+    "a snapshot that does not wait for the step before": """
+        weights.mul_(2)
+        with torch.cuda.stream(side):
+            kept = weights.clone()
+    """,
+    "parts that do not meet": """
+        with torch.cuda.stream(side):
+            weights[:50].mul_(2)
+        weights[50:].mul_(2)
+    """,
+    "the host reads before the event": """
+        pinned.copy_(weights, non_blocking=True)
+        event = torch.cuda.current_stream().record_event()
+        found = pinned.numpy().sum()
+    """,
+    "and after it": """
+        pinned.copy_(weights, non_blocking=True)
+        event = torch.cuda.current_stream().record_event()
+        event.synchronize()
+        found = pinned.numpy().sum()
+    """,
+    "the host overwrites what is still copied": """
+        weights.copy_(pinned, non_blocking=True)
+        pinned.zero_()
+    """,
+    "memory freed under another stream": """
+        with torch.cuda.stream(side):
+            kept = weights * 2
+        del weights
+        other = torch.zeros(100, device="cuda")
+    """,
+    "and used again once it is waited for": """
+        with torch.cuda.stream(side):
+            kept = weights * 2
+        del weights
+        torch.cuda.current_stream().wait_stream(side)
+        other = torch.zeros(100, device="cuda")
+    """,
+    "with its stream recorded": """
+        with torch.cuda.stream(side):
+            kept = weights * 2
+        weights.record_stream(side)
+        del weights
+        other = torch.zeros(100, device="cuda")
+    """,
+    "a thread that does not know its parent's stream": """
+        def double():
+            weights.mul_(2)
+        with torch.cuda.stream(side):
+            weights.add_(1)
+            thread = threading.Thread(target=double)
+            thread.start()
+            thread.join()
+    """,
+    "a sum that nobody waited for": """
+        work = torch.distributed.all_reduce(weights, async_op=True)
+        weights.mul_(2)
+        work.wait()
+    """,
+    "that was waited for": """
+        torch.distributed.all_reduce(weights, async_op=True).wait()
+        weights.mul_(2)
+    """,
+}
+TOLD = {
+    "a snapshot that the next step does not wait for": "aten::mul writing on cuda:0 stream 0 "
+    "is not ordered after copy_ reading on cuda:0 stream 1",
+    "a snapshot that does not wait for the step before": "copy_ reading on cuda:0 stream 1 "
+    "is not ordered after aten::mul writing on cuda:0 stream 0",
+    "the host reads before the event": "the host touches page-locked memory "
+    "before the end of copy_ writing on cuda:0 stream 0",
+    "the host overwrites what is still copied": "the host touches page-locked memory "
+    "before the end of copy_ reading on cuda:0 stream 0",
+    "memory freed under another stream": "aten::zero_ writing on cuda:0 stream 0 uses memory "
+    "that was freed before the end of aten::mul reading on cuda:0 stream 1, without record_stream",
+    "a thread that does not know its parent's stream": "aten::mul reading on cuda:0 stream 0 "
+    "is not ordered after aten::add writing on cuda:0 stream 1",
+    "a sum that nobody waited for": "aten::mul reading on cuda:0 stream 0 "
+    "is not ordered after ALLREDUCE writing on cuda:0 group 1",
+}
+STREAMS = """
+import json, sys, textwrap, threading, torch
+import emulated_device
+store = torch.distributed.HashStore()
+torch.distributed.init_process_group("nccl", store=store, rank=0, world_size=1)
+told = {}
+for name, code in json.loads(sys.argv[1]).items():
+    names = {"torch": torch, "threading": threading, "side": torch.cuda.Stream()}
+    names["weights"] = torch.ones(100, device="cuda")
+    names["pinned"] = torch.ones(100, pin_memory=True)
+    torch.cuda.synchronize()
+    exec(textwrap.dedent(code), names)
+    told[name] = [race.splitlines()[0] for race in emulated_device.races()]
+    torch.cuda.synchronize()
+    names.clear()
+    assert not emulated_device.races(), name
+print(json.dumps(told))
+"""
+
+
+def test_what_streams_leave_unordered_is_told(devices):
+    done = subprocess.run(
+        [sys.executable, "-c", STREAMS, json.dumps(CASES)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    told = json.loads(done.stdout)
+    assert list(told) == list(CASES)
+    assert {
+        name: re.sub(r"stream [1-9]\d*", "stream 1", races[0])
+        for name, races in told.items()
+        if races
+    } == TOLD
+    devices.unlink()  # as it should be
 
 
 @pytest.mark.parametrize("tests", [ASKING, TAKING], ids=["asking", "taking"])
@@ -111,6 +250,7 @@ def test_a_run_of_two_ranks_and_an_engine_has_a_device_for_each(tmp_path: Path):
     run = Runner(tmp_path).complete(
         *SMALL, "trainer.steps=3", "policy.ranks=2", "rollout.engine.device=cuda",
         "trainer.checkpoint_every=2", "learner.ema.decay=0.9",
+        "learner.offload_activations=true",
     )  # fmt: skip
     assert_balanced(run.report["books"])
     for line in ("GPU 0: policy-0", "GPU 1: policy-0", "GPU 3: rollout-0"):
@@ -118,7 +258,8 @@ def test_a_run_of_two_ranks_and_an_engine_has_a_device_for_each(tmp_path: Path):
     assert run.steps_done() == 3
 
 
-def test_weights_reach_a_process_that_does_not_see_the_senders_gpu():
+@pytest.mark.parametrize("seen", ["1", "0"], ids=["through the host", "over cuda ipc"])
+def test_weights_reach_a_process_that_sees_another_gpu_or_the_senders(seen):
     def start(script, device, *arguments):
         return subprocess.Popen(
             [sys.executable, "-c", script, *arguments],
@@ -130,7 +271,7 @@ def test_weights_reach_a_process_that_does_not_see_the_senders_gpu():
 
     with start(SENDER, "0") as sender:
         endpoint = sender.stdout.readline().strip()
-        with start(RECEIVER, "1", endpoint) as receiver:
+        with start(RECEIVER, seen, endpoint) as receiver:
             told, _ = receiver.communicate(timeout=300)
         sender.stdin.close()
     assert told.split() == ["True"]

@@ -2,7 +2,8 @@
 
 `device.cpp` is built against the torch that is installed, and put into it as a process imports it.
 What runs there runs the code of GPUs: devices that do not mix, memory that the host cannot reach,
-pinned copies, generators of the device, groups of NCCL.
+pinned copies, generators of the device, groups of NCCL, memory mapped by another process. What
+streams left unordered is written to a file.
 """
 
 import os
@@ -43,12 +44,19 @@ def build(folder: Path) -> Path:
     return library
 
 
-def environment(library: Path, num_devices: int) -> Mapping[str, str]:
-    """Return what a process and those it starts need in their environment to have devices."""
+def environment(library: Path, num_devices: int, races: Path) -> Mapping[str, str]:
+    """Return what a process and those it starts need in their environment to have devices.
+
+    Args:
+        library: from `build`.
+        num_devices: where ``CUDA_VISIBLE_DEVICES`` does not name them.
+        races: gets what was not ordered, with the line of Python that came second.
+    """
     paths = [str(_FOLDER / "at_start"), os.environ.get("PYTHONPATH", "")]
     return {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "EMULATED_CUDA_LIBRARY": str(library),
         "EMULATED_CUDA_DEVICES": str(num_devices),
+        "EMULATED_CUDA_RACES": str(races),
         "OMP_NUM_THREADS": "1",
     }

@@ -1,7 +1,10 @@
 // What NCCL does, by gloo: tensors go to host memory, are joined there, and come back.
 //
-// Work is begun at once and finished aside, as on a stream: it may be looked at while it goes on.
+// Work is begun at once and finished aside, as on a stream: it may be looked at while it goes on. Each
+// group has a stream, which comes after the one in use, and which `wait` has the one in use follow.
 #pragma once
+
+#include "memory.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -15,7 +18,8 @@ namespace emulated {
 using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-inline Tensors hosts(const Tensors& tensors) {
+inline Tensors copied(const Tensors& tensors) {
+  const Unseen inside;
   Tensors made;
   for (const auto& tensor : tensors) {
     TORCH_CHECK(tensor.is_cuda(), "Tensors must be CUDA and dense, got ", tensor.device());
@@ -27,14 +31,15 @@ inline Tensors hosts(const Tensors& tensors) {
 
 inline void copy_back(const Tensors& to, const Tensors& from) {
   at::AutoDispatchBelowADInplaceOrView unseen_by_autograd;  // as what NCCL writes is
+  const Unseen inside;
   for (size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
 }
 
 // A piece of work that ends when `rest` has returned.
 class Aside final : public c10d::Work {
  public:
-  Aside(c10d::OpType kind, Tensors outputs, std::function<void()> rest)
-      : Work(0, kind), outputs_(std::move(outputs)),
+  Aside(c10d::OpType kind, Tensors outputs, int device, Clock end, std::function<void()> rest)
+      : Work(0, kind), outputs_(std::move(outputs)), device_(device), end_(std::move(end)),
         future_(c10::make_intrusive<c10::ivalue::Future>(
             c10::ListType::create(c10::TensorType::get()))) {
     done_ = std::async(std::launch::async, [future = future_, outputs = outputs_, rest] {
@@ -48,18 +53,28 @@ class Aside final : public c10d::Work {
     }).share();
   }
   bool isCompleted() override {
-    return done_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+    const bool is_over = done_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+    if (is_over) emulated::finish(end_);
+    return is_over;
   }
   bool wait(std::chrono::milliseconds) override {
-    done_.get();
+    synchronize();
     return true;
   }
-  void synchronize() override { done_.get(); }
+  void synchronize() override {
+    done_.get();
+    const std::lock_guard hold(memory_lock);
+    Order::held().follow({device_, current_streams.at(device_)}, end_);
+    const bool stops_host = retrieveOpType() == c10d::OpType::BARRIER;
+    if (stops_host || std::getenv("TORCH_NCCL_BLOCKING_WAIT") != nullptr) emulated::finish(end_);
+  }
   Tensors result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
 
  private:
   Tensors outputs_;
+  int device_;
+  Clock end_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   std::shared_future<void> done_;
 };
@@ -67,7 +82,7 @@ class Aside final : public c10d::Work {
 class Collectives final : public c10d::Backend {
  public:
   Collectives(int rank, int size, c10::intrusive_ptr<c10d::Backend> gloo)
-      : Backend(rank, size), gloo_(std::move(gloo)) {}
+      : Backend(rank, size), gloo_(std::move(gloo)), number_(--next_number) {}
   const std::string getBackendName() const override { return "nccl"; }
   bool supportsCoalescing() const override { return true; }
   void setTimeout(std::chrono::milliseconds) override {}
@@ -177,10 +192,29 @@ class Collectives final : public c10d::Backend {
  private:
   using Group = std::vector<WorkPtr>;
 
-  static WorkPtr aside(c10d::OpType kind, Tensors outputs, std::function<void()> rest) {
-    return c10::make_intrusive<Aside>(kind, std::move(outputs), std::move(rest));
+  Tensors hosts(const Tensors& tensors) {
+    read_.insert(read_.end(), tensors.begin(), tensors.end());
+    return copied(tensors);
   }
-  static WorkPtr finish(c10d::OpType kind, const Tensors& to, const Tensors& from, WorkPtr work) {
+  // Whatever was copied since the last piece of work is what this one reads.
+  WorkPtr aside(c10d::OpType kind, Tensors outputs, std::function<void()> rest) {
+    const std::lock_guard hold(memory_lock);
+    const int device = read_.empty() ? current_device : read_[0].device().index();
+    const Key stream{device, number_};
+    Order::held().follow(stream, Order::held().at({device, current_streams.at(device)}));
+    Seen seen(stream, c10d::opTypeToString(kind));
+    for (const auto& tensor : read_) note(seen, tensor, false);
+    for (const auto& tensor : outputs) note(seen, tensor, true);
+    read_.clear();
+    return c10::make_intrusive<Aside>(kind, std::move(outputs), device, Order::held().at(stream),
+                                      std::move(rest));
+  }
+  // A group keeps its memory until it is done.
+  static void note(Seen& seen, const at::Tensor& tensor, bool writes) {
+    seen.access(tensor, writes);
+    seen.keep(tensor);
+  }
+  WorkPtr finish(c10d::OpType kind, const Tensors& to, const Tensors& from, WorkPtr work) {
     return aside(kind, to, [to, from, work] {
       work->wait();
       copy_back(to, from);
@@ -199,7 +233,7 @@ class Collectives final : public c10d::Backend {
       copy_back(to, results);
     });
   }
-  static WorkPtr each(const Tensors& outputs, const std::function<WorkPtr(size_t)>& begin) {
+  WorkPtr each(const Tensors& outputs, const std::function<WorkPtr(size_t)>& begin) {
     Group group;
     for (size_t i = 0; i < outputs.size(); ++i) group.push_back(begin(i));
     return aside(c10d::OpType::COALESCED, outputs, [group] {
@@ -211,7 +245,10 @@ class Collectives final : public c10d::Backend {
     return work;
   }
 
+  inline static std::atomic<int64_t> next_number = 0;
   c10::intrusive_ptr<c10d::Backend> gloo_;
+  int64_t number_;
+  Tensors read_;
   std::optional<Group> group_;
 };
 

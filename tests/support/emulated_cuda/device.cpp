@@ -2,8 +2,10 @@
 //
 // Tensors are CUDA's and every operation on them is computed by its CPU kernel. As on a GPU, tensors
 // of two devices do not mix, generators are the device's own, and the host cannot reach the memory:
-// it is open only while an operation copies from or to it. What is not like a GPU: everything has
-// happened when a call returns (but for collectives), so that wrong use of streams goes unseen.
+// it is open only while an operation copies from or to it, and page-locked memory is closed to the
+// host while a copy from or to it may be under way. What is not like a GPU: everything has happened
+// when a call returns (but for collectives). What streams left unordered is told instead: see
+// streams.hpp.
 
 #include "collectives.hpp"
 
@@ -16,138 +18,9 @@
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <sys/mman.h>
-#include <torch/extension.h>
-
-#include <mutex>
-#include <set>
-#include <unordered_map>
 
 namespace {
-using namespace c10;
-using at::Tensor;
-
-thread_local DeviceIndex current_device = 0;
-thread_local StreamId current_stream = 0;
-
-// Those of CUDA_VISIBLE_DEVICES, or else EMULATED_CUDA_DEVICES.
-DeviceIndex num_devices() {
-  static const DeviceIndex found = [] {
-    const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-    if (visible != nullptr) {
-      const std::string names(visible);
-      const auto commas = std::count(names.begin(), names.end(), ',');
-      return static_cast<DeviceIndex>(names.empty() ? 0 : commas + 1);
-    }
-    const char* number = std::getenv("EMULATED_CUDA_DEVICES");
-    return static_cast<DeviceIndex>(number != nullptr ? std::atoi(number) : 1);
-  }();
-  return found;
-}
-
-void require_device(DeviceIndex index) {
-  TORCH_CHECK(index < num_devices(), "CUDA error: invalid device ordinal ", int{index});
-}
-
-// ---- memory ------------------------------------------------------------------------------------
-
-struct Region {
-  size_t size = 0;
-  int num_open = 0;
-};
-
-std::recursive_mutex memory_lock;
-size_t allocated = 0, peak = 0;
-
-std::unordered_map<void*, Region>& regions() {
-  static auto* held = new std::unordered_map<void*, Region>();
-  return *held;
-}
-
-void release(void* at) {
-  if (at == nullptr) return;
-  const std::lock_guard hold(memory_lock);
-  const auto found = regions().find(at);
-  allocated -= found->second.size;
-  munmap(at, found->second.size);
-  regions().erase(found);
-}
-
-// Lets memory be touched while it lives.
-class Open {
- public:
-  explicit Open(const std::vector<const void*>& places) : hold_(memory_lock) {
-    for (const void* place : places) {
-      void* at = const_cast<void*>(place);
-      const auto found = regions().find(at);
-      if (found == regions().end()) continue;
-      if (found->second.num_open++ == 0) mprotect(at, found->second.size, PROT_READ | PROT_WRITE);
-      opened_.push_back(at);
-    }
-  }
-  explicit Open(const Tensor& tensor) : Open({tensor.storage().data()}) {}
-  Open(const Tensor& one, const Tensor& other)
-      : Open({one.storage().data(), other.storage().data()}) {}
-  ~Open() {
-    for (void* at : opened_) {
-      auto& region = regions().at(at);
-      if (--region.num_open == 0) mprotect(at, region.size, PROT_NONE);
-    }
-  }
-
- private:
-  std::unique_lock<std::recursive_mutex> hold_;
-  std::vector<void*> opened_;
-};
-
-struct DeviceAllocator final : Allocator {
-  DataPtr allocate(size_t num_bytes) override {
-    const Device device(DeviceType::CUDA, current_device);
-    if (num_bytes == 0) return {nullptr, nullptr, &release, device};
-    const size_t size = (num_bytes + 4095) / 4096 * 4096;
-    void* at = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    TORCH_CHECK(at != MAP_FAILED, "CUDA out of memory");
-    const std::lock_guard hold(memory_lock);
-    regions()[at] = {size, 0};
-    allocated += size;
-    peak = std::max(peak, allocated);
-    return {at, at, &release, device};
-  }
-  DeleterFnPtr raw_deleter() const override { return &release; }
-  void copy_data(void* to, const void* from, size_t num_bytes) const override {
-    const Open open(std::vector<const void*>{to, from});
-    std::memcpy(to, from, num_bytes);
-  }
-};
-
-DeviceAllocator& device_allocator() {
-  static DeviceAllocator held;
-  return held;
-}
-
-std::set<std::pair<const char*, const char*>>& pinned() {
-  static auto* held = new std::set<std::pair<const char*, const char*>>();
-  return *held;
-}
-
-void unpin(void* at) {
-  const std::lock_guard hold(memory_lock);
-  std::erase_if(pinned(), [&](const auto& range) { return range.first == at; });
-  std::free(at);
-}
-
-struct PinnedAllocator final : Allocator {
-  DataPtr allocate(size_t num_bytes) override {
-    auto* at = static_cast<char*>(std::aligned_alloc(64, (num_bytes + 63) / 64 * 64));
-    const std::lock_guard hold(memory_lock);
-    pinned().insert({at, at + num_bytes});
-    return {at, at, &unpin, Device(DeviceType::CPU)};
-  }
-  DeleterFnPtr raw_deleter() const override { return &unpin; }
-  void copy_data(void* to, const void* from, size_t num_bytes) const override {
-    std::memcpy(to, from, num_bytes);
-  }
-};
+using namespace emulated;
 
 // ---- operations --------------------------------------------------------------------------------
 
@@ -179,8 +52,27 @@ Tensor empty_strided(IntArrayRef size, IntArrayRef stride, std::optional<ScalarT
                                            dtype_or_default(dtype));
 }
 
-Tensor& copy_(Tensor& self, const Tensor& source, bool) {
+// Between devices, the stream of each waits for the other's before and after.
+void see_copy(const Tensor& to, const Tensor& from, bool non_blocking) {
+  if (unseen > 0) return;
+  const std::lock_guard hold(memory_lock);
+  auto& order = Order::held();
+  const Key stream = stream_of(from.is_cuda() ? from : to);
+  const bool is_between = from.is_cuda() && to.is_cuda() && stream_of(to) != stream;
+  if (is_between) order.follow(stream, order.at(stream_of(to)));
+  Seen seen(stream, "copy_");
+  seen.access(from, false);
+  seen.access(to, true);
+  if (is_between) order.follow(stream_of(to), order.at(stream));
+  if (from.is_cuda() && to.is_cuda()) return;
+  const Tensor& host = from.is_cuda() ? to : from;
+  const bool returns_at_once = non_blocking && (host.is_pinned() || to.is_cuda());
+  if (!returns_at_once) finish_stream(stream);
+}
+
+Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {
   if (self.numel() == 0) return self;
+  see_copy(self, source, non_blocking);
   const Open open(self, source);
   auto target = on_host(self);
   target.copy_(on_host(source));
@@ -214,12 +106,18 @@ Tensor copy_and_resize(const Tensor& source, const Tensor& target) {
 }
 
 Scalar item(const Tensor& self) {
+  Seen(stream_of(self), "item").access(self, false);
+  finish_stream(stream_of(self));
   const Open open(self);
   return on_host(self).item();
 }
 
 bool equal(const Tensor& one, const Tensor& other) {
   TORCH_CHECK(one.device() == other.device(), "Expected all tensors to be on the same device");
+  Seen seen(stream_of(one), "equal");
+  seen.access(one, false);
+  seen.access(other, false);
+  finish_stream(stream_of(one));
   const Open open(one, other);
   return at::equal(on_host(one), on_host(other));
 }
@@ -293,6 +191,7 @@ class Devices {
   void require_one(const std::string& operation) const {
     TORCH_CHECK(!device_ || !is_on_host_, where, *device_, " and cpu (", operation, ")");
   }
+  const std::optional<Device>& one() const { return device_; }
 
  private:
   static constexpr auto where = "Expected all tensors to be on the same device, but found ";
@@ -300,18 +199,37 @@ class Devices {
   bool is_on_host_ = false;
 };
 
+std::vector<Tensor> tensors_of(const IValue& value) {
+  if (value.isTensor()) return {value.toTensor()};
+  if (value.isTensorList()) return value.toTensorVector();
+  return {};
+}
+
+// Note what an operation is given, or returns; the device of the first that is on one is its own.
+void see(std::optional<Seen>& seen, const std::string& operation, const IValue& value, bool writes) {
+  for (const Tensor& tensor : tensors_of(value)) {
+    if (unseen > 0 || !tensor.defined() || !tensor.is_cuda()) continue;
+    if (!seen) seen.emplace(stream_of(tensor), operation);
+    seen->access(tensor, writes);
+  }
+}
+
 void compute(const OperatorHandle& operation, torch::jit::Stack* stack) {
   // indices may be the host's
   static const std::set<std::string> mixing = {"aten::index", "aten::index_put_",
                                                "aten::_index_put_impl_", "aten::_unsafe_index"};
+  // tell the host the size of what they return
+  static const std::set<std::string> waiting = {"aten::nonzero", "aten::masked_select",
+                                                "aten::_unique2", "aten::unique_dim"};
   const auto& schema = operation.schema();
   Devices devices;
-  for (size_t i = stack->size() - schema.arguments().size(); i < stack->size(); ++i) {
-    auto& value = (*stack)[i];
-    if (value.isTensor()) devices.see(value.toTensor());
-    if (value.isTensorList()) {
-      for (const Tensor& tensor : value.toTensorVector()) devices.see(tensor);
-    }
+  std::optional<Seen> seen;
+  const size_t num_arguments = schema.arguments().size();
+  for (size_t i = 0; i < num_arguments; ++i) {
+    auto& value = (*stack)[stack->size() - num_arguments + i];
+    for (const Tensor& tensor : tensors_of(value)) devices.see(tensor);
+    const auto* alias = schema.arguments()[i].alias_info();
+    see(seen, schema.name(), value, alias != nullptr && alias->isWrite());
     if (value.isGenerator()) {
       auto* given = value.toGenerator().unsafeGetGeneratorImpl();
       auto* ours = dynamic_cast<DeviceGenerator*>(given);
@@ -320,7 +238,17 @@ void compute(const OperatorHandle& operation, torch::jit::Stack* stack) {
     }
   }
   if (!mixing.contains(schema.name())) devices.require_one(schema.name());
-  at::native::cpu_fallback(operation, stack);
+  {
+    const Unseen inside;
+    at::native::cpu_fallback(operation, stack);
+  }
+  for (size_t i = 0; i < schema.returns().size(); ++i) {
+    if (schema.returns()[i].alias_info() != nullptr) continue;
+    see(seen, schema.name(), (*stack)[stack->size() - schema.returns().size() + i], true);
+  }
+  if (waiting.contains(schema.name()) && devices.one()) {
+    finish_stream({devices.one()->index(), current_streams.at(devices.one()->index())});
+  }
 }
 
 TORCH_LIBRARY_IMPL(_, CUDA, library) {
@@ -365,7 +293,7 @@ struct Guard final : impl::DeviceGuardImplInterface {
   }
   DeviceIndex deviceCount() const noexcept override { return num_devices(); }
   Stream getStream(Device device) const override {
-    return Stream(Stream::UNSAFE, device, current_stream);
+    return Stream(Stream::UNSAFE, device, current_streams.at(indexed(device)));
   }
   Stream getDefaultStream(Device device) const override {
     return Stream(Stream::UNSAFE, device, 0);
@@ -379,12 +307,46 @@ struct Guard final : impl::DeviceGuardImplInterface {
   }
   Stream exchangeStream(Stream stream) const override {
     const Stream before = getStream(stream.device());
-    current_stream = stream.id();
+    current_streams.at(indexed(stream.device())) = stream.id();
     return before;
   }
-  void synchronizeStream(const Stream&) const override {}
-  void synchronizeDevice(DeviceIndex) const override {}
-  void recordDataPtrOnStream(const DataPtr&, const Stream&) const override {}
+  bool queryStream(const Stream& stream) const override {
+    synchronizeStream(stream);
+    return true;
+  }
+  void synchronizeStream(const Stream& stream) const override { finish_stream(key(stream)); }
+  void synchronizeDevice(DeviceIndex index) const override {
+    finish_device(index < 0 ? current_device : index);
+  }
+  void recordDataPtrOnStream(const DataPtr& memory, const Stream& stream) const override {
+    const std::lock_guard hold(memory_lock);
+    const auto found = region_of(memory.get());
+    if (found != regions().end()) found->second.recorded.insert(key(stream));
+  }
+  void record(void** event, const Stream& stream, DeviceIndex, EventFlag) const override {
+    if (*event == nullptr) *event = new Moment();
+    static_cast<Moment*>(*event)->record(key(stream));
+  }
+  void block(void* event, const Stream& stream) const override {
+    if (event != nullptr) static_cast<Moment*>(event)->wait(key(stream));
+  }
+  bool queryEvent(void* event) const override {
+    synchronizeEvent(event);
+    return true;
+  }
+  void synchronizeEvent(void* event) const override {
+    if (event != nullptr) static_cast<Moment*>(event)->synchronize();
+  }
+  void destroyEvent(void* event, DeviceIndex) const noexcept override {
+    delete static_cast<Moment*>(event);
+  }
+  double elapsedTime(void*, void*, DeviceIndex) const override { return 1.0; }
+
+ private:
+  static DeviceIndex indexed(Device device) {
+    return device.index() < 0 ? current_device : device.index();
+  }
+  static Key key(const Stream& stream) { return {indexed(stream.device()), stream.id()}; }
 };
 C10_REGISTER_GUARD_IMPL(CUDA, Guard)
 
@@ -397,8 +359,8 @@ struct Hooks final : at::CUDAHooksInterface {
   bool hasCUDA() const override { return num_devices() > 0; }
   int getNumGPUs() const override { return num_devices(); }
   DeviceIndex deviceCount() const override { return num_devices(); }
-  DeviceIndex current_device() const override { return ::current_device; }
-  DeviceIndex getCurrentDevice() const override { return ::current_device; }
+  DeviceIndex current_device() const override { return emulated::current_device; }
+  DeviceIndex getCurrentDevice() const override { return emulated::current_device; }
   Allocator* getCUDADeviceAllocator() const override { return &device_allocator(); }
   Allocator* getPinnedMemoryAllocator() const override {
     static PinnedAllocator held;
@@ -406,9 +368,8 @@ struct Hooks final : at::CUDAHooksInterface {
   }
   bool isPinnedPtr(const void* at) const override {
     const std::lock_guard hold(memory_lock);
-    return std::any_of(pinned().begin(), pinned().end(), [&](const auto& range) {
-      return range.first <= at && at < range.second;
-    });
+    const auto found = region_of(at);
+    return found != regions().end() && found->second.is_pinned;
   }
   const at::Generator& getDefaultGenerator(DeviceIndex index) const override {
     static const auto* held = [] {
@@ -418,12 +379,12 @@ struct Hooks final : at::CUDAHooksInterface {
       }
       return made;
     }();
-    return held->at(index < 0 ? ::current_device : index);
+    return held->at(index < 0 ? emulated::current_device : index);
   }
   at::Generator getNewGenerator(DeviceIndex index) const override {
-    return at::make_generator<DeviceGenerator>(index < 0 ? ::current_device : index);
+    return at::make_generator<DeviceGenerator>(index < 0 ? emulated::current_device : index);
   }
-  void deviceSynchronize(DeviceIndex) const override {}
+  void deviceSynchronize(DeviceIndex index) const override { Guard().synchronizeDevice(index); }
 };
 }  // namespace
 
@@ -443,6 +404,44 @@ PYBIND11_MODULE(emulated_device, module) {
   module.def("resize_storage", [](const Tensor& bytes, size_t num_bytes) {
     resize_storage(bytes.storage().unsafeGetStorageImpl(), num_bytes);
   });
+  module.def("races", [] {
+    const std::lock_guard hold(memory_lock);
+    return std::exchange(races(), {});
+  });
+  module.def("current_stream", [](int device) { return current_streams.at(device); });
+  module.def("set_stream", [](int device, StreamId id) { current_streams.at(device) = id; });
+  module.def("finish_stream", [](int device, StreamId id) { finish_stream({device, id}); });
+  module.def("finish_device", &finish_device);
+  module.def("record_stream", [](const Tensor& tensor, int device, StreamId id) {
+    Guard().recordDataPtrOnStream(tensor.storage().data_ptr(),
+                                  Stream(Stream::UNSAFE, Device(kCUDA, device), id));
+  });
+  module.def("share", [](const Tensor& bytes) {
+    const std::lock_guard hold(memory_lock);
+    const auto found = region_of(bytes.storage().data());
+    TORCH_CHECK(found != regions().end() && found->second.offset >= 0, "CUDA error: invalid handle");
+    const auto offset = static_cast<const char*>(bytes.storage().data()) - found->first;
+    return py::make_tuple(getpid(), file_of_memory(), found->second.offset, found->second.size,
+                          offset);
+  });
+  module.def("map", [](int process, int file, off_t offset, size_t size, int device) {
+    const auto path = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(file);
+    const int opened = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    TORCH_CHECK(opened >= 0, "CUDA error: invalid resource handle");
+    void* at = take_memory(opened, offset, Region{.size = size});
+    close(opened);
+    const Device place(kCUDA, device);
+    DataPtr memory{at, at, &release, place};
+    Storage storage(Storage::use_byte_size_t(), size, std::move(memory));
+    auto made = at::empty({0}, at::TensorOptions(place).dtype(kByte));
+    return set_storage(made, std::move(storage), 0, {static_cast<int64_t>(size)}, {1});
+  });
+  py::class_<Moment>(module, "Moment")
+      .def(py::init<>())
+      .def_readonly("is_recorded", &Moment::is_recorded)
+      .def("record", [](Moment& self, int device, StreamId id) { self.record({device, id}); })
+      .def("wait", [](Moment& self, int device, StreamId id) { self.wait({device, id}); })
+      .def("synchronize", &Moment::synchronize);
   py::class_<emulated::Collectives, c10d::Backend, intrusive_ptr<emulated::Collectives>>(
       module, "Collectives")
       .def(py::init<int, int, intrusive_ptr<c10d::Backend>>());

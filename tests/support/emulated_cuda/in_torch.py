@@ -1,6 +1,5 @@
 """The side of Python: what ``torch.cuda`` and NCCL's groups are, with the emulated device."""
 
-import contextlib
 import os
 
 import emulated_device as device
@@ -17,49 +16,83 @@ _MEMORY = 80 << 30
 
 
 class Stream(torch.Stream):
-    """One of which everything is done already."""
+    """One whose operations come after those of others where something says so."""
 
-    cuda_stream = 0
+    def __new__(cls, device=None, priority=0, stream_id=None, **_):
+        index = _index_of(device)
+        if stream_id is not None:
+            return super().__new__(cls, stream_id=stream_id, device_index=index, device_type=1)
+        return super().__new__(cls, torch.device("cuda", index))
 
-    def __new__(cls, device=None, priority=0, **_):
-        return super().__new__(cls, torch.device("cuda", _index_of(device)))
+    @property
+    def cuda_stream(self):
+        return self.stream_id
 
     def wait_stream(self, other):
-        pass
+        self.wait_event(other.record_event())
 
     def wait_event(self, event):
-        pass
+        event.wait(self)
 
     def record_event(self, event=None):
-        return event or Event()
+        event = event or Event()
+        event.record(self)
+        return event
 
     def synchronize(self):
-        pass
+        device.finish_stream(self.device_index, self.stream_id)
 
     def query(self):
+        self.synchronize()
         return True
 
 
 class Event:
-    """One that has happened."""
+    """What a stream had begun when it was recorded."""
 
     def __init__(self, *_, **__):
-        pass
+        self._moment = device.Moment()
 
     def record(self, stream=None):
-        pass
+        stream = stream or _current_stream()
+        self._moment.record(stream.device_index, stream.stream_id)
 
     def wait(self, stream=None):
-        pass
+        stream = stream or _current_stream()
+        self._moment.wait(stream.device_index, stream.stream_id)
 
     def query(self):
+        self.synchronize()
         return True
 
     def synchronize(self):
-        pass
+        self._moment.synchronize()
 
     def elapsed_time(self, other):
+        if not (self._moment.is_recorded and other._moment.is_recorded):
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
         return 1.0
+
+
+class OnStream:
+    """``torch.cuda.stream``, which changes the device as well."""
+
+    def __init__(self, stream):
+        self._stream = stream
+
+    def __enter__(self):
+        if self._stream is None:
+            return
+        self._device = device.current_device()
+        device.set_device(self._stream.device_index)
+        self._before = _current_stream()
+        _set_stream(self._stream)
+
+    def __exit__(self, *_):
+        if self._stream is None:
+            return
+        _set_stream(self._before)
+        device.set_device(self._device)
 
 
 class CurrentDevice:
@@ -133,9 +166,19 @@ def _exchange_device(index):
     return before
 
 
-@contextlib.contextmanager
-def _on_stream(_):
-    yield
+def _current_stream(which=None):
+    index = _index_of(which)
+    return Stream(index, stream_id=device.current_stream(index))
+
+
+def _record_stream(tensor, stream):
+    device.record_stream(tensor, stream.device_index, stream.stream_id)
+
+
+def _set_stream(stream):
+    if stream is not None:
+        device.set_device(stream.device_index)
+        device.set_stream(stream.device_index, stream.stream_id)
 
 
 def _memory_stats(_=None):
@@ -151,7 +194,6 @@ def _names():
     generators = tuple(
         torch.Generator(device=f"cuda:{index}") for index in range(device.num_devices())
     )
-    streams = tuple(Stream(index) for index in range(device.num_devices()))
     return {
         "_is_compiled": lambda: True,
         "_lazy_init": lambda: None,
@@ -172,11 +214,12 @@ def _names():
         "get_device_properties": lambda which=None: Properties(_index_of(which)),
         "Stream": Stream,
         "Event": Event,
-        "current_stream": lambda which=None: streams[_index_of(which)],
-        "default_stream": lambda which=None: streams[_index_of(which)],
-        "stream": _on_stream,
-        "set_stream": lambda stream: None,
-        "synchronize": lambda which=None: None,
+        "current_stream": _current_stream,
+        "default_stream": lambda which=None: Stream(which, stream_id=0),
+        "stream": OnStream,
+        "StreamContext": OnStream,
+        "set_stream": _set_stream,
+        "synchronize": lambda which=None: device.finish_device(_index_of(which)),
         "empty_cache": lambda: None,
         "ipc_collect": lambda: None,
         "memory_allocated": lambda which=None: device.allocated(),
@@ -224,6 +267,21 @@ def _resize_storage(original):
     return resize_
 
 
+def _share(storage):
+    """Return what `_new_shared_cuda` takes: one's own device, a handle, where in it, and more."""
+    process, file, offset, size, within = device.share(_bytes_of(storage))
+    handle = f"{process} {file} {offset} {size}".encode()
+    return storage.device.index, handle, storage.nbytes(), within, b"", 0, b"", False
+
+
+def _map_shared(_, index, handle, num_bytes, within, *__):
+    whole = device.map(*(int(word) for word in handle.split()), index)
+    if (num_bytes, within) == (whole.numel(), 0):
+        return whole.untyped_storage()
+    part = torch.empty(0, dtype=torch.uint8, device=whole.device)
+    return part.set_(whole.untyped_storage(), within, (num_bytes,), (1,)).untyped_storage()
+
+
 def _bytes_of(storage):
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
@@ -234,10 +292,12 @@ def install():
         for module in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
             if module is torch.cuda or hasattr(module, name):
                 setattr(module, name, value)
-    torch._C._cuda_getCurrentRawStream = lambda index: 0
+    torch._C._cuda_getCurrentRawStream = device.current_stream
     torch.version.cuda = "13.0"
     torch.storage._to = _storage_to(torch.storage._to)
     torch.UntypedStorage.resize_ = _resize_storage(torch.UntypedStorage.resize_)
-    torch.Tensor.record_stream = lambda tensor, stream: None
+    torch.UntypedStorage._share_cuda_ = _share
+    torch.UntypedStorage._new_shared_cuda = classmethod(_map_shared)
+    torch.Tensor.record_stream = _record_stream
     distributed_c10d._NCCL_AVAILABLE = True
     distributed_c10d.ProcessGroupNCCL = dist.ProcessGroupNCCL = ProcessGroupNCCL

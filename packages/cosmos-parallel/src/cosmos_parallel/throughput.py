@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from cosmos_parallel.rotary_axes import sees
 # what transformers and torchtitan call the modules of which a token meets some
 _EXPERTS = {"experts", "routed_experts"}
 _CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts")
+_OF_AN_A100 = 312e12
 _MERGERS = {"merger", "deepstack_merger_list"}  # work on several patches put together
 
 
@@ -152,12 +154,21 @@ def throughput(
 
 
 def device_peak_flops(device: torch.device) -> float:
-    """Return the bfloat16 peak of an accelerator as torchtitan knows it; 0 for a CPU."""
-    if device.type != "cuda":
-        return 0.0
+    """Return the bfloat16 peak of an accelerator; 0 for a CPU and where none is known."""
+    return peak_flops_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else 0.0
+
+
+@cache  # torchtitan asks a program for the machine's devices
+def peak_flops_of(name: str) -> float:
+    """Return the bfloat16 peak of a device by its name, as torchtitan knows it.
+
+    It holds what it does not know to be an A100, of which nobody could tell; that is a 0 here. An
+    L40S it knows by a name that no driver gives it.
+    """
     from torchtitan.tools.utils import get_peak_flops
 
-    return float(get_peak_flops(torch.cuda.get_device_name(device)))
+    found = float(get_peak_flops(name.replace("L40S", "l40s")))
+    return 0.0 if found == _OF_AN_A100 and "A100" not in name else found
 
 
 def _part_that_sees(model: Any, config: Any) -> nn.Module | None:

@@ -9,6 +9,7 @@ from cosmos_weightsync.errors import (
     DeadlineError,
     PeerLostError,
     TransferError,
+    TransportUnavailableError,
 )
 from cosmos_weightsync.layout import Layout
 from cosmos_weightsync.machines import this_machine
@@ -103,20 +104,33 @@ class HolderDialer:
                 transport.
 
         Raises:
-            TransportUnavailableError: the two cannot use the transport.
+            TransportUnavailableError: the two cannot use the transport, or none where they may
+                choose: then it is the first that is told.
             WeightSyncError: the holder refuses.
         """
         soon = deadline.within(self._connect_timeout_s)
         size = self._bucket_bytes
         if chunk_bytes is not None:  # Two messages share a bucket.
             size = min(size, max(LEAST_BUCKET_BYTES, 2 * chunk_bytes))
-        session.open(wanted, self._transport_for(session), size, soon)
-
-    def _transport_for(self, session: ReceiverSession) -> Transport:
         if self._transport != "auto":
-            return self._transports[self._transport]
+            session.open(wanted, self._transports[self._transport], size, soon)
+            return
+        left = dict(self._transports)
+        failure: TransportUnavailableError | None = None
+        while True:
+            try:
+                transport = self._best(left.values(), session)
+            except TransportUnavailableError as none_left:
+                raise failure or none_left from failure
+            try:
+                return session.open(wanted, transport, size, soon)
+            except TransportUnavailableError as error:
+                failure = failure or error
+                del left[transport.name]
+
+    def _best(self, transports: Iterable[Transport], session: ReceiverSession) -> Transport:
         return choose_transport(
-            list(self._transports.values()),
+            list(transports),
             session.copies,
             same_host=bool(self._machine) and session.machine == self._machine,
             same_device=session.gpu in visible_gpus(),

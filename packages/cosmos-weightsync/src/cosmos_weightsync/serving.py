@@ -33,7 +33,9 @@ from cosmos_weightsync.edges import BucketPool, serve_edge
 from cosmos_weightsync.errors import (
     DeadlineError,
     LayoutError,
+    PeerLostError,
     ProtocolError,
+    TransportUnavailableError,
     UncoveredRegionError,
     UnknownTensorError,
     WeightSyncError,
@@ -164,11 +166,14 @@ class ServingSession:
         self._bucket_bytes = min(identity.buckets.bucket_bytes, int(frame["bucket_bytes"]))
         if self._channel is not None:
             self._channel.close()
+            self._channel = None
         self._pending = pending = transport.prepare("sender", identity.host)
         try:
             answer = {"digest": digest, "channel": dict(pending.description)}
             self._connection.send("opened", answer, deadline)
             self._channel = pending.connect(frame["channel"], deadline)
+        except (PeerLostError, TransportUnavailableError):
+            return  # a reader that is still there asks for another transport
         finally:
             pending.close()
 

@@ -2,11 +2,14 @@
 
 One copy, by the GPU. Handles of allocations cross a Unix socket, each once; after that an exposure
 is offsets and strides. Host memory (a snapshot, as senders keep it) goes through buckets on the
-device. Written against torch's own sharing of storages; it has not been run without a GPU.
+device. It is torch's own sharing of storages, whose handles not all processes can use: with
+expandable segments one takes a descriptor from the other, which the system may forbid. So a byte
+comes first.
 
 ```
 sender                                                  receiver
-device's uuid                                        ─► finds it among its own
+device's uuid, a byte's handle                       ─► finds it among its own, opens it
+                                           yes or no ◄─
 expose: waits for its stream, offsets [+ handles]    ─► opens handles, copies on its stream
                                              "." ◄───── finish: waits for its stream
 ```
@@ -35,6 +38,11 @@ from cosmos_weightsync.transports.windows import MappedWindows, strided_view
 
 __all__ = ["CudaIpcTransport", "gpu_of", "receiving", "visible_gpus"]
 
+_YES, _NO = b"\x01", b"\x00"
+_NOT_SHARED = (
+    "this GPU's memory cannot be shared with the other process (with expandable_segments that "
+    "takes pidfd_getfd: kernel.yama.ptrace_scope=0, or CAP_SYS_PTRACE in a container)"
+)
 _CAPABILITIES = Capabilities(
     one_sided=True,
     same_host=True,
@@ -108,7 +116,7 @@ class _CudaIpcChannel:
         try:
             handles, places = exposed
             for key, handle in handles.items():
-                self._opened[int(key)] = self._open(handle)
+                self._opened[int(key)] = self.open(handle)
             return MappedWindows(
                 strided_view(self._opened[key], dtype, tuple(shape), offset, strides)
                 for (shape, dtype), (key, offset, strides) in zip(shapes, places, strict=True)
@@ -123,8 +131,12 @@ class _CudaIpcChannel:
     def close(self) -> None:
         self._connection.close()
 
-    def _open(self, handle: Sequence[Any]) -> Tensor:
-        """The bytes of the sender's allocation, as memory of this process."""
+    def open(self, handle: Sequence[Any]) -> Tensor:
+        """The bytes of the sender's allocation, as memory of this process.
+
+        Raises:
+            RuntimeError: the handle is none, or this process may not use it.
+        """
         found = [bytes.fromhex(item) if isinstance(item, str) else item for item in handle]
         # torch.multiprocessing's own way, which it documents no other name for.
         storage: Any = torch.UntypedStorage._new_shared_cuda(  # pyright: ignore
@@ -168,15 +180,30 @@ def receiving(connection: HostConnection, deadline: Deadline) -> _CudaIpcChannel
         raise TransportUnavailableError(
             "CUDA opens no handle in the process that it is of: hand a LocalTransport to both ends"
         )
-    uuid, _ = connection.receive_json(deadline)
+    frame, _ = connection.receive_json(deadline)
+    try:
+        uuid, probe = frame
+    except (TypeError, ValueError) as error:
+        raise ProtocolError(f"{connection.peer} told no device") from error
     index = _uuids().get(str(uuid))
     if index is None:
+        connection.send(_NO, deadline)
         raise TransportUnavailableError(
             f"the sender's GPU {uuid} is not visible here, only {sorted(_uuids())}: extend "
             "CUDA_VISIBLE_DEVICES, or use 'shared_memory'"
         )
-    connection.send(b"\x01", deadline)
-    return _CudaIpcChannel(connection, torch.device("cuda", index))
+    channel = _CudaIpcChannel(connection, torch.device("cuda", index))
+    try:
+        channel.open(probe)
+    except (TypeError, ValueError, RuntimeError) as error:
+        connection.send(_NO, deadline)
+        raise TransportUnavailableError(f"{_NOT_SHARED}: {_first_line(error)}") from error
+    connection.send(_YES, deadline)
+    return channel
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n", 1)[0]
 
 
 class CudaIpcTransport:
@@ -215,7 +242,15 @@ class CudaIpcTransport:
         return prepare_on_host(self.name, side, sending=self._sending, receiving=receiving)
 
     def _sending(self, connection: HostConnection, deadline: Deadline) -> _CudaIpcChannel:
-        uuid = torch.cuda.get_device_properties(self._device_index).uuid
-        connection.send_json(str(uuid), deadline)
-        connection.receive(1, deadline)
-        return _CudaIpcChannel(connection, torch.device("cuda", self._device_index))
+        device = torch.device("cuda", self._device_index)
+        uuid = str(torch.cuda.get_device_properties(device).uuid)
+        probe = torch.zeros(1, dtype=torch.uint8, device=device)
+        try:
+            handle = _handle_of(probe.untyped_storage())
+        except RuntimeError as error:
+            connection.send_json([uuid, None], deadline)
+            raise TransportUnavailableError(f"{_NOT_SHARED}: {_first_line(error)}") from error
+        connection.send_json([uuid, handle], deadline)
+        if connection.receive(1, deadline) != _YES:
+            raise TransportUnavailableError(f"{_NOT_SHARED}: the receiver cannot open its handle")
+        return _CudaIpcChannel(connection, device)
