@@ -94,6 +94,7 @@ def _errors_that_stay() -> tuple[type[Exception], ...]:
     from cosmos_parallel import (
         AdapterError,
         CheckpointMismatchError,
+        FreezeError,
         MeshError,
         ModelMismatchError,
         ModelNotFoundError,
@@ -122,6 +123,7 @@ def _errors_that_stay() -> tuple[type[Exception], ...]:
         AdapterError,
         CaptionDataError,
         CheckpointMismatchError,
+        FreezeError,
         MeshError,
         ModelMismatchError,
         ModelNotFoundError,

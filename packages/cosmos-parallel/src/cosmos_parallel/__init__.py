@@ -1,6 +1,7 @@
 """Meshes, model loading, the learner and checkpoints: everything a policy replica trains with."""
 
 from cosmos_parallel.checkpoint import Checkpoint, CheckpointStore, RetentionConfig
+from cosmos_parallel.counting import ParameterCounts, count_parameters
 from cosmos_parallel.determinism import deterministic, seed_everything
 from cosmos_parallel.elastic import ElasticReplicas, Seat
 from cosmos_parallel.ema import Ema, EmaConfig
@@ -180,6 +181,7 @@ __all__ = [
     "PackingError",
     "ParallelConfig",
     "ParallelError",
+    "ParameterCounts",
     "Pass",
     "PeftView",
     "PictureError",
@@ -225,6 +227,7 @@ __all__ = [
     "check_trainable",
     "chosen_implementation",
     "copy_weights",
+    "count_parameters",
     "decoder_layers",
     "deterministic",
     "device_peak_flops",
