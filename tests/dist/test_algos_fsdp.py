@@ -51,7 +51,7 @@ def batch(seed):
     ids = torch.randint(13, (2, 5 + seed), generator=generator)
     kept = torch.rand(ids.shape, generator=generator) < 0.6
     return replace(
-        empty_batch(), token_ids=ids, targets=ids.roll(-1, 1), trainable=kept,
+        empty_batch(), token_ids=ids, valid=ids >= 0, targets=ids.roll(-1, 1), trainable=kept,
         behaviour_logprobs=-2.5 * kept, advantages=torch.randn(ids.shape, generator=generator),
         token_weights=kept.float(), denominators=kept.sum(1).double(), lags=torch.zeros_like(ids),
     )

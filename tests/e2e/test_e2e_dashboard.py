@@ -220,6 +220,25 @@ def test_text_is_readable_in_light_and_dark(page: Any, scheme: str) -> None:
     assert min(contrast(text, back) for text, back in pairs) >= 4.5
 
 
+def test_nothing_is_cut_off_on_a_telephone(page: Any) -> None:
+    size = {"width": 400, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    name = "'rollout-on-node-gpu-a100-with-a-long-name.cluster.internal.example.com-1'"
+    too_wide = page.execute_script(
+        "for (const e of document.querySelectorAll('tbody th, .events li span')) "
+        f"e.textContent = {name};"
+        "const of = '.events, tbody th, figcaption, output';"
+        "return [...document.querySelectorAll(of)].filter((e) => e.scrollWidth > e.clientWidth)"
+        ".map((e) => e.textContent)"
+    )
+    first = page.execute_script(
+        "return document.querySelector('tbody th').getBoundingClientRect().width"
+    )
+    page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert too_wide == []
+    assert first < 200, "what a replica does stands beside its name"
+
+
 def contrast(one: str, other: str) -> float:
     """Ratio of relative luminances (WCAG 2.1), of colours like ``rgb(1, 2, 3)``."""
     low, high = sorted(luminance(colour) for colour in (one, other))

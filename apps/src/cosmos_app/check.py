@@ -17,7 +17,8 @@ from cosmos_app.quickstart.tiny_model import TinyModelConfig
 from cosmos_app.recipe import PolicyConfig, Recipe
 from cosmos_app.shown_recipe import shown_as_json
 from cosmos_parallel import ModelConfig as HeldModelConfig
-from cosmos_parallel import check_trainable, num_parameters
+from cosmos_parallel import ParameterCounts, check_trainable
+from cosmos_parallel import count_parameters as count_of_model
 
 BYTES_OF = {"float32": 4, "bfloat16": 2}
 MIB = 1 << 20
@@ -80,6 +81,7 @@ class Forecast:
     Attributes:
         placements: its processes.
         parameters: of the model.
+        trained_parameters: those that take a gradient: of adapters, or all that are not frozen.
         groups_in_flight: most prompts issued and not yet trained on, from the admission depth.
         slots: prompts that the rollout replicas can hold at once.
         starved_slots: slots that admission leaves empty while one step trains.
@@ -92,6 +94,7 @@ class Forecast:
 
     placements: tuple[Placement, ...]
     parameters: int
+    trained_parameters: int
     groups_in_flight: int
     slots: int
     starved_slots: int
@@ -101,7 +104,7 @@ class Forecast:
     warnings: tuple[str, ...]
 
 
-def count_parameters(recipe: SizedRecipe) -> int:
+def count_parameters(recipe: SizedRecipe) -> ParameterCounts:
     """Return the parameters of the recipe's model without reading or making its weights.
 
     Of a model that is built for the run the vocabulary is not known yet; a small one is counted.
@@ -109,6 +112,8 @@ def count_parameters(recipe: SizedRecipe) -> int:
     Raises:
         DataError: if the recipe names a directory without a model in it.
         MeshError: if the model cannot be divided as the recipe says.
+        FreezeError: if no parameter is called as one that is to be frozen.
+        AdapterError: if the adapters fit no layer.
     """
     from transformers import AutoConfig, Qwen3Config
 
@@ -128,12 +133,13 @@ def count_parameters(recipe: SizedRecipe) -> int:
             tie_word_embeddings=tiny.tie_embeddings,
         )
         check_trainable(config, held, recipe.policy.parallel, recipe.policy.ranks)
-    return num_parameters(config)
+    return count_of_model(config, held)
 
 
-def trained_mib(parameters: int, training: HeldModelConfig) -> float:
+def trained_mib(counts: ParameterCounts, training: HeldModelConfig) -> float:
     """Return the memory of weights, gradients and two moments, each held as the weights are."""
-    return 4 * parameters * BYTES_OF[training.dtype] / MIB
+    held = counts.whole + (counts.trained if training.lora else 0)
+    return (held + 3 * counts.trained) * BYTES_OF[training.dtype] / MIB
 
 
 def matrix_rate() -> float:
@@ -150,19 +156,22 @@ def matrix_rate() -> float:
     return 2 * _MATRIX**3 / best_s
 
 
-def forecast(recipe: Recipe, parameters: int, rate: float) -> Forecast:
+def forecast(recipe: Recipe, counts: ParameterCounts, rate: float) -> Forecast:
     """Work out processes, memory, admission and least times of a recipe.
 
     Args:
         recipe: what would run.
-        parameters: of its model.
+        counts: of its model.
         rate: floating-point operations per second of one process.
     """
     samples = recipe.trainer.groups_per_step * recipe.trainer.samples_per_group
+    parameters = counts.whole
     operations = parameters * samples * recipe.rollout.sampling.max_new_tokens
     ranks = recipe.policy.replicas * recipe.policy.ranks
     weight_bytes = parameters * BYTES_OF[recipe.model.training.dtype]
-    policy_mib = trained_mib(parameters, recipe.model.training) + 2 * weight_bytes / MIB
+    sent = counts.trained if recipe.model.training.lora else parameters  # of adapters they alone
+    copies_mib = 2 * sent * BYTES_OF[recipe.model.training.dtype] / MIB
+    policy_mib = trained_mib(counts, recipe.model.training) + copies_mib
     in_flight = (recipe.staleness.depth + 1) * recipe.trainer.groups_per_step
     slots = recipe.rollout.replicas * recipe.rollout.slots
     available = recipe.staleness.depth * recipe.trainer.groups_per_step
@@ -190,6 +199,7 @@ def forecast(recipe: Recipe, parameters: int, rate: float) -> Forecast:
             ),
         ),
         parameters=parameters,
+        trained_parameters=counts.trained,
         groups_in_flight=in_flight,
         slots=slots,
         starved_slots=starved,
@@ -227,8 +237,8 @@ def _show(recipe: Recipe, predicted: Forecast) -> None:
         table.add_row(placement.role, str(placement.processes), f"{placement.memory_mib:.1f}")
     console.print(table)
     console.print(
-        f"{predicted.parameters:,} parameters; at most {predicted.groups_in_flight} prompts in "
-        f"flight over {predicted.slots} slots"
+        f"{predicted.parameters:,} parameters, {predicted.trained_parameters:,} of them trained; "
+        f"at most {predicted.groups_in_flight} prompts in flight over {predicted.slots} slots"
     )
     console.print(
         f"predicted bubble, were both sides equally fast: policy {predicted.bubble.policy:.0%}, "
@@ -236,8 +246,8 @@ def _show(recipe: Recipe, predicted: Forecast) -> None:
         "times what it has to"
     )
     console.print(
-        f"a step takes at least {1e3 * predicted.train_s:.3g} ms to train on and "
-        f"{1e3 * predicted.generate_s:.3g} ms to sample, at the matrix rate of this machine"
+        f"a step takes at least {predicted.train_s:,.3f} s to train on and "
+        f"{predicted.generate_s:,.3f} s to sample, at the matrix rate of this machine"
     )
     for warning in predicted.warnings:
         console.print(f"[yellow]warning:[/] {warning}")

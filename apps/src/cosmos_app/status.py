@@ -17,6 +17,7 @@ from cosmos_app.dashboard.address import read_address_file
 from cosmos_app.ended import describe_end, last_words
 from cosmos_app.errors import RunError
 from cosmos_app.given.recipe import GIVEN_KINDS
+from cosmos_app.natural_order import by_number
 from cosmos_app.output import print_json
 from cosmos_app.report import describe_books
 from cosmos_core.bus import Bus, BusUnreachableError
@@ -114,7 +115,9 @@ def draw_status(status: Mapping[str, Any], now_s: float) -> Group:
     if "values" in status:
         return _draw_steps(status, age_s)
     replicas = Table("replica", "role", "version", "silent for", "")
-    for name, replica in sorted(status.get("replicas", {}).items()):
+    known: Mapping[str, Any] = status.get("replicas", {})
+    for name in sorted(known, key=by_number):
+        replica = known[name]
         state = "leaving" if replica.get("leaving") else replica.get("last_failure", "")
         replicas.add_row(
             name, replica["role"], str(replica["version"]), f"{replica['silent_s']:.1f} s", state

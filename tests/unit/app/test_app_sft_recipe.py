@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from cosmos_app.errors import DataError, NothingToResumeError
+from cosmos_app.errors import REFUSED, DataError, NothingToResumeError, exit_code_of
 from cosmos_app.export import export_checkpoint
 from cosmos_app.given.check import check_given, forecast_given
 from cosmos_app.given.files import prepare_model
@@ -23,7 +23,9 @@ from cosmos_app.recipes import load_any_recipe, recipe_of_run
 from cosmos_core.config import ConfigError, config_to_json, load_config
 from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import (
+    AdapterError,
     CheckpointPlaceError,
+    FreezeError,
     ParallelConfig,
     Seat,
     SftDataError,
@@ -148,6 +150,27 @@ def test_examples_are_kept_back_and_the_tiny_model_knows_their_characters(run, f
     data.unlink()
     with pytest.raises(SftDataError, match="No such file"):
         forecast_given(recipe)
+
+
+def test_gradients_and_moments_are_forecast_for_what_is_trained_alone(file):
+    whole = forecast_given(load_any_recipe(file))
+    adapters = forecast_given(load_any_recipe(file, ["model.training.lora={rank=1}"]))
+    frozen = forecast_given(load_any_recipe(file, ["model.training.freeze=['lm_head.*']"]))
+    count = whole.parameters
+    assert whole.trained_parameters == adapters.parameters == count
+    assert whole.memory_mib == 4 * 4 * count / 2**20
+    assert 0 < adapters.trained_parameters < count / 8
+    assert adapters.memory_mib == 4 * (count + 4 * adapters.trained_parameters) / 2**20
+    assert count - frozen.trained_parameters in range(1, count // 2)
+    assert frozen.memory_mib == 4 * (count + 3 * frozen.trained_parameters) / 2**20
+
+
+@pytest.mark.parametrize("setting", ["freeze=['*visual*']", "lora={targets=['q_pro']}"])
+def test_what_fits_no_layer_is_found_before_anything_starts(file, setting):
+    recipe = load_any_recipe(file, [f"model.training.{setting}"])
+    with pytest.raises((FreezeError, AdapterError)) as refused:
+        check_given(recipe, as_json=True)
+    assert exit_code_of(refused.value) == REFUSED
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from cosmos_app.dashboard.feed import RunFeed
 from cosmos_app.dashboard.history import Lane
 from cosmos_app.dashboard.pictures import picture_name
 from cosmos_app.event_log import tell_event
+from cosmos_app.natural_order import by_number
 
 _SILENT_S = 10.0
 _MOST_REPLICAS = 100
@@ -209,7 +210,7 @@ def replica_views(feed: RunFeed) -> list[ReplicaView]:
     """Return the replicas: those that the controller knows, or those that measured something."""
     known: Mapping[str, Mapping[str, Any]] = feed.status.get("replicas", {})
     lanes = feed.history.lanes
-    names = sorted(known) if known else sorted(lanes)
+    names = sorted(known or lanes, key=by_number)
     return [
         _replica_view(name, known.get(name, {}), feed)
         for name in names[:_MOST_REPLICAS]
@@ -274,7 +275,7 @@ def timeline_view(feed: RunFeed, window_s: float) -> list[LaneView]:
     """Return what each replica did in the last ``window_s`` of what is known."""
     since_s = feed.history.last_s - window_s
     lanes = feed.history.lanes
-    order = sorted(lanes, key=lambda name: (lanes[name].role != "policy", name))
+    order = sorted(lanes, key=lambda name: (lanes[name].role != "policy", by_number(name)))
     return [
         _lane_view(name, lanes[name], since_s)
         for name in order

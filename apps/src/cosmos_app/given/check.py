@@ -21,6 +21,7 @@ class GivenForecast:
         rows: examples before any is dropped for its length.
         epochs: how often each is seen.
         parameters: of the model; of one with few characters when it is built from the data.
+        trained_parameters: those that take a gradient: of adapters, or all that are not frozen.
         memory_mib: of weights, gradients and two moments on each rank, activations apart.
     """
 
@@ -28,6 +29,7 @@ class GivenForecast:
     rows: int
     epochs: float
     parameters: int
+    trained_parameters: int
     memory_mib: float
 
 
@@ -37,17 +39,20 @@ def forecast_given(recipe: GivenRecipe) -> GivenForecast:
     Raises:
         DataError: if the recipe names a directory without a model in it.
         MeshError: if the model cannot be divided as the recipe says.
+        FreezeError: if no parameter is called as one that is to be frozen.
+        AdapterError: if the adapters fit no layer.
         SftDataError: if the data cannot be read.
     """
     rows = sum(1 for _ in read_rows(recipe.data.path, recipe.data.rows.split))
-    parameters = count_parameters(recipe)
+    counts = count_parameters(recipe)
     trainer = recipe.trainer
     return GivenForecast(
         processes=recipe.policy.replicas * recipe.policy.ranks,
         rows=rows,
         epochs=trainer.steps * trainer.batch.batch_size / max(1, rows - recipe.data.held_out),
-        parameters=parameters,
-        memory_mib=trained_mib(parameters, recipe.model.training) / recipe.policy.ranks,
+        parameters=counts.whole,
+        trained_parameters=counts.trained,
+        memory_mib=trained_mib(counts, recipe.model.training) / recipe.policy.ranks,
     )
 
 
@@ -70,7 +75,8 @@ def check_given(recipe: GivenRecipe, *, as_json: bool) -> int:
     console.print_json(shown_as_json(recipe))
     console.print(
         f"{predicted.rows:,} rows, each seen {predicted.epochs:.2f} times; "
-        f"{predicted.parameters:,} parameters on {predicted.processes} processes, "
-        f"{predicted.memory_mib:.1f} MiB each for weights, gradients and optimizer"
+        f"{predicted.parameters:,} parameters, {predicted.trained_parameters:,} of them trained; "
+        f"processes: {predicted.processes}, with {predicted.memory_mib:,.1f} MiB each for weights, "
+        "gradients and optimizer"
     )
     return 0

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from cosmos_algos.arguments import check_choice, group_keys
+from cosmos_algos.arguments import check_choice, check_same_shape, group_keys
 from cosmos_algos.errors import AlgorithmConfigError, RewardError
 from cosmos_algos.group_statistics import GroupStatistics
 
@@ -132,6 +132,7 @@ def opo_advantages(
     The length-weighted mean is the baseline of least variance if a sample's squared gradient
     grows with its length.
     """
+    check_same_shape("advantage opo", {"rewards": rewards, "num_tokens": num_tokens})
     stats = GroupStatistics(rewards, groups)
     lengths = num_tokens.double() * stats.present
     baseline = stats.sum(lengths * stats.rewards) / stats.sum(lengths).clamp(min=1)
@@ -149,8 +150,11 @@ def pass_at_k_advantages(
     than k counts as one of k; where every choice of k succeeds, the advantage is 0.
 
     Raises:
+        AlgorithmConfigError: if k is below 1.
         RewardError: if a reward is neither 0 nor 1.
     """
+    if k < 1:
+        raise AlgorithmConfigError(f"advantage pass_at_k: k is {k}; it must be 1 or more")
     stats = GroupStatistics(rewards, groups)
     other = (stats.rewards != 0.0) & (stats.rewards != 1.0)
     _refuse("pass_at_k", stats.rewards, other, "0 or 1")
@@ -173,6 +177,7 @@ def reinforce_pp_advantages(
     token of a sample has the return R. There is no group: equal rewards in a group are a signal.
     For a KL penalty in the reward see ``KlConfig.place``, which acts after the whitening.
     """
+    check_same_shape("advantage reinforce_pp", {"rewards": rewards, "num_tokens": num_tokens})
     present = ~rewards.isnan()
     return _token_whitened(rewards.double(), num_tokens * present, eps).where(present, 0.0)
 
@@ -187,6 +192,7 @@ def reinforce_pp_baseline_advantages(
 
     Groups without two different rewards take part in mean and variance and keep 0.
     """
+    check_same_shape("advantage reinforce_pp", {"rewards": rewards, "num_tokens": num_tokens})
     stats = GroupStatistics(rewards, groups)
     return stats.informative(_token_whitened(stats.centred, num_tokens * stats.present, eps))
 

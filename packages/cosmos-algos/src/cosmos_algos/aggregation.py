@@ -14,7 +14,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from cosmos_algos.advantages import group_ids
-from cosmos_algos.arguments import check_choice
+from cosmos_algos.arguments import check_choice, check_lengths
 from cosmos_algos.errors import AlgorithmConfigError, ShapeError
 
 AggregationMode = Literal["token_mean", "sequence_mean", "sequence_sum", "constant", "prompt_mean"]
@@ -70,6 +70,20 @@ class SampleWeights(NamedTuple):
         return SampleWeights(self.token[picked], self.denominator[picked], imitation)
 
 
+def check_entries(weights: SampleWeights, num_samples: int) -> None:
+    """Refuse weights of other samples than a batch has.
+
+    Raises:
+        ShapeError: names both numbers.
+    """
+    found = {len(entry) for entry in weights if entry is not None}
+    if found != {num_samples}:
+        raise ShapeError(
+            f"collate: weights of {', '.join(map(str, sorted(found)))} samples for {num_samples}; "
+            "take those of the batch: weights.select(rows)"
+        )
+
+
 def sample_weights(
     num_tokens: Sequence[int] | Tensor,
     groups: Sequence[Hashable] | Tensor,
@@ -89,12 +103,10 @@ def sample_weights(
     Raises:
         ShapeError: if there are more or fewer groups than samples.
     """
-    if len(num_tokens) != len(groups):
-        raise ShapeError(
-            f"weights: {len(num_tokens)} token counts for {len(groups)} group entries; both are "
-            "one for each sample"
-        )
+    check_lengths("weights", {"token counts": num_tokens, "group entries": groups})
     tokens = torch.as_tensor(num_tokens, dtype=torch.float64)
+    if tokens.dim() != 1:
+        raise ShapeError(f"weights: token counts {tuple(tokens.shape)}; they must be [N]")
     trained = (tokens > 0).double()
     match config.mode:
         case "token_mean":
@@ -130,7 +142,12 @@ def imitation_weights(
         weights: of the loss itself.
         coefficient: μ.
         threshold: a reward above it makes a sample positive.
+
+    Raises:
+        ShapeError: if there is not one reward and weight for each sample.
     """
+    columns = {"token counts": num_tokens, "rewards": rewards, "weights": weights.token}
+    check_lengths("imitation", columns)
     tokens = torch.tensor(num_tokens, dtype=torch.float64)
     positive = (torch.tensor(rewards, dtype=torch.float64) > threshold) & (tokens > 0)
     count = (tokens * positive).sum().clamp(min=1.0)

@@ -4,9 +4,10 @@ Torch broadcasts what does not fit and ``gather`` takes what is too short, so a 
 one's own would train on something else without a word.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Sized
 from typing import Any, cast, get_args
 
+import torch
 from torch import Tensor
 
 from cosmos_algos.errors import AlgorithmConfigError, ShapeError
@@ -23,16 +24,52 @@ def check_same_shape(subject: str, tensors: Mapping[str, Tensor]) -> None:
 
 
 def check_same_rank(subject: str, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse tensors with different numbers of dimensions: a 1 may be stretched, nothing else.
+    """Refuse tensors that do not lie over each other: a 1 may be stretched, nothing else.
 
     Raises:
         ShapeError: names all of them.
     """
-    if len({tensor.dim() for tensor in tensors.values()}) > 1:
+    shapes = [tensor.shape for tensor in tensors.values()]
+    if len({len(shape) for shape in shapes}) > 1:
         raise ShapeError(
             f"{subject}: {_shapes(tensors)}; they must have as many dimensions as each other "
             "(one number for each sample is values[:, None])"
         )
+    if any(len({*sizes} - {1}) > 1 for sizes in zip(*shapes, strict=True)):
+        raise ShapeError(f"{subject}: {_shapes(tensors)}; they must have one shape")
+
+
+def check_mask(subject: str, mask: Tensor) -> None:
+    """Refuse a mask of numbers, which indexes or counts where one of truth values picks.
+
+    Raises:
+        ShapeError: names the mask and its type.
+    """
+    if mask.dtype != torch.bool:
+        raise ShapeError(
+            f"{subject} is a mask of {mask.dtype}; it must be of truth values: .bool()"
+        )
+
+
+def check_whole(subject: str, numbers: Tensor) -> None:
+    """Refuse what cannot be indexed by.
+
+    Raises:
+        ShapeError: names the tensor and its type.
+    """
+    if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
+        raise ShapeError(f"{subject} is of {numbers.dtype}; it must be of whole numbers: .long()")
+
+
+def check_lengths(subject: str, columns: Mapping[str, Sized]) -> None:
+    """Refuse columns that do not have an entry for each sample.
+
+    Raises:
+        ShapeError: names all of them.
+    """
+    if len({len(column) for column in columns.values()}) > 1:
+        found = ", ".join(f"{len(column)} {name}" for name, column in columns.items())
+        raise ShapeError(f"{subject}: {found}; there must be one of each for each sample")
 
 
 def check_choice(field: str, value: str, choices: Any) -> None:
@@ -52,8 +89,16 @@ def check_choice(field: str, value: str, choices: Any) -> None:
 
 
 def group_keys(groups: Sequence[Hashable] | Tensor) -> Sequence[Hashable]:
-    """Return groups that equal each other; a tensor's elements do so as numbers only."""
-    return cast("Sequence[Hashable]", groups.tolist()) if isinstance(groups, Tensor) else groups
+    """Return groups that equal each other; a tensor's elements do so as numbers only.
+
+    Raises:
+        ShapeError: if a tensor does not have one number for each sample.
+    """
+    if not isinstance(groups, Tensor):
+        return groups
+    if groups.dim() != 1:
+        raise ShapeError(f"groups {tuple(groups.shape)}; they must be [N], one for each sample")
+    return cast("Sequence[Hashable]", groups.tolist())
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> str:

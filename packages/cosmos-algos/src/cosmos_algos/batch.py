@@ -19,11 +19,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from cosmos_algos.aggregation import SampleWeights
-from cosmos_algos.errors import MissingScoresError, TokenIdError, TrajectoryError
+from cosmos_algos.aggregation import SampleWeights, check_entries
+from cosmos_algos.arguments import check_lengths, check_mask, check_whole
+from cosmos_algos.errors import MissingScoresError, ShapeError, TokenIdError, TrajectoryError
 from cosmos_algos.samples import Samples
 from cosmos_core.trajectory import Trajectory
 
+_OF_CANDIDATES = frozenset({"teacher_top_logprobs", "teacher_top_token_ids"})
+_WHOLE_NUMBERS = frozenset({"token_ids", "targets", "lags", "segments", "teacher_top_token_ids"})
+_MASKS = frozenset({"valid", "trainable"})
 ScoreField = Literal["old_logprobs", "reference_logprobs", "teacher_logprobs", "values", "returns"]
 
 
@@ -76,6 +80,28 @@ class TokenBatch:
     segments: Int[Tensor, "B T"] | None = None
     image_inputs: Mapping[str, Tensor] | None = None
     names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse fields that are not of the batch's samples and tokens.
+
+        Raises:
+            ShapeError: names the field, what it has and what it must have.
+        """
+        size = self.token_ids.shape
+        if len(size) != 2:
+            raise ShapeError(f"batch: token_ids {tuple(size)}; they must be [B, T]")
+        for field in fields(self):
+            entry = getattr(self, field.name)
+            if not isinstance(entry, Tensor):
+                continue
+            wanted = size[:1] if field.name == "denominators" else size
+            of_each_token = entry.shape[:-1] if field.name in _OF_CANDIDATES else entry.shape
+            if of_each_token != wanted:
+                raise ShapeError(
+                    f"batch: {field.name} {tuple(entry.shape)} for token_ids {tuple(size)}; "
+                    f"it must have {tuple(wanted)} (see collate)"
+                )
+            _check_type(field.name, entry)
 
     def to(self, device: torch.device | str) -> "TokenBatch":
         """Return the batch with its tensors on ``device``.
@@ -145,7 +171,10 @@ def collate(
     Raises:
         TrajectoryError: if the first token of a sample is trainable: no token predicts it.
         TokenIdError: if a token id is negative or beyond the vocabulary.
+        ShapeError: if advantages or weights are not of these samples.
     """
+    check_lengths("collate", {"samples": trajectories, "advantages": advantages})
+    check_entries(weights, len(trajectories))
     for trajectory in trajectories:
         _check_tokens(trajectory, vocab_size)
     width = max([1, *(trajectory.num_tokens for trajectory in trajectories)])
@@ -208,6 +237,17 @@ def empty_batch(num_tokens: int = 2, pad_id: int = 0, num_rows: int = 1) -> Toke
         denominators=torch.zeros(num_rows, dtype=torch.float64),
         lags=torch.zeros(shape, dtype=torch.long),
     )
+
+
+def _check_type(field: str, entry: Tensor) -> None:
+    """Refuse numbers of another kind: whole ones where logs are, or a mask that counts."""
+    if field in _MASKS:
+        check_mask(f"batch: {field}", entry)
+        return
+    if field in _WHOLE_NUMBERS:
+        check_whole(f"batch: {field}", entry)
+    elif not entry.is_floating_point():
+        raise ShapeError(f"batch: {field} is of {entry.dtype}; it must have fractions: .float()")
 
 
 def _check_tokens(trajectory: Trajectory, vocab_size: int) -> None:

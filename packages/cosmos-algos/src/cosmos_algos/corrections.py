@@ -112,9 +112,14 @@ def correction_weights(
         log_ratios: log ρ of each token.
         config: which correction.
         samples: which tokens belong together; by default a row is a sample and counts whole.
+
+    Raises:
+        AlgorithmConfigError: if the configuration names no level of a ratio.
+        ShapeError: if the samples are not of these tokens.
     """
     delta = log_ratios.detach()
     samples = samples or Samples(torch.ones_like(delta, dtype=torch.bool))
+    samples.check("correction", {"log_ratios": log_ratios})
     match config:
         case NoCorrection():
             return torch.ones_like(delta)

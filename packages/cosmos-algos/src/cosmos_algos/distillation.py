@@ -12,8 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from cosmos_algos.errors import AlgorithmConfigError
-from cosmos_algos.logprobs import check_chunk
+from cosmos_algos.arguments import check_same_shape, check_whole
+from cosmos_algos.errors import AlgorithmConfigError, ShapeError
+from cosmos_algos.logprobs import check_bias, check_chunk, check_temperature
 
 
 class TopK(NamedTuple):
@@ -27,9 +28,10 @@ def top_k(logits: Float[Tensor, "*S V"], k: int, *, temperature: float = 1.0) ->
     """Return the K likeliest tokens of softmax(logits / temperature) with their log-probs.
 
     Raises:
-        AlgorithmConfigError: if there are not as many tokens.
+        AlgorithmConfigError: if there are not as many tokens, or ``temperature`` is not above 0.
     """
-    if k > logits.shape[-1]:
+    check_temperature(temperature)
+    if not 0 < k <= logits.shape[-1]:
         raise AlgorithmConfigError(f"top_k {k}: the distribution has {logits.shape[-1]} tokens")
     logprobs = torch.log_softmax(logits / temperature, dim=-1)
     return TopK(*logprobs.topk(k, dim=-1))
@@ -61,7 +63,9 @@ def generalised_jsd(
 
     Raises:
         AlgorithmConfigError: if β is not in [0, 1].
+        ShapeError: if the two have different shapes.
     """
+    check_same_shape("jsd", {"teacher": teacher, "student": student})
     if not 0.0 <= beta <= 1.0:
         raise AlgorithmConfigError(f"jsd: beta {beta} must be in [0, 1]")
     if beta == 0.0:
@@ -120,9 +124,18 @@ def candidate_logprobs(
     backward. A token beyond the vocabulary has -inf, and no gradient.
 
     Raises:
-        AlgorithmConfigError: if ``chunk`` is below 1.
+        AlgorithmConfigError: if ``chunk`` is below 1, or ``temperature`` not above 0.
+        ShapeError: if there is not one row of tokens for each hidden state.
     """
     check_chunk(chunk)
+    check_temperature(temperature)
+    if hidden.dim() != 2 or token_ids.dim() != 2 or len(hidden) != len(token_ids):
+        raise ShapeError(
+            f"candidates: hidden states {tuple(hidden.shape)} and token ids "
+            f"{tuple(token_ids.shape)}; they must be [N, H] and [N, K]"
+        )
+    check_whole("candidates: token_ids", token_ids)
+    check_bias(weight, bias)
 
     def score(rows: Tensor, wanted: Tensor) -> Tensor:
         logits = torch.nn.functional.linear(rows, weight, bias)

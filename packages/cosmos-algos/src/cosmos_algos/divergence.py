@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cosmos_algos.arguments import check_choice, check_same_shape
+from cosmos_algos.arguments import check_choice, check_same_rank, check_same_shape
 from cosmos_algos.corrections import LOG_RATIO_LIMIT
 from cosmos_algos.errors import AlgorithmConfigError
 from cosmos_algos.samples import Samples
@@ -114,7 +114,11 @@ def kl_loss(
         importance: π/μ of each token *with its gradient* (its value may be 1), which makes the
             expectation over samples of μ one over π.
         config: which estimator.
+
+    Raises:
+        ShapeError: if the three do not lie over each other.
     """
+    check_same_rank("kl", {"logprobs": logprobs, "importance": importance})
     values = kl_values(logprobs, reference_logprobs, config.estimator)
     return (importance.detach() if config.estimator == "k2" else importance) * values
 
@@ -129,8 +133,12 @@ def kl_reward(
 
     No gradient passes through it. With k3 the gradient of the divergence has a second term, the
     plain gradient of k3, which the objective adds to the loss.
+
+    Raises:
+        ShapeError: if there is not one log-probability of each for each token.
     """
     values = kl_values(logprobs.detach(), reference_logprobs, config.estimator)
+    samples.check("kl", {"logprobs": logprobs})
     values = values.where(samples.trainable, 0.0)
     return -config.coefficient * returns_to_go(values, samples, config.discount)
 

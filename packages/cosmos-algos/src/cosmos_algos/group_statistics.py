@@ -28,7 +28,7 @@ class GroupStatistics:
         _check(rewards, groups)
         self.present: Bool[Tensor, " N"] = ~rewards.isnan()
         self.rewards: Float64[Tensor, " N"] = torch.where(self.present, rewards.double(), 0.0)
-        self._groups = groups
+        self._groups = groups.long()
         self._num_groups = int(groups.max()) + 1 if groups.numel() else 0
         self.count = self.sum(self.present.double())
         self.mean = self.sum(self.rewards) / self.count.clamp(min=1)

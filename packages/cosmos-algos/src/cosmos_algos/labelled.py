@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cosmos_algos.aggregation import SampleWeights
+from cosmos_algos.aggregation import SampleWeights, check_entries
 from cosmos_algos.batch import TokenBatch, check_token_ids, lay_out, next_column
 from cosmos_algos.errors import PairingError, TrajectoryError
 
@@ -66,7 +66,9 @@ def collate_labelled(
 
     Raises:
         TokenIdError: if a token id is negative or beyond the vocabulary.
+        ShapeError: if the weights are not of these samples.
     """
+    check_entries(weights, len(samples))
     for sample in samples:
         check_token_ids(sample.token_ids, vocab_size, sample.name)
     width = max([1, *(len(sample.token_ids) for sample in samples)])

@@ -13,6 +13,7 @@ from torch import Tensor
 from cosmos_algos.errors import AlgorithmConfigError, ShapeError
 
 DEFAULT_CHUNK = 256
+_TOKEN_TYPES = (torch.int64, torch.int32)
 
 
 class TokenScores(NamedTuple):
@@ -50,9 +51,11 @@ def chunked_logprobs(
 
     Raises:
         AlgorithmConfigError: if ``chunk`` is below 1, or ``temperature`` not above 0.
-        ShapeError: if there is not one target for each hidden state.
+        ShapeError: if there is not one target for each hidden state, or targets are no numbers of
+            tokens.
     """
     check_chunk(chunk)
+    check_bias(weight, bias)
     _check_targets("hidden states", hidden, targets, temperature)
     shape = targets.shape
     logprobs, entropies = _ChunkedScores.apply(
@@ -75,7 +78,8 @@ def scores_from_logits(
 
     Raises:
         AlgorithmConfigError: if ``temperature`` is not above 0.
-        ShapeError: if there is not one target for each row of logits.
+        ShapeError: if there is not one target for each row of logits, or targets are no numbers of
+            tokens.
     """
     _check_targets("logits", logits, targets, temperature)
     logp = torch.log_softmax(accurate(logits) / temperature, dim=-1)
@@ -93,11 +97,35 @@ def check_chunk(chunk: int) -> None:
         raise AlgorithmConfigError(f"log-prob chunk is {chunk}; it must be 1 or more")
 
 
-def _check_targets(name: str, rows: Tensor, targets: Tensor, temperature: float) -> None:
+def check_temperature(temperature: float) -> None:
+    """Refuse to divide logits by nothing.
+
+    Raises:
+        AlgorithmConfigError: names the number.
+    """
     if not temperature > 0.0:
         raise AlgorithmConfigError(
             f"temperature is {temperature}; logits are divided by it, so it must be above 0"
         )
+
+
+def check_bias(weight: Tensor, bias: Tensor | None) -> None:
+    """Refuse a bias that would be stretched over the vocabulary.
+
+    Raises:
+        ShapeError: names the shapes.
+    """
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ShapeError(
+            f"log-probs: bias {tuple(bias.shape)} for an output embedding {tuple(weight.shape)}; "
+            "it must have a number for each token"
+        )
+
+
+def _check_targets(name: str, rows: Tensor, targets: Tensor, temperature: float) -> None:
+    check_temperature(temperature)
+    if targets.dtype not in _TOKEN_TYPES:
+        raise ShapeError(f"log-probs: targets are of {targets.dtype}; token ids are int64 or int32")
     if rows.shape[:-1] != targets.shape:
         raise ShapeError(
             f"log-probs: {name} {tuple(rows.shape)} need targets {tuple(rows.shape[:-1])}, and not "

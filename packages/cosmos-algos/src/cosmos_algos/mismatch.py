@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from cosmos_algos.arguments import check_mask, check_same_shape
 from cosmos_algos.corrections import LOG_RATIO_LIMIT
 from cosmos_algos.divergence import k3
 
@@ -26,7 +27,13 @@ def mismatch_sums(
     ``mismatch/weight`` Σ e^Δ and ``mismatch/weight_squared`` for the effective sample size,
     ``mismatch/over_0.1`` and ``mismatch/over_1`` counts of |Δ| beyond that many nats, and for lags
     0 to 4 (4 and more) ``lag<n>/tokens`` and ``lag<n>/abs``: at lag 0 only the engines differ.
+
+    Raises:
+        ShapeError: if the three have different shapes, or the mask is one of numbers.
     """
+    check_mask("mismatch: trainable", trainable)
+    tensors = {"log_ratios": log_ratios, "trainable": trainable, "lags": lags}
+    check_same_shape("mismatch", tensors)
     delta = torch.where(trainable, log_ratios.detach(), 0.0)
     delta = delta.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     distance = delta.abs()

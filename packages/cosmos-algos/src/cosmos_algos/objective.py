@@ -85,7 +85,11 @@ def proximal_logprobs(
     ``interpolated`` is A-3PO's guess (arXiv 2512.06547): at d versions of lag the policy of the
     last version lies (d - 1)/d of the way from μ to the current one, in log-probability, and
     without lag it is the current one.
+
+    Raises:
+        ShapeError: if there is not one log-probability for each token of the batch.
     """
+    batch.samples.check("proximal log-probs", {"logprobs": logprobs})
     current = logprobs.detach()
     if anchor == "interpolated":
         lags = batch.lags.to(current.dtype)
@@ -110,7 +114,10 @@ def policy_objective(
 
     Raises:
         MissingScoresError: if a penalty needs log-probabilities that the batch has not.
+        ShapeError: if there is not one score, or further loss, for each token of the batch.
     """
+    given = {**scores._asdict(), **({} if beside is None else {"beside": beside})}
+    batch.samples.check("policy loss", given)
     logprobs, behaviour = scores.logprobs, batch.behaviour_logprobs
     proximal = proximal_logprobs(logprobs, batch, objective.anchor)
     anchor = behaviour if objective.anchor == "behaviour" else proximal

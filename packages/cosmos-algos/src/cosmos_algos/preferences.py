@@ -9,7 +9,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from cosmos_algos.arguments import check_same_shape
+from cosmos_algos.arguments import check_mask, check_same_shape
+from cosmos_algos.errors import AlgorithmConfigError, ShapeError
 
 
 def dpo_losses(
@@ -46,8 +47,11 @@ def ipo_losses(
     samples of any length.
 
     Raises:
+        AlgorithmConfigError: if ``beta`` is not above 0.
         ShapeError: if there are not as many of both.
     """
+    if not beta > 0.0:
+        raise AlgorithmConfigError(f"ipo: beta is {beta}; the margin is 1/(2β), so above 0")
     check_same_shape("ipo", {"chosen": chosen_ratios, "rejected": rejected_ratios})
     return (chosen_ratios - rejected_ratios - 1.0 / (2.0 * beta)) ** 2
 
@@ -72,9 +76,13 @@ def kto_losses(
         weights: λ_D and λ_U.
 
     Raises:
-        ShapeError: if there is not one label for each sample.
+        ShapeError: if there is not one label for each sample, labels are numbers, or the
+            baseline is several.
     """
+    check_mask("kto: desirable", desirable)
     check_same_shape("kto", {"ratios": ratios, "desirable": desirable})
+    if baseline.numel() != 1:
+        raise ShapeError(f"kto: baseline {tuple(baseline.shape)}; it is one number for the step")
     gap = beta * (ratios - baseline.detach())
     good = weights[0] * (1.0 - torch.sigmoid(gap))
     bad = weights[1] * (1.0 - torch.sigmoid(-gap))
@@ -108,9 +116,12 @@ def bradley_terry_losses(
         centering: c.
 
     Raises:
-        ShapeError: if there are not as many of both.
+        ShapeError: if there are not as many of all.
     """
-    check_same_shape("bradley-terry", {"chosen": chosen_rewards, "rejected": rejected_rewards})
+    tensors = {"chosen": chosen_rewards, "rejected": rejected_rewards}
+    check_same_shape(
+        "bradley-terry", tensors if margins is None else {**tensors, "margins": margins}
+    )
     gap = chosen_rewards - rejected_rewards
     if margins is not None:
         gap = gap - margins

@@ -13,6 +13,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from cosmos_algos.arguments import check_lengths, check_whole
+from cosmos_algos.errors import ShapeError
+
 
 def shared_prefix_masks(
     token_ids: Sequence[npt.NDArray[np.int32]], groups: Sequence[Hashable]
@@ -26,6 +29,7 @@ def shared_prefix_masks(
         token_ids: the samples.
         groups: the group of each.
     """
+    check_lengths("shared prefixes", {"samples": token_ids, "group entries": groups})
     earlier: dict[Hashable, list[npt.NDArray[np.int32]]] = {}
     masks: list[npt.NDArray[np.bool_]] = []
     for tokens, group in zip(token_ids, groups, strict=True):
@@ -45,6 +49,7 @@ def prefix_tree_mask(segments: Int[Tensor, " T"]) -> Bool[Tensor, "T T"]:
     Returns:
         True at [i, j] where j <= i, and j is in the prefix or in the continuation of i.
     """
+    _check_row(segments)
     causal = torch.ones(len(segments), len(segments), dtype=torch.bool).tril().to(segments.device)
     same = segments[:, None] == segments[None, :]
     return causal & (same | (segments == 0)[None, :]) & (segments >= 0)[:, None]
@@ -52,6 +57,7 @@ def prefix_tree_mask(segments: Int[Tensor, " T"]) -> Bool[Tensor, "T T"]:
 
 def prefix_tree_positions(segments: Int[Tensor, " T"]) -> Int[Tensor, " T"]:
     """Return the position of each token in its own sample: continuations all start at |prefix|."""
+    _check_row(segments)
     prefix = int((segments == 0).sum())
     positions = torch.zeros_like(segments)
     for number in segments.unique().tolist():
@@ -59,6 +65,12 @@ def prefix_tree_positions(segments: Int[Tensor, " T"]) -> Int[Tensor, " T"]:
         start = prefix if number > 0 else 0
         positions[here] = torch.arange(int(here.sum()), device=segments.device) + start
     return positions
+
+
+def _check_row(segments: Tensor) -> None:
+    check_whole("prefix tree: segments", segments)
+    if segments.dim() != 1:
+        raise ShapeError(f"prefix tree: segments {tuple(segments.shape)}; they must be [T]")
 
 
 def _common_length(one: npt.NDArray[np.int32], other: npt.NDArray[np.int32]) -> int:

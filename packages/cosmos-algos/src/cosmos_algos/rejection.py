@@ -117,7 +117,12 @@ RejectionConfig = RatioMask | WorstTokenMask | OffPolicyMask | StalenessMask
 def kept_tokens(
     distances: Distances, samples: Samples, rejections: Sequence[RejectionConfig]
 ) -> Bool[Tensor, "B T"]:
-    """Return which trainable tokens no rejection leaves out."""
+    """Return which trainable tokens no rejection leaves out.
+
+    Raises:
+        ShapeError: if there is not one distance for each token.
+    """
+    samples.check("rejections", distances._asdict())
     kept = samples.trainable
     for rejection in rejections:
         kept = kept & _kept(distances, samples, rejection)

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from cosmos_algos.batch import TokenBatch
+from cosmos_algos.errors import ShapeError
 
 _OF_SAMPLES = frozenset({"denominators", "segments"})
 # names by which models of transformers are told which tokens are pictures
@@ -96,7 +97,12 @@ def position_ids(segments: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
     Args:
         segments: number of the sample that each column belongs to; a sample's columns are side by
             side.
+
+    Raises:
+        ShapeError: if they are not rows of columns.
     """
+    if segments.dim() != 2:
+        raise ShapeError(f"segments {tuple(segments.shape)}; they must be [B, T]")
     columns = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
     starts = torch.ones_like(segments, dtype=torch.bool)
     starts[:, 1:] = segments[:, 1:] != segments[:, :-1]

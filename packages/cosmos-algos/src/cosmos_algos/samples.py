@@ -4,11 +4,14 @@ A row is a sample, or several one after the other when ``segments`` numbers them
 a whole sample (its geometric ratio, its mean divergence) is worked out here, whichever it is.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from cosmos_algos.arguments import check_mask, check_same_shape, check_whole
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,8 +26,33 @@ class Samples:
     trainable: Bool[Tensor, "B T"]
     segments: Int[Tensor, "B T"] | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse a mask of numbers, and segments that are not of its tokens.
+
+        Raises:
+            ShapeError: names what is wrong.
+        """
+        check_mask("samples: trainable", self.trainable)
+        if self.segments is not None:
+            tensors = {"trainable": self.trainable, "segments": self.segments}
+            check_same_shape("samples", tensors)
+            check_whole("samples: segments", self.segments)
+
+    def check(self, subject: str, tensors: Mapping[str, Tensor]) -> None:
+        """Refuse tensors that do not have one number for each token.
+
+        Args:
+            subject: what they are for.
+            tensors: by the names of arguments.
+
+        Raises:
+            ShapeError: names all of them.
+        """
+        check_same_shape(subject, {"samples": self.trainable, **tensors})
+
     def sums(self, values: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         """Add the counting tokens of each sample; every token of the sample gets the sum."""
+        self.check("samples", {"values": values})
         kept = values.where(self.trainable, 0.0)
         if self.segments is None:
             return kept.sum(-1, keepdim=True).expand_as(values)
@@ -39,6 +67,7 @@ class Samples:
 
     def largest(self, values: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         """Return the largest counting value of each sample; -inf for a sample without any."""
+        self.check("samples", {"values": values})
         kept = values.masked_fill(~self.trainable, -torch.inf)
         if self.segments is None:
             return kept.amax(-1, keepdim=True).expand_as(values)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from cosmos_algos.arguments import group_keys
+from cosmos_algos.arguments import check_lengths, group_keys
 from cosmos_algos.errors import AlgorithmConfigError
 from cosmos_core.trajectory import FinishReason
 
@@ -53,6 +53,8 @@ def without_truncated(
     Overlong filtering (DAPO, arXiv 2503.14476, section 3.4): a sample cut short says nothing of
     its answer. It keeps its place in its group's statistics, and weighs nothing in the loss.
     """
+    columns = {"token counts": num_tokens, "finish reasons": finish_reasons}
+    check_lengths("without_truncated", columns)
     pairs = zip(num_tokens, finish_reasons, strict=True)
     return [0 if reason == "length" else count for count, reason in pairs]
 
@@ -68,6 +70,8 @@ def length_rewards(
     shortest: dict[Hashable, int] = {}
     longest: dict[Hashable, int] = {}
     keys = group_keys(groups)
+    columns = {"token counts": num_tokens, "correct": correct, "group entries": keys}
+    check_lengths("length rewards", columns)
     for length, group in zip(num_tokens, keys, strict=True):
         shortest[group] = min(shortest.get(group, length), length)
         longest[group] = max(longest.get(group, length), length)
@@ -96,6 +100,8 @@ def budget_rewards(
         budgets: n_budget, which the prompt names.
         rate: α, per token.
     """
+    columns = {"rewards": rewards, "token counts": num_tokens, "budgets": budgets}
+    check_lengths("budget rewards", columns)
     rows = zip(rewards, num_tokens, budgets, strict=True)
     return [reward - rate * abs(budget - length) for reward, length, budget in rows]
 
@@ -119,6 +125,8 @@ def capped_budget_rewards(
         rate: α, per token.
         offset: δ, what a response of exactly n_budget keeps.
     """
+    columns = {"rewards": rewards, "token counts": num_tokens, "budgets": budgets}
+    check_lengths("budget rewards", columns)
     rows = zip(rewards, num_tokens, budgets, strict=True)
     return [
         reward * min(max(rate * (budget - length) + offset, 0.0), 1.0)
@@ -140,7 +148,9 @@ def groups_with_signal(
         most: how many groups at most; 0 for all.
     """
     seen: dict[Hashable, set[float]] = {}
-    for reward, group in zip(rewards, group_keys(groups), strict=True):
+    keys = group_keys(groups)
+    check_lengths("groups with signal", {"rewards": rewards, "group entries": keys})
+    for reward, group in zip(rewards, keys, strict=True):
         present = seen.setdefault(group, set())
         if not math.isnan(reward):
             present.add(float(reward))

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from cosmos_algos.errors import AlgorithmConfigError
+
 
 def split_ranks(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
     """Deal samples to ranks so that their token counts are close (longest first, to the lightest).
@@ -12,7 +14,12 @@ def split_ranks(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
 
     Returns:
         For each rank the indices it trains on, ascending; a rank may have none.
+
+    Raises:
+        AlgorithmConfigError: if there is no rank.
     """
+    if num_ranks < 1:
+        raise AlgorithmConfigError(f"split: num_ranks is {num_ranks}; it must be 1 or more")
     shares: list[list[int]] = [[] for _ in range(num_ranks)]
     loads = [0] * num_ranks
     for index in _longest_first(lengths):

@@ -153,10 +153,11 @@ def policy_surrogate(
         config: which loss.
 
     Raises:
-        ShapeError: if advantages are of samples and not of tokens.
+        ShapeError: if advantages are of samples and not of tokens, or samples of others.
     """
     tensors = {"logprobs": logprobs, "anchor": anchor, "advantages": advantages}
     check_same_rank("policy loss", tensors)
+    samples.check("policy loss", {"logprobs": logprobs})
     log_ratios = (logprobs - anchor).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     match config:
         case ClipConfig():

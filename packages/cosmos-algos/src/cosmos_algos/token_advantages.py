@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from cosmos_algos.arguments import check_same_shape
 from cosmos_algos.errors import AlgorithmConfigError
 from cosmos_algos.samples import Samples
 
@@ -36,7 +37,12 @@ class GaeConfig:
 
 
 def terminal_rewards(samples: Samples, rewards: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """Keep a reward that stands at every token of a sample at its last trained token only."""
+    """Keep a reward that stands at every token of a sample at its last trained token only.
+
+    Raises:
+        ShapeError: if there is not one reward for each token.
+    """
+    samples.check("terminal rewards", {"rewards": rewards})
     remaining = returns_to_go(torch.ones_like(rewards).where(samples.trainable, 0.0), samples)
     return rewards * (samples.trainable & (remaining == 1.0))
 
@@ -44,7 +50,13 @@ def terminal_rewards(samples: Samples, rewards: Float[Tensor, "B T"]) -> Float[T
 def returns_to_go(
     rewards: Float[Tensor, "B T"], samples: Samples, discount: float = 1.0
 ) -> Float[Tensor, "B T"]:
-    """Return G_t = r_t + γ G_t' with t' the next trained token of the sample; 0 elsewhere."""
+    """Return G_t = r_t + γ G_t' with t' the next trained token of the sample; 0 elsewhere.
+
+    Raises:
+        ShapeError: if there is not one reward for each token.
+    """
+    samples.check("returns", {"rewards": rewards})
+    rewards = _floating(rewards)
     if discount == 1.0 and samples.segments is None:
         kept = rewards.where(samples.trainable, 0.0)
         return kept.flip(-1).cumsum(-1).flip(-1).where(samples.trainable, 0.0)
@@ -74,7 +86,14 @@ def generalised_advantages(
 
     Returns:
         Advantages, 0 where not trained.
+
+    Raises:
+        ShapeError: if there is not one reward and value for each token.
     """
+    samples.check("gae", {"rewards": rewards, "values": values})
+    if bootstrap is not None:
+        check_same_shape("gae", {"sums of rows": rewards.sum(-1), "bootstrap": bootstrap})
+    rewards, values = _floating(rewards), _floating(values)
     table = _Table.of(samples)
     reward, value = table.put(rewards), table.put(values)
     next_value = rewards.new_zeros(table.num_samples)
@@ -89,6 +108,11 @@ def generalised_advantages(
         next_value = torch.where(here, value[:, t], next_value)
         advantages[:, t] = carried
     return table.take(advantages)
+
+
+def _floating(values: Tensor) -> Tensor:
+    """Return whole numbers, such as a reward of 0 or 1, as ones that have fractions."""
+    return values if values.is_floating_point() else values.float()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -165,7 +189,12 @@ class Moments:
 
 
 def token_moments(values: Float[Tensor, "B T"], trainable: Bool[Tensor, "B T"]) -> Moments:
-    """Return the moments of trained tokens, in float64."""
+    """Return the moments of trained tokens, in float64.
+
+    Raises:
+        ShapeError: if the mask is not of these tokens, or one of numbers.
+    """
+    Samples(trainable).check("moments", {"values": values})
     kept = values.double().where(trainable, 0.0)
     return Moments(trainable.sum().double(), kept.sum(), (kept**2).sum())
 
@@ -180,7 +209,12 @@ def whitened(
 
     PPO and REINFORCE++ whiten over the global batch: moments of a micro-batch would make the
     result depend on the split.
+
+    Raises:
+        ShapeError: if the mask is not of these tokens, or one of numbers.
     """
+    Samples(trainable).check("whitening", {"values": values})
+    values = _floating(values)
     mean = moments.total / moments.count.clamp(min=1)
     spread = (moments.squares - moments.count * mean**2).clamp(min=0.0)
     deviation = (spread / (moments.count - 1).clamp(min=1) + eps).sqrt()

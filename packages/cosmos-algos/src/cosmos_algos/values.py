@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from cosmos_algos.arguments import check_same_shape
 from cosmos_algos.batch import TokenBatch
 from cosmos_algos.errors import AlgorithmConfigError, ModelHeadError
 from cosmos_algos.loss_sum import LossSum
@@ -63,7 +64,12 @@ def value_losses(
         old_values: V_old.
         returns: G = A + V_old.
         clip: ε; 0 for no clip.
+
+    Raises:
+        ShapeError: if the three have different shapes.
     """
+    tensors = {"values": values, "old_values": old_values, "returns": returns}
+    check_same_shape("value loss", tensors)
     free = (values - returns) ** 2
     if not clip:
         return 0.5 * free
@@ -109,10 +115,12 @@ def with_gae(
 
     Raises:
         MissingScoresError: if the batch has no values.
+        ShapeError: if there is not one penalty for each token.
     """
     values = batch.scores_of("values", "generalised advantage estimation")
     rewards = terminal_rewards(batch.samples, batch.advantages)
     if penalties is not None:
+        check_same_shape("gae", {"rewards": rewards, "penalties": penalties})
         rewards = rewards - penalties
     advantages = generalised_advantages(rewards, values, batch.samples, config)
     returns = (advantages + values).where(batch.trainable, 0.0)

@@ -2,6 +2,7 @@
 
 from cosmos_parallel.checkpoint import Checkpoint, CheckpointStore, RetentionConfig
 from cosmos_parallel.checkpoint_files import check_place
+from cosmos_parallel.counting import ParameterCounts, count_parameters
 from cosmos_parallel.determinism import deterministic, seed_everything
 from cosmos_parallel.elastic import ElasticReplicas, Seat
 from cosmos_parallel.ema import Ema, EmaConfig
@@ -183,6 +184,7 @@ __all__ = [
     "PackingError",
     "ParallelConfig",
     "ParallelError",
+    "ParameterCounts",
     "Pass",
     "PeftView",
     "PictureError",
@@ -229,6 +231,7 @@ __all__ = [
     "check_trainable",
     "chosen_implementation",
     "copy_weights",
+    "count_parameters",
     "decoder_layers",
     "deterministic",
     "device_peak_flops",

@@ -113,7 +113,7 @@ function drawTicks(svg, seconds, lastWord) {
   const width = Math.max(svg.clientWidth, 60);
   svg.setAttribute("viewBox", `0 0 ${width} 14`);
   const parts = [];
-  for (let i = 0; i <= 4; i += 1) {
+  for (let i = 0; i <= 4; i += width < 340 ? 2 : 1) {
     const ago = seconds * (1 - i / 4);
     const before = ago >= 120 ? `${Math.round(ago / 60)} min` : `${Math.round(ago)} s`;
     const text = i === 4 ? lastWord : `${before} ${lastWord === "now" ? "ago" : "before"}`;
