@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Placement, Replicate
 from torch.distributed.tensor import Shard as ShardPlacement
-from torch.nn.parameter import is_lazy
 
 from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.errors import LayoutError
 from cosmos_weightsync.layout import ITEM_BYTES, IntArray, ShardSpec, keeps_meaning
 from cosmos_weightsync.living import LiveTensor, live_parameter, live_tensor
+from cosmos_weightsync.wrapped import check_kind, check_sharding, seen_through
 
 __all__ = [
     "Shard",
@@ -144,20 +144,14 @@ def live_tensors(source: Source, *, tied: Literal["once", "each"] = "once") -> I
 def _live_of(item: nn.Module | tuple[str, Tensor]) -> Iterator[LiveTensor]:
     if not isinstance(item, nn.Module):
         name, tensor = item
-        _check_kind(name, tensor)
+        check_kind(name, tensor)
         yield live_tensor(clean_name(name), tensor)
         return
+    check_sharding(item)
+    name_of = seen_through(item)
     for path, parameter in item.named_parameters(remove_duplicate=False):
-        _check_kind(path, parameter)
-        yield live_parameter(clean_name(path), path, parameter, item)
-
-
-def _check_kind(name: str, tensor: Tensor) -> None:
-    if is_lazy(tensor):
-        raise LayoutError(f"{name}: has no shape yet: a lazy module gets it by a first batch")
-    if tensor.is_nested or tensor.layout is not torch.strided:
-        kind = "nested" if tensor.is_nested else str(tensor.layout)
-        raise LayoutError(f"{name}: its elements do not lie in rows, it is {kind}: send its parts")
+        check_kind(path, parameter)
+        yield live_parameter(clean_name(name_of(path)), path, parameter, item)
 
 
 def shards_of(source: Source, *, tied: Literal["once", "each"] = "once") -> tuple[Shard, ...]:
@@ -177,7 +171,7 @@ def shards_of(source: Source, *, tied: Literal["once", "each"] = "once") -> tupl
 
     Raises:
         LayoutError: a tensor has a dtype that cannot be moved, or a DTensor holds partial sums,
-            or something has no name or is no tensor.
+            or something has no name or is no tensor; FSDP1 or DeepSpeed has taken it apart.
     """
     return tuple(
         shard for live in live_tensors(source, tied=tied) for shard in shards_of_live(live)
