@@ -1,7 +1,7 @@
 """From tensors in memory to shards: plain tensors, modules, and DTensors of any placement."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import Any, Literal, cast
 
@@ -20,6 +20,8 @@ from cosmos_weightsync.wrapped import check_kind, check_sharding, seen_through
 __all__ = [
     "Shard",
     "Source",
+    "cast_spec",
+    "check_separate",
     "check_wire_dtype",
     "clean_name",
     "dtype_name",
@@ -89,6 +91,29 @@ def check_wire_dtype(name: str) -> None:
         raise LayoutError(
             f"floating tensors are not cast to {name!r}, which has no room for their numbers; "
             "encodings make the quantised ones"
+        )
+
+
+def cast_spec(spec: ShardSpec, dtype: str) -> ShardSpec:
+    """A floating tensor's spec in another dtype, of any other tensor as it is; empty is none.
+
+    Exponents and packed numbers are none by themselves: they stay what they are.
+    """
+    is_floating = torch_dtype(spec.dtype).is_floating_point and keeps_meaning(spec.dtype, dtype)
+    return replace(spec, dtype=dtype) if dtype and is_floating else spec
+
+
+def check_separate(shard: Shard) -> None:
+    """Refuse to receive into a tensor of which several elements share memory.
+
+    Raises:
+        LayoutError: it is one, as `expand` makes them.
+    """
+    sides = zip(shard.tensor.shape, shard.tensor.stride(), strict=True)
+    if any(extent > 1 and stride == 0 for extent, stride in sides):
+        raise LayoutError(
+            f"{shard.spec.name}: several of its elements are one in memory, as after 'expand': "
+            "nothing can be received into it"
         )
 
 
