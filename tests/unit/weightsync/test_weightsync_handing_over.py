@@ -11,6 +11,7 @@ from cosmos_weightsync import (
     ConfigurationError,
     FileReceiver,
     FileSender,
+    FileSenderConfig,
     LayoutError,
     ReceiverConfig,
     SenderConfig,
@@ -70,6 +71,55 @@ def test_what_are_no_shards_is_refused_by_name(
 def test_what_are_no_named_tensors_is_refused_with_what_is_due(given, message):
     with pytest.raises(LayoutError, match=message):
         shards_of(given(nn.Linear(3, 2)))
+
+
+def test_a_tensor_whose_elements_share_memory_is_sent_and_never_received_into(tmp_path):
+    """It was found out by the commit, which had put other tensors to use by then."""
+    expanded = shards_of([("w", torch.ones(1).expand(4))])
+    with WeightSender(expanded) as sender, WeightReceiver([sender.endpoint]) as receiver:
+        sender.publish(1)
+        receiver.stage(1)
+        assert receiver.staged_shards()[0].tensor.tolist() == [1.0] * 4
+    for make in (
+        lambda: WeightReceiver([_NOWHERE], wanted=expanded),
+        lambda: FileReceiver(tmp_path, wanted=expanded),
+    ):
+        with pytest.raises(LayoutError, match="w: several of its elements are one in memory"):
+            make()
+
+
+def test_a_wire_dtype_leaves_what_are_no_numbers_by_themselves(tmp_path):
+    """The scales of MXFP8, say; receivers of scales refused the numbers that were made of them."""
+    scales = torch.tensor([120, 127], dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    packed = torch.tensor([0x21, 0x43], dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    given = {"scales": scales, "packed": packed, "weight": torch.ones(2)}
+    taken = {
+        name: torch.zeros(2, dtype=torch.uint8).view(t.dtype)
+        for name, t in given.items()
+        if name != "weight"
+    }
+    with WeightSender(shards_of(given), config=SenderConfig(wire_dtype="bfloat16")) as sender:
+        sender.publish(1)
+        assert {s.name: s.dtype for s in sender.layout.full_specs()} == {
+            "scales": "float8_e8m0fnu",
+            "packed": "float4_e2m1fn_x2",
+            "weight": "bfloat16",
+        }
+        with WeightReceiver([sender.endpoint], wanted=shards_of(taken)) as receiver:
+            receiver.stage(1)
+            receiver.commit()
+    for name, tensor in taken.items():
+        assert torch.equal(tensor.view(torch.uint8), given[name].view(torch.uint8))
+    FileSender(shards_of(given), tmp_path, config=FileSenderConfig(wire_dtype="bfloat16")).publish(
+        1
+    )
+    receiver = FileReceiver(tmp_path)
+    receiver.stage()
+    assert {s.spec.dtype for s in receiver.staged_shards()} == {
+        "float8_e8m0fnu",
+        "float4_e2m1fn_x2",
+        "bfloat16",
+    }
 
 
 def test_a_model_without_memory_is_refused_at_both_ends():

@@ -57,8 +57,12 @@ class Found:
 class Roster(Protocol):
     """Who might have versions."""
 
-    def find(self, deadline: Deadline) -> Found:
-        """Look now.
+    def find(self, at_least: int, deadline: Deadline) -> Found:
+        """Look now for those who have a version, or will.
+
+        Args:
+            at_least: The oldest version that will do.
+            deadline: When to give up.
 
         Raises:
             WeightSyncError: those who can be reached do not fit together.
@@ -172,7 +176,7 @@ class VersionFetcher:
                 if self._edges and self._roster.is_stale():
                     self._hang_up()
                 if not self._edges:
-                    self._find(deadline)
+                    self._find(at_least, deadline)
             except TransferError as error:
                 if failure is None:
                     raise
@@ -216,9 +220,9 @@ class VersionFetcher:
             if edge.session is not None:
                 edge.session.close()
 
-    def _find(self, deadline: Deadline) -> None:
+    def _find(self, at_least: int, deadline: Deadline) -> None:
         """Meet holders and plan; sessions are left in the edges, not open yet."""
-        found = self._roster.find(deadline)
+        found = self._roster.find(at_least, deadline)
         used: list[str] = []
         try:
             assigned = self._plan(found) or [_asked_for_versions(found)]

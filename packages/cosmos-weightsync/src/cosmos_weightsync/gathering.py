@@ -6,7 +6,13 @@ from typing import Literal
 
 from cosmos_weightsync.attendance import Attendance
 from cosmos_weightsync.deadlines import Deadline
-from cosmos_weightsync.errors import PeerLostError, PlanError, TransferError, VersionError
+from cosmos_weightsync.errors import (
+    DeadlineError,
+    PeerLostError,
+    PlanError,
+    TransferError,
+    VersionError,
+)
 from cosmos_weightsync.fetching import Found
 from cosmos_weightsync.joint_plans import JointPlan
 from cosmos_weightsync.layout import Layout, ShardSpec
@@ -37,19 +43,31 @@ class DirectorySources:
         self._find_timeout_s = find_timeout_s
         self._suspects: dict[str, tuple[float, TransferError]] = {}
         self._was_complete = False
+        self._from_receivers = False
         self._planned_for: frozenset[tuple[str, str]] = frozenset()
         self._joint: JointPlan | None = None
 
-    def find(self, deadline: Deadline) -> Found:
-        """Those of one run, all senders or all that have a version; waits until somebody is.
+    def find(self, at_least: int, deadline: Deadline) -> Found:
+        """Those of one run, all senders or all that have the version; waits until somebody is.
+
+        Receivers of older versions are not waited for: they may wait for this one.
 
         Raises:
-            DeadlineError: nobody is there.
+            DeadlineError: nobody is there, or those who are have older versions.
         """
         soon = deadline.within(self._find_timeout_s)
-        view = self._attendance.wait_for(self._is_enough, soon)
+        self._attendance.wait_for(self._is_enough, soon)
         self._was_complete = True
-        chosen = self._chosen(view)
+        try:
+            view = self._attendance.wait_for(lambda v: self._is_enough(v, at_least), deadline)
+        except DeadlineError as error:
+            raise DeadlineError(
+                f"version {at_least}: no sender is in the directory, and receivers there are of "
+                "older versions"
+            ) from error
+        soon = deadline.within(self._find_timeout_s)
+        chosen = self._chosen(view, at_least)
+        self._from_receivers = all(member.role == "receiver" for member in chosen)
         trusted = [member for member in chosen if member.endpoint not in self._suspects]
         unreachable = {
             member.endpoint: self._suspects[member.endpoint][1]
@@ -106,8 +124,9 @@ class DirectorySources:
         return None if self._joint is None else self._joint.chunk_bytes
 
     def is_stale(self) -> bool:
-        """Whether the group of a joint plan is another one now."""
-        return self._prefer == "planned" and self._planned_for != self._group_key()
+        """Whether the group of a joint plan is another one now, or no sender was there then."""
+        is_another = self._prefer == "planned" and self._planned_for != self._group_key()
+        return is_another or self._from_receivers
 
     def _group_key(self) -> frozenset[tuple[str, str]]:
         return frozenset((member.id, member.layout) for member in self._peers())
@@ -137,18 +156,18 @@ class DirectorySources:
         """Do without this one for a while."""
         self._suspects[endpoint] = (time.monotonic() + SUSPECT_S, error)
 
-    def _is_enough(self, view: View) -> bool:
+    def _is_enough(self, view: View, at_least: int = 0) -> bool:
         """The first time everybody must have come; later on those who are here will do."""
-        chosen = self._chosen(view)
+        chosen = self._chosen(view, at_least)
         return bool(chosen) and (self._was_complete or not _missing(chosen))
 
-    def _chosen(self, view: View) -> list[Member]:
+    def _chosen(self, view: View, at_least: int) -> list[Member]:
         """The members to plan with; none if those who are here cannot be enough."""
         now = time.monotonic()
         self._suspects = {key: value for key, value in self._suspects.items() if value[0] > now}
         of_use = [member for member in view.members if self._is_of_use(member)]
         senders = _newest_run([member for member in of_use if member.role == "sender"])
-        have = [m for m in of_use if m.role == "receiver" and m.version >= 0]
+        have = [m for m in of_use if m.role == "receiver" and m.version >= max(at_least, 0)]
         newest = max((member.version for member in have), default=-1)
         have = [member for member in have if member.version == newest]
         first, second = (have, senders) if self._prefer == "receivers" else (senders, have)

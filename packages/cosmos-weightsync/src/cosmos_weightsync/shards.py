@@ -1,7 +1,7 @@
 """From tensors in memory to shards: plain tensors, modules, and DTensors of any placement."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import Any, Literal, cast
 
@@ -10,16 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Placement, Replicate
 from torch.distributed.tensor import Shard as ShardPlacement
-from torch.nn.parameter import is_lazy
 
 from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.errors import LayoutError
 from cosmos_weightsync.layout import ITEM_BYTES, IntArray, ShardSpec, keeps_meaning
 from cosmos_weightsync.living import LiveTensor, live_parameter, live_tensor
+from cosmos_weightsync.wrapped import check_kind, check_sharding, seen_through
 
 __all__ = [
     "Shard",
     "Source",
+    "cast_spec",
+    "check_separate",
     "check_wire_dtype",
     "clean_name",
     "dtype_name",
@@ -92,6 +94,29 @@ def check_wire_dtype(name: str) -> None:
         )
 
 
+def cast_spec(spec: ShardSpec, dtype: str) -> ShardSpec:
+    """A floating tensor's spec in another dtype, of any other tensor as it is; empty is none.
+
+    Exponents and packed numbers are none by themselves: they stay what they are.
+    """
+    is_floating = torch_dtype(spec.dtype).is_floating_point and keeps_meaning(spec.dtype, dtype)
+    return replace(spec, dtype=dtype) if dtype and is_floating else spec
+
+
+def check_separate(shard: Shard) -> None:
+    """Refuse to receive into a tensor of which several elements share memory.
+
+    Raises:
+        LayoutError: it is one, as `expand` makes them.
+    """
+    sides = zip(shard.tensor.shape, shard.tensor.stride(), strict=True)
+    if any(extent > 1 and stride == 0 for extent, stride in sides):
+        raise LayoutError(
+            f"{shard.spec.name}: several of its elements are one in memory, as after 'expand': "
+            "nothing can be received into it"
+        )
+
+
 def clean_name(name: str) -> str:
     """A parameter's name without the parts that wrappers put in."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
@@ -144,20 +169,14 @@ def live_tensors(source: Source, *, tied: Literal["once", "each"] = "once") -> I
 def _live_of(item: nn.Module | tuple[str, Tensor]) -> Iterator[LiveTensor]:
     if not isinstance(item, nn.Module):
         name, tensor = item
-        _check_kind(name, tensor)
+        check_kind(name, tensor)
         yield live_tensor(clean_name(name), tensor)
         return
+    check_sharding(item)
+    name_of = seen_through(item)
     for path, parameter in item.named_parameters(remove_duplicate=False):
-        _check_kind(path, parameter)
-        yield live_parameter(clean_name(path), path, parameter, item)
-
-
-def _check_kind(name: str, tensor: Tensor) -> None:
-    if is_lazy(tensor):
-        raise LayoutError(f"{name}: has no shape yet: a lazy module gets it by a first batch")
-    if tensor.is_nested or tensor.layout is not torch.strided:
-        kind = "nested" if tensor.is_nested else str(tensor.layout)
-        raise LayoutError(f"{name}: its elements do not lie in rows, it is {kind}: send its parts")
+        check_kind(path, parameter)
+        yield live_parameter(clean_name(name_of(path)), path, parameter, item)
 
 
 def shards_of(source: Source, *, tied: Literal["once", "each"] = "once") -> tuple[Shard, ...]:
@@ -177,7 +196,7 @@ def shards_of(source: Source, *, tied: Literal["once", "each"] = "once") -> tupl
 
     Raises:
         LayoutError: a tensor has a dtype that cannot be moved, or a DTensor holds partial sums,
-            or something has no name or is no tensor.
+            or something has no name or is no tensor; FSDP1 or DeepSpeed has taken it apart.
     """
     return tuple(
         shard for live in live_tensors(source, tied=tied) for shard in shards_of_live(live)

@@ -34,12 +34,13 @@ class ListedSources:
         for endpoint in self._endpoints:
             parse_endpoint(endpoint)
 
-    def find(self, deadline: Deadline) -> Found:
-        """Meet everybody.
+    def find(self, at_least: int, deadline: Deadline) -> Found:
+        """Meet everybody; they are waited for, whatever they have.
 
         Raises:
             ConfigurationError: a sender rank is missing from the list, or in it twice.
         """
+        del at_least
         met, unreachable = self._dialer.meet_all(self._endpoints, deadline)
         try:
             self._check(met, complete=not unreachable)

@@ -10,7 +10,7 @@ from cosmos_weightsync.arenas import Arena
 from cosmos_weightsync.errors import LayoutError, UnknownTensorError
 from cosmos_weightsync.layout import Layout, ShardSpec, check_cast, check_once
 from cosmos_weightsync.living import check_in_place
-from cosmos_weightsync.shards import Shard, handed_over, torch_dtype
+from cosmos_weightsync.shards import Shard, check_separate, handed_over, torch_dtype
 
 __all__ = ["Mode", "WantedWeights"]
 
@@ -42,6 +42,8 @@ class WantedWeights:
         self.targets = tuple(
             item for item in found or () if isinstance(item, Shard) and not item.spec.box.is_empty
         )
+        for target in self.targets:
+            check_separate(target)
         specs = (item.spec if isinstance(item, Shard) else item for item in found or ())
         self.specs = None if found is None else tuple(s for s in specs if not s.box.is_empty)
         if mode == "in_place" and (not found or len(self.targets) != len(self.specs or ())):

@@ -1,14 +1,14 @@
 """The encodings that keep a tensor's shape."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
 from cosmos_weightsync.encodings.contract import Extents
 from cosmos_weightsync.layout import ShardSpec
-from cosmos_weightsync.shards import Shard, check_wire_dtype, torch_dtype
+from cosmos_weightsync.shards import Shard, cast_spec, check_wire_dtype
 
 __all__ = ["Cast"]
 
@@ -34,8 +34,7 @@ class Cast:
 
     def published(self, spec: ShardSpec) -> tuple[ShardSpec, ...]:
         """The same box in the other dtype."""
-        is_floating = torch_dtype(spec.dtype).is_floating_point
-        return (replace(spec, dtype=self.dtype) if self.dtype and is_floating else spec,)
+        return (cast_spec(spec, self.dtype),)
 
     def blocks(self, spec: ShardSpec) -> tuple[Extents, ...]:
         """None are needed."""

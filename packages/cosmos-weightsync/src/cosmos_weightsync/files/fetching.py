@@ -26,7 +26,7 @@ from cosmos_weightsync.layout import Layout, ShardSpec, check_cast
 from cosmos_weightsync.living import check_in_place
 from cosmos_weightsync.planning import Piece, plan_transfer
 from cosmos_weightsync.receiver import StagedVersion
-from cosmos_weightsync.shards import Shard, handed_over, torch_dtype
+from cosmos_weightsync.shards import Shard, check_separate, handed_over, torch_dtype
 from cosmos_weightsync.versions import version_number
 
 __all__ = ["FileReceiver", "FileReceiverConfig"]
@@ -62,6 +62,9 @@ class FileReceiver:
         where: What the sender published to.
         wanted: Shards, specs, or ``None`` for everything, as in `WeightReceiver`.
         config: How to read.
+
+    Raises:
+        LayoutError: there is no place to put what is wanted.
     """
 
     def __init__(
@@ -75,6 +78,8 @@ class FileReceiver:
         self._storage = open_storage(where, self._config.options)
         items = None if wanted is None else handed_over(wanted, (Shard, ShardSpec))
         self._targets = tuple(item for item in items or () if isinstance(item, Shard))
+        for target in self._targets:
+            check_separate(target)
         self._wanted = (
             None
             if items is None

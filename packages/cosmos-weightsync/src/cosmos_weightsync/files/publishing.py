@@ -14,7 +14,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from cosmos_weightsync.boxes import Box
@@ -40,7 +40,7 @@ from cosmos_weightsync.files.storage import Storage, open_storage
 from cosmos_weightsync.files.writing import write_file
 from cosmos_weightsync.layout import Layout, ShardSpec, check_once
 from cosmos_weightsync.living import check_in_place
-from cosmos_weightsync.shards import Shard, check_wire_dtype, handed_over, torch_dtype
+from cosmos_weightsync.shards import Shard, cast_spec, check_wire_dtype, handed_over
 from cosmos_weightsync.versions import version_number
 
 __all__ = ["FileSender", "FileSenderConfig"]
@@ -120,7 +120,7 @@ class FileSender:
         self._storage = open_storage(where, config.options)
         self._shards = tuple(held)
         self._held = HeldBoxes((s.spec.name, s.spec.box, s.tensor) for s in held)
-        self._specs = tuple(_cast(shard.spec, config.wire_dtype) for shard in held)
+        self._specs = tuple(cast_spec(shard.spec, config.wire_dtype) for shard in held)
         self._files: list[tuple[int, str, list[ShardSpec]]] | None = None
 
     def publish(self, version: int) -> str:
@@ -273,11 +273,6 @@ class FileSender:
                 self._storage.write(f"{parts}/failed-{self._rank}", [text.encode()])
         except WeightSyncError as worse:
             error.add_note(f"cleaning up failed as well: {worse}")
-
-
-def _cast(spec: ShardSpec, wire_dtype: str) -> ShardSpec:
-    is_floating = torch_dtype(spec.dtype).is_floating_point
-    return replace(spec, dtype=wire_dtype) if wire_dtype and is_floating else spec
 
 
 def _assigned(layout: Layout) -> list[list[ShardSpec]]:

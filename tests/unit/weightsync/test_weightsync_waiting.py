@@ -1,0 +1,90 @@
+"""Receivers that wait for a version wait for whoever will have it, and not for one another."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+import torch
+
+from cosmos_weightsync import (
+    DeadlineError,
+    ReceiverConfig,
+    SenderConfig,
+    WeightDirectory,
+    WeightReceiver,
+    WeightSender,
+    shards_of,
+)
+
+
+class World:
+    """A directory, and whoever registers with it."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.stack = stack
+        self.directory = stack.enter_context(WeightDirectory())
+        self.threads = stack.enter_context(ThreadPoolExecutor(4))
+
+    def sender(self) -> WeightSender:
+        config = SenderConfig(directory=self.directory.endpoint)
+        return self.stack.enter_context(
+            WeightSender(shards_of([("w", torch.ones(4))]), config=config)
+        )
+
+    def receiver(self, **more: str) -> WeightReceiver:
+        config = ReceiverConfig(
+            directory=self.directory.endpoint, serve_host="127.0.0.1", transport="tcp", **more
+        )
+        return self.stack.enter_context(WeightReceiver(config=config))
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with ExitStack() as stack:
+        yield World(stack)
+
+
+@pytest.mark.parametrize("waiting", [1, 2])
+@pytest.mark.parametrize("prefer", ["senders", "receivers"])
+def test_a_trainer_that_comes_back_ends_the_wait_of_all(world, prefer, waiting):
+    sender = world.sender()
+    receivers = [world.receiver(prefer=prefer) for _ in range(2)]
+    sender.publish(1)
+    for receiver in receivers:
+        receiver.stage(1)
+    sender.close()
+    staged = [world.threads.submit(r.stage, 2, timeout_s=60) for r in receivers[:waiting]]
+    time.sleep(0.3)
+    world.sender().publish(2)
+    assert [future.result(30).version for future in staged] == [2] * waiting
+
+
+def test_receivers_that_prefer_receivers_take_a_new_version_from_the_sender(world):
+    sender = world.sender()
+    receivers = [world.receiver(prefer="receivers") for _ in range(2)]
+    for version in (1, 2):
+        sender.publish(version)
+        staged = [world.threads.submit(r.stage, version, timeout_s=60) for r in receivers]
+        assert [future.result(30).version for future in staged] == [version] * 2
+
+
+def test_who_took_a_version_from_a_receiver_takes_the_next_from_the_sender(world):
+    sender = world.sender()
+    sender.publish(1)
+    world.receiver().stage(1)
+    sender.close()
+    newcomer = world.receiver()
+    newcomer.stage(1)
+    world.sender().publish(2)
+    assert newcomer.stage(2, timeout_s=30).version == 2
+
+
+def test_a_wait_for_a_trainer_that_stays_away_says_so(world):
+    sender = world.sender()
+    sender.publish(1)
+    world.receiver().stage(1)
+    sender.close()
+    with pytest.raises(DeadlineError, match="version 2: no sender is in the directory"):
+        world.receiver().stage(2, timeout_s=0.5)
