@@ -132,6 +132,11 @@ class TrainerConfig:
         counts = ("steps", "groups_per_step", "samples_per_group", "tokens_per_batch")
         require_at_least(self, {**dict.fromkeys(counts, 1), "checkpoint_every": 0})
         require_at_least(self, {"keep_checkpoints": 1})
+        if self.drop_zero_signal and self.samples_per_group == 1:
+            raise ValueError(
+                "drop_zero_signal would drop every prompt of samples_per_group = 1, whose one "
+                "reward equals itself; want 2 samples or more, or drop_zero_signal = false"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
