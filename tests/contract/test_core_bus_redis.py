@@ -1,7 +1,10 @@
 """What the bus promises of each call, on the real bundled server."""
 
 import asyncio
+import contextlib
 import socket
+import ssl
+import threading
 
 import pytest
 
@@ -201,6 +204,32 @@ async def test_a_full_server_is_waited_for_and_then_named(server, bus) -> None:
         await asyncio.wait_for(storing, 30)
         await ledger.commit(Commit(cursor="1-0"))
     assert await bus.get_payloads(["a"]) == [b"1"]
+
+
+async def test_tls_spoken_to_a_server_without_it_is_said(server) -> None:
+    url = f"rediss://127.0.0.1:{server.port}/0"
+    with pytest.raises(BusUnreachableError, match=r"no TLS there: write redis:// for rediss://"):
+        await Bus.connect(url, "x", connect_s=0.3)
+
+
+async def test_a_server_that_speaks_tls_only_is_said() -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # it has no certificate, and sends alerts
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with contextlib.suppress(OSError), connection:
+                    context.wrap_socket(connection, server_side=True)
+
+        threading.Thread(target=serve, daemon=True).start()
+        url = f"redis://127.0.0.1:{server.getsockname()[1]}/0"
+        with pytest.raises(BusUnreachableError, match=r"speaks TLS there: write rediss:// for"):
+            await Bus.connect(url, "x", connect_s=0.3)
+        server.shutdown(socket.SHUT_RDWR)
 
 
 async def test_what_is_no_url_is_said() -> None:

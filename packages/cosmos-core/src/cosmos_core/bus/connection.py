@@ -22,6 +22,7 @@ from cosmos_core.bus.errors import (
 )
 from cosmos_core.bus.keys import Keys
 from cosmos_core.bus.streams import Entry, stream_entries
+from cosmos_core.bus.tls import tls_advice
 from cosmos_core.messages import (
     Event,
     ReplicaJoined,
@@ -115,8 +116,12 @@ class Bus:
         bus = cls(client, url, namespace, connect_s)
         try:
             await bus.call(lambda c: c.ping())
-        except BusError:
+        except BusError as error:
             await client.aclose()
+            is_gone = isinstance(error.__cause__, _GONE)
+            if is_gone and not isinstance(error.__cause__, _REFUSED):
+                advice = await asyncio.to_thread(tls_advice, url)
+                raise BusUnreachableError(f"{error}{advice}") from error
             raise
         bus._patience_s = patience_s
         return bus
