@@ -111,6 +111,25 @@ async def test_a_new_controller_recalls_snapshot_and_log_and_reads_on_behind_the
     assert [event.entry for event in await successor.read(wait_s=0.1)] == [events[2].entry]
 
 
+async def test_nothing_of_a_run_stays_on_a_server_for_ever(bus) -> None:
+    ledger = await Ledger.acquire(bus, owner="one", lease_s=60)
+    await ledger.recall()
+    async with bus.join(JOINED):
+        (joined,) = await ledger.read(wait_s=5)
+        record = MetricRecord(0.0, "controller", "one", 0, {"reward": 1.0})
+        dispatch = Dispatch(replica="rollout-0", incarnation="x", notice="superseded")
+        said = [Logged(1.0, joined.data)]
+        await ledger.commit(Commit(cursor="", snapshot=b"state", metrics=[record]))
+        await ledger.commit(Commit(cursor=joined.entry, events=said, dispatches=[dispatch]))
+        await bus.write_status({"finished": "done"})
+        await bus.put_payloads({"a": b"1"})
+        await bus.send_event(Progress(replica="rollout-0", count=0))
+        keys = await bus.call(lambda c: c.keys(f"{{{bus.keys.namespace}}}:*"))
+        left_s = {key.decode(): await bus.call(lambda c, k=key: c.ttl(k)) for key in keys}
+    assert len(left_s) == 10
+    assert all(0 < each <= 7 * 24 * 3600 for each in left_s.values()), left_s
+
+
 async def test_events_that_were_not_committed_are_read_again(bus) -> None:
     ledger = await Ledger.acquire(bus, owner="a", lease_s=5.0)
     await ledger.recall()
