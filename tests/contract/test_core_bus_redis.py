@@ -1,7 +1,10 @@
 """What the bus promises of each call, on the real bundled server."""
 
 import asyncio
+import contextlib
 import socket
+import ssl
+import threading
 
 import pytest
 
@@ -108,6 +111,25 @@ async def test_a_new_controller_recalls_snapshot_and_log_and_reads_on_behind_the
     assert [event.entry for event in await successor.read(wait_s=0.1)] == [events[2].entry]
 
 
+async def test_nothing_of_a_run_stays_on_a_server_for_ever(bus) -> None:
+    ledger = await Ledger.acquire(bus, owner="one", lease_s=60)
+    await ledger.recall()
+    async with bus.join(JOINED):
+        (joined,) = await ledger.read(wait_s=5)
+        record = MetricRecord(0.0, "controller", "one", 0, {"reward": 1.0})
+        dispatch = Dispatch(replica="rollout-0", incarnation="x", notice="superseded")
+        said = [Logged(1.0, joined.data)]
+        await ledger.commit(Commit(cursor="", snapshot=b"state", metrics=[record]))
+        await ledger.commit(Commit(cursor=joined.entry, events=said, dispatches=[dispatch]))
+        await bus.write_status({"finished": "done"})
+        await bus.put_payloads({"a": b"1"})
+        await bus.send_event(Progress(replica="rollout-0", count=0))
+        keys = await bus.call(lambda c: c.keys(f"{{{bus.keys.namespace}}}:*"))
+        left_s = {key.decode(): await bus.call(lambda c, k=key: c.ttl(k)) for key in keys}
+    assert len(left_s) == 10
+    assert all(0 < each <= 7 * 24 * 3600 for each in left_s.values()), left_s
+
+
 async def test_events_that_were_not_committed_are_read_again(bus) -> None:
     ledger = await Ledger.acquire(bus, owner="a", lease_s=5.0)
     await ledger.recall()
@@ -201,6 +223,32 @@ async def test_a_full_server_is_waited_for_and_then_named(server, bus) -> None:
         await asyncio.wait_for(storing, 30)
         await ledger.commit(Commit(cursor="1-0"))
     assert await bus.get_payloads(["a"]) == [b"1"]
+
+
+async def test_tls_spoken_to_a_server_without_it_is_said(server) -> None:
+    url = f"rediss://127.0.0.1:{server.port}/0"
+    with pytest.raises(BusUnreachableError, match=r"no TLS there: write redis:// for rediss://"):
+        await Bus.connect(url, "x", connect_s=0.3)
+
+
+async def test_a_server_that_speaks_tls_only_is_said() -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # it has no certificate, and sends alerts
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with contextlib.suppress(OSError), connection:
+                    context.wrap_socket(connection, server_side=True)
+
+        threading.Thread(target=serve, daemon=True).start()
+        url = f"redis://127.0.0.1:{server.getsockname()[1]}/0"
+        with pytest.raises(BusUnreachableError, match=r"speaks TLS there: write rediss:// for"):
+            await Bus.connect(url, "x", connect_s=0.3)
+        server.shutdown(socket.SHUT_RDWR)
 
 
 async def test_what_is_no_url_is_said() -> None:

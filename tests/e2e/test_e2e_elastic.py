@@ -1,9 +1,11 @@
 """Policy replicas of a real run die, come back and are scaled while the others go on."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,23 @@ def join_before_more_is_generated(run: Run, joins: dict[str, int]) -> None:
         os.kill(rollout, signal.SIGCONT)
 
 
+@contextlib.contextmanager
+def newcomer_held(run: Run, name: str, killed: int) -> Iterator[None]:
+    """Stop the process that a replica begins again as, which may be back before the next step."""
+    found = list[int]()
+
+    def is_there() -> bool:
+        found[:] = [pid for pid in run.children(name) if pid != killed]
+        return bool(found)
+
+    run.wait_for(is_there, _LONG_S)
+    os.kill(found[0], signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(found[0], signal.SIGCONT)
+
+
 def scale(run: Run, *arguments: str) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, SOURCES))}
     command = [sys.executable, "-m", "cosmos_app", "scale", str(run.output), *arguments]
@@ -76,10 +95,11 @@ def test_the_others_go_on_when_a_policy_dies_and_it_joins_again_by_a_peers_weigh
     run = runner.start(*SETTINGS, *ELASTIC, f"reward.rewards={rewards}", name="elastic")
     join_before_more_is_generated(run, {"policy-0": 1, "policy-1": 1})
     run.wait_for(lambda: 2.0 in taken_by(run).values(), _LONG_S)
-    os.kill(run.child("policy-0"), signal.SIGKILL)
+    killed = run.child("policy-0")
+    os.kill(killed, signal.SIGKILL)
     before = max(taken_by(run))
-    # by one replica or, where the other is back sooner than more is generated, by both again
-    run.wait_for(lambda: max(taken_by(run)) > before, _LONG_S)
+    with newcomer_held(run, "policy-0", killed):
+        run.wait_for(lambda: 1.0 in [n for s, n in taken_by(run).items() if s > before], _LONG_S)
     join_before_more_is_generated(run, {"policy-0": 2})
     assert run.finish(_LONG_S) == 0, run.logs()
     counts = taken_by(run)

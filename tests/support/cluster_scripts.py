@@ -5,6 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from click.testing import CliRunner
+
+from cosmos_app.cli import main
+
 _STAND_INS = {
     # as SLURM's: options are dropped, the rest runs once for each task
     "srun": """
@@ -29,6 +33,14 @@ fi
 }
 # what keeps replicas alive is the real one
 _KEPT = f'if [[ "$2" == cosmos_app.kept ]]; then exec {sys.executable} "$@"; fi\n'
+
+
+def rendered(launcher: str, *overrides: str) -> str:
+    """Return what the recipe of this folder becomes for a cluster."""
+    arguments = ["run", "recipe.toml", *overrides, "--launcher", launcher, "--dry-run"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
 
 
 def start_script(folder: Path, script: str, **changed: str) -> subprocess.Popen[str]:

@@ -85,20 +85,27 @@ class Run:
             time.sleep(0.05)
 
     def child(self, name: str) -> int:
-        """Return the process id of a replica, found by its command line."""
+        """Return the process id of a replica that has to be running."""
+        if found := self.children(name):
+            return found[0]
+        pytest.fail(f"{name} is not running:\n{self.logs()}")
+
+    def children(self, name: str) -> list[int]:
+        """Return the processes of a replica, found by their command line."""
         wanted = [b"controller"] if name == "controller" else [b"--replica", name.encode()]
+        wanted.append(str(self.output).encode())
+        found: list[int] = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
                     arguments = (entry / "cmdline").read_bytes().split(b"\0")
                 except OSError:
                     continue
-                where = str(self.output).encode()
                 if b"cosmos_app.kept" in arguments:
                     continue  # starts it, and is told to with the same words
-                if where in arguments and all(word in arguments for word in wanted):
-                    return int(entry.name)
-        pytest.fail(f"{name} is not running:\n{self.logs()}")
+                if all(word in arguments for word in wanted):
+                    found.append(int(entry.name))
+        return found
 
 
 @dataclass

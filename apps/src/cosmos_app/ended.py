@@ -1,13 +1,36 @@
 """What is known of a run whose Redis is gone with it: what it left about its own end."""
 
+import contextlib
 import json
+from collections.abc import Generator
 from typing import Any
 
-from cosmos_core.rundir import RunDirectory
+from cosmos_core.rundir import RunDirectory, write_atomic
+
+_FAILURE_FILE = "failure.txt"
+
+
+@contextlib.contextmanager
+def failure_noted(run: RunDirectory) -> Generator[None]:
+    """Leave in the run directory with which error a start of a run ended, if it does."""
+    path = run.path / _FAILURE_FILE
+    path.unlink(missing_ok=True)
+    try:
+        yield
+    except Exception as error:
+        with contextlib.suppress(OSError):  # of a full disk maybe: the error itself says so
+            write_atomic(path, f"{type(error).__name__}: {error}")
+        raise
 
 
 def last_words(run: RunDirectory) -> dict[str, Any]:
-    """Return why the last start of a run ended and at which step; empty if it was killed."""
+    """Return why the last start of a run ended and at which step; empty if it was killed.
+
+    Of one that ended by an error: that it failed, and the error.
+    """
+    failure = run.path / _FAILURE_FILE
+    if failure.exists():
+        return {"finished": "failed", "error": failure.read_text(encoding="utf-8")}
     started = run.path / "namespace"
     if not run.report.exists() or run.report.stat().st_mtime < started.stat().st_mtime:
         return {}
@@ -30,6 +53,11 @@ def _why(finished: str | bool) -> str:
 def describe_end(run: RunDirectory) -> str:
     """Say how a run ended that is not running, and what to do."""
     words = last_words(run)
+    if "error" in words:
+        return (
+            f"{run.path} failed: {words['error']}\n"
+            "'cosmos-app run ... --resume' goes on from its newest checkpoint"
+        )
     if words:
         return f"{run.path} has ended at step {words['step']}: {_why(words['finished'])}"
     return (

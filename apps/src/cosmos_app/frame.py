@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from cosmos_app.control_files import write_address
+from cosmos_app.ended import failure_noted
 from cosmos_app.errors import NothingToResumeError, RunError
 from cosmos_app.output import print_json
 from cosmos_app.recipe import BusConfig, LaunchConfig
@@ -217,7 +218,11 @@ class RunFrame:
         All children have ended when the block is left, and the server that was started for them.
         """
         namespace = f"cosmos.{self._run.name}.{uuid.uuid4().hex[:8]}"
-        with self._interruptible(), _open_redis(self._recipe, self._run) as url:
+        with (
+            failure_noted(self._run),
+            self._interruptible(),
+            _open_redis(self._recipe, self._run) as url,
+        ):
             write_address(self._run, url, namespace)
             async with (
                 await Bus.connect(url, namespace) as bus,

@@ -137,6 +137,11 @@ class TrainerConfig:
         counts = ("steps", "groups_per_step", "samples_per_group", "tokens_per_batch")
         require_at_least(self, {**dict.fromkeys(counts, 1), "checkpoint_every": 0})
         require_at_least(self, {"keep_checkpoints": 1})
+        if self.drop_zero_signal and self.samples_per_group == 1:
+            raise ValueError(
+                "drop_zero_signal would drop every prompt of samples_per_group = 1, whose one "
+                "reward equals itself; want 2 samples or more, or drop_zero_signal = false"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,6 +205,7 @@ class BusConfig:
 
     Attributes:
         url: a Redis or Valkey server, 6.2 or later; the bundled one is started when there is none.
+            A run's keys there go a week after its end, or its controller's last sign of life.
         port: of the bundled server; 0 for any free one.
         host: address, of IPv4 or IPv6, that the bundled server listens on beside loopback, for
             replicas on other machines; it always has a password.

@@ -68,10 +68,17 @@ async def _show_live(run: RunDirectory, *, watch: bool, as_json: bool) -> None:
             print_json(status)
         elif not watch:
             Console().print(draw_status(status, time.time()))
+            _say_failure(run)
             if address := read_address_file(run):
                 Console(soft_wrap=True).print(f"dashboard: {address.url}", markup=False)
         else:
-            await _watch(read, status, run.path)
+            await _watch(read, status, run)
+
+
+def _say_failure(run: RunDirectory) -> None:
+    """Say that a run has failed whose Redis is still there, where its controller cannot."""
+    if "error" in last_words(run):
+        Console(soft_wrap=True).print(describe_end(run), markup=False)
 
 
 def _status_of_steps(run: RunDirectory, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,20 +98,22 @@ def _status_of_steps(run: RunDirectory, config: Mapping[str, Any]) -> dict[str, 
 
 
 async def _watch(
-    read: Callable[[], Awaitable[Mapping[str, Any]]], status: Mapping[str, Any], run: Path
+    read: Callable[[], Awaitable[Mapping[str, Any]]], status: Mapping[str, Any], run: RunDirectory
 ) -> None:
     """Draw the status every second until the run says that it has ended, or its Redis is gone."""
     with Live(draw_status(status, time.time()), auto_refresh=False) as live:
         try:
-            while not status.get("finished"):
+            while not (status.get("finished") or "error" in last_words(run)):
                 await asyncio.sleep(1.0)
                 status = await read()
                 live.update(draw_status(status, time.time()), refresh=True)
-            return
+            is_gone = False
         except BusUnreachableError:
-            pass  # it was killed, or its last word went too fast
-    said = f"{run}: its Redis is gone, as when a run has ended"
-    Console(soft_wrap=True).print(said, markup=False)
+            is_gone = True  # it was killed, or its last word went too fast
+    _say_failure(run)
+    if is_gone and "error" not in last_words(run):
+        said = f"{run.path}: its Redis is gone, as when a run has ended"
+        Console(soft_wrap=True).print(said, markup=False)
 
 
 def draw_status(status: Mapping[str, Any], now_s: float) -> Group:

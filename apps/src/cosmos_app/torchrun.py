@@ -1,13 +1,15 @@
 """torchrun, with an exit code that says what the ranks' own said: 2 for what no restart mends.
 
 ``python -m cosmos_app.torchrun ...`` takes torchrun's arguments. It leaves ranks that were told of
-Ctrl-C the time for the step in hand and its checkpoint, where torchrun kills them after 30 s.
+Ctrl-C the time for the step in hand and its checkpoint, where torchrun kills them after 30 s: an
+hour, or TORCH_ELASTIC_SHUTDOWN_TIMEOUT. Meanwhile it says who still runs; a second one stops now.
 """
 
 import os
 import sys
 
 from cosmos_app.errors import REFUSED
+from cosmos_app.impatience import watch_signals
 from cosmos_app.parent import PARENT, as_parent, die_with_parent
 
 _PATIENCE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
@@ -20,6 +22,7 @@ def main() -> int:
     if PARENT in os.environ:  # a launcher of ours, and no script for a cluster
         die_with_parent()
     os.environ.update(as_parent())
+    watch_signals(float(os.environ[_PATIENCE]))
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun

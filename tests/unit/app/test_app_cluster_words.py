@@ -1,6 +1,7 @@
 """Paths and overrides with spaces, quotes and dollars, in what a cluster is handed."""
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner
-from cluster_scripts import start_script
+from cluster_scripts import rendered, start_script
 
 from cosmos_app.cli import main
 
@@ -17,6 +18,7 @@ _ODD_WORDS = (
     "output=runs/my 100% run",
     "reward.rewards=[{kind='length', target=0, limit=32}]",
     "data.path=sums for $HOME.jsonl",
+    "model.path=$$, $$$(HOME) and $(COSMOS_HOST)",
 )
 # each word on a line of its own
 _UNTIL_STOPPED = "for ((i = 0; i < 200; i++)); do [[ -e stopped ]] && exit 0; sleep 0.1; done"
@@ -28,13 +30,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "recipe.toml").touch()
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def rendered(launcher: str, *overrides: str) -> str:
-    arguments = ["run", "recipe.toml", *overrides, "--launcher", launcher, "--dry-run"]
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 def test_words_of_a_person_reach_the_processes_of_a_script_whole(folder: Path) -> None:
@@ -66,6 +61,21 @@ def _text_of(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
+def expanded(word: str, environment: dict[str, str]) -> str:
+    """Do what a kubelet does to a command (kubernetes.io/docs, dependent environment variables)."""
+    made = ""
+    while word:
+        named = re.match(r"\$\((.*?)\)", word)
+        if word.startswith("$$"):
+            made, word = f"{made}$", word[2:]
+        elif named:
+            made += environment.get(named[1], named[0])
+            word = word[named.end() :]
+        else:
+            made, word = made + word[0], word[1:]
+    return made
+
+
 def test_words_of_a_person_reach_the_processes_of_a_job_set_whole(folder: Path) -> None:
     tools, marker = folder / "tools", folder / "runs" / "my 100% run" / "run.json"
     for path in (tools, marker.parent):
@@ -79,7 +89,8 @@ def test_words_of_a_person_reach_the_processes_of_a_job_set_whole(folder: Path) 
             pod = job["template"]["spec"]["template"]["spec"]
             given = {"PATH": f"{tools}:{os.environ['PATH']}", "COSMOS_HOST": "1.2.3.4"}
             environment = {**given, "REPLICA_INDEX": "5"}
-            subprocess.run(pod["containers"][0]["command"], cwd=folder, env=environment, check=True)
+            command = [expanded(word, environment) for word in pod["containers"][0]["command"]]
+            subprocess.run(command, cwd=folder, env=environment, check=True)
     assert (folder / "said").read_text().splitlines() == [
         *("run", "recipe.toml", *_ODD_WORDS, "launch.external=true", "bus.host=1.2.3.4"),
         *("dashboard.token_file=/etc/cosmos/token", "--resume"),

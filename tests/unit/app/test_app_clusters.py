@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
-from cluster_scripts import start_script
+from cluster_scripts import rendered, start_script
 
 from cosmos_app.cli import main
 from cosmos_app.clusters.placement import place
@@ -47,13 +47,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "recipe.toml").write_text(RECIPE)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def rendered(launcher: str, *overrides: str) -> str:
-    arguments = ["run", "recipe.toml", *overrides, "--launcher", launcher, "--dry-run"]
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 @pytest.mark.usefixtures("folder")

@@ -11,7 +11,8 @@ import torch
 from cosmos_algos import CriticConfig, GaeConfig, KlConfig, ObjectiveConfig, PpoConfig
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_app.recipe import ModelConfig, Recipe, TrainerConfig
-from cosmos_app.roles.trainer import Seat, Trainer, _shards
+from cosmos_app.roles.trainer import Seat, Trainer
+from cosmos_app.roles.weights import trained_shards
 from cosmos_core.messages import SampleRef, Train
 from cosmos_core.trajectory import Trajectory, VersionSpan
 from cosmos_parallel import (
@@ -211,7 +212,7 @@ def test_steps_of_ppo_equal_a_loop_over_sequences(
         assert max(each["clipped"] for each in figures) > 0.0
         assert max(each["critic_clipped"] for each in figures) > 0.0
         assert figures[0]["critic_value"] == 0.0
-        sent = {shard.spec.name for shard in _shards(trainer._model, recipe)}
+        sent = {shard.spec.name for shard in trained_shards(trainer._model, recipe)}
         assert sent == trained.keys() - {"value_head.weight"}
     finally:
         trainer.close()
@@ -232,7 +233,7 @@ def test_a_reference_is_reset_to_a_policy_with_a_critic(
         moved = dict(trainer._learner.companion.named_parameters())
         for name, value in trainer._model.named_parameters():
             assert name == "value_head.weight" or torch.equal(moved[name], value)
-        sent = {shard.spec.name for shard in _shards(trainer._model, recipe)}
+        sent = {shard.spec.name for shard in trained_shards(trainer._model, recipe)}
         assert "value_head.weight" not in sent
         assert "model.layers.0.self_attn.q_proj.weight" in sent
     finally:

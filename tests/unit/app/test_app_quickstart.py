@@ -219,6 +219,14 @@ def test_a_first_lease_is_as_long_as_the_others_at_least(lease_s: float, first_s
     [
         (["trainer.samples_per_group=1"], "advantage 'grpo', which compares the samples"),
         (["elastic.min_replicas=2"], "min_replicas is 2 and policy.replicas 1"),
+        (
+            [
+                "algorithm.kind=ppo",
+                "trainer.samples_per_group=1",
+                "trainer.drop_zero_signal=true",
+            ],
+            "drop_zero_signal would drop every prompt",
+        ),
     ],
 )
 def test_what_would_never_learn_or_never_step_is_refused(settings: list[str], message: str) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -89,6 +90,33 @@ def test_torchrun_asks_its_ranks_to_stop_and_ends_as_by_the_signal(tmp_path: Pat
     assert torchrun.returncode == 128 + signal.SIGINT, said
     assert (tmp_path / "saved").exists()
     assert "Traceback" not in said
+
+
+def test_a_second_ctrl_c_ends_ranks_that_hang_in_seconds(tmp_path: Path) -> None:
+    script = tmp_path / "hung.py"
+    script.write_text(
+        "import os, signal, sys, time\n"
+        "from pathlib import Path\n"
+        "for each in (signal.SIGINT, signal.SIGTERM):\n"
+        "    signal.signal(each, lambda *_: None)\n"
+        "(Path(sys.argv[0]).parent / os.environ['RANK']).touch()\n"
+        "while True:\n"
+        "    time.sleep(1)\n"
+    )
+    command = [sys.executable, "-m", "cosmos_app.torchrun", "--standalone", "--nproc-per-node=2"]
+    with subprocess.Popen([*command, str(script)], stderr=subprocess.PIPE, text=True) as torchrun:
+        end = time.monotonic() + 240
+        while not all((tmp_path / rank).exists() for rank in "01") and time.monotonic() < end:
+            time.sleep(0.05)
+        torchrun.send_signal(signal.SIGINT)
+        time.sleep(2.0)
+        torchrun.send_signal(signal.SIGINT)
+        pressed = time.monotonic()
+        _, said = torchrun.communicate(timeout=120)
+    assert time.monotonic() - pressed < 40, said
+    assert torchrun.returncode > 0
+    assert re.search(r"waiting for rank 0 \(process \d+\), rank 1 \(process \d+\), 36\d\d s", said)
+    assert re.search(r"rank 1 \(process \d+\) are killed in 5 s", said)
 
 
 @pytest.mark.parametrize(("set_to", "waits_s"), [(None, 3600), ("45", 45)])

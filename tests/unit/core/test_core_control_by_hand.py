@@ -36,3 +36,8 @@ def test_weights_that_nobody_serves_are_what_is_waited_for() -> None:
     assert controller.waiting_for(1.0) == (
         "endpoints of version 1: the policy replicas that have it joined with none"
     )
+
+
+def test_a_run_that_would_drop_every_group_is_refused() -> None:
+    with pytest.raises(ValueError, match="every group would be dropped; want 2 samples or more"):
+        ControllerConfig(num_steps=1, groups_per_step=1, samples_per_group=1, drop_zero_signal=True)

@@ -154,6 +154,41 @@ def test_a_replica_that_is_alone_with_older_weights_takes_the_run_back_to_them()
     assert (books.issued, books.consumed) == (NUM_STEPS, NUM_STEPS)
 
 
+def test_replicas_that_are_all_back_with_older_weights_do_not_wait_for_newer_ones() -> None:
+    """They died in turn, each while another was there, which had no newer weights either."""
+    run = Run()
+    run.join("policy-0")
+    run.finish("policy-0", 0)
+    run.tell(CheckpointSaved(replica="policy-0", step=0, path="x"))
+    run.tell(ReplicaLeft(replica="rollout-0", reason="killed"))
+    run.finish("policy-0", 1)  # no step is in hand now, in which they would meet
+    run.join("policy-1", version=1)
+    run.tell(ReplicaLeft(replica="policy-0", reason="killed"))
+    run.join("policy-0", version=1)
+    assert run.step == 1
+    run.taken()
+    run.tell(ReplicaJoined(replica="rollout-0", role="rollout", slots=4, version=1))
+    assert run.taken() == [("policy-1", 1), ("policy-0", 1)]
+
+
+def test_weights_that_are_ahead_of_the_books_are_gone_on_from() -> None:
+    """A replica that was taken for dead has helped one that had begun again."""
+    run = Run()
+    run.join("policy-0")
+    run.finish("policy-0", 1)  # as the other has it
+    assert run.step == 2
+    assert run.taken()[-1] == ("policy-0", 2)
+
+
+def test_who_is_behind_leaves_before_who_has_the_weights() -> None:
+    run = Run()
+    for name in ("policy-0", "policy-1"):
+        run.join(name)
+    run.finish("policy-1", 0)
+    run.tell(ScaleRequested(policies=1))
+    assert [n for n, order in run.orders if isinstance(order, Stop)] == ["policy-0"]
+
+
 def test_who_says_farewell_after_the_end_is_not_waited_for() -> None:
     run = Run()
     run.join("policy-0")

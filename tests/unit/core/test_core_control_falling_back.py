@@ -1,13 +1,14 @@
 """Policy replicas that always are the same and die: what is done again, and what a stop saves."""
 
 from cosmos_core.control import ALL_DONE, Controller, ControllerConfig, StalenessConfig
-from cosmos_core.control.controller import LOST
+from cosmos_core.control.ending import LOST
 from cosmos_core.messages import (
     CheckpointSaved,
     Command,
     Event,
     Generate,
     GroupFinished,
+    LoadFailed,
     LoadVersion,
     ReplicaJoined,
     ReplicaLeft,
@@ -15,6 +16,7 @@ from cosmos_core.messages import (
     StepFinished,
     Stop,
     StopRequested,
+    Tick,
     Train,
     VersionLoaded,
     VersionPublished,
@@ -40,6 +42,9 @@ class Run:
 
     def tell(self, event: Event) -> None:
         self.orders += self.controller.handle(event, 0.0)
+
+    def tick(self, now: float) -> None:
+        self.orders += self.controller.handle(Tick(), now)
 
     def take(self, kind: type[Command]) -> list[tuple[str, Command]]:
         """Return the orders of a kind since the last call for it."""
@@ -212,3 +217,46 @@ def test_an_answer_that_comes_twice_does_not_pass_for_lost_weights() -> None:
     run.loaded(1)  # void: it was on its way
     run.loaded(3)  # of the same lost weights, sent again after a broken connection
     assert run.controller.state.replicas["rollout-0"].version == -1
+
+
+def test_newer_weights_than_were_ordered_are_unknown_ones_after_a_fall_back() -> None:
+    """They are not taken for what they say, nor for those before: these it has no more."""
+    run = Run(num_policies=1, slots=4)
+    run.join(version=0)
+    for step in range(3):
+        run.sample(0)
+        run.finish(step)
+    run.leave()
+    run.join(version=0)
+    run.loaded(1)
+    run.loaded(0)
+    run.sample(0)
+    run.finish(0)  # one of a new line, to be loaded
+    assert [order.version for _, order in run.take(LoadVersion)][-1] == 1
+    run.tell(VersionPublished(replica="policy-0", version=2))
+    run.loaded(2)  # newer than ordered: whose, the number does not say
+    run.tell(LoadFailed(replica="rollout-0", version=2, reason="gone"))
+    run.take(Generate)
+    run.take(LoadVersion)
+    run.leave()
+    run.join(version=0)
+    run.tick(2.0)
+    assert run.take(Generate) == [], "it samples with weights that are lost"
+    assert [order.version for _, order in run.take(LoadVersion)] == [0]
+
+
+def test_who_writes_no_checkpoint_does_not_pass_for_one_that_did() -> None:
+    """Of several replicas one writes; it died, and the others said at once that they are done."""
+    run = Run(num_policies=2, num_steps=1)
+    run.join(version=0)
+    run.sample(0)
+    run.finish(0)
+    run.tell(CheckpointSaved(replica="policy-1", step=0, path=""))
+    run.tell(ReplicaLeft(replica="policy-0", reason="disk full"))
+    assert run.controller.finished == LOST
+
+
+def test_a_stop_whose_checkpoint_was_not_saved_says_so() -> None:
+    run = stopped_run()
+    run.leave()
+    assert run.controller.finished == f"ctrl-c; {LOST}"

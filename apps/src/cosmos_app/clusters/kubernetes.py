@@ -7,6 +7,7 @@ Job that has no retries left starts the set again too. It fails for good when a 
 the run was stopped (exit codes 2 and 3), and is over, and its pods go, when the head has finished.
 """
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -119,13 +120,18 @@ def _job(
     return {"name": name, "replicas": replicas, "template": {"spec": spec}}
 
 
+def _unexpanded(command: str) -> str:
+    """Return what Kubernetes, which expands $(NAME) and makes $ of $$, makes a command of."""
+    return re.sub(r"\$(?=[$(])", "$$", command)
+
+
 def _pods(words: Sequence[str], cluster: ClusterConfig, *, gpus: int) -> dict[str, Any]:
     fields = {"COSMOS_HOST": "status.podIP", "REPLICA_INDEX": _JOB_INDEX}
     container: dict[str, Any] = {
         "name": _CONTAINER,
         "image": cluster.image,
         "workingDir": cluster.mount,
-        "command": ["bash", "-c", " ".join(words)],
+        "command": ["bash", "-c", _unexpanded(" ".join(words))],
         "env": [
             *({"name": name, "value": value} for name, value in sorted(QUIET.items())),
             *(

@@ -91,6 +91,12 @@ class Gathering:
                 self.seat = self._replicas.meet(learner, step)
         return self.seat
 
+    def is_first_at_end(self, is_done: Callable[[], bool], what: str) -> bool:
+        """Settle who does what one of those that are left does; see `ElasticReplicas.claim`."""
+        if self._replicas is None:
+            self._replicas = self._open()
+        return self._replicas.claim(what, is_done)
+
     def take(self) -> None:
         """Note that the step of this seat was taken: the next one needs a new seat."""
         self.seat = None

@@ -41,7 +41,7 @@ from cosmos_app.settings import bad_steps_kept, kernels
 from cosmos_app.step_share import StepShare
 from cosmos_core.activity import ActivityMeter
 from cosmos_core.bus import Bus, ReplicaChannel
-from cosmos_core.control import ALL_DONE
+from cosmos_core.control import ALL_DONE, step_of_cut
 from cosmos_core.messages import (
     SCALED_DOWN,
     CheckpointSaved,
@@ -113,8 +113,12 @@ class StepTrainer(Protocol):
         """Take a step, publish it if asked, return its metrics."""
         ...
 
+    def settle_end(self) -> None:
+        """Settle which replica writes the last checkpoint and the export."""
+        ...
+
     def save(self, cut: bytes) -> str:
-        """Write a checkpoint with the controller's cut; return where, once it is durable."""
+        """Write a checkpoint with the controller's cut, once durable; empty if another does."""
         ...
 
     def export(self, directory: Path) -> None:
@@ -283,8 +287,10 @@ class PolicyProcess:
             if whole and self._context.recipe.elastic is None and trainer.is_first_replica:
                 await self._blocking(lambda: trainer.export(self._context.run.export / "model"))
             return
-        await self._meet(trainer, trainer.version, channel)  # one of them is the first
+        if trainer.version < step_of_cut(stop.cut):
+            return  # it came late: others save the last weights, or nobody has them
         if trainer.version:
+            await self._blocking(trainer.settle_end)
             await self._save(trainer, stop.cut, channel)
         elif channel is not None:
             await channel.send(CheckpointSaved(replica=self._replica, step=-1, path=""))

@@ -22,7 +22,7 @@ from cosmos_app.roles.critic import critic_figures, critic_step
 from cosmos_app.roles.elastic import Gathering
 from cosmos_app.roles.put_away import PutAway
 from cosmos_app.roles.quantised import quantised_shards
-from cosmos_app.roles.weights import sender_config
+from cosmos_app.roles.weights import sender_config, trained_shards
 from cosmos_app.step_share import (
     StepShare,
     batch_sizes,
@@ -38,7 +38,6 @@ from cosmos_parallel import (
     HasHfNames,
     Learner,
     LossResult,
-    PeftView,
     PictureReader,
     ReplicaGroup,
     ReplicaLostError,
@@ -47,14 +46,13 @@ from cosmos_parallel import (
     Work,
     copy_weights,
     device_peak_flops,
-    is_of_value_head,
     load_causal_lm,
     model_cost,
     throughput,
     whole_step,
 )
-from cosmos_weightsync import Shard, WeightSender, converted_shards, shards_of
-from cosmos_weightsync.encodings import EncodedShards, adapter_shards
+from cosmos_weightsync import Shard, WeightSender
+from cosmos_weightsync.encodings import EncodedShards
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -238,17 +236,33 @@ class Trainer:
             "replicas": float(self._seat.num_replicas),
         }
 
+    def settle_end(self) -> None:
+        """Settle which replica is the first of those that come and go, once there are no steps.
+
+        Returns when this one is, or when another has written the checkpoint of this version.
+
+        Raises:
+            ReplicaLostError: if another is alive and has not written it in time.
+        """
+        if self._gathering is not None:
+            is_first = self._gathering.is_first_at_end(self._is_saved, str(self.version))
+            self._seat = replace(self._seat, replica_index=0 if is_first else 1)
+
     def save(self, cut: bytes) -> str:
         """Write a checkpoint of the present version with the controller's cut; wait until durable.
 
-        Only the first replica writes; the others return the same path at once.
+        Only the first replica writes. The others return at once: its path if it is there, and an
+        empty one if they do not know.
         """
         step = self.version - 1
         # one that joined at the very end finds what the first of the others has written
-        is_there = self._gathering is not None and self._checkpoints.latest() == step
+        is_there = self._gathering is not None and self._is_saved()
         if self.is_first_replica and not is_there:
             return self._checkpoints.save(step, self._learner, cut)
-        return self._checkpoints.path(step)
+        return self._checkpoints.path(step) if is_there else ""
+
+    def _is_saved(self) -> bool:
+        return self._checkpoints.latest() == self.version - 1
 
     def export(self, directory: Path) -> None:
         """Write the model in Hugging Face form, averaged if so kept, and an adapter besides."""
@@ -290,7 +304,7 @@ class Trainer:
 
     def _published(self) -> Sequence[Shard] | EncodedShards:
         """Return what this rank sends; adapters are quantised where they are added to the rest."""
-        shards = _shards(self._model, self._recipe)
+        shards = trained_shards(self._model, self._recipe)
         if self._recipe.model.training.lora is not None:
             return shards
         return quantised_shards(shards, self._recipe.weight_sync, self._seat.mesh.process)
@@ -374,19 +388,6 @@ class Trainer:
 
 def _without_sizes(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if not name.startswith("batch/")}
-
-
-def _shards(model: nn.Module, recipe: Recipe) -> tuple[Shard, ...]:
-    """Describe what this rank sends: all it holds, in names of the checkpoint, or the adapter."""
-    if recipe.model.training.lora is not None:
-        return adapter_shards(PeftView(model))
-    if isinstance(model, HasHfNames):
-        return converted_shards(model, model.to_hf)
-    return shards_of(
-        (name, parameter)
-        for name, parameter in model.named_parameters()
-        if not is_of_value_head(name)
-    )
 
 
 def _flat(metrics: Mapping[str, float]) -> dict[str, float]:

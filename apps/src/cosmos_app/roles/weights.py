@@ -8,10 +8,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
-from cosmos_app.recipe import WeightSyncConfig
+from cosmos_app.recipe import Recipe, WeightSyncConfig
+from cosmos_parallel import HasHfNames, PeftView, is_of_value_head
 from cosmos_rollout import KvPolicy, WeightClient
-from cosmos_weightsync import ReceiverConfig, SenderConfig, WeightReceiver
+from cosmos_weightsync import (
+    ReceiverConfig,
+    SenderConfig,
+    Shard,
+    WeightReceiver,
+    converted_shards,
+    shards_of,
+)
+from cosmos_weightsync.encodings import adapter_shards
 
 _MIB = 1 << 20
 
@@ -20,6 +30,19 @@ def sender_config(config: WeightSyncConfig) -> SenderConfig:
     """Return how a sender serves."""
     wire = "" if config.quantised else config.wire_dtype
     return SenderConfig(wire_dtype=wire, bucket_bytes=int(config.bucket_mib * _MIB))
+
+
+def trained_shards(model: nn.Module, recipe: Recipe) -> tuple[Shard, ...]:
+    """Describe what this rank sends: all it holds, in names of the checkpoint, or the adapter."""
+    if recipe.model.training.lora is not None:
+        return adapter_shards(PeftView(model))
+    if isinstance(model, HasHfNames):
+        return converted_shards(model, model.to_hf)
+    return shards_of(
+        (name, parameter)
+        for name, parameter in model.named_parameters()
+        if not is_of_value_head(name)
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

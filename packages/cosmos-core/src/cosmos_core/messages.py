@@ -151,7 +151,10 @@ class LoadFailed(Message, frozen=True, kw_only=True, tag=True):
 
 
 class CheckpointSaved(Message, frozen=True, kw_only=True, tag=True):
-    """A policy replica's checkpoint taken after step ``step`` is durable."""
+    """A policy replica's checkpoint taken after step ``step`` is durable.
+
+    Without a path it has saved nothing: there is nothing yet, or another replica writes it.
+    """
 
     replica: str
     step: int

@@ -16,6 +16,8 @@ those of replicas that never change, whoever dies and joins.
 """
 
 import json
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import torch
@@ -31,6 +33,7 @@ from cosmos_parallel.replicas import ReplicaMembership, StoreReplicaGroup
 
 _NO_STATE = -1
 _MOST_ATTEMPTS = 10
+_LOOK_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,6 +135,26 @@ class ElasticReplicas:
         self._epoch = None
         self._num_lost += 1
 
+    def claim(self, task: str, is_done: Callable[[], bool]) -> bool:
+        """Settle who does a task that one replica does for all; every rank of the replica calls.
+
+        It takes no quorum: whoever is left does it. One that dies at it is followed by another.
+
+        Args:
+            task: its name; a task is claimed once in the life of a meeting place.
+            is_done: whether another has done it; asked on rank 0.
+
+        Returns:
+            True at once on the replica that is to do it, False on others when it is done.
+
+        Raises:
+            ReplicaLostError: if the one that does it is alive but not done in ``timeout_s``.
+        """
+        told = None
+        if self._membership is not None:
+            told = b"mine" if self._is_mine(self._membership, task, is_done) else b"done"
+        return broadcast_bytes(told) == b"mine"
+
     def close(self) -> None:
         """Leave the others; may be called twice."""
         if self._group is not None:
@@ -179,6 +202,26 @@ class ElasticReplicas:
             is_alive=self._is_alive,
         )
         return self._group
+
+    def _is_mine(self, membership: Membership, task: str, is_done: Callable[[], bool]) -> bool:
+        key, me = f"task/{task}", membership.name
+        holder = self._store.compare_set(key, "", me).decode()
+        seen = begun = time.monotonic()
+        while holder != me:
+            if is_done():
+                return False
+            now = time.monotonic()
+            if membership.is_alive(holder):
+                seen = now
+            elif now - seen > self._config.lease_s:
+                holder = self._store.compare_set(key, holder, me).decode()
+            if now - begun > self._config.timeout_s:
+                raise ReplicaLostError(
+                    f"{me} waited {self._config.timeout_s:g} s for {holder}, which is alive and "
+                    f"has not done what it took on: {task}"
+                )
+            time.sleep(_LOOK_S)
+        return True
 
     def _is_alive(self, name: str) -> bool:
         # ranks but the first do not watch: they are told by its decision

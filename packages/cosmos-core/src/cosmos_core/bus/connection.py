@@ -22,6 +22,7 @@ from cosmos_core.bus.errors import (
 )
 from cosmos_core.bus.keys import Keys
 from cosmos_core.bus.streams import Entry, stream_entries
+from cosmos_core.bus.tls import tls_advice
 from cosmos_core.messages import (
     Event,
     ReplicaJoined,
@@ -35,6 +36,8 @@ Answer = TypeVar("Answer")
 
 _BLOCK_MS = 1000
 _PAYLOAD_TTL_S = 24 * 3600
+KEPT_S = 7 * 24 * 3600
+"""For so long after the last sign of life of whoever controls it, a server keeps a run."""
 METRICS_KEPT = 100_000  # measurements, if nobody fetches them
 _METRICS_AT_ONCE = 256
 _SINKS = "sinks"
@@ -115,8 +118,12 @@ class Bus:
         bus = cls(client, url, namespace, connect_s)
         try:
             await bus.call(lambda c: c.ping())
-        except BusError:
+        except BusError as error:
             await client.aclose()
+            is_gone = isinstance(error.__cause__, _GONE)
+            if is_gone and not isinstance(error.__cause__, _REFUSED):
+                advice = await asyncio.to_thread(tls_advice, url)
+                raise BusUnreachableError(f"{error}{advice}") from error
             raise
         bus._patience_s = patience_s
         return bus
@@ -234,6 +241,7 @@ class Bus:
                 for record in records:
                     fields = {b"m": msgspec.msgpack.encode(record)}
                     pipe.xadd(self.keys.metrics, fields, maxlen=METRICS_KEPT, approximate=True)
+                pipe.expire(self.keys.metrics, KEPT_S)
                 await pipe.execute()
 
         if records:
@@ -296,7 +304,7 @@ class Bus:
     async def write_status(self, status: Mapping[str, Any]) -> None:
         """Leave what the controller says of itself for people to read."""
         data = msgspec.json.encode(status)
-        await self.call(lambda c: c.set(self.keys.status, data))
+        await self.call(lambda c: c.set(self.keys.status, data, ex=KEPT_S))
 
     async def read_status(self) -> dict[str, Any]:
         """Return what the controller last said of itself; empty if it never did."""

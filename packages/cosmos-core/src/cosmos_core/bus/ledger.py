@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from cosmos_core.bus.connection import METRICS_KEPT, Bus
+from cosmos_core.bus.connection import KEPT_S, METRICS_KEPT, Bus
 from cosmos_core.bus.errors import BusError, FencedError, LeaseHeldError, RunLostError
 from cosmos_core.bus.scripts import ACQUIRE, COMMIT
 from cosmos_core.bus.streams import Entry, stream_entries
@@ -185,7 +185,7 @@ class Ledger:
             entry = msgspec.msgpack.encode(_Batch(cursor, commit.events))
         arguments: list[Any] = [self.token, self._owner, self._lease_ms, self._sequence + 1]
         arguments += [cursor, entry, self._snapshot_of(commit, cursor), _COMMAND_TTL_MS]
-        arguments += [METRICS_KEPT, len(commit.metrics)]
+        arguments += [METRICS_KEPT, len(commit.metrics), KEPT_S * 1000]
         arguments += map(msgspec.msgpack.encode, commit.metrics)
         arguments += self._arguments_of(commit.dispatches)
         answer = await self._bus.call(lambda c: c.eval(COMMIT, len(names), *names, *arguments))

@@ -16,8 +16,8 @@ return {token, ''}
 """
 
 # KEYS token lease sequence events log snapshot metrics, then payloads to delete
-# ARGV token owner ttl_ms sequence cursor entry snapshot command_ttl_ms metrics_kept num_metrics,
-#      then the metrics, then for each command: stream, field, value
+# ARGV token owner ttl_ms sequence cursor entry snapshot command_ttl_ms metrics_kept num_metrics
+#      kept_ms, then the metrics, then for each command: stream, field, value
 # -> 'done', 'again' (this very commit was applied before: its answer got lost), 'fenced', or
 #    'lost' (commits before it are gone, and the state with them, so that nobody goes on from less)
 COMMIT = """
@@ -40,7 +40,7 @@ if ARGV[5] ~= '0-0' then
   redis.call('XTRIM', KEYS[4], 'MINID', ARGV[5])
   redis.call('XDEL', KEYS[4], ARGV[5])
 end
-local at = 11
+local at = 12
 for _ = 1, tonumber(ARGV[10]) do
   redis.call('XADD', KEYS[7], 'MAXLEN', '~', ARGV[9], '*', 'm', ARGV[at])
   at = at + 1
@@ -49,6 +49,9 @@ while at < #ARGV do
   redis.call('XADD', ARGV[at], '*', 'e', ARGV[1], ARGV[at + 1], ARGV[at + 2])
   redis.call('PEXPIRE', ARGV[at], ARGV[8])
   at = at + 3
+end
+for index = 1, 7 do
+  if index ~= 2 then redis.call('PEXPIRE', KEYS[index], ARGV[11]) end
 end
 for index = 8, #KEYS do redis.call('UNLINK', KEYS[index]) end
 return 'done'

@@ -2,7 +2,9 @@
 
 from cosmos_core.control.books import Books, BooksError
 from cosmos_core.control.config import ControllerConfig, StalenessConfig, ValidationPlan
-from cosmos_core.control.controller import ALL_DONE, STOPPED, Controller
+from cosmos_core.control.controller import Controller
+from cosmos_core.control.cut import step_of_cut
+from cosmos_core.control.ending import ALL_DONE, STOPPED
 from cosmos_core.control.staleness import Load, StalenessPolicy, policy_of
 from cosmos_core.control.state import (
     FAILURES_ALLOWED,
@@ -27,4 +29,5 @@ __all__ = [
     "ValidationPlan",
     "ValidationResult",
     "policy_of",
+    "step_of_cut",
 ]

@@ -111,7 +111,7 @@ class ControllerConfig:
         """Check the counts.
 
         Raises:
-            ValueError: naming the count that is too small.
+            ValueError: naming the count that is too small; if no group could ever be trained on.
         """
         counts = (
             "num_steps",
@@ -128,6 +128,11 @@ class ControllerConfig:
             raise ValueError(
                 f"min_policies is {self.min_policies} and num_policies {self.num_policies}; "
                 "want 0 <= min_policies <= num_policies"
+            )
+        if self.drop_zero_signal and self.samples_per_group == 1:
+            raise ValueError(
+                "drop_zero_signal with samples_per_group 1: the reward of one sample equals "
+                "itself, so that every group would be dropped; want 2 samples or more"
             )
         if not 0 < self.lease_s <= self.first_lease_s:
             raise ValueError(

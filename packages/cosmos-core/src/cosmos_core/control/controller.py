@@ -18,6 +18,7 @@ from cosmos_core.control import rounds
 from cosmos_core.control.books import Books, books_of
 from cosmos_core.control.config import ControllerConfig
 from cosmos_core.control.cut import cut_of, state_from_cut
+from cosmos_core.control.ending import STOPPED, Ending
 from cosmos_core.control.groups import GroupTable
 from cosmos_core.control.loads import order_loads
 from cosmos_core.control.replicas import ReplicaTable
@@ -45,16 +46,12 @@ from cosmos_core.messages import (
     ReplicaLeft,
     ScaleRequested,
     StepFinished,
-    Stop,
     StopRequested,
     Tick,
     VersionLoaded,
     VersionPublished,
 )
 
-ALL_DONE = "all steps done"
-STOPPED = "stopped"
-LOST = "policy replicas died before the last weights were saved"
 Addressed = tuple[str, Command]
 _RELOAD_AFTER_S = 1.0
 _WORK = (Progress, GroupFinished, GroupFailed, StepFinished, VersionLoaded)
@@ -76,6 +73,7 @@ class Controller:
         self._replicas = ReplicaTable(self.state, config)
         self._rounds = rounds.Rounds(self.state, config, self._replicas)
         self._steps = Steps(self.state, config, self._groups)
+        self._ending = Ending(self.state, self._steps, self._rounds)
         self._commands: list[Addressed] = []
         self._behind: set[str] = set()
 
@@ -203,10 +201,7 @@ class Controller:
             case VersionLoaded() | LoadFailed():
                 self._loaded(replica, event, now)
             case CheckpointSaved():
-                self._steps.saved(event.step)
-                is_last = event.step >= self.state.step - 1
-                replica.stopped = self.state.stop is not None and is_last
-                self.state.stop_saved |= replica.stopped
+                self._ending.hear(replica, event)
             case ReplicaLeft():
                 self._lose(replica.name, event.reason)
             case _:
@@ -222,8 +217,7 @@ class Controller:
         if replica.role == "rollout" and not self._steps.surely_has(replica.version):
             self._replicas.set_version(replica, UNKNOWN_VERSION)
         if self.state.stop is not None:
-            self._cut_at_the_end(now)
-            self._commands.append((replica.name, self._stop_command()))
+            self._commands.append(self._ending.order_for(replica, now))
         elif replica.role == "rollout":
             self._behind.add(replica.name)
         else:
@@ -278,7 +272,9 @@ class Controller:
         if isinstance(event, LoadFailed):
             self.state.counters.loads_failed += 1
             replica.retry_at_s = now + _RELOAD_AFTER_S
-        elif not is_void:
+        elif is_void:
+            self._replicas.set_version(replica, UNKNOWN_VERSION)
+        else:
             self.state.counters.loads += 1
             self._replicas.set_version(replica, event.version)
 
@@ -329,13 +325,14 @@ class Controller:
 
     def _advance(self, now: float) -> None:
         self._steps.drop_expired()
-        if self._is_over():
-            self._stop(now)
+        if self._ending.is_due:
+            self._commands.extend(self._ending.begin(now))
+            self._ending.finish_if_done()
             return
         if not self.state.stopping:
             train = self._steps.form(now)
             if train is not None:
-                self._commands.extend((p.name, train) for p in self.state.policies())
+                self._commands.extend(self._steps.orders(self.state.policies()))
             had_round = self.state.round is not None
             self._rounds.open_if_due(now)
             self._commands.extend(self._rounds.give_out())
@@ -344,37 +341,6 @@ class Controller:
             self._commands.extend(dismiss(self.state, self._replicas))
             self._give_out(now)
         self._order_loads(now)
-
-    def _is_over(self) -> bool:
-        state = self.state
-        if state.stopping:
-            return state.training is None or not state.policies()
-        if state.training is not None or state.step < self.config.num_steps:
-            return False
-        return state.round is None and not self._rounds.final_is_missing
-
-    def _stop(self, now: float) -> None:
-        state = self.state
-        if state.stop is None:
-            state.stopping = state.stopping or ALL_DONE
-            self._steps.abandon()
-            self._cut_at_the_end(now)
-            self._commands.extend((name, self._stop_command()) for name in state.replicas)
-        if all(policy.stopped for policy in state.policies()):
-            is_lost = state.stopping == ALL_DONE and not state.stop_saved
-            state.finished = LOST if is_lost else state.stopping
-
-    def _cut_at_the_end(self, now: float) -> None:
-        """Cut the stream where the policy replicas are, who may be back with older weights."""
-        state = self.state
-        if state.policies() and (oldest := min(self._steps.versions_held())) < state.step:
-            self._rounds.forget_after(oldest)
-            self._steps.rewind(oldest, now)
-            state.stopping = LOST if state.stopping == ALL_DONE else state.stopping
-        state.stop = cut_of(state)
-
-    def _stop_command(self) -> Stop:
-        return Stop(reason=self.state.stopping, cut=self.state.stop or b"")
 
     def _give_out(self, now: float) -> None:
         """Give prompts to the replicas with the most free slots while staleness allows it."""

@@ -36,6 +36,15 @@ def cut_of(state: ControllerState) -> bytes:
     return msgspec.msgpack.encode(cut)
 
 
+def step_of_cut(data: bytes) -> int:
+    """Return the version of the weights that a cut belongs to.
+
+    Raises:
+        msgspec.ValidationError: if ``data`` is not what `cut_of` returned.
+    """
+    return msgspec.msgpack.decode(data, type=Cut).step
+
+
 def state_from_cut(data: bytes) -> ControllerState:
     """Return the state of a controller that goes on from a cut; unfinished prompts wait first.
 

@@ -1,5 +1,7 @@
 """Fewer replicas while a run goes on: the last to come finish what they hold, and leave.
 
+Of policy replicas, those that are behind leave first: who has the weights of the step stays.
+
 ::
 
     ScaleRequested(rollouts=2)    rollout-2: leaving ─(its groups are back)► Stop
@@ -33,7 +35,7 @@ def dismiss(state: ControllerState, replicas: ReplicaTable) -> list[tuple[str, S
                 orders.append((replica.name, Stop(reason=SCALED_DOWN)))
     if state.wanted_policies >= 0:
         staying = [replica for replica in state.policies() if not replica.dismissed]
-        staying.sort(key=lambda replica: replica.seat)
+        staying.sort(key=lambda replica: (replica.version < state.step, replica.seat))
         for replica in staying[state.wanted_policies :]:
             # it reads the order when it has taken the step in hand
             replica.leaving = replica.dismissed = True

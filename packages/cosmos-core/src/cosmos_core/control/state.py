@@ -42,9 +42,10 @@ class ReplicaState(msgspec.Struct, kw_only=True):
 
     ``seat`` numbers joins; ``worked`` says whether it has done anything since it joined; ``busy``
     counts groups given to it; ``loading`` is the version it was told to load; ``taint`` says that
-    this load is of weights that no longer exist; ``published`` is what a policy replica serves.
-    ``failures`` counts groups that failed since the last that came back; ``resting`` says that it
-    is given nothing because of them until ``rest_until_s``, and ``last_failure`` names the last.
+    this load is of weights that no longer exist; ``published`` is what a policy replica serves,
+    ``ordered`` whether it was ordered a step since it joined. ``failures`` counts groups that
+    failed since the last that came back; ``resting`` says that it is given nothing because of them
+    until ``rest_until_s``, and ``last_failure`` names the last.
     ``leaving`` says that it is given nothing more, ``dismissed`` that it was told to stop.
     """
 
@@ -62,6 +63,7 @@ class ReplicaState(msgspec.Struct, kw_only=True):
     taint: bool = False
     retry_at_s: float = 0.0
     published: int = UNKNOWN_VERSION
+    ordered: bool = False
     stopped: bool = False
     failures: int = 0
     resting: bool = False

@@ -7,6 +7,8 @@ Where policy replicas come and go (``min_policies``) the first of them to have t
 for all of its members, which agreed on it before anything was updated.
 """
 
+from collections.abc import Sequence
+
 from cosmos_core.control.config import ControllerConfig
 from cosmos_core.control.cut import cut_of
 from cosmos_core.control.groups import GroupTable
@@ -36,6 +38,11 @@ class Steps:
 
     # ---------------------------------------------------------------- looking
 
+    @property
+    def are_all_taken(self) -> bool:
+        """Whether the run has none left to take."""
+        return self._state.step >= self._config.num_steps
+
     def may_dispatch(self, version: int) -> bool:
         """Tell whether a prompt may go to a replica that holds ``version`` or a newer one."""
         known = min(version, self._state.step)
@@ -56,15 +63,16 @@ class Steps:
     def versions_held(self) -> set[int]:
         """Return the versions of the policy replicas; of those that come and go, the newest.
 
-        No more of them than a step needs have no others to get newer weights from than their own.
-        Of more, one may have got those of the step from another that has died since.
+        One that was ordered a step since it joined may have got newer weights from another, which
+        may be dead by now, and not have said so yet.
         """
-        held = {policy.version for policy in self._state.policies()}
+        policies = self._state.policies()
+        held = {policy.version for policy in policies}
         if not self._config.min_policies:
             return held
-        if len(self._state.policies()) <= self._config.min_policies:
-            return {max(held)}
-        return {max(*held, self._state.step)}
+        if any(policy.ordered for policy in policies):
+            held.add(self._state.step)
+        return {max(held)}
 
     def surely_has(self, version: int) -> bool:
         """Tell whether weights of that number are surely those that the policy had."""
@@ -78,18 +86,17 @@ class Steps:
         """
         policies = self._state.policies()
         waited = len(policies) == self._config.policies_needed
-        return [
-            (policy.name, self.order())
-            for policy in (policies if waited else [joined])
-            if self._state.training is not None and policy.version <= self._state.step
-        ]
+        if self._state.training is None:
+            return []
+        told = [p for p in (policies if waited else [joined]) if p.version <= self._state.step]
+        return self.orders(told)
 
     # ---------------------------------------------------------------- changing
 
     def form(self, now: float) -> Train | None:
         """Form the next step if its groups and its policy replicas are there."""
         state = self._state
-        if state.training is not None or state.step >= self._config.num_steps:
+        if state.training is not None or self.are_all_taken:
             return None
         chosen = self._policy.choose(self._groups.load(), self._groups.dispatched)
         if chosen is None or not self.policies_agree:
@@ -109,6 +116,12 @@ class Steps:
             state.training.cut = cut_of(state)
         return self.order()
 
+    def orders(self, policies: Sequence[ReplicaState]) -> list[tuple[str, Train]]:
+        """Return the step in hand as an order to each of some policy replicas."""
+        for policy in policies:
+            policy.ordered = True
+        return [(policy.name, self.order()) for policy in policies]
+
     def order(self) -> Train:
         """Return the command for the step in hand, always the same."""
         training = self._state.training
@@ -123,14 +136,15 @@ class Steps:
     def finish(self, policy: ReplicaState, step: int, now: float) -> None:
         """Note that a policy replica took the step; commit it with the last one."""
         training = self._state.training
-        if training is None or step != training.step:
-            if self._config.min_policies and step < self._state.step:
-                policy.version = max(policy.version, step + 1)  # another member said so before
-            else:
-                self._state.counters.duplicates += 1
-            return
-        policy.version = max(policy.version, step + 1)
-        self.commit_if_done(now)
+        if training is not None and step == training.step:
+            policy.version = max(policy.version, step + 1)
+            self.commit_if_done(now)
+        elif not self._config.min_policies:
+            self._state.counters.duplicates += 1
+        else:
+            policy.version = max(policy.version, step + 1)  # another member said so before
+            if policy.version > self._state.step:
+                self.skip_to(policy.version, now)
 
     def commit_if_done(self, now: float) -> None:
         """Commit the step in hand if all policy replicas, or members, hold its weights."""

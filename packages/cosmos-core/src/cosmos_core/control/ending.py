@@ -1,0 +1,82 @@
+"""The end of a run: when it has come, what the last checkpoint holds, and whether that was saved.
+
+::
+
+    all steps done, or a stop asked for ─► cut, Stop to all ─► all have saved, or left ─► end
+"""
+
+from cosmos_core.control.cut import cut_of
+from cosmos_core.control.rounds import Rounds
+from cosmos_core.control.state import ControllerState, ReplicaState
+from cosmos_core.control.steps import Steps
+from cosmos_core.messages import CheckpointSaved, Stop
+
+ALL_DONE = "all steps done"
+STOPPED = "stopped"
+LOST = "policy replicas died before the last weights were saved"
+
+
+class Ending:
+    """All changes to ``state.stop``, ``stop_saved`` and ``finished`` go through here."""
+
+    def __init__(self, state: ControllerState, steps: Steps, rounds: Rounds) -> None:
+        """Go on with what is there."""
+        self._state = state
+        self._steps = steps
+        self._rounds = rounds
+
+    @property
+    def is_due(self) -> bool:
+        """Whether nothing is left to do but to save."""
+        state = self._state
+        if state.stopping:
+            return state.training is None or not state.policies()
+        if state.training is not None or not self._steps.are_all_taken:
+            return False
+        return state.round is None and not self._rounds.final_is_missing
+
+    def begin(self, now: float) -> list[tuple[str, Stop]]:
+        """Cut the stream and return the order to each replica, once."""
+        state = self._state
+        if state.stop is not None:
+            return []
+        state.stopping = state.stopping or ALL_DONE
+        self._steps.abandon()
+        self._cut(now)
+        return [(name, self._order()) for name in state.replicas]
+
+    def order_for(self, joined: ReplicaState, now: float) -> tuple[str, Stop]:
+        """Return the order to a replica that joined meanwhile, maybe with older weights."""
+        self._cut(now)
+        return joined.name, self._order()
+
+    def hear(self, replica: ReplicaState, saved: CheckpointSaved) -> None:
+        """Note that a replica has done its part; only one that names a path has saved anything."""
+        state = self._state
+        replica.stopped = state.stop is not None and saved.step >= state.step - 1
+        if saved.path:
+            self._steps.saved(saved.step)
+            state.stop_saved |= replica.stopped
+
+    def finish_if_done(self) -> None:
+        """End the run when no policy replica has anything left to save."""
+        state = self._state
+        if not all(policy.stopped for policy in state.policies()):
+            return
+        state.finished = state.stopping
+        if not state.stop_saved and state.stopping == ALL_DONE:
+            state.finished = LOST
+        elif not state.stop_saved and state.consumed_since_save and state.stopping != LOST:
+            state.finished = f"{state.stopping}; {LOST}"
+
+    def _cut(self, now: float) -> None:
+        """Cut the stream where the policy replicas are, who may be back with older weights."""
+        state = self._state
+        if state.policies() and (oldest := min(self._steps.versions_held())) < state.step:
+            self._rounds.forget_after(oldest)
+            self._steps.rewind(oldest, now)
+            state.stopping = LOST if state.stopping == ALL_DONE else state.stopping
+        state.stop = cut_of(state)
+
+    def _order(self) -> Stop:
+        return Stop(reason=self._state.stopping, cut=self._state.stop or b"")

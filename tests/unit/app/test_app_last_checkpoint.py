@@ -1,0 +1,85 @@
+"""What a policy replica saves and exports when it is told to stop, and what it says of it."""
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+from cosmos_app.prepare import run_files
+from cosmos_app.recipe import Recipe
+from cosmos_app.roles.policy import PolicyProcess
+from cosmos_app.roles.process import RunContext, TorchrunPlace
+from cosmos_core.control import ALL_DONE, Controller, ControllerConfig
+from cosmos_core.messages import CheckpointSaved, Event, Stop
+from cosmos_core.rundir import RunDirectory
+
+
+class Told:
+    """A channel that keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    async def send(self, event: Event) -> None:
+        self.events.append(event)
+
+
+class Weights:
+    """A trainer that only saves and exports, and notes it."""
+
+    def __init__(self, version: int, *, is_first_replica: bool) -> None:
+        self.version = version
+        self.is_first_replica = is_first_replica
+        self.did: list[str] = []
+
+    def settle_end(self) -> None:
+        self.did.append("settled")
+
+    def save(self, cut: bytes) -> str:
+        assert cut
+        self.did.append("saved")
+        return "there" if self.is_first_replica else ""
+
+    def export(self, directory: Path) -> None:
+        self.did.append(f"exported to {directory.name}")
+
+
+def stop_at(version: int) -> Stop:
+    config = ControllerConfig(num_steps=9, groups_per_step=1, samples_per_group=2)
+    controller = Controller(config)
+    controller.state.step = version
+    return Stop(reason=ALL_DONE, cut=controller.cut())
+
+
+def stopped(tmp_path: Path, trainer: Any, stop: Stop) -> list[Event]:
+    recipe, channel, bus = Recipe(), Told(), None
+    with RunDirectory.create(tmp_path / "run", config_json="{}", now_s=0.0) as run:
+        context = RunContext(
+            run=run,
+            recipe=recipe,
+            files=run_files(recipe, run.path),
+            redis_url="redis://nowhere",
+            namespace="n",
+        )
+        place = TorchrunPlace(rank=0, local_rank=0, world_size=1)
+        process = PolicyProcess(context, cast(Any, bus), "policy-0", place)
+        asyncio.run(process._stop(trainer, stop, cast(Any, channel)))
+    return channel.events
+
+
+def test_the_first_replica_saves_and_exports(tmp_path):
+    trainer = Weights(5, is_first_replica=True)
+    saved = CheckpointSaved(replica="policy-0", step=4, path="there")
+    assert stopped(tmp_path, trainer, stop_at(5)) == [saved]
+    assert trainer.did == ["settled", "saved", "exported to model"]
+
+
+def test_another_does_not_say_that_it_has_saved(tmp_path):
+    trainer = Weights(5, is_first_replica=False)
+    saved = CheckpointSaved(replica="policy-0", step=4, path="")
+    assert stopped(tmp_path, trainer, stop_at(5)) == [saved]
+
+
+def test_one_that_came_late_neither_saves_nor_exports_its_older_weights(tmp_path):
+    trainer = Weights(4, is_first_replica=True)
+    assert stopped(tmp_path, trainer, stop_at(5)) == []
+    assert trainer.did == []
