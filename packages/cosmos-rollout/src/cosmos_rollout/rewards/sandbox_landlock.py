@@ -74,7 +74,6 @@ def refuse_files(settings: dict[str, Any], libc: Any) -> None:
     if libc.syscall(_RESTRICT, rules, 0) != 0:
         raise OSError(ctypes.get_errno(), "Landlock takes no rules")
     os.close(rules)
-    os.environ["TMPDIR"] = work
 
 
 def shown_paths(folder: str, places: dict[str, bool], is_shown: bool = True) -> Iterator[str]:
