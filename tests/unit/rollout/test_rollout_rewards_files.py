@@ -295,6 +295,22 @@ def test_python_may_lie_in_a_temporary_folder(tmp_path, monkeypatch, first):
 
 
 @needs_own_files
+@pytest.mark.parametrize("temporary", ["home/below", "home", "project", "/dev/shm"])
+def test_temporary_folders_may_be_anywhere(user, monkeypatch, temporary):
+    folder = user.home.parent / temporary
+    monkeypatch.setenv("TMPDIR", str(folder))
+    program = (
+        "import os\nfor path in ('/tmp', '/dev/shm', '.'): open(path + '/x', 'w').write('4')\n"
+        f"print(os.getcwd(), os.path.exists('{user.home}/file'))"
+    )
+    result = result_of(command_of(program, PATIENT, first=""))
+    where, is_there = result.stdout.split()
+    assert Path(where).parent.parent == folder
+    assert is_there == "False"
+    assert not Path(where).parent.exists()
+
+
+@needs_own_files
 def test_the_system_tells_how_it_protects():
     found = sandbox_protection(PATIENT)
     assert found == SandboxProtection(no_network=True, files="own")

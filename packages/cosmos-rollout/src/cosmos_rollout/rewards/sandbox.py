@@ -205,7 +205,7 @@ def _run(
         found = report.read()
     stderr = _text(outputs[2])
     if status > 0:
-        reason = stderr.strip()
+        reason = stderr.strip().rpartition("\n")[2]
         raise SandboxError(_REFUSED.get(status) or f"no sandbox could be made: {reason}")
     ended: dict[str, Any] = {"exit_code": None, "said": "", "too_many": False}
     ended |= json.loads(found or b"{}")
@@ -220,7 +220,9 @@ def _run(
 
 def _hidden() -> list[str]:
     """Where secrets are, and what is expected: homes, this working folder, what all write into."""
-    found = {os.path.expanduser("~"), str(Path.cwd()), tempfile.gettempdir(), *_SHARED_FOLDERS}
+    found = {os.path.expanduser("~"), tempfile.gettempdir(), *_SHARED_FOLDERS}
+    with contextlib.suppress(FileNotFoundError):  # it was removed
+        found.add(os.getcwd())
     with contextlib.suppress(KeyError):  # a user without a name, as containers have them
         found.add(pwd.getpwuid(os.geteuid()).pw_dir)
     never = {os.path.realpath(path) for path in _NEVER_HIDDEN}

@@ -141,10 +141,10 @@ def _put_back(libc: Any, path: str, descriptor: int) -> None:
 
 def _fill_dev(libc: Any) -> None:
     """Make what programs expect in /dev beside devices: shared memory, streams, terminals."""
-    os.mkdir("/dev/shm")
+    for name in ("shm", "pts"):
+        os.makedirs(f"/dev/{name}", exist_ok=True)  # temporary folders may lie in the former
     for name, target in _STREAMS.items():
         os.symlink(f"/proc/self/{target}", f"/dev/{name}")
-    os.mkdir("/dev/pts")
     with contextlib.suppress(OSError):
         flags = _NO_SET_ID | _NO_PROGRAMS
         _mount(libc, "devpts", "/dev/pts", "devpts", flags, "newinstance,ptmxmode=0666")
