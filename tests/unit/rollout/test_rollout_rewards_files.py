@@ -25,6 +25,7 @@ from cosmos_rollout import (
     ProgramResult,
     RewardError,
     RewardInput,
+    SandboxError,
     SandboxLimits,
     SandboxProtection,
     run_program,
@@ -342,6 +343,11 @@ def test_rules_take_over_where_mounts_are_refused_half_way(user):
     )
     assert found.pop("network") != "done"
     assert list(found.values()) == ["done", "done", "PermissionError", "PermissionError"]
+
+
+def test_a_sandbox_that_cannot_be_made_is_an_error_and_no_result():
+    with pytest.raises(SandboxError, match="no sandbox could be made: ValueError: embedded null"):
+        run_program("pass", SandboxLimits(timeout_s=60.0, readable=("a\0b",)))
 
 
 def test_what_a_reward_shall_read_has_to_be_there(user):
