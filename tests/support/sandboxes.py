@@ -19,13 +19,25 @@ from cosmos_rollout import (
 from cosmos_rollout.rewards.sandbox_landlock import has_rules
 
 WITHOUT_NAMESPACES = """
-import ctypes, dataclasses, json, os, sys
+import ctypes, os
 user = os.getuid()
 assert ctypes.CDLL(None).unshare(0x10000000) == 0  # a name space of users, where none is to be had
 open("/proc/self/uid_map", "w").write(f"0 {user} 1")
 open("/proc/sys/user/max_user_namespaces", "w").write("0")
 """
+WITHOUT_BINDS = """
+import ctypes, os, struct
+mount = {"x86_64": 165, "aarch64": 40}[os.uname().machine]
+lines = [(32, 0, 0, 0), (21, 0, 3, mount), (32, 0, 0, 40), (69, 0, 1, 4096), (6, 0, 0, 0x50001)]
+lines.append((6, 0, 0, 0x7FFF0000))  # all else is allowed; EPERM for bind mounts
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in lines))
+libc = ctypes.CDLL(None)
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+filter = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(lines), ctypes.addressof(code)))
+assert libc.prctl(22, 2, filter) == 0
+"""
 _RUN = """
+import dataclasses, json, sys
 from cosmos_rollout import SandboxLimits, run_program
 result = run_program(sys.argv[1], SandboxLimits(**json.loads(sys.argv[2])))
 print(json.dumps(dataclasses.asdict(result)))
@@ -34,13 +46,28 @@ print(json.dumps(dataclasses.asdict(result)))
 
 def command_without_namespaces(program: str, limits: SandboxLimits) -> list[str]:
     """Return a command that runs a program where the kernel gives no name spaces."""
-    settings = json.dumps(dataclasses.asdict(limits))
-    return [sys.executable, "-c", WITHOUT_NAMESPACES + _RUN, program, settings]
+    return command_of(program, limits, first=WITHOUT_NAMESPACES)
+
+
+def command_of(
+    program: str, limits: SandboxLimits, *, first: str, python: str = sys.executable
+) -> list[str]:
+    """Return a command that does something and then runs a program, by any Python."""
+    return [python, "-c", first + _RUN, program, json.dumps(dataclasses.asdict(limits))]
 
 
 def run_without_namespaces(program: str, limits: SandboxLimits) -> ProgramResult:
     """Run a program where the kernel gives no name spaces."""
-    command = command_without_namespaces(program, limits)
+    return result_of(command_without_namespaces(program, limits))
+
+
+def run_without_binds(program: str, limits: SandboxLimits) -> ProgramResult:
+    """Run a program where a policy refuses mounts half-way."""
+    return result_of(command_of(program, limits, first=WITHOUT_BINDS))
+
+
+def result_of(command: list[str]) -> ProgramResult:
+    """Return what a command says became of its program."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     return ProgramResult(**json.loads(done.stdout))
 

@@ -190,6 +190,33 @@ def look_at_copies() -> Finding:
     )
 
 
+def look_at_sandbox() -> Finding:
+    """What keeps the programs of the reward "code" from files and the network."""
+    from cosmos_rollout import SandboxError, SandboxLimits, sandbox_protection
+
+    try:
+        protection = sandbox_protection(SandboxLimits(timeout_s=60.0))
+    except SandboxError as error:
+        advice = "the reward 'code' cannot be used here; see the README of cosmos-rollout"
+        return Finding(name="sandbox", state="warning", found=str(error), advice=advice)
+    network = "have no network" if protection.no_network else "reach the network"
+    files = {
+        "own": "see a file system that is read-only, without homes and temporary files",
+        "rules": "are kept from files by Landlock",
+        "open": "can read, write and delete what you can",
+    }
+    is_whole = protection.no_network and protection.files == "own"
+    return Finding(
+        name="sandbox",
+        state="ok" if is_whole else "warning",
+        found=f"generated programs {network} and {files[protection.files]}",
+        advice=""
+        if is_whole
+        else "only for rewards of kind code: allow user name spaces (Linux 5.12 and later), or run "
+        "rollouts as a user with nothing to lose",
+    )
+
+
 _LOOKS: tuple[Callable[[], Finding], ...] = (
     look_at_python,
     look_at_packages,
@@ -200,6 +227,7 @@ _LOOKS: tuple[Callable[[], Finding], ...] = (
     look_at_shared_memory,
     look_at_copies,
     look_at_redis,
+    look_at_sandbox,
 )
 
 

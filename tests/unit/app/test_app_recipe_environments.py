@@ -43,13 +43,13 @@ def test_a_recipe_names_its_environment(overrides, environment):
 
 def test_a_recipe_names_rewards_limits_and_groups_that_wait():
     overrides = [
-        'reward.rewards=[{kind="code", isolation="required"}]',
+        'reward.rewards=[{kind="code", isolation="required", readable=["~/x"]}]',
         'reward.group_rewards=[{function="a:f", weight=0.5}]',
         "rollout.episode.max_turns=3",
         "rollout.scoring=4",
     ]
     recipe = load_config(Recipe, RECIPE, overrides)
-    assert recipe.reward.rewards == (CodeReward(isolation="required"),)
+    assert recipe.reward.rewards == (CodeReward(isolation="required", readable=("~/x",)),)
     assert recipe.reward.group_rewards == (GroupReward(function="a:f", weight=0.5),)
     assert recipe.rollout.episode == EpisodeLimits(max_turns=3)
     assert recipe.rollout.scoring == 4

@@ -13,6 +13,7 @@ import os
 import pwd
 import re
 import secrets
+import select
 import shutil
 import signal
 import subprocess
@@ -25,7 +26,11 @@ from typing import Any, Literal
 
 from cosmos_rollout.errors import SandboxError
 from cosmos_rollout.rewards.questions import ask
-from cosmos_rollout.rewards.sandbox_child import NO_NAMESPACES, OPEN_FILES
+from cosmos_rollout.rewards.sandbox_child import (
+    HALF_ENCLOSED,
+    NO_NAMESPACES,
+    OPEN_FILES,
+)
 
 _CHILD = Path(__file__).with_name("sandbox_child.py")
 _OUTPUT_BYTES = 1 << 20
@@ -194,12 +199,14 @@ def _run(
             "readable": [*map(os.path.abspath, map(os.path.expanduser, limits.readable))],
             "is_required": limits.namespaces == "required",
         }
-        status = _guarded(settings, folder, outputs)
+        status = _guarded(settings | {"has_mounts": True}, folder, outputs)
+        if status == HALF_ENCLOSED:  # a policy of this system refuses mounts that the kernel has
+            status = _guarded(settings | {"has_mounts": False}, folder, outputs)
         report.seek(0)
         found = report.read()
     stderr = _text(outputs[2])
     if status > 0:
-        reason = stderr.strip()
+        reason = stderr.strip().rpartition("\n")[2]
         raise SandboxError(_REFUSED.get(status) or f"no sandbox could be made: {reason}")
     ended: dict[str, Any] = {"exit_code": None, "said": "", "too_many": False}
     ended |= json.loads(found or b"{}")
@@ -214,7 +221,9 @@ def _run(
 
 def _hidden() -> list[str]:
     """Where secrets are, and what is expected: homes, this working folder, what all write into."""
-    found = {os.path.expanduser("~"), str(Path.cwd()), tempfile.gettempdir(), *_SHARED_FOLDERS}
+    found = {os.path.expanduser("~"), tempfile.gettempdir(), *_SHARED_FOLDERS}
+    with contextlib.suppress(FileNotFoundError):  # it was removed
+        found.add(os.getcwd())
     with contextlib.suppress(KeyError):  # a user without a name, as containers have them
         found.add(pwd.getpwuid(os.geteuid()).pw_dir)
     never = {os.path.realpath(path) for path in _NEVER_HIDDEN}
@@ -228,7 +237,12 @@ def _guarded(settings: dict[str, Any], folder: Path, outputs: Sequence[Path]) ->
         process = subprocess.Popen(
             command,
             cwd=folder,
-            env={"HOME": str(folder), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            env={
+                "HOME": str(folder),
+                "TMPDIR": str(folder),
+                "OMP_NUM_THREADS": "1",
+                "OPENBLAS_NUM_THREADS": "1",
+            },
             stdin=read,
             stdout=out,
             stderr=err,
@@ -236,11 +250,21 @@ def _guarded(settings: dict[str, Any], folder: Path, outputs: Sequence[Path]) ->
             pass_fds=(settings["report"], settings["tests"]),
         )
         try:
-            return process.wait(settings["timeout_s"] + _GUARD_GRACE_S)
-        except subprocess.TimeoutExpired:
-            return 0  # it has reported nothing
+            has_ended = _ends_within(process, settings["timeout_s"] + _GUARD_GRACE_S)
+            return process.wait(_GUARD_GRACE_S) if has_ended else 0  # it has reported nothing
         finally:
             _end(process)
+
+
+def _ends_within(process: "subprocess.Popen[bytes]", longest_s: float) -> bool:
+    """Wait for the end of a process, which `Popen.wait` with a limit sees up to 50 ms later."""
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        ends = select.poll()
+        ends.register(descriptor, select.POLLIN)
+        return bool(ends.poll(longest_s * 1000.0))
+    finally:
+        os.close(descriptor)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

@@ -29,7 +29,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-NO_NAMESPACES, OPEN_FILES = 117, 118
+NO_NAMESPACES, OPEN_FILES, HALF_ENCLOSED = 117, 118, 119
 TESTS_PLEASE = b"?"
 _NEW_USER, _NEW_PROCESSES, _NEW_NETWORK, _NEW_IPC = 0x10000000, 0x20000000, 0x40000000, 0x08000000
 _DIE_WITH_PARENT, _DUMPABLE, _FORGET_POWER, _ADOPT_ORPHANS, _NO_NEW_POWERS = 1, 4, 24, 36, 38
@@ -212,8 +212,8 @@ def become_program(
     settings: dict[str, Any], libc: Any, line: socket.socket, *, fence: "Fence"
 ) -> int:
     """Run the program in this process, or in process 2 of a name space with this as process 1."""
-    for descriptor in (settings["tests"], settings["report"]):
-        os.close(descriptor)
+    for name in ("tests", "report", "above"):
+        os.close(settings[name])
     if fence.is_enclosed:
         _load("sandbox_mounts").enclose_processes(libc)
     if not fence.has_user:  # whose effective one it would become in programs that it starts
@@ -257,10 +257,15 @@ class Fence(NamedTuple):
 
 
 def put_up_fence(settings: dict[str, Any], libc: Any) -> Fence:
-    """Shut all doors that this process and its children can share."""
+    """Shut all doors that this process and its children can share.
+
+    Raises:
+        OSError: if mounts were begun and refused; none of them can be taken back.
+    """
     has_user = own_user()
     is_enclosed = libc.unshare(_NEW_USER | _NEW_PROCESSES | _NEW_NETWORK | _NEW_IPC) == 0
-    if is_enclosed and _load("sandbox_mounts").enclose_files(settings, libc):
+    has_mounts = is_enclosed and settings["has_mounts"]
+    if has_mounts and _load("sandbox_mounts").enclose_files(settings, libc):
         return Fence(is_enclosed=True, files="own", has_user=has_user)
     if not _load("sandbox_landlock").has_rules(libc):
         return Fence(is_enclosed=is_enclosed, files="open", has_user=has_user)
@@ -291,7 +296,13 @@ def main(settings: dict[str, Any]) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     settings["readable"] = [*settings["readable"], *python_places()]
     settings |= {"devices": _DEVICES, "user": os.geteuid(), "group": os.getegid()}
-    fence = put_up_fence(settings, libc)
+    settings["above"] = os.open("../..", os.O_PATH)  # as it is outside, to clean up there
+    outer = os.path.basename(os.path.dirname(os.getcwd()))
+    try:
+        fence = put_up_fence(settings, libc)
+    except OSError as error:
+        sys.stderr.write(f"{error}\n")
+        return HALF_ENCLOSED
     if settings["is_required"] and not (fence.is_enclosed and fence.files != "open"):
         return OPEN_FILES if fence.is_enclosed else NO_NAMESPACES
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -312,6 +323,11 @@ def main(settings: dict[str, Any]) -> int:
     report = {"exit_code": status, "too_many": watch.too_many, "said": said}
     report |= {"is_enclosed": fence.is_enclosed, "files": fence.files}
     os.write(settings["report"], json.dumps(report).encode())
+    if os.getppid() != settings["worker"]:  # it was killed, and removes nothing any more
+        import shutil  # takes a tenth of the time that a program does
+
+        with contextlib.suppress(OSError, RecursionError):
+            shutil.rmtree(outer, dir_fd=settings["above"])
     return 0
 
 

@@ -1,10 +1,10 @@
 """The second best for a generated program's file system: rules, where no mounts are to be had.
 
 Loaded as a file by `sandbox_child`, with the standard library alone. Containers as a rule allow no
-name spaces of users, but do allow Landlock (Linux 5.13, https://docs.kernel.org/userspace-api/
-landlock.html): a process gives up what it may do with files, for itself and all that it starts. It
-cannot be given folders of its own in the places of others, so that what is hidden is refused;
-shared memory stays that of all, because semaphores are made there.
+name spaces of users, but do allow Landlock (Linux 5.13): a process gives up what it may do with
+files, for itself and all that it starts. It cannot be given folders of its own in the places of
+others, so that what is hidden is refused; shared memory stays that of all, because semaphores are
+made there. Source: https://docs.kernel.org/userspace-api/landlock.html.
 """
 
 import contextlib
@@ -74,7 +74,6 @@ def refuse_files(settings: dict[str, Any], libc: Any) -> None:
     if libc.syscall(_RESTRICT, rules, 0) != 0:
         raise OSError(ctypes.get_errno(), "Landlock takes no rules")
     os.close(rules)
-    os.environ["TMPDIR"] = work
 
 
 def shown_paths(folder: str, places: dict[str, bool], is_shown: bool = True) -> Iterator[str]:

@@ -55,12 +55,14 @@ def enclose_files(settings: dict[str, Any], libc: Any) -> bool:
         return False
     work = os.getcwd()
     outer = os.path.dirname(work)
+    temporary = os.path.dirname(outer)  # hidden too: what is mounted there holds the others
+    kept = _opened([*settings["devices"], *settings["readable"]])
     room = f"size={settings['files_bytes']},nr_inodes={_MAX_FILES},mode=0700"
-    _mount(libc, "tmpfs", outer, "tmpfs", _NO_SET_ID | _NO_DEVICES, room)
-    os.mkdir(work)
+    _mount(libc, "tmpfs", temporary, "tmpfs", _NO_SET_ID | _NO_DEVICES, room)
+    os.makedirs(work)
     Path(work, settings["program"]).write_bytes(program)
     own = {path: _new(f"{outer}/{i}") for i, path in enumerate(settings["hidden"])}
-    kept = _opened([work, *settings["devices"], *settings["readable"]])
+    kept[temporary] = os.open(temporary, os.O_PATH)
     for path, descriptor in sorted((own | kept).items()):  # a folder before what lies in it
         if path in kept:
             _put_back(libc, path, descriptor)
@@ -139,10 +141,10 @@ def _put_back(libc: Any, path: str, descriptor: int) -> None:
 
 def _fill_dev(libc: Any) -> None:
     """Make what programs expect in /dev beside devices: shared memory, streams, terminals."""
-    os.mkdir("/dev/shm")
+    for name in ("shm", "pts"):
+        os.makedirs(f"/dev/{name}", exist_ok=True)  # temporary folders may lie in the former
     for name, target in _STREAMS.items():
         os.symlink(f"/proc/self/{target}", f"/dev/{name}")
-    os.mkdir("/dev/pts")
     with contextlib.suppress(OSError):
         flags = _NO_SET_ID | _NO_PROGRAMS
         _mount(libc, "devpts", "/dev/pts", "devpts", flags, "newinstance,ptmxmode=0666")
