@@ -72,6 +72,8 @@ def bad(how: str) -> str:
         raise TimeoutError("no answer")
     if how == "die":
         os._exit(3)
+    if how == "huge":
+        return "x" * (600 << 20)  # two of them are more than a worker may have
     if how == "long":
         return "x" * 1000
     while True:
@@ -116,6 +118,7 @@ async def test_tools_answer_in_the_order_of_the_calls(tool_file):
         (call("wait", seconds=-1), "error: SystemExit: no such time"),
         (call("wait", seconds=0), "error: CancelledError: "),
         (call("bad", how="long"), "x" * 100 + " ... (cut)"),
+        (call("bad", how="huge"), "x" * 100 + " ... (cut)"),
         (call("subtract", a=1), "error: there is no tool 'subtract'; there are add, wait, bad"),
         ('<tool_call>{"name": 3}</tool_call>', "error: the call has no text 'name'"),
         (
