@@ -1,5 +1,6 @@
 """Who scores samples for algorithms that learn from a teacher."""
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,8 +53,9 @@ class TeacherConfig:
         for url in self.urls:
             if not url.startswith(("http://", "https://")):
                 raise ValueError(f"urls have to begin with http:// or https://, found {url!r}")
-        if not (self.deadline_s > 0.0 and self.start_s > 0.0 and self.max_running > 0):
-            raise ValueError("deadline_s, start_s and max_running have to be positive")
+        limits_s = (self.deadline_s, self.start_s)
+        if self.max_running < 1 or not all(0.0 < limit_s < math.inf for limit_s in limits_s):
+            raise ValueError("deadline_s, start_s and max_running have to be positive and finite")
 
     @property
     def is_beside(self) -> bool:

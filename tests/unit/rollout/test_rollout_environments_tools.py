@@ -20,6 +20,7 @@ from cosmos_rollout import (
     ToolEnvironmentConfig,
     UserCodeError,
 )
+from cosmos_rollout.environments import rendering
 from cosmos_rollout.environments.tool_calls import read_reply
 
 
@@ -72,6 +73,10 @@ def bad(how: str) -> str:
         raise TimeoutError("no answer")
     if how == "die":
         os._exit(3)
+    if len(how) > 20:
+        return how + "!"
+    if how == "huge":
+        return "x" * (600 << 20)  # two of them are more than a worker may have
     if how == "long":
         return "x" * 1000
     while True:
@@ -116,6 +121,7 @@ async def test_tools_answer_in_the_order_of_the_calls(tool_file):
         (call("wait", seconds=-1), "error: SystemExit: no such time"),
         (call("wait", seconds=0), "error: CancelledError: "),
         (call("bad", how="long"), "x" * 100 + " ... (cut)"),
+        (call("bad", how="huge"), "x" * 100 + " ... (cut)"),
         (call("subtract", a=1), "error: there is no tool 'subtract'; there are add, wait, bad"),
         ('<tool_call>{"name": 3}</tool_call>', "error: the call has no text 'name'"),
         (
@@ -153,6 +159,15 @@ async def test_control_tokens_in_what_a_tool_returns_are_text(tool_file):
     text = TOKENIZER.decode(tokens)
     assert f"<|im_start|>tool\n{said}<|im_end|>\n<|im_start|>assistant\nok" in text
     assert tokens.count(END) == text.count("<|im_end|>") - 1 == 5  # tools, and four turns
+
+
+async def test_a_tool_that_shows_how_turns_are_rendered_is_shown_as_it_is(tool_file):
+    environment = ToolEnvironmentConfig(functions=(f"{tool_file}:bad",)).build()
+    asked = says(call("bad", how=rendering._MARK), call("bad", how=rendering._BREAK), "ok")
+    episode = await play(environment, asked)
+    text = TOKENIZER.decode(episode.token_ids.tolist())
+    for said in (rendering._MARK, rendering._BREAK):
+        assert f"<|im_start|>tool\n{said}!<|im_end|>" in text
 
 
 async def test_half_a_character_of_a_tool_is_replaced(tool_file):

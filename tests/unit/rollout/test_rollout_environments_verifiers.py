@@ -161,3 +161,10 @@ async def test_rewards_of_whole_groups_are_refused(load):
 def test_an_environment_that_is_not_installed_is_known_at_the_start():
     with pytest.raises(UserCodeError, match="environment nowhere cannot be loaded"):
         VerifiersEnvironmentConfig(id="nowhere").build()
+
+
+def test_an_environment_of_another_interface_is_refused_by_name(tmp_path):
+    path = tmp_path / "later.py"
+    path.write_text("class Env:\n    tool_defs = ()\n\ndef load():\n    return Env()\n")
+    with pytest.raises(UserCodeError, match=r"Env is no .*verifiers 0\.1\.10.*no oai_tools"):
+        VerifiersEnvironmentConfig(id=f"{path}:load").build()

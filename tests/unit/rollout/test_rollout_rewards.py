@@ -13,6 +13,7 @@ import pytest_asyncio
 
 from cosmos_rollout import (
     BoxedMathReward,
+    EndpointConfig,
     EpisodeLimits,
     ExactReward,
     Failure,
@@ -27,9 +28,12 @@ from cosmos_rollout import (
     RewardPoolConfig,
     Sampling,
     Scored,
+    SGLangConfig,
+    ToolEnvironmentConfig,
+    VLLMConfig,
 )
 
-NAN = float("nan")
+NAN, INF = float("nan"), float("inf")
 
 USER = """
 import asyncio, os, subprocess, sys, time
@@ -116,6 +120,21 @@ def test_length_falls_from_target_to_limit(tokens, value):
         (lambda: RewardPoolConfig(rewards=()), "at least one"),
         (lambda: RewardPoolConfig(rewards=(ExactReward(weight=NAN),)), r"not of: \['exact'\]"),
         (lambda: RewardPoolConfig(timeout_s=NAN), "timeout_s have to be positive"),
+        (lambda: RewardPoolConfig(timeout_s=INF), "start_timeout_s have to be positive and finite"),
+        (lambda: EpisodeLimits(timeout_s=INF), "timeout_s have to be positive and finite"),
+        (
+            lambda: ToolEnvironmentConfig(functions=("a:f",), timeout_s=NAN),
+            "timeout_s and num_workers have to be positive and finite",
+        ),
+        (
+            lambda: EndpointConfig(url="http://x/v1", model="m", timeout_s=NAN),
+            "timeout_s have to be positive and finite",
+        ),
+        (lambda: VLLMConfig(shutdown_s=NAN), "shutdown_s has to be positive and finite"),
+        (
+            lambda: SGLangConfig(interpreter=Path("p"), start_s=NAN),
+            "have to be positive and finite",
+        ),
         (lambda: RewardPoolConfig(memory_mib=-1), "memory_mib has to be 0 or more, found -1"),
         (lambda: Sampling(temperature=NAN), "temperature has to be 0 or more, found nan"),
         (lambda: EpisodeLimits(timeout_s=NAN), "timeout_s have to be positive"),

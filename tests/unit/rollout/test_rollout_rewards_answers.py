@@ -92,3 +92,11 @@ def test_a_data_row_that_no_response_could_match_is_an_error_and_not_a_zero(conf
 def test_letters_are_capitals():
     with pytest.raises(ValueError, match="capital letters, found 'abc'"):
         MultipleChoiceReward(letters="abc")
+
+
+@pytest.mark.parametrize("config", [MathReward(), BoxedMathReward()])
+def test_a_tower_of_powers_is_given_up_before_it_holds_up_a_worker(config):
+    reward = config.build()
+    before = time.process_time()
+    assert reward(sample(r"\boxed{9^{9^{9^{9}}}}", "4")) == 0.0
+    assert time.process_time() - before < 4.0  # two seconds; math-verify's own limit is five

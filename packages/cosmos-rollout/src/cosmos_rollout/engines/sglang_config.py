@@ -1,5 +1,6 @@
 """Settings of the SGLang engine, a server process in a Python environment of its own."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,8 +55,9 @@ class SGLangConfig:
             raise ValueError("max_running and tensor_parallel have to be 1 or more")
         if not 0.0 <= self.memory_share < 1.0:
             raise ValueError(f"memory_share has to be in [0, 1), found {self.memory_share}")
-        if min(self.start_s, self.request_s, self.shutdown_s) <= 0.0:
-            raise ValueError("start_s, request_s and shutdown_s have to be positive")
+        limits_s = (self.start_s, self.request_s, self.shutdown_s)
+        if not all(0.0 < limit_s < math.inf for limit_s in limits_s):
+            raise ValueError("start_s, request_s and shutdown_s have to be positive and finite")
 
     async def build(self, setup: EngineSetup) -> RolloutEngine:
         """Start the server; takes a minute or so, during which the event loop stays free.

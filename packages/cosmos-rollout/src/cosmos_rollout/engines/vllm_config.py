@@ -1,5 +1,6 @@
 """Settings of the vLLM engine; importing them does not import vLLM."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -73,6 +74,8 @@ class VLLMConfig:
                 raise ValueError(f"{name} has to be 0 or more, found {getattr(self, name)}")
         if not 0.0 < self.gpu_memory_share <= 1.0:
             raise ValueError(f"gpu_memory_share has to be in (0, 1], found {self.gpu_memory_share}")
+        if not 0.0 < self.shutdown_s < math.inf:
+            raise ValueError(f"shutdown_s has to be positive and finite, found {self.shutdown_s}")
 
     async def build(self, setup: EngineSetup) -> RolloutEngine:
         """Start vLLM; takes 10 to 60 seconds, during which the event loop stays free.

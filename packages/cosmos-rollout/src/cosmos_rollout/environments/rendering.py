@@ -83,8 +83,8 @@ class ChatRenderer:
         self._tools = [dict(tool) for tool in tools] or None
         self._format = find_format(tool_format, tokenizer)
         self._marks, special = _control_tokens(tokenizer)
-        control = sorted(self._marks | special, key=len, reverse=True)
-        self._control = re.compile("|".join(map(re.escape, control)) or "(?!)")
+        control = sorted(self._marks | special | {_MARK, _BREAK}, key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, control)))
 
     def opening(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the tokens of the first messages, the model's turn opened."""

@@ -124,7 +124,8 @@ class ToolEnvironment:
             async with asyncio.timeout(self._config.timeout_s):
                 return await _call_here(function, call.arguments)
         where, arguments = self._references[call.name], dict(call.arguments)
-        return await self._workers.run(call_in_worker, (where, arguments), self._config.timeout_s)
+        asked = (where, arguments, self._config.result_chars + 1)  # one more: it is cut here
+        return await self._workers.run(call_in_worker, asked, self._config.timeout_s)
 
 
 def describe(function: Callable[..., Any]) -> Mapping[str, object]:
@@ -145,15 +146,16 @@ def describe(function: Callable[..., Any]) -> Mapping[str, object]:
         raise UserCodeError(f"tool {getattr(function, '__name__', function)}: {error}") from error
 
 
-def call_in_worker(reference: str, arguments: dict[str, Any]) -> str:
+def call_in_worker(reference: str, arguments: dict[str, Any], limit: int) -> str:
     """Call a function; runs in a worker process, which imports it once.
 
-    Whatever it raises is told in words: an exit or an interrupt would end who asked.
+    Whatever it raises is told in words: an exit or an interrupt would end who asked. No more than
+    ``limit`` characters leave the process: copies of a whole file would take all its memory.
     """
     try:
-        return str(_loaded(reference)(**arguments))
+        return str(_loaded(reference)(**arguments))[:limit]
     except BaseException as error:  # noqa: BLE001 - the model gets to read it
-        return _told(error)
+        return _told(error)[:limit]
 
 
 async def _call_here(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:

@@ -59,9 +59,18 @@ class VerifiersEnvironment:
 
     Args:
         env: a `verifiers.Environment` that can roll out.
+
+    Raises:
+        UserCodeError: if it is another object, or of a `verifiers` with another interface.
     """
 
     def __init__(self, env: Any) -> None:
+        missing = [name for name in ("oai_tools", "rollout", "rubric") if not hasattr(env, name)]
+        if missing:  # from 0.1.11 on tools and clients are of the library's own kinds
+            raise UserCodeError(
+                f"{type(env).__name__} is no environment of verifiers 0.1.10, whose interface this "
+                f"is for: it has no {', '.join(missing)}"
+            )
         self._env = env
 
     @property

@@ -9,7 +9,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Literal
 
 from cosmos_rollout.errors import RewardError
-from cosmos_rollout.rewards.builtin import last_boxed, read_answers
+from cosmos_rollout.rewards.builtin import COMPARE_S, last_boxed, read_answers
 from cosmos_rollout.rewards.scoring import RewardFunction, RewardInput, answer_of
 
 _CLOTHES = r"(?:[\s*_$(\[{>\"'`]|\\\(|\\(?:text|math)[a-z]*)*+"
@@ -129,7 +129,8 @@ class MathReward:
             wanted = from_answer(answer)
             if not wanted:
                 raise RewardError(f"reward {self.name}: the answer {answer!r} is no mathematics")
-            return float(verify(wanted, parse(sample.response)))
+            said = parse(sample.response)
+            return float(verify(wanted, said, timeout_seconds=COMPARE_S))
 
         return score
 

@@ -16,6 +16,10 @@ _MARKED = re.compile(r"\$|\\\(|\\\[")
 _COMMAND = re.compile(r"\\(?:text|mbox)[a-z]*\s*\{[^{}]*\}|\\[A-Za-z]+")
 _IN_WORDS = re.compile(r"[A-Za-z]{2,}(?:[\s,]+[A-Za-z]{2,}|\s*:)|####|\n")
 
+COMPARE_S = 2
+"""Seconds for one comparison by math-verify, after which the two are not equal. A tower of powers,
+which models write, takes all of them, and a response may have several."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExactReward:
@@ -77,7 +81,7 @@ class BoxedMathReward:
             wanted = from_answer(answer)
             if not wanted:
                 raise RewardError(f"reward {self.name}: the answer {answer!r} is no mathematics")
-            return float(verify(wanted, parse(f"${boxed}$")))
+            return float(verify(wanted, parse(f"${boxed}$"), timeout_seconds=COMPARE_S))
 
         return score
 

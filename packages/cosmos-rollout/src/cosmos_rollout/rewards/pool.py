@@ -60,8 +60,11 @@ class RewardPoolConfig:
         ]
         if vague:
             raise ValueError(f"the weight of a reward has to be finite; it is not of: {vague}")
-        if self.num_workers < 1 or not (self.timeout_s > 0.0 and self.start_timeout_s > 0.0):
-            raise ValueError("num_workers, timeout_s and start_timeout_s have to be positive")
+        limits_s = (self.timeout_s, self.start_timeout_s)
+        if self.num_workers < 1 or not all(0.0 < limit_s < math.inf for limit_s in limits_s):
+            raise ValueError(
+                "num_workers, timeout_s and start_timeout_s have to be positive and finite"
+            )
         if self.memory_mib < 0:
             raise ValueError(f"memory_mib has to be 0 or more, found {self.memory_mib}")
 
