@@ -97,6 +97,17 @@ def test_validation_and_the_best_checkpoint_need_examples_to_validate_on(file, s
         load_any_recipe(file, [setting, "data.held_out=0"])
 
 
+def test_a_schedule_that_ends_before_the_run_is_refused_where_it_ends_at_0(tmp_path, file):
+    rl = tmp_path / "rl.toml"
+    rl.write_text("trainer.steps = 2\nalgorithm = { kind = 'ppo', epochs = 2 }\n")
+    set_ = "learner.optimizer.schedule={{shape='cosine',num_steps={},final_factor={}}}"
+    for recipe in (file, rl):  # of 4 updates each
+        for num_steps, final_factor in ((4, 0.0), (9, 0.0), (2, 0.1)):
+            load_any_recipe(recipe, [set_.format(num_steps, final_factor)])
+        with pytest.raises(ConfigError, match=r"num_steps is 3, of 4 updates.*the last 1 would"):
+            load_any_recipe(recipe, [set_.format(3, 0.0)])
+
+
 @pytest.mark.parametrize("algorithm", ["dpo", "kto", "distillation"])
 def test_stages_learn_from_a_second_model(tmp_path, data, algorithm):
     kind, table = "preference", f'algorithm = {{ kind = "{algorithm}" }}\n'
