@@ -323,12 +323,14 @@ def _check(recipe: GivenRecipe) -> None:
             "set data.held_out=0, or drop the others"
         )
     if not (data.held_out or data.validation_path or data.validation_split):
-        every, best = trainer.validate_every, trainer.retention.keep_best
-        name = "validate_every" if every else "retention.keep_best"
-        if every or best:
+        needing = {
+            "trainer.validate_every": trainer.validate_every,
+            "trainer.retention.keep_best": trainer.retention.keep_best,
+        }
+        if said := " and ".join(f"{name} is {value}" for name, value in needing.items() if value):
             raise ValueError(
-                f"trainer.{name} is {every or best}, and there is nothing to validate on: set "
-                f"data.held_out, data.validation_path or data.validation_split, or {name}=0"
+                f"{said}, and there is nothing to validate on: set data.held_out, "
+                "data.validation_path or data.validation_split, or leave it at 0"
             )
 
 
