@@ -310,6 +310,21 @@ def test_rows_that_are_no_preferences_are_refused_before_there_is_a_run_director
     assert not output.exists()
 
 
+def test_a_row_may_be_several_examples_of_which_the_long_ones_are_counted(tmp_path, file, data):
+    build_once(tmp_path / "model", ["ua-123456"], TinyModelConfig(num_layers=1, num_heads=2), 0)
+    told = tmp_path / "model" / "tokenizer_config.json"
+    template = (  # marks the last answer alone, as those do that forget earlier thoughts
+        "{% for m in messages %}{{ m.role[0] }}{% if loop.last and m.role == 'assistant' %}-"
+        "{% endif %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}a{% endif %}"
+    )
+    told.write_text(json.dumps(json.loads(told.read_text()) | {"chat_template": template}))
+    turns = [{"role": ("user", "assistant")[n % 2], "content": str(n + 1)} for n in range(6)]
+    data.write_text("\n".join(json.dumps({"messages": turns}) for _ in range(4)))
+    recipe = load_any_recipe(file, ["data.rows.max_tokens=10"])  # they have 5, 9 and 13
+    task = supervised(recipe.data, recipe.trainer.batch, tmp_path / "model")
+    assert (task.num_examples, task.num_left_out) == (3 * 2, 4)  # a pair is held out
+
+
 def test_rows_that_are_too_long_are_told(tmp_path, file, capsys):
     settings = [f"output={tmp_path / 'out'}", "data.rows.max_tokens=7", "trainer.steps=1"]
     recipe = load_any_recipe(file, settings)  # 5+5=10 and two marks are 8
@@ -317,8 +332,8 @@ def test_rows_that_are_too_long_are_told(tmp_path, file, capsys):
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert (report["examples"], report["left_out"]) == (3, 5)
     said = capsys.readouterr().out
-    assert "5 of 10 rows are longer than data.rows.max_tokens=7 and left out" in said
-    assert "3, 5 rows left out as too long" in said
+    assert "5 of 10 examples are longer than data.rows.max_tokens=7 and left out" in said
+    assert "3, 5 left out as too long" in said
     assert "after step 1 " in said
 
 
