@@ -99,7 +99,8 @@ def test_a_stopped_run_resumes_on_two_ranks_with_the_same_weights(
 
 
 def test_a_run_without_a_controller_can_be_stopped_from_elsewhere(runner: Runner) -> None:
-    run = runner.start(*SETTINGS, "trainer.steps=100000", f"data.path={ROWS}", recipe=RECIPE)
+    endless = ("trainer.steps=100000", "learner.optimizer.schedule.num_steps=100000")
+    run = runner.start(*SETTINGS, *endless, f"data.path={ROWS}", recipe=RECIPE)
     run.wait_for(lambda: run.steps_done() >= 1)
     program = Path(sys.executable).with_name("cosmos-app")
     told = subprocess.run(

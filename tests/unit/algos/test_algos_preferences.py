@@ -271,6 +271,11 @@ def test_sft_is_the_negative_log_likelihood_of_the_marked_tokens():
         ),
         (lambda: tokens(1, 2, prompt=0, name="a7"), TrajectoryError, "a7: token 0 is trainable"),
         (lambda: DpoConfig(beta=0.0), AlgorithmConfigError, "beta 0.0 must be above 0"),
+        (
+            lambda: DpoConfig(form="squared", label_smoothing=0.1),
+            AlgorithmConfigError,
+            "label_smoothing 0.1 is of form 'sigmoid'",
+        ),
         (lambda: KtoConfig(beta=0.0), AlgorithmConfigError, "kto: beta 0.0 must be above 0"),
         (lambda: KtoConfig(desirable_weight=-1.0), AlgorithmConfigError, "desirable_weight -1.0"),
         (

@@ -117,6 +117,23 @@ def test_of_a_conversation_only_the_last_answer_is_judged(tmp_path, tokenizer):
     assert [texts(tokenizer, sample)[1] for sample in pair] == ["d<eos>", "e<eos>"]
 
 
+def test_earlier_answers_are_shown_as_a_template_that_forgets_thoughts_writes_them(
+    tmp_path, tokenizer
+):
+    told = copy.deepcopy(tokenizer)
+    thinks = "{{ '=' if loop.last and m['role'] == 'assistant' }}{{ m['content'] }}"
+    told.chat_template = TALKING.replace("{{ m['content'] }}", thinks)
+    roles = ("user", "assistant", "user")
+    prompt = [{"role": role, "content": text} for role, text in zip(roles, "123", strict=True)]
+    row = {"prompt": prompt, **ANSWERS}
+    path = written(tmp_path / "c.jsonl", [row])
+    (pair,) = load_pairs(path, encoding(told), PreferenceFormat())
+    assert [texts(told, sample) for sample in pair] == [
+        ("u1<eos>a2<eos>u3<eos>a=d<eos>", "=d<eos>"),
+        ("u1<eos>a2<eos>u3<eos>a=e<eos>", "=e<eos>"),
+    ]
+
+
 ANSWERS = {
     name: [{"role": "assistant", "content": text}]
     for name, text in (("chosen", "d"), ("rejected", "e"))

@@ -99,6 +99,17 @@ def test_validation_and_the_best_checkpoint_need_examples_to_validate_on(file, s
         load_any_recipe(file, [setting, "data.held_out=0"])
 
 
+def test_a_schedule_that_ends_before_the_run_is_refused_where_it_ends_at_0(tmp_path, file):
+    rl = tmp_path / "rl.toml"
+    rl.write_text("trainer.steps = 2\nalgorithm = { kind = 'ppo', epochs = 2 }\n")
+    set_ = "learner.optimizer.schedule={{shape='cosine',num_steps={},final_factor={}}}"
+    for recipe in (file, rl):  # of 4 updates each
+        for num_steps, final_factor in ((4, 0.0), (9, 0.0), (2, 0.1)):
+            load_any_recipe(recipe, [set_.format(num_steps, final_factor)])
+        with pytest.raises(ConfigError, match=r"num_steps is 3, of 4 updates.*the last 1 would"):
+            load_any_recipe(recipe, [set_.format(3, 0.0)])
+
+
 @pytest.mark.parametrize("algorithm", ["dpo", "kto", "distillation"])
 def test_stages_learn_from_a_second_model(tmp_path, data, algorithm):
     kind, table = "preference", f'algorithm = {{ kind = "{algorithm}" }}\n'
@@ -322,6 +333,21 @@ def test_rows_that_are_no_preferences_are_refused_before_there_is_a_run_director
     assert not output.exists()
 
 
+def test_a_row_may_be_several_examples_of_which_the_long_ones_are_counted(tmp_path, file, data):
+    build_once(tmp_path / "model", ["ua-123456"], TinyModelConfig(num_layers=1, num_heads=2), 0)
+    told = tmp_path / "model" / "tokenizer_config.json"
+    template = (  # marks the last answer alone, as those do that forget earlier thoughts
+        "{% for m in messages %}{{ m.role[0] }}{% if loop.last and m.role == 'assistant' %}-"
+        "{% endif %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}a{% endif %}"
+    )
+    told.write_text(json.dumps(json.loads(told.read_text()) | {"chat_template": template}))
+    turns = [{"role": ("user", "assistant")[n % 2], "content": str(n + 1)} for n in range(6)]
+    data.write_text("\n".join(json.dumps({"messages": turns}) for _ in range(4)))
+    recipe = load_any_recipe(file, ["data.rows.max_tokens=10"])  # they have 5, 9 and 13
+    task = supervised(recipe.data, recipe.trainer.batch, tmp_path / "model")
+    assert (task.num_examples, task.num_left_out) == (3 * 2, 4)  # a pair is held out
+
+
 def test_rows_that_are_too_long_are_told(tmp_path, file, capsys):
     settings = [f"output={tmp_path / 'out'}", "data.rows.max_tokens=7", "trainer.steps=1"]
     recipe = load_any_recipe(file, settings)  # 5+5=10 and two marks are 8
@@ -329,8 +355,8 @@ def test_rows_that_are_too_long_are_told(tmp_path, file, capsys):
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert (report["examples"], report["left_out"]) == (3, 5)
     said = capsys.readouterr().out
-    assert "5 of 10 rows are longer than data.rows.max_tokens=7 and left out" in said
-    assert "3, 5 rows left out as too long" in said
+    assert "5 of 10 examples are longer than data.rows.max_tokens=7 and left out" in said
+    assert "3, 5 left out as too long" in said
     assert "after step 1 " in said
 
 

@@ -56,6 +56,13 @@ def test_check_says_what_a_recipe_of_a_world_model_would_start_and_starts_nothin
     assert not (tmp_path / "out").exists()
 
 
+def test_check_refuses_checkpoints_at_an_address_that_nothing_reaches(recipe):
+    result = CliRunner().invoke(main, ["check", recipe, "checkpoints=nonsense://bucket/run"])
+
+    assert result.exit_code == 2, result.output
+    assert "checkpoints at nonsense://bucket/run: Protocol not known" in result.output
+
+
 def test_a_run_of_a_world_model_says_that_it_has_no_report_in_json(recipe, tmp_path):
     refused = CliRunner().invoke(main, ["run", recipe, "num_steps=1", "--json"])
 

@@ -117,11 +117,11 @@ def test_missing_and_empty_files_are_errors(tmp_path, tokenizer):
         load_sft_data(tmp_path / "empty.jsonl", tokenizer)
 
 
-def test_a_template_that_rewrites_history_is_refused(tokenizer):
+def test_a_template_that_writes_answers_without_their_prompts_is_refused(tokenizer):
     fickle = copy.deepcopy(tokenizer)
     fickle.chat_template = "{{ messages | length }}{{ messages[-1].content }}"
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    with pytest.raises(SftDataError, match="writes earlier messages differently"):
+    with pytest.raises(SftDataError, match=r"message 1: .* does not write the answer behind what"):
         encode_example({"messages": messages}, fickle)
     fickle.chat_template = None
     with pytest.raises(SftDataError, match="no chat template"):

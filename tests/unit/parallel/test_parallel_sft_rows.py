@@ -5,7 +5,14 @@ import json
 
 import pytest
 
-from cosmos_parallel import SftDataError, SftFormat, encode_example, load_sft_data, read_rows
+from cosmos_parallel import (
+    SftDataError,
+    SftFormat,
+    encode_example,
+    encode_examples,
+    load_sft_data,
+    read_rows,
+)
 
 ROWS = [{"prompt": "1+2=", "response": "3"}, {"prompt": "2+2=", "response": "4"}]
 
@@ -236,8 +243,46 @@ def test_a_template_that_forgets_what_was_said_is_refused():
     messages = [
         {"role": role, "content": text} for role, text in (("user", "x"), ("assistant", "\ny"))
     ]
-    with pytest.raises(SftDataError, match="message 1: the chat template writes earlier messages"):
+    with pytest.raises(SftDataError, match=r"message 1: .* does not write the answer behind what"):
         encode_example({"messages": messages}, forgetful)
+
+
+# thoughts stand in -+ behind the last question, and are left out before it, as by Qwen3
+THINKING = (
+    "{% set n = namespace(last=0) %}{% for m in messages %}"
+    "{% if m.role == 'user' %}{% set n.last = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}<{{ 'a' if m.role == 'assistant' else 'u' }}>"
+    "{% if m.role == 'assistant' and loop.index0 > n.last %}-{{ m.thought }}+{% endif %}"
+    "{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+)
+THOUGHTS = [
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "content": "b", "thought": "1"},
+    {"role": "tool", "content": "c"},
+    {"role": "assistant", "content": "d", "thought": "2"},
+    {"role": "user", "content": "e"},
+    {"role": "assistant", "content": "f", "thought": "3"},
+]
+
+
+def test_answers_whose_thoughts_are_forgotten_later_are_trained_with_them_each_once(
+    tmp_path, tokenizer
+):
+    thinking = copy.deepcopy(tokenizer)
+    thinking.chat_template = THINKING
+    row = {"messages": THOUGHTS}
+    said = [marked_spelling(thinking, example) for example in encode_examples(row, thinking)]
+    assert said == [
+        "<u>a</s><a>[-][1][+][b][</s>]<u>c</s><a>[-][2][+][d][</s>]",
+        "<u>a</s><a>b</s><u>c</s><a>d</s><u>e</s><a>[-][3][+][f][</s>]",
+    ]
+    with pytest.raises(SftDataError, match="makes 2 examples of the row"):
+        encode_example(row, thinking)
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row))
+    assert [len(e.token_ids) for e in load_sft_data(path, thinking).examples] == [18, 21]
+    data = load_sft_data(path, thinking, SftFormat(max_tokens=18))
+    assert (len(data.examples), data.num_dropped) == (1, 1)
 
 
 def test_a_conversation_may_begin_with_the_assistant(tokenizer):

@@ -103,7 +103,8 @@ class DistillationTask:
 
     def figures(self, report: StepReport) -> Mapping[str, float]:
         """Return tokens, speed, and how often both find the same token likeliest."""
-        return {**token_figures(report), "agreement": report.mean("num_agreed")}
+        agreement, left_out = report.mean("num_agreed"), self._examples.num_left_out
+        return {**token_figures(report), "agreement": agreement, "left_out": left_out}
 
     def _score(self, teacher: nn.Module, batch: TaughtBatch) -> Scores:
         logits = answer_logits(teacher, batch.examples).logits

@@ -27,7 +27,7 @@ from cosmos_parallel import (
     SftDataError,
     check_example,
     check_place,
-    encode_example,
+    encode_examples,
     read_rows,
     read_rows_in,
 )
@@ -96,7 +96,7 @@ def _check_rows(recipe: GivenRecipe, path: Path, split: str) -> int:
             if model is not None and not num_rows:
                 reader = PictureReader.of(model)
                 tokenizer = tokenizer_of(model)
-                encode_example(row, tokenizer, where, rows=rows, reader=reader, folder=folder)
+                encode_examples(row, tokenizer, where, rows=rows, reader=reader, folder=folder)
         num_rows += 1
     if not num_rows:
         raise SftDataError(f"{path}: there is no row")

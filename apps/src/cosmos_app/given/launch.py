@@ -129,20 +129,25 @@ class GivenLaunch:
         ask_to_stop(self._run)
 
     def _tell_left_out(self, record: MetricRecord) -> None:
-        """Say once, as soon as it is known, how many rows are not trained on."""
+        """Say once, as soon as it is known, how many examples are not trained on."""
         if self._has_told or "examples" not in record.values:
             return
         self._has_told = True
         if left_out := self._left_out(record):
             data = self._recipe.data
+            total = left_out + data.held_out + int(record.values["examples"])
             self._console.print(
-                f"[yellow]{left_out:,} of {self._num_rows:,} rows are longer than "
+                f"[yellow]{left_out:,} of {total:,} examples are longer than "
                 f"data.rows.max_tokens={data.rows.max_tokens} and left out[/]"
             )
 
     def _left_out(self, record: MetricRecord) -> int:
-        """Return how many rows a record says nothing is learned from; held-out ones apart."""
-        return self._num_rows - self._recipe.data.held_out - int(record.values["examples"])
+        """Return how many examples a record says nothing is learned from; held-out ones apart.
+
+        Of supervised ones it says it, as a row may be several; of preferences each is a row.
+        """
+        rows = self._num_rows - self._recipe.data.held_out - int(record.values["examples"])
+        return int(record.values.get("left_out", rows))
 
     def _report(self, seconds: float) -> GivenReport:
         records = read_metrics(self._run.metrics) if self._run.metrics.exists() else []
@@ -208,7 +213,7 @@ def print_report(report: GivenReport, console: Console) -> None:
 def _examples_text(report: GivenReport) -> list[str]:
     if not report.examples:
         return []
-    left_out = f", {report.left_out:,} rows left out as too long" if report.left_out else ""
+    left_out = f", {report.left_out:,} left out as too long" if report.left_out else ""
     return [f"{report.examples:,}{left_out}"]
 
 

@@ -14,7 +14,7 @@ from cosmos_parallel import (
     SftDataError,
     SftFormat,
     check_example,
-    encode_example,
+    encode_examples,
     read_rows_in,
 )
 
@@ -214,7 +214,7 @@ def _encode(
         said = answer if answer[: len(asked)] == asked else [*asked, *answer]
         row = {**row, "messages": said}  # with its tools, pictures and videos
         names = replace(names, messages="messages")
-    example = encode_example(
+    *_, example = encode_examples(
         row, encoder.tokenizer, where, rows=names, reader=encoder.reader, folder=folder
     )
     marks = example.trainable.copy()

@@ -8,6 +8,7 @@ from cosmos_algos import DistillationConfig, DpoConfig, KtoConfig, RewardModelCo
 from cosmos_app.given.preference_data import PreferenceFormat
 from cosmos_app.policy_config import PolicyConfig, check_elastic
 from cosmos_app.quickstart.tiny_model import TinyModelConfig
+from cosmos_app.ranges import check_rates
 from cosmos_app.recipe import BusConfig, LaunchConfig
 from cosmos_core.metrics import ConsoleSinkConfig, JsonlSinkConfig, SinkConfig
 from cosmos_parallel import (
@@ -159,7 +160,7 @@ class SftRecipe:
         Raises:
             ValueError: naming the settings that do not go together.
         """
-        _check(self.policy, self.elastic, self.data, self.trainer)
+        _check(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,7 +203,7 @@ class PreferenceRecipe:
         Raises:
             ValueError: naming the settings that do not go together.
         """
-        _check(self.policy, self.elastic, self.data, self.trainer)
+        _check(self)
         _check_rows(self.trainer)
 
 
@@ -246,7 +247,7 @@ class RewardModelRecipe:
         Raises:
             ValueError: naming the settings that do not go together.
         """
-        _check(self.policy, self.elastic, self.data, self.trainer)
+        _check(self)
         _check_rows(self.trainer)
 
 
@@ -292,7 +293,7 @@ class DistillationRecipe:
         Raises:
             ValueError: naming the settings that do not go together.
         """
-        _check(self.policy, self.elastic, self.data, self.trainer)
+        _check(self)
 
 
 GivenRecipe = SftRecipe | PreferenceRecipe | RewardModelRecipe | DistillationRecipe
@@ -304,14 +305,11 @@ GIVEN_KINDS: dict[str, type[GivenRecipe]] = {
 }
 
 
-def _check(
-    policy: PolicyConfig,
-    elastic: ElasticConfig,
-    data: SftDataConfig | PreferenceDataConfig,
-    trainer: GivenTrainerConfig,
-) -> None:
-    policy.parallel.resolve(policy.ranks)
-    check_elastic(elastic, policy)
+def _check(recipe: GivenRecipe) -> None:
+    data, trainer = recipe.data, recipe.trainer
+    recipe.policy.parallel.resolve(recipe.policy.ranks)
+    check_elastic(recipe.elastic, recipe.policy)
+    check_rates(recipe.learner, trainer.steps)
     if data.held_out < 0:
         raise ValueError(f"data.held_out is {data.held_out}; it must be 0 or more")
     if data.validation_split and data.validation_split == data.rows.split:
@@ -325,12 +323,14 @@ def _check(
             "set data.held_out=0, or drop the others"
         )
     if not (data.held_out or data.validation_path or data.validation_split):
-        every, best = trainer.validate_every, trainer.retention.keep_best
-        name = "validate_every" if every else "retention.keep_best"
-        if every or best:
+        needing = {
+            "trainer.validate_every": trainer.validate_every,
+            "trainer.retention.keep_best": trainer.retention.keep_best,
+        }
+        if said := " and ".join(f"{name} is {value}" for name, value in needing.items() if value):
             raise ValueError(
-                f"trainer.{name} is {every or best}, and there is nothing to validate on: set "
-                f"data.held_out, data.validation_path or data.validation_split, or {name}=0"
+                f"{said}, and there is nothing to validate on: set data.held_out, "
+                "data.validation_path or data.validation_split, or leave it at 0"
             )
 
 

@@ -30,6 +30,8 @@ class SftTask:
         held_out: Sequence[SftExample],
         config: SftBatchConfig,
         reader: PictureReader | None = None,
+        *,
+        num_left_out: int = 0,
     ) -> None:
         """Keep the examples in memory.
 
@@ -38,12 +40,14 @@ class SftTask:
             held_out: kept back.
             config: how they become batches.
             reader: of the model; used if any example has a picture.
+            num_left_out: how many more there were to train on, but for their length.
         """
         has_any = any(example.images for example in (*train, *held_out))
         self._data = SftData(examples=tuple(train), reader=reader if has_any else None)
         self._held_out = tuple(held_out)
         self._config = config
         self.num_examples = len(train)
+        self.num_left_out = num_left_out
         self.filler = empty_batch(self._data.reader)
         self.scorers: tuple[Scorer[SftBatch], ...] = ()
 
@@ -66,8 +70,9 @@ class SftTask:
         return sft_loss(model, batch)
 
     def figures(self, report: StepReport) -> Mapping[str, float]:
-        """Return tokens, speed and accuracy."""
-        return {**token_figures(report), "accuracy": report.mean("num_correct")}
+        """Return tokens, speed and accuracy, and how many examples are too long."""
+        accuracy = report.mean("num_correct")
+        return {**token_figures(report), "accuracy": accuracy, "left_out": self.num_left_out}
 
 
 def token_figures(report: StepReport) -> dict[str, float]:

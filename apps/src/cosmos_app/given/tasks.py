@@ -68,13 +68,16 @@ def supervised(data: SftDataConfig, batch: SftBatchConfig, model_dir: Path) -> S
         DataError: if nothing is left to train on.
     """
     tokenizer, reader = tokenizer_of(model_dir), PictureReader.of(model_dir)
+    num_dropped: list[int] = []  # of what is trained on, then of what is validated on
 
     def load(path: Path, rows: Rows) -> tuple[SftExample, ...]:
         assert isinstance(rows, SftFormat)
-        return load_sft_data(path, tokenizer, rows, reader).examples
+        found = load_sft_data(path, tokenizer, rows, reader)
+        num_dropped.append(found.num_dropped)
+        return found.examples
 
     train, held_out = split_off(data, load)
-    return SftTask(train, held_out, batch, reader)
+    return SftTask(train, held_out, batch, reader, num_left_out=num_dropped[0])
 
 
 def _preferences(

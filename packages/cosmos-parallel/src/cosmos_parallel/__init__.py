@@ -113,7 +113,13 @@ from cosmos_parallel.sft_batches import (
     step_batches,
     step_examples,
 )
-from cosmos_parallel.sft_data import SftFormat, check_example, encode_example, load_sft_data
+from cosmos_parallel.sft_data import (
+    SftFormat,
+    check_example,
+    encode_example,
+    encode_examples,
+    load_sft_data,
+)
 from cosmos_parallel.sft_examples import SftData, SftExample
 from cosmos_parallel.sft_rows import read_rows, read_rows_in
 from cosmos_parallel.sharding import (
@@ -237,6 +243,7 @@ __all__ = [
     "device_peak_flops",
     "empty_batch",
     "encode_example",
+    "encode_examples",
     "export_hf",
     "export_lora",
     "fit",

@@ -6,29 +6,22 @@ and videos. Token ids are made here once and travel on.
 """
 
 import json
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
-from cosmos_core.media import MediaError, media_beside, text_of
+from cosmos_core.media import MediaError, media_beside
 from cosmos_core.videos import VideoSampling
 from cosmos_parallel.errors import SftDataError
 from cosmos_parallel.pictures import PictureReader
+from cosmos_parallel.sft_chats import Chat, encode_chat, joined, token_ids_of
 from cosmos_parallel.sft_examples import SftData, SftExample
 from cosmos_parallel.sft_pictures import take_media, widen
 from cosmos_parallel.sft_rows import Row, read_rows_in
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-# a template that marks what the assistant says
-_MARKS_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,11 +84,10 @@ def load_sft_data(
     examples: list[SftExample] = []
     num_dropped = 0
     for folder, where, row in read_rows_in(Path(path), rows.split):
-        example = encode_example(row, tokenizer, where, rows=rows, reader=reader, folder=folder)
-        if len(example.token_ids) > rows.max_tokens:
-            num_dropped += 1
-        else:
-            examples.append(example)
+        made = encode_examples(row, tokenizer, where, rows=rows, reader=reader, folder=folder)
+        kept = [example for example in made if len(example.token_ids) <= rows.max_tokens]
+        examples += kept
+        num_dropped += len(made) - len(kept)
     if not examples:
         raise SftDataError(
             f"SFT data {path} has no example of at most {rows.max_tokens} tokens "
@@ -113,6 +105,29 @@ def encode_example(
     reader: PictureReader | None = None,
     folder: Path = Path(),
 ) -> SftExample:
+    """Turn a row that is one example into tokens; see `encode_examples`.
+
+    Raises:
+        SftDataError: as there, and if it is several.
+    """
+    first, *others = encode_examples(row, tokenizer, where, rows=rows, reader=reader, folder=folder)
+    if others:
+        raise SftDataError(
+            f"{where}: the chat template writes earlier messages differently once later ones "
+            f"follow, which makes {1 + len(others)} examples of the row"
+        )
+    return first
+
+
+def encode_examples(
+    row: Row,
+    tokenizer: "PreTrainedTokenizerBase",
+    where: str = "example",
+    *,
+    rows: SftFormat | None = None,
+    reader: PictureReader | None = None,
+    folder: Path = Path(),
+) -> tuple[SftExample, ...]:
     """Turn one row into tokens.
 
     The prompt is tokenised as a prompt is for generation (with the special tokens that the
@@ -121,6 +136,10 @@ def encode_example(
     messages are trained on: those parts that the chat template marks as generated, or else all
     that follows where it would prompt for one. A prompt with pictures or videos and its response
     are such a conversation.
+
+    It is one example, or several where the template writes earlier messages differently once later
+    ones follow, as those that leave out earlier thoughts do (Qwen3): each answer is trained once,
+    after what a model would be shown before it.
 
     Args:
         row: ``{"prompt", "response"}`` or ``{"messages"}``, and ``tools``, ``images`` or
@@ -145,19 +164,36 @@ def encode_example(
         subject = f"{where}: field {rows.messages!r}"
         messages, references = take(_checked(row[rows.messages], subject), subject)
         tools = _tools_of(row, where)
-        chat = _Chat(tokenizer=tokenizer, where=where, messages=messages, tools=tools)
-        return widen(_encode_chat(chat, rows.messages), references, reader, where)
+        chat = Chat(tokenizer=tokenizer, where=where, messages=messages, tools=tools)
+        return _widened(chat, rows.messages, references, reader)
     _check_texts(row, rows, where)
     if not any(shown.values()):
-        return widen(_encode_texts(row, tokenizer, where, rows), (), reader, where)
+        return (widen(_encode_texts(row, tokenizer, where, rows), (), reader, where),)
     said = [
         {"role": role, "content": row[name]}
         for role, name in (("user", rows.prompt), ("assistant", rows.response))
     ]
     named = rows.images if shown["images"] else rows.videos
     messages, references = take(said, f"{where}: {named!r}")
-    chat = _Chat(tokenizer=tokenizer, where=where, messages=messages)
-    return widen(_encode_chat(chat, named), references, reader, where)
+    chat = Chat(tokenizer=tokenizer, where=where, messages=messages)
+    return _widened(chat, named, references, reader)
+
+
+def _widened(
+    chat: Chat, name: str, references: tuple[str, ...], reader: PictureReader | None
+) -> tuple[SftExample, ...]:
+    """Return the examples of a conversation, each with the pictures of its own messages."""
+    found: list[SftExample] = []
+    for example, end in encode_chat(chat, name):
+        later = sum(_num_marks(message["content"]) for message in chat.messages[end:])
+        shown = references[: len(references) - later]
+        found.append(widen(example, shown, reader, chat.where))
+    return tuple(found)
+
+
+def _num_marks(content: object) -> int:
+    parts = cast("list[object]", content) if isinstance(content, list) else []
+    return sum(isinstance(part, dict) and part.get("type") in ("image", "video") for part in parts)
 
 
 def check_example(row: Row, where: str, rows: SftFormat) -> None:
@@ -186,8 +222,8 @@ def _encode_texts(
     row: Row, tokenizer: "PreTrainedTokenizerBase", where: str, rows: SftFormat
 ) -> SftExample:
     try:
-        prompt = _token_ids(tokenizer(row[rows.prompt]))
-        response = _token_ids(tokenizer(row[rows.response], add_special_tokens=False))
+        prompt = token_ids_of(tokenizer(row[rows.prompt]))
+        response = token_ids_of(tokenizer(row[rows.response], add_special_tokens=False))
     except TypeError as error:  # half of a character outside the first plane, as \\ud83d, is
         raise SftDataError(
             f"{where}: the tokenizer does not take its text, which has broken Unicode: {error}"
@@ -195,145 +231,10 @@ def _encode_texts(
     end = tokenizer.eos_token_id
     if isinstance(end, int):
         # one that the tokenizer adds; it may also be what the prompt's text ends with, or begins
-        is_added = prompt[-1:] == [end] and _token_ids(tokenizer("a"))[-1] == end
+        is_added = prompt[-1:] == [end] and token_ids_of(tokenizer("a"))[-1] == end
         prompt = prompt[:-1] if is_added else prompt
         response = [*response, end]
-    return _example([(prompt, False), (response, True)])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Chat:
-    """One conversation under one template; ``where`` is named in errors."""
-
-    tokenizer: "PreTrainedTokenizerBase"
-    where: str
-    messages: list[dict[str, Any]]
-    tools: list[Any] | None = field(default=None)
-
-    def encode(self, end: int, *, prompting: bool = False, marking: bool = False) -> Any:
-        """Apply the template to the messages before ``end``.
-
-        Args:
-            end: how many messages.
-            prompting: add what would prompt for an answer.
-            marking: say which tokens the template marks as generated.
-        """
-        form = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": marking}
-        return self._applied(end, prompting, form)
-
-    def write(self, end: int, *, prompting: bool) -> str:
-        """Apply the template as `encode` does, for its text."""
-        return str(self._applied(end, prompting, {"tokenize": False}))
-
-    def _applied(self, end: int, prompting: bool, form: dict[str, Any]) -> Any:
-        from jinja2 import TemplateError
-
-        try:
-            # a text, or a BatchEncoding, whose stubs do not say what its values are
-            applied: Any = self.tokenizer.apply_chat_template(
-                self.messages[:end], tools=self.tools, add_generation_prompt=prompting, **form
-            )
-        except (TemplateError, ValueError, TypeError) as error:  # whatever its expressions raise
-            raise SftDataError(
-                f"{self.where}: the chat template refuses the messages: {error}"
-            ) from error
-        return applied
-
-
-def _encode_chat(chat: _Chat, name: str) -> SftExample:
-    """Return a conversation as tokens, those of a picture still one mark; ``name`` is its field."""
-    roles = sorted({str(message["role"]) for message in chat.messages})
-    if "assistant" not in roles:
-        raise SftDataError(
-            f"{chat.where}: field {name!r} has no message of the assistant to train on (roles: "
-            f"{', '.join(roles) or 'none'}; that of the answers must be 'assistant')"
-        )
-    if chat.tokenizer.chat_template is None:
-        raise SftDataError(
-            f"{chat.where}: has {name!r}, but the tokenizer has no chat template; give rows of "
-            "'prompt' and 'response', or a tokenizer with a chat template"
-        )
-    if _MARKS_GENERATION.search(str(chat.tokenizer.chat_template)):
-        return _marked_by_template(chat)
-    return _marked_by_prefixes(chat)
-
-
-def _marked_by_template(chat: _Chat) -> SftExample:
-    encoded = chat.encode(len(chat.messages), marking=True)
-    mask = np.asarray(encoded["assistant_masks"], dtype=np.bool_)
-    if not mask.any():
-        raise SftDataError(
-            f"{chat.where}: the chat template marks nothing as generated, so nothing is trained on"
-        )
-    return SftExample(
-        token_ids=np.asarray(_token_ids(encoded), dtype=np.int32),
-        trainable=mask,
-    )
-
-
-def _marked_by_prefixes(chat: _Chat) -> SftExample:
-    """Tell the assistant's tokens by what the template adds for each of its messages."""
-    parts: list[tuple[list[int], bool]] = []
-    done: list[int] = []
-    before = (0, False)
-    for index, message in enumerate(chat.messages):
-        if message["role"] == "assistant":
-            for end, trained in ((index, False), (index + 1, True)):
-                ids = _token_ids(chat.encode(end, prompting=not trained)) if end else _opening(chat)
-                is_longer = ids[: len(done)] == done
-                added = ids[len(done) :] if is_longer else _added_text(chat, before, (end, trained))
-                parts.append((added, trained))
-                done, before = ids, (end, trained)
-    return _example(parts)
-
-
-def _added_text(chat: _Chat, before: tuple[int, bool], now: tuple[int, bool]) -> list[int]:
-    """Return the tokens of what the template adds, where its first would join those before it.
-
-    An answer that begins with a new line does after a prompt that ends with one. Where generation
-    begins, a token does.
-
-    Args:
-        chat: the conversation.
-        before: up to which message, and whether with its text or what prompts for it.
-        now: likewise.
-    """
-    written, longer = (chat.write(end, prompting=not said) for end, said in (before, now))
-    if not longer.startswith(written):
-        raise SftDataError(
-            f"{chat.where}: message {now[0] - now[1]}: the chat template writes earlier messages "
-            "differently once later ones follow, so what is trained cannot be told apart; split "
-            "the conversation into one row per answer"
-        )
-    return _token_ids(chat.tokenizer(longer[len(written) :], add_special_tokens=False))
-
-
-def _opening(chat: _Chat) -> list[int]:
-    """Return what the template writes before the text of a first message, if the assistant's.
-
-    That is what it would prompt with, and what comes before: a system text of its own, say. Where
-    the text begins is seen by comparison with another text.
-    """
-    asked = replace(chat, messages=[{"role": "user", "content": "a"}])
-    plain, prompting = (_token_ids(asked.encode(1, prompting=asks)) for asks in (False, True))
-    prompt = prompting[len(plain) :]
-    content = text_of(chat.messages[0]["content"])
-    other = {"role": "assistant", "content": "b" if content.startswith("a") else "a"}
-    said = _token_ids(chat.encode(1))
-    pairs = zip(said, _token_ids(replace(chat, messages=[other]).encode(1)), strict=False)
-    num_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    for end in range(num_same, len(prompt) - 1, -1):
-        if prompt and said[end - len(prompt) : end] == prompt:
-            return said[:end]
-    raise SftDataError(
-        f"{chat.where}: message 0 is the assistant's, and the chat template does not say where its "
-        "text begins; put a message of the user before it, or leave it out"
-    )
-
-
-def _token_ids(encoded: Any) -> list[int]:
-    # Any: a BatchEncoding, whose stubs do not say what its values are
-    return [int(token) for token in encoded["input_ids"]]
+    return joined([(prompt, False), (response, True)])
 
 
 def _tools_of(row: Row, where: str) -> list[Any] | None:
@@ -389,10 +290,3 @@ def _without_absent(message: dict[str, Any]) -> dict[str, Any]:
     return {"content": None} | {
         name: value for name, value in message.items() if value is not None or name == "content"
     }
-
-
-def _example(parts: Sequence[tuple[list[int], bool]]) -> SftExample:
-    return SftExample(
-        token_ids=np.asarray([token for ids, _ in parts for token in ids], dtype=np.int32),
-        trainable=np.asarray([trained for ids, trained in parts for _ in ids], dtype=np.bool_),
-    )

@@ -36,11 +36,16 @@ class DpoConfig:
     logprob_chunk: int = DEFAULT_CHUNK
 
     def __post_init__(self) -> None:
-        """Refuse what is no probability, or no scale."""
+        """Refuse what is no probability, or no scale, and smoothing that would do nothing."""
         if self.beta <= 0.0 or not 0.0 <= self.label_smoothing < 0.5:
             raise AlgorithmConfigError(
                 f"dpo: beta {self.beta} must be above 0 and label_smoothing "
                 f"{self.label_smoothing} in [0, 0.5)"
+            )
+        if self.form == "squared" and self.label_smoothing:
+            raise AlgorithmConfigError(
+                f"dpo: label_smoothing {self.label_smoothing} is of form 'sigmoid'; 'squared' has "
+                "no probabilities to smooth"
             )
 
     @torch.no_grad()
