@@ -258,6 +258,19 @@ def test_a_run_of_two_ranks_and_an_engine_has_a_device_for_each(tmp_path: Path):
     assert run.steps_done() == 3
 
 
+def test_the_benchmark_of_training_has_both_arms_on_the_device():
+    script = ROOT / "benchmarks" / "training_titan.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--quick", "--attention", "sdpa"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    arms = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| c")]
+    arms += [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| t")]
+    (ours, theirs) = arms
+    assert ours[4] == theirs[4]  # the first loss, in bfloat16; a processor's is in float32
+    assert ours[3].endswith("%")
+
+
 @pytest.mark.parametrize("seen", ["1", "0"], ids=["through the host", "over cuda ipc"])
 def test_weights_reach_a_process_that_sees_another_gpu_or_the_senders(seen):
     def start(script, device, *arguments):
