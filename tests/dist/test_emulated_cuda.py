@@ -258,6 +258,23 @@ def test_a_run_of_two_ranks_and_an_engine_has_a_device_for_each(tmp_path: Path):
     assert run.steps_done() == 3
 
 
+def test_a_snapshot_is_page_locked_as_long_as_it_is_and_others_may_map_it():
+    script = """
+import os, torch
+from cosmos_weightsync.arenas import Arena
+arena = Arena([(3, 1 << 20)], [torch.uint8], memory="pinned")
+tensor = arena.tensors[0]
+print(tensor.is_pinned(), os.fstat(arena.descriptor).st_size == 3 << 20)
+tensor.copy_(torch.ones(3, 1 << 20, dtype=torch.uint8, device="cuda"), non_blocking=True)
+torch.cuda.synchronize()
+print(os.pread(arena.descriptor, 1, 0)[0] == 1)
+del arena
+print(tensor.is_pinned())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "True", "True", "False"], done.stderr
+
+
 def test_the_benchmark_of_training_has_both_arms_on_the_device():
     script = ROOT / "benchmarks" / "training_titan.py"
     done = subprocess.run(
