@@ -22,6 +22,7 @@ ASKING = (  # marked gpu
     "unit/weightsync/test_weightsync_quantised.py::test_a_gpu_writes_the_bytes_of_a_cpu",
     "contract/test_weightsync_gpu.py::test_what_a_gpu_casts_and_packs_is_what_a_processor_would",
     "contract/test_weightsync_gpu.py::test_an_edge_moves_its_boxes_between_processes",
+    "contract/test_weightsync_gpu.py::test_nccl_waits_no_longer_than_the_deadline_for_an_end_that_does_not_come",
 )
 TAKING = (  # world models, trained where `cosmos-app wfm run` finds a device
     "unit/app/test_app_wfm.py::test_a_recipe_goes_from_a_file_to_a_checkpoint",

@@ -453,5 +453,5 @@ PYBIND11_MODULE(emulated_device, module) {
       .def("synchronize", &Moment::synchronize);
   py::class_<emulated::Collectives, c10d::Backend, intrusive_ptr<emulated::Collectives>>(
       module, "Collectives")
-      .def(py::init<int, int, intrusive_ptr<c10d::Backend>>());
+      .def(py::init<int, int, py::function>());
 }

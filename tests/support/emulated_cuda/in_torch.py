@@ -158,8 +158,11 @@ class ProcessGroupNCCL(metaclass=_AnyOfOurs):
     def __new__(cls, store, rank, size, options=None, *_):
         options = options or cls.Options()
         store = dist.PrefixStore("emulated", store)
-        gloo = dist.ProcessGroupGloo(store, rank, size, timeout=options._timeout)
-        return device.Collectives(rank, size, gloo)
+
+        def make_gloo():
+            return dist.ProcessGroupGloo(store, rank, size, timeout=options._timeout)
+
+        return device.Collectives(rank, size, make_gloo)
 
 
 def _index_of(which):
