@@ -19,6 +19,7 @@ NUM_DEVICES = 4
 ASKING = (  # marked gpu
     "unit/parallel/test_parallel_checkpoint.py::test_a_learner_resumed_on_a_device_takes_the_same_steps",
     "unit/parallel/test_parallel_replicas.py::test_a_sum_on_devices_tells_of_a_member_that_died",
+    "unit/parallel/test_parallel_replicas.py::test_a_group_on_devices_waits_for_members_no_longer_than_it_is_told",
     "unit/weightsync/test_weightsync_quantised.py::test_a_gpu_writes_the_bytes_of_a_cpu",
     "contract/test_weightsync_gpu.py::test_what_a_gpu_casts_and_packs_is_what_a_processor_would",
     "contract/test_weightsync_gpu.py::test_an_edge_moves_its_boxes_between_processes",
