@@ -25,6 +25,7 @@ import torch
 from run import HERE, RESULTS, ROOT, machine, replace_section, versions
 
 SCRATCH = ROOT / "runs" / "bench" / "gpu"
+RUN = ("-m", "cosmos_app", "run", "configs/quickstart.toml", f"output={SCRATCH / 'run'}")
 Rows = Mapping[str, Mapping[str, str]]
 
 
@@ -109,11 +110,15 @@ PARTS = (
     ),
     Part(
         name="run",
-        command=("-m", "cosmos_app", "run", "configs/quickstart.toml", "trainer.steps=20"),
+        command=(
+            *(*RUN, "trainer.steps=40", "trainer.checkpoint_every=20"),
+            *("rollout.replicas=1", "rollout.engine.gpu_memory_share=0.3"),
+        ),
         quick=(
-            *("-m", "cosmos_app", "run", "configs/quickstart.toml", "trainer.steps=2"),
+            *(*RUN, "trainer.steps=2", "trainer.checkpoint_every=0", "warmup.steps=0"),
+            *("rollout.replicas=1", "model.tiny.num_layers=1"),
             *("rollout.engine.kind=transformers", "rollout.engine.device=cuda"),
-            *("warmup.steps=0", "trainer.groups_per_step=4", "rollout.slots=4"),
+            *("trainer.groups_per_step=4", "rollout.slots=4", "data.arithmetic.held_out=16"),
         ),
         limit_s=240,
         wanted="asynchronous RL with vLLM ends by itself",
@@ -169,6 +174,7 @@ class Outcome:
 def run_part(part: Part, arguments: Sequence[str], scratch: Path) -> Outcome:
     """Run a part to its end or its limit, with all that it starts; its words go to files."""
     scratch.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(SCRATCH / "run", ignore_errors=True)  # a run begins in no directory of another
     out, err = scratch / f"{part.name}.out", scratch / f"{part.name}.err"
     started = time.monotonic()
     with out.open("w") as stdout, err.open("w") as stderr:
