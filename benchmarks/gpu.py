@@ -174,7 +174,7 @@ class Outcome:
 def run_part(part: Part, arguments: Sequence[str], scratch: Path) -> Outcome:
     """Run a part to its end or its limit, with all that it starts; its words go to files."""
     scratch.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(SCRATCH / "run", ignore_errors=True)  # a run begins in no directory of another
+    shutil.rmtree(scratch / "run", ignore_errors=True)  # a run begins in no directory of another
     out, err = scratch / f"{part.name}.out", scratch / f"{part.name}.err"
     started = time.monotonic()
     with out.open("w") as stdout, err.open("w") as stderr:
