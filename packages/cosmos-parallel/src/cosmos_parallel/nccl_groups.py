@@ -65,7 +65,8 @@ def meet(begin: Callable[[Tensor], Any], timeout_s: float) -> None:
 
     def move() -> None:
         try:
-            work = begin(number)
+            with torch.cuda.device(number.device):  # a thread begins on the first one
+                work = begin(number)
             while not work.is_completed():
                 time.sleep(_LOOK_S)
             met.set_result(None)

@@ -214,8 +214,10 @@ def _meet(group: Any, side: Side, device: torch.device, deadline: Deadline) -> N
 
     def move() -> None:
         try:
-            byte = torch.zeros(1, dtype=torch.uint8, device=device)
-            work = (group.send if side == "sender" else group.recv)([byte], 1 - _RANKS[side], 0)
+            with torch.cuda.device(device):  # a thread begins on the first one
+                byte = torch.zeros(1, dtype=torch.uint8, device=device)
+                begin = group.send if side == "sender" else group.recv
+                work = begin([byte], 1 - _RANKS[side], 0)
             while not work.is_completed():
                 time.sleep(_LOOK_S)
             met.set_result(None)
