@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # Two share the suite out as tests/conftest.py says; 0 runs it in one process.
 TEST_WORKERS ?= 2
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-wfm test check bench test-gpu standalone clean
+.PHONY: help setup demo demo-wfm test check bench bench-gpu test-gpu standalone clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ check: setup ## format, lint, layers, types, spelling, unit tests: before every 
 
 bench: setup ## write benchmarks/RESULTS.md; BENCH_ARGS="--quick"
 	@$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
+
+bench-gpu: setup ## half an hour of a GPU: what is wanted of one, into benchmarks/RESULTS.md
+	@$(BIN)/python benchmarks/gpu.py $(BENCH_ARGS)
 
 test-gpu: setup ## the tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)

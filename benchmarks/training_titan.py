@@ -22,7 +22,6 @@ import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 import training_titan_arm
@@ -39,8 +38,8 @@ from training_titan_data import (
     finished,
     model_in,
     tokens_of,
+    write_model,
 )
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from cosmos_parallel import (
     AdamWConfig,
@@ -60,17 +59,14 @@ from cosmos_parallel import (
 ARMS = ("torchtitan", "cosmos")
 
 
-def write_model(directory: Path, size: str) -> None:
-    """Write a random Llama with untied embeddings."""
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = SIZES[size] | {"max_position_embeddings": 8192, "rms_norm_eps": 1e-5}
-    config = LlamaConfig(**sizes, tie_word_embeddings=False)
-    LlamaForCausalLM(config).save_pretrained(model_in(directory))
-
-
 def run_cosmos(directory: Path, work: Work, rank: int) -> Result:
     """Take the steps with the learner of cosmos-parallel; one process of all ranks calls."""
-    process = init_distributed(rank, work.ranks, init_method=f"tcp://127.0.0.1:{MEETING}")
+    process = init_distributed(
+        rank,
+        work.ranks,
+        init_method=f"tcp://127.0.0.1:{MEETING}",
+        device=f"cuda:{rank}" if device_type() == "cuda" else "cpu",
+    )
     mesh = build_mesh(ParallelConfig(), process)
     config = ModelConfig(
         implementation="native",

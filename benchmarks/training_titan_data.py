@@ -1,10 +1,12 @@
-"""What both arms of the comparison with torchtitan's trainer share: sizes, rows, clock, result."""
+"""What both arms of the comparison with torchtitan's trainer share."""
 
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 LR = 1e-4
 BETAS = (0.9, 0.95)
@@ -78,6 +80,14 @@ def finished() -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
+
+
+def write_model(directory: Path, size: str) -> None:
+    """Write a random Llama with untied embeddings."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = SIZES[size] | {"max_position_embeddings": 8192, "rms_norm_eps": 1e-5}
+    config = LlamaConfig(**sizes, tie_word_embeddings=False)
+    LlamaForCausalLM(config).save_pretrained(model_in(directory))
 
 
 def model_in(directory: Path) -> Path:

@@ -13,7 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosmos_weightsync import Box, Piece, TransportUnavailableError
+from cosmos_weightsync import (
+    Box,
+    DeadlineError,
+    Piece,
+    TransportUnavailableError,
+)
 from cosmos_weightsync.checksums import tensor_checksum
 from cosmos_weightsync.chunks import HeldBoxes
 from cosmos_weightsync.deadlines import Deadline
@@ -144,6 +149,37 @@ def test_what_a_gpu_casts_and_packs_is_what_a_processor_would():
     for name, box in BOXES.items():
         part = box.relative_to(Box.full(SHAPE))
         assert torch.equal(there[name].cpu()[part], values.bfloat16()[part])
+
+
+# Says where it is and does not come, as who dies or is refused there does.
+SILENT = """
+import json, sys
+from cosmos_weightsync.transports import ProcessGroupTransport
+pending = ProcessGroupTransport("nccl").prepare("sender", "127.0.0.1")
+print(json.dumps(dict(pending.description)), flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.gpu
+def test_nccl_waits_no_longer_than_the_deadline_for_an_end_that_does_not_come():
+    source = Path(sys.modules["cosmos_weightsync"].__file__ or "").parents[1]
+    paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(source)]
+    with subprocess.Popen(
+        [sys.executable, "-c", SILENT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    ) as silent:
+        try:
+            device = 1 if torch.cuda.device_count() > 1 else 0
+            pending = ProcessGroupTransport("nccl", device).prepare("receiver", "127.0.0.1")
+            description = json.loads(silent.stdout.readline())
+            with pytest.raises(DeadlineError, match=r"the sender did not come in 1\.9"):
+                pending.connect(description, Deadline.after(2.0))
+        finally:
+            silent.kill()
 
 
 @pytest.mark.gpu

@@ -19,9 +19,11 @@ NUM_DEVICES = 4
 ASKING = (  # marked gpu
     "unit/parallel/test_parallel_checkpoint.py::test_a_learner_resumed_on_a_device_takes_the_same_steps",
     "unit/parallel/test_parallel_replicas.py::test_a_sum_on_devices_tells_of_a_member_that_died",
+    "unit/parallel/test_parallel_replicas.py::test_a_group_on_devices_waits_for_members_no_longer_than_it_is_told",
     "unit/weightsync/test_weightsync_quantised.py::test_a_gpu_writes_the_bytes_of_a_cpu",
     "contract/test_weightsync_gpu.py::test_what_a_gpu_casts_and_packs_is_what_a_processor_would",
     "contract/test_weightsync_gpu.py::test_an_edge_moves_its_boxes_between_processes",
+    "contract/test_weightsync_gpu.py::test_nccl_waits_no_longer_than_the_deadline_for_an_end_that_does_not_come",
 )
 TAKING = (  # world models, trained where `cosmos-app wfm run` finds a device
     "unit/app/test_app_wfm.py::test_a_recipe_goes_from_a_file_to_a_checkpoint",
@@ -256,6 +258,36 @@ def test_a_run_of_two_ranks_and_an_engine_has_a_device_for_each(tmp_path: Path):
     for line in ("GPU 0: policy-0", "GPU 1: policy-0", "GPU 3: rollout-0"):
         assert line in run.text
     assert run.steps_done() == 3
+
+
+def test_a_snapshot_is_page_locked_as_long_as_it_is_and_others_may_map_it():
+    script = """
+import os, torch
+from cosmos_weightsync.arenas import Arena
+arena = Arena([(3, 1 << 20)], [torch.uint8], memory="pinned")
+tensor = arena.tensors[0]
+print(tensor.is_pinned(), os.fstat(arena.descriptor).st_size == 3 << 20)
+tensor.copy_(torch.ones(3, 1 << 20, dtype=torch.uint8, device="cuda"), non_blocking=True)
+torch.cuda.synchronize()
+print(os.pread(arena.descriptor, 1, 0)[0] == 1)
+del arena
+print(tensor.is_pinned())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "True", "True", "False"], done.stderr
+
+
+def test_the_benchmark_of_training_has_both_arms_on_the_device():
+    script = ROOT / "benchmarks" / "training_titan.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--quick", "--attention", "sdpa"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    arms = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| c")]
+    arms += [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| t")]
+    (ours, theirs) = arms
+    assert ours[4] == theirs[4]  # the first loss, in bfloat16; a processor's is in float32
+    assert ours[3].endswith("%")
 
 
 @pytest.mark.parametrize("seen", ["1", "0"], ids=["through the host", "over cuda ipc"])

@@ -81,15 +81,21 @@ class Aside final : public c10d::Work {
 
 class Collectives final : public c10d::Backend {
  public:
-  Collectives(int rank, int size, c10::intrusive_ptr<c10d::Backend> gloo)
-      : Backend(rank, size), gloo_(std::move(gloo)), number_(--next_number) {}
+  // The first use waits for the others to come to theirs: so does NCCL's communicator.
+  Collectives(int rank, int size, py::function make_gloo)
+      : Backend(rank, size), make_gloo_(new py::function(std::move(make_gloo))),
+        number_(--next_number) {}
   const std::string getBackendName() const override { return "nccl"; }
   bool supportsCoalescing() const override { return true; }
   void setTimeout(std::chrono::milliseconds) override {}
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return 0; }
-  void abort() override { gloo_->abort(); }
-  void shutdown() override { gloo_->shutdown(); }
+  void abort() override {
+    if (gloo_) gloo_->abort();
+  }
+  void shutdown() override {
+    if (gloo_) gloo_->shutdown();
+  }
 
   void startCoalescing() override { group_ = Group{}; }
   WorkPtr endCoalescing() override {
@@ -102,7 +108,7 @@ class Collectives final : public c10d::Backend {
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
     auto on_host = hosts(tensors);
-    return finish(c10d::OpType::BROADCAST, tensors, on_host, gloo_->broadcast(on_host, options));
+    return finish(c10d::OpType::BROADCAST, tensors, on_host, gloo()->broadcast(on_host, options));
   }
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
     auto on_host = hosts(tensors);
@@ -121,12 +127,12 @@ class Collectives final : public c10d::Backend {
                     const c10d::AllgatherOptions& options) override {
     auto from = hosts(inputs);
     std::vector<Tensors> to{hosts(outputs.at(0))};
-    return finish(c10d::OpType::ALLGATHER, outputs[0], to[0], gloo_->allgather(to, from, options));
+    return finish(c10d::OpType::ALLGATHER, outputs[0], to[0], gloo()->allgather(to, from, options));
   }
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
                           const c10d::AllgatherOptions& options) override {
     auto both = hosts({output, input});
-    auto work = gloo_->_allgather_base(both[0], both[1], options);
+    auto work = gloo()->_allgather_base(both[0], both[1], options);
     return finish(c10d::OpType::_ALLGATHER_BASE, {output}, {both[0]}, work);
   }
   WorkPtr allgather_into_tensor_coalesced(
@@ -161,7 +167,7 @@ class Collectives final : public c10d::Backend {
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& to,
                         std::vector<int64_t>& from, const c10d::AllToAllOptions& options) override {
     auto both = hosts({output, input});
-    auto work = gloo_->alltoall_base(both[0], both[1], to, from, options);
+    auto work = gloo()->alltoall_base(both[0], both[1], to, from, options);
     return finish(c10d::OpType::ALLTOALL_BASE, {output}, {both[0]}, work);
   }
   WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs,
@@ -169,29 +175,36 @@ class Collectives final : public c10d::Backend {
     auto to = hosts(outputs);
     std::vector<Tensors> from;
     for (const auto& parts : inputs) from.push_back(hosts(parts));
-    return finish(c10d::OpType::SCATTER, outputs, to, gloo_->scatter(to, from, options));
+    return finish(c10d::OpType::SCATTER, outputs, to, gloo()->scatter(to, from, options));
   }
   WorkPtr send(Tensors& tensors, int to, int tag) override {
     auto on_host = hosts(tensors);
-    auto work = gloo_->send(on_host, to, tag);
+    auto work = gloo()->send(on_host, to, tag);
     return grouped(aside(c10d::OpType::SEND, {}, [work, on_host] { work->wait(); }));
   }
   WorkPtr recv(Tensors& tensors, int from, int tag) override {
     auto on_host = hosts(tensors);
     return grouped(
-        finish(c10d::OpType::RECV, tensors, on_host, gloo_->recv(on_host, from, tag)));
+        finish(c10d::OpType::RECV, tensors, on_host, gloo()->recv(on_host, from, tag)));
   }
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
     auto on_host = options;
     on_host.device_ids.clear();
     on_host.device.reset();
-    auto work = gloo_->barrier(on_host);
+    auto work = gloo()->barrier(on_host);
     return aside(c10d::OpType::BARRIER, {}, [work] { work->wait(); });
   }
 
  private:
   using Group = std::vector<WorkPtr>;
 
+  c10d::Backend* gloo() {
+    if (!gloo_) {
+      const py::gil_scoped_acquire python;
+      gloo_ = (*make_gloo_)().cast<c10::intrusive_ptr<c10d::Backend>>();
+    }
+    return gloo_.get();
+  }
   Tensors hosts(const Tensors& tensors) {
     read_.insert(read_.end(), tensors.begin(), tensors.end());
     return copied(tensors);
@@ -225,7 +238,7 @@ class Collectives final : public c10d::Backend {
                   std::function<at::Tensor(const at::Tensor&)> mine) {
     const bool is_mean = options.reduceOp == c10d::ReduceOp::AVG;  // gloo has none
     if (is_mean) options.reduceOp = c10d::ReduceOp::SUM;
-    auto work = gloo_->allreduce(on_host, options);
+    auto work = gloo()->allreduce(on_host, options);
     return aside(kind, to, [to, from = on_host, work, mine, is_mean, size = size_] {
       work->wait();
       Tensors results;
@@ -246,6 +259,7 @@ class Collectives final : public c10d::Backend {
   }
 
   inline static std::atomic<int64_t> next_number = 0;
+  py::function* make_gloo_;  // never deleted, as that wants the interpreter's lock
   c10::intrusive_ptr<c10d::Backend> gloo_;
   int64_t number_;
   Tensors read_;

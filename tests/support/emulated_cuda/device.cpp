@@ -416,6 +416,15 @@ PYBIND11_MODULE(emulated_device, module) {
     Guard().recordDataPtrOnStream(tensor.storage().data_ptr(),
                                   Stream(Stream::UNSAFE, Device(kCUDA, device), id));
   });
+  module.def("register_host", [](size_t at, size_t size) {
+    const std::lock_guard hold(memory_lock);
+    regions()[reinterpret_cast<const char*>(at)] = Region{.size = size, .is_pinned = true};
+    return 0;
+  });
+  module.def("unregister_host", [](size_t at) {
+    const std::lock_guard hold(memory_lock);
+    return regions().erase(reinterpret_cast<const char*>(at)) == 1 ? 0 : 1;
+  });
   module.def("share", [](const Tensor& bytes) {
     const std::lock_guard hold(memory_lock);
     const auto found = region_of(bytes.storage().data());
@@ -444,5 +453,5 @@ PYBIND11_MODULE(emulated_device, module) {
       .def("synchronize", &Moment::synchronize);
   py::class_<emulated::Collectives, c10d::Backend, intrusive_ptr<emulated::Collectives>>(
       module, "Collectives")
-      .def(py::init<int, int, intrusive_ptr<c10d::Backend>>());
+      .def(py::init<int, int, py::function>());
 }

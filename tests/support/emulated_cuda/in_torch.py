@@ -9,6 +9,7 @@ import torch.cuda.random
 import torch.cuda.streams
 import torch.distributed as dist
 import torch.storage
+import torch.utils._triton
 from torch.distributed import distributed_c10d
 
 _NAME = "NVIDIA H100 80GB HBM3"
@@ -126,6 +127,19 @@ class Properties:
         self.uuid = f"00000000-0000-0000-0000-{number:012d}"
 
 
+class Runtime:
+    """``torch.cuda.cudart()``, as far as it is asked for."""
+
+    def __init__(self):
+        torch.empty(1, pin_memory=True)  # from then on torch asks what is page-locked
+
+    def cudaHostRegister(self, place, num_bytes, _):  # noqa: N802 - torch's
+        return device.register_host(place, num_bytes)
+
+    def cudaHostUnregister(self, place):  # noqa: N802 - torch's
+        return device.unregister_host(place)
+
+
 class _AnyOfOurs(type):
     def __instancecheck__(cls, group):
         return isinstance(group, device.Collectives)
@@ -144,8 +158,11 @@ class ProcessGroupNCCL(metaclass=_AnyOfOurs):
     def __new__(cls, store, rank, size, options=None, *_):
         options = options or cls.Options()
         store = dist.PrefixStore("emulated", store)
-        gloo = dist.ProcessGroupGloo(store, rank, size, timeout=options._timeout)
-        return device.Collectives(rank, size, gloo)
+
+        def make_gloo():
+            return dist.ProcessGroupGloo(store, rank, size, timeout=options._timeout)
+
+        return device.Collectives(rank, size, make_gloo)
 
 
 def _index_of(which):
@@ -212,6 +229,7 @@ def _names():
         "get_device_name": lambda which=None: _NAME,
         "get_device_capability": lambda which=None: (9, 0),
         "get_device_properties": lambda which=None: Properties(_index_of(which)),
+        "cudart": Runtime,
         "Stream": Stream,
         "Event": Event,
         "current_stream": _current_stream,
@@ -294,6 +312,7 @@ def install():
                 setattr(module, name, value)
     torch._C._cuda_getCurrentRawStream = device.current_stream
     torch.version.cuda = "13.0"
+    torch.utils._triton.has_triton = lambda: False  # whose kernels want a real one
     torch.storage._to = _storage_to(torch.storage._to)
     torch.UntypedStorage.resize_ = _resize_storage(torch.UntypedStorage.resize_)
     torch.UntypedStorage._share_cuda_ = _share

@@ -199,3 +199,10 @@ def test_a_sum_on_devices_tells_of_a_member_that_died(port):
             for member in members:
                 member.kill()
     assert told.split() == ["lost", "goes", "on"]
+
+
+@pytest.mark.gpu
+def test_a_group_on_devices_waits_for_members_no_longer_than_it_is_told():
+    members = ReplicaMembership(names=("a", "b"), index=0)
+    with pytest.raises(ReplicaLostError, match="waited 2 s for b"):
+        StoreReplicaGroup(dist.HashStore(), members, timeout_s=2.0, device_type="cuda")

@@ -4,14 +4,22 @@ torch's own wait returns as soon as the stream is told to wait, so nobody hears 
 died. Its watchdog does, a minute later, and ends the process; but it leaves alone a group that is
 aborted before it looks. A group that is made while ``TORCH_NCCL_BLOCKING_WAIT`` is set has none; an
 app may see to that.
+
+The first work of its kind makes a communicator, inside which NCCL waits for the others for ever; so
+it is begun by `meet`.
 """
 
 import contextlib
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 _LOOK_S = 0.0002
@@ -39,6 +47,37 @@ def finish(group: Any, work: Any, timeout_s: float) -> None:
             raise RuntimeError(f"not done after {timeout_s:g} s")
         time.sleep(_LOOK_S)
     work.wait()
+
+
+def meet(begin: Callable[[Tensor], Any], timeout_s: float) -> None:
+    """Have the other ranks of some work come, by doing it with a number that nobody wants.
+
+    Args:
+        begin: such work; all that take part in it call this.
+        timeout_s: how long they may take.
+
+    Raises:
+        RuntimeError: they did not come; the group is of no use, and a thread waits on.
+    """
+    number = torch.zeros(1, device=torch.device("cuda", torch.cuda.current_device()))
+    torch.cuda.current_stream().synchronize()  # what begins in a thread does so on another stream
+    met: Future[None] = Future()
+
+    def move() -> None:
+        try:
+            with torch.cuda.device(number.device):  # a thread begins on the first one
+                work = begin(number)
+            while not work.is_completed():
+                time.sleep(_LOOK_S)
+            met.set_result(None)
+        except BaseException as error:  # noqa: BLE001 - raised by whoever waits, in another thread
+            met.set_exception(error)
+
+    threading.Thread(target=move, name="nccl-meet", daemon=True).start()
+    try:
+        met.result(timeout_s)
+    except TimeoutError as error:
+        raise RuntimeError(f"not all came in {timeout_s:g} s") from error
 
 
 def abort(group: Any) -> None:

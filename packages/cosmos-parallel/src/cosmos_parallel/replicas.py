@@ -25,7 +25,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from cosmos_parallel.errors import ReplicaLostError
-from cosmos_parallel.nccl_groups import abort, finish, make_nccl_group
+from cosmos_parallel.nccl_groups import abort, finish, make_nccl_group, meet
 from cosmos_parallel.titan import DeviceType
 
 
@@ -184,6 +184,8 @@ class StoreReplicaGroup:
         if self._group is None:
             raise ReplicaLostError(f"the group of epoch {self._members.epoch} is closed")
         try:
+            if self._device_type == "cuda":
+                meet(move, self._timeout_s)
             for tensor in tensors:
                 self._finish(move(tensor))
         except (RuntimeError, ValueError) as error:
@@ -267,7 +269,9 @@ class StoreReplicaGroup:
         inner = PrefixStore("group", self._store)
         if self._device_type == "cpu":
             return dist.ProcessGroupGloo(inner, index, size, timeout)
-        return make_nccl_group(inner, index, size, self._timeout_s)
+        group = make_nccl_group(inner, index, size, self._timeout_s)
+        meet(lambda number: group.allreduce([number]), self._timeout_s)
+        return group
 
     def _finish(self, work: Any) -> None:
         if self._device_type == "cpu":

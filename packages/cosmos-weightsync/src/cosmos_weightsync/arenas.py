@@ -2,8 +2,9 @@
 
 The stretch is an anonymous file (`memfd_create`): it has no name, so nothing is left behind by a
 process that is killed, and it does not count against the size of ``/dev/shm``. Where there is no
-such thing, or the memory must be page-locked for a GPU, an arena is ordinary memory; also where
-that is asked for.
+such thing an arena is ordinary memory; also where that is asked for.
+
+A stretch is page-locked as it is: what torch page-locks is as long as the next power of two.
 """
 
 import contextlib
@@ -12,10 +13,12 @@ import os
 import sys
 import weakref
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+
+from cosmos_weightsync.errors import TransferError
 
 __all__ = ["ALIGNMENT", "Arena", "Memory", "map_arena"]
 
@@ -27,6 +30,8 @@ ALIGNMENT = 64
 _POPULATE_READ, _POPULATE_WRITE = 22, 23
 """``MADV_POPULATE_...`` of Linux 5.14: take all pages at once rather than each on first use."""
 
+_PORTABLE = 1  # cudaHostRegisterPortable: page-locked for all devices
+
 
 class Arena:
     """Memory for a list of tensors.
@@ -36,7 +41,7 @@ class Arena:
         dtypes: Of the tensors.
         memory: ``shared`` can be mapped by other processes of this host, where the system has
             such memory. ``private`` cannot, and may lie in huge pages, which the system copies
-            out of faster. ``pinned`` is for a GPU to copy into.
+            out of faster. ``pinned`` is for a GPU to copy into, and otherwise as ``shared``.
 
     Attributes:
         tensors: The tensors, contiguous, uninitialised.
@@ -44,6 +49,9 @@ class Arena:
             mappings of it live on.
         key: Tells this arena from others of this process; 0 for ordinary memory.
         num_bytes: The size of the file.
+
+    Raises:
+        TransferError: the memory cannot be page-locked.
     """
 
     def __init__(
@@ -57,7 +65,7 @@ class Arena:
         self.num_bytes = max(size, mmap.PAGESIZE)
         self.descriptor: int | None = None
         self.key = 0
-        if sys.platform == "linux" and memory == "shared":
+        if sys.platform == "linux" and memory != "private":
             self.descriptor = os.memfd_create("cosmos-weightsync", os.MFD_CLOEXEC)
             weakref.finalize(self, os.close, self.descriptor)
             os.ftruncate(self.descriptor, self.num_bytes)
@@ -65,6 +73,8 @@ class Arena:
             mapping = mmap.mmap(self.descriptor, self.num_bytes)
             _advise(mapping, _POPULATE_WRITE)
             held = torch.frombuffer(mapping, dtype=torch.uint8)
+            if memory == "pinned":
+                _page_lock(self, held)
         elif sys.platform == "linux" and memory == "private":
             mapping = mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             _advise(mapping, mmap.MADV_HUGEPAGE)
@@ -82,6 +92,19 @@ class Arena:
         """Where in the file a view of one of the tensors begins; ``None`` if it is elsewhere."""
         offset = tensor.data_ptr() - self._start
         return offset if self.descriptor is not None and 0 <= offset < self.num_bytes else None
+
+
+def _page_lock(arena: Arena, memory: Tensor) -> None:
+    """Have GPUs copy from and to memory by themselves, for as long as the arena lives."""
+    runtime: Any = torch.cuda.cudart()
+    place, num_bytes = memory.data_ptr(), memory.numel()
+    failure = int(runtime.cudaHostRegister(place, num_bytes, _PORTABLE))
+    if failure:
+        raise TransferError(
+            f"{num_bytes} bytes of host memory for a copy of the weights cannot be page-locked "
+            f"(CUDA error {failure}): is so much free?"
+        )
+    weakref.finalize(arena, runtime.cudaHostUnregister, place).atexit = False
 
 
 def _num_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:

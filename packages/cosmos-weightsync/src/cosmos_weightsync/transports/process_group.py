@@ -14,8 +14,10 @@ tells NCCL itself the watchdog may see before; ``TORCH_NCCL_ASYNC_ERROR_HANDLING
 # pyright: reportPrivateImportUsage=false
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -176,6 +178,8 @@ class _PendingGroup:
             )
             store.set_timeout(timeout)
             group = self._group(store, timeout)
+            if self._device.type == "cuda":
+                _meet(group, self._side, self._device, deadline)
         except RuntimeError as error:
             raise _translated(error, _NAMES[self._side]) from error
         finally:
@@ -198,6 +202,34 @@ class _PendingGroup:
         options._devices = [gloo.create_device(hostname=self._host)]
         options._threads = 1
         return gloo(store, rank, 2, options)
+
+
+def _meet(group: Any, side: Side, device: torch.device, deadline: Deadline) -> None:
+    """Have NCCL make its communicator, which waits for the other end as long as that takes.
+
+    So a thread waits there, by moving a byte of its own: whoever comes when nobody waits any more
+    writes into nothing else.
+    """
+    met: Future[None] = Future()
+
+    def move() -> None:
+        try:
+            with torch.cuda.device(device):  # a thread begins on the first one
+                byte = torch.zeros(1, dtype=torch.uint8, device=device)
+                begin = group.send if side == "sender" else group.recv
+                work = begin([byte], 1 - _RANKS[side], 0)
+            while not work.is_completed():
+                time.sleep(_LOOK_S)
+            met.set_result(None)
+        except BaseException as error:  # noqa: BLE001 - raised by whoever waits, in another thread
+            met.set_exception(error)
+
+    seconds = deadline.remaining(f"the {_NAMES[side]}")
+    threading.Thread(target=move, name="weight-meet", daemon=True).start()
+    try:
+        met.result(seconds)
+    except TimeoutError as error:
+        raise DeadlineError(f"the {_NAMES[side]} did not come in {seconds:g} s") from error
 
 
 class ProcessGroupTransport:

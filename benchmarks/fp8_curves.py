@@ -1,0 +1,154 @@
+"""Loss curves with products in 8 bits beside those in bfloat16, from one model over the same rows.
+
+    python benchmarks/fp8_curves.py [--size 1b] [--steps 200] [--recipes rowwise,tensorwise]
+
+Rows are walks through a random graph of 1,024 tokens with eight ways on from each, so that there is
+something to learn. The rate rises for the first tenth of the steps. The figure is the mean loss of
+the last tenth against bfloat16's; beside it a second bfloat16 run over other rows, which says what
+such a difference means. Without a GPU all is emulated, which shows the rounding and no speed.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import HashStore
+from training_titan_data import SIZES, device_type, finished, model_in, write_model
+
+from cosmos_parallel import (
+    AdamWConfig,
+    Learner,
+    LearnerConfig,
+    LowPrecisionConfig,
+    ModelConfig,
+    ParallelConfig,
+    ScheduleConfig,
+    SftBatch,
+    build_mesh,
+    init_distributed,
+    load_causal_lm,
+    sft_loss,
+    shutdown_distributed,
+)
+
+TOKENS, WAYS = 1024, 8
+OTHER_ROWS = "bfloat16, other rows"
+
+
+def walks(rows: int, length: int, seed: int) -> torch.Tensor:
+    """Rows of tokens: ``int64[rows, length]``; which token follows which is always the same."""
+    ways = torch.randint(0, TOKENS, (TOKENS, WAYS), generator=torch.Generator())
+    chance = torch.Generator().manual_seed(seed)
+    token = torch.randint(0, TOKENS, (rows,), generator=chance)
+    found = [token]
+    for _ in range(length - 1):
+        token = ways[token, torch.randint(0, WAYS, (rows,), generator=chance)]
+        found.append(token)
+    return torch.stack(found, dim=1)
+
+
+def curve(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    """Train once and return the losses and the seconds of each step."""
+    device = "cuda:0" if device_type() == "cuda" else "cpu"
+    process = init_distributed(0, 1, store=HashStore(), device=device)
+    mesh = build_mesh(ParallelConfig(), process)
+    low = None
+    if options.arm not in {"bfloat16", OTHER_ROWS}:
+        low = LowPrecisionConfig(recipe=options.arm, emulate=device == "cpu" or options.emulate)
+    config = ModelConfig(
+        implementation="native",
+        compute_dtype="bfloat16",
+        compile="inductor" if options.compile else "none",
+        low_precision=low,
+    )
+    model = load_causal_lm(model_in(directory), mesh, config)
+    schedule = ScheduleConfig(num_warmup_steps=max(1, options.steps // 10))
+    optimizer = AdamWConfig(lr=options.lr, betas=(0.9, 0.95), weight_decay=0.1, schedule=schedule)
+    learner = Learner(model, LearnerConfig(optimizer=optimizer, max_grad_norm=1.0), mesh=mesh)
+    first = 10**6 if options.arm == OTHER_ROWS else 0
+    losses, seconds = [], []
+    for step in range(options.steps):
+        rows = walks(options.rows, options.length, first + step)
+        batch = SftBatch(
+            token_ids=rows,
+            trainable=torch.ones_like(rows, dtype=torch.bool).index_fill(
+                1, torch.tensor([0]), value=False
+            ),
+            position_ids=torch.arange(options.length).repeat(options.rows, 1),
+            num_tokens=rows.numel(),
+        )
+        started = finished()
+        losses.append(learner.step([batch], sft_loss).loss)
+        seconds.append(finished() - started)
+    shutdown_distributed()
+    return {"losses": losses, "seconds": statistics.median(seconds[len(seconds) // 2 :])}
+
+
+def table(found: dict[str, dict[str, Any]]) -> str:
+    """The loss at a few steps, the mean of the last tenth against bfloat16's, and the speed."""
+    steps = len(found["bfloat16"]["losses"])
+    marks = sorted({0, steps // 10, steps // 4, steps // 2, steps - 1})
+    tail = max(1, steps // 10)
+    base = statistics.mean(found["bfloat16"]["losses"][-tail:])
+    names = [f"step {mark + 1}" for mark in marks]
+    lines = [
+        "| products | " + " | ".join(names) + " | last tenth | of bfloat16 | s a step |",
+        "|---" * (len(marks) + 4) + "|",
+    ]
+    for arm, one in found.items():
+        last = statistics.mean(one["losses"][-tail:])
+        values = " | ".join(f"{one['losses'][mark]:.4f}" for mark in marks)
+        lines.append(
+            f"| {arm} | {values} | {last:.4f} | {last / base - 1:+.2%} | {one['seconds']:.3f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Train every arm in a process of its own and print the table."""
+    on_gpu = device_type() == "cuda"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--size", choices=SIZES, default="1b" if on_gpu else "tiny")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--rows", type=int, default=8 if on_gpu else 4)
+    parser.add_argument("--length", type=int, default=2048 if on_gpu else 64)
+    parser.add_argument("--lr", type=float, default=3e-4)
+    parser.add_argument("--recipes", default="rowwise,tensorwise")
+    parser.add_argument("--compile", action="store_true", help="every layer, by inductor")
+    parser.add_argument("--emulate", action="store_true", help="products without the hardware's")
+    parser.add_argument("--quick", action="store_true", help="the smallest form")
+    parser.add_argument("--arm", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.quick:
+        options.size, options.steps, options.rows, options.length = "tiny", 4, 2, 32
+    if options.arm:
+        print("RESULT " + json.dumps(curve(options, options.directory)))
+        return
+    found: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        write_model(Path(scratch), options.size)
+        for arm in ("bfloat16", OTHER_ROWS, *options.recipes.split(",")):
+            command = [sys.executable, __file__, *sys.argv[1:]]
+            command += ["--arm", arm, "--directory", scratch]
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            done = subprocess.run(
+                command, env=environment, stdout=subprocess.PIPE, text=True, check=True
+            )
+            lines = [x for x in done.stdout.splitlines() if x.startswith("RESULT ")]
+            found[arm] = json.loads(lines[-1].removeprefix("RESULT "))
+            print(f"{arm}: {found[arm]['losses'][-1]:.4f}", file=sys.stderr, flush=True)
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()
