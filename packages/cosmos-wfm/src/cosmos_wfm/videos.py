@@ -245,7 +245,7 @@ def _upright(frame: Any) -> Image.Image:
 
 
 def write_video(path: Path, pixels: Float[Tensor, "3 F H W"], *, fps: int = 16) -> None:
-    """Write pixels in [-1, 1] as MPEG-4.
+    """Write pixels in [-1, 1] as H.264, which browsers show, or where PyAV has none as MPEG-4.
 
     Args:
         path: of the file, ending in ``.mp4``.
@@ -256,7 +256,8 @@ def write_video(path: Path, pixels: Float[Tensor, "3 F H W"], *, fps: int = 16) 
     scaled = ((pixels.clamp(-1.0, 1.0) + 1.0) * 127.5).round()
     array = scaled.permute(1, 2, 3, 0).cpu().numpy().astype(np.uint8)
     with av.open(str(path), mode="w") as container:
-        stream = container.add_stream("mpeg4", rate=fps)
+        codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
+        stream = container.add_stream(codec, rate=fps)
         stream.height, stream.width = array.shape[1:3]
         stream.pix_fmt = "yuv420p"
         for frame in array:
