@@ -1,6 +1,7 @@
 """Latents and embedded prompts that are kept on disk: the same losses, and what becomes stale."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from cosmos_wfm import (
     CaptionDataError,
     DiffusionSftConfig,
     EncodedCache,
+    EncodedSample,
     FullTuning,
     ImageCaptionsConfig,
     LoraTuning,
@@ -106,6 +108,23 @@ def test_weights_that_differ_anywhere_are_another_model(recipe, tmp_path):
     assert cache_key(tmp_path / "model", recipe.data, adapter="A") != first
     weights.write_bytes(bytes(5 << 20))
     assert cache_key(tmp_path / "model", recipe.data, adapter="A") == first
+
+
+def test_writers_of_one_sample_do_not_get_into_each_others_way(tmp_path):
+    cache = EncodedCache(tmp_path, "key")
+    samples = [EncodedSample(torch.full((1 << 16,), float(n)), {}) for n in range(4)]
+
+    def write(sample):  # in threads: processes on several nodes may have one number too
+        for _ in range(25):
+            cache.save("it", sample, "p")
+
+    with ThreadPoolExecutor(len(samples)) as writers:
+        list(writers.map(write, samples))
+
+    kept = cache.load("it")
+    assert kept is not None
+    assert len(kept[0].latents.unique()) == 1
+    assert not list(tmp_path.rglob("*.partial"))
 
 
 def test_what_is_broken_stays_named_with_a_full_cache(recipe, tmp_path):

@@ -4,6 +4,7 @@ import shutil
 import tarfile
 from dataclasses import replace
 
+import av
 import pytest
 import torch
 from PIL import Image
@@ -28,6 +29,7 @@ from cosmos_wfm import (
     train_sft,
     write_samples,
 )
+from cosmos_wfm.validation import prompts_text
 
 LEARNER = LearnerConfig(optimizer=AdamWConfig(lr=3e-3), ema=EmaConfig(decay=0.5))
 FULL = "transformer/diffusion_pytorch_model.safetensors"
@@ -251,6 +253,13 @@ def test_videos_are_written_one_by_one_and_as_three_frames(tmp_path):
     ]
     grid = opened(tmp_path / "out" / "grid.png")
     assert [grid.getpixel((16 * x + 8, 8))[0] for x in range(6)] == [0, 128, 255] * 2
+    with av.open(str(tmp_path / "out" / "0_0.mp4")) as video:  # what browsers show
+        stream = video.streams.video[0]
+        assert (stream.codec_context.name, stream.pix_fmt) == ("h264", "yuv420p")
+
+
+def test_each_prompt_of_a_grid_has_a_line():
+    assert prompts_text(["a red\n square", "a disc"]) == "0: a red square\n1: a disc\n"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 import json
 import struct
 from dataclasses import replace
+from fractions import Fraction
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -104,6 +106,19 @@ def test_a_video_whose_camera_was_turned_is_read_upright(tmp_path, matrix, size,
     shown = np.asarray(frame).mean(2)
     assert shown[black].max() < 60
     assert (shown > 190).mean() > 0.3
+
+
+def test_pixels_that_are_wider_than_high_are_shown_so(tmp_path):
+    with av.open(str(tmp_path / "a.mp4"), mode="w") as container:
+        stream = container.add_stream("mpeg4", rate=8)
+        stream.width, stream.height, stream.pix_fmt = 48, 32, "yuv420p"
+        stream.codec_context.sample_aspect_ratio = Fraction(4, 3)
+        frame = av.VideoFrame.from_ndarray(np.zeros((32, 48, 3), np.uint8), format="rgb24")
+        container.mux([*stream.encode(frame), *stream.encode()])
+
+    [found] = read_frames(tmp_path / "a.mp4", 1, name="a")
+
+    assert found.size == (64, 32)
 
 
 def test_a_video_is_taken_at_the_frames_a_second_that_are_asked_for(tmp_path):

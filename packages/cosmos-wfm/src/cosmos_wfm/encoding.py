@@ -10,11 +10,11 @@ broken is computed again.
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
+from uuid import uuid4
 
 import torch
 from jaxtyping import Float
@@ -83,7 +83,8 @@ class EncodedCache:
         path = self._path(identity)
         path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {_LATENTS: sample.latents, **{_TEXT + k: v for k, v in sample.text.items()}}
-        partial = path.with_suffix(f".{os.getpid()}.partial")
+        # no number of a process: those of ranks on several nodes are alike
+        partial = path.with_suffix(f".{uuid4().hex}.partial")
         whole = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
         save_file(whole, partial, metadata={"prompt": prompt, "sample": identity})
         partial.replace(path)

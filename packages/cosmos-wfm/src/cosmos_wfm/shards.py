@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, cast
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -219,7 +220,7 @@ class ShardCaptions(Sequence[CaptionedImage]):
             samples, problems = _index(files, path, url, video=self._config.frames > 1)
             if kept is not None:
                 kept.parent.mkdir(parents=True, exist_ok=True)
-                partial = kept.with_suffix(".partial")
+                partial = kept.with_suffix(f".{uuid4().hex}.partial")
                 partial.write_text(json.dumps({"samples": samples, "problems": problems}))
                 partial.replace(kept)
         for problem in problems:

@@ -238,9 +238,9 @@ class TrainingRun:
         """Write what was due after the step that a run goes on from, if it was killed before."""
         outputs, config = self.outputs, self.outputs.validation
         here = self.mesh.process.rank == 0
-        saves = _due(done, outputs.save_every, last=False) and (
-            not self._save_directory(done).is_dir() or outputs.upload is not None
-        )
+        uploads = outputs.upload is not None and outputs.upload.saves == "all"
+        saves = _due(done, outputs.save_every, last=False)
+        saves = saves and (uploads or not self._save_directory(done).is_dir())
         draws = config is not None and _due(done, config.every, last=False)
         draws = draws and not (self._pictures(done) / _PROMPTS).is_file()
         wanted = torch.tensor([saves and here, draws and here], device=self.mesh.process.device)

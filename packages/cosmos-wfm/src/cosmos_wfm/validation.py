@@ -122,4 +122,4 @@ def save_grid(pixels: Float[Tensor, "P K 3 H W"], path: Path, *, enlarged: int =
 
 def prompts_text(prompts: Sequence[str]) -> str:
     """Return what says which row of a grid is which prompt."""
-    return "".join(f"{row}: {prompt}\n" for row, prompt in enumerate(prompts))
+    return "".join(f"{row}: {' '.join(prompt.split())}\n" for row, prompt in enumerate(prompts))

@@ -32,6 +32,7 @@ from cosmos_wfm.ranges import check_at_least
 
 VIDEO_SUFFIXES = (".mp4", ".mov", ".mkv", ".webm")
 _Frame = TypeVar("_Frame")
+_WIDEST_PIXEL = 4.0
 _TURNS = {
     90: Image.Transpose.ROTATE_90,
     180: Image.Transpose.ROTATE_180,
@@ -165,10 +166,12 @@ def _frames(source: Path | BinaryIO, fps: float, *, name: str) -> Generator[Imag
     av: Any = importlib.import_module("av")
     try:
         with av.open(str(source) if isinstance(source, Path) else source) as container:
+            aspect = float(container.streams.video[0].sample_aspect_ratio or 1)
             decoded: Iterable[Any] = container.decode(video=0)
             if fps:
                 decoded = resampled(((frame.time, frame) for frame in decoded), fps)
-            yield from map(_upright, decoded)
+            for frame in decoded:
+                yield _as_shown(frame, aspect)
     except (av.error.FFmpegError, IndexError, OSError, ValueError) as error:
         raise CaptionDataError(f"{name} cannot be decoded: {error}") from error
 
@@ -237,15 +240,24 @@ def _too_short(name: str, found: int, sizes: ClipSizes) -> str:
     return f"{name} has {found} frames{rate}; {sizes.frames} are needed"
 
 
-def _upright(frame: Any) -> Image.Image:
-    """Return a frame turned as its file says that it is shown: cameras are held both ways."""
+def _as_shown(frame: Any, aspect: float) -> Image.Image:
+    """Return a frame as its file says that it is shown.
+
+    Args:
+        frame: of PyAV.
+        aspect: width of a pixel for its height, which is not 1 in much of what was filmed for
+            television; one that no camera has is a mistake and passed over.
+    """
     image: Image.Image = frame.to_image()
-    turn = _TURNS.get(round(frame.rotation) % 360)
+    if aspect != 1 and 1 / _WIDEST_PIXEL <= aspect <= _WIDEST_PIXEL:
+        size = (max(1, round(image.width * aspect)), image.height)
+        image = image.resize(size, Image.Resampling.LANCZOS)
+    turn = _TURNS.get(round(frame.rotation) % 360)  # cameras are held both ways
     return image if turn is None else image.transpose(turn)
 
 
 def write_video(path: Path, pixels: Float[Tensor, "3 F H W"], *, fps: int = 16) -> None:
-    """Write pixels in [-1, 1] as MPEG-4.
+    """Write pixels in [-1, 1] as H.264, which browsers show, or where PyAV has none as MPEG-4.
 
     Args:
         path: of the file, ending in ``.mp4``.
@@ -256,7 +268,8 @@ def write_video(path: Path, pixels: Float[Tensor, "3 F H W"], *, fps: int = 16) 
     scaled = ((pixels.clamp(-1.0, 1.0) + 1.0) * 127.5).round()
     array = scaled.permute(1, 2, 3, 0).cpu().numpy().astype(np.uint8)
     with av.open(str(path), mode="w") as container:
-        stream = container.add_stream("mpeg4", rate=fps)
+        codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
+        stream = container.add_stream(codec, rate=fps)
         stream.height, stream.width = array.shape[1:3]
         stream.pix_fmt = "yuv420p"
         for frame in array:
