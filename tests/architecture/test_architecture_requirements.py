@@ -49,3 +49,8 @@ def test_every_import_is_declared(distribution, root, sources):
                 if not names & declared:
                     found.setdefault("/".join(sorted(names)), source.path)
     assert not found, f"{distribution}/pyproject.toml lacks what is imported: {found}"
+
+
+@pytest.mark.parametrize("distribution", _DISTRIBUTIONS)
+def test_a_wheel_carries_the_licence(distribution, root):
+    assert (root / distribution / "LICENSE").read_text() == (root / "LICENSE").read_text()

@@ -43,6 +43,14 @@ async def bus(server, request):
         yield bus
 
 
+@pytest.mark.parametrize("name", ["two words", 'a "quoted" word', "it's #1\\n é"])
+def test_a_server_keeps_its_data_wherever_it_is(tmp_path, name):
+    server = RedisServer.start(tmp_path / name)
+    server.stop()
+    assert (tmp_path / name / "appendonly.aof").exists()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
 JOINED = ReplicaJoined(replica="rollout-0", role="rollout", slots=1)
 
 

@@ -105,6 +105,13 @@ def test_export_replaces_what_is_there_and_casts(model_directory, mesh, tmp_path
     assert next(model.parameters()).dtype == torch.float32
 
 
+def test_weights_are_for_whom_their_config_is(model_directory, mesh, tmp_path):
+    export_hf(load_causal_lm(model_directory(), mesh), tmp_path / "out", mesh)
+    beside = tmp_path / "out" / "config.json"
+    assert beside.with_name("model.safetensors").stat().st_mode == beside.stat().st_mode
+    assert not list((tmp_path / "out").glob(".*"))
+
+
 def test_export_says_where_it_could_not_write(model_directory, mesh, tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ExportError, match=r"cannot export to .*file/out"):

@@ -9,7 +9,7 @@ import torch
 
 from cosmos_app.errors import DataError
 from cosmos_app.exporting import export_trained
-from cosmos_parallel import ExportError, TrainingMesh, read_config, whole_value_head
+from cosmos_parallel import ExportError, TrainingMesh, read_config, save_tensors, whole_value_head
 from cosmos_parallel import ModelConfig as HeldModelConfig
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def export_classifier(
 def _turn_into_classifier(directory: Path, score: torch.Tensor, architecture: str) -> None:
     """Exchange the output head in the files of a model for the layer that scores."""
     from safetensors import safe_open
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import load_file
 
     files = sorted(directory.glob("*.safetensors"))
     chosen = files[-1]
@@ -83,7 +83,7 @@ def _turn_into_classifier(directory: Path, score: torch.Tensor, architecture: st
     weights = load_file(chosen)
     kind = next(value.dtype for value in weights.values() if value.is_floating_point())
     weights.pop(_OUTPUT_HEAD, None)
-    save_file(weights | {_SCORE: score.to(kind)}, chosen, metadata={"format": "pt"})
+    save_tensors(weights | {_SCORE: score.to(kind)}, chosen, {"format": "pt"})
     index = directory / "model.safetensors.index.json"
     if index.exists():
         listed = json.loads(index.read_text())

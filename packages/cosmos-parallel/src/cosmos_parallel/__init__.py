@@ -130,6 +130,7 @@ from cosmos_parallel.sharding import (
     sum_gradients,
 )
 from cosmos_parallel.step_report import Evaluation, Outcome, StepReport
+from cosmos_parallel.tensor_files import save_tensors
 from cosmos_parallel.throughput import (
     ModelCost,
     Throughput,
@@ -271,6 +272,7 @@ __all__ = [
     "reshard",
     "run_passes",
     "runs_packed_rows",
+    "save_tensors",
     "scored",
     "seed_everything",
     "sft_loss",

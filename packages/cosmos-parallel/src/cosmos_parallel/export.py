@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 import torch.distributed as dist
 from huggingface_hub import split_torch_state_dict_into_shards
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -19,6 +18,7 @@ from cosmos_parallel.errors import ExportError
 from cosmos_parallel.export_files import FilePlan, TensorPlace, file_names, plan_files
 from cosmos_parallel.mesh import TrainingMesh
 from cosmos_parallel.models import DtypeName, quiet_transformers
+from cosmos_parallel.tensor_files import save_tensors
 from cosmos_parallel.value_head import language_model_tensors
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ class _Export:
         files: list[dict[str, int]] = []
         for index, names in enumerate(split.filename_to_tensors.values()):
             part = {name: _by_itself(renamed[name]) for name in names}
-            save_file(part, self._scratch / f"{number}-{index}", metadata={"format": "pt"})
+            save_tensors(part, self._scratch / f"{number}-{index}", {"format": "pt"})
             files.append({name: value.nbytes for name, value in part.items()})
         return files
 

@@ -24,6 +24,7 @@ from cosmos_parallel.families import is_tied
 from cosmos_parallel.mesh import TrainingMesh
 from cosmos_parallel.rotary_axes import sees
 from cosmos_parallel.sharding import model_tensors
+from cosmos_parallel.tensor_files import save_tensors
 from cosmos_parallel.weight_files import held_part, held_region
 
 if TYPE_CHECKING:
@@ -270,8 +271,6 @@ def export_lora(model: nn.Module, directory: Path, mesh: TrainingMesh, *, base: 
 def _write(
     tensors: dict[str, Tensor], config: "peft.PeftConfig", directory: Path, base: Path
 ) -> None:
-    from safetensors.torch import save_file
-
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:
         writing = Path(scratch) / "new"
@@ -279,7 +278,7 @@ def _write(
         written = json.loads((writing / "adapter_config.json").read_text())
         written |= {"base_model_name_or_path": str(base), "inference_mode": True}
         (writing / "adapter_config.json").write_text(json.dumps(written, indent=2, sort_keys=True))
-        save_file(tensors, writing / "adapter_model.safetensors", metadata={"format": "pt"})
+        save_tensors(tensors, writing / "adapter_model.safetensors", {"format": "pt"})
         if directory.exists():
             directory.rename(Path(scratch) / "old")
         writing.rename(directory)

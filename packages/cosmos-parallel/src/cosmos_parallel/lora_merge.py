@@ -19,6 +19,7 @@ from torch import Tensor
 
 from cosmos_parallel.errors import AdapterError
 from cosmos_parallel.generic_weights import names_in_files
+from cosmos_parallel.tensor_files import save_tensors
 
 _PREFIX = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
@@ -173,7 +174,7 @@ def merge_directories(base: Path, adapter: Path, directory: Path) -> None:
         AdapterError: if the adapter does not fit the base.
         OSError: if the directory cannot be written.
     """
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import load_file
 
     config = json.loads((adapter / "adapter_config.json").read_text())
     additions = _additions(load_file(adapter / _WEIGHTS), config)
@@ -193,7 +194,7 @@ def merge_directories(base: Path, adapter: Path, directory: Path) -> None:
                 weights[name] = _added(weights[name], name, additions[name])
                 done.add(name)
             whole = {name: value.contiguous() for name, value in weights.items()}
-            save_file(whole, writing / file.name, metadata={"format": "pt"})
+            save_tensors(whole, writing / file.name, {"format": "pt"})
         left = sorted(additions.keys() - done)
         if left:
             raise AdapterError(f"adapter: {base} has no weight {left[0]}")

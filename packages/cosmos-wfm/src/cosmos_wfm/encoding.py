@@ -19,9 +19,9 @@ from uuid import uuid4
 import torch
 from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from cosmos_parallel import save_tensors
 from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition, device_of
 from cosmos_wfm.caption_data import CaptionData, CaptionedImage
 from cosmos_wfm.training_data import DataConfig
@@ -86,7 +86,7 @@ class EncodedCache:
         # no number of a process: those of ranks on several nodes are alike
         partial = path.with_suffix(f".{uuid4().hex}.partial")
         whole = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-        save_file(whole, partial, metadata={"prompt": prompt, "sample": identity})
+        save_tensors(whole, partial, {"prompt": prompt, "sample": identity})
         partial.replace(path)
 
     def _path(self, identity: str) -> Path:

@@ -18,8 +18,8 @@ bind {bind}
 port {port}
 requirepass {password}
 dir {directory}
-pidfile {directory}/redis.pid
-logfile {directory}/redis.log
+pidfile {pid_file}
+logfile {log_file}
 daemonize no
 appendonly yes
 appendfsync everysec
@@ -116,8 +116,14 @@ def _spawn(
     config.touch(mode=0o600)
     # The dash: a machine may be without IPv4, even on its loopback.
     bind = _LOOPBACK if host == _LOOPBACK else f"{host} -{_LOOPBACK}"
-    fields = {"bind": bind, "port": port, "password": password, "directory": directory}
-    config.write_text(_CONFIG.format(**fields))
+    words = {
+        "password": password,
+        "directory": directory,
+        "pid_file": directory / "redis.pid",
+        "log_file": directory / "redis.log",
+    }
+    fields = {name: _quoted(str(word)) for name, word in words.items()}
+    config.write_bytes(os.fsencode(_CONFIG.format(bind=bind, port=port, **fields)))
     return subprocess.Popen(
         [binary, config],
         stdin=subprocess.DEVNULL,
@@ -125,6 +131,13 @@ def _spawn(
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C is for the run, which stops its server last.
     )
+
+
+def _quoted(word: str) -> str:
+    """Return a word as Redis reads it whole, whatever spaces and quotes it has."""
+    for found, written in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r")):
+        word = word.replace(found, written)
+    return f'"{word}"'
 
 
 def _wait_until_up(process: subprocess.Popen[bytes], pid_file: Path, port: int) -> str:
