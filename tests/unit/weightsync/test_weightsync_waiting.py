@@ -4,12 +4,15 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from typing import Literal
 
 import pytest
 import torch
 
 from cosmos_weightsync import (
     DeadlineError,
+    Layout,
+    PeerLostError,
     ReceiverConfig,
     SenderConfig,
     WeightDirectory,
@@ -17,6 +20,10 @@ from cosmos_weightsync import (
     WeightSender,
     shards_of,
 )
+from cosmos_weightsync.attendance import Attendance
+from cosmos_weightsync.deadlines import Deadline
+from cosmos_weightsync.gathering import DirectorySources
+from cosmos_weightsync.membership import Member
 
 
 class World:
@@ -88,3 +95,27 @@ def test_a_wait_for_a_trainer_that_stays_away_says_so(world):
     sender.close()
     with pytest.raises(DeadlineError, match="version 2: no sender is in the directory"):
         world.receiver().stage(2, timeout_s=0.5)
+
+
+def attend(world: World, member: str, role: Literal["sender", "receiver"], port: int) -> Attendance:
+    name = f"127.0.0.1:{port}"
+    who = Member(id=member, role=role, name=member, endpoint=name)
+    attendance = Attendance(world.directory.endpoint, who, "")
+    world.stack.callback(attendance.close, Deadline.after(20))
+    attendance.describe(Layout.from_ranks([[]]))
+    attendance.hold(1, "")
+    return attendance
+
+
+def test_whoever_listens_where_a_dead_sender_did_is_not_taken_for_dead(world):
+    """A trainer that starts again may be given the port that it had."""
+    mine = attend(world, "mine", "receiver", 9)
+    sources = DirectorySources(mine, "senders", find_timeout_s=20)
+    attend(world, "before", "sender", 10).close(Deadline.after(20))
+    attend(world, "dead", "sender", 10)
+    assert [s.name for s in sources.find(1, Deadline.after(20)).sources] == ["dead"]
+    sources.suspect("127.0.0.1:10", PeerLostError("gone"))
+    with pytest.raises(DeadlineError):
+        sources.find(1, Deadline.after(0.3))
+    attend(world, "again", "sender", 10)
+    assert [s.name for s in sources.find(1, Deadline.after(20)).sources] == ["again"]

@@ -42,6 +42,7 @@ class DirectorySources:
         self._prefer: Preference = prefer
         self._find_timeout_s = find_timeout_s
         self._suspects: dict[str, tuple[float, TransferError]] = {}
+        self._suspected: dict[str, set[str]] = {}  # Ports are used again, by somebody else.
         self._was_complete = False
         self._from_receivers = False
         self._planned_for: frozenset[tuple[str, str]] = frozenset()
@@ -155,6 +156,8 @@ class DirectorySources:
     def suspect(self, endpoint: str, error: TransferError) -> None:
         """Do without this one for a while."""
         self._suspects[endpoint] = (time.monotonic() + SUSPECT_S, error)
+        members = self._attendance.view.members
+        self._suspected[endpoint] = {m.id for m in members if m.endpoint == endpoint}
 
     def _is_enough(self, view: View, at_least: int = 0) -> bool:
         """The first time everybody must have come; later on those who are here will do."""
@@ -164,7 +167,14 @@ class DirectorySources:
     def _chosen(self, view: View, at_least: int) -> list[Member]:
         """The members to plan with; none if those who are here cannot be enough."""
         now = time.monotonic()
-        self._suspects = {key: value for key, value in self._suspects.items() if value[0] > now}
+        others = {
+            m.endpoint for m in view.members if m.id not in self._suspected.get(m.endpoint, ())
+        }
+        self._suspects = {
+            key: value
+            for key, value in self._suspects.items()
+            if value[0] > now and key not in others
+        }
         of_use = [member for member in view.members if self._is_of_use(member)]
         senders = _newest_run([member for member in of_use if member.role == "sender"])
         have = [m for m in of_use if m.role == "receiver" and m.version >= max(at_least, 0)]
