@@ -32,6 +32,7 @@ def _place_of(url: str) -> tuple[str, str, int]:
 
 def _speaks_plain(host: str, port: int) -> bool:
     with contextlib.suppress(OSError), _connection(host, port) as connection:
+        connection.settimeout(_ANSWER_S)
         connection.sendall(b"PING\r\n")
         return connection.recv(1) in (b"+", b"-")
     return False
