@@ -64,13 +64,15 @@ class Steps:
         """Return the versions of the policy replicas; of those that come and go, the newest.
 
         One that was ordered a step since it joined may have got newer weights from another, which
-        may be dead by now, and not have said so yet.
+        may be dead by now, and not have said so yet. While a run goes on, those that are no more
+        than a step needs are believed: together they would wait for that one for ever.
         """
         policies = self._state.policies()
         held = {policy.version for policy in policies}
         if not self._config.min_policies:
             return held
-        if any(policy.ordered for policy in policies):
+        may_be_few = len(policies) <= self._config.min_policies and not self._state.stopping
+        if not may_be_few and any(policy.ordered for policy in policies):
             held.add(self._state.step)
         return {max(held)}
 
