@@ -18,6 +18,8 @@ from cosmos_app.errors import DataError
 from cosmos_app.recipe import PolicyConfig, Recipe
 from cosmos_rollout import EngineConfig, SGLangConfig, TransformersConfig, VLLMConfig
 
+SHARERS = "COSMOS_GPU_SHARERS"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceNeeds:
@@ -126,13 +128,24 @@ def devices_of(name: str, needs: DeviceNeeds, num_devices: int) -> tuple[int, ..
 
 
 def device_environment(name: str, needs: DeviceNeeds, visible: Sequence[str]) -> dict[str, str]:
-    """Return what a process finds in its environment so that it sees its own GPUs alone."""
+    """Return what a process finds in its environment so that it sees its own GPUs alone.
+
+    An engine is told how many compute on the fullest of them, itself included, if it has them not
+    alone.
+    """
     found = devices_of(name, needs, len(visible))
-    return {"CUDA_VISIBLE_DEVICES": ",".join(visible[device] for device in found)} if found else {}
+    if not found:
+        return {}
+    seen = {"CUDA_VISIBLE_DEVICES": ",".join(visible[device] for device in found)}
+    if needs.takes_turns or name.startswith("policy-"):
+        return seen
+    users = users_of(needs, len(visible))
+    sharers = max(len({*users.get(device, ()), name}) for device in found)
+    return {**seen, SHARERS: str(sharers)} if sharers > 1 else seen
 
 
-def placement_lines(needs: DeviceNeeds, visible: Sequence[str]) -> list[str]:
-    """Return in words who has which GPU, and what those may have to change who share one."""
+def users_of(needs: DeviceNeeds, num_devices: int) -> dict[int, list[str]]:
+    """Return which processes of the start compute on each GPU."""
     counts: Mapping[str, int] = {
         "policy": needs.policies,
         "teacher": needs.teachers,
@@ -141,11 +154,18 @@ def placement_lines(needs: DeviceNeeds, visible: Sequence[str]) -> list[str]:
     users: dict[int, list[str]] = {}
     for role, count in counts.items():
         for name in (f"{role}-{index}" for index in range(count)):
-            for device in devices_of(name, needs, len(visible)):
+            for device in devices_of(name, needs, num_devices):
                 users.setdefault(device, []).append(name)
+    return users
+
+
+def placement_lines(needs: DeviceNeeds, visible: Sequence[str]) -> list[str]:
+    """Return in words who has which GPU, and what those may have to change who share one."""
+    users = users_of(needs, len(visible))
     lines = [f"GPU {visible[device]}: {', '.join(users[device])}" for device in sorted(users)]
     if any(len(names) > 1 for names in users.values()) and not needs.takes_turns:
         lines.append(
-            "engines that share a GPU want lower rollout.engine.gpu_memory_share (or memory_share)"
+            "engines that share a GPU start in turn and divide its memory, unless "
+            "rollout.engine.gpu_memory_share (or memory_share) says otherwise"
         )
     return lines

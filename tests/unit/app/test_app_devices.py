@@ -1,10 +1,12 @@
 """Which GPUs of a machine each process of a run sees."""
 
 import ctypes
+from dataclasses import replace
 
 import pytest
 
 from cosmos_app.devices import (
+    SHARERS,
     DeviceNeeds,
     device_environment,
     device_names,
@@ -63,8 +65,19 @@ def test_engines_that_do_not_fit_share_devices():
     }
     assert placement_lines(needs, ["5"]) == [
         "GPU 5: policy-0, rollout-0, rollout-1",
-        "engines that share a GPU want lower rollout.engine.gpu_memory_share (or memory_share)",
+        "engines that share a GPU start in turn and divide its memory, unless "
+        "rollout.engine.gpu_memory_share (or memory_share) says otherwise",
     ]
+
+
+def test_a_process_is_told_how_many_compute_on_its_device():
+    needs = DeviceNeeds(policies=1, policy=1, rollouts=2, rollout=1)
+    assert device_environment("rollout-0", needs, ["5"])[SHARERS] == "3"
+    assert SHARERS not in device_environment("rollout-0", needs, ["5", "6"])
+    assert device_environment("rollout-1", needs, ["5", "6"])[SHARERS] == "2"  # and the policy
+    assert device_environment("rollout-2", needs, ["5", "6"])[SHARERS] == "2"  # which joins later
+    turns = replace(needs, takes_turns=True)
+    assert SHARERS not in device_environment("rollout-0", turns, ["5"])
 
 
 def test_rollouts_that_take_turns_with_the_policy_begin_where_it_does():

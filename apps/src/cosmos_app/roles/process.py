@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cosmos_app.control_files import read_address
+from cosmos_app.devices import SHARERS
 from cosmos_app.prepare import RunFiles, run_files
 from cosmos_app.recipe import Recipe
 from cosmos_core.config import config_from_json
@@ -67,6 +68,11 @@ def torchrun_place() -> TorchrunPlace:
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
         world_size=int(os.environ.get("WORLD_SIZE", "1")),
     )
+
+
+def num_sharers() -> int:
+    """Return how many processes compute on this one's GPU, as the launcher says; 1 without word."""
+    return int(os.environ.get(SHARERS, "1"))
 
 
 @contextlib.contextmanager

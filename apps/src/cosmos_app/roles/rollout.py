@@ -24,7 +24,8 @@ from cosmos_app.roles.adapters import MergedWeights, MergingClient
 from cosmos_app.roles.colocated import Bed, Sleeper
 from cosmos_app.roles.engine_start import engine_that_shows, naming_its_keys
 from cosmos_app.roles.finding_teachers import find_teacher
-from cosmos_app.roles.process import RunContext, open_context
+from cosmos_app.roles.gpu_turns import STARTING, engine_that_shares, start_turn
+from cosmos_app.roles.process import RunContext, num_sharers, open_context
 from cosmos_app.roles.quantised import engine_model
 from cosmos_app.roles.sockets import own_sockets
 from cosmos_app.roles.turns import Turn, rollout_turn
@@ -101,7 +102,8 @@ async def run_rollout(run_dir: Path, redis_url: str | None, replica: str) -> int
         ended.enter_context(own_sockets())
         with naming_its_keys("rollout.engine"):
             chosen = engine_that_shows(context.recipe.rollout.engine, context.files)
-            engine = await chosen.build(setup)
+            async with start_turn(context.run.path / STARTING, num_sharers()):
+                engine = await engine_that_shares(chosen, num_sharers()).build(setup)
         ended.push_async_callback(engine.aclose)
         teacher = await find_teacher(context, ended)
         parts = ReplicaParts(

@@ -25,7 +25,8 @@ from cosmos_app.errors import RunError
 from cosmos_app.listening import http_url, listen_on
 from cosmos_app.parent import die_with_parent
 from cosmos_app.roles.engine_start import engine_that_shows, naming_its_keys
-from cosmos_app.roles.process import open_context, own_address
+from cosmos_app.roles.gpu_turns import STARTING, engine_that_shares, start_turn
+from cosmos_app.roles.process import num_sharers, open_context, own_address
 from cosmos_app.roles.sockets import own_sockets
 from cosmos_core.rundir import write_atomic
 from cosmos_rollout import (
@@ -89,8 +90,10 @@ async def run_teacher(run_dir: Path, replica: str) -> int:
     with own_sockets():
         with naming_its_keys("teacher.engine"):
             setup = EngineSetup(model_path=model)
-            engine = engine_that_shows(chosen.engine, context.files)
-            scorer = await engine.build_scorer(setup, top_k=chosen.top_k)
+            shown = engine_that_shows(chosen.engine, context.files)
+            engine = engine_that_shares(shown, num_sharers())
+            async with start_turn(context.run.path / STARTING, num_sharers()):
+                scorer = await engine.build_scorer(setup, top_k=chosen.top_k)
         address = teacher_url_file(context.run, replica)
         try:
             await _serve(scorer, address, read_teacher_token(context.run))

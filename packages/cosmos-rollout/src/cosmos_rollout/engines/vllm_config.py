@@ -13,6 +13,7 @@ from cosmos_rollout.errors import EngineStartError
 if TYPE_CHECKING:
     from cosmos_rollout.engines.vllm_engine import VLLMEngine
 
+GPU_MEMORY_SHARE = 0.85
 _VLLM_LOGPROBS = 20  # what vLLM allows by itself
 
 
@@ -28,7 +29,8 @@ class VLLMConfig:
         kv: whether requests in flight keep their keys and values when weights change.
         kv_cache_mib: memory for keys and values. 0: 64 MiB on CPU, where vLLM would otherwise
             take most of the machine; on GPU what ``gpu_memory_share`` leaves.
-        gpu_memory_share: share of a GPU's memory that the engine may use.
+        gpu_memory_share: share of a GPU's memory that the engine may use. 0: 0.85, or what the
+            launcher leaves to each that shares the GPU.
         block_size: tokens per block of the KV cache, the grain of prefix sharing. 0: 32 on CPU,
             vLLM's choice on GPU.
         compiled: "auto" compiles on GPU and runs eagerly on CPU.
@@ -52,7 +54,7 @@ class VLLMConfig:
     max_running: int = 64
     kv: KvPolicy = "keep"
     kv_cache_mib: int = 0
-    gpu_memory_share: float = 0.85
+    gpu_memory_share: float = 0.0
     block_size: int = 0
     compiled: Literal["auto", "yes", "no"] = "auto"
     tensor_parallel: int = 1
@@ -72,8 +74,8 @@ class VLLMConfig:
         for name in (*sizes, "images_per_prompt", "videos_per_prompt"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} has to be 0 or more, found {getattr(self, name)}")
-        if not 0.0 < self.gpu_memory_share <= 1.0:
-            raise ValueError(f"gpu_memory_share has to be in (0, 1], found {self.gpu_memory_share}")
+        if not 0.0 <= self.gpu_memory_share <= 1.0:
+            raise ValueError(f"gpu_memory_share has to be in [0, 1], found {self.gpu_memory_share}")
         if not 0.0 < self.shutdown_s < math.inf:
             raise ValueError(f"shutdown_s has to be positive and finite, found {self.shutdown_s}")
 
@@ -123,7 +125,7 @@ class VLLMConfig:
         arguments: dict[str, Any] = {
             "dtype": self.dtype,
             "max_num_seqs": self.max_running,
-            "gpu_memory_utilization": self.gpu_memory_share,
+            "gpu_memory_utilization": self.gpu_memory_share or GPU_MEMORY_SHARE,
             "tensor_parallel_size": self.tensor_parallel,
             "pipeline_parallel_size": self.pipeline_parallel,
             "enable_prefix_caching": self.prefix_caching,
