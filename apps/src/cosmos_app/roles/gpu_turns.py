@@ -1,7 +1,7 @@
 """Engines that share a GPU: each takes its part of the memory, and they start one after another.
 
-An engine measures, while it starts, how much memory the GPU has left for keys and values. What others
-take meanwhile counts as its own use, so that two that start together leave themselves nothing.
+An engine measures, while it starts, how much memory the GPU has left for keys and values. What
+others take meanwhile counts as its own use, so that two that start together leave nothing.
 """
 
 import asyncio
