@@ -8,6 +8,7 @@ import contextlib
 import json
 import socket
 import struct
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,6 +50,7 @@ class ControlConnection:
 
     def __init__(self, connection: socket.socket, peer: str) -> None:
         self._socket = connection
+        self._sending, self._receiving = threading.Lock(), threading.Lock()
         self.peer = peer
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -63,8 +65,9 @@ class ControlConnection:
         body = json.dumps({"kind": kind, **content}).encode()
         left = deadline.remaining(f"{self.peer} to take {kind!r}")
         try:
-            self._socket.settimeout(left)
-            self._socket.sendall(_LENGTH.pack(len(body)) + body)
+            with self._sending:
+                self._socket.settimeout(left)
+                self._socket.sendall(_LENGTH.pack(len(body)) + body)
         except TimeoutError as error:
             raise DeadlineError(f"{self.peer} did not take {kind!r} in time") from error
         except OSError as error:
@@ -108,8 +111,9 @@ class ControlConnection:
             DeadlineError: it does not take them in time.
         """
         try:
-            self._socket.settimeout(deadline.remaining(self.peer))
-            self._socket.sendall(content)
+            with self._sending:
+                self._socket.settimeout(deadline.remaining(self.peer))
+                self._socket.sendall(content)
         except TimeoutError as error:
             raise DeadlineError(f"{self.peer} did not take {len(content)} bytes in time") from error
         except OSError as error:
@@ -122,17 +126,20 @@ class ControlConnection:
             PeerLostError: the peer closed the connection.
             DeadlineError: they did not come in time.
         """
-        recv_exactly(self._socket, view, deadline, self.peer)
+        with self._receiving:
+            recv_exactly(self._socket, view, deadline, self.peer)
 
     def close(self) -> None:
         """Close; a thread that waits on this end wakes with `PeerLostError`. May be repeated."""
         with contextlib.suppress(OSError):  # Not connected any more is what is asked for.
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        with self._sending, self._receiving:  # What is opened next may get the same descriptor.
+            self._socket.close()
 
     def _exactly(self, size: int, expect: str | None, deadline: Deadline) -> bytes:
         buffer = bytearray(size)
-        recv_exactly(self._socket, memoryview(buffer), deadline, f"{self.peer} ({expect})")
+        with self._receiving:
+            recv_exactly(self._socket, memoryview(buffer), deadline, f"{self.peer} ({expect})")
         return bytes(buffer)
 
 

@@ -11,6 +11,7 @@ import secrets
 import socket
 import struct
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -40,6 +41,7 @@ class HostConnection:
 
     def __init__(self, connection: socket.socket, role: str) -> None:
         self._socket = connection
+        self._sending, self._receiving = threading.Lock(), threading.Lock()
         self.process, self._user = _peer_of(connection)
         self.peer = f"{role} process {self.process}"
 
@@ -61,11 +63,12 @@ class HostConnection:
         """
         left = deadline.remaining(self.peer)
         try:
-            self._socket.settimeout(left)
-            if descriptors:
-                count = socket.send_fds(self._socket, [data], list(descriptors))
-                data = data[count:]
-            self._socket.sendall(data)
+            with self._sending:
+                self._socket.settimeout(left)
+                if descriptors:
+                    count = socket.send_fds(self._socket, [data], list(descriptors))
+                    data = data[count:]
+                self._socket.sendall(data)
         except TimeoutError as error:
             raise DeadlineError(f"{self.peer} does not listen") from error
         except OSError as error:
@@ -79,7 +82,8 @@ class HostConnection:
             DeadlineError: they do not come.
         """
         found = bytearray(size)
-        recv_exactly(self._socket, memoryview(found), deadline, self.peer)
+        with self._receiving:
+            recv_exactly(self._socket, memoryview(found), deadline, self.peer)
         return bytes(found)
 
     def receive_some(self, most: int, deadline: Deadline) -> int:
@@ -91,8 +95,9 @@ class HostConnection:
         """
         left = deadline.remaining(self.peer)
         try:
-            self._socket.settimeout(left)
-            found = self._socket.recv(most)
+            with self._receiving:
+                self._socket.settimeout(left)
+                found = self._socket.recv(most)
         except TimeoutError as error:
             raise DeadlineError(f"{self.peer} did not take the bytes in time") from error
         except OSError as error:
@@ -115,8 +120,9 @@ class HostConnection:
         left = deadline.remaining(self.peer)
         descriptors: list[int] = []
         try:
-            self._socket.settimeout(left)
-            head, descriptors, _, _ = socket.recv_fds(self._socket, _LENGTH.size, 1)
+            with self._receiving:
+                self._socket.settimeout(left)
+                head, descriptors, _, _ = socket.recv_fds(self._socket, _LENGTH.size, 1)
             if not head:
                 raise PeerLostError(f"{self.peer} closed the channel")
             head += self.receive(_LENGTH.size - len(head), deadline)
@@ -136,7 +142,8 @@ class HostConnection:
         """Hang up; a thread that waits at either end wakes. May be repeated."""
         with contextlib.suppress(OSError):  # Not connected any more is what is asked for.
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        with self._sending, self._receiving:  # What is opened next may get the same descriptor.
+            self._socket.close()
 
 
 def _peer_of(connection: socket.socket) -> tuple[int, int]:

@@ -43,7 +43,7 @@ class _TcpChannel:
         self._compiled = compiled
         self._socket = connection
         self._peer = peer
-        # Held while the compiled library has the descriptor, whose number is soon somebody else's.
+        # Held while a call has the descriptor, whose number, once closed, is soon somebody else's.
         self._lent = threading.Lock()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(None)
@@ -59,9 +59,10 @@ class _TcpChannel:
     def send(self, view: Tensor, deadline: Deadline) -> None:
         left = view.numpy().data
         while left:
-            self._limit(socket.SO_SNDTIMEO, deadline)
             try:
-                left = left[self._socket.send(left) :]
+                with self._lent:
+                    self._limit(socket.SO_SNDTIMEO, deadline)
+                    left = left[self._socket.send(left) :]
             except BlockingIOError as error:
                 raise DeadlineError(f"{self._peer} did not take the bytes in time") from error
             except OSError as error:
@@ -70,9 +71,10 @@ class _TcpChannel:
     def recv_into(self, view: Tensor, deadline: Deadline) -> None:
         left = view.numpy().data
         while left:
-            self._limit(socket.SO_RCVTIMEO, deadline)
             try:
-                count = self._socket.recv_into(left, len(left), socket.MSG_WAITALL)
+                with self._lent:
+                    self._limit(socket.SO_RCVTIMEO, deadline)
+                    count = self._socket.recv_into(left, len(left), socket.MSG_WAITALL)
             except BlockingIOError as error:
                 raise DeadlineError(f"nothing from {self._peer} in time") from error
             except OSError as error:
