@@ -318,10 +318,13 @@ class PacedTrainer:
         self._diary.records.append(step_taken(train, begun, done))
         return step_statistics(train)
 
+    def settle_end(self) -> None:
+        """There is one replica."""
+
     def save(self, cut: bytes) -> str:
-        """There is nothing to keep."""
+        """There is nothing to keep; an empty path would say that it is lost."""
         del cut
-        return ""
+        return "nowhere"
 
     def export(self, directory: Path) -> None:
         """There is nothing to keep."""
