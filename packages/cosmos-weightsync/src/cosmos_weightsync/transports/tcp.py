@@ -24,6 +24,7 @@ from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, 
 __all__ = ["TcpTransport", "prepare_tcp"]
 
 _KEY_BYTES = 16
+_LONGEST_POLL_S = 3600.0  # poll takes a number of 32 bits; it is asked again
 _MOST_CALLERS = 16
 _TIME = struct.Struct("@ll")
 """``struct timeval``: seconds and microseconds."""
@@ -165,7 +166,7 @@ class _Listening:
             by_number = {each.fileno(): each for each in (self._listener, *callers)}
             for number in by_number:
                 poll.register(number, select.POLLIN)
-            for number, _ in poll.poll(1e3 * left):
+            for number, _ in poll.poll(1e3 * min(left, _LONGEST_POLL_S)):
                 caller = by_number[number]
                 if caller is self._listener:
                     self._welcome(callers)
