@@ -21,6 +21,7 @@ from cosmos_core.control import (
     ValidationPlan,
 )
 from cosmos_core.control.books import audit
+from cosmos_core.control.ending import LOST
 from cosmos_core.messages import (
     CancelGroup,
     CheckpointSaved,
@@ -74,6 +75,7 @@ class World(RuleBasedStateMachine):
         self.stream: dict[str, list[tuple[str, Event]]] = {}  # by sender, in order
         self.said: list[tuple[str, Event]] = []
         self.disk = (0, 0)  # version, lineage
+        self.may_be_lost = False
         self.lineage = 0
         self.trained: dict[int, tuple[int, ...]] = {}
         self.orders: dict[int, Train] = {}
@@ -298,6 +300,7 @@ class World(RuleBasedStateMachine):
         name = sorted(self.replicas)[which]
         replica = self.replicas[name]
         replica.is_alive = False
+        self.note_death()
         if says_so and self.controller.incarnation_of(name) == replica.incarnation:
             self.handle(ReplicaLeft(replica=name, reason="killed"))
         if comes_back:
@@ -306,7 +309,12 @@ class World(RuleBasedStateMachine):
     @rule(seconds=st.floats(0.1, 30.0))
     def silence(self, seconds) -> None:
         self.now += seconds
+        self.note_death()
         self.handle(Tick())
+
+    def note_death(self) -> None:
+        """A policy that dies, or seems to, behind the last step takes its weights along."""
+        self.may_be_lost |= self.replicas["policy-0"].version == NUM_STEPS
 
     @rule()
     def restart_controller(self) -> None:
@@ -345,6 +353,9 @@ class World(RuleBasedStateMachine):
                     self.deliver(name)
             self.now += 1.0
             self.handle(Tick())
+        if self.may_be_lost and self.controller.finished == LOST:
+            assert not self.controller.state.stop_saved
+            return
         assert self.controller.finished == ALL_DONE, self.controller.waiting_for(self.now)
         assert self.controller.books().consumed == NUM_STEPS * GROUPS_PER_STEP
         assert self.controller.snapshot() == self.shadow.snapshot()
