@@ -1,6 +1,7 @@
 """vLLM's own OpenAI-compatible server as an endpoint and as a teacher, against transformers."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -77,7 +79,8 @@ def server(model, tmp_path_factory) -> Iterator[tuple[subprocess.Popen, Endpoint
         asyncio.run(_listening(process, config, model, log))
         yield process, config
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # the last test has ended it
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait(30)
 
 
@@ -163,7 +166,8 @@ async def test_a_model_that_is_not_served_is_known_at_the_start(server, model):
 async def test_a_server_that_dies_fails_what_is_in_flight(server, model):
     """Last in this file: it ends the server that the others share."""
     process, config = server
-    engine = await config.build(EngineSetup(model_path=model))
+    patience = replace(config, timeout_s=5.0)  # so long is it asked again
+    engine = await patience.build(EngineSetup(model_path=model))
     try:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(30)
