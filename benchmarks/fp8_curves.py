@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch._C._distributed_c10d import HashStore
-from training_titan_data import SIZES, device_type, finished, model_in, write_model
+from training_titan_data import SIZES, device_type, finished, model_in, result_in, write_model
 
 from cosmos_parallel import (
     AdamWConfig,
@@ -144,8 +144,7 @@ def main() -> None:
             done = subprocess.run(
                 command, env=environment, stdout=subprocess.PIPE, text=True, check=True
             )
-            lines = [x for x in done.stdout.splitlines() if x.startswith("RESULT ")]
-            found[arm] = json.loads(lines[-1].removeprefix("RESULT "))
+            found[arm] = result_in(done.stdout)
             print(f"{arm}: {found[arm]['losses'][-1]:.4f}", file=sys.stderr, flush=True)
     print(table(found))
 

@@ -37,6 +37,7 @@ from training_titan_data import (
     device_type,
     finished,
     model_in,
+    result_in,
     tokens_of,
     write_model,
 )
@@ -110,8 +111,7 @@ def run_tree(arm: str, directory: Path, work: Work) -> Result:
     printed = [rank.communicate()[0] for rank in ranks]
     if any(rank.returncode for rank in ranks):
         raise RuntimeError(f"{arm}: exit codes {[rank.returncode for rank in ranks]}")
-    lines = [x for x in printed[0].splitlines() if x.startswith("RESULT ")]
-    return Result(**json.loads(lines[-1].removeprefix("RESULT ")))
+    return Result(**result_in(printed[0]))
 
 
 def table(work: Work, found: dict[str, list[Result]]) -> str:

@@ -1,5 +1,6 @@
 """What both arms of the comparison with torchtitan's trainer share."""
 
+import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,12 @@ SIZES = {
     "8b": {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
     | {"num_key_value_heads": 8, "intermediate_size": 14_336, "vocab_size": 128_256},
 }
+
+
+def result_in(printed: str) -> Any:
+    """Return what an arm in a process of its own found, from its last line that says ``RESULT``."""
+    lines = [line for line in printed.splitlines() if line.startswith("RESULT ")]
+    return json.loads(lines[-1].removeprefix("RESULT "))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,14 +12,14 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
-from cosmos_rollout import EngineConfig, SGLangConfig, VLLMConfig
+from cosmos_app.roles.turns import try_lock
+from cosmos_rollout import GPU_MEMORY_SHARE, EngineConfig, SGLangConfig, VLLMConfig
 
 EngineT = TypeVar("EngineT", bound=EngineConfig)
 
 STARTING = "engine-starting.lock"
-_SHARE_OF_ALL = 0.85
 _LONGEST_TURN_S = 600.0
 _LOOK_S = 0.2
 
@@ -27,9 +27,9 @@ _LOOK_S = 0.2
 def engine_that_shares(engine: EngineT, sharers: int) -> EngineT:
     """Return an engine that takes an equal part of the GPU's memory; a share that is set stays."""
     if sharers > 1 and isinstance(engine, VLLMConfig) and not engine.gpu_memory_share:
-        return replace(engine, gpu_memory_share=_SHARE_OF_ALL / sharers)
+        return replace(engine, gpu_memory_share=GPU_MEMORY_SHARE / sharers)
     if sharers > 1 and isinstance(engine, SGLangConfig) and not engine.memory_share:
-        return replace(engine, memory_share=_SHARE_OF_ALL / sharers)
+        return replace(engine, memory_share=GPU_MEMORY_SHARE / sharers)
     return engine
 
 
@@ -47,8 +47,8 @@ async def start_turn(
     if sharers < 2:
         yield
         return
-    with lock.open("a") as held:
-        if not await _locked(held.fileno(), longest_s):
+    with lock.open("ab") as held:
+        if not await _is_mine(held, longest_s):
             logging.getLogger(__name__).warning(
                 "another engine on this GPU is not started after %.0f s; starting beside it",
                 longest_s,
@@ -59,11 +59,10 @@ async def start_turn(
             fcntl.flock(held, fcntl.LOCK_UN)
 
 
-async def _locked(descriptor: int, longest_s: float) -> bool:
+async def _is_mine(file: IO[bytes], longest_s: float) -> bool:
     ends_at = time.monotonic() + longest_s
     while time.monotonic() < ends_at:
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if try_lock(file, fcntl.LOCK_EX):
             return True
         await asyncio.sleep(_LOOK_S)
     return False

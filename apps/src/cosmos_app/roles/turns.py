@@ -53,7 +53,7 @@ class Turn:
         file = self._path.open("ab")
         how = fcntl.LOCK_SH if self._side == "rollout" else fcntl.LOCK_EX
         try:
-            while not _locked(file, how):
+            while not try_lock(file, how):
                 if time.monotonic() - begun > self._deadline_s:
                     other = "policy" if self._side == "rollout" else "rollouts"
                     raise RunError(
@@ -91,7 +91,13 @@ def _turn(context: RunContext, side: Literal["rollout", "policy"]) -> Turn | Non
     return Turn(context.run.path, side, deadline_s=chosen.turn_deadline_s)
 
 
-def _locked(file: IO[bytes], how: int) -> bool:
+def try_lock(file: IO[bytes], how: int) -> bool:
+    """Take a lock of the kernel on an open file if nobody is in the way; return whether.
+
+    Args:
+        file: that all who share the lock have opened.
+        how: ``fcntl.LOCK_SH`` or ``fcntl.LOCK_EX``.
+    """
     try:
         fcntl.flock(file, how | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -17,6 +17,7 @@ from cosmos_rollout.engine import (
     WeightSource,
 )
 from cosmos_rollout.engines import (
+    GPU_MEMORY_SHARE,
     DecodedToken,
     Decoder,
     EndpointConfig,
@@ -133,6 +134,7 @@ from cosmos_rollout.user_code import find_callable
 from cosmos_rollout.vocabulary import has_words
 
 __all__ = [
+    "GPU_MEMORY_SHARE",
     "BoxedMathReward",
     "Chat",
     "ChatRenderer",

@@ -13,11 +13,12 @@ from cosmos_rollout.engines.scripted import (
 from cosmos_rollout.engines.setup import EngineSetup, WeightClientFactory
 from cosmos_rollout.engines.sglang_config import SGLangConfig
 from cosmos_rollout.engines.transformers_config import TransformersConfig
-from cosmos_rollout.engines.vllm_config import VLLMConfig, cpu_environment
+from cosmos_rollout.engines.vllm_config import GPU_MEMORY_SHARE, VLLMConfig, cpu_environment
 
 EngineConfig = VLLMConfig | TransformersConfig | ScriptedConfig | EndpointConfig | SGLangConfig
 
 __all__ = [
+    "GPU_MEMORY_SHARE",
     "DecodedToken",
     "Decoder",
     "EndpointConfig",

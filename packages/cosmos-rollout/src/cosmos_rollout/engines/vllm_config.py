@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from cosmos_rollout.engines.vllm_engine import VLLMEngine
 
 GPU_MEMORY_SHARE = 0.85
+"""Of a GPU's memory, what engines take where nothing else is said: one, or all on it together."""
 _VLLM_LOGPROBS = 20  # what vLLM allows by itself
 
 
