@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from cosmos_rollout.environments.tool_calls import ReadReply, ToolCall, read_reply
-from cosmos_rollout.environments.tool_detection import find_format
+from cosmos_rollout.environments.tool_detection import Templated, find_format
 from cosmos_rollout.environments.tool_formats import ToolFormatName
 from cosmos_rollout.episode import Message
 from cosmos_rollout.errors import EpisodeError
@@ -28,7 +28,7 @@ _STAND_IN: Message = {"role": "assistant", "content": _MARK}
 _BREAK = "7b1e6c03breaks2dwhat9fa1is4no8token"
 
 
-class ChatTokenizer(Protocol):
+class ChatTokenizer(Templated, Protocol):
     """What is used of a Hugging Face tokenizer with a chat template."""
 
     @property
@@ -47,17 +47,6 @@ class ChatTokenizer(Protocol):
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of tokens."""
-        ...
-
-    def apply_chat_template(
-        self,
-        conversation: list[dict[str, Any]],
-        *,
-        tools: list[dict[str, Any]] | None,
-        add_generation_prompt: bool,
-        tokenize: bool,
-    ) -> Any:  # a text, if ``tokenize`` is False
-        """Return a conversation as the model wants it, the next turn opened."""
         ...
 
 

@@ -29,7 +29,9 @@ _TOOL = {
 _LAST_TOKEN = re.compile(r"(?:</s>|<[|\uff5c][^<>]*[|\uff5c]>)\s*\Z")
 
 
-class _Templated(Protocol):
+class Templated(Protocol):
+    """A tokenizer with a chat template."""
+
     def apply_chat_template(
         self,
         conversation: list[dict[str, Any]],
@@ -38,10 +40,11 @@ class _Templated(Protocol):
         add_generation_prompt: bool,
         tokenize: bool,
     ) -> Any:  # a text, if ``tokenize`` is False
+        """Return a conversation as the model wants it; the next turn opened, if asked for."""
         ...
 
 
-def find_format(name: ToolFormatName, tokenizer: _Templated) -> ToolFormat:
+def find_format(name: ToolFormatName, tokenizer: Templated) -> ToolFormat:
     """Return a format by its name.
 
     "auto" is the one in which the chat template writes a call; then what the tokenizer states;
@@ -71,7 +74,7 @@ def _is_read(text: str, form: ToolFormat) -> bool:
     return any((call.name, call.arguments) == (_NAME, {_KEY: _VALUE}) for call in calls)
 
 
-def _calls_written(tokenizer: _Templated) -> Iterator[str]:
+def _calls_written(tokenizer: Templated) -> Iterator[str]:
     """Yield what a template makes of a turn that calls a tool, told in the ways there are."""
     question = {"role": "user", "content": "?"}
     for arguments in ({_KEY: _VALUE}, f'{{"{_KEY}": "{_VALUE}"}}'):
@@ -92,7 +95,7 @@ def _calls_written(tokenizer: _Templated) -> Iterator[str]:
                 yield _LAST_TOKEN.sub("", whole.removeprefix(opened))
 
 
-def _rendered(tokenizer: _Templated, turns: Sequence[dict[str, Any]], *, is_open: bool) -> str:
+def _rendered(tokenizer: Templated, turns: Sequence[dict[str, Any]], *, is_open: bool) -> str:
     return tokenizer.apply_chat_template(
         list(turns), tools=[_TOOL], add_generation_prompt=is_open, tokenize=False
     )
