@@ -9,6 +9,7 @@ import click
 
 from cosmos_app.cluster_config import LauncherName
 from cosmos_app.guarded import guarded as _guarded
+from cosmos_app.looking_commands import doctor, explain, models
 from cosmos_app.operating_commands import scale, stop
 from cosmos_app.quiet import quiet_third_parties
 from cosmos_app.wfm.commands import wfm
@@ -22,6 +23,7 @@ Examples:
   cosmos-app run configs/quickstart.toml data.path=my.jsonl model.path=my-hf-model
   cosmos-app run configs/quickstart.toml --resume
   cosmos-app check configs/quickstart.toml
+  cosmos-app explain rollout.engine
   cosmos-app status runs/quickstart
   cosmos-app scale runs/quickstart --rollouts 3
   cosmos-app stop runs/quickstart
@@ -41,7 +43,7 @@ def main() -> None:
     quiet_third_parties()
 
 
-for _command in (wfm, reward_service, scale, stop):
+for _command in (wfm, reward_service, scale, stop, doctor, explain, models):
     main.add_command(_command)
 
 
@@ -89,7 +91,7 @@ def run(  # noqa: PLR0913, click hands every option over by name
     With --launcher slurm or kubernetes the run is handed to a cluster, whose machines the table
     [cluster] describes: an sbatch script or a JobSet is written beside the output and submitted.
 
-    Overrides are PATH=VALUE with the names of the recipe, which 'cosmos-app check' shows in full.
+    PATH=VALUE overrides a key: 'explain' says what keys mean, 'check' what they are in a recipe.
 
     \b
     Examples:
@@ -224,31 +226,6 @@ def export(run_dir: Path, destination: Path, *, step: int | None) -> None:
     from cosmos_app.export import export_checkpoint
 
     _guarded(lambda: export_checkpoint(run_dir, destination, step=step))
-
-
-@main.command()
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-def doctor(*, as_json: bool) -> None:
-    """Check this machine; say what to do.
-
-    Looks at versions, devices, memory, disk, shared memory, Redis and vLLM. Exit code 0 when a run
-    can start here, 1 otherwise.
-    """
-    from cosmos_app.doctor import examine
-
-    _guarded(lambda: examine(as_json=as_json))
-
-
-@main.command()
-@click.option("--json", "as_json", is_flag=True, help="Print every model type as JSON.")
-def models(*, as_json: bool) -> None:
-    """List the language models that can be trained.
-
-    Each with whose implementation it has, and on which parallel axes it divides.
-    """
-    from cosmos_app.models import show_models
-
-    _guarded(lambda: show_models(as_json=as_json))
 
 
 def _role_options(command: Command) -> Command:

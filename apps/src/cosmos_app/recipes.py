@@ -13,6 +13,7 @@ from cosmos_core.rundir import RunDirectory
 
 TokenRecipe = Recipe | GivenRecipe
 AnyRecipe = TokenRecipe | WfmRecipe
+RECIPE_KINDS: dict[str, type[AnyRecipe]] = {"rl": Recipe, **GIVEN_KINDS, **WFM_KINDS}
 
 
 def load_any_recipe(path: Path, overrides: Sequence[str] = ()) -> AnyRecipe:

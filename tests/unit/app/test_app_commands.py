@@ -27,6 +27,7 @@ COMMANDS = (
     "replay",
     "export",
     "doctor",
+    "explain",
     "models",
 )
 

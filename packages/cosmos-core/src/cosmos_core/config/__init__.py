@@ -4,16 +4,20 @@ A config class is a frozen, keyword-only, slotted dataclass; its docstring docum
 an "Attributes:" section; ``__post_init__`` raises ValueError for values that do not go together.
 """
 
-from cosmos_core.config.describe import FieldDoc, describe_config
+from cosmos_core.config.describe import FieldDoc, TableDoc, describe_config, describe_table
 from cosmos_core.config.errors import ConfigError, ConfigProblem
+from cosmos_core.config.json_schema import json_schema
 from cosmos_core.config.load import config_from_json, config_to_json, load_config
 
 __all__ = [
     "ConfigError",
     "ConfigProblem",
     "FieldDoc",
+    "TableDoc",
     "config_from_json",
     "config_to_json",
     "describe_config",
+    "describe_table",
+    "json_schema",
     "load_config",
 ]
