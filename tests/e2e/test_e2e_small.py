@@ -79,12 +79,14 @@ def test_two_policy_ranks_and_two_policy_replicas_give_the_weights_of_one(runner
     settings = (
         *SMALL, *ON_POLICY, *MOVING, "trainer.steps=3", "algorithm.kind=ppo", "algorithm.epochs=2",
     )  # fmt: skip
-    one = runner.complete(*settings, name="one")
+    one = runner.complete(*settings, "validation={samples=4, temperature=1}", name="one")
     ranks = runner.complete(*settings, "policy.ranks=2", name="ranks")
     replicas = runner.complete(*settings, "policy.replicas=2", name="replicas")
     assert difference(exported(one), exported(ranks)) < 1e-5
     assert difference(exported(one), exported(replicas)) < 1e-5
     assert difference(load_file(one.output / "model" / "model.safetensors"), exported(one)) > 1e-3
+    of_all, of_the_best = one.report["accuracies"], one.report["best_of_several"]
+    assert all(of_all[version] < of_the_best[version] for version in ("0", "3")), "held out"
     first, *_, last = (record["values"] for record in one.metrics("policy"))
     assert first["critic_value"] == 0.0
     assert last["critic_value"] != 0.0

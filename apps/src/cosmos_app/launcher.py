@@ -233,6 +233,11 @@ class Launch:
                 int(version): result["mean_reward"]
                 for version, result in status.get("validations", {}).items()
             },
+            best_of_several={
+                int(version): result["best_reward"]
+                for version, result in status.get("validations", {}).items()
+                if result.get("num_samples", 1) > 1
+            },
             books=status.get("books", {}),
             failures=status.get("counters", {}).get("failures", {}),
             incidents=self._supervisor.incidents,

@@ -19,8 +19,9 @@ from cosmos_app.quickstart.tiny_model import TinyModelConfig
 from cosmos_app.ranges import check_rates, require_at_least
 from cosmos_app.rollout_config import RolloutConfig, check_colocation
 from cosmos_app.teacher_config import TeacherConfig, check_teacher
+from cosmos_app.validation_config import ValidationConfig
 from cosmos_core.config import load_config
-from cosmos_core.control import ControllerConfig, StalenessConfig, ValidationPlan
+from cosmos_core.control import ControllerConfig, StalenessConfig
 from cosmos_core.metrics import ConsoleSinkConfig, JsonlSinkConfig, SinkConfig
 from cosmos_core.videos import VideoSampling
 from cosmos_parallel import ElasticConfig, LearnerConfig
@@ -142,26 +143,6 @@ class TrainerConfig:
                 "drop_zero_signal would drop every prompt of samples_per_group = 1, whose one "
                 "reward equals itself; want 2 samples or more, or drop_zero_signal = false"
             )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ValidationConfig:
-    """Greedy answers to held-out prompts.
-
-    Attributes:
-        prompts: how many, from the start of the held-out rows; 0 for all of them.
-        before: validate the first weights.
-        after: validate the last weights.
-        every: steps between validations in between; 0 for none.
-    """
-
-    prompts: int = 0
-    before: bool = True
-    after: bool = True
-    every: int = 0
-
-    def __post_init__(self) -> None:
-        require_at_least(self, {"prompts": 0, "every": 0})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -364,7 +345,7 @@ def _check_algorithm(recipe: Recipe) -> None:
 
 def controller_config(recipe: Recipe, num_held_out: int) -> ControllerConfig:
     """Return the run as the controller sees it."""
-    trainer, validation = recipe.trainer, recipe.validation
+    trainer = recipe.trainer
     return ControllerConfig(
         num_steps=trainer.steps,
         groups_per_step=trainer.groups_per_step,
@@ -372,12 +353,7 @@ def controller_config(recipe: Recipe, num_held_out: int) -> ControllerConfig:
         num_policies=recipe.policy.replicas,
         min_policies=0 if recipe.elastic is None else recipe.elastic.min_replicas,
         staleness=recipe.staleness,
-        validation=ValidationPlan(
-            num_prompts=min(validation.prompts or num_held_out, num_held_out),
-            before=validation.before,
-            after=validation.after,
-            every=validation.every,
-        ),
+        validation=recipe.validation.plan(num_held_out),
         checkpoint_every=trainer.checkpoint_every,
         drop_zero_signal=trainer.drop_zero_signal,
         lease_s=recipe.bus.lease_s,

@@ -44,6 +44,8 @@ class RunReport:
         steps: optimizer steps committed.
         rewards: mean training reward of each step.
         accuracies: mean validation reward by weight version.
+        best_of_several: of the best of a prompt's answers, by weight version; empty where
+            each prompt is answered once.
         policy_idle: share of the policy replicas' time spent waiting for data.
         rollout_idle: share of the rollout replicas' time with nothing to decode.
         stall_ms: time generation stood still per weight commit: median and maximum.
@@ -68,6 +70,7 @@ class RunReport:
     steps: int
     rewards: tuple[float, ...]
     accuracies: Mapping[int, float]
+    best_of_several: Mapping[int, float]
     policy_idle: float
     rollout_idle: float
     stall_ms: tuple[float, float]
@@ -146,6 +149,7 @@ class Outcome:
     finished: str
     seconds: float
     accuracies: Mapping[int, float]
+    best_of_several: Mapping[int, float]
     books: Mapping[str, Any]
     failures: Mapping[str, int]
     incidents: Sequence[Incident]
@@ -169,6 +173,7 @@ def build_report(records: Sequence[MetricRecord], outcome: Outcome) -> RunReport
         steps=len(by_step),
         rewards=tuple(by_step[step] for step in sorted(by_step)),
         accuracies=dict(outcome.accuracies),
+        best_of_several=dict(outcome.best_of_several),
         policy_idle=_mean(_last_of_each(records, "policy", "idle_share")),
         rollout_idle=_mean(_last_of_each(records, "rollout", "idle_total_share")),
         stall_ms=_median_and_max(stalls),
@@ -272,6 +277,9 @@ def print_report(report: RunReport, console: Console) -> None:
         shown = ", ".join(f"{report.accuracies[v]:.3f} at version {v}" for v in versions)
         gain = report.accuracies[versions[-1]] - report.accuracies[versions[0]]
         parts.append(Text(f"held-out reward  {shown}  (change {gain:+.3f})", style="bold"))
+    if best := report.best_of_several:
+        shown = ", ".join(f"{best[v]:.3f} at version {v}" for v in sorted(best))
+        parts.append(Text(f"best of a prompt's answers  {shown}"))
     parts.append(_numbers(report))
     parts.extend(
         Text(f"! {incident.name} died: {incident.how}; {incident.outcome}", "yellow")

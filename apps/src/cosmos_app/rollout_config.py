@@ -23,7 +23,17 @@ class SamplingConfig:
     max_new_tokens: int = 128
 
     def __post_init__(self) -> None:
-        Sampling(temperature=self.temperature, top_p=self.top_p, max_new_tokens=self.max_new_tokens)
+        self.build(0, ())
+
+    def build(self, seed: int, stop_token_ids: tuple[int, ...]) -> Sampling:
+        """Return the sampling of a run with a seed, of a model whose answers end with a token."""
+        return Sampling(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            max_new_tokens=self.max_new_tokens,
+            seed=seed,
+            stop_token_ids=stop_token_ids,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -41,6 +41,7 @@ def outcome() -> Outcome:
         finished="all steps done",
         seconds=1.0,
         accuracies={},
+        best_of_several={},
         books={},
         failures={},
         incidents=(),

@@ -272,6 +272,16 @@ def test_validations_are_answered_by_one_version_first_and_last_included(seed: i
     assert all(result.count == 7 for result in rounds)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_validation_of_several_answers_tells_their_mean_and_that_of_the_best(seed: int) -> None:
+    world = _world(_config(2, 4, validation=ValidationPlan(num_prompts=50, num_samples=4)), seed)
+    world.run()
+    for result in world.controller.state.rounds_done:
+        assert (result.count, result.num_samples) == (50, 4)
+        assert 0.35 < result.mean_reward < 0.65, "of coins"
+        assert 0.8 < result.best_reward <= 1.0, "1 - 2**-4 of four coins each"
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_run_resumed_from_its_cut_goes_on_with_the_same_sample_stream(seed: int) -> None:
     config = _config(2, 4, validation=ValidationPlan())

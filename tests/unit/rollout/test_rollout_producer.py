@@ -349,7 +349,11 @@ def test_seeds_differ_by_everything_but_the_attempt():
     assert all(0 <= seed < 2**62 for seed in seeds)
 
 
-async def test_greedy_and_seeds_reach_the_engine():
+@pytest.mark.parametrize(
+    ("validation", "temperature"),
+    [(None, 0.0), (Sampling(stop_token_ids=(STOP,), temperature=0.3, max_new_tokens=7), 0.3)],
+)
+async def test_samplings_and_seeds_reach_the_engine(validation, temperature):
     requests = []
 
     def spy(request, position, version):
@@ -360,23 +364,32 @@ async def test_greedy_and_seeds_reach_the_engine():
     producer = Producer(
         ProducerParts(
             engine=engine,
-            prompts={"train": PromptSet([PromptRow(prompt_id="0", prompt="1")])},
+            prompts=dict.fromkeys(
+                ("train", "validation"), PromptSet([PromptRow(prompt_id="0", prompt="1")])
+            ),
             tokenizer=Letters(),
             scorer=LengthScorer(),
             publish=Store().publish,
         ),
-        ProducerConfig(sampling=Sampling(stop_token_ids=(STOP,), temperature=0.7, seed=9)),
+        ProducerConfig(
+            sampling=Sampling(stop_token_ids=(STOP,), temperature=0.7, seed=9),
+            validation=validation,
+        ),
         replica="r",
     )
     producer.submit(generate(0))
-    producer.submit(generate(1, num_samples=1, greedy=True, attempt=3))
+    held_out = GroupId(source="validation", round=0, ordinal=1)
+    producer.submit(Generate(group=held_out, attempt=3, num_samples=2))
     stream = producer.events()
     assert [(await anext(stream)).group.ordinal for _ in range(2)] == [0, 1]
     sampled = {r.request_id: r.sampling for r in requests}
     assert sampled["train.0.0.0.0"].seed == sample_seed(9, generate(0).group, 0)
     assert sampled["train.0.0.0.1"].seed == sample_seed(9, generate(0).group, 1)
     assert sampled["train.0.0.0.0"].temperature == 0.7
-    assert sampled["train.0.1.3.0"].temperature == 0.0
+    first, second = (sampled[f"validation.0.1.3.{index}"] for index in range(2))
+    assert first.temperature == second.temperature == temperature
+    assert first.max_new_tokens == (validation or Sampling()).max_new_tokens
+    assert (first.seed, second.seed) == (sample_seed(9, held_out, 0), sample_seed(9, held_out, 1))
     await engine.aclose()
 
 

@@ -300,7 +300,7 @@ async def test_a_teachers_scores_go_with_the_tokens_that_were_sampled():
     num_tokens, num_tries, num_scored = 9, 2, 2
     assert producer.progress == num_tokens + num_tries + num_scored
     validation = GroupId(source="validation", round=1, ordinal=0)
-    producer.submit(Generate(group=validation, attempt=0, num_samples=1, greedy=True))
+    producer.submit(Generate(group=validation, attempt=0, num_samples=1))
     event = await asyncio.wait_for(anext(events), 30)
     assert isinstance(event, GroupFinished)
     assert stored[event.samples[0].key].teacher is None

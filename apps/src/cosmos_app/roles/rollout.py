@@ -18,7 +18,6 @@ import cosmos_rollout
 from cosmos_app.control_files import read_weights_token
 from cosmos_app.parent import die_with_parent
 from cosmos_app.prepare import RunFiles
-from cosmos_app.recipe import Recipe
 from cosmos_app.report import Sample
 from cosmos_app.roles.adapters import MergedWeights, MergingClient
 from cosmos_app.roles.colocated import Bed, Sleeper
@@ -195,6 +194,8 @@ class RolloutProcess:
         self._replica = replica
         self._engine = parts.engine
         self._tokenizer: Any = AutoTokenizer.from_pretrained(files.model)
+        ends = stop_tokens(self._tokenizer, files.model)
+        sampling = recipe.rollout.sampling.build(recipe.seed, ends)
         self._producer = Producer(
             ProducerParts(
                 engine=parts.engine,
@@ -208,7 +209,8 @@ class RolloutProcess:
             ProducerConfig(
                 slots=recipe.rollout.slots,
                 scoring=recipe.rollout.scoring,
-                sampling=_sampling(recipe, stop_tokens(self._tokenizer, files.model)),
+                sampling=sampling,
+                validation=recipe.validation.sampling(sampling),
                 episode=recipe.rollout.episode,
             ),
             replica=replica,
@@ -379,14 +381,3 @@ def _prompts_of(files: RunFiles, seed: int) -> dict[str, PromptSet]:
     if files.held_out in files.with_rows:
         prompts["validation"] = PromptSet(read_prompts(files.held_out), order="file")
     return prompts
-
-
-def _sampling(recipe: Recipe, ends: tuple[int, ...]) -> cosmos_rollout.Sampling:
-    chosen = recipe.rollout.sampling
-    return cosmos_rollout.Sampling(
-        temperature=chosen.temperature,
-        top_p=chosen.top_p,
-        max_new_tokens=chosen.max_new_tokens,
-        seed=recipe.seed,
-        stop_token_ids=ends,
-    )

@@ -200,12 +200,11 @@ Event = (
 
 
 class Generate(Message, frozen=True, kw_only=True, tag=True):
-    """Rollout: sample a group. ``greedy`` is for validation (one sample, temperature 0)."""
+    """Rollout: sample a group; its source tells how, as validation has a sampling of its own."""
 
     group: GroupId
     attempt: int
     num_samples: int
-    greedy: bool = False
 
 
 class CancelGroup(Message, frozen=True, kw_only=True, tag=True):

@@ -113,13 +113,15 @@ class ProducerConfig:
         slots: groups that are generated at once; more wait in order.
         scoring: further groups that may be waiting for their rewards, or to be stored, while
             others are generated in their place.
-        sampling: of every sample; its seed is the run's.
+        sampling: of samples that are trained on; its seed is the run's.
+        validation: of answers to held-out prompts, with the same seed; greedy if None.
         episode: what ends an episode in an environment.
     """
 
     slots: int = 8
     scoring: int = 0
     sampling: Sampling = field(default_factory=Sampling)
+    validation: Sampling | None = None
     episode: EpisodeLimits = field(default_factory=EpisodeLimits)
 
     def __post_init__(self) -> None:
@@ -128,6 +130,12 @@ class ProducerConfig:
                 f"slots has to be 1 or more and scoring 0 or more, found {self.slots} and "
                 f"{self.scoring}"
             )
+
+    def sampling_of(self, source: str) -> Sampling:
+        """Return how groups of a source are sampled."""
+        if source == "train":
+            return self.sampling
+        return self.validation or self.sampling.greedy()
 
 
 class Producer:
@@ -356,17 +364,17 @@ class Producer:
         ]
 
     def _plan(self, command: Generate) -> GroupPlan:
-        group, sampling = command.group, self._config.sampling
+        group, seed = command.group, self._config.sampling.seed
+        sampling = self._config.sampling_of(group.source)
         prompts = self._parts.prompts.get(group.source)
         if prompts is None:
             raise PromptDataError(f"there are no prompts for {group.source!r}")
-        drawn = sampling.greedy() if command.greedy else sampling
         return GroupPlan(
             row=prompts.row(group.ordinal),
             name=f"{group}.{command.attempt}",
-            seed=group_seed(sampling.seed, group),
+            seed=group_seed(seed, group),
             samplings=tuple(
-                drawn.with_seed(sample_seed(sampling.seed, group, index))
+                sampling.with_seed(sample_seed(seed, group, index))
                 for index in range(command.num_samples)
             ),
         )

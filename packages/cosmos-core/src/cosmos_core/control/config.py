@@ -45,16 +45,18 @@ class StalenessConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidationPlan:
-    """When held-out prompts are answered, greedily, by exactly one weight version.
+    """When held-out prompts are answered, by exactly one weight version.
 
     Attributes:
         num_prompts: prompts in a validation; 0 for no validation at all.
+        num_samples: answers to each.
         before: validate the first version, before training prompts are issued.
         after: validate the last version.
         every: steps between validations in between, which stop nobody; 0 for none.
     """
 
     num_prompts: int = 0
+    num_samples: int = 1
     before: bool = True
     after: bool = True
     every: int = 0
@@ -63,8 +65,10 @@ class ValidationPlan:
         """Check the counts.
 
         Raises:
-            ValueError: if one is negative.
+            ValueError: if one is negative, or nobody would answer.
         """
+        if self.num_samples < 1:
+            raise ValueError(f"num_samples is {self.num_samples}; it must be 1 or more")
         if self.num_prompts < 0 or self.every < 0:
             raise ValueError(
                 f"num_prompts is {self.num_prompts} and every {self.every}; neither may be negative"

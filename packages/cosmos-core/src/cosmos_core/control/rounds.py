@@ -91,8 +91,7 @@ class Rounds:
         return Generate(
             group=GroupId(SOURCE, opened.version, ordinal),
             attempt=opened.attempts.get(ordinal, 0),
-            num_samples=1,
-            greedy=True,
+            num_samples=self._plan.num_samples,
         )
 
     def take_in(self, event: GroupFinished | GroupFailed) -> None:
@@ -111,7 +110,8 @@ class Rounds:
         samples = event.samples if isinstance(event, GroupFinished) else ()
         rewards = [sample.reward for sample in samples if sample.status == "completed"]
         if rewards:
-            opened.rewards.extend(rewards)
+            opened.rewards.append(sum(rewards) / len(rewards))
+            opened.best.append(max(rewards))
         elif isinstance(event, GroupFailed) and event.drop_as:
             opened.failed += 1
         else:
@@ -174,6 +174,8 @@ class Rounds:
                 count=count,
                 mean_reward=sum(opened.rewards) / count if count else 0.0,
                 failed=opened.failed,
+                num_samples=self._plan.num_samples,
+                best_reward=sum(opened.best) / count if count else 0.0,
             )
         )
         self._state.round = None

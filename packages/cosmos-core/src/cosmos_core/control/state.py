@@ -100,16 +100,23 @@ class RoundState(msgspec.Struct, kw_only=True):
     given: dict[int, str] = msgspec.field(default_factory=dict)
     attempts: dict[int, int] = msgspec.field(default_factory=dict)
     rewards: list[float] = msgspec.field(default_factory=list)
+    best: list[float] = msgspec.field(default_factory=list)
     failed: int = 0
 
 
 class ValidationResult(msgspec.Struct, kw_only=True, frozen=True):
-    """What a validation found: prompts answered, their mean reward, prompts that failed."""
+    """What a validation found: prompts answered, their mean reward, prompts that failed.
+
+    ``num_samples`` is how often each prompt was asked, ``best_reward`` the mean over prompts of the
+    best of their answers (pass@k, where rewards are 0 or 1).
+    """
 
     version: int
     count: int
     mean_reward: float
     failed: int
+    num_samples: int = 1
+    best_reward: float = 0.0
 
 
 class StepStats(msgspec.Struct, kw_only=True, frozen=True):
