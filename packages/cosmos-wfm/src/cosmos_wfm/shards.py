@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from fsspec.core import url_to_fs
 
-from cosmos_wfm.caption_data import BrokenPolicy, CaptionedImage, Problems
+from cosmos_wfm.caption_data import BrokenPolicy, CaptionedImage, Problems, prompt_of
 from cosmos_wfm.captions import IMAGE_SUFFIXES, fit_sizes, read_image
 from cosmos_wfm.errors import CaptionDataError
 from cosmos_wfm.ranges import check_at_least
@@ -199,7 +199,7 @@ class ShardCaptions(Sequence[CaptionedImage]):
         shard, sample = self._place(index)
         captions, media = shard.read(sample)
         name = f"{shard.url} {sample.key}"
-        prompt = _prompt(captions, name)
+        prompt = prompt_of(captions, name=name)
         if config.frames > 1:
             return CaptionedImage(prompt, read_clip(io.BytesIO(media), config, name=name))
         image = read_image(io.BytesIO(media), name=name)
@@ -364,20 +364,3 @@ def _key_and_kind(name: str) -> tuple[str, str]:
     directory, slash, last = name.rpartition("/")
     stem, _, kind = last.partition(".")
     return directory + slash + stem if stem else "", kind.lower()
-
-
-def _prompt(captions: Mapping[str, bytes], name: str) -> str:
-    """Return the ``prompt`` of a json, or where it has none the txt beside it."""
-    text = captions.get("txt")
-    try:
-        if "json" in captions:
-            found: Any = json.loads(captions["json"].decode("utf-8-sig"))
-            if text is None or (isinstance(found, dict) and "prompt" in found):
-                prompt: object = found["prompt"]
-                if not isinstance(prompt, str):
-                    raise CaptionDataError(f"{name}: prompt is {type(prompt).__name__}, not text")
-                return prompt
-        assert text is not None
-        return text.decode("utf-8-sig").strip()
-    except (ValueError, KeyError, TypeError) as error:
-        raise CaptionDataError(f"{name}: no prompt ({error!r})") from error
