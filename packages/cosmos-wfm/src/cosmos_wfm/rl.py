@@ -55,6 +55,7 @@ from cosmos_wfm.training_run import (
     RunOutputs,
     TrainingRun,
     check_parallel,
+    check_rates,
     go_on,
     look_away,
 )
@@ -136,6 +137,7 @@ class DiffusionRlConfig:
         check_parallel(self.parallel)
         check_at_least("rl", self, num_steps=1, groups_per_step=1, micro_batch_size=1, seed=0)
         check_at_least("rl", self, save_every=0, checkpoint_every=0)
+        check_rates(self.learner, self.num_steps)
         if self.samples_per_group < 2:
             raise WfmConfigError(
                 f"rl: samples_per_group is {self.samples_per_group}; advantages need 2 or more"

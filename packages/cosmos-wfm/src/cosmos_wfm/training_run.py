@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 
 from cosmos_core.metrics import MlflowSinkConfig, TensorBoardSinkConfig, WandbSinkConfig
-from cosmos_parallel import CheckpointStore, Learner, ParallelConfig, TrainingMesh
+from cosmos_parallel import CheckpointStore, Learner, LearnerConfig, ParallelConfig, TrainingMesh
 from cosmos_wfm.adapter import DiffusionModelAdapter
 from cosmos_wfm.errors import TrainingStoppedError, WfmConfigError
 from cosmos_wfm.tuning import LoraTuning, TuningConfig, save_trained
@@ -311,6 +311,18 @@ def check_parallel(parallel: ParallelConfig) -> None:
                 f"parallel.{name} is {getattr(parallel, name)}; denoisers are shared by dp_shard, "
                 "dp_replicate and cp only"
             )
+
+
+def check_rates(learner: LearnerConfig, num_steps: int) -> None:
+    """Refuse a schedule that leaves the last steps without a learning rate.
+
+    Raises:
+        WfmConfigError: names the settings.
+    """
+    try:
+        learner.optimizer.schedule.check_updates(num_steps)
+    except ValueError as error:
+        raise WfmConfigError(str(error)) from error
 
 
 def _due(done: int, every: int, *, last: bool) -> bool:
