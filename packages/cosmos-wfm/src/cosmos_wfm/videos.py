@@ -30,6 +30,7 @@ from cosmos_wfm.caption_data import (
 from cosmos_wfm.captions import Sizes, fit_sizes
 from cosmos_wfm.errors import CaptionDataError
 from cosmos_wfm.ranges import check_at_least
+from cosmos_wfm.video_colours import standard_colours
 
 VIDEO_SUFFIXES = (".mp4", ".mov", ".mkv", ".webm")
 _Frame = TypeVar("_Frame")
@@ -249,7 +250,7 @@ def _as_shown(frame: Any, aspect: float) -> Image.Image:
         aspect: width of a pixel for its height, which is not 1 in much of what was filmed for
             television; one that no camera has is a mistake and passed over.
     """
-    image: Image.Image = frame.to_image()
+    image = standard_colours(frame)
     if aspect != 1 and 1 / _WIDEST_PIXEL <= aspect <= _WIDEST_PIXEL:
         size = (max(1, round(image.width * aspect)), image.height)
         image = image.resize(size, Image.Resampling.LANCZOS)
