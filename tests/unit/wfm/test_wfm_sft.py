@@ -104,7 +104,9 @@ def test_lora_reloads_with_its_alpha_and_gives_the_trained_output(recipe, model_
     assert sum(losses[-5:]) < sum(losses[:5])
 
 
-@pytest.mark.parametrize("tuning", [FullTuning(), LoraTuning(rank=2, alpha=4)], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "tuning", [FullTuning(), LoraTuning(rank=2, alpha=4)], ids=["full", "lora"]
+)
 def test_what_is_saved_is_for_whom_other_files_are(recipe, tuning, tmp_path):
     before = os.umask(0o027)
     try:

@@ -76,5 +76,5 @@ def _show(recipe: WfmRecipe, found: WfmCheck) -> None:
         console.print(f"{forecast.samples:,} samples, each seen {forecast.epochs:.2f} times")
     if forecast.prompts:
         console.print(f"{forecast.prompts:,} prompts, each drawn for {forecast.rounds:.2f} times")
-    for warning in found.warnings:
+    for warning in (*forecast.cut, *found.warnings):
         console.print(f"[yellow]warning:[/] {warning}")

@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cosmos_wfm.errors import CaptionDataError
+from cosmos_wfm.prompt_lengths import evenly_spaced
 
 CAPTION_SUFFIXES = (".json", ".txt")
 BrokenPolicy = Literal["fatal", "skip"]
@@ -50,6 +51,10 @@ class CaptionData(Protocol):
         Raises:
             CaptionDataError: if it cannot be.
         """
+        ...
+
+    def captions(self, most: int) -> list[str]:
+        """Return prompts of at most so many samples, evenly spaced; none is decoded."""
         ...
 
     def order(self, position: int, seed: int) -> int:
@@ -167,6 +172,10 @@ class CaptionedFiles(Sequence[CaptionedImage], ABC):
         return self.problems.usable(
             index, len(self), lambda each: self._decoded(*self._pairs[each])
         )
+
+    def captions(self, most: int) -> list[str]:
+        """Return prompts of at most so many pairs."""
+        return [prompt for prompt, _ in evenly_spaced(self._pairs, most)]
 
     def order(self, position: int, seed: int) -> int:
         """Return the pair at a position of the endless stream."""

@@ -33,6 +33,7 @@ from cosmos_wfm.flow_grpo import FlowGrpoConfig
 from cosmos_wfm.loading import load_adapter
 from cosmos_wfm.nft import NftConfig
 from cosmos_wfm.policies import CopiedPolicies
+from cosmos_wfm.prompt_lengths import say_what_is_cut
 from cosmos_wfm.prompts import read_prompts
 from cosmos_wfm.ranges import check_at_least
 from cosmos_wfm.remote import ConnectRollouts, DisaggregatedConfig, RemoteRollouts
@@ -190,6 +191,8 @@ class DiffusionRl:
             check_prompts(config.rewards, self._prompts)
         self.adapter = load_adapter(config.model)
         config.sampler.check_model(self.adapter)
+        if self._mesh.process.rank == 0:
+            say_what_is_cut(self.adapter, self._prompts, "prompts")
         config.tuning.prepare(self.adapter, seed=config.seed)
         self.adapter.pipeline.to(self._mesh.process.device)
         self.policies = make_policies(self.adapter, config.tuning, config.algorithm)
