@@ -54,6 +54,9 @@ def test_check_says_what_a_recipe_of_a_world_model_would_start_and_starts_nothin
     assert found["warnings"] == []
     assert (found["forecast"]["prompts"], found["forecast"]["rounds"]) == (16, 2.0)
     assert not (tmp_path / "out").exists()
+    rising = "learner.optimizer.schedule.num_warmup_steps=4"
+    listed = CliRunner().invoke(main, ["check", recipe, "num_steps=4", rising, "--json"])
+    assert "num_warmup_steps is 4, and num_steps 4" in json.loads(listed.stdout)["warnings"][0]
 
 
 def test_check_refuses_checkpoints_at_an_address_that_nothing_reaches(recipe):

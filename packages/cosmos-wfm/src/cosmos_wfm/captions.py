@@ -96,7 +96,7 @@ class ImageCaptions(CaptionedFiles):
         """Match and read all captions.
 
         Raises:
-            CaptionDataError: names the directory without pairs or the folder that cannot be read, or
+            CaptionDataError: names the directory without pairs, the folder that cannot be read, or
                 every caption that has no image, no ``prompt`` or no valid JSON, and every image
                 without caption.
         """

@@ -92,7 +92,7 @@ class VideoCaptionsConfig:
 
 
 class VideoCaptions(CaptionedFiles):
-    """The videos of a directory and its folders, in order of their names: the first frames of each."""
+    """The videos of a directory and its folders, in order of names: the first frames of each."""
 
     def __init__(self, config: VideoCaptionsConfig) -> None:
         """Match captions and videos, and ask each video for its length.
