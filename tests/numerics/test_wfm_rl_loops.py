@@ -1,4 +1,4 @@
-"""Runs of DiffusionNFT, DDRL and Flow-GRPO against loops in float64 that were written from the equations.
+"""Runs of DiffusionNFT, DDRL and Flow-GRPO against loops in float64, written from the equations.
 
 Losses, gradients of all parameters, parameters, the old policy and the average, over three steps.
 """

@@ -1,4 +1,4 @@
-"""DiffusionNFT, DDRL and Flow-GRPO from their equations, in float64: one sample and noise level at a time.
+"""DiffusionNFT, DDRL and Flow-GRPO from their equations, in float64, a sample and level at a time.
 
 Nothing here is of cosmos_wfm but the adapter that embeds prompts, decodes and encodes. The denoiser
 is diffusers' own in float64, called with weights of this loop's: all of them, or what adapters make
