@@ -1,11 +1,11 @@
-"""Runs of DiffusionNFT and DDRL against loops in float64 that were written from the equations.
+"""Runs of DiffusionNFT, DDRL and Flow-GRPO against loops in float64, written from the equations.
 
 Losses, gradients of all parameters, parameters, the old policy and the average, over three steps.
 """
 
 import pytest
 import torch
-from float64_rl import Denoiser, Loop, Training, ddrl, nft
+from float64_rl import Denoiser, Loop, Training, ddrl, flow_grpo, nft
 
 from cosmos_parallel import AdamWConfig, EmaConfig, LearnerConfig
 from cosmos_wfm import (
@@ -19,6 +19,7 @@ from cosmos_wfm import (
     NftConfig,
     OldPolicyDecay,
     SamplerConfig,
+    SdeConfig,
     load_adapter,
     save_pipeline,
     tiny_cosmos_pipeline,
@@ -38,6 +39,8 @@ NFT = NftConfig(
 DDRL = DdrlConfig(
     beta=0.1, data_weight=0.5, policy=FlowGrpoConfig(clip=0.1, kl=0.05, advantage_clip=1.5)
 )
+GUIDED = FlowGrpoConfig(clip=0.1, kl=0.05, advantage_clip=0.9)  # below 1.15, the largest
+WINDOW = FlowGrpoConfig(clip=0.1, kl=0.05, sde=SdeConfig(kind="dance", eta=0.3, num_noisy=1))
 # A large eps: else Adam makes steps of 1 out of gradients that are rounding.
 LEARNER = LearnerConfig(
     optimizer=AdamWConfig(lr=2e-3, eps=1e-3, weight_decay=0.1),
@@ -75,7 +78,9 @@ def make_run(tmp_path, family, algorithm, tuning):
         micro_batch_size=2,
         seed=5,
         data=data,
-        sampler=SamplerConfig(num_steps=3, **sizes),
+        sampler=SamplerConfig(
+            num_steps=3, guidance=3.0 if isinstance(algorithm, FlowGrpoConfig) else 0.0, **sizes
+        ),
         algorithm=algorithm,
         tuning=tuning,
         learner=LEARNER,
@@ -117,8 +122,17 @@ def furthest(found, wanted):
         ("cosmos", NFT, FullTuning()),
         ("sd3", DDRL, FullTuning()),
         ("cosmos", DDRL, LORA),
+        ("sd3", GUIDED, LORA),
+        ("cosmos", WINDOW, FullTuning()),
     ],
-    ids=["nft-sd3-lora", "nft-cosmos-full", "ddrl-sd3-full", "ddrl-cosmos-lora"],
+    ids=[
+        "nft-sd3-lora",
+        "nft-cosmos-full",
+        "ddrl-sd3-full",
+        "ddrl-cosmos-lora",
+        "flow-grpo-sd3-lora",
+        "flow-grpo-cosmos-full",
+    ],
 )
 def test_a_run_is_the_loop_in_float64(tmp_path, family, algorithm, tuning):
     run = make_run(tmp_path, family, algorithm, tuning)
@@ -132,7 +146,14 @@ def test_a_run_is_the_loop_in_float64(tmp_path, family, algorithm, tuning):
         trained(run), adam.lr, adam.eps, adam.weight_decay, LEARNER.max_grad_norm, 0.3
     )
 
-    old = nft(loop, training) if algorithm is NFT else ddrl(loop, training, recipe.data.build())
+    old = None
+    match algorithm:
+        case NftConfig():
+            old = nft(loop, training)
+        case DdrlConfig():
+            ddrl(loop, training, recipe.data.build())
+        case FlowGrpoConfig():
+            flow_grpo(loop, training)
 
     for step, wanted in enumerate(training.reports):
         report, _ = run.step(step)
@@ -144,6 +165,6 @@ def test_a_run_is_the_loop_in_float64(tmp_path, family, algorithm, tuning):
         assert furthest({n: gradients[step][n] for n in scaled}, scaled) < 1e-5 * clip * most
     assert furthest(trained(run), training.weights) < 1e-6
     assert furthest(plain(run.learner.ema.averages), training.average) < 1e-6
-    if algorithm is NFT:
+    if old is not None:
         kept = {name: weight.clone() for name, weight in run.policies.weights(old=True).items()}
         assert furthest(plain(kept), old) < 1e-6

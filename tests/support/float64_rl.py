@@ -1,4 +1,4 @@
-"""DiffusionNFT and DDRL from their equations, in float64: one sample and noise level at a time.
+"""DiffusionNFT, DDRL and Flow-GRPO from their equations, in float64, a sample and level at a time.
 
 Nothing here is of cosmos_wfm but the adapter that embeds prompts, decodes and encodes. The denoiser
 is diffusers' own in float64, called with weights of this loop's: all of them, or what adapters make
@@ -116,6 +116,19 @@ class Loop:
         self.sigmas = levels(config.num_steps, adapter.shift)
         self.shape = adapter.latent_shape(config.frames, config.height, config.width)
         self.num = self.recipe.groups_per_step * self.recipe.samples_per_group
+        self.scale = config.guidance
+        self.away = adapter.encode_negative(1) if self.scale else None
+
+    def velocity(self, weights, x, sigma, text):
+        """Return v with guidance as pipelines have it; only the prompt's has a gradient."""
+        v = self.denoiser(weights, x, sigma, text)
+        if self.away is None:
+            return v
+        with torch.no_grad():
+            away = self.denoiser(weights, x, sigma, self.away)
+        if self.denoiser.is_cosmos:
+            return v + self.scale * (v - away)
+        return away + self.scale * (v - away)
 
     def text(self, step, number):
         group = step * self.recipe.groups_per_step + number // self.recipe.samples_per_group
@@ -219,24 +232,45 @@ def ddrl(loop, training, data):
         training.step(*loop.gradients(training, losses))
 
 
+def flow_grpo(loop, training):
+    """Train by Flow-GRPO (arXiv 2505.05470), guidance a part of the policy."""
+    recipe, config = loop.recipe, loop.recipe.algorithm
+    for step in range(recipe.num_steps):
+        texts = [loop.text(step, number) for number in range(loop.num)]
+        drawn = [_sde(loop, training.weights, step, n, text) for n, text in enumerate(texts)]
+        rewards = torch.tensor([loop.score(x) for x, _ in drawn]).double()
+        grouped = rewards.view(-1, recipe.samples_per_group)
+        scores = (grouped - grouped.mean(1, keepdim=True)) / (grouped.std(1, keepdim=True) + 1e-4)
+        clip = config.advantage_clip
+        advantages = scores.clamp(-clip, clip).flatten().tolist()
+        losses = [
+            _step_loss(loop, noisy, text, advantage)
+            for (_, steps), text, advantage in zip(drawn, texts, advantages, strict=True)
+            for noisy in steps
+        ]
+        training.step(*loop.gradients(training, losses))
+
+
 def _sde(loop, policy, step, number, text):
     """Return a sample, and of each noisy step (σ, σ', s, x, x', log-probability)."""
-    source, sde, steps = generator(loop.recipe.seed, step, number), _sde_config(loop), []
-    x = loop.draw(source)
+    source, sde, steps = generator(loop.recipe.seed, step, number), _policy(loop).sde, []
+    x, end = loop.draw(source), sde.first + sde.num_noisy if sde.num_noisy else math.inf
     with torch.no_grad():
-        for now, then in zip(loop.sigmas, loop.sigmas[1:], strict=False):
+        for place, (now, then) in enumerate(zip(loop.sigmas, loop.sigmas[1:], strict=False)):
             capped = min(now, loop.sigmas[1])
-            s = sde.eta * math.sqrt(capped / (1 - capped)) if then else 0.0
-            mean = _mean(x, loop.denoiser(policy, x, now, text), now, then, s)
-            if then:
+            flow = math.sqrt(capped / (1 - capped)) if sde.kind == "flow" else 1.0
+            s = sde.eta * flow if then and sde.first <= place < end else 0.0
+            mean = _mean(x, loop.velocity(policy, x, now, text), now, then, s)
+            if s:
                 following = mean + s * math.sqrt(now - then) * loop.draw(source)
                 steps.append((now, then, s, x, following, _log_prob(following, mean, now, then, s)))
-            x = following if then else mean
+            x = following if s else mean
     return x, steps
 
 
-def _sde_config(loop):
-    return loop.recipe.algorithm.policy.sde
+def _policy(loop):
+    """Return the settings of noisy steps, which are a part of DDRL's."""
+    return getattr(loop.recipe.algorithm, "policy", loop.recipe.algorithm)
 
 
 def _mean(x, v, now, then, s):
@@ -249,12 +283,12 @@ def _log_prob(following, mean, now, then, s):
 
 
 def _step_loss(loop, noisy, text, advantage):
-    config, (now, then, s, x, following, drawn) = loop.recipe.algorithm.policy, noisy
+    config, (now, then, s, x, following, drawn) = _policy(loop), noisy
     with torch.no_grad():
-        reference = _mean(x, loop.denoiser(None, x, now, text), now, then, s)
+        reference = _mean(x, loop.velocity(None, x, now, text), now, then, s)
 
     def loss(weights):
-        mean = _mean(x, loop.denoiser(weights, x, now, text), now, then, s)
+        mean = _mean(x, loop.velocity(weights, x, now, text), now, then, s)
         ratio = (_log_prob(following, mean, now, then, s) - drawn).exp()
         cut = ratio.clamp(1 - config.clip, 1 + config.clip)
         kl = (mean - reference).square().mean() / (2 * s**2 * (now - then))

@@ -10,6 +10,8 @@ _CHATTY = (
     "torch.utils._pytree",
     "transformers.utils.import_utils",
     "diffusers.quantizers.torchao.torchao_quantizer",
+    # names what CLIP, and T5, cut of each prompt, at each batch: runs say it once
+    "diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3",
 )
 # Of a model that somebody else made, what these have to say is worth reading.
 _SILENT = {

@@ -16,7 +16,7 @@ from cosmos_app.dashboard.config import DashboardConfig
 from cosmos_app.policy_config import PolicyConfig, check_elastic
 from cosmos_app.quickstart.arithmetic import ArithmeticConfig
 from cosmos_app.quickstart.tiny_model import TinyModelConfig
-from cosmos_app.ranges import check_rates, require_at_least
+from cosmos_app.ranges import require_at_least
 from cosmos_app.rollout_config import RolloutConfig, check_colocation
 from cosmos_app.teacher_config import TeacherConfig, check_teacher
 from cosmos_app.validation_config import ValidationConfig
@@ -317,7 +317,8 @@ class Recipe:
         check_colocation(self.rollout, self.staleness, num_policies=self.policy.replicas)
         self.policy.parallel.resolve(self.policy.ranks)
         _check_algorithm(self)
-        check_rates(self.learner, self.trainer.steps * self.algorithm.build().epochs)
+        num_updates = self.trainer.steps * self.algorithm.build().epochs
+        self.learner.optimizer.schedule.check_updates(num_updates)
 
 
 def _check_algorithm(recipe: Recipe) -> None:

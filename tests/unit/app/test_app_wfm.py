@@ -13,7 +13,7 @@ pytest.importorskip("diffusers")
 from cosmos_app.cli import main
 from cosmos_app.wfm.running import load_wfm_recipe
 from cosmos_core.config import ConfigError
-from cosmos_wfm import NftConfig, tiny_captions, tiny_sd3_pipeline
+from cosmos_wfm import NftConfig, VideoCaptionsConfig, tiny_captions, tiny_sd3_pipeline
 
 _CONFIGS = sorted((Path(__file__).resolve().parents[3] / "configs" / "wfm").glob("*.toml"))
 
@@ -54,6 +54,9 @@ def test_check_says_what_a_recipe_of_a_world_model_would_start_and_starts_nothin
     assert found["warnings"] == []
     assert (found["forecast"]["prompts"], found["forecast"]["rounds"]) == (16, 2.0)
     assert not (tmp_path / "out").exists()
+    rising = "learner.optimizer.schedule.num_warmup_steps=4"
+    listed = CliRunner().invoke(main, ["check", recipe, "num_steps=4", rising, "--json"])
+    assert "num_warmup_steps is 4, and num_steps 4" in json.loads(listed.stdout)["warnings"][0]
 
 
 def test_check_refuses_checkpoints_at_an_address_that_nothing_reaches(recipe):
@@ -225,3 +228,11 @@ def test_unknown_keys_and_kinds_are_refused(tmp_path):
     wrong = CliRunner().invoke(main, ["wfm", "run", str(path)])
     assert wrong.exit_code == 2
     assert "kind is none of wfm_rl, wfm_sft" in wrong.output
+
+
+def test_recipes_on_videos_take_them_at_the_rate_of_their_models():
+    recipes = [load_wfm_recipe(path) for path in _CONFIGS]
+    rates = [r.data.fps for r in recipes if isinstance(r.data, VideoCaptionsConfig)]
+
+    assert len(rates) >= 11
+    assert set(rates) == {16}  # a second: Wan, SANA-Video, Cosmos-Predict2.5

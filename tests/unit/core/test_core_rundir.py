@@ -107,6 +107,12 @@ def test_a_live_process_keeps_others_out_until_it_is_killed(tmp_path: Path, chil
     RunDirectory.resume(tmp_path / "one").close()
 
 
+def test_a_world_models_output_is_said_to_have_no_controller(tmp_path: Path):
+    (tmp_path / "metrics.jsonl").write_text("{}")
+    with pytest.raises(NotARunDirectoryError, match=r"of a world model, wrote .*metrics\.jsonl"):
+        RunDirectory.open(tmp_path)
+
+
 def test_the_latest_run_is_the_one_created_last(tmp_path: Path):
     make(tmp_path / "b", now_s=5.0).close()
     make(tmp_path / "a", now_s=7.0).close()

@@ -165,6 +165,48 @@ def test_names_in_capitals_are_taken_and_hidden_files_left_alone(tmp_path):
         opened(tmp_path)
 
 
+def test_folders_are_descended_into_in_a_stable_order_hidden_ones_left_alone(tmp_path):
+    for place in ("b", "a/x", "a", ".cache", "."):
+        (tmp_path / place).mkdir(parents=True, exist_ok=True)
+        write_pair(tmp_path / place, "0001", np.zeros((2, 2, 3)), place)
+
+    assert [sample.prompt for sample in opened(tmp_path)] == [".", "a", "a/x", "b"]
+    (tmp_path / "a" / "x" / "0001.json").unlink()
+    with pytest.raises(CaptionDataError, match=r"a/x/0001\.png: there is no 0001\.json or 0001"):
+        opened(tmp_path)
+
+
+def test_links_are_followed_each_folder_once_round_circles_too(tmp_path):
+    outside = tmp_path / "outside"
+    (outside / "deep").mkdir(parents=True)
+    write_pair(outside / "deep", "0001", np.zeros((2, 2, 3)), "linked")
+    root = tmp_path / "data"
+    root.mkdir()
+    (root / "a").symlink_to(outside)
+    (root / "again").symlink_to(outside / "deep")
+    (outside / "deep" / "up").symlink_to(root)
+    (root / "self.png").symlink_to(root / "self.png")
+    (root / "gone.png").symlink_to(root / "nothing.png")
+
+    data = opened(root)
+
+    assert [sample.prompt for sample in data] == ["linked"]
+    assert len(data.problems) == 0
+
+
+def test_a_text_is_a_caption_beside_an_image_and_where_the_json_has_no_prompt(tmp_path):
+    for name, about in (("a", None), ("b", {"width": 2}), ("c", {"prompt": "of the json"})):
+        Image.new("RGB", (2, 2)).save(tmp_path / f"{name}.png")
+        (tmp_path / f"{name}.txt").write_text(f"text {name}\n")
+        if about is not None:
+            (tmp_path / f"{name}.json").write_text(json.dumps(about))
+    (tmp_path / "README.txt").write_text("about this set")
+
+    data = opened(tmp_path)
+
+    assert sorted(sample.prompt for sample in data) == ["of the json", "text a", "text b"]
+
+
 def test_every_broken_pair_is_named(tmp_path):
     write_pair(tmp_path, "good", np.zeros((2, 2, 3)))
     (tmp_path / "lonely.json").write_text('{"prompt": "p"}')
@@ -198,7 +240,7 @@ def test_an_image_that_is_too_small_is_named_and_fatal_or_skipped(tmp_path):
 
 
 def test_a_directory_without_pairs_or_no_directory_is_refused(tmp_path):
-    with pytest.raises(CaptionDataError, match=r"has no <name>\.json beside"):
+    with pytest.raises(CaptionDataError, match=r"has no <name>\.json or \.txt beside"):
         opened(tmp_path)
     with pytest.raises(CaptionDataError, match="is not a directory"):
         opened(tmp_path / "missing")

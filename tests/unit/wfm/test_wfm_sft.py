@@ -1,12 +1,13 @@
 """Fine-tuning a tiny SD3: the loss falls, and plain diffusers loads what was trained."""
 
+import os
 from dataclasses import replace
 
 import pytest
 import torch
 from diffusers import DiffusionPipeline, StableDiffusion3Pipeline
 
-from cosmos_parallel import AdamWConfig, LearnerConfig, ParallelConfig
+from cosmos_parallel import AdamWConfig, LearnerConfig, ParallelConfig, ScheduleConfig
 from cosmos_wfm import (
     DiffusionSftConfig,
     FullTuning,
@@ -14,6 +15,8 @@ from cosmos_wfm import (
     LoraTuning,
     WfmConfigError,
     load_adapter,
+    save_pipeline,
+    tiny_sd3_pipeline,
     train_sft,
 )
 from cosmos_wfm.caption_data import sample_index
@@ -99,6 +102,34 @@ def test_lora_reloads_with_its_alpha_and_gives_the_trained_output(recipe, model_
     assert torch.equal(velocity(pipeline.transformer), seen["output"])
     assert (seen["output"] - base).abs().max() > 1e-3
     assert sum(losses[-5:]) < sum(losses[:5])
+
+
+@pytest.mark.parametrize(
+    "tuning", [FullTuning(), LoraTuning(rank=2, alpha=4)], ids=["full", "lora"]
+)
+def test_what_is_saved_is_for_whom_other_files_are(recipe, tuning, tmp_path):
+    before = os.umask(0o027)
+    try:
+        directory, _ = trained(replace(recipe, num_steps=1, tuning=tuning))
+        save_pipeline(tiny_sd3_pipeline(num_layers=1), tmp_path / "tiny")
+    finally:
+        os.umask(before)
+
+    for root in (directory, tmp_path / "tiny"):
+        files = [path for path in root.rglob("*") if path.is_file()]
+        assert {path.suffix for path in files} >= {".safetensors"}
+        assert {path.stat().st_mode & 0o777 for path in files} == {0o640}
+
+
+@pytest.mark.parametrize("idle", [0, 1])
+def test_a_schedule_that_ends_before_the_run_is_refused_where_it_ends_at_0(recipe, idle):
+    schedule = ScheduleConfig(shape="cosine", num_steps=15 - idle)
+    learner = LearnerConfig(optimizer=AdamWConfig(schedule=schedule))
+    if not idle:
+        assert replace(recipe, learner=learner).num_steps == 15
+        return
+    with pytest.raises(WfmConfigError, match=r"num_steps is 14, of 15 updates.*the last 1 would"):
+        replace(recipe, learner=learner)
 
 
 def test_micro_batches_give_the_losses_of_the_whole_batch(recipe):

@@ -161,11 +161,25 @@ def test_names_in_capitals_are_taken_and_hidden_files_left_alone(videos, tmp_pat
     assert len(data.problems) == 0
 
 
+def test_folders_of_both_layouts_are_descended_into(videos, tmp_path):
+    for path in sorted((tmp_path / "data").rglob("0002.*")):
+        folder = path.parent / "day 2" / "b.c"
+        folder.mkdir(parents=True, exist_ok=True)
+        path.rename(folder / path.name)
+
+    data = videos.build()
+
+    assert [sample.prompt for sample in data] == ["prompt 0001", "prompt 0002"]
+    next((tmp_path / "data").rglob("0002.[tj]*")).unlink()
+    with pytest.raises(CaptionDataError, match=r"day 2/b\.c/0002: there is no b\.c/0002\."):
+        videos.build()
+
+
 def test_a_caption_that_is_no_text_is_named(videos, tmp_path):
     caption = next((tmp_path / "data").rglob("0001.[tj]*"))
     caption.write_bytes(b'{"prompt": null}' if caption.suffix == ".json" else b"Schlo\xdf")
 
-    with pytest.raises(CaptionDataError, match=r"0001: (prompt in .* is NoneType|no prompt in)"):
+    with pytest.raises(CaptionDataError, match=r"0001: 0001\.\w+: (prompt is NoneType|no prompt)"):
         videos.build()
 
 

@@ -56,6 +56,12 @@ def _warnings(recipe: WfmRecipe) -> tuple[str, ...]:
                 pass
         except DataError as error:
             warnings.append(str(error))
+    rising = recipe.learner.optimizer.schedule.num_warmup_steps
+    if rising >= recipe.num_steps:
+        warnings.append(
+            f"learner.optimizer.schedule.num_warmup_steps is {rising}, and num_steps "
+            f"{recipe.num_steps}: the learning rate rises until the end"
+        )
     checkpoints = Path(recipe.output) / "checkpoints"
     if recipe.checkpoint_every and not recipe.checkpoints and checkpoints.is_dir():
         warnings.append(f"{checkpoints} is there: a run goes on from it with --resume only")
@@ -76,5 +82,5 @@ def _show(recipe: WfmRecipe, found: WfmCheck) -> None:
         console.print(f"{forecast.samples:,} samples, each seen {forecast.epochs:.2f} times")
     if forecast.prompts:
         console.print(f"{forecast.prompts:,} prompts, each drawn for {forecast.rounds:.2f} times")
-    for warning in found.warnings:
+    for warning in (*forecast.cut, *found.warnings):
         console.print(f"[yellow]warning:[/] {warning}")

@@ -20,6 +20,7 @@ from typing import IO, Any, Self
 from cosmos_core.errors import CosmosError
 
 _MARKER = "run.json"
+_FIGURES = "metrics.jsonl"
 _FORMAT = 1
 
 
@@ -246,6 +247,8 @@ def _read_marker(path: Path) -> float:
     if not marker.is_file():
         runs = sorted(found.parent.name for found in path.glob(f"*/{_MARKER}"))
         within = f"; there are runs in it: {', '.join(runs)}" if runs else ""
+        if (path / _FIGURES).is_file():
+            within = f"; a run without controller, of a world model, wrote {path / _FIGURES}"
         raise NotARunDirectoryError(
             f"{path} is not the directory of a run: it has no {_MARKER}{within}"
         )

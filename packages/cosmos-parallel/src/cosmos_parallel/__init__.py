@@ -130,7 +130,7 @@ from cosmos_parallel.sharding import (
     sum_gradients,
 )
 from cosmos_parallel.step_report import Evaluation, Outcome, StepReport
-from cosmos_parallel.tensor_files import save_tensors
+from cosmos_parallel.tensor_files import save_tensors, share_tensor_files
 from cosmos_parallel.throughput import (
     ModelCost,
     Throughput,
@@ -277,6 +277,7 @@ __all__ = [
     "seed_everything",
     "sft_loss",
     "shard_module",
+    "share_tensor_files",
     "shutdown_distributed",
     "step_batches",
     "step_examples",

@@ -47,6 +47,23 @@ class ScheduleConfig:
                 f"leaves; found {self.num_decay_steps}"
             )
 
+    def check_updates(self, num_updates: int) -> None:
+        """Check that it lasts as long as a run, or leaves a rate to go on with.
+
+        Args:
+            num_updates: that the run makes.
+
+        Raises:
+            ValueError: if the last updates would change nothing, naming the settings of a recipe.
+        """
+        idle = num_updates - self.num_steps
+        if self.shape != "constant" and self.final_factor == 0.0 and idle > 0:
+            raise ValueError(
+                f"learner.optimizer.schedule.num_steps is {self.num_steps}, of {num_updates} "
+                f"updates of the run: the last {idle} would have a learning rate of 0; set it to "
+                f"{num_updates}, or final_factor above 0"
+            )
+
     def factor(self, update: int) -> float:
         """Return the factor of update ``update``, counted from 0."""
         if update < self.num_warmup_steps:

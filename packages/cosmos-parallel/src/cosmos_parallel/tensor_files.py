@@ -2,8 +2,9 @@
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from uuid import uuid4
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -24,12 +25,29 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[st
         OSError: if it cannot be written.
     """
     save_file(dict(tensors), path, metadata=dict(metadata))
-    probe = path.with_name(f".{path.name}.{os.getpid()}")
+    _set_mode([path], path.parent)
+
+
+def share_tensor_files(directory: Path) -> None:
+    """Give safetensors files that a library wrote the permissions of any other new file.
+
+    Args:
+        directory: that holds them, in folders too.
+
+    Raises:
+        OSError: if it cannot be written to.
+    """
+    _set_mode(sorted(directory.rglob("*.safetensors")), directory)
+
+
+def _set_mode(files: Sequence[Path], directory: Path) -> None:
+    probe = directory / f".mode-{uuid4().hex}"
     descriptor = os.open(probe, os.O_CREAT | os.O_WRONLY, 0o666)
     try:
         mode = os.fstat(descriptor).st_mode & 0o777
     finally:
         os.close(descriptor)
         probe.unlink()
-    with contextlib.suppress(OSError):  # file systems without permissions
-        path.chmod(mode)
+    for path in files:
+        with contextlib.suppress(OSError):  # file systems without permissions
+            path.chmod(mode)

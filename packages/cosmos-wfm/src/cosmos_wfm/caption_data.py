@@ -5,12 +5,13 @@ position has depends on nothing but the data, the position and a seed, so that a
 share a stream, and a run that goes on goes on where it was.
 """
 
+import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cosmos_wfm.errors import CaptionDataError
+from cosmos_wfm.prompt_lengths import evenly_spaced
 
+CAPTION_SUFFIXES = (".json", ".txt")
 BrokenPolicy = Literal["fatal", "skip"]
 _SHOWN = 5
 
@@ -48,6 +51,10 @@ class CaptionData(Protocol):
         Raises:
             CaptionDataError: if it cannot be.
         """
+        ...
+
+    def captions(self, most: int) -> list[str]:
+        """Return prompts of at most so many samples, evenly spaced; none is decoded."""
         ...
 
     def order(self, position: int, seed: int) -> int:
@@ -166,6 +173,10 @@ class CaptionedFiles(Sequence[CaptionedImage], ABC):
             index, len(self), lambda each: self._decoded(*self._pairs[each])
         )
 
+    def captions(self, most: int) -> list[str]:
+        """Return prompts of at most so many pairs."""
+        return [prompt for prompt, _ in evenly_spaced(self._pairs, most)]
+
     def order(self, position: int, seed: int) -> int:
         """Return the pair at a position of the endless stream."""
         return sample_index(len(self), position, seed)
@@ -181,23 +192,90 @@ class CaptionedFiles(Sequence[CaptionedImage], ABC):
         """Decode a file; raises CaptionDataError if it is broken."""
 
 
-def files_by_stem(directory: Path) -> dict[str, list[Path]]:
-    """Return the files of a directory by name without suffix, each in order of their suffixes.
+def files_by_stem(root: Path) -> dict[str, list[Path]]:
+    """Return the files below a directory by their paths in it without suffix, each in order.
 
-    Those that begin with a dot are left out: systems put them beside others (``._0001.png``).
+    Folders are descended into, those behind links too, each of them once, whichever way leads
+    there. Files and folders that begin with a dot are left out: systems put them beside others
+    (``._0001.png``).
+
+    Raises:
+        CaptionDataError: if a folder cannot be read.
     """
     found: dict[str, list[Path]] = {}
-    with os.scandir(directory) as entries:
-        names = sorted(e.name for e in entries if not e.name.startswith(".") and e.is_file())
-    for name in names:
-        path = directory / name
-        found.setdefault(path.stem, []).append(path)
+    for path in _files_below(root, set()):
+        found.setdefault(str(path.relative_to(root).with_name(path.stem)), []).append(path)
     return found
+
+
+def _files_below(directory: Path, seen: set[tuple[int, int]]) -> Iterator[Path]:
+    """Yield the files of a directory by name, then those of its folders."""
+    try:
+        place = directory.stat()
+        if (place.st_dev, place.st_ino) in seen:
+            return
+        seen.add((place.st_dev, place.st_ino))
+        with os.scandir(directory) as entries:
+            shown = sorted((e.name, _kind_of(e)) for e in entries if not e.name.startswith("."))
+    except OSError as error:
+        raise CaptionDataError(f"{directory} cannot be read: {error}") from error
+    yield from (directory / name for name, kind in shown if kind == "file")
+    for name, kind in shown:
+        if kind == "folder":
+            yield from _files_below(directory / name, seen)
+
+
+def _kind_of(entry: "os.DirEntry[str]") -> Literal["file", "folder", "other"]:
+    """Return what an entry is, or what a link leads to: nothing, where it leads to itself."""
+    try:
+        if entry.is_file():
+            return "file"
+        return "folder" if entry.is_dir() else "other"
+    except OSError:
+        return "other"
 
 
 def of_suffix(files: Iterable[Path], suffixes: Sequence[str]) -> list[Path]:
     """Return the files with one of these suffixes, in capitals too, as cameras write them."""
     return [path for path in files if path.suffix.lower() in suffixes]
+
+
+def read_caption(captions: Sequence[Path], *, name: str) -> str:
+    """Return the prompt in the ``.json`` or ``.txt`` of a sample, see ``prompt_of``.
+
+    Raises:
+        CaptionDataError: says under ``name`` what is wrong with it.
+    """
+    try:
+        found = {path.suffix[1:].lower(): path.read_bytes() for path in captions}
+    except OSError as error:
+        raise CaptionDataError(f"{name} cannot be read: {error}") from error
+    return prompt_of(found, name=name)
+
+
+def prompt_of(captions: Mapping[str, bytes], *, name: str) -> str:
+    """Return the ``prompt`` of a json, or where it has none the txt beside it.
+
+    Args:
+        captions: bytes by kind, ``json``, ``txt`` or both.
+        name: of the sample, for errors.
+
+    Raises:
+        CaptionDataError: says under ``name`` what is wrong with it.
+    """
+    text = captions.get("txt")
+    try:
+        if "json" in captions:
+            found: Any = json.loads(captions["json"].decode("utf-8-sig"))
+            if text is None or (isinstance(found, dict) and "prompt" in found):
+                prompt: object = found["prompt"]
+                if not isinstance(prompt, str):
+                    raise CaptionDataError(f"{name}: prompt is {type(prompt).__name__}, not text")
+                return prompt
+        assert text is not None
+        return text.decode("utf-8-sig").strip()
+    except (ValueError, KeyError, TypeError) as error:
+        raise CaptionDataError(f"{name}: no prompt ({error!r})") from error
 
 
 def sample_index(num_samples: int, position: int, seed: int) -> int:

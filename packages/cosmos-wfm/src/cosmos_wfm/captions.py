@@ -1,6 +1,5 @@
-"""A directory of images with captions: ``0001.json`` beside ``0001.png``, read one at a time."""
+"""Directories of images with captions: ``0001.json`` beside ``0001.png``, read one at a time."""
 
-import json
 import math
 import struct
 from collections.abc import Sequence
@@ -15,11 +14,13 @@ from PIL import Image
 from torch import Tensor
 
 from cosmos_wfm.caption_data import (
+    CAPTION_SUFFIXES,
     BrokenPolicy,
     CaptionedFiles,
     CaptionedImage,
     files_by_stem,
     of_suffix,
+    read_caption,
 )
 from cosmos_wfm.errors import CaptionDataError
 from cosmos_wfm.ranges import check_at_least
@@ -47,8 +48,8 @@ class ImageCaptionsConfig:
     """Where the pairs are and how large the images are made.
 
     Attributes:
-        path: directory of ``<name>.json`` files with a ``prompt``, each beside an image of the
-            same name (png, jpg, jpeg or webp).
+        path: directory of ``<name>.json`` files with a ``prompt``, or ``<name>.txt``, each beside
+            an image of the same name (png, jpg, jpeg or webp); in folders of it as well.
         height: of the images, in pixels.
         width: of the images, in pixels.
         buckets: sizes [height, width], of which each image gets the one nearest in shape; empty
@@ -85,7 +86,7 @@ class ImageCaptionsConfig:
 
 
 class ImageCaptions(CaptionedFiles):
-    """The pairs of a directory, in order of their names.
+    """The pairs of a directory and its folders, in order of their names.
 
     Prompts are read and pairs are matched on opening; images are decoded on access, scaled to
     cover the wanted size, and cropped to its centre.
@@ -95,27 +96,22 @@ class ImageCaptions(CaptionedFiles):
         """Match and read all captions.
 
         Raises:
-            CaptionDataError: names the directory without pairs, or every caption that has no
-                image, no ``prompt`` or no valid JSON, and every image without caption.
+            CaptionDataError: names the directory without pairs, the folder that cannot be read, or
+                every caption that has no image, no ``prompt`` or no valid JSON, and every image
+                without caption.
         """
         directory = Path(config.path)
         super().__init__(directory, config.broken)
         self._config = config
-        found = files_by_stem(directory)
-        everything = [path for files in found.values() for path in files]
-        for caption in sorted(of_suffix(everything, (".json",))):
-            pair = _read_pair(caption, of_suffix(found[caption.stem], IMAGE_SUFFIXES))
-            if isinstance(pair, str):
-                self.problems.add(pair)
-            else:
-                self._pairs.append(pair)
-        for image in sorted(of_suffix(everything, IMAGE_SUFFIXES)):
-            if not of_suffix(found[image.stem], (".json",)):
-                self.problems.add(f"{image.name}: there is no {image.stem}.json")
+        for captions, images in _candidates(directory):
+            try:
+                self._pairs.append(_read_pair(captions, images, directory))
+            except CaptionDataError as error:
+                self.problems.add(str(error))
         self.problems.refuse()
         if not self._pairs:
             raise CaptionDataError(
-                f"{directory} has no <name>.json beside <name>.png, .jpg, .jpeg or .webp "
+                f"{directory} has no <name>.json or .txt beside <name>.png, .jpg, .jpeg or .webp "
                 f"({len(self.problems)} left out)"
             )
 
@@ -124,16 +120,29 @@ class ImageCaptions(CaptionedFiles):
         return CaptionedImage(prompt, fit_sizes(image, self._config, name=str(path)))
 
 
-def _read_pair(caption: Path, images: Sequence[Path]) -> tuple[str, Path] | str:
-    """Return prompt and image, or what is wrong."""
-    try:
-        prompt = json.loads(caption.read_text(encoding="utf-8-sig"))["prompt"]
-    except (ValueError, KeyError, TypeError) as error:
-        return f"{caption.name}: no prompt ({error!r})"
-    if not isinstance(prompt, str):
-        return f"{caption.name}: prompt is {type(prompt).__name__}, not text"
+def _candidates(root: Path) -> list[tuple[list[Path], list[Path]]]:
+    """Return captions and images of every name that has a JSON or an image."""
+    found: list[tuple[list[Path], list[Path]]] = []
+    for files in files_by_stem(root).values():
+        images = of_suffix(files, IMAGE_SUFFIXES)
+        captions = of_suffix(files, CAPTION_SUFFIXES if images else (".json",))
+        if captions or images:
+            found.append((captions, images))
+    return sorted(found)
+
+
+def _read_pair(captions: Sequence[Path], images: Sequence[Path], root: Path) -> tuple[str, Path]:
+    """Return prompt and image.
+
+    Raises:
+        CaptionDataError: says what is wrong with them.
+    """
+    name = (*captions, *images)[0].relative_to(root)
+    if not captions:
+        raise CaptionDataError(f"{name}: there is no {name.stem}.json or {name.stem}.txt")
+    prompt = read_caption(captions, name=str(name))
     if len(images) != 1:
-        return f"{caption.name}: {len(images)} images of that name, 1 is needed"
+        raise CaptionDataError(f"{name}: {len(images)} images of that name, 1 is needed")
     return prompt, images[0]
 
 

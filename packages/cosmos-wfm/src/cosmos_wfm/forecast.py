@@ -4,7 +4,7 @@ No weights are read and nothing is trained. What ``train_sft`` and ``train_rl`` 
 minutes of loading, or in the middle of the run, is refused here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from cosmos_wfm.denoiser import float32_modules
 from cosmos_wfm.errors import CaptionDataError
 from cosmos_wfm.families.shared import check_wan_vae
 from cosmos_wfm.loading import load_outline, pipeline_class_name
+from cosmos_wfm.prompt_lengths import MOST_LOOKED_AT, cut_prompts
 from cosmos_wfm.prompts import read_prompts
 from cosmos_wfm.rewards import check_prompts, weighted_reward
 from cosmos_wfm.rl import DiffusionRlConfig
@@ -49,6 +50,7 @@ class RunForecast:
         epochs: how often each is trained on.
         prompts: of the prompt set; 0 where there is none.
         rounds: how often each is drawn for.
+        cut: what is said of captions and prompts that are longer than the model takes.
     """
 
     pipeline: str
@@ -62,6 +64,7 @@ class RunForecast:
     epochs: float = 0.0
     prompts: int = 0
     rounds: float = 0.0
+    cut: tuple[str, ...] = ()
 
 
 def forecast_run(config: Recipe) -> RunForecast:
@@ -98,8 +101,7 @@ def check_files(config: Recipe) -> None:
 
 def _forecast_sft(config: DiffusionSftConfig) -> RunForecast:
     known = _examine(config, {})
-    num = len(config.data.build())
-    return replace(known, samples=num, epochs=config.num_steps * config.batch_size / num)
+    return replace(known, epochs=config.num_steps * config.batch_size / known.samples)
 
 
 def _forecast_rl(config: DiffusionRlConfig) -> RunForecast:
@@ -107,25 +109,27 @@ def _forecast_rl(config: DiffusionRlConfig) -> RunForecast:
     if config.reward_service is None:
         weighted_reward(config.rewards)  # a recipe has nobody to hand a scorer over
         check_prompts(config.rewards, prompts)
-    known = _examine(config, {"sampler": config.sampler})
-    num = len(config.data.build()) if config.data is not None else 0
+    known = _examine(config, {"sampler": config.sampler}, prompts)
+    num = known.samples
     drawn, apart = config.num_steps * config.groups_per_step, config.disaggregated
     return replace(
         known,
         replicas=apart.replicas if apart is not None and apart.start else 0,
-        samples=num,
         epochs=drawn * config.samples_per_group / num if num else 0.0,
         prompts=len(prompts),
         rounds=drawn / len(prompts),
     )
 
 
-def _examine(config: Recipe, samplers: Mapping[str, SamplerConfig]) -> RunForecast:
-    """Hold a recipe against its model.
+def _examine(
+    config: Recipe, samplers: Mapping[str, SamplerConfig], prompts: Sequence[str] = ()
+) -> RunForecast:
+    """Hold a recipe against its model, and open its data.
 
     Args:
         config: the recipe.
         samplers: what draws in each step, by its name in the recipe.
+        prompts: of RL.
     """
     if config.validation is not None:
         samplers = {**samplers, "validation.sampler": config.validation.sampler}
@@ -145,6 +149,9 @@ def _examine(config: Recipe, samplers: Mapping[str, SamplerConfig]) -> RunForeca
         sum(n for n, is_trained in counts if is_trained),
     )
     shards = max(1, parallel.dp_shard) * parallel.cp
+    data = config.data.build() if config.data is not None else None
+    captions = data.captions(MOST_LOOKED_AT) if data is not None else ()
+    found = (cut_prompts(adapter, captions, "captions"), cut_prompts(adapter, prompts, "prompts"))
     held = _FLOAT32_BYTES * (parameters + _BESIDE_WEIGHTS * trained) / shards
     return RunForecast(
         pipeline=type(adapter.pipeline).__name__,
@@ -153,6 +160,8 @@ def _examine(config: Recipe, samplers: Mapping[str, SamplerConfig]) -> RunForeca
         ranks=shards * parallel.dp_replicate,
         fills_ranks=parallel.dp_shard < 0,
         memory_mib=held / _MIB,
+        samples=len(data) if data is not None else 0,
+        cut=tuple(each for each in found if each),
     )
 
 

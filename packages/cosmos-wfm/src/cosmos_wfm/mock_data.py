@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 
 from cosmos_wfm.caption_data import CaptionedImage, Problems, sample_index
+from cosmos_wfm.prompt_lengths import evenly_spaced
 from cosmos_wfm.ranges import check_at_least
 from cosmos_wfm.seeds import seeded_generator
 
@@ -74,6 +75,11 @@ class MockCaptions(Sequence[CaptionedImage]):
         generator = seeded_generator(config.seed, index)
         pixels = torch.rand(3, *frames, *sizes[index % len(sizes)], generator=generator)
         return CaptionedImage(f"sample {index} of noise", pixels * 2 - 1)
+
+    def captions(self, most: int) -> list[str]:
+        """Return prompts of at most so many samples."""
+        numbers = evenly_spaced(range(len(self)), most)
+        return [f"sample {index} of noise" for index in numbers]
 
     def order(self, position: int, seed: int) -> int:
         """Return the sample at a position of the endless stream."""

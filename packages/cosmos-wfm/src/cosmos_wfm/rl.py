@@ -33,6 +33,7 @@ from cosmos_wfm.flow_grpo import FlowGrpoConfig
 from cosmos_wfm.loading import load_adapter
 from cosmos_wfm.nft import NftConfig
 from cosmos_wfm.policies import CopiedPolicies
+from cosmos_wfm.prompt_lengths import say_what_is_cut
 from cosmos_wfm.prompts import read_prompts
 from cosmos_wfm.ranges import check_at_least
 from cosmos_wfm.remote import ConnectRollouts, DisaggregatedConfig, RemoteRollouts
@@ -55,6 +56,7 @@ from cosmos_wfm.training_run import (
     RunOutputs,
     TrainingRun,
     check_parallel,
+    check_rates,
     go_on,
     look_away,
 )
@@ -136,6 +138,7 @@ class DiffusionRlConfig:
         check_parallel(self.parallel)
         check_at_least("rl", self, num_steps=1, groups_per_step=1, micro_batch_size=1, seed=0)
         check_at_least("rl", self, save_every=0, checkpoint_every=0)
+        check_rates(self.learner, self.num_steps)
         if self.samples_per_group < 2:
             raise WfmConfigError(
                 f"rl: samples_per_group is {self.samples_per_group}; advantages need 2 or more"
@@ -188,6 +191,8 @@ class DiffusionRl:
             check_prompts(config.rewards, self._prompts)
         self.adapter = load_adapter(config.model)
         config.sampler.check_model(self.adapter)
+        if self._mesh.process.rank == 0:
+            say_what_is_cut(self.adapter, self._prompts, "prompts")
         config.tuning.prepare(self.adapter, seed=config.seed)
         self.adapter.pipeline.to(self._mesh.process.device)
         self.policies = make_policies(self.adapter, config.tuning, config.algorithm)

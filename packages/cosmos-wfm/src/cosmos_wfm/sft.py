@@ -34,7 +34,14 @@ from cosmos_wfm.loading import load_adapter
 from cosmos_wfm.ranges import check_at_least
 from cosmos_wfm.seeds import seeded_generator
 from cosmos_wfm.training_data import DataConfig, LeftOut, open_data
-from cosmos_wfm.training_run import LoggerConfig, RunOutputs, TrainingRun, check_parallel, go_on
+from cosmos_wfm.training_run import (
+    LoggerConfig,
+    RunOutputs,
+    TrainingRun,
+    check_parallel,
+    check_rates,
+    go_on,
+)
 from cosmos_wfm.tuning import LoraTuning, TuningConfig, recompute_blocks
 from cosmos_wfm.uploads import UploadConfig
 from cosmos_wfm.validation import ValidationConfig
@@ -105,6 +112,7 @@ class DiffusionSftConfig:
         check_parallel(self.parallel)
         check_at_least("sft", self, num_steps=1, batch_size=1, micro_batch_size=1, seed=0)
         check_at_least("sft", self, max_given_frames=0, save_every=0, checkpoint_every=0)
+        check_rates(self.learner, self.num_steps)
         if not 0.0 <= self.caption_dropout <= 1.0:
             raise WfmConfigError(
                 f"sft: caption_dropout is {self.caption_dropout}; it must be in [0, 1]"

@@ -12,6 +12,7 @@ import json
 import re
 import tarfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,9 +23,10 @@ import numpy as np
 import numpy.typing as npt
 from fsspec.core import url_to_fs
 
-from cosmos_wfm.caption_data import BrokenPolicy, CaptionedImage, Problems
+from cosmos_wfm.caption_data import BrokenPolicy, CaptionedImage, Problems, prompt_of
 from cosmos_wfm.captions import IMAGE_SUFFIXES, fit_sizes, read_image
 from cosmos_wfm.errors import CaptionDataError
+from cosmos_wfm.prompt_lengths import evenly_spaced
 from cosmos_wfm.ranges import check_at_least
 from cosmos_wfm.videos import VIDEO_SUFFIXES, read_clip
 
@@ -33,6 +35,7 @@ _IMAGES = tuple(suffix.removeprefix(".") for suffix in IMAGE_SUFFIXES)
 _VIDEOS = tuple(suffix.removeprefix(".") for suffix in VIDEO_SUFFIXES)
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _HEADER_BLOCK = 1 << 17
+_MOST_CAPTIONS = 100
 _INDEX = "all captions, nothing twice"
 """Another one for each change of what an index holds."""
 
@@ -123,6 +126,11 @@ class _Shard:
             found = [data[start - first :][:size] for start, size in parts]
         return dict(zip(sample.captions, found[:-1], strict=True)), found[-1]
 
+    def read_captions(self, sample: ShardSample) -> dict[str, bytes]:
+        """Return the captions of a sample alone."""
+        places = sample.captions.items()
+        return {kind: self._range(start, start + size) for kind, (start, size) in places}
+
     def _range(self, start: int, end: int) -> bytes:
         try:
             return cast("bytes", self.files.cat_file(self.path, start=start, end=end))
@@ -175,6 +183,18 @@ class ShardCaptions(Sequence[CaptionedImage]):
         """
         return self.problems.usable(index, len(self), self._decoded)
 
+    def captions(self, most: int) -> list[str]:
+        """Return prompts of at most so many samples, and of a hundred: each is a request.
+
+        Those that are broken are left out, and named when their turn comes.
+        """
+        found: list[str] = []
+        for index in evenly_spaced(range(len(self)), min(most, _MOST_CAPTIONS)):
+            shard, sample = self._place(index)
+            with suppress(CaptionDataError):
+                found.append(prompt_of(shard.read_captions(sample), name=sample.key))
+        return found
+
     def order(self, position: int, seed: int) -> int:
         """Return the sample at a position: shards in random order, shuffled, read in lanes."""
         epoch, place = divmod(position, len(self))
@@ -199,7 +219,7 @@ class ShardCaptions(Sequence[CaptionedImage]):
         shard, sample = self._place(index)
         captions, media = shard.read(sample)
         name = f"{shard.url} {sample.key}"
-        prompt = _prompt(captions, name)
+        prompt = prompt_of(captions, name=name)
         if config.frames > 1:
             return CaptionedImage(prompt, read_clip(io.BytesIO(media), config, name=name))
         image = read_image(io.BytesIO(media), name=name)
@@ -364,20 +384,3 @@ def _key_and_kind(name: str) -> tuple[str, str]:
     directory, slash, last = name.rpartition("/")
     stem, _, kind = last.partition(".")
     return directory + slash + stem if stem else "", kind.lower()
-
-
-def _prompt(captions: Mapping[str, bytes], name: str) -> str:
-    """Return the ``prompt`` of a json, or where it has none the txt beside it."""
-    text = captions.get("txt")
-    try:
-        if "json" in captions:
-            found: Any = json.loads(captions["json"].decode("utf-8-sig"))
-            if text is None or (isinstance(found, dict) and "prompt" in found):
-                prompt: object = found["prompt"]
-                if not isinstance(prompt, str):
-                    raise CaptionDataError(f"{name}: prompt is {type(prompt).__name__}, not text")
-                return prompt
-        assert text is not None
-        return text.decode("utf-8-sig").strip()
-    except (ValueError, KeyError, TypeError) as error:
-        raise CaptionDataError(f"{name}: no prompt ({error!r})") from error

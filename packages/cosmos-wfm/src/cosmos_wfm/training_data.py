@@ -8,6 +8,7 @@ from cosmos_wfm.caption_data import CaptionData
 from cosmos_wfm.captions import ImageCaptionsConfig
 from cosmos_wfm.families.shared import check_pixels
 from cosmos_wfm.mock_data import MockCaptionsConfig
+from cosmos_wfm.prompt_lengths import MOST_LOOKED_AT, say_what_is_cut
 from cosmos_wfm.shards import ShardCaptionsConfig
 from cosmos_wfm.videos import VideoCaptionsConfig
 
@@ -19,7 +20,8 @@ def open_data(
 ) -> CaptionData:
     """Open the data that a model is to be trained on; every rank calls.
 
-    Rank 0 goes first, so that the others find the index that it keeps of shards.
+    Rank 0 goes first, so that the others find the index that it keeps of shards, and says how many
+    captions are longer than the model takes.
 
     Raises:
         WfmConfigError: if size or frames are none that the model takes.
@@ -27,6 +29,8 @@ def open_data(
     """
     check_sizes(config, adapter)
     first = config.build() if mesh.process.rank == 0 else None
+    if first is not None:
+        say_what_is_cut(adapter, first.captions(MOST_LOOKED_AT), "captions")
     mesh.barrier()
     return first if first is not None else config.build()
 

@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 
 from cosmos_core.metrics import MlflowSinkConfig, TensorBoardSinkConfig, WandbSinkConfig
-from cosmos_parallel import CheckpointStore, Learner, ParallelConfig, TrainingMesh
+from cosmos_parallel import CheckpointStore, Learner, LearnerConfig, ParallelConfig, TrainingMesh
 from cosmos_wfm.adapter import DiffusionModelAdapter
 from cosmos_wfm.errors import TrainingStoppedError, WfmConfigError
 from cosmos_wfm.tuning import LoraTuning, TuningConfig, save_trained
@@ -55,6 +55,7 @@ class RunOutputs:
         checkpoints: where checkpoints are, a directory or an address that fsspec knows; empty for
             the run's directory.
         upload: where saves go as well; ``None`` leaves them where they are.
+        micro_batch_size: samples of one pass, of pictures too.
     """
 
     output: Path
@@ -64,6 +65,7 @@ class RunOutputs:
     validation: ValidationConfig | None
     checkpoints: str = ""
     upload: UploadConfig | None = None
+    micro_batch_size: int = 1
 
     @classmethod
     def of(cls, recipe: "_WritingRecipe") -> "RunOutputs":
@@ -76,6 +78,7 @@ class RunOutputs:
             validation=recipe.validation,
             checkpoints=recipe.checkpoints,
             upload=recipe.upload,
+            micro_batch_size=recipe.micro_batch_size,
         )
 
     @property
@@ -106,6 +109,8 @@ class _WritingRecipe(Protocol):
     def checkpoints(self) -> str: ...
     @property
     def upload(self) -> UploadConfig | None: ...
+    @property
+    def micro_batch_size(self) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -259,10 +264,10 @@ class TrainingRun:
             return
         ema = self.learner.ema
         with ema.in_place() if ema is not None else nullcontext():
-            pixels = draw_samples(self.adapter, config)
+            pixels = draw_samples(self.adapter, config, at_once=self.outputs.micro_batch_size)
         if self.mesh.process.rank == 0:
             directory = self._pictures(done)
-            write_samples(pixels, directory)
+            write_samples(pixels, directory, fps=config.fps)
             (directory / _PROMPTS).write_text(prompts_text(config.prompts), encoding="utf-8")
             self.drawn(done, directory)
         self.mesh.barrier()
@@ -311,6 +316,18 @@ def check_parallel(parallel: ParallelConfig) -> None:
                 f"parallel.{name} is {getattr(parallel, name)}; denoisers are shared by dp_shard, "
                 "dp_replicate and cp only"
             )
+
+
+def check_rates(learner: LearnerConfig, num_steps: int) -> None:
+    """Refuse a schedule that leaves the last steps without a learning rate.
+
+    Raises:
+        WfmConfigError: names the settings.
+    """
+    try:
+        learner.optimizer.schedule.check_updates(num_steps)
+    except ValueError as error:
+        raise WfmConfigError(str(error)) from error
 
 
 def _due(done: int, every: int, *, last: bool) -> bool:

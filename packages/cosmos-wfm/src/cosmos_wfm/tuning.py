@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from cosmos_parallel import Learner
+from cosmos_parallel import Learner, share_tensor_files
 from cosmos_wfm.adapter import DiffusionModelAdapter
 from cosmos_wfm.errors import WfmConfigError
 from cosmos_wfm.experts import denoisers_of, own_state
@@ -218,5 +218,6 @@ def _write_whole(directory: Path, write: Any) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     write(partial)
+    share_tensor_files(partial)
     shutil.rmtree(directory, ignore_errors=True)
     partial.rename(directory)

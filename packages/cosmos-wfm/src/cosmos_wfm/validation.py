@@ -9,7 +9,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition, device_of
+from cosmos_wfm.adapter import DiffusionModelAdapter, device_of
 from cosmos_wfm.errors import WfmConfigError
 from cosmos_wfm.guidance import guided_velocity
 from cosmos_wfm.ranges import check_at_least
@@ -29,6 +29,7 @@ class ValidationConfig:
         samples_per_prompt: columns of the grid.
         sampler: size, steps and guidance.
         seed: of the noise, which is the same each time.
+        fps: frames of a second of the videos that are written: 16, or 24 of Wan 2.2's small form.
     """
 
     prompts: tuple[str, ...]
@@ -36,6 +37,7 @@ class ValidationConfig:
     samples_per_prompt: int = 4
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
     seed: int = 0
+    fps: int = 16
 
     def __post_init__(self) -> None:
         """Check that something is drawn.
@@ -45,42 +47,54 @@ class ValidationConfig:
         """
         if not self.prompts:
             raise WfmConfigError("validation: there are no prompts")
-        check_at_least("validation", self, every=1, samples_per_prompt=1, seed=0)
+        check_at_least("validation", self, every=1, samples_per_prompt=1, seed=0, fps=1)
 
 
 @torch.no_grad()
 def draw_samples(
-    adapter: DiffusionModelAdapter, config: ValidationConfig
+    adapter: DiffusionModelAdapter, config: ValidationConfig, *, at_once: int = 1
 ) -> Float[Tensor, "P K 3 *S"]:
     """Draw samples with the denoiser as it is; every rank of a sharded one calls.
+
+    Args:
+        adapter: the model.
+        config: what to draw.
+        at_once: samples of one pass: as many as training has memory for.
 
     Returns:
         Pixels in [-1, 1], not clipped: a row for each prompt.
     """
-    sampler, num = config.sampler, config.samples_per_prompt
-    sampler.check_model(adapter, "validation.sampler")
-    sigmas = flow_schedule(sampler.num_steps, sampler.shift or adapter.shift)
-    shape = adapter.latent_shape(sampler.frames, sampler.height, sampler.width)
+    config.sampler.check_model(adapter, "validation.sampler")
     rows: list[Tensor] = []
     for row, prompt in enumerate(config.prompts):
-        text = adapter.encode_text([prompt] * num)
-        negative = adapter.encode_negative(num) if sampler.guidance else None
-        generators = [seeded_generator(config.seed, row, column) for column in range(num)]
-        noise = torch.stack([torch.randn(shape, generator=each) for each in generators])
-        noise = noise.to(device_of(adapter.transformer))
-
-        def velocity(
-            latents: Tensor,
-            levels: Tensor,
-            text: TextCondition = text,
-            negative: TextCondition | None = negative,
-        ) -> Tensor:
-            return guided_velocity(
-                adapter, adapter.transformer, (latents, levels), text, negative, sampler.scales
-            )
-
-        rows.append(adapter.decode(sample_ode(velocity, noise, sigmas)).cpu())
+        columns = range(config.samples_per_prompt)
+        parts = [columns[start : start + at_once] for start in columns[::at_once]]
+        drawn = [_draw(adapter, config, prompt, [(row, column) for column in p]) for p in parts]
+        rows.append(torch.cat(drawn))
     return torch.stack(rows)
+
+
+def _draw(
+    adapter: DiffusionModelAdapter,
+    config: ValidationConfig,
+    prompt: str,
+    places: Sequence[tuple[int, int]],
+) -> Float[Tensor, "K 3 *S"]:
+    """Draw the samples of a prompt at some places of the grid, by row and column."""
+    sampler, num = config.sampler, len(places)
+    sigmas = flow_schedule(sampler.num_steps, sampler.shift or adapter.shift)
+    shape = adapter.latent_shape(sampler.frames, sampler.height, sampler.width)
+    text = adapter.encode_text([prompt] * num)
+    negative = adapter.encode_negative(num) if sampler.guidance else None
+    generators = [seeded_generator(config.seed, *place) for place in places]
+    noise = torch.stack([torch.randn(shape, generator=each) for each in generators])
+    noise = noise.to(device_of(adapter.transformer))
+
+    def velocity(latents: Tensor, levels: Tensor) -> Tensor:
+        inputs = (latents, levels)
+        return guided_velocity(adapter, adapter.transformer, inputs, text, negative, sampler.scales)
+
+    return adapter.decode(sample_ode(velocity, noise, sigmas)).cpu()
 
 
 def write_samples(pixels: Float[Tensor, "P K 3 *S"], directory: Path, *, fps: int = 16) -> None:

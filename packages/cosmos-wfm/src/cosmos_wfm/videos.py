@@ -5,7 +5,6 @@
 """
 
 import importlib
-import json
 import math
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
@@ -20,15 +19,18 @@ from PIL import Image
 from torch import Tensor
 
 from cosmos_wfm.caption_data import (
+    CAPTION_SUFFIXES,
     BrokenPolicy,
     CaptionedFiles,
     CaptionedImage,
     files_by_stem,
     of_suffix,
+    read_caption,
 )
 from cosmos_wfm.captions import Sizes, fit_sizes
 from cosmos_wfm.errors import CaptionDataError
 from cosmos_wfm.ranges import check_at_least
+from cosmos_wfm.video_colours import standard_colours
 
 VIDEO_SUFFIXES = (".mp4", ".mov", ".mkv", ".webm")
 _Frame = TypeVar("_Frame")
@@ -46,8 +48,8 @@ class VideoCaptionsConfig:
     """Where the videos are, and which part of each is taken.
 
     Attributes:
-        path: directory of ``<name>.json`` beside ``<name>.mp4`` (or mov, mkv, webm), or with
-            ``metas`` and ``videos``.
+        path: directory of ``<name>.json`` or ``<name>.txt`` beside ``<name>.mp4`` (or mov, mkv,
+            webm), or with ``metas`` and ``videos``; in folders of it as well.
         frames: of a sample, the first ones of its video.
         fps: frames of a second of a sample, whatever its video has: for each moment the frame
             nearest in time, so that of a faster video some are left out, and some of a slower one
@@ -90,7 +92,7 @@ class VideoCaptionsConfig:
 
 
 class VideoCaptions(CaptionedFiles):
-    """The videos of a directory, in order of their names: the first frames of each."""
+    """The videos of a directory and its folders, in order of names: the first frames of each."""
 
     def __init__(self, config: VideoCaptionsConfig) -> None:
         """Match captions and videos, and ask each video for its length.
@@ -109,7 +111,7 @@ class VideoCaptions(CaptionedFiles):
         self.problems.refuse()
         if not self._pairs:
             raise CaptionDataError(
-                f"{root} has no usable video: neither <name>.json beside <name>.mp4 nor "
+                f"{root} has no usable video: neither <name>.json or .txt beside <name>.mp4 nor "
                 f"metas/<name>.txt and videos/<name>.mp4 ({len(self.problems)} left out)"
             )
 
@@ -248,7 +250,7 @@ def _as_shown(frame: Any, aspect: float) -> Image.Image:
         aspect: width of a pixel for its height, which is not 1 in much of what was filmed for
             television; one that no camera has is a mistake and passed over.
     """
-    image: Image.Image = frame.to_image()
+    image = standard_colours(frame)
     if aspect != 1 and 1 / _WIDEST_PIXEL <= aspect <= _WIDEST_PIXEL:
         size = (max(1, round(image.width * aspect)), image.height)
         image = image.resize(size, Image.Resampling.LANCZOS)
@@ -284,16 +286,15 @@ _Pair = tuple[list[Path], list[Path], tuple[Path, Path]]
 
 
 def _candidates(root: Path) -> list[tuple[str, _Pair]]:
-    """Return captions and videos of every name that has either."""
-    if (root / "metas").is_dir() or (root / "videos").is_dir():
+    """Return captions and videos of every name that has a video or could have one."""
+    texts, clips, suffix = root, root, ".json"
+    if (root / "metas").is_dir():
         texts, clips, suffix = root / "metas", root / "videos", ".txt"
-    else:
-        texts, clips, suffix = root, root, ".json"
     captions, videos = ({} if not d.is_dir() else files_by_stem(d) for d in (texts, clips))
     found: list[tuple[str, _Pair]] = []
     for name in sorted(set(captions) | set(videos)):
-        own = of_suffix(captions.get(name, ()), (suffix,))
         shown = of_suffix(videos.get(name, ()), VIDEO_SUFFIXES)
+        own = of_suffix(captions.get(name, ()), CAPTION_SUFFIXES if shown else (suffix,))
         if own or shown:
             found.append((name, (own, shown, (texts / f"{name}{suffix}", clips / f"{name}.mp4"))))
     return found
@@ -310,15 +311,7 @@ def _usable_pair(pair: _Pair, sizes: ClipSizes) -> tuple[str, Path]:
             raise CaptionDataError(f"there is no {usual.parent.name}/{usual.name}")
     if len(pair[1]) > 1:
         raise CaptionDataError(f"{len(pair[1])} videos of that name, 1 is needed")
-    caption, video = pair[0][0], pair[1][0]
-    try:
-        text: object = caption.read_text(encoding="utf-8-sig")
-        if caption.suffix.lower() == ".json":
-            text = json.loads(str(text))["prompt"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CaptionDataError(f"no prompt in {caption.name} ({error!r})") from error
-    if not isinstance(text, str):
-        raise CaptionDataError(f"prompt in {caption.name} is {type(text).__name__}, not text")
+    prompt, video = read_caption(pair[0], name=pair[0][0].name), pair[1][0]
     if (found := _num_frames(video, sizes)) < sizes.frames:
         raise CaptionDataError(_too_short(video.name, found, sizes))
-    return text.strip(), video
+    return prompt.strip(), video

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cosmos_wfm import ImageCaptions, tiny_sd3_pipeline
+from cosmos_wfm import ImageCaptions, save_pipeline, tiny_sd3_pipeline
 
 _LAYERS = 3
 _WIDTH = 64
@@ -59,7 +59,7 @@ def build_model(
     pipeline.vae.register_to_config(
         shift_factor=float(latents.mean()), scaling_factor=1.0 / float(latents.std())
     )
-    pipeline.save_pretrained(directory)
+    save_pipeline(pipeline, directory)
     return float(error)
 
 

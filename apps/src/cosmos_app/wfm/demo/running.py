@@ -105,7 +105,7 @@ def run_demo(sft: Path, rl: Path, output: Path, *, seed: int, size: DemoSize | N
 
 def look(adapter: DiffusionModelAdapter, shown: ValidationConfig, path: Path) -> float:
     """Draw pictures, write some of them as a grid, and return how many have the right colour."""
-    pixels = draw_samples(adapter, shown)
+    pixels = draw_samples(adapter, shown, at_once=shown.samples_per_prompt)
     save_grid(pixels[:, :_GRID_COLUMNS], path, enlarged=_ENLARGED)
     return colour_accuracy(pixels, shown.prompts)
 

@@ -16,11 +16,14 @@ from cosmos_wfm.families.shared import (
     decode_video,
     encode_video,
     own_schedule,
+    token_counts,
     video_latent_shape,
 )
 
 SHIFT = 5.0
 GIVEN_SIGMA = 1e-4
+SYSTEM = "You are a helpful assistant who will provide prompts to an image generator."
+"""What the pipeline has Qwen told, which counts among the tokens of a prompt."""
 
 
 class NoSafetyChecker(nn.Module):
@@ -149,6 +152,21 @@ class CosmosPredictAdapter:
             max_sequence_length=self._max_prompt_tokens,
         )
         return {"encoder_hidden_states": self._projected(embeds)}
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """512 as the pipeline has it by default, with the chat around the prompt."""
+        return self._max_prompt_tokens
+
+    def prompt_tokens(self, prompts: Sequence[str]) -> list[int]:
+        """Return how many Qwen has for each prompt, with the chat around it."""
+        tokenizer = self.pipeline.tokenizer
+        chats = [
+            [{"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt}]
+            for prompt in prompts
+        ]
+        texts = tokenizer.apply_chat_template(chats, tokenize=False)
+        return token_counts(tokenizer, texts)
 
     def encode_dropped(self, num: int) -> TextCondition:
         """Return embeddings of zeros, the model's own way to drop a prompt."""

@@ -97,6 +97,15 @@ class SanaAdapter:
         """Return ``encoder_hidden_states`` [B, L, D] and ``encoder_attention_mask`` [B, L]."""
         return self._prompts.encode(prompts)
 
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Without the instruction."""
+        return self._prompts.max_tokens
+
+    def prompt_tokens(self, prompts: Sequence[str]) -> list[int]:
+        """Return how many Gemma has for each prompt without the instruction."""
+        return self._prompts.lengths(prompts)
+
     def encode_dropped(self, num: int) -> TextCondition:
         """Return empty prompts without instruction."""
         return self._prompts.empty(num)

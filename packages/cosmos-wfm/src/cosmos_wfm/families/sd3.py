@@ -8,7 +8,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from cosmos_wfm.adapter import TextCondition
-from cosmos_wfm.families.shared import TIMESTEPS, interpolated, no_given_frames, own_schedule
+from cosmos_wfm.families.shared import (
+    TIMESTEPS,
+    interpolated,
+    no_given_frames,
+    own_schedule,
+    token_counts,
+)
 
 
 class Sd3Adapter:
@@ -86,6 +92,17 @@ class Sd3Adapter:
             max_sequence_length=self._max_prompt_tokens,
         )
         return {"encoder_hidden_states": embeds, "pooled_projections": pooled}
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Of T5; without it, CLIP's 77."""
+        if self.pipeline.tokenizer_3 is None:
+            return int(self.pipeline.tokenizer_max_length)
+        return self._max_prompt_tokens
+
+    def prompt_tokens(self, prompts: Sequence[str]) -> list[int]:
+        """Return how many T5 has for each prompt; without it, CLIP."""
+        return token_counts(self.pipeline.tokenizer_3 or self.pipeline.tokenizer, prompts)
 
     def encode_dropped(self, num: int) -> TextCondition:
         """Return the embedding of empty prompts."""

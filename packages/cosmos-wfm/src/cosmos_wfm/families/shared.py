@@ -49,8 +49,17 @@ def flow_shift(scheduler: Any, otherwise: float) -> float:
     return float(settings.get("flow_shift") or settings.get("shift") or otherwise)
 
 
+def token_counts(tokenizer: Any, texts: Sequence[str]) -> list[int]:
+    """Return how many tokens texts have, special ones too, without a limit."""
+    return [len(ids) for ids in tokenizer(list(texts), verbose=False)["input_ids"]]
+
+
 class GemmaPrompts:
-    """Prompts as SANA pipelines embed them, with an instruction in front of each."""
+    """Prompts as SANA pipelines embed them, with an instruction in front of each.
+
+    Attributes:
+        max_tokens: of a prompt, without the instruction.
+    """
 
     def __init__(self, pipeline: Any, max_tokens: int, instruction: Sequence[str] | None) -> None:
         """Take an instruction, or the one that the pipeline's call has by default.
@@ -63,12 +72,23 @@ class GemmaPrompts:
         parameters = inspect.signature(type(pipeline).__call__).parameters
         own: Sequence[str] = parameters["complex_human_instruction"].default
         self._pipeline = pipeline
-        self._max_tokens = max_tokens
+        self.max_tokens = max_tokens
         self._instruction = list(own if instruction is None else instruction)
 
     def encode(self, prompts: Sequence[str]) -> TextCondition:
         """Return ``encoder_hidden_states`` [B, L, D] and ``encoder_attention_mask`` [B, L]."""
         return self._embedded(list(prompts), self._instruction)
+
+    def lengths(self, prompts: Sequence[str]) -> list[int]:
+        """Return how many tokens each prompt has without the instruction, as ``max_tokens`` counts.
+
+        Two of the instruction's are counted with the prompt, as the pipeline does.
+        """
+        tokenizer, before = self._pipeline.tokenizer, "\n".join(self._instruction)
+        cleaned: list[str] = self._pipeline._text_preprocessing(list(prompts), clean_caption=False)
+        found = token_counts(tokenizer, [before + each for each in cleaned])
+        less = len(tokenizer.encode(before)) - 2 if self._instruction else 0
+        return [each - less for each in found]
 
     def empty(self, num: int) -> TextCondition:
         """Return empty prompts without instruction."""
@@ -79,7 +99,7 @@ class GemmaPrompts:
         embeds, mask, _, _ = self._pipeline.encode_prompt(
             prompts,
             do_classifier_free_guidance=False,
-            max_sequence_length=self._max_tokens,
+            max_sequence_length=self.max_tokens,
             complex_human_instruction=instruction,
         )
         return {"encoder_hidden_states": embeds, "encoder_attention_mask": mask}

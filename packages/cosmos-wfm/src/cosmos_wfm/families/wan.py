@@ -1,5 +1,6 @@
 """Wan 2.1 and 2.2, text to video, through diffusers' ``WanPipeline``."""
 
+import importlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from cosmos_wfm.families.shared import (
     interpolated,
     no_given_frames,
     own_schedule,
+    token_counts,
     video_latent_shape,
 )
 
@@ -113,6 +115,16 @@ class WanAdapter:
             max_sequence_length=self._max_prompt_tokens,
         )
         return {"encoder_hidden_states": embeds}
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """512 as the pipeline has it by default."""
+        return self._max_prompt_tokens
+
+    def prompt_tokens(self, prompts: Sequence[str]) -> list[int]:
+        """Return how many T5 has for each prompt."""
+        clean = importlib.import_module(type(self.pipeline).__module__).prompt_clean
+        return token_counts(self.pipeline.tokenizer, [clean(prompt) for prompt in prompts])
 
     def encode_dropped(self, num: int) -> TextCondition:
         """Return the embedding of empty prompts."""

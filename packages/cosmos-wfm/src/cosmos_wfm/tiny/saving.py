@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from cosmos_parallel import share_tensor_files
 from cosmos_wfm.families.cosmos_predict import NoSafetyChecker
 
 
@@ -18,6 +19,7 @@ def save_pipeline(pipeline: Any, directory: str | Path) -> None:
         pipeline.register_modules(safety_checker=None)
     try:
         pipeline.save_pretrained(directory)
+        share_tensor_files(Path(directory))
     finally:
         if checker is not None:
             pipeline.register_modules(safety_checker=checker)
