@@ -349,12 +349,9 @@ def test_seeds_differ_by_everything_but_the_attempt():
     assert all(0 <= seed < 2**62 for seed in seeds)
 
 
-@pytest.mark.parametrize(
-    ("validation", "temperature"),
-    [(None, 0.0), (Sampling(stop_token_ids=(STOP,), temperature=0.3, max_new_tokens=7), 0.3)],
-)
-async def test_samplings_and_seeds_reach_the_engine(validation, temperature):
-    requests = []
+@pytest.mark.parametrize("validation", [None, Sampling(temperature=0.3, max_new_tokens=7)])
+async def test_samplings_and_seeds_reach_the_engine(validation):
+    row, requests = PromptRow(prompt_id="0", prompt="1"), []
 
     def spy(request, position, version):
         requests.append(request)
@@ -364,9 +361,7 @@ async def test_samplings_and_seeds_reach_the_engine(validation, temperature):
     producer = Producer(
         ProducerParts(
             engine=engine,
-            prompts=dict.fromkeys(
-                ("train", "validation"), PromptSet([PromptRow(prompt_id="0", prompt="1")])
-            ),
+            prompts=dict.fromkeys(("train", "validation"), PromptSet([row])),
             tokenizer=Letters(),
             scorer=LengthScorer(),
             publish=Store().publish,
@@ -387,7 +382,7 @@ async def test_samplings_and_seeds_reach_the_engine(validation, temperature):
     assert sampled["train.0.0.0.1"].seed == sample_seed(9, generate(0).group, 1)
     assert sampled["train.0.0.0.0"].temperature == 0.7
     first, second = (sampled[f"validation.0.1.3.{index}"] for index in range(2))
-    assert first.temperature == second.temperature == temperature
+    assert first.temperature == second.temperature == (0.3 if validation else 0.0)
     assert first.max_new_tokens == (validation or Sampling()).max_new_tokens
     assert (first.seed, second.seed) == (sample_seed(9, held_out, 0), sample_seed(9, held_out, 1))
     await engine.aclose()
