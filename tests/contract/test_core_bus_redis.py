@@ -347,7 +347,9 @@ def test_passwords_are_masked(url: str, shown: str) -> None:
     ],
 )
 async def test_what_is_wrong_with_a_url_is_said_without_its_password(url: str) -> None:
-    with pytest.raises(BusUnreachableError, match=r"\*\*\*@localhost:\d+/0.* Redis server: ") as told:
+    with pytest.raises(
+        BusUnreachableError, match=r"\*\*\*@localhost:\d+/0.* Redis server: "
+    ) as told:
         await Bus.connect(url, "run", connect_s=0.1)
     assert "p4ss" not in str(told.value)
     assert "w0rd" not in str(told.value)

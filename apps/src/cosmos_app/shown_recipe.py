@@ -17,7 +17,10 @@ def shown_recipe(recipe: object) -> dict[str, Any]:
     that was given the recipe writes to sinks.
     """
     tables: dict[str, Any] = json.loads(config_to_json(recipe))
-    for table in (tables.get("bus", {}), *(sink for name in _SINKS for sink in tables.get(name, ()))):
+    for table in (
+        tables.get("bus", {}),
+        *(sink for name in _SINKS for sink in tables.get(name, ())),
+    ):
         for field in ("url", "uri"):
             if table.get(field):
                 table[field] = mask_password(table[field])
