@@ -11,7 +11,7 @@ _SINKS = ("sinks", "loggers")
 
 
 def shown_recipe(recipe: object) -> dict[str, Any]:
-    """Return a recipe's tables; in the addresses of Redis and MLflow three stars stand for passwords.
+    """Return a recipe's tables; in addresses of Redis and MLflow three stars stand for passwords.
 
     The run's processes read that of Redis from a file of their owner's alone, and none but the one
     that was given the recipe writes to sinks.

@@ -1,4 +1,4 @@
-"""Which files are opened as videos: those that hold their pictures, and none that point elsewhere."""
+"""Which files are opened as videos: those that hold their pictures, none that point elsewhere."""
 
 import base64
 import socket
