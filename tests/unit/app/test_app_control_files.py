@@ -1,5 +1,6 @@
 """What holds a secret is its owner's alone, whatever lay there before."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ from cosmos_core.rundir import RunDirectory
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    return RunDirectory.create(tmp_path / "run", config_json="{}", now_s=0.0)
+def run(tmp_path: Path) -> Iterator[RunDirectory]:
+    with RunDirectory.create(tmp_path / "run", config_json="{}", now_s=0.0) as run:
+        yield run
 
 
 def modes(run: RunDirectory) -> dict[str, int]:
