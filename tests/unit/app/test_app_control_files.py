@@ -1,5 +1,6 @@
 """What holds a secret is its owner's alone, whatever lay there before."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,11 @@ from cosmos_app.control_files import (
     write_teacher_token,
     write_weights_token,
 )
-from cosmos_app.dashboard.address import DashboardAddress, write_address_file
+from cosmos_app.dashboard.address import (
+    DashboardAddress,
+    announce_dashboard,
+    write_address_file,
+)
 from cosmos_core.rundir import RunDirectory
 
 
@@ -56,3 +61,17 @@ def test_files_that_others_could_read_are_made_anew(run: RunDirectory) -> None:
         assert "other" not in opened_before.read()
     assert set(modes(run).values()) == {0o600}
     assert read_address(run) == ("redis://:other@host:1/0", "name")
+
+
+@pytest.mark.parametrize(("host", "is_told"), [("127.0.0.1", False), ("192.0.2.1", True)])
+async def test_who_starts_a_run_is_told_that_others_can_reach_its_dashboard(
+    run: RunDirectory, host: str, is_told: bool
+) -> None:
+    said: list[str] = []
+    telling = asyncio.create_task(announce_dashboard(run, said.append))
+    await asyncio.sleep(0.01)
+    write_address_file(run, DashboardAddress(url=f"http://{host}:1/?token=t", port=1, token="t"))
+    await asyncio.wait_for(telling, 10.0)
+    assert [f"{host} can be reached from other machines" in line for line in said[1:]] == (
+        [True] if is_told else []
+    )

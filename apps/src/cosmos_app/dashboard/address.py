@@ -5,7 +5,9 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
+from cosmos_app.listening import exposure
 from cosmos_core.rundir import RunDirectory, write_atomic
 
 _ADDRESS_FILE = "dashboard.json"
@@ -45,6 +47,8 @@ async def announce_dashboard(run: RunDirectory, say: Callable[[str], None]) -> N
         address = read_address_file(run) if _written_s(run) >= since_s else None
         if address is not None:
             say(f"dashboard: {address.url}")
+            if told := exposure(urlsplit(address.url).hostname or ""):
+                say(told)
             return
         await asyncio.sleep(_LOOK_EVERY_S)
 

@@ -221,7 +221,7 @@ def _num_frames(video: Path, sizes: ClipSizes) -> int:
     times: list[float | None] = []
     try:
         with open_container(str(video)) as container:
-            stream = container.streams.video[0]
+            stream: Any = container.streams.video[0]  # its time base is there in containers
             for packet in container.demux(stream):
                 if not packet.size or packet.is_discard:
                     continue
