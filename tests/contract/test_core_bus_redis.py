@@ -325,7 +325,31 @@ async def test_the_server_of_another_run_that_has_the_number_of_a_dead_one_is_le
         ("redis://host:1/0", "redis://host:1/0"),
         ("unix:///run/redis.sock", "unix:///run/redis.sock"),
         ("unix:///r.sock?password=p4ss&db=1", "unix:///r.sock?password=***&db=1"),
+        ("redis://:p4/s@s#?[@host:1/0", "redis://:***@host:1/0"),
+        ("redis://p4ss@host:1/0", "redis://***@host:1/0"),
+        ("https://user:p4ss@host/api", "https://user:***@host/api"),
+        ("hf://org/model@main", "hf://org/model@main"),
     ],
 )
 def test_passwords_are_masked(url: str, shown: str) -> None:
     assert mask_password(url) == shown
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:p4ss/w0rd@localhost:1/0",
+        "redis://:p4ss#w0rd@localhost:1/0",
+        "redis://:p4ss?w0rd@localhost:1/0",
+        "redis://:p4ss[w0rd@localhost:1/0",
+        "redis://:p4ssw0rd@localhost:1/0?ssl_keyfile_password=w0rd",
+        "redis://:p4ssw0rd@localhost:70000/0",
+    ],
+)
+async def test_what_is_wrong_with_a_url_is_said_without_its_password(url: str) -> None:
+    with pytest.raises(
+        BusUnreachableError, match=r"\*\*\*@localhost:\d+/0.* Redis server: "
+    ) as told:
+        await Bus.connect(url, "run", connect_s=0.1)
+    assert "p4ss" not in str(told.value)
+    assert "w0rd" not in str(told.value)

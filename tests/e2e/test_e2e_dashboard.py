@@ -1,5 +1,6 @@
 """The dashboard's page in a real browser, over a recorded run and beside a live controller."""
 
+import json
 import os
 import re
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from browser import open_browser
 from real_runs import SOURCES
 
-from cosmos_app.dashboard.example import write_example_run
+from cosmos_app.dashboard.example import START_S, write_example_run
 
 _DEADLINE_S = 60.0
 
@@ -263,3 +264,30 @@ def test_the_page_says_that_nobody_answers_any_more(browser: Any, tmp_path: Path
     wait_for(lambda: text(browser, "#state") == "disconnected", "the note")
     assert "does not answer" in text(browser, "#message")
     assert len(texts(browser, "#replica-rows tr")) == 3, "what was known stays"
+
+
+def test_no_name_reason_or_answer_is_ever_html(browser: Any, tmp_path: Path) -> None:
+    """Whoever names a run or a replica, or words an error, runs nothing in the browser."""
+    hostile = "<img src=x onerror=window.seen=1>"
+    run_dir = tmp_path / f"{hostile}<script>window.seen=1<"  # a name may not have a slash
+    write_example_run(run_dir)
+    for path in run_dir.rglob("*.jsonl"):
+        lines = path.read_text().replace("rollout-0", hostile).replace("12 and 30", hostile)
+        path.write_text(lines)
+    report = json.loads((run_dir / "report.json").read_text())
+    (run_dir / "report.json").write_text(json.dumps({**report, "finished": hostile}))
+    with (run_dir / "events.jsonl").open("a") as events:
+        left = {"time_s": START_S, "type": "ReplicaLeft", "replica": hostile, "reason": hostile}
+        events.write(json.dumps({**left, "epoch": 1}) + "\n")
+    replay = Replay(run_dir)
+    try:
+        browser.get(f"{replay.place}/?token={replay.token}")
+        wait_for(lambda: text(browser, "#state") == "finished", "the drawn page")
+        for selector in ("#name", "#message", "#replica-rows", "#samples", "#events"):
+            assert hostile in text(browser, selector), selector
+        time.sleep(1.0)  # an error of a picture comes a little later
+        assert browser.execute_script("return window.seen ?? 0") == 0
+        strange = "return document.querySelectorAll('[onerror], body script').length"
+        assert browser.execute_script(strange) == 0
+    finally:
+        replay.end()

@@ -25,9 +25,7 @@ _TOKEN_BYTES = 24
 
 def write_address(run: RunDirectory, redis_url: str, namespace: str) -> None:
     """Leave the run's Redis URL, which may hold a password, for its owner's processes."""
-    path = run.path / _REDIS_FILE
-    path.touch(mode=0o600)
-    path.write_text(redis_url)
+    write_atomic(run.path / _REDIS_FILE, redis_url, mode=0o600)
     (run.path / _NAMESPACE_FILE).write_text(namespace)
 
 
@@ -55,12 +53,15 @@ def is_begun(run: RunDirectory, namespace: str) -> bool:
 
 
 def write_weights_token(run: RunDirectory) -> None:
-    """Leave what policy replicas want to be shown by whoever fetches weights over a network."""
+    """Leave what policy replicas want to be shown by whoever fetches weights.
+
+    Every user of a machine reaches its loopback, so runs on one machine have a token, too.
+    """
     _write_token(run.path / _WEIGHTS_TOKEN_FILE)
 
 
 def read_weights_token(run: RunDirectory) -> str:
-    """Return what `write_weights_token` left; empty for a run on one machine."""
+    """Return what `write_weights_token` left; empty where a launcher before it started the run."""
     path = run.path / _WEIGHTS_TOKEN_FILE
     return path.read_text() if path.exists() else ""
 
@@ -115,9 +116,8 @@ def teacher_urls(run: RunDirectory) -> list[str]:
 
 
 def _write_token(path: Path) -> None:
-    path.touch(mode=0o600)
-    if not path.read_text():
-        path.write_text(secrets.token_urlsafe(_TOKEN_BYTES))
+    token = path.read_text() if path.exists() else ""
+    write_atomic(path, token or secrets.token_urlsafe(_TOKEN_BYTES), mode=0o600)
 
 
 def write_control(run: RunDirectory, config: ControllerConfig, cut: bytes) -> None:

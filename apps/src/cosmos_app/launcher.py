@@ -148,8 +148,7 @@ class Launch:
         if self._frame.stop_reason:
             return
         is_external = self._recipe.launch.external
-        if is_external:
-            write_weights_token(self._run)
+        write_weights_token(self._run)
         if self._recipe.teacher.replicas:
             write_teacher_token(self._run)
         write_control(

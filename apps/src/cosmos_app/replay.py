@@ -12,6 +12,7 @@ import click
 from cosmos_app.dashboard.config import DashboardConfig
 from cosmos_app.errors import DataError
 from cosmos_app.event_log import ROUTINE, read_events, tell_event
+from cosmos_app.listening import exposure
 from cosmos_core.rundir import RunDirectory
 
 
@@ -53,8 +54,8 @@ def serve_replay(run_dir: Path, *, host: str, port: int) -> int:
     config = DashboardConfig(host=host, port=port)
     taken = bind(config)
     token = secrets.token_urlsafe(24)
-    if not config.is_loopback:
-        click.echo(f"{host} can be reached from other machines, and nothing is encrypted", err=True)
+    if told := exposure(host):
+        click.echo(told, err=True)
 
     def say() -> None:
         click.echo(f"dashboard of {run.name}: {url_of(taken, token)}  (Ctrl-C ends)")

@@ -1,4 +1,4 @@
-"""A recipe as it may be shown and kept: resolved, and without the password of its Redis."""
+"""A recipe as it may be shown, kept and sent to sinks: resolved, and without passwords."""
 
 import json
 from typing import Any
@@ -6,16 +6,24 @@ from typing import Any
 from cosmos_core.bus import mask_password
 from cosmos_core.config import config_to_json
 
+_SINKS = ("sinks", "loggers")
+"""What recipes of runs, and those of world models, call where their metrics go."""
+
 
 def shown_recipe(recipe: object) -> dict[str, Any]:
-    """Return a recipe's tables; of ``bus.url`` the password is replaced by three stars.
+    """Return a recipe's tables; in addresses of Redis and MLflow three stars stand for passwords.
 
-    The run's processes read it from a file of their owner's alone.
+    The run's processes read that of Redis from a file of their owner's alone, and none but the one
+    that was given the recipe writes to sinks.
     """
     tables: dict[str, Any] = json.loads(config_to_json(recipe))
-    bus = tables.get("bus", {})
-    if bus.get("url"):
-        bus["url"] = mask_password(bus["url"])
+    for table in (
+        tables.get("bus", {}),
+        *(sink for name in _SINKS for sink in tables.get(name, ())),
+    ):
+        for field in ("url", "uri"):
+            if table.get(field):
+                table[field] = mask_password(table[field])
     return tables
 
 

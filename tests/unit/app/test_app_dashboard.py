@@ -26,6 +26,7 @@ from cosmos_app.dashboard.pictures import picture_name, thumbnail
 from cosmos_app.dashboard.server import bind, check_address, open_address
 from cosmos_app.dashboard.tail import Tail
 from cosmos_app.errors import DashboardAddressError, DataError
+from cosmos_app.listening import exposure
 from cosmos_core.messages import Event, ScaleRequested, StopRequested
 from cosmos_core.metrics import MetricRecord
 from cosmos_core.rundir import RunDirectory
@@ -340,8 +341,8 @@ def test_the_same_run_has_the_same_address_again_for_its_owner_alone(run_dir: Pa
 def test_it_listens_on_loopback_unless_told_otherwise() -> None:
     with bind(DashboardConfig()) as listening:
         assert listening.getsockname()[0] == "127.0.0.1"
-    assert DashboardConfig(host="::1").is_loopback
-    assert not DashboardConfig(host="0.0.0.0").is_loopback
+    assert exposure("::1") == exposure("localhost") == exposure("127.0.0.2") == ""
+    assert "nothing is encrypted" in exposure("0.0.0.0")
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,13 @@ from rich.console import Console
 from cosmos_app.cli import main
 from cosmos_app.frame import open_run
 from cosmos_app.recipe import BusConfig, Recipe, load_recipe
-from cosmos_app.shown_recipe import shown_recipe
-from cosmos_core.config import config_from_json
+from cosmos_app.shown_recipe import shown_as_json, shown_recipe
+from cosmos_app.wfm.running import load_wfm_recipe
+from cosmos_core.config import config_from_json, config_to_json
+from cosmos_core.metrics import JsonlSinkConfig, MlflowSinkConfig
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.toml"
+SD3 = QUICKSTART.parent / "wfm" / "sd3_sft_mock.toml"
 URL = "rediss://user:p4ssword@redis:6379/2"
 SHOWN = "rediss://user:***@redis:6379/2"
 
@@ -39,6 +42,21 @@ def test_the_configuration_of_a_run_is_its_recipe_but_for_the_password(
 def test_what_sinks_are_told_of_a_recipe_without_a_server_of_its_own_is_all(recipe: Recipe) -> None:
     assert shown_recipe(recipe)["bus"]["url"] == SHOWN
     assert shown_recipe(replace(recipe, bus=BusConfig()))["bus"]["url"] is None
+
+
+def test_the_password_of_a_tracking_server_is_neither_kept_nor_sent_on(recipe: Recipe) -> None:
+    sinks = (JsonlSinkConfig(), MlflowSinkConfig(uri="https://user:p4ssword@mlflow/api"))
+    shown = shown_recipe(replace(recipe, sinks=sinks))
+    assert shown["sinks"][1]["uri"] == "https://user:***@mlflow/api"
+    assert "p4ssword" not in json.dumps(shown)
+
+
+def test_what_is_kept_of_a_world_models_recipe_has_no_password(tmp_path: Path) -> None:
+    uri = "loggers=[{kind='mlflow', uri='https://user:p4ssword@mlflow/api'}]"
+    recipe = load_wfm_recipe(SD3, [uri])
+    assert "p4ssword" in config_to_json(recipe)
+    assert "https://user:***@mlflow/api" in shown_as_json(recipe)
+    assert "p4ssword" not in shown_as_json(recipe)
 
 
 def test_a_check_shows_no_password() -> None:

@@ -87,6 +87,14 @@ def test_what_is_no_picture_is_refused_by_name(folder):
         read_image("data:image/png,abc")
 
 
+def test_no_program_is_run_to_draw_a_picture(tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "drawn.eps")  # PIL has Ghostscript draw it
+    (tmp_path / "drawn.eps").rename(tmp_path / "drawn.png")
+    for read in (image_size, read_image):
+        with pytest.raises(ImageError, match=r"drawn\.png is no picture .* EPS is a program"):
+            read(str(tmp_path / "drawn.png"))
+
+
 def chunk(kind: bytes, data: bytes) -> bytes:
     return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
 

@@ -26,6 +26,7 @@ from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.files.pushing import PROTOCOL as FILES_PROTOCOL
 from cosmos_weightsync.files.pushing import DirectoryServer
 from cosmos_weightsync.frames import connect_control
+from cosmos_weightsync.server import MOST_STRANGERS, SOON_S
 from cosmos_weightsync.serving import PROTOCOL
 from cosmos_weightsync.transports import TcpTransport
 
@@ -100,6 +101,24 @@ def test_a_strange_request_to_a_sender_is_answered(kind, frame):
         reader.send(kind, frame, Deadline.after(20))
         with pytest.raises(WeightSyncError, match="says: "):
             reader.receive(Deadline.after(20))
+
+
+def test_strangers_that_say_nothing_do_not_take_all_threads(endpoint):
+    """The oldest go when more come, and others still get in."""
+    host, port = endpoint.rsplit(":", 1)
+    with ExitStack() as stack:
+        first, *_ = (
+            stack.enter_context(socket.create_connection((host, int(port)), timeout=20))
+            for _ in range(MOST_STRANGERS // 2)
+        )
+        time.sleep(2 * SOON_S)
+        for _ in range(MOST_STRANGERS // 2 + 1):
+            stack.enter_context(socket.create_connection((host, int(port)), timeout=20))
+        time.sleep(2 * SOON_S)
+        for _ in range(3):
+            stack.enter_context(socket.create_connection((host, int(port)), timeout=20))
+        assert first.recv(1) == b""
+        assert reply(endpoint, _LENGTH.pack(1 << 20))["class"] == "ProtocolError"
 
 
 def test_strangers_do_not_take_the_place_of_a_receiver():

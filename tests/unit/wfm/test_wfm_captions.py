@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from cosmos_wfm import CaptionDataError, ImageCaptionsConfig
+from cosmos_wfm.captions import read_image
 
 
 def write_pair(directory, name, pixels, prompt="p", suffix=".png"):
@@ -252,3 +253,9 @@ def test_a_file_that_is_no_image_is_named_on_access(tmp_path):
 
     with pytest.raises(CaptionDataError, match=r"a\.png cannot be read as an image"):
         opened(tmp_path)[0]
+
+
+def test_no_program_is_run_to_draw_an_image(tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "drawn.eps")  # PIL has Ghostscript draw it
+    with pytest.raises(CaptionDataError, match=r"0001\.png cannot be .* EPS is a program"):
+        read_image(tmp_path / "drawn.eps", name="0001.png")

@@ -5,9 +5,10 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from urllib.parse import urlsplit
 
-from cosmos_core.rundir import RunDirectory
+from cosmos_app.listening import exposure
+from cosmos_core.rundir import RunDirectory, write_atomic
 
 _ADDRESS_FILE = "dashboard.json"
 _LOOK_EVERY_S = 0.5
@@ -35,11 +36,8 @@ def read_address_file(run: RunDirectory) -> DashboardAddress | None:
 
 def write_address_file(run: RunDirectory, address: DashboardAddress) -> None:
     """Leave the address for the run's owner alone: it holds the token."""
-    path: Path = run.path / _ADDRESS_FILE
-    path.touch(mode=0o600)
-    path.chmod(0o600)
     fields = {"url": address.url, "port": address.port, "token": address.token}
-    path.write_text(json.dumps(fields) + "\n")
+    write_atomic(run.path / _ADDRESS_FILE, json.dumps(fields) + "\n", mode=0o600)
 
 
 async def announce_dashboard(run: RunDirectory, say: Callable[[str], None]) -> None:
@@ -49,6 +47,8 @@ async def announce_dashboard(run: RunDirectory, say: Callable[[str], None]) -> N
         address = read_address_file(run) if _written_s(run) >= since_s else None
         if address is not None:
             say(f"dashboard: {address.url}")
+            if told := exposure(urlsplit(address.url).hostname or ""):
+                say(told)
             return
         await asyncio.sleep(_LOOK_EVERY_S)
 

@@ -78,15 +78,16 @@ def make_app(served: Served, token: str) -> ASGIApp:
         docs_url=None,
         redoc_url=None,
     )
-    _add_run_routes(app, served)
+    gate = TokenGate(app, token)
+    _add_run_routes(app, served, gate)
     _add_history_routes(app, served)
     _add_page_routes(app, served)
     if served.send is not None:
         _add_control_routes(app, served.send)
-    return TokenGate(app, token)
+    return gate
 
 
-def _add_run_routes(app: FastAPI, served: Served) -> None:
+def _add_run_routes(app: FastAPI, served: Served, gate: TokenGate) -> None:
     feed, clock = served.feed, served.clock
 
     @app.get("/api/run", summary="How the run stands")
@@ -100,7 +101,8 @@ def _add_run_routes(app: FastAPI, served: Served) -> None:
     @app.get("/metrics", summary="For Prometheus", response_class=Response)
     async def metrics() -> Response:
         kind = "text/plain; version=0.0.4; charset=utf-8"
-        return Response(exposition(feed, clock()), media_type=kind)
+        page = exposition(feed, clock(), num_refused=gate.num_refused)
+        return Response(page, media_type=kind)
 
 
 def _add_history_routes(app: FastAPI, served: Served) -> None:

@@ -1,6 +1,5 @@
 """The recipe's table ``[dashboard]``, readable without the rest of the recipe."""
 
-import ipaddress
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,16 +32,6 @@ class DashboardConfig:
         """
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port is {self.port}; want 0 for any free one, or 1 to 65535")
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
 
 
 def read_dashboard_config(config: Path) -> DashboardConfig:

@@ -5,12 +5,16 @@ read and other sites cannot send, and out of the address.
 """
 
 import hashlib
+import logging
 import secrets
+import time
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+_LOG = logging.getLogger(__name__)
+_LOG_EVERY_S = 60.0
 _REFUSAL = (
     "Wrong or missing token: open the address that cosmos-app printed, or send the header "
     "'Authorization: Bearer TOKEN'.\n"
@@ -26,14 +30,21 @@ _HEADERS = (
 class TokenGate:
     """Lets requests with the token through to an application, and no others.
 
+    Of those that it refuses it logs one a minute, with where they came from.
+
     Args:
         app: what is behind it; it has no unguarded route.
         token: the secret.
+
+    Attributes:
+        num_refused: requests without the right token so far.
     """
 
     def __init__(self, app: ASGIApp, token: str) -> None:
+        self.num_refused = 0
         self._app = app
         self._token = token.encode()
+        self._log_next_s = 0.0
         # Browsers share cookies between the ports of a host, so each token has a name of its own.
         self._cookie = f"cosmos-{hashlib.sha256(self._token).hexdigest()[:12]}"
 
@@ -56,8 +67,19 @@ class TokenGate:
             moved = [(b"location", b"/"), (b"set-cookie", cookie.encode())]
             await _answer(send, 303, moved, b"")
         else:
+            self._count_refusal(scope)
             refused = [(b"www-authenticate", b"Bearer"), (b"content-type", b"text/plain")]
             await _answer(send, 401, refused, _REFUSAL.encode())
+
+    def _count_refusal(self, scope: Scope) -> None:
+        self.num_refused += 1
+        now_s = time.monotonic()
+        if now_s >= self._log_next_s:
+            self._log_next_s = now_s + _LOG_EVERY_S
+            host, *_ = scope.get("client") or ("an unknown address",)
+            _LOG.warning(
+                "a request from %s had a wrong token or none; %d so far", host, self.num_refused
+            )
 
     def _is_right(self, token: bytes) -> bool:
         return secrets.compare_digest(token, self._token)

@@ -10,11 +10,32 @@ from cosmos_app.dashboard.feed import RunFeed
 from cosmos_app.dashboard.view import replica_views, run_view
 
 
-def exposition(feed: RunFeed, now_s: float) -> bytes:
-    """Return the page that Prometheus scrapes."""
+def exposition(feed: RunFeed, now_s: float, *, num_refused: int = 0) -> bytes:
+    """Return the page that Prometheus scrapes.
+
+    Args:
+        feed: what is known of the run.
+        now_s: seconds since the epoch.
+        num_refused: requests without the right token so far.
+    """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_FeedCollector(feed, now_s))
+    registry.register(RefusalCollector(num_refused))
     return generate_latest(registry)
+
+
+class RefusalCollector(Collector):
+    """How many requests came without the right token."""
+
+    def __init__(self, num_refused: int) -> None:
+        """Tell of so many."""
+        self._num_refused = num_refused
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the one family."""
+        yield CounterMetricFamily(
+            "cosmos_requests_refused", "Requests without the right token.", self._num_refused
+        )
 
 
 class _FeedCollector(Collector):

@@ -7,13 +7,12 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 
-import uvicorn
-
 from cosmos_app.dashboard.address import DashboardAddress, read_address_file
 from cosmos_app.dashboard.api import Served, make_app
 from cosmos_app.dashboard.config import DashboardConfig
 from cosmos_app.dashboard.feed import RunFeed
 from cosmos_app.errors import DashboardAddressError, DataError
+from cosmos_app.http_serving import http_server
 from cosmos_app.listening import http_url, listen_on
 from cosmos_core.messages import Event
 from cosmos_core.rundir import RunDirectory
@@ -124,18 +123,11 @@ async def serve(
     """
     feed = RunFeed(run)
     await feed.look()
-    # No access log: the address of the first request holds the token.
-    config = uvicorn.Config(
-        make_app(Served(feed=feed, send=send), token),
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=1,
-        server_header=False,
-    )
+    server = http_server(make_app(Served(feed=feed, send=send), token), grace_s=1)
     following = asyncio.create_task(feed.follow())
     started()
     try:
-        await uvicorn.Server(config).serve(sockets=[taken])
+        await server.serve(sockets=[taken])
     finally:
         following.cancel()
         with contextlib.suppress(asyncio.CancelledError):

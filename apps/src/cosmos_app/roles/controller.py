@@ -20,6 +20,7 @@ async def run_controller(run_dir: Path, redis_url: str | None, owner: str) -> in
         RunError: if the run was never started.
         FencedError: if another controller took over.
         RunLostError: if Redis has lost the run.
+        CodeVersionError: if a controller of another version wrote the run's log.
         BusUnreachableError: if Redis cannot be reached.
     """
     die_with_parent()

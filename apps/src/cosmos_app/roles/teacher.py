@@ -11,7 +11,6 @@ import contextlib
 from pathlib import Path
 from typing import Annotated, Any
 
-import uvicorn
 from fastapi import Body, FastAPI
 from fastapi.responses import JSONResponse
 
@@ -22,6 +21,7 @@ from cosmos_app.control_files import (
 )
 from cosmos_app.dashboard.gate import TokenGate
 from cosmos_app.errors import RunError
+from cosmos_app.http_serving import http_server
 from cosmos_app.listening import http_url, listen_on
 from cosmos_app.parent import die_with_parent
 from cosmos_app.roles.engine_start import engine_that_shows, naming_its_keys
@@ -106,15 +106,7 @@ async def run_teacher(run_dir: Path, replica: str) -> int:
 async def _serve(scorer: TokenScorer, address: Path, token: str) -> None:
     died = asyncio.Event()
     with listen_on(own_address(), 0) as taken:
-        server = uvicorn.Server(
-            uvicorn.Config(
-                TokenGate(scoring_app(scorer, died), token),
-                log_level="warning",
-                access_log=False,
-                timeout_graceful_shutdown=_GRACE_S,
-                server_header=False,
-            )
-        )
+        server = http_server(TokenGate(scoring_app(scorer, died), token), grace_s=_GRACE_S)
         address.parent.mkdir(exist_ok=True)
         write_atomic(address, f"{http_url(taken)}/v1")
         serving = asyncio.create_task(server.serve(sockets=[taken]))

@@ -8,10 +8,10 @@ from rich.console import Console
 
 from cosmos_app.errors import DataError
 from cosmos_app.output import print_json
+from cosmos_app.shown_recipe import shown_as_json
 from cosmos_app.wfm.object_store import use_object_store
 from cosmos_app.wfm.recipe import WfmRecipe
 from cosmos_app.wfm.rewarding import reward_client
-from cosmos_core.config import config_to_json
 from cosmos_parallel import check_place
 from cosmos_wfm import DiffusionRlConfig, RunForecast, forecast_run
 
@@ -70,7 +70,7 @@ def _warnings(recipe: WfmRecipe) -> tuple[str, ...]:
 
 def _show(recipe: WfmRecipe, found: WfmCheck) -> None:
     console, forecast = Console(), found.forecast
-    console.print_json(config_to_json(recipe))
+    console.print_json(shown_as_json(recipe))
     console.print(
         f"{forecast.pipeline}: {forecast.parameters:,} parameters of denoisers, "
         f"{forecast.trained_parameters:,} of them trained; {forecast.memory_mib:.1f} MiB on each "

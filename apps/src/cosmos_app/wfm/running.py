@@ -1,6 +1,5 @@
 """A recipe of a world model, run in this process or in the ranks that torchrun started."""
 
-import json
 import os
 import time
 import tomllib
@@ -15,6 +14,7 @@ from rich.console import Console
 from cosmos_app.errors import DataError, InterruptedRunError
 from cosmos_app.roles.process import torchrun_place
 from cosmos_app.roles.ranks import join_ranks
+from cosmos_app.shown_recipe import shown_as_json, shown_recipe
 from cosmos_app.wfm.disaggregated.running import remote_rollouts
 from cosmos_app.wfm.figures import RunFigures
 from cosmos_app.wfm.joining import join_mesh
@@ -22,7 +22,7 @@ from cosmos_app.wfm.object_store import use_object_store
 from cosmos_app.wfm.recipe import WFM_KINDS, WfmRecipe
 from cosmos_app.wfm.rewarding import reward_client
 from cosmos_app.wfm.stopping import stop_requests
-from cosmos_core.config import config_to_json, load_config
+from cosmos_core.config import load_config
 from cosmos_core.metrics import FanOut, SinkContext, open_sinks
 from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import (
@@ -130,7 +130,7 @@ def train(recipe: WfmRecipe, mesh: TrainingMesh, *, resume: bool = False) -> Pat
     first = mesh.process.rank == 0
     if first:
         output.mkdir(parents=True, exist_ok=True)
-        (output / "recipe.json").write_text(config_to_json(recipe), encoding="utf-8")
+        (output / "recipe.json").write_text(shown_as_json(recipe), encoding="utf-8")
     with (
         closing(_sinks(recipe) if first else FanOut(())) as sinks,
         stop_requests(says=first) as stopping,
@@ -172,6 +172,6 @@ def _sinks(recipe: WfmRecipe) -> FanOut:
         run=run,
         num_steps=recipe.num_steps,
         console=Console(),
-        config=json.loads(config_to_json(recipe)),
+        config=shown_recipe(recipe),
     )
     return open_sinks(recipe.loggers, context)

@@ -22,6 +22,7 @@ _ORIENTATION = 0x0112  # of EXIF
 _PNG_BEGINS = b"\x89PNG\r\n\x1a\n"
 _TELLING = (b"Raw profile type", b"XML:com.adobe.xmp")  # texts that hold EXIF
 _LYING = 5  # from this orientation on, rows are columns
+_PROGRAMS = ("EPS", "WMF")
 
 
 class MediaError(CosmosError, ValueError):
@@ -144,12 +145,30 @@ def _opened(file: io.BytesIO | Path, reference: str) -> "Generator[Image.Image]"
         raise ImageError("reading pictures needs 'pip install pillow'") from error
     try:
         with Image.open(file) as picture:
+            refuse_programs(picture.format)
             yield picture
     except FileNotFoundError as error:
         raise ImageError(f"cannot read the picture {reference}: {error.strerror}") from error
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+    except (OSError, SyntaxError, Image.DecompressionBombError, _ProgramError) as error:
         # PIL's own words name the file, or an address in memory
         raise ImageError(f"{_short(reference)} is no picture that can be read: {error}") from error
+
+
+def refuse_programs(kind: str | None) -> None:
+    """Refuse what PIL has another program draw: PostScript is run by Ghostscript, if that is there.
+
+    Args:
+        kind: the format that PIL found, whatever a file is called.
+
+    Raises:
+        ImageError: if it is such a format.
+    """
+    if kind in _PROGRAMS:
+        raise _ProgramError(f"{kind} is a program that would be run to draw it; save it as PNG")
+
+
+class _ProgramError(ImageError):
+    """Raised for a picture that a program would draw; `_opened` says which picture it is."""
 
 
 def _data_url(data: bytes) -> str:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from cosmos_core.containers import ContainerError, open_container
 from cosmos_core.images import ImageError, MediaError, image_bytes, image_size, read_image
 from cosmos_core.images import reference_of as image_reference
 
@@ -291,7 +292,6 @@ def _upright(frame: "VideoFrame") -> npt.NDArray[np.uint8]:
 def _opened(reference: str, source: str) -> "Generator[InputContainer]":
     """Open a video; what is wrong with it is a `VideoError` that names it."""
     try:
-        import av
         from av.error import FFmpegError
     except ImportError as error:
         raise VideoError("reading videos needs 'pip install av'") from error
@@ -300,13 +300,13 @@ def _opened(reference: str, source: str) -> "Generator[InputContainer]":
     except ImageError as error:
         raise VideoError(str(error)) from error
     try:
-        with av.open(data, mode="r") as container:
+        with open_container(data) as container:
             if not container.streams.video:
                 raise VideoError(f"{_short(reference)}: has no moving pictures in it")
             yield container
     except FileNotFoundError as error:
         raise VideoError(f"cannot read the video {source}: {error.strerror}") from error
-    except (FFmpegError, StopIteration) as error:
+    except (FFmpegError, StopIteration, ContainerError) as error:
         raise VideoError(f"{_short(reference)} is no video that can be read: {error}") from error
 
 

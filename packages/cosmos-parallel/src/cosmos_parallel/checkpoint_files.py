@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
+from cosmos_parallel.checkpoint_index import CheckpointReader
 from cosmos_parallel.errors import CheckpointError, CheckpointPlaceError
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ class LocalFiles:
 
     def reader(self, directory: str) -> FileSystemReader:
         """Read files."""
-        return FileSystemReader(directory)
+        return CheckpointReader(directory)
 
     def _put_back_replaced(self) -> None:
         for replaced in self._root.glob(".replaced-*"):
@@ -267,9 +268,9 @@ class RemoteFiles:
 
     def reader(self, directory: str) -> FileSystemReader:
         """Read objects."""
-        from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+        from torch.distributed.checkpoint._fsspec_filesystem import FileSystem
 
-        return FsspecReader(directory)
+        return CheckpointReader(directory, FileSystem())
 
     def _url_of(self, step: int, attempt: int) -> str:
         return f"{self._url}/step-{step:08d}.{attempt}"

@@ -46,9 +46,13 @@ class ControlConnection:
     Args:
         connection: A connected stream socket; owned from now on.
         peer: Who is at the other end, for error messages.
+
+    Attributes:
+        is_known: Whether the other end has said hello, with the token.
     """
 
     def __init__(self, connection: socket.socket, peer: str) -> None:
+        self.is_known = False
         self._socket = connection
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self.peer = peer

@@ -31,6 +31,10 @@ __all__ = [
 
 HELLO_S = 30.0
 RETRY_S = 0.05
+MOST_STRANGERS = 512
+"""Of more connections on which nobody has said hello, each with a thread, the oldest are closed."""
+SOON_S = 1.0
+"""Who means to say hello has done so by then, also where a thousand receivers start at once."""
 
 
 class Conversation(Protocol):
@@ -75,6 +79,7 @@ class Server:
         self._port = int(self._listener.getsockname()[1])
         self._lock = threading.Lock()
         self._open: dict[threading.Thread, Conversation] = {}
+        self._arrived: dict[threading.Thread, tuple[float, ControlConnection]] = {}
         self._is_closed = False
         self._acceptor = threading.Thread(target=self._accept, name=name, daemon=True)
         self._acceptor.start()
@@ -118,18 +123,31 @@ class Server:
                     return
                 time.sleep(RETRY_S)
                 continue
-            conversation = self._converse(
-                ControlConnection(connection, f"receiver at {address[0]}")
-            )
-            thread = threading.Thread(
-                target=self._run, args=(conversation,), name=f"{self._name}-session", daemon=True
-            )
-            with self._lock:
-                if self._is_closed:
-                    conversation.close()
-                    return
-                self._open[thread] = conversation
-                thread.start()
+            self._welcome(ControlConnection(connection, f"receiver at {address[0]}"))
+
+    def _welcome(self, connection: ControlConnection) -> None:
+        conversation = self._converse(connection)
+        thread = threading.Thread(
+            target=self._run, args=(conversation,), name=f"{self._name}-session", daemon=True
+        )
+        with self._lock:
+            if self._is_closed:
+                conversation.close()
+                return
+            now = time.monotonic()
+            unheard = self._strangers(now - SOON_S)[: 1 - MOST_STRANGERS]
+            self._open[thread], self._arrived[thread] = conversation, (now, connection)
+            thread.start()
+        for stranger in unheard:
+            stranger.close()
+
+    def _strangers(self, before: float) -> list[Conversation]:
+        """Those that came before a moment and have not said hello yet, oldest first."""
+        return [
+            self._open[thread]
+            for thread, (moment, connection) in self._arrived.items()
+            if moment < before and not connection.is_known
+        ]
 
     def _run(self, conversation: Conversation) -> None:
         try:
@@ -137,6 +155,7 @@ class Server:
         finally:
             with self._lock:
                 self._open.pop(threading.current_thread(), None)
+                self._arrived.pop(threading.current_thread(), None)
 
 
 def receive_hello(connection: ControlConnection, token: str, right: str) -> Mapping[str, Any]:
@@ -155,6 +174,7 @@ def receive_hello(connection: ControlConnection, token: str, right: str) -> Mapp
     shown = str(hello.get("token", "")).encode(errors="replace")  # JSON has half characters.
     if not hmac.compare_digest(shown, token.encode()):
         raise ProtocolError(f"the token is not {right}")
+    connection.is_known = True
     return hello
 
 

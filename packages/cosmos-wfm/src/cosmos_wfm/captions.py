@@ -13,6 +13,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from cosmos_core.images import refuse_programs
 from cosmos_wfm.caption_data import (
     CAPTION_SUFFIXES,
     BrokenPolicy,
@@ -158,6 +159,7 @@ def read_image(source: Path | BinaryIO, *, name: str) -> Image.Image:
     """
     try:
         with Image.open(source) as image:
+            refuse_programs(image.format)
             turn = _UPRIGHT.get(_orientation(image))
             upright = image if turn is None else image.transpose(turn)
             if upright.mode.startswith("I;16"):  # convert() would cut off what is above 255

@@ -18,6 +18,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from cosmos_core.containers import open_container
 from cosmos_wfm.caption_data import (
     CAPTION_SUFFIXES,
     BrokenPolicy,
@@ -167,7 +168,7 @@ def _frames(source: Path | BinaryIO, fps: float, *, name: str) -> Generator[Imag
     """Yield the frames of a video, upright, decoded as they are asked for."""
     av: Any = importlib.import_module("av")
     try:
-        with av.open(str(source) if isinstance(source, Path) else source) as container:
+        with open_container(str(source) if isinstance(source, Path) else source) as container:
             aspect = float(container.streams.video[0].sample_aspect_ratio or 1)
             decoded: Iterable[Any] = container.decode(video=0)
             if fps:
@@ -221,8 +222,8 @@ def _num_frames(video: Path, sizes: ClipSizes) -> int:
     most = sizes.frames if not sizes.fps else math.inf
     times: list[float | None] = []
     try:
-        with av.open(str(video)) as container:
-            stream = container.streams.video[0]
+        with open_container(str(video)) as container:
+            stream: Any = container.streams.video[0]  # its time base is there in containers
             for packet in container.demux(stream):
                 if not packet.size or packet.is_discard:
                     continue

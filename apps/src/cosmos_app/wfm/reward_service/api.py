@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp
 
 from cosmos_app.dashboard.gate import TokenGate
+from cosmos_app.dashboard.prometheus import RefusalCollector
 from cosmos_app.wfm.reward_service.config import RewardServerConfig
 from cosmos_app.wfm.reward_service.queue import QueueFullError, RewardQueue, UnknownRequestError
 from cosmos_wfm import RewardRequestError, parse_request
@@ -28,6 +29,7 @@ def make_app(queue: RewardQueue, config: RewardServerConfig, token: str) -> ASGI
         token: what requests have to show, before anything of them is read.
     """
     app = FastAPI(title="cosmos-app reward-service", version="1", docs_url=None, redoc_url=None)
+    gate = TokenGate(app, token)
 
     @app.post("/enqueue", summary="Samples to be scored: a line of JSON, then an array")
     async def enqueue(request: Request) -> Response:
@@ -63,10 +65,11 @@ def make_app(queue: RewardQueue, config: RewardServerConfig, token: str) -> ASGI
     async def metrics() -> Response:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_QueueCollector(queue))
+        registry.register(RefusalCollector(gate.num_refused))
         return Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
 
     _ = (enqueue, pull, ping, metrics)
-    return TokenGate(app, token)
+    return gate
 
 
 async def _body(request: Request, most: int) -> bytes | None:

@@ -7,10 +7,10 @@ import socket
 from pathlib import Path
 
 import click
-import uvicorn
 
 from cosmos_app.errors import DashboardAddressError, DataError
-from cosmos_app.listening import http_url, listen_on
+from cosmos_app.http_serving import http_server
+from cosmos_app.listening import exposure, http_url, listen_on
 from cosmos_app.wfm.reward_service.api import make_app
 from cosmos_app.wfm.reward_service.config import RewardServerConfig
 from cosmos_app.wfm.reward_service.processes import ScoringProcess
@@ -84,14 +84,10 @@ async def serve_rewards(config: RewardServerConfig, token: str, *, is_new_token:
         working = asyncio.create_task(queue.work())
         for line in _told(taken, config, token if is_new_token else ""):
             click.echo(line)
-        settings = uvicorn.Config(
-            make_app(queue, config, token),
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=2,
-            server_header=False,
-        )
-        await uvicorn.Server(settings).serve(sockets=[taken])
+        if told := exposure(config.host):
+            click.echo(told, err=True)
+        server = http_server(make_app(queue, config, token), grace_s=2)
+        await server.serve(sockets=[taken])
     finally:
         if working is not None:
             working.cancel()

@@ -2,7 +2,7 @@
 
 from cosmos_core.bus.channel import ReplicaChannel
 from cosmos_core.bus.code_version import code_version
-from cosmos_core.bus.connection import Bus, mask_password
+from cosmos_core.bus.connection import Bus
 from cosmos_core.bus.errors import (
     BusError,
     BusRefusedError,
@@ -17,6 +17,7 @@ from cosmos_core.bus.errors import (
 )
 from cosmos_core.bus.host import ControllerHost, HostConfig, Journal
 from cosmos_core.bus.ledger import Commit, Dispatch, Ledger, Logged, Past, Reported
+from cosmos_core.bus.passwords import mask_password
 from cosmos_core.bus.server import RedisServer
 
 __all__ = [

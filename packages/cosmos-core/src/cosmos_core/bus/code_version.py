@@ -32,6 +32,15 @@ def difference(replica: str, theirs: str, ours: str) -> str:
     )
 
 
+def other_log(run: str, theirs: str, ours: str) -> str:
+    """Say why the log of a run cannot be read, and what to do about it."""
+    return (
+        f"the log of the run {run!r} was written by {theirs or 'an older version'} and cannot be "
+        f"read by {ours} (release/messages): let the release that began the run end it, or stop it "
+        "and go on from its newest checkpoint with --resume, which begins a log of its own"
+    )
+
+
 def _digest(messages: Any) -> str:  # a union of structs
     schema = msgspec.json.encode(_without_prose(msgspec.json.schema(messages)), order="sorted")
     return hashlib.sha256(schema).hexdigest()[:_DIGEST_CHARACTERS]

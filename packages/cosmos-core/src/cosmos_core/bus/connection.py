@@ -1,11 +1,9 @@
 """A process's connection to Redis; its calls have deadlines and survive a server that restarts."""
 
 import asyncio
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
-from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 from redis import asyncio as redis_asyncio
@@ -21,6 +19,7 @@ from cosmos_core.bus.errors import (
     RunLostError,
 )
 from cosmos_core.bus.keys import Keys
+from cosmos_core.bus.passwords import mask_password, what_is_wrong
 from cosmos_core.bus.streams import Entry, stream_entries
 from cosmos_core.bus.tls import tls_advice
 from cosmos_core.messages import (
@@ -57,7 +56,6 @@ _PASSING = (
     ("NOREPLICAS", "it wants replicas that are not there: see its min-replicas-to-write"),
     ("MASTERDOWN", "it is a replica whose primary is away: give the address of the primary"),
 )
-_PASSWORD_OPTION = re.compile(r"([?&]\w*password=)[^&#]*")
 _METRIC = msgspec.msgpack.Decoder(MetricRecord)
 
 
@@ -100,7 +98,7 @@ class Bus:
             patience_s: how long every later call tries to reach it.
 
         Raises:
-            BusUnreachableError: if it does not answer or refuses the password.
+            BusUnreachableError: if it does not answer or refuses the password, or the URL is none.
             BusRefusedError: if it has no such database.
         """
         try:
@@ -111,9 +109,11 @@ class Bus:
                 retry=None,
                 health_check_interval=0,
             )
-        except ValueError as error:
+            client.connection_pool.make_connection()  # which knows all that the URL may say
+        except (ValueError, TypeError) as error:
+            reason = what_is_wrong(url, error)
             raise BusUnreachableError(
-                f"{mask_password(url)!r} is not the URL of a Redis server: {error}"
+                f"{mask_password(url)!r} is not the URL of a Redis server: {reason}"
             ) from error
         bus = cls(client, url, namespace, connect_s)
         try:
@@ -330,16 +330,3 @@ def _advice_on(error: Exception) -> str:
     """Say what to do about a refusal that may pass; empty for any other."""
     said = str(error)
     return next((f"; {advice}" for words, advice in _PASSING if words in said), "")
-
-
-def mask_password(url: str) -> str:
-    """Return a URL that may be shown: each password in it is replaced by three stars."""
-    url = _PASSWORD_OPTION.sub(r"\1***", url)
-    try:
-        parts = urlsplit(url)
-        password = parts.password
-    except ValueError:
-        return url
-    if password is None:
-        return url
-    return urlunsplit(parts._replace(netloc=parts.netloc.replace(f":{password}@", ":***@", 1)))

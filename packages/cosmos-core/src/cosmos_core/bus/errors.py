@@ -47,7 +47,7 @@ class SupersededError(BusError):
 
 
 class CodeVersionError(BusError):
-    """Raised to a replica whose code is not that of the controller: the same would happen again."""
+    """Raised to who has other code than the controller, or the run's log: it would happen again."""
 
 
 class PayloadMissingError(BusError, KeyError):

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from cosmos_core.bus.code_version import code_version, difference
+from cosmos_core.bus.code_version import code_version, difference, other_log
 from cosmos_core.bus.connection import Bus
-from cosmos_core.bus.errors import RunLostError
+from cosmos_core.bus.errors import CodeVersionError, RunLostError
 from cosmos_core.bus.ledger import Commit, Dispatch, Ledger, Logged, Past, Reported
 from cosmos_core.control import Controller, ControllerConfig, StepStats
 from cosmos_core.messages import (
@@ -122,6 +122,7 @@ class ControllerHost:
             LeaseHeldError: if another controller runs; try again later, as a standby does.
             FencedError: if another controller took over.
             RunLostError: if Redis has lost what was committed.
+            CodeVersionError: if the log of a controller of another version cannot be read.
             BusUnreachableError: if Redis stays away.
         """
         ledger = await Ledger.acquire(self._bus, owner=self._host.owner, lease_s=self._host.lease_s)
@@ -129,7 +130,12 @@ class ControllerHost:
         if past.state is None and self._host.is_begun:
             await ledger.release()
             raise RunLostError(self._bus.address, self._bus.keys.namespace)
-        controller = self._replay(past)
+        try:
+            controller = self._replay(past)
+        except msgspec.DecodeError as error:  # those of validation, too
+            await ledger.release()
+            told = other_log(self._bus.keys.namespace, past.code, code_version())
+            raise CodeVersionError(f"{told} ({error})") from error
         # A run begins with a snapshot, so that a cut given to a later start is not mistaken for it.
         is_new = past.state is None
         await ledger.commit(Commit(cursor="", snapshot=controller.snapshot() if is_new else b""))

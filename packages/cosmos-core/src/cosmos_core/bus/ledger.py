@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from cosmos_core.bus.code_version import code_version
 from cosmos_core.bus.connection import KEPT_S, METRICS_KEPT, Bus
 from cosmos_core.bus.errors import BusError, FencedError, LeaseHeldError, RunLostError
 from cosmos_core.bus.scripts import ACQUIRE, COMMIT
@@ -87,14 +88,19 @@ class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
     cursor: str
     now: float
     state: bytes
+    code: str = ""
 
 
 class Past(msgspec.Struct, frozen=True, kw_only=True):
-    """What earlier controllers of a run left: a state (or none) and the events since."""
+    """What earlier controllers of a run left: a state (or none) and the events since.
+
+    ``code`` is that of the controller which wrote the state; empty for one before it was told.
+    """
 
     state: bytes | None
     events: Sequence[Logged]
     now: float
+    code: str = ""
 
 
 class Ledger:
@@ -158,7 +164,8 @@ class Ledger:
             self._cursor = batch.cursor
             self._log_length += 1
         now = events[-1].now if events else snapshot.now
-        return Past(state=snapshot.state if data else None, events=events, now=now)
+        state = snapshot.state if data else None
+        return Past(state=state, events=events, now=now, code=snapshot.code)
 
     async def read(self, *, wait_s: float, limit: int = 1000) -> list[Reported]:
         """Return events after the last commit, waiting a while for the first one."""
@@ -210,7 +217,7 @@ class Ledger:
         if not commit.snapshot:
             return b""
         now = commit.events[-1].now if commit.events else 0.0
-        return msgspec.msgpack.encode(_Snapshot(cursor, now, commit.snapshot))
+        return msgspec.msgpack.encode(_Snapshot(cursor, now, commit.snapshot, code_version()))
 
     def _arguments_of(self, dispatches: Sequence[Dispatch]) -> list[Any]:
         arguments: list[Any] = []

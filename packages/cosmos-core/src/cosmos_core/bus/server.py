@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cosmos_core.addresses import in_url
 from cosmos_core.bus.errors import ServerStartError
+from cosmos_core.rundir import write_atomic
 
 _CONFIG = """\
 bind {bind}
@@ -113,7 +114,6 @@ def _spawn(
 ) -> subprocess.Popen[bytes]:
     # The password goes into a file of ours: arguments are visible to every user of the machine.
     config = directory / "redis.conf"
-    config.touch(mode=0o600)
     # The dash: a machine may be without IPv4, even on its loopback.
     bind = _LOOPBACK if host == _LOOPBACK else f"{host} -{_LOOPBACK}"
     words = {
@@ -123,7 +123,8 @@ def _spawn(
         "log_file": directory / "redis.log",
     }
     fields = {name: _quoted(str(word)) for name, word in words.items()}
-    config.write_bytes(os.fsencode(_CONFIG.format(bind=bind, port=port, **fields)))
+    text = os.fsencode(_CONFIG.format(bind=bind, port=port, **fields))
+    write_atomic(config, text, mode=0o600)
     return subprocess.Popen(
         [binary, config],
         stdin=subprocess.DEVNULL,

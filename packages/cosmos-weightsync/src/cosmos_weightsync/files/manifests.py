@@ -111,21 +111,34 @@ class Manifest:
         """The inverse of `encode`.
 
         Raises:
-            CorruptFileError: it is damaged.
+            CorruptFileError: it is damaged, of another format, or places boxes elsewhere than in
+                files of its directory.
         """
         try:
             outer = msgspec.json.decode(content)
             body = outer["body"]
             if outer["format"] != _FORMAT:
-                raise CorruptFileError(f"{where}: format {outer['format']!r}, not {_FORMAT!r}")
+                raise CorruptFileError(
+                    f"{where}: format {outer['format']!r}, and this version reads {_FORMAT!r}: "
+                    "read it with the version that wrote it, or have it published again"
+                )
             if outer["xxh3"] != _sum_of(body):
                 raise CorruptFileError(f"{where}: its checksum is not its own: it is damaged")
             files = {str(name): int(size) for name, size in body["files"].items()}
             boxes = [StoredBox.from_json(row) for row in body["boxes"]]
+            _check_places(files, boxes, where)
             found = cls.of(int(body["version"]), files, boxes)
         except (msgspec.DecodeError, LayoutError, KeyError, TypeError, ValueError) as error:
             raise CorruptFileError(f"{where}: not a manifest: {error!r}") from error
         return found
+
+
+def _check_places(files: Iterable[str], boxes: Iterable[StoredBox], where: str) -> None:
+    """Refuse files that are not in the manifest's own directory, and boxes in none of its files."""
+    outside = [name for name in files if "/" in name or name in {"", ".", ".."}]
+    outside += [box.stored.file for box in boxes if box.stored.file not in files]
+    if outside:
+        raise CorruptFileError(f"{where}: {outside[0]!r} is no file of this directory")
 
 
 def _sum_of(body: Any) -> str:

@@ -1,0 +1,31 @@
+"""Whoever guesses tokens is seen."""
+
+from pathlib import Path
+
+import pytest
+
+from cosmos_app.dashboard.api import Served, make_app
+from cosmos_app.dashboard.example import write_example_run
+from cosmos_app.dashboard.feed import RunFeed
+from cosmos_core.rundir import RunDirectory
+
+httpx = pytest.importorskip("httpx")
+
+TOKEN = "a-token-of-our-own"
+
+
+async def test_requests_without_the_token_are_counted_and_one_a_minute_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_example_run(tmp_path / "example")
+    app = make_app(Served(feed=RunFeed(RunDirectory.open(tmp_path / "example"))), TOKEN)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+        for token in ("", "guess", "another guess"):
+            headers = {"Authorization": f"Bearer {token}"}
+            await client.get(f"/api/run?token={token}", headers=headers)
+        page = (await client.get("/metrics", headers={"Authorization": f"Bearer {TOKEN}"})).text
+    assert "cosmos_requests_refused_total 3.0" in page
+    (line,) = (one for one in caplog.messages if "token" in one)
+    assert line.startswith("a request from 127.0.0.1 had a wrong token or none")
+    assert "guess" not in line
