@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from cosmos_weightsync import (
+    FileSender,
+    LayoutError,
     PeerLostError,
     ProtocolError,
     UnknownTensorError,
@@ -84,3 +86,11 @@ def test_an_endpoint_of_something_else():
         ):
             receiver.stage(1)
         answering.join()
+
+
+def test_a_tensor_that_is_called_as_the_metadata_of_files(tmp_path):
+    """It took their place in the header, and the file could not be read."""
+    named = {"__metadata__": torch.ones(2), "w": torch.ones(2)}
+    with pytest.raises(LayoutError, match="__metadata__: no tensor of a safetensors file"):
+        FileSender(shards_of(named), str(tmp_path)).publish(1)
+    assert not [*tmp_path.glob("v*")]
