@@ -42,7 +42,7 @@ def sender() -> Iterator[WeightSender]:
             r"model\.weight .*they have 2 tensors, such as weight; 'model\.' is in front of one of "
             "the two only: .*'converted_shards'",
         ),
-        (lambda: {"wieght": torch.zeros(2, 3)}, "wieght .*they have 2 tensors, such as weight$"),
+        (lambda: {"weights": torch.zeros(2, 3)}, "weights .*they have 2 tensors, such as weight$"),
     ],
 )
 def test_other_names_are_held_against_those_that_are_there(sender, wanted, words):
