@@ -145,7 +145,26 @@ def test_a_running_vllm_goes_from_one_checkpoint_to_another(checkpoints):
     assert answers(output) == [answer_of(load(folder)) for folder in checkpoints]
 
 
-@pytest.mark.parametrize("name", ["train_fsdp.py", "serve_vllm.py", "checkpoint_to_vllm.py"])
+def test_a_trainer_with_an_adapter_feeds_a_plain_vllm(checkpoints, tmp_path):
+    pytest.importorskip("peft")
+    text = (_PACKAGE / "examples" / "train_lora.py").read_text()
+    save = "model.merge_and_unload().save_pretrained(sys.argv[2])\nsignal.pause()"
+    script, merged = tmp_path / "train.py", tmp_path / "merged"
+    script.write_text(text.replace("signal.pause()", save))
+    with ExitStack() as stack:
+        trainer = stack.enter_context(started(script, checkpoints[0], merged, cwd=tmp_path))
+        engine = stack.enter_context(
+            started(_PACKAGE / "examples" / "serve_vllm.py", checkpoints[0], stdin=trainer.stdout)
+        )
+        output, _ = engine.communicate(timeout=500)
+    assert engine.returncode == 0
+    assert answers(output) == [answer_of(load(merged))]
+    assert answers(output) != [answer_of(load(checkpoints[0]))]
+
+
+@pytest.mark.parametrize(
+    "name", ["train_fsdp.py", "train_lora.py", "serve_vllm.py", "checkpoint_to_vllm.py"]
+)
 def test_each_example_is_short_and_in_the_readme(name):
     code = (_PACKAGE / "examples" / name).read_text().partition('"""\n\n')[2]
     assert len([line for line in code.splitlines() if line and "import" not in line]) < 20

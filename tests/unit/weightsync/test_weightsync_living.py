@@ -119,3 +119,28 @@ def test_training_and_freezing_and_tying_are_no_moves() -> None:
             receiver.stage(version)
             held = {shard.spec.name: shard.tensor for shard in receiver.staged_shards()}
             assert torch.equal(held["1.weight"], model[1].weight)
+
+
+@pytest.mark.parametrize("mode", ["staged", "in_place"])
+@pytest.mark.parametrize("transport", ["shared_memory", "tcp"])
+def test_memory_that_was_sent_or_received_into_can_still_be_given_up(mode, transport):
+    """FSDP and what takes models out of memory resize it; torch refused: 'not resizable'."""
+    trained, served = _filled(1.0), _filled(0.0)
+    config = ReceiverConfig(mode=mode, transport=transport)
+    with (
+        WeightSender(shards_of(trained)) as sender,
+        WeightReceiver([sender.endpoint], wanted=shards_of(served), config=config) as receiver,
+    ):
+        sender.publish(1)
+        receiver.stage(1)
+        receiver.commit()
+        receiver.verify()
+    for model in (trained, served):
+        assert model.weight.tolist() == [[1.0] * 4] * 3
+        model.weight.untyped_storage().resize_(0)
+
+
+def test_memory_that_was_written_to_files_can_still_be_given_up(tmp_path):
+    trained = _filled(1.0)
+    FileSender(shards_of(trained), str(tmp_path)).publish(1)
+    trained.weight.untyped_storage().resize_(0)

@@ -6,13 +6,17 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils.parametrize import register_parametrization
 from torch.optim.swa_utils import AveragedModel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_map_only
 
 from cosmos_weightsync import LayoutError, WeightReceiver, WeightSender, shards_of
+from cosmos_weightsync.encodings import trainable
 
 
 class Model(nn.Module):
@@ -57,6 +61,73 @@ def test_names_are_those_of_the_model_inside(wrap):
 def test_a_part_of_a_model_may_be_wrapped():
     model = nn.ModuleDict({"a": DistributedDataParallel(Model()), "module": Model()})
     assert names(model) == [*(f"a.{n}" for n in NAMES), *(f"module.{n}" for n in NAMES)]
+
+
+@pytest.mark.parametrize("source", [lambda model: model, trainable])
+@pytest.mark.usefixtures("rank_of_two")
+def test_what_fsdp2_has_gathered_is_described_as_this_rank_keeps_it(source):
+    """After an evaluation the root's parameters are whole, in memory that training frees."""
+    model = nn.Sequential(nn.Linear(4, 2))
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    boxes = [str(shard.spec.box) for shard in shards_of(model)]
+    assert boxes == ["[0:1, 0:4]", "[0:1]"]
+    with torch.no_grad():
+        model(torch.ones(1, 4))
+    assert type(model[0].weight) is nn.Parameter  # The whole.
+    found = shards_of(source(model))
+    assert [str(shard.spec.box) for shard in found] == boxes
+    with WeightSender(found) as sender:
+        model(torch.ones(1, 4)).sum().backward()
+        sender.publish(1)  # Was refused: the model seemed to have moved.
+
+
+def _sharded(model: nn.Sequential) -> None:
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+
+
+def _split(model: nn.Sequential) -> None:
+    parallelize_module(model, init_device_mesh("cpu", (2,)), {"0": ColwiseParallel()})
+
+
+def _replaced(model: nn.Sequential) -> None:
+    model[0] = nn.Linear(4, 2)
+
+
+def _resized(model: nn.Sequential) -> None:
+    model[0].weight = nn.Parameter(torch.zeros(3, 4))
+
+
+@pytest.mark.parametrize("change", [_sharded, _split, _replaced, _resized])
+@pytest.mark.usefixtures("rank_of_two")
+def test_a_model_whose_parameters_others_have_replaced_is_noticed(change):
+    """As `accelerator.prepare` does: what nobody trained any more was published for ever."""
+    model = nn.Sequential(nn.Linear(4, 2))
+    with WeightSender(shards_of(model)) as sender:
+        change(model)
+        with pytest.raises(LayoutError, match=r"0.weight: .*'accelerator.prepare'.*make another"):
+            sender.publish(1)
+
+
+class Half(nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight / 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: register_parametrization(model[0], "weight", Half()),
+        DistributedDataParallel,
+        lambda model: torch.compile(model),
+    ],
+)
+@pytest.mark.usefixtures("rank_of_two")
+def test_wrapping_a_model_that_was_described_changes_nothing(change):
+    model = nn.Sequential(nn.Linear(4, 2))
+    with WeightSender(shards_of(model)) as sender:
+        kept = change(model)
+        sender.publish(1)
+        del kept
 
 
 @pytest.mark.parametrize("with_own_parameters", [False, True])

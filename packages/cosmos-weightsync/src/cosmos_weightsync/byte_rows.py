@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["byte_rows", "row_bytes_of"]
+__all__ = ["byte_rows", "lent_bytes", "row_bytes_of"]
 
 _SHORTEST_ROW = 64
 
@@ -41,5 +41,31 @@ def byte_rows(view: Tensor) -> np.ndarray | None:
     if row_bytes is None:
         return None
     if row_bytes == 1:
-        return view.reshape(-1, 1).view(torch.uint8).numpy().reshape(-1, 1)
-    return view.flatten(1).view(torch.uint8).numpy()
+        return lent_bytes(view.reshape(-1, 1).view(torch.uint8)).reshape(-1, 1)
+    return lent_bytes(view.flatten(1).view(torch.uint8))
+
+
+def lent_bytes(view: Tensor) -> np.ndarray:
+    """The same bytes of host memory as an array.
+
+    ``Tensor.numpy`` would leave its mark on the memory, which then can never be resized again; FSDP
+    and whatever takes a model out of memory for a while do that to parameters.
+
+    Args:
+        view: Of dtype uint8; strides are free.
+    """
+    return np.asarray(_Lent(view)) if view.numel() else np.empty(view.shape, dtype=np.uint8)
+
+
+class _Lent:
+    """What NumPy asks for memory; the array keeps it, and so the tensor."""
+
+    def __init__(self, view: Tensor) -> None:
+        self._view = view
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": tuple(view.shape),
+            "strides": view.stride(),
+            "data": (view.data_ptr(), False),
+        }

@@ -12,6 +12,7 @@ import xxhash
 from torch import Tensor
 
 from cosmos_weightsync.boxes import Box
+from cosmos_weightsync.byte_rows import lent_bytes
 from cosmos_weightsync.streaming import SHORTEST_COMPILED, compiled_rows
 
 __all__ = [
@@ -45,7 +46,7 @@ class RunningChecksum:
 
     def add(self, content: Tensor) -> None:
         """Carry on over a contiguous tensor."""
-        self.add_bytes(flat_bytes(content).cpu().numpy())
+        self.add_bytes(lent_bytes(flat_bytes(content).cpu()))
 
     def add_bytes(self, content: np.ndarray) -> None:
         """Carry on over contiguous bytes."""
@@ -85,7 +86,7 @@ def box_blocks(
 def tensor_checksum(tensor: Tensor) -> int:
     """The checksum of a tensor's elements in row-major order; strides are free."""
     if tensor.is_contiguous():
-        return xxhash.xxh3_64_intdigest(flat_bytes(tensor).cpu().numpy().data)
+        return xxhash.xxh3_64_intdigest(lent_bytes(flat_bytes(tensor).cpu()).data)
     running = RunningChecksum()
     for block in box_blocks(tensor.shape, tensor.element_size()):
         running.add(tensor[block].contiguous())

@@ -257,7 +257,9 @@ class VersionFetcher:
             return self._roster.assign(specs, found)
         except PlanError as error:
             for lost in found.unreachable.values():
-                raise type(lost)(f"{lost}; without it: {error}") from error
+                raise type(lost)(
+                    f"{lost}; without it: {error}" if senders.tensors else str(lost)
+                ) from error
             raise
 
     def _know_all(self, senders: Layout) -> None:

@@ -5,6 +5,7 @@ JSON; it is always an object with a ``kind``.
 """
 
 import contextlib
+import ipaddress
 import json
 import socket
 import struct
@@ -22,11 +23,13 @@ from cosmos_weightsync.errors import (
     TransferError,
     WeightSyncError,
 )
+from cosmos_weightsync.forking import closed_in_children
 
 __all__ = [
     "MAX_HELLO_BYTES",
     "ControlConnection",
     "connect_control",
+    "is_loopback",
     "parse_endpoint",
     "recv_exactly",
 ]
@@ -53,7 +56,7 @@ class ControlConnection:
 
     def __init__(self, connection: socket.socket, peer: str) -> None:
         self.is_known = False
-        self._socket = connection
+        self._socket = closed_in_children(connection)
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self.peer = peer
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -95,7 +98,10 @@ class ControlConnection:
         """
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size, expect, deadline))
         if length > most_bytes:
-            raise ProtocolError(f"{self.peer} announces a frame of {length} bytes")
+            raise ProtocolError(
+                f"{self.peer} announces a frame of {length} bytes: what answers there is something "
+                "else than a sender or receiver of this library"
+            )
         try:
             frame = json.loads(self._exactly(length, expect, deadline))
             kind = frame["kind"]
@@ -198,6 +204,14 @@ def join_endpoint(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this host only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def listen(host: str, port: int = 0, *, backlog: int = 1) -> socket.socket:
     """Return a socket that listens on an address of IPv4 or IPv6, or on a name's.
 
@@ -207,7 +221,18 @@ def listen(host: str, port: int = 0, *, backlog: int = 1) -> socket.socket:
     kind = socket.SOCK_STREAM
     found = socket.getaddrinfo(host or None, port, type=kind, flags=socket.AI_PASSIVE)
     family, *_ = found[0]
-    return socket.create_server((host, port), family=family, backlog=backlog)
+    return closed_in_children(socket.create_server((host, port), family=family, backlog=backlog))
+
+
+def _hint(host: str, error: Exception) -> str:
+    if not isinstance(error, ConnectionRefusedError):
+        return ""
+    if is_loopback(host):
+        return (
+            "; nobody listens there on this host: the sender has ended, or it is on another host "
+            "and was given no address of that one (SenderConfig.bind_host, with a token)"
+        )
+    return "; nobody listens there any more"
 
 
 def connect_control(endpoint: str, deadline: Deadline) -> ControlConnection:
@@ -217,13 +242,15 @@ def connect_control(endpoint: str, deadline: Deadline) -> ControlConnection:
         PeerLostError: nobody listens there.
         DeadlineError: the host does not answer.
     """
-    peer = f"sender at {endpoint}"
+    peer, address = f"sender at {endpoint}", parse_endpoint(endpoint)
     try:
-        connection = socket.create_connection(
-            parse_endpoint(endpoint), timeout=deadline.remaining(peer)
-        )
+        connection = socket.create_connection(address, timeout=deadline.remaining(peer))
     except TimeoutError as error:
-        raise DeadlineError(f"{peer} does not answer") from error
+        raise DeadlineError(
+            f"{peer} does not answer: is there a way to that host, and no firewall before the port?"
+        ) from error
     except (OSError, UnicodeError) as error:  # The latter of what can be no host's name.
-        raise PeerLostError(f"{peer} cannot be reached: {error}") from error
+        raise PeerLostError(
+            f"{peer} cannot be reached: {error}{_hint(address[0], error)}"
+        ) from error
     return ControlConnection(connection, peer)

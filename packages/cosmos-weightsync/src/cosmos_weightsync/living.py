@@ -23,6 +23,7 @@ class LiveTensor:
         address: Of its memory then; ``None`` of a kind of tensor that does not tell.
         owner: The module it is a parameter of, as far as is known.
         attribute: As which.
+        root: The model that was described.
     """
 
     name: str
@@ -30,14 +31,37 @@ class LiveTensor:
     address: int | None
     owner: "weakref.ref[nn.Module] | None" = None
     attribute: str = ""
+    root: "weakref.ref[nn.Module] | None" = None
 
-    @property
-    def is_in_place(self) -> bool:
-        """Whether its memory is where it was, and its module has no other in its place."""
+    def is_in_place(self, trained: "_Trained") -> bool:
+        """Whether its memory is where it was, and the model has no other in its place."""
+        if self.address is None:
+            return True
         owner = self.owner() if self.owner is not None else None
         held = None if owner is None else vars(owner)["_parameters"].get(self.attribute)
-        now = held if held is not None and _stands_in(held, self.tensor) else self.tensor
-        return self.address is None or _address(now) == self.address
+        now = self.tensor
+        if held is None:  # Moved into another module, as `parametrize` does, or gone.
+            root = self.root() if self.root is not None else None
+            if root is not None and id(now) not in trained.of(root):
+                return False
+        elif _stands_in(held, now):
+            now = held
+        elif not _is_gathered(held, now):
+            return False
+        return _address(now) == self.address
+
+
+class _Trained:
+    """The parameters of models, looked up once in each check."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, frozenset[int]] = {}
+
+    def of(self, root: nn.Module) -> frozenset[int]:
+        """Their identities."""
+        if id(root) not in self._of:
+            self._of[id(root)] = frozenset(map(id, root.parameters()))
+        return self._of[id(root)]
 
 
 class Watched(Protocol):
@@ -58,7 +82,7 @@ def live_parameter(name: str, path: str, tensor: Tensor, module: nn.Module) -> L
     """A parameter at a path of a module."""
     place, _, attribute = path.rpartition(".")
     owner = weakref.ref(module.get_submodule(place))
-    return LiveTensor(name, tensor, _address(tensor), owner, attribute)
+    return LiveTensor(name, tensor, _address(tensor), owner, attribute, weakref.ref(module))
 
 
 def check_in_place(shards: Iterable[Watched]) -> None:
@@ -67,26 +91,35 @@ def check_in_place(shards: Iterable[Watched]) -> None:
     Raises:
         LayoutError: names the first.
     """
+    trained = _Trained()
     for shard in shards:
-        if shard.live is not None and not shard.live.is_in_place:
+        if shard.live is not None and not shard.live.is_in_place(trained):
             raise LayoutError(
                 f"{shard.live.name}: the model has other memory for it than when it was described "
-                "(after 'model.to', '.data = ', 'load_state_dict(assign=True)' or the like): "
+                "(after 'fully_shard', 'accelerator.prepare', 'model.to', '.data = ', "
+                "'load_state_dict(assign=True)' or the like): "
                 "describe the model again, by 'shards_of', and make another sender or receiver"
             )
 
 
 def _stands_in(held: Tensor, described: Tensor) -> bool:
-    """Whether a module's parameter is of the kind that was described.
-
-    FSDP2 puts gathered parameters into the module for a while; these are no DTensors, or ones of
-    fewer placements, and say nothing of the sharded ones.
-    """
+    """Whether a module's parameter is of the kind that was described."""
     if type(held) is not type(described) or held.shape != described.shape:
         return False
     if isinstance(held, DTensor) and isinstance(described, DTensor):
         return held.placements == described.placements and held.device_mesh == described.device_mesh
     return True
+
+
+def _is_gathered(held: Tensor, described: Tensor) -> bool:
+    """Whether it is what FSDP2 puts in a sharded parameter's place for a while.
+
+    That is no DTensor, or one of no more placements, and says nothing of the sharded one. The other
+    way round, the model was sharded after it was described, and nobody trains what was.
+    """
+    if not isinstance(described, DTensor) or held.shape != described.shape:
+        return False
+    return not isinstance(held, DTensor) or held.device_mesh.ndim <= described.device_mesh.ndim
 
 
 def _address(tensor: Tensor) -> int | None:

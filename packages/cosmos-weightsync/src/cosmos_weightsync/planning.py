@@ -8,7 +8,8 @@ Every rank of both sides computes the plan for itself and gets the same one, so 
 header on the wire; equal digests prove it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
 
 from cosmos_weightsync.balancing import Balancer
 from cosmos_weightsync.errors import UncoveredRegionError, UnknownTensorError
@@ -19,7 +20,7 @@ from cosmos_weightsync.planning_routes import RouteBuilder
 from cosmos_weightsync.plans import PlanStats, TransferPlan
 from cosmos_weightsync.topology import Topology
 
-__all__ = ["Piece", "PieceClass", "PlanStats", "TransferPlan", "plan_transfer"]
+__all__ = ["Piece", "PieceClass", "PlanStats", "TransferPlan", "nearest_name", "plan_transfer"]
 
 
 def plan_transfer(
@@ -102,7 +103,7 @@ def _check_offered(name: str, senders: Layout, receivers: Layout) -> None:
     if name not in senders.tensors:
         raise UnknownTensorError(
             f"{name}: {_first(name, receivers, 'receiver')} is wanted, no sender has it; they have "
-            f"{len(senders.tensors)} tensors{_nearest(name, senders.tensors)}"
+            f"{len(senders.tensors)} tensors{nearest_name(name, senders.tensors)}"
         )
     have, want = senders.shape_of(name), receivers.shape_of(name)
     if have != want:
@@ -121,10 +122,19 @@ def _first(name: str, side: Layout, role: str) -> str:
     return f"{cut.boxes_of(rank)[0]} of {role} {rank}"
 
 
-def _nearest(name: str, names: Mapping[str, object]) -> str:
-    tail = name.rsplit(".", 1)[-1]
-    alike = [other for other in names if other.endswith(name) or name.endswith(other)]
-    alike += [other for other in names if other.endswith(tail)]
+def nearest_name(name: str, names: Iterable[str]) -> str:
+    """The end of a sentence on a tensor that is not among others: which of these it may be."""
+    known = list(names)
+    for other in known:
+        short, long = sorted((name, other), key=len)
+        if long.endswith(f".{short}"):
+            prefix = long.removesuffix(short)
+            return (
+                f", such as {other}; {prefix!r} is in front of one of the two only: "
+                "describe the same part of the model at both ends, or rename it by "
+                "'converted_shards'"
+            )
+    alike = get_close_matches(name, known, n=1, cutoff=0.0)
     return f", such as {alike[0]}" if alike else ""
 
 

@@ -215,6 +215,9 @@ class WeightReceiver:
     def commit(self) -> int:
         """Put the staged version to use: copy it into the target tensors, if there are any.
 
+        Ranks that serve one model together commit each for itself, and should all have staged the
+        same version: between them, or by `commit_together`.
+
         Returns:
             The version in use from now on. Committing it again copies it again.
 

@@ -1,5 +1,6 @@
 """The trainer's side: publish a version, go on training, let receivers fetch it."""
 
+import os
 import secrets
 import socket
 from collections.abc import Iterable, Sequence
@@ -12,7 +13,7 @@ from cosmos_weightsync.attendance import Attendance
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.edges import BucketPool
 from cosmos_weightsync.encodings import Cast, EncodedShards, encode
-from cosmos_weightsync.errors import ConfigurationError
+from cosmos_weightsync.errors import ConfigurationError, VersionError
 from cosmos_weightsync.frames import parse_endpoint
 from cosmos_weightsync.layout import Layout, check_once
 from cosmos_weightsync.membership import Member
@@ -141,6 +142,7 @@ class WeightSender:
         if not 0 <= rank < num_ranks:
             raise ConfigurationError(f"rank {rank} is not one of {num_ranks} ranks")
         self._config = config
+        self._process = os.getpid()
         self._run_id = config.run_id or new_run_id(rank, num_ranks)
         self._source = source = _published(shards, config.wire_dtype)
         check_once(source.specs, f"sender rank {rank} holds")
@@ -207,11 +209,17 @@ class WeightSender:
         whole until it has been. Called from one thread.
 
         Raises:
-            VersionError: the version is not newer than the last, or the sender is closed.
+            VersionError: the version is not newer than the last, the sender is closed, or this is a
+                child of the process that made it.
             LayoutError: the model has moved into other memory than it was described in.
             DeadlineError: receivers hold all buffers and none was freed in time.
         """
         version = version_number(version)
+        if os.getpid() != self._process:
+            raise VersionError(
+                f"version {version}: this process is a fork of {self._process}, from which "
+                "receivers fetch: publish there, or make a sender here"
+            )
         self._source.check_in_place()
         self._snapshots.publish(version, Deadline.after(self._config.publish_timeout_s))
         if self._attendance is not None:

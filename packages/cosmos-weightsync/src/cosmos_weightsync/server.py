@@ -16,7 +16,13 @@ from cosmos_weightsync.errors import (
     ProtocolError,
     WeightSyncError,
 )
-from cosmos_weightsync.frames import MAX_HELLO_BYTES, ControlConnection, join_endpoint, listen
+from cosmos_weightsync.frames import (
+    MAX_HELLO_BYTES,
+    ControlConnection,
+    is_loopback,
+    join_endpoint,
+    listen,
+)
 
 __all__ = [
     "Conversation",
@@ -25,7 +31,6 @@ __all__ = [
     "check_exposure",
     "complain",
     "is_every_address",
-    "is_loopback",
     "receive_hello",
 ]
 
@@ -183,14 +188,6 @@ def complain(connection: ControlConnection, error: WeightSyncError) -> None:
     reason = {"class": type(error).__name__, "message": str(error)}
     with contextlib.suppress(WeightSyncError):
         connection.send("error", reason, Deadline.after(1.0))
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this host only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def check_exposure(host: str, token: str) -> None:

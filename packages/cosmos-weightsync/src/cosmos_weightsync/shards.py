@@ -15,7 +15,7 @@ from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.errors import LayoutError
 from cosmos_weightsync.layout import ITEM_BYTES, IntArray, ShardSpec, keeps_meaning
 from cosmos_weightsync.living import LiveTensor, live_parameter, live_tensor
-from cosmos_weightsync.wrapped import check_kind, check_sharding, seen_through
+from cosmos_weightsync.wrapped import check_kind, check_sharding, resharded, seen_through
 
 __all__ = [
     "Shard",
@@ -174,7 +174,7 @@ def _live_of(item: nn.Module | tuple[str, Tensor]) -> Iterator[LiveTensor]:
         return
     check_sharding(item)
     name_of = seen_through(item)
-    for path, parameter in item.named_parameters(remove_duplicate=False):
+    for path, parameter in resharded(item).named_parameters(remove_duplicate=False):
         check_kind(path, parameter)
         yield live_parameter(clean_name(name_of(path)), path, parameter, item)
 
@@ -185,8 +185,9 @@ def shards_of(source: Source, *, tied: Literal["once", "each"] = "once") -> tupl
     The shards are views: they follow the parameters as these are trained, and not into other
     memory; senders and receivers refuse shards whose parameters were given some since, by
     ``model.to`` or ``load_state_dict(assign=True)``. A DTensor gives the part on this rank, as
-    several shards where it is interleaved; a plain tensor is taken as whole. Buffers are not
-    included; pass pairs, or a state dict, to send them.
+    several shards where it is interleaved; a plain tensor is taken as whole. Of modules, what FSDP2
+    has gathered for a forward pass is given back first. Buffers are not included; pass pairs, or a
+    state dict, to send them.
 
     Args:
         source: A module, all modules of this rank's pipeline stages, or pairs; in checkpoint

@@ -202,7 +202,10 @@ class SnapshotStore:
 
     def _check_next(self, version: int) -> None:
         if version <= self._last or version < 0:
-            raise VersionError(f"version {version} comes after version {self._last}")
+            raise VersionError(
+                f"version {version} comes after version {self._last}: each must be newer than the "
+                "one before, by however much"
+            )
         if self._is_closed:
             raise VersionError(f"version {version} comes after the sender was closed")
 

@@ -10,6 +10,7 @@ from cosmos_weightsync.arenas import Arena
 from cosmos_weightsync.errors import LayoutError, UnknownTensorError
 from cosmos_weightsync.layout import Layout, ShardSpec, check_cast, check_once
 from cosmos_weightsync.living import check_in_place
+from cosmos_weightsync.planning import nearest_name
 from cosmos_weightsync.shards import Shard, check_separate, handed_over, torch_dtype
 
 __all__ = ["Mode", "WantedWeights"]
@@ -91,6 +92,7 @@ class WantedWeights:
             raise UnknownTensorError(
                 f"{spec.name} {spec.box}: wanted here, none of {senders.num_ranks} sender ranks "
                 f"has it; they have {len(senders.tensors)} tensors"
+                f"{nearest_name(spec.name, senders.tensors)}"
             )
         dtype = senders.tensors[spec.name].dtype
         if dtype != spec.dtype:

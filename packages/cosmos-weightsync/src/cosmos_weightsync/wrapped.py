@@ -9,7 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FlatParameter, FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.fsdp import (
+    FlatParameter,
+    FSDPModule,
+    FullyShardedDataParallel,
+    ShardingStrategy,
+)
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
@@ -18,7 +23,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from cosmos_weightsync.errors import LayoutError
 
-__all__ = ["check_kind", "check_sharding", "seen_through"]
+__all__ = ["check_kind", "check_sharding", "resharded", "seen_through"]
 
 _INNER = "module"
 _TRANSPARENT = (DataParallel, DistributedDataParallel, AveragedModel)
@@ -42,6 +47,19 @@ def seen_through(module: nn.Module) -> Callable[[str], str]:
         )
 
     return name
+
+
+def resharded(module: nn.Module) -> nn.Module:
+    """The module, with the parameters in place that FSDP2 keeps.
+
+    After a forward pass without a backward one, such as an evaluation, those of the root are whole
+    ones that were gathered, whose memory the next backward pass frees. They are given back here, as
+    ``state_dict`` does; no rank waits for another.
+    """
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+    return module
 
 
 def check_sharding(module: nn.Module) -> None:

@@ -24,6 +24,7 @@ import xxhash
 from torch import Tensor
 
 from cosmos_weightsync.boxes import Box
+from cosmos_weightsync.byte_rows import lent_bytes
 from cosmos_weightsync.chunks import HeldBoxes, flat_bytes, piece_checksum
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.encodings.changes import ChangeDecoder, ChangeEncoder, Dense, Sparse
@@ -155,7 +156,7 @@ def _chunks(pieces: Sequence[Piece], bucket_bytes: int) -> Iterator[tuple[Piece,
 
 
 def _bytes_of(held: HeldBoxes, name: str, box: Box) -> Bytes:
-    return flat_bytes(held.view(name, box).contiguous()).cpu().numpy()
+    return lent_bytes(flat_bytes(held.view(name, box).contiguous()).cpu())
 
 
 def _send_frame(

@@ -5,6 +5,7 @@ Each function gives (name, tensor) pairs or shards for `shards_of` and `encode`.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -14,14 +15,22 @@ from torch import Tensor, nn
 from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.errors import LayoutError
 from cosmos_weightsync.layout import ShardSpec
-from cosmos_weightsync.shards import Shard, clean_name, shards_of
+from cosmos_weightsync.shards import Shard, live_tensors, shards_of_live
 
-__all__ = ["ADAPTER_CONFIG", "adapter_files", "adapter_shards", "trainable"]
+__all__ = [
+    "ADAPTER_CONFIG",
+    "LORA_PARTS",
+    "adapter_config",
+    "adapter_files",
+    "adapter_shards",
+    "trainable",
+]
 
 ADAPTER_CONFIG = "adapter_config.json"
 """The file peft keeps beside an adapter's tensors; travels as a tensor of bytes of this name."""
 
-_LORA_PARTS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_bias")
+LORA_PARTS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_bias")
+"""Parts of the names of an adapter's tensors."""
 
 
 class AdapterConfig(Protocol):
@@ -41,7 +50,7 @@ def trainable(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     Example:
         >>> sender = WeightSender(shards_of(trainable(model)))
     """
-    return ((name, p) for name, p in module.named_parameters() if p.requires_grad)
+    return ((live.name, live.tensor) for live in live_tensors(module) if live.tensor.requires_grad)
 
 
 def adapter_shards(module: nn.Module, adapter: str = "default") -> tuple[Shard, ...]:
@@ -56,26 +65,35 @@ def adapter_shards(module: nn.Module, adapter: str = "default") -> tuple[Shard, 
     Raises:
         LayoutError: the module has no such adapter, or none that is plain LoRA.
     """
-    configs: Mapping[str, AdapterConfig] = getattr(module, "peft_config", {})
-    if adapter not in configs:
-        raise LayoutError(f"no adapter {adapter!r}; the module has {sorted(configs)}")
-    config = configs[adapter].to_dict()
+    config = adapter_config(module, adapter)
     for option in ("use_dora", "trainable_token_indices", "modules_to_save"):
         if config.get(option):
             raise LayoutError(f"adapter {adapter!r}: {option} is not plain LoRA; publish the model")
-    parameters = module.named_parameters(remove_duplicate=False)
-    pairs = [
-        (saved, p)
-        for name, p in parameters
-        if (saved := _saved_name(clean_name(name), adapter)) is not None
+    lives = [
+        replace(live, name=saved)
+        for live in live_tensors(module, tied="each")
+        if (saved := _saved_name(live.name, adapter)) is not None
     ]
-    if not pairs:
+    if not lives:
         raise LayoutError(f"adapter {adapter!r} has no LoRA tensors")
     content = json.dumps({**config, "inference_mode": True}, default=_plain, sort_keys=True)
     file = torch.frombuffer(bytearray(content.encode()), dtype=torch.uint8)
     shape = (file.numel(),)
     about = Shard(ShardSpec(ADAPTER_CONFIG, shape, Box.full(shape), "uint8"), file)
-    return (*shards_of(pairs, tied="each"), about)
+    return (*(shard for live in lives for shard in shards_of_live(live)), about)
+
+
+def adapter_config(module: nn.Module, adapter: str) -> Mapping[str, Any]:
+    """What peft was told of an adapter.
+
+    Raises:
+        LayoutError: the module has no such adapter.
+    """
+    parts = (part for part in module.modules() if hasattr(part, "peft_config"))
+    configs: Mapping[str, AdapterConfig] = getattr(next(parts, None), "peft_config", {})
+    if adapter not in configs:
+        raise LayoutError(f"no adapter {adapter!r}; the module has {sorted(configs)}")
+    return configs[adapter].to_dict()
 
 
 def adapter_files(staged: Iterable[Shard]) -> tuple[dict[str, Tensor], str]:
@@ -101,7 +119,7 @@ def _saved_name(name: str, adapter: str) -> str | None:
     """``….lora_A.default.weight`` is saved as ``….lora_A.weight``."""
     parts = name.split(".")
     for index, (kind, owner) in enumerate(pairwise(parts)):
-        if kind in _LORA_PARTS and owner == adapter:
+        if kind in LORA_PARTS and owner == adapter:
             return ".".join((*parts[: index + 1], *parts[index + 2 :]))
     return None
 

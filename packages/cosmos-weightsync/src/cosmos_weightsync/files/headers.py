@@ -43,6 +43,7 @@ _CODES: Mapping[str, str] = {
 }
 _NAMES = {name: code for code, name in _CODES.items()}
 _ALIGNMENT = 8
+_METADATA = "__metadata__"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def decode_header(text: bytes, file: str) -> tuple[tuple[HeaderEntry, ...], dict
     """
     try:
         header = msgspec.json.decode(text)
-        metadata = {str(k): str(v) for k, v in header.pop("__metadata__", {}).items()}
+        metadata = {str(k): str(v) for k, v in header.pop(_METADATA, {}).items()}
         entries = [_entry(str(name), item, file) for name, item in header.items()]
     except (
         msgspec.DecodeError,
@@ -130,8 +131,14 @@ def _entry(name: str, item: Mapping[str, Any], file: str) -> HeaderEntry:
 def encode_header(
     tensors: Sequence[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]
 ) -> tuple[bytes, tuple[HeaderEntry, ...]]:
-    """The first bytes of a file that holds these (name, dtype, shape), one after the other."""
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    """The first bytes of a file that holds these (name, dtype, shape), one after the other.
+
+    Raises:
+        LayoutError: a tensor has the name that the format keeps for metadata.
+    """
+    if any(name == _METADATA for name, _, _ in tensors):
+        raise LayoutError(f"{_METADATA}: no tensor of a safetensors file has this name: rename it")
+    header: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     entries: list[HeaderEntry] = []
     offset = 0
     for name, dtype, shape in tensors:

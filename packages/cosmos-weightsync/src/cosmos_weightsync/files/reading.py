@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from cosmos_weightsync.boxes import Box
+from cosmos_weightsync.byte_rows import lent_bytes
 from cosmos_weightsync.chunks import flat_bytes
 from cosmos_weightsync.files.manifests import CHUNK_BYTES, StoredBox, read_checked
 from cosmos_weightsync.files.storage import Storage
@@ -96,4 +97,4 @@ class BoxReader:
 
 
 def _bytes_of(view: Tensor) -> memoryview:
-    return flat_bytes(view).numpy().data.cast("B")
+    return lent_bytes(flat_bytes(view)).data

@@ -8,6 +8,7 @@ import xxhash
 from torch import Tensor
 
 from cosmos_weightsync.boxes import Box
+from cosmos_weightsync.byte_rows import lent_bytes
 from cosmos_weightsync.chunks import HeldBoxes, flat_bytes
 from cosmos_weightsync.errors import StorageError
 from cosmos_weightsync.files.checkpoints import StoredTensor
@@ -125,7 +126,7 @@ def _slabs(spec: ShardSpec, held: HeldBoxes) -> Iterator[memoryview]:
     dtype = torch_dtype(spec.dtype)
     for box in spec.box.split(max(1, SLAB_BYTES // item_bytes)):
         view = _on_the_host(held.view(spec.name, box), dtype)
-        yield flat_bytes(view).numpy().data
+        yield lent_bytes(flat_bytes(view)).data
 
 
 def _on_the_host(view: Tensor, dtype: torch.dtype) -> Tensor:

@@ -22,6 +22,7 @@ from cosmos_weightsync.errors import (
     ProtocolError,
     TransportUnavailableError,
 )
+from cosmos_weightsync.forking import closed_in_children
 from cosmos_weightsync.frames import recv_exactly
 from cosmos_weightsync.transports.contract import Channel, PendingChannel, Side
 
@@ -40,7 +41,7 @@ class HostConnection:
     """
 
     def __init__(self, connection: socket.socket, role: str) -> None:
-        self._socket = connection
+        self._socket = closed_in_children(connection)
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self.process, self._user = _peer_of(connection)
         self.peer = f"{role} process {self.process}"
@@ -162,7 +163,7 @@ class _Offering:
     def __init__(self, make: MakeChannel) -> None:
         self._make = make
         self._address = f"cosmos-weightsync-{secrets.token_hex(16)}"
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener = closed_in_children(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         self._listener.bind(f"\0{self._address}")
         self._listener.listen(1)
 

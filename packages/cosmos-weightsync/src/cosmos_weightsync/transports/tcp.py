@@ -14,9 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cosmos_weightsync.byte_rows import lent_bytes
 from cosmos_weightsync.checksums import RunningChecksum
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import DeadlineError, PeerLostError, TransportUnavailableError
+from cosmos_weightsync.forking import closed_in_children
 from cosmos_weightsync.frames import listen
 from cosmos_weightsync.streaming import CompiledRows, PlainRows, row_engine
 from cosmos_weightsync.transports.contract import Capabilities, PendingChannel, Side
@@ -42,7 +44,7 @@ class _TcpChannel:
 
     def __init__(self, connection: socket.socket, peer: str, compiled: CompiledRows | None) -> None:
         self._compiled = compiled
-        self._socket = connection
+        self._socket = closed_in_children(connection)
         self._peer = peer
         # Held while a call has the descriptor, whose number, once closed, is soon somebody else's.
         self._lent = threading.Lock()
@@ -58,7 +60,7 @@ class _TcpChannel:
         return torch.device("cpu")
 
     def send(self, view: Tensor, deadline: Deadline) -> None:
-        left = view.numpy().data
+        left = lent_bytes(view).data
         while left:
             try:
                 with self._lent:
@@ -70,7 +72,7 @@ class _TcpChannel:
                 raise PeerLostError(f"{self._peer} is gone: {error}") from error
 
     def recv_into(self, view: Tensor, deadline: Deadline) -> None:
-        left = view.numpy().data
+        left = lent_bytes(view).data
         while left:
             try:
                 with self._lent:
@@ -219,13 +221,16 @@ class _Connecting:
     def meet(self, peer: Mapping[str, Any], deadline: Deadline) -> tuple[socket.socket, str]:
         address = (str(peer.get("host")), int(peer.get("port", 0)))
         name = f"sender at {address}"
-        try:
-            connection = socket.create_connection(address, timeout=deadline.remaining(name))
-            connection.sendall(str(peer.get("key")).encode())
-        except TimeoutError as error:
-            raise DeadlineError(f"{name} does not answer") from error
-        except OSError as error:
-            raise PeerLostError(f"{name} cannot be reached: {error}") from error
+        with contextlib.ExitStack() as failed:
+            try:
+                connection = socket.create_connection(address, timeout=deadline.remaining(name))
+                failed.callback(connection.close)
+                connection.sendall(str(peer.get("key")).encode())
+            except TimeoutError as error:
+                raise DeadlineError(f"{name} does not answer") from error
+            except OSError as error:
+                raise PeerLostError(f"{name} cannot be reached: {error}") from error
+            failed.pop_all()
         return connection, name
 
     def close(self) -> None:
