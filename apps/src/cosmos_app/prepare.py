@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cosmos_app.context_length import require_context
 from cosmos_app.errors import DataError
 from cosmos_app.held import held_training
 from cosmos_app.length_reward import budget_of
@@ -96,6 +97,10 @@ def check_inputs(recipe: Recipe) -> None:
     if recipe.model.path is not None:
         require_trainable(recipe.model.path, recipe.policy, held_training(recipe))
         require_teacher_of(recipe, recipe.model.path)
+    model = recipe.model.path or recipe.model.tiny
+    require_context("rollout.engine", recipe.rollout.engine, model)
+    if recipe.teacher.replicas and recipe.model.teacher is not None:
+        require_context("teacher.engine", recipe.teacher.engine, recipe.model.teacher)
 
 
 def _require_functions(recipe: Recipe) -> None:
