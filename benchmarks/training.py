@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from training_data import Result, Sample, Sizes, make, read
+from training_titan_data import result_in
 from trl_environment import trl_python
 
 from cosmos_algos import (
@@ -229,12 +230,11 @@ def run_arm(arm: str, directory: Path) -> Result:
         path = os.environ.get("PYTHONPATH", "")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    lines = [x for x in done.stdout.splitlines() if x.startswith("RESULT ")]
-    if done.returncode or not lines:
+    if done.returncode or "RESULT " not in done.stdout:
         raise RuntimeError(f"{arm}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
-    found = json.loads(lines[-1].removeprefix("RESULT "))
     values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in found.items()
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in result_in(done.stdout).items()
     }
     return Result(**values)
 

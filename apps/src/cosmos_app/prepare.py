@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cosmos_app.context_length import require_context
 from cosmos_app.errors import DataError
 from cosmos_app.held import held_training
+from cosmos_app.length_reward import budget_of
 from cosmos_app.prompt_rows import prompt_rows
 from cosmos_app.quickstart.arithmetic import arithmetic_rows, write_rows
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
@@ -80,6 +82,12 @@ def check_inputs(recipe: Recipe) -> None:
         MeshError: if the model cannot be divided as the recipe says.
     """
     _require_functions(recipe)
+    budget = getattr(recipe.length_reward, "field", "")
+    if budget and recipe.data.path is None:
+        raise DataError(
+            f"length_reward: it reads the field {budget!r} of data rows, which sums that are "
+            "generated have not; set data.path, or length_reward.kind = 'relative'"
+        )
     paths = [path for path in (recipe.data.path, recipe.data.held_out_path) if path is not None]
     for path in paths:
         images, videos = _num_shown(path, recipe)
@@ -89,6 +97,10 @@ def check_inputs(recipe: Recipe) -> None:
     if recipe.model.path is not None:
         require_trainable(recipe.model.path, recipe.policy, held_training(recipe))
         require_teacher_of(recipe, recipe.model.path)
+    model = recipe.model.path or recipe.model.tiny
+    require_context("rollout.engine", recipe.rollout.engine, model)
+    if recipe.teacher.replicas and recipe.model.teacher is not None:
+        require_context("teacher.engine", recipe.teacher.engine, recipe.model.teacher)
 
 
 def _require_functions(recipe: Recipe) -> None:
@@ -168,11 +180,12 @@ def _num_shown(path: Path, recipe: Recipe) -> tuple[int, int]:
     """Read all rows of a data file, and count their pictures and videos.
 
     Raises:
-        DataError: if one lacks the answer that a reward compares with.
+        DataError: if one lacks the answer that a reward compares with, or its budget of tokens.
     """
     images = videos = 0
     needing = next((one.name for one in recipe.reward.rewards if one.kind in NEED_ANSWERS), "")
     is_due = needing and recipe.rollout.environment is None
+    budget = getattr(recipe.length_reward, "field", "")
     for number, row in enumerate(prompt_rows(path, sampling=recipe.data.video_sampling), 1):
         if is_due and row.get("answer") is None:
             raise DataError(
@@ -180,9 +193,18 @@ def _num_shown(path: Path, recipe: Recipe) -> tuple[int, int]:
                 f"compares with (found: {', '.join(sorted(row))}); give it one, or set "
                 "reward.rewards"
             )
+        if budget:
+            _require_budget(row, budget, f"data file {path}: row {number}")
         images += len(row.get("images", ()))
         videos += len(row.get("videos", ()))
     return images, videos
+
+
+def _require_budget(row: Mapping[str, Any], field: str, where: str) -> None:
+    try:
+        budget_of(row, field)
+    except ValueError as error:
+        raise DataError(f"{where}: {error}") from error
 
 
 def require_teacher_of(recipe: Recipe, model: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Literal
 from cosmos_algos import AlgorithmConfig, GrpoConfig
 from cosmos_app.cluster_config import ClusterConfig
 from cosmos_app.dashboard.config import DashboardConfig
+from cosmos_app.length_reward import LengthRewardConfig
 from cosmos_app.policy_config import PolicyConfig, check_elastic
 from cosmos_app.quickstart.arithmetic import ArithmeticConfig
 from cosmos_app.quickstart.tiny_model import TinyModelConfig
@@ -118,6 +119,8 @@ class TrainerConfig:
         checkpoint_every: steps between checkpoints; the last step always has one; 0 for only that.
         keep_checkpoints: how many are kept.
         drop_zero_signal: replace groups whose rewards are all equal (DAPO dynamic sampling).
+        mask_truncated: leave samples that a limit of tokens cut off out of the loss (DAPO overlong
+            filtering); they count among their group's rewards.
         keep_bad_steps: write the batches of steps whose loss or gradient was not finite to
             ``bad_steps/`` of the run directory.
         deterministic: have policies use deterministic kernels, and refuse what has none.
@@ -131,6 +134,7 @@ class TrainerConfig:
     checkpoint_every: int = 50
     keep_checkpoints: int = 2
     drop_zero_signal: bool = False
+    mask_truncated: bool = False
     keep_bad_steps: bool = True
     deterministic: bool = False
 
@@ -249,6 +253,7 @@ class Recipe:
         rollout: the replicas that generate.
         teacher: who scores for algorithms that learn from a teacher.
         reward: what is rewarded, and by how many processes in each rollout replica.
+        length_reward: what the length of a response does to that; none if there is no table.
         staleness: how far sampling may run ahead of training.
         validation: when accuracy is measured.
         weight_sync: how weights travel.
@@ -273,6 +278,7 @@ class Recipe:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     reward: RewardPoolConfig = field(default_factory=RewardPoolConfig)
+    length_reward: LengthRewardConfig | None = None
     staleness: StalenessConfig = field(default_factory=StalenessConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     weight_sync: WeightSyncConfig = field(default_factory=WeightSyncConfig)

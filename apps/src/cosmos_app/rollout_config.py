@@ -49,6 +49,9 @@ class RolloutConfig:
         sampling: how.
         environment: what every episode is played in; none: one prompt, one reply.
         episode: what ends an episode that does not end by itself.
+        shared_prefixes: train what several samples of a prompt begin with in ``each`` of them, or
+            ``once``, in the first: for environments whose episodes are branches of one. Of samples
+            drawn by themselves the later ones' advantages no longer count there.
         record: keep every trajectory under ``trajectories/`` of the run directory, to look into.
         colocate: share the policy's devices: engines sleep while it trains, their weights kept in
             host memory ("keep") or given up and fetched again ("discard"); it puts its own away
@@ -63,6 +66,7 @@ class RolloutConfig:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     environment: EnvironmentConfig | None = None
     episode: EpisodeLimits = field(default_factory=EpisodeLimits)
+    shared_prefixes: Literal["each", "once"] = "each"
     record: bool = False
     colocate: Literal["", "keep", "discard"] = ""
     turn_deadline_s: float = 3600.0

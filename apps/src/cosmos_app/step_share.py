@@ -20,6 +20,7 @@ from cosmos_algos import (
     in_one_row,
     split_batches,
     with_idle_tokens,
+    without_truncated,
 )
 from cosmos_core.messages import SampleRef, Train
 from cosmos_core.trajectory import Trajectory
@@ -49,10 +50,25 @@ class StepShare:
     weights: SampleWeights
 
 
-def share_of_step(train: Train, algorithm: Algorithm, *, index: int, num_shares: int) -> StepShare:
+def share_of_step(
+    train: Train,
+    algorithm: Algorithm,
+    *,
+    index: int,
+    num_shares: int,
+    mask_truncated: bool = False,
+) -> StepShare:
     """Return share ``index`` of ``num_shares`` of a step; shares have about as many tokens each.
 
-    Tokens of prompts count, which passes go over like any other.
+    Tokens of prompts count, which passes go over like any other. What has no trained token is part
+    of its group's statistics, and of no share: it weighs nothing, and no pass is spent on it.
+
+    Args:
+        train: the whole step.
+        algorithm: what makes advantages and weights of it.
+        index: which share.
+        num_shares: among how many ranks, over all replicas.
+        mask_truncated: leave out samples that a limit of tokens cut off.
     """
     refs: list[SampleRef] = []
     groups: list[int] = []
@@ -60,16 +76,31 @@ def share_of_step(train: Train, algorithm: Algorithm, *, index: int, num_shares:
         completed = [ref for ref in group if ref.status == "completed"]
         refs.extend(completed)
         groups.extend([number] * len(completed))
-    num_tokens = [ref.num_tokens for ref in refs]
+    num_tokens = trained_tokens(refs, mask_truncated=mask_truncated)
     advantages, weights = algorithm.step_targets(
         StepRewards(rewards=[ref.reward for ref in refs], groups=groups, num_tokens=num_tokens)
     )
-    mine = balanced_parts([max(ref.length, ref.num_tokens) for ref in refs], num_shares)[index]
+    trained = [i for i, count in enumerate(num_tokens) if count]
+    lengths = [max(refs[i].length, refs[i].num_tokens) for i in trained]
+    mine = [trained[i] for i in balanced_parts(lengths, num_shares)[index]]
     return StepShare(
         refs=tuple(refs[i] for i in mine),
         advantages=advantages[mine],
         weights=weights.select(mine),
     )
+
+
+def trained_tokens(refs: Sequence[SampleRef], *, mask_truncated: bool) -> list[int]:
+    """Return how many tokens of each sample are trained on.
+
+    Args:
+        refs: samples that are completed.
+        mask_truncated: none of those that a limit of tokens cut off.
+    """
+    num_tokens = [ref.num_tokens for ref in refs]
+    if not mask_truncated:
+        return num_tokens
+    return without_truncated(num_tokens, ["length" if ref.truncated else "stop" for ref in refs])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,16 +215,23 @@ def batch_sizes(batch: TokenBatch, config: Any) -> dict[str, torch.Tensor]:
     }
 
 
-def step_statistics(train: Train) -> dict[str, float]:
+def step_statistics(train: Train, *, mask_truncated: bool = False) -> dict[str, float]:
     """Return what a step's references say of it: reward, staleness, lengths, switched responses.
 
     Staleness counts versions from the oldest token of a group to the step that trains on it.
+    ``truncated`` is the share of samples that a limit of tokens cut off, ``masked`` the share of
+    those that have no trained token, for that reason or another.
     """
     groups = [[r for r in group if r.status == "completed"] for group in train.groups]
     refs = [ref for group in groups for ref in group]
     if not refs:
         return {}
-    staleness = [train.step - min(r.oldest_version for r in group) for group in groups if group]
+    staleness = [
+        train.step - min(versions)
+        for group in groups
+        if (versions := [ref.oldest_version for ref in group if ref.num_tokens])
+    ]
+    trained = trained_tokens(refs, mask_truncated=mask_truncated)
     return {
         "reward": _mean(refs, lambda ref: ref.reward),
         "reward_std": float(torch.tensor([ref.reward for ref in refs]).std(correction=0)),
@@ -201,8 +239,10 @@ def step_statistics(train: Train) -> dict[str, float]:
         "num_tokens": float(sum(ref.num_tokens for ref in refs)),
         "num_samples": float(len(refs)),
         "switched": _mean(refs, lambda ref: float(ref.newest_version > ref.oldest_version)),
-        "staleness_mean": sum(staleness) / len(staleness),
-        "staleness_max": float(max(staleness)),
+        "truncated": _mean(refs, lambda ref: float(ref.truncated)),
+        "masked": trained.count(0) / len(refs),
+        "staleness_mean": sum(staleness) / max(len(staleness), 1),
+        "staleness_max": float(max(staleness, default=0)),
         "zero_signal": sum(len({r.reward for r in group}) < 2 for group in groups) / len(groups),
     }
 

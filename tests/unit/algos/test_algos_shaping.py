@@ -16,9 +16,11 @@ from cosmos_algos import (
     overlong_penalties,
     prefix_tree_mask,
     prefix_tree_positions,
+    prefixes_trained_once,
     shared_prefix_masks,
     without_truncated,
 )
+from cosmos_core.trajectory import UNSAMPLED, TeacherScores, Trajectory, VersionSpan
 
 
 def test_the_overlong_penalty_grows_over_the_buffer():
@@ -76,6 +78,46 @@ def test_each_prefix_is_trained_in_the_first_sample_that_has_it():
         [1, 1, 1],  # another group
         [1],
     ]
+
+
+def branch(tokens: list[int], group: str) -> Trajectory:
+    """Return a sample whose first token is the prompt."""
+    trainable = np.arange(len(tokens)) > 0
+    scores = np.where(trainable, np.float32(-1.0), np.float32(0.0))
+    return Trajectory(
+        prompt_id="p",
+        group=group,
+        sibling=0,
+        attempt=0,
+        token_ids=np.array(tokens, np.int32),
+        logprobs=scores,
+        trainable=trainable,
+        versions=(VersionSpan(UNSAMPLED, 1), VersionSpan(2, len(tokens) - 1)),
+        rewards={},
+        reward=1.0,
+        finish_reason="stop",
+        teacher=TeacherScores(
+            logprobs=scores,
+            top_logprobs=np.zeros((len(tokens), 0), np.float32),
+            top_token_ids=np.zeros((len(tokens), 0), np.int32),
+        ),
+    )
+
+
+def test_branches_train_what_they_share_in_the_first_of_them():
+    branches = [branch([7, 1, 2], "a"), branch([7, 1, 3, 4], "a"), branch([7, 1, 2], "a")]
+
+    first, second, same = prefixes_trained_once([*branches, branch([7, 1], "b")])[:3]
+
+    assert [t.trainable.astype(int).tolist() for t in (first, second, same)] == [
+        [0, 1, 1],
+        [0, 0, 1, 1],
+        [0, 0, 0],
+    ]
+    assert second.logprobs.tolist() == [0.0, 0.0, -1.0, -1.0]
+    assert second.teacher is not None
+    assert second.teacher.logprobs.tolist() == [0.0, 0.0, -1.0, -1.0]
+    assert second.versions == branches[1].versions
 
 
 def test_continuations_see_the_prefix_and_themselves():

@@ -345,7 +345,10 @@ def test_a_row_may_be_several_examples_of_which_the_long_ones_are_counted(tmp_pa
     data.write_text("\n".join(json.dumps({"messages": turns}) for _ in range(4)))
     recipe = load_any_recipe(file, ["data.rows.max_tokens=10"])  # they have 5, 9 and 13
     task = supervised(recipe.data, recipe.trainer.batch, tmp_path / "model")
-    assert (task.num_examples, task.num_left_out) == (3 * 2, 4)  # a pair is held out
+    # two whole conversations are held out, with the two examples that each of them is
+    assert (task.num_examples, task.num_left_out) == (2 * 2, 4)
+    held_out = task.held_out(rank=0, size=1)
+    assert sum(len(batch.token_ids) for batch in held_out) == 2 * 2
 
 
 def test_rows_that_are_too_long_are_told(tmp_path, file, capsys):

@@ -113,3 +113,48 @@ def test_statistics_count_staleness_from_the_oldest_token_of_a_group() -> None:
     assert values["staleness_max"] == 1.0
     assert values["switched"] == 1.0
     assert values["zero_signal"] == 0.5
+
+
+CUT = msgspec.structs.replace(ref("cut", 0.0, 9, 1), truncated=True)
+WITH_CUT = Train(
+    step=3,
+    groups=((ref("a", 1.0, 2, 3), ref("b", 0.5, 4, 2), CUT), (ref("c", 1.0, 3, 3),)),
+    publish=True,
+)
+
+
+@pytest.mark.parametrize("num_shares", [1, 2, 3])
+def test_samples_that_were_cut_off_are_compared_with_and_never_trained(num_shares: int) -> None:
+    shares = [
+        share_of_step(WITH_CUT, ALGORITHM, index=i, num_shares=num_shares, mask_truncated=True)
+        for i in range(num_shares)
+    ]
+    found = {
+        sample.key: advantage
+        for share in shares
+        for sample, advantage in zip(share.refs, share.advantages.tolist(), strict=True)
+    }
+    assert found == {"a": 0.5, "b": 0.0, "c": 0.0}  # the mean of the group has the cut one's 0
+    assert sum(float(share.weights.denominator.sum()) for share in shares) == 2 + 4 + 3
+    assert step_statistics(WITH_CUT, mask_truncated=True)["masked"] == 0.25
+
+
+def test_samples_that_were_cut_off_are_trained_unless_asked_otherwise() -> None:
+    share = share_of_step(WITH_CUT, ALGORITHM, index=0, num_shares=1)
+    assert sorted(sample.key for sample in share.refs) == ["a", "b", "c", "cut"]
+    values = step_statistics(WITH_CUT)
+    assert (values["truncated"], values["masked"]) == (0.25, 0.0)
+
+
+def test_a_step_of_nothing_but_samples_that_were_cut_off_is_empty() -> None:
+    train = Train(step=3, groups=((CUT, CUT),), publish=True)
+    share = share_of_step(train, ALGORITHM, index=0, num_shares=1, mask_truncated=True)
+    assert share.refs == ()
+    assert step_statistics(train, mask_truncated=True)["masked"] == 1.0
+
+
+def test_staleness_is_that_of_samples_with_a_trained_token() -> None:
+    untrained = msgspec.structs.replace(ref("u", 0.0, 0), oldest_version=-1, newest_version=-1)
+    train = Train(step=3, groups=((ref("a", 1.0, 2, 3), untrained), (untrained,)), publish=True)
+    values = step_statistics(train)
+    assert (values["staleness_mean"], values["staleness_max"]) == (0.0, 0.0)

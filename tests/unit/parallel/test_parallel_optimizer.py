@@ -145,6 +145,34 @@ def test_muon_takes_the_matrices_and_adamw_the_rest():
     assert kinds["lm_head.weight"] == ["exp_avg", "exp_avg_sq", "step"]
 
 
+def test_muon_orthogonalises_each_expert_of_a_stack_by_itself():
+    shapes = {
+        "layers.0.mlp.experts.gate_up_proj": (3, 8, 4),
+        "layers.0.mlp.experts.gate_up_proj_bias": (3, 8),  # a stack too, of no matrices
+        "layers.0.mlp.router.weight": (3, 4),
+        "layers.0.conv1d.weight": (8, 1, 4),
+    }
+    settings = {"lr": 1e-2, "weight_decay": 0.05}
+    generator = torch.Generator().manual_seed(0)
+    begun = {n: torch.randn(shape, generator=generator) for n, shape in shapes.items()}
+    named = {name: nn.Parameter(value.clone()) for name, value in begun.items()}
+    optimizer = MuonConfig(**settings).build(named)
+    experts = [nn.Parameter(matrix.clone()) for matrix in begun[next(iter(begun))]]
+    reference = torch.optim.Muon(experts, adjust_lr_fn="match_rms_adamw", **settings)
+    for _ in range(3):
+        for parameter in named.values():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        stack, *_ = named.values()
+        for expert, gradient in zip(experts, stack.grad, strict=True):
+            expert.grad = gradient.clone()
+        optimizer.step()
+        reference.step()
+    assert torch.equal(stack.detach(), torch.stack([expert.detach() for expert in experts]))
+    kinds = [sorted(optimizer.state[parameter]) for parameter in named.values()]
+    adamw = ["exp_avg", "exp_avg_sq", "step"]
+    assert kinds == [["momentum_buffer"], adamw, ["momentum_buffer"], adamw]
+
+
 def test_one_learning_rate_schedule_moves_every_part_of_a_joined_optimizer():
     schedule = ScheduleConfig(num_warmup_steps=12)
     _, learner = trained(MuonConfig(lr=1.0, schedule=schedule))

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from sft_examples import only_example
 
 from cosmos_parallel import (
     AdamWConfig,
@@ -19,7 +20,6 @@ from cosmos_parallel import (
     SftFormat,
     build_mesh,
     empty_batch,
-    encode_example,
     fit,
     lay_out,
     load_causal_lm,
@@ -45,7 +45,7 @@ def spell(tokenizer, example) -> str:
 
 
 def test_prompt_is_not_trained_and_the_response_ends(tokenizer):
-    example = encode_example({"prompt": "1+2=", "response": "3"}, tokenizer)
+    example = only_example({"prompt": "1+2=", "response": "3"}, tokenizer)
     assert spell(tokenizer, example) == "1+2=[3][</s>]"
     assert (example.token_ids.dtype, example.trainable.dtype) == (np.int32, np.bool_)
 
@@ -63,11 +63,11 @@ def test_an_empty_prompt_keeps_what_the_tokenizer_puts_before_it(tokenizer, form
     framed = copy.deepcopy(tokenizer)
     end = ("</s>", tokenizer.eos_token_id)
     framed.backend_tokenizer.post_processor = TemplateProcessing(single=form, special_tokens=[end])
-    assert spell(framed, encode_example({"prompt": "", "response": "b"}, framed)) == expected
+    assert spell(framed, only_example({"prompt": "", "response": "b"}, framed)) == expected
 
 
 def test_an_end_that_is_written_in_the_prompt_stays(tokenizer):
-    example = encode_example({"prompt": "<u>a</s>", "response": "b"}, tokenizer)
+    example = only_example({"prompt": "<u>a</s>", "response": "b"}, tokenizer)
     assert spell(tokenizer, example) == "<u>a</s>[b][</s>]"
 
 
@@ -78,7 +78,7 @@ def test_every_answer_of_a_conversation_is_trained_and_nothing_else(tokenizer):
         {"role": "user", "content": "d"},
         {"role": "assistant", "content": "e"},
     ]
-    example = encode_example({"messages": messages}, tokenizer)
+    example = only_example({"messages": messages}, tokenizer)
     assert spell(tokenizer, example) == "<u>a</s><a>[b][c][</s>]<u>d</s><a>[e][</s>]"
 
 
@@ -122,13 +122,13 @@ def test_a_template_that_writes_answers_without_their_prompts_is_refused(tokeniz
     fickle.chat_template = "{{ messages | length }}{{ messages[-1].content }}"
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     with pytest.raises(SftDataError, match=r"message 1: .* does not write the answer behind what"):
-        encode_example({"messages": messages}, fickle)
+        only_example({"messages": messages}, fickle)
     fickle.chat_template = None
     with pytest.raises(SftDataError, match="no chat template"):
-        encode_example({"messages": messages}, fickle)
+        only_example({"messages": messages}, fickle)
     fickle.chat_template = "{{ raise_exception('only users here') }}"
     with pytest.raises(SftDataError, match="only users here"):
-        encode_example({"messages": messages}, fickle)
+        only_example({"messages": messages}, fickle)
 
 
 def test_long_examples_are_dropped_and_counted(tmp_path, tokenizer):
@@ -292,7 +292,7 @@ def test_the_empty_batch_has_a_gradient_of_zero(model_directory, mesh):
 
 def test_fit_learns_and_goes_on_where_it_was(model_directory, mesh, tokenizer):
     rows = [{"prompt": f"{a}+{b}=", "response": str(a + b)} for a in range(5) for b in range(5)]
-    data = SftData(examples=tuple(encode_example(row, tokenizer) for row in rows))
+    data = SftData(examples=tuple(only_example(row, tokenizer) for row in rows))
     config = SftBatchConfig(batch_size=25)
 
     def losses_of(*parts: range) -> list[float]:

@@ -4,11 +4,11 @@ import copy
 import json
 
 import pytest
+from sft_examples import only_example
 
 from cosmos_parallel import (
     SftDataError,
     SftFormat,
-    encode_example,
     encode_examples,
     load_sft_data,
     read_rows,
@@ -113,13 +113,13 @@ def test_a_template_that_marks_what_is_generated_is_taken_at_its_word(tokenizer)
         {"role": "user", "content": "d"},
         {"role": "assistant", "content": "e"},
     ]
-    theirs = encode_example({"messages": messages}, marked)
-    ours = encode_example({"messages": messages}, tokenizer)
+    theirs = only_example({"messages": messages}, marked)
+    ours = only_example({"messages": messages}, tokenizer)
     assert theirs.token_ids.tolist() == ours.token_ids.tolist()
     assert theirs.trainable.tolist() == ours.trainable.tolist()
     marked.chat_template = "{{ messages[0].content }}{% generation %}{% endgeneration %}"
     with pytest.raises(SftDataError, match="marks nothing as generated"):
-        encode_example({"messages": messages}, marked)
+        only_example({"messages": messages}, marked)
 
 
 def test_tools_reach_the_template(tokenizer):
@@ -129,12 +129,12 @@ def test_tools_reach_the_template(tokenizer):
         "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
         "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
     }
-    assert spell(tokenizer, encode_example(row, told)) == "1<u>a</s><a>b</s>"
+    assert spell(tokenizer, only_example(row, told)) == "1<u>a</s><a>b</s>"
     as_text = row | {"tools": json.dumps(row["tools"])}
-    assert spell(tokenizer, encode_example(as_text, told)) == "1<u>a</s><a>b</s>"
+    assert spell(tokenizer, only_example(as_text, told)) == "1<u>a</s><a>b</s>"
     for wrong in ("f", "{}", {"name": "f"}):
         with pytest.raises(SftDataError, match="'tools' must be a list of schemas, or the JSON"):
-            encode_example(row | {"tools": wrong}, told)
+            only_example(row | {"tools": wrong}, told)
 
 
 CALLING = (
@@ -158,14 +158,14 @@ def test_calls_of_tools_are_trained_also_where_a_table_has_nulls_for_other_messa
         {"role": "assistant", "content": "c"},
     ]
     said = "<u>a</s><a>[f][?][</s>]<u>b</s><a>[c][</s>]"
-    example = encode_example({"messages": messages}, calling)
+    example = only_example({"messages": messages}, calling)
     assert marked_spelling(tokenizer, example) == said
     path = write_parquet(tmp_path / "rows.parquet", [{"messages": messages}])
     (example,) = load_sft_data(path, calling).examples
     assert marked_spelling(tokenizer, example) == said
     messages[1]["tool_calls"] = []
     with pytest.raises(SftDataError, match=r"list of 'tool_calls' needs no content"):
-        encode_example({"messages": messages}, calling)
+        only_example({"messages": messages}, calling)
 
 
 def called(name, **arguments):
@@ -220,7 +220,7 @@ def test_an_answer_may_begin_with_what_joins_the_prompt():
     said = ["x", "\n\ny", "x", "\ny", "z", "y"]
     roles = ["user", "assistant"] * 3
     messages = [{"role": r, "content": text} for r, text in zip(roles, said, strict=True)]
-    example = encode_example({"messages": messages}, joining)
+    example = only_example({"messages": messages}, joining)
     tokens = joining.convert_ids_to_tokens(example.token_ids.tolist())
     assert tokens == [
         *("u", ":", "\n", "x", "</s>", "a", ":", "\n"),  # then what a model would generate
@@ -244,7 +244,7 @@ def test_a_template_that_forgets_what_was_said_is_refused():
         {"role": role, "content": text} for role, text in (("user", "x"), ("assistant", "\ny"))
     ]
     with pytest.raises(SftDataError, match=r"message 1: .* does not write the answer behind what"):
-        encode_example({"messages": messages}, forgetful)
+        only_example({"messages": messages}, forgetful)
 
 
 # thoughts stand in -+ behind the last question, and are left out before it, as by Qwen3
@@ -276,13 +276,13 @@ def test_answers_whose_thoughts_are_forgotten_later_are_trained_with_them_each_o
         "<u>a</s><a>[-][1][+][b][</s>]<u>c</s><a>[-][2][+][d][</s>]",
         "<u>a</s><a>b</s><u>c</s><a>d</s><u>e</s><a>[-][3][+][f][</s>]",
     ]
-    with pytest.raises(SftDataError, match="makes 2 examples of the row"):
-        encode_example(row, thinking)
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps(row))
-    assert [len(e.token_ids) for e in load_sft_data(path, thinking).examples] == [18, 21]
+    path = write_json(tmp_path / "rows.jsonl", [ROWS[0], row, ROWS[1]])
+    data = load_sft_data(path, thinking)
+    assert [[len(e.token_ids) for e in of_row] for of_row in data.by_row()] == [[6], [18, 21], [6]]
     data = load_sft_data(path, thinking, SftFormat(max_tokens=18))
-    assert (len(data.examples), data.num_dropped) == (1, 1)
+    assert ([len(of_row) for of_row in data.by_row()], data.num_dropped) == ([1, 1, 1], 1)
+    data = load_sft_data(path, thinking, SftFormat(max_tokens=17))
+    assert ([len(of_row) for of_row in data.by_row()], data.num_dropped) == ([1, 1], 2)
 
 
 def test_a_conversation_may_begin_with_the_assistant(tokenizer):
@@ -296,8 +296,8 @@ def test_a_conversation_may_begin_with_the_assistant(tokenizer):
         {"role": "assistant", "content": "d"},
     ]
     said = "<a>[a][b][</s>]<u>c</s><a>[d][</s>]"
-    assert marked_spelling(tokenizer, encode_example({"messages": messages}, tokenizer)) == said
-    example = encode_example({"messages": messages}, greeting)
+    assert marked_spelling(tokenizer, only_example({"messages": messages}, tokenizer)) == said
+    example = only_example({"messages": messages}, greeting)
     assert marked_spelling(tokenizer, example) == "<s>default</s>" + said
     # one that prompts with something else than it writes before an answer
     greeting.chat_template = (
@@ -305,10 +305,10 @@ def test_a_conversation_may_begin_with_the_assistant(tokenizer):
         "{% if add_generation_prompt %}<a>...{% endif %}"
     )
     with pytest.raises(SftDataError, match=r"put a message of the user before it"):
-        encode_example({"messages": messages}, greeting)
+        only_example({"messages": messages}, greeting)
     greeting.chat_template = "{{ messages[0].content + none }}"
     with pytest.raises(SftDataError, match=r"template refuses the messages: can only concatenate"):
-        encode_example({"messages": messages}, greeting)
+        only_example({"messages": messages}, greeting)
 
 
 def marked_spelling(tokenizer, example) -> str:

@@ -1,5 +1,7 @@
 """A server at the other end of an endpoint that is not what it should be."""
 
+import asyncio
+import contextlib
 import json
 import socket
 import struct
@@ -73,15 +75,27 @@ class Server(ThreadingHTTPServer):
         """Say nothing of connections that were reset on purpose."""
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
-    made = Server(("127.0.0.1", 0), Desk)
+@contextlib.contextmanager
+def serving(port: int = 0) -> Iterator[Server]:
+    made = Server(("127.0.0.1", port), Desk)
     thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    yield made
-    made.shutdown()
-    made.server_close()
-    thread.join(30)
+    try:
+        yield made
+    finally:
+        stop(made)
+        thread.join(30)
+
+
+def stop(server: Server) -> None:
+    server.shutdown()
+    server.server_close()  # nobody listens any more
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as made:
+        yield made
 
 
 async def engine_of(server: Server, **settings):
@@ -96,13 +110,17 @@ def event(**choice: object) -> bytes:
 
 async def sampled(server: Server, **settings):
     engine = await engine_of(server, **settings)
+    try:
+        return await samples_of(engine)
+    finally:
+        await engine.aclose()
+
+
+async def samples_of(engine):
     request = GenerationRequest(
         request_id="r", prompt_token_ids=(1, 2), sampling=Sampling(max_new_tokens=4)
     )
-    try:
-        return [sample async for sample in engine.generate([request])]
-    finally:
-        await engine.aclose()
+    return [sample async for sample in engine.generate([request])]
 
 
 TOKEN = event(token_ids=[7], logprobs={"token_logprobs": [-0.5]}, finish_reason=None)
@@ -203,3 +221,26 @@ async def test_scores_are_asked_for_again_too(server):
         await engine.score([1, 2])
     await engine.aclose()
     assert len(server.times) == 3
+
+
+async def test_a_server_that_is_gone_for_good_has_failed_long_before_its_time(server):
+    engine = await engine_of(server, connect_s=1.5, timeout_s=120.0)
+    stop(server)
+    before = time.monotonic()
+    with pytest.raises(EngineError, match=r"nobody is there at http://.* not be connected to for"):
+        await engine.score([1, 2])
+    assert time.monotonic() - before < 15.0
+    await engine.aclose()
+
+
+async def test_a_server_that_is_started_again_after_seconds_is_found(server):
+    engine = await engine_of(server, connect_s=20.0)
+    stop(server)
+    asked = asyncio.create_task(samples_of(engine))
+    await asyncio.sleep(1.5)
+    assert not asked.done()
+    with serving(server.server_port) as again:
+        again.answer = TOKEN + LAST
+        (sample,) = await asked
+    assert sample.token_ids.tolist() == [7, 8]
+    await engine.aclose()

@@ -31,8 +31,8 @@ TOOLS = [
 ]
 
 
-def read(form: str, text: str, first: int = 0):
-    return read_reply(text, FORMATS[form], tools=TOOLS, first=first)
+def read(form: str, text: str, first: int = 0, prompt: str = ""):
+    return read_reply(text, FORMATS[form], tools=TOOLS, first=first, prompt=prompt)
 
 
 def deepseek(text: str) -> str:
@@ -225,3 +225,36 @@ def test_one_broken_call_costs_no_other():
 def test_a_long_reply_of_nothing_but_beginnings_is_read_in_time(form):
     begins = FORMATS[form].mark or "<tool_call>"
     assert len(read(form, begins * 2000).calls) <= 2000
+
+
+CALLS = {
+    "hermes": f'<tool_call>{{"name": "add", "arguments": {JSON}}}</tool_call>',
+    "llama3_json": f'{{"name": "add", "parameters": {JSON}}}',
+    "mistral": f"[TOOL_CALLS]add[ARGS]{JSON}",
+    "qwen3_coder": "<tool_call><function=add><parameter=a>2</parameter></function></tool_call>",
+    "deepseek_v3": deepseek(f"<|tool▁call▁begin|>add<|tool▁sep|>{JSON}<|tool▁call▁end|>"),
+    "glm45": "<tool_call>add<arg_key>a</arg_key><arg_value>2</arg_value></tool_call>",
+    "kimi_k2": "<|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>"
+    f"{JSON}<|tool_call_end|>",
+}
+
+
+@pytest.mark.parametrize("form", CALLS)
+@pytest.mark.parametrize("prompt", ["", "<a>", "<a><think>", "<a><think>\n"])
+def test_calls_in_thoughts_are_none_whoever_began_the_thought(form, prompt):
+    opens, closes = ("[THINK]", "[/THINK]") if form == "mistral" else ("<think>", "</think>")
+    prompt, call = prompt.replace("<think>", opens), CALLS[form]
+    begun = "" if opens in prompt else opens
+    thought = f"{begun}I could say {call} or not{closes}"
+    (found,) = read(form, f"{thought}\n\n{call}", prompt=prompt).calls
+    assert (found.name, found.arguments["a"], found.problem) == ("add", 2, "")
+    said = read(form, f"{thought}\n\nIt is 4.", prompt=prompt)
+    assert (said.content, said.calls) == ("It is 4.", ())
+    endless = read(form, f"{begun}I could say {call}", prompt=prompt)
+    assert (endless.content, endless.calls) == ("", ())
+
+
+def test_marks_of_thoughts_in_an_argument_are_its_text():
+    text = CALLS["hermes"].replace("'x'", "<think>")
+    (call,) = read("hermes", text).calls
+    assert call.arguments["note"] == "<b> } <think>\n"

@@ -44,8 +44,8 @@ class SftDataConfig:
         rows: which fields hold what, and which split of a directory is trained on.
         validation_path: examples that are only validated on, in the same form.
         validation_split: a split of ``path`` that is only validated on.
-        held_out: how many of the last examples are kept back to validate on, when neither is
-            given; 0 for none.
+        held_out: how many of the last rows are kept back to validate on, when neither is given; 0
+            for none. A conversation that is several examples is a row.
     """
 
     path: Path

@@ -13,7 +13,7 @@ from cosmos_app.given.recipe import PreferenceDataConfig, SftDataConfig
 from cosmos_parallel import Learner, LossResult, Scorer, SftFormat, StepReport
 
 Batch = TypeVar("Batch")
-Example = TypeVar("Example")
+OfRow = TypeVar("OfRow")
 Rows = SftFormat | PreferenceFormat
 
 
@@ -61,16 +61,20 @@ class Task(Protocol[Batch]):
 
 def split_off(
     config: SftDataConfig | PreferenceDataConfig,
-    load: Callable[[Path, Rows], Sequence[Example]],
-) -> tuple[Sequence[Example], Sequence[Example]]:
-    """Return the examples to train on, and those to validate on, which may be none.
+    load: Callable[[Path, Rows], Sequence[OfRow]],
+) -> tuple[Sequence[OfRow], Sequence[OfRow]]:
+    """Return the rows to train on, and those to validate on, which may be none.
+
+    Args:
+        config: of the data.
+        load: returns what becomes of each row of a file, those aside of which nothing does.
 
     Raises:
         SftDataError: if they cannot be read.
         DataError: if nothing is left to train on.
     """
     train = load(config.path, config.rows)
-    held_out: Sequence[Example] = ()
+    held_out: Sequence[OfRow] = ()
     if config.validation_path is not None:
         held_out = load(config.validation_path, config.rows)
     elif config.validation_split:
@@ -78,7 +82,7 @@ def split_off(
     kept = len(train) - config.held_out
     if kept < 1:
         raise DataError(
-            f"data.held_out is {config.held_out}, but {config.path} has {len(train)} examples "
+            f"data.held_out is {config.held_out}, but {config.path} has {len(train)} rows "
             f"of at most {config.rows.max_tokens} tokens: none would be left to train on"
         )
     return (train[:kept], train[kept:]) if config.held_out else (train, held_out)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +71,13 @@ def supervised(data: SftDataConfig, batch: SftBatchConfig, model_dir: Path) -> S
     tokenizer, reader = tokenizer_of(model_dir), PictureReader.of(model_dir)
     num_dropped: list[int] = []  # of what is trained on, then of what is validated on
 
-    def load(path: Path, rows: Rows) -> tuple[SftExample, ...]:
+    def load(path: Path, rows: Rows) -> list[tuple[SftExample, ...]]:
         assert isinstance(rows, SftFormat)
         found = load_sft_data(path, tokenizer, rows, reader)
         num_dropped.append(found.num_dropped)
-        return found.examples
+        return found.by_row()
 
-    train, held_out = split_off(data, load)
+    train, held_out = (tuple(chain.from_iterable(rows)) for rows in split_off(data, load))
     return SftTask(train, held_out, batch, reader, num_left_out=num_dropped[0])
 
 

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import cosmos_rollout
+from cosmos_algos import prefixes_trained_once
 from cosmos_app.control_files import read_weights_token
+from cosmos_app.length_reward import scorer_of
 from cosmos_app.parent import die_with_parent
 from cosmos_app.prepare import RunFiles
 from cosmos_app.report import Sample
@@ -201,10 +203,11 @@ class RolloutProcess:
                 engine=parts.engine,
                 prompts=_prompts_of(files, recipe.seed),
                 tokenizer=self._tokenizer,
-                scorer=parts.pool,
+                scorer=scorer_of(parts.pool, recipe.length_reward),
                 publish=self._publish,
                 environment=parts.environment,
                 teacher=parts.teacher,
+                narrow=prefixes_trained_once if recipe.rollout.shared_prefixes == "once" else None,
             ),
             ProducerConfig(
                 slots=recipe.rollout.slots,

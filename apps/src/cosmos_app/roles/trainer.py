@@ -203,6 +203,7 @@ class Trainer:
             self._algorithm,
             index=self._seat.index,
             num_shares=self._seat.num_shares,
+            mask_truncated=self._recipe.trainer.mask_truncated,
         )
 
     def train(
@@ -224,7 +225,7 @@ class Trainer:
             self._sender.publish(self.version)
         means = summarise_metrics(_without_sizes(report.metrics))
         return {
-            **step_statistics(train),
+            **step_statistics(train, mask_truncated=self._recipe.trainer.mask_truncated),
             **_flat(means | critic_figures(means)),
             **self._speed(report),
             "loss": report.loss,

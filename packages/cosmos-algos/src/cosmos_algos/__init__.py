@@ -70,7 +70,12 @@ from cosmos_algos.preferences import (
     kto_baseline,
     kto_losses,
 )
-from cosmos_algos.prefixes import prefix_tree_mask, prefix_tree_positions, shared_prefix_masks
+from cosmos_algos.prefixes import (
+    prefix_tree_mask,
+    prefix_tree_positions,
+    prefixes_trained_once,
+    shared_prefix_masks,
+)
 from cosmos_algos.recipe import AlgorithmConfig, GivenDataConfig, policy_loss
 from cosmos_algos.recipes.aipo import AipoConfig
 from cosmos_algos.recipes.cispo import CispoConfig
@@ -266,6 +271,7 @@ __all__ = [
     "position_ids",
     "prefix_tree_mask",
     "prefix_tree_positions",
+    "prefixes_trained_once",
     "proximal_logprobs",
     "reinforce_pp_advantages",
     "reinforce_pp_baseline_advantages",

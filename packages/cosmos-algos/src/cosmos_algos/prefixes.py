@@ -6,6 +6,7 @@ responses in one row, each of which sees the prompt and itself.
 """
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from cosmos_algos.arguments import check_lengths, check_whole
 from cosmos_algos.errors import ShapeError
+from cosmos_core.trajectory import Trajectory
 
 
 def shared_prefix_masks(
@@ -38,6 +40,30 @@ def shared_prefix_masks(
         masks.append(np.arange(len(tokens)) >= shared)
         others.append(tokens)
     return masks
+
+
+def prefixes_trained_once(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Return samples of which each trains what no earlier one of its group begins with too.
+
+    What is left out has no log-probability any more; all else of a sample stays as it is, the
+    versions that sampled it too.
+    """
+    masks = shared_prefix_masks(
+        [trajectory.token_ids for trajectory in trajectories],
+        [trajectory.group for trajectory in trajectories],
+    )
+    return [_narrowed(each, mask) for each, mask in zip(trajectories, masks, strict=True)]
+
+
+def _narrowed(trajectory: Trajectory, mask: npt.NDArray[np.bool_]) -> Trajectory:
+    kept = trajectory.trainable & mask
+    teacher = trajectory.teacher
+    return replace(
+        trajectory,
+        trainable=kept,
+        logprobs=np.where(kept, trajectory.logprobs, np.float32(0.0)),
+        teacher=None if teacher is None else teacher.where(kept),
+    )
 
 
 def prefix_tree_mask(segments: Int[Tensor, " T"]) -> Bool[Tensor, "T T"]:

@@ -34,8 +34,8 @@ class SampleRef(msgspec.Struct, frozen=True, kw_only=True):
 
     ``oldest_version`` and ``newest_version`` are the weight versions that sampled its first and
     last trained token. ``num_tokens`` are those that are trained, ``length`` all that a pass goes
-    over, those of the prompt and of tools too. A failed sample has no key and no reward and is
-    never trained on; ``failure`` says what happened.
+    over, those of the prompt and of tools too; ``truncated`` that a limit of tokens cut it off. A
+    failed sample has no key and no reward and is never trained on; ``failure`` says what happened.
     """
 
     sibling: int
@@ -46,6 +46,7 @@ class SampleRef(msgspec.Struct, frozen=True, kw_only=True):
     reward: float = 0.0
     oldest_version: int = 0
     newest_version: int = 0
+    truncated: bool = False
     failure: str = ""
 
 

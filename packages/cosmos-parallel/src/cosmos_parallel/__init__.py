@@ -116,7 +116,6 @@ from cosmos_parallel.sft_batches import (
 from cosmos_parallel.sft_data import (
     SftFormat,
     check_example,
-    encode_example,
     encode_examples,
     load_sft_data,
 )
@@ -243,7 +242,6 @@ __all__ = [
     "deterministic",
     "device_peak_flops",
     "empty_batch",
-    "encode_example",
     "encode_examples",
     "export_hf",
     "export_lora",

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from cosmos_parallel.errors import OptimizerError
+from cosmos_parallel.muon import ExpertMuon, check_shares
 from cosmos_parallel.schedule import ScheduleConfig
 
 Named = Mapping[str, nn.Parameter]
@@ -245,7 +246,8 @@ class MuonConfig:
     """Muon (Jordan et al., 2024) for matrices, AdamW for all else; torch's own of both.
 
     Updates of matrices are orthogonalised and scaled to the size of AdamW's, so that one learning
-    rate serves both (Liu et al., 2025, arXiv 2502.16982, section 2.2).
+    rate serves both (Liu et al., 2025, arXiv 2502.16982, section 2.2). Of a stack of experts each
+    has matrices of its own. What a parameter has fused, as gate and up, is one matrix.
 
     Attributes:
         kind: which optimizer this is.
@@ -254,7 +256,10 @@ class MuonConfig:
         weight_decay: decoupled decay, of both.
         betas: of AdamW.
         eps: of AdamW.
-        adamw_names: a matrix with one of these in its name is AdamW's: embeddings and heads.
+        adamw_names: a matrix with one of these in its name is AdamW's: embeddings, heads, and
+            biases of experts.
+        stack_names: a parameter of three dimensions with one of these in its name is a stack of
+            matrices; others are AdamW's.
         schedule: factor on ``lr`` over the updates.
     """
 
@@ -272,7 +277,9 @@ class MuonConfig:
         "output.weight",
         "value_head",
         "lora_",
+        "bias",
     )
+    stack_names: tuple[str, ...] = ("experts",)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
 
     def __post_init__(self) -> None:
@@ -292,24 +299,31 @@ class MuonConfig:
         Raises:
             OptimizerError: if more ranks share a matrix than it has rows or columns to share.
         """
-        matrices = {
+        ours = {
             name: parameter
             for name, parameter in parameters.items()
-            if parameter.ndim == 2 and not any(part in name for part in self.adamw_names)
+            if not any(part in name for part in self.adamw_names)
         }
-        for name, matrix in matrices.items():
-            _check_shares(name, matrix)
-        others = {name: p for name, p in parameters.items() if name not in matrices}
+        matrices = {name: p for name, p in ours.items() if p.ndim == 2}
+        stacks = {
+            name: p
+            for name, p in ours.items()
+            if p.ndim == 3 and any(part in name for part in self.stack_names)
+        }
+        for name, matrix in (matrices | stacks).items():
+            check_shares(name, matrix)
+        others = {n: p for n, p in parameters.items() if n not in matrices and n not in stacks}
         parts: list[torch.optim.Optimizer] = []
+        options: dict[str, Any] = {
+            "lr": self.lr,
+            "momentum": self.momentum,
+            "weight_decay": self.weight_decay,
+            "adjust_lr_fn": "match_rms_adamw",
+        }
         if matrices:
-            muon = torch.optim.Muon(
-                matrices.values(),
-                lr=self.lr,
-                momentum=self.momentum,
-                weight_decay=self.weight_decay,
-                adjust_lr_fn="match_rms_adamw",
-            )
-            parts.append(muon)
+            parts.append(torch.optim.Muon(matrices.values(), **options))
+        if stacks:
+            parts.append(ExpertMuon(stacks.values(), **options))
         if others:
             adamw = AdamWConfig(
                 lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay
@@ -362,23 +376,6 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
             group["lr"].fill_(lr)
         else:
             group["lr"] = lr
-
-
-def _check_shares(name: str, matrix: Tensor) -> None:
-    """Refuse a matrix of which some ranks hold nothing: torch adds no update of Muon's to it."""
-    if not isinstance(matrix, DTensor):
-        return
-    shares = [1] * matrix.ndim
-    for axis, placement in enumerate(matrix.placements):
-        dim = getattr(placement, "dim", None)  # of those that split
-        if dim is not None:
-            shares[dim] *= matrix.device_mesh.size(axis)
-    if any(size < num for size, num in zip(matrix.shape, shares, strict=True)):
-        raise OptimizerError(
-            f"muon: {name} is {tuple(matrix.shape)} and shared by {math.prod(shares)} ranks, which "
-            "is too small to have a part on each; leave it to AdamW by a part of its name in "
-            "adamw_names"
-        )
 
 
 def _torch_optimizers() -> dict[str, Callable[..., torch.optim.Optimizer]]:

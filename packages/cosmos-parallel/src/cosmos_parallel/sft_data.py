@@ -82,41 +82,25 @@ def load_sft_data(
     """
     rows = rows or SftFormat()
     examples: list[SftExample] = []
+    row_sizes: list[int] = []
     num_dropped = 0
     for folder, where, row in read_rows_in(Path(path), rows.split):
         made = encode_examples(row, tokenizer, where, rows=rows, reader=reader, folder=folder)
         kept = [example for example in made if len(example.token_ids) <= rows.max_tokens]
         examples += kept
+        row_sizes += [len(kept)] if kept else []
         num_dropped += len(made) - len(kept)
     if not examples:
         raise SftDataError(
             f"SFT data {path} has no example of at most {rows.max_tokens} tokens "
             f"({num_dropped} are longer)"
         )
-    return SftData(examples=tuple(examples), num_dropped=num_dropped, reader=reader)
-
-
-def encode_example(
-    row: Row,
-    tokenizer: "PreTrainedTokenizerBase",
-    where: str = "example",
-    *,
-    rows: SftFormat | None = None,
-    reader: PictureReader | None = None,
-    folder: Path = Path(),
-) -> SftExample:
-    """Turn a row that is one example into tokens; see `encode_examples`.
-
-    Raises:
-        SftDataError: as there, and if it is several.
-    """
-    first, *others = encode_examples(row, tokenizer, where, rows=rows, reader=reader, folder=folder)
-    if others:
-        raise SftDataError(
-            f"{where}: the chat template writes earlier messages differently once later ones "
-            f"follow, which makes {1 + len(others)} examples of the row"
-        )
-    return first
+    return SftData(
+        examples=tuple(examples),
+        num_dropped=num_dropped,
+        reader=reader,
+        row_sizes=tuple(row_sizes),
+    )
 
 
 def encode_examples(

@@ -1,6 +1,7 @@
 """What supervised rows become: examples of tokens, and a data set of them."""
 
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +34,15 @@ class SftData:
         examples: in the order of the file.
         num_dropped: examples left out because they were longer than allowed.
         reader: what shows the pictures to the model; ``None`` for a model that sees none.
+        row_sizes: how many examples each row that has any is, in order; empty for one of each.
     """
 
     examples: tuple[SftExample, ...]
     num_dropped: int = 0
     reader: PictureReader | None = None
+    row_sizes: tuple[int, ...] = ()
+
+    def by_row(self) -> list[tuple[SftExample, ...]]:
+        """Return the examples of each row: those of one conversation belong together."""
+        sizes, left = self.row_sizes or (1,) * len(self.examples), iter(self.examples)
+        return [tuple(islice(left, size)) for size in sizes]

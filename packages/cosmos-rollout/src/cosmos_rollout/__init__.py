@@ -35,6 +35,7 @@ from cosmos_rollout.engines import (
     WeightClientFactory,
     answer_scores,
     cpu_environment,
+    longest_context,
     random_script,
 )
 from cosmos_rollout.environments import (
@@ -247,6 +248,7 @@ __all__ = [
     "cpu_environment",
     "find_callable",
     "has_words",
+    "longest_context",
     "prompt_text",
     "prompt_tokens",
     "random_script",

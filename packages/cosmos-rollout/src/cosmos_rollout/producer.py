@@ -94,6 +94,8 @@ class ProducerParts:
         publish: stores the trajectories of a group.
         environment: what episodes are played in, with a chat template; None: one prompt, one reply.
         teacher: scores what is trained on; a sample that it cannot score has failed.
+        narrow: returns the trajectories of a group with fewer trained tokens; None: all are. It is
+            not asked of validation.
     """
 
     engine: RolloutEngine
@@ -103,6 +105,7 @@ class ProducerParts:
     publish: Publish
     environment: Environment | None = None
     teacher: Teacher | None = None
+    narrow: Callable[[Sequence[Trajectory]], Sequence[Trajectory]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -304,9 +307,12 @@ class Producer:
 
     async def _attempt(self, command: Generate) -> GroupEvent:
         siblings = await self._generate(command)
-        trajectories = [s for s in siblings if isinstance(s, Trajectory)]
-        keys = iter(await self._parts.publish(trajectories) if trajectories else ())
-        samples = (sample_ref(s, next(keys)) if isinstance(s, Trajectory) else s for s in siblings)
+        trajectories: Sequence[Trajectory] = [s for s in siblings if isinstance(s, Trajectory)]
+        if self._parts.narrow is not None and command.group.source == "train":
+            trajectories = self._parts.narrow(trajectories)
+        keys = await self._parts.publish(trajectories) if trajectories else ()
+        stored = iter(zip(trajectories, keys, strict=True))
+        samples = (sample_ref(*next(stored)) if isinstance(s, Trajectory) else s for s in siblings)
         return GroupFinished(
             replica=self._replica,
             group=command.group,

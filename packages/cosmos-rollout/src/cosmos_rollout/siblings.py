@@ -105,6 +105,7 @@ def sample_ref(trajectory: Trajectory, key: str) -> SampleRef:
         reward=trajectory.reward,
         oldest_version=trajectory.oldest_version,
         newest_version=trajectory.newest_version,
+        truncated=trajectory.finish_reason == "length",
     )
 
 

@@ -9,6 +9,7 @@ are is looked up anew for every try, so one that died and came back at another a
 """
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -85,6 +86,20 @@ class TeacherSettings:
     deadline_s: float = 120.0
     max_running: int = 64
     show_pictures: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the ranges.
+
+        Raises:
+            ValueError: naming the setting.
+        """
+        if self.max_running < 1 or not 0.0 < self.deadline_s < math.inf:
+            raise ValueError(
+                "deadline_s and max_running have to be positive and finite, found "
+                f"{self.deadline_s} and {self.max_running}"
+            )
+        if self.top_k < 0:
+            raise ValueError(f"top_k has to be 0 or more, found {self.top_k}")
 
 
 class TeacherReplicas:

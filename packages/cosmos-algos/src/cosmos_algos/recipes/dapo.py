@@ -1,7 +1,8 @@
 """DAPO: clip-higher and the token mean over the whole step.
 
 Yu et al., arXiv 2503.14476, eq. 8. Its dynamic sampling (groups without signal are replaced) is
-the controller's business, its overlong penalty a reward (``overlong_penalties``).
+the controller's business, its overlong filtering that of who weighs a step
+(``without_truncated``), its overlong penalty a reward (``overlong_penalties``).
 """
 
 from dataclasses import dataclass, field

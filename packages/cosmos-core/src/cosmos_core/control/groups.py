@@ -132,7 +132,8 @@ class GroupTable:
             return
         self._count(group, -1)
         group.stage, group.since_s, group.samples = "ready", now, samples
-        group.version = min(sample.oldest_version for sample in completed)
+        versions = [sample.oldest_version for sample in completed if sample.num_tokens]
+        group.version = min(versions, default=group.version)
         self._count(group, 1)
         if self._config.drop_zero_signal and len({s.reward for s in completed}) == 1:
             self.drop(group, "no signal")

@@ -13,6 +13,7 @@ from cosmos_rollout.engines.scripted import (
 from cosmos_rollout.engines.setup import EngineSetup, WeightClientFactory
 from cosmos_rollout.engines.sglang_config import SGLangConfig
 from cosmos_rollout.engines.transformers_config import TransformersConfig
+from cosmos_rollout.engines.vllm_arguments import longest_context
 from cosmos_rollout.engines.vllm_config import GPU_MEMORY_SHARE, VLLMConfig, cpu_environment
 
 EngineConfig = VLLMConfig | TransformersConfig | ScriptedConfig | EndpointConfig | SGLangConfig
@@ -36,5 +37,6 @@ __all__ = [
     "WeightClientFactory",
     "answer_scores",
     "cpu_environment",
+    "longest_context",
     "random_script",
 ]

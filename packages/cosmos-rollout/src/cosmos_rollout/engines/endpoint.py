@@ -29,7 +29,7 @@ from cosmos_rollout.engine import (
     refuse_pictures,
 )
 from cosmos_rollout.engines.prompt_scores import asked_scores, read_scores
-from cosmos_rollout.engines.retrying import patiently, refused
+from cosmos_rollout.engines.retrying import Patience, patiently, refused
 from cosmos_rollout.engines.setup import EngineSetup
 from cosmos_rollout.engines.tasks import samples_as_finished
 from cosmos_rollout.errors import EngineClosedError, EngineError, EngineStartError, WeightLoadError
@@ -60,6 +60,8 @@ class EndpointConfig:
         timeout_s: seconds without a byte from the server after which a request has failed. Until
             then it is sent again to a server that is busy (429, 5xx) or hung up, after a back-off
             that is as long as the server asks for (``Retry-After``) or longer.
+        connect_s: seconds in which a server that has gone may come back, such as one that is
+            restarted: one that cannot be connected to for longer has failed.
     """
 
     kind: Literal["endpoint"] = "endpoint"
@@ -70,12 +72,14 @@ class EndpointConfig:
     vocabulary_size: int = 0
     max_running: int = 64
     timeout_s: float = 120.0
+    connect_s: float = 20.0
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url has to begin with http:// or https://, found {self.url!r}")
-        if self.max_running < 1 or not 0.0 < self.timeout_s < math.inf:
-            raise ValueError("max_running and timeout_s have to be positive and finite")
+        limits_s = (self.timeout_s, self.connect_s)
+        if self.max_running < 1 or not all(0.0 < limit_s < math.inf for limit_s in limits_s):
+            raise ValueError("max_running, timeout_s and connect_s have to be positive and finite")
 
     async def build(self, setup: EngineSetup) -> "EndpointEngine":
         """Ask the server for its models; of ``setup`` only the version counts.
@@ -111,7 +115,7 @@ class EndpointConfig:
         return httpx.AsyncClient(
             base_url=self.url,
             headers=headers,
-            timeout=self.timeout_s,
+            timeout=httpx.Timeout(self.timeout_s, connect=min(self.timeout_s, self.connect_s)),
             limits=httpx.Limits(max_connections=self.max_running),
             trust_env=False,  # no proxy from the environment
         )
@@ -138,6 +142,9 @@ class EndpointEngine:
         self._num_tokens = 0
         self._tasks: set[asyncio.Task[GeneratedSample]] = set()
         self._is_closed = False
+        self._patience = Patience(
+            whom=config.url, answer_s=config.timeout_s, connect_s=config.connect_s
+        )
 
     @property
     def weight_version(self) -> int:
@@ -186,7 +193,7 @@ class EndpointEngine:
         body = self._body(token_ids) | asked_scores(top_k)
         async with self._places:
             try:
-                response = await patiently(lambda: self._post(body), self._config.timeout_s)
+                response = await patiently(lambda: self._post(body), self._patience)
             except httpx.HTTPError as error:
                 raise EngineError(f"{self._config.url} failed: {error!r}") from error
         try:
@@ -237,7 +244,7 @@ class EndpointEngine:
     async def _sample(self, request: GenerationRequest) -> GeneratedSample:
         try:
             async with self._places:
-                return await patiently(lambda: self._streamed(request), self._config.timeout_s)
+                return await patiently(lambda: self._streamed(request), self._patience)
         except asyncio.CancelledError:
             self._raise_if_closed()
             raise

@@ -6,6 +6,7 @@ and answers that say "later" (408, 409, 429) or "my fault" (500 and above).
 
 import math
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TypeVar
@@ -15,9 +16,11 @@ from tenacity import (
     AsyncRetrying,
     RetryCallState,
     retry_if_exception_type,
+    stop_any,
     stop_before_delay,
     wait_random_exponential,
 )
+from tenacity.stop import stop_base
 
 from cosmos_rollout.errors import EngineError
 
@@ -47,17 +50,34 @@ def refused(url: str, response: httpx.Response, text: str) -> EngineError:
     return BusyError(words, after_s=_asked_s(response.headers.get("Retry-After", "")))
 
 
-async def patiently(ask: Callable[[], Awaitable[_T]], budget_s: float) -> _T:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Patience:
+    """How long a request is worth repeating.
+
+    Attributes:
+        whom: the server, for errors.
+        answer_s: seconds from the first try within which the last one begins.
+        connect_s: seconds in which nobody is there to connect to, one try after the other, after
+            which nobody will be.
+    """
+
+    whom: str
+    answer_s: float
+    connect_s: float
+
+
+async def patiently(ask: Callable[[], Awaitable[_T]], patience: Patience) -> _T:
     """Ask until there is an answer.
 
     Args:
         ask: sends the request from its beginning.
-        budget_s: seconds from the first try within which the last one begins.
+        patience: until when.
 
     Raises:
-        EngineError: as ``ask`` raised it last.
-        httpx.TransportError: the same.
+        EngineError: as ``ask`` raised it last, or since nobody could be connected to.
+        httpx.TransportError: as ``ask`` raised it last.
     """
+    absence = _Absence(patience.connect_s)
 
     async def asked() -> _T:
         return await ask()
@@ -65,10 +85,37 @@ async def patiently(ask: Callable[[], Awaitable[_T]], budget_s: float) -> _T:
     retrying = AsyncRetrying(
         retry=retry_if_exception_type((BusyError, httpx.TransportError)),
         wait=_wait_s,
-        stop=stop_before_delay(budget_s),
+        stop=stop_any(stop_before_delay(patience.answer_s), absence),
         reraise=True,
     )
-    return await retrying(asked)
+    try:
+        return await retrying(asked)
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        raise EngineError(
+            f"nobody is there at {patience.whom}: it could not be connected to for "
+            f"{absence.lasts_s:.0f} s ({error})"
+        ) from error
+
+
+class _Absence(stop_base):
+    """Stops trying when a server could not be connected to for too long, without a break."""
+
+    def __init__(self, most_s: float) -> None:
+        self._most_s = most_s
+        self._since_s: float | None = None
+        self.lasts_s = 0.0
+
+    def __call__(self, state: RetryCallState) -> bool:
+        """Whether the last try, and those before it, are enough."""
+        error = state.outcome.exception() if state.outcome is not None else None
+        now_s = state.seconds_since_start or 0.0
+        if not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+            self._since_s = None
+            return False
+        if self._since_s is None:
+            self._since_s = now_s
+        self.lasts_s = now_s - self._since_s
+        return self.lasts_s + state.upcoming_sleep >= self._most_s
 
 
 _BACK_OFF = wait_random_exponential(multiplier=_FIRST_S, max=_LONGEST_S, min=_FIRST_S / 2)

@@ -4,6 +4,7 @@ It goes through the same queues, pauses, versions and weight swaps as an engine 
 what is tested with it holds for the others.
 """
 
+import math
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -141,6 +142,18 @@ class ScriptedConfig:
     context_length: int = 4096
     step_s: float = 0.0
     max_running: int = 64
+
+    def __post_init__(self) -> None:
+        """Check the ranges.
+
+        Raises:
+            ValueError: naming the setting.
+        """
+        for name in ("vocabulary_size", "mean_length", "context_length", "max_running"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} has to be 1 or more, found {getattr(self, name)}")
+        if not 0.0 <= self.step_s < math.inf:
+            raise ValueError(f"step_s has to be 0 or more and finite, found {self.step_s}")
 
     async def build(self, setup: EngineSetup) -> InProcessEngine:
         """Start an engine that answers with `random_script`."""

@@ -14,6 +14,18 @@ _CPU_ARGUMENTS = {
     # cannot: more prompt tokens than fit into one step would end the engine.
     "enable_chunked_prefill": False,
 }
+# where configs say how many tokens a model was made for, and scalings after which they say it
+_LENGTHS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "max_target_positions",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+)
+_SCALED_LENGTH = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 _VIDEO_PROCESSOR = "video_preprocessor_config.json"
 _NORMALISING = ("image_mean", "image_std", "rescale_factor", "do_normalize", "do_rescale")
@@ -85,3 +97,29 @@ def _json(file: Path) -> dict[str, Any]:
 
 def _has_vision(model_path: Path) -> bool:
     return "vision_config" in _json(model_path / "config.json")
+
+
+def longest_context(model_path: Path) -> int | None:
+    """Return how many tokens of prompt and response vLLM lets a model have; ``None``: any number.
+
+    That is what the model's config says, times the factor of those rotary scalings whose config
+    names the length before them.
+
+    Args:
+        model_path: a local Hugging Face model directory.
+    """
+    from transformers import AutoConfig
+
+    # Any: of its own class in each model
+    settings: Any = AutoConfig.from_pretrained(model_path).get_text_config()
+    given = [getattr(settings, name, None) for name in _LENGTHS]
+    lengths = [length for length in given if length is not None]
+    own: int | None = getattr(settings, "model_max_length", None) or min(lengths, default=None)
+    if own is None or "gemma3" in settings.model_type:  # whose length is after the scaling
+        return own
+    rope: Mapping[str, Any] = getattr(settings, "rope_parameters", None) or {}
+    kinds = [rope] if "rope_type" in rope else [kind for kind in rope.values() if kind]
+    factors = [
+        kind.get("factor") or 1.0 for kind in kinds if kind.get("rope_type") not in _SCALED_LENGTH
+    ]
+    return int(own * max(factors, default=1.0))

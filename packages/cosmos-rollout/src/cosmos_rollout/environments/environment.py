@@ -22,7 +22,7 @@ class Reply:
         is_last: nothing can be said after it: a limit of turns or tokens is reached.
         calls: of tools, in order, as the model's format has them; a result is a message of role
             "tool" with the call's ``tool_call_id``. None are read of a reply that was cut.
-        content: the text without calls.
+        content: the text without calls and thoughts.
     """
 
     text: str

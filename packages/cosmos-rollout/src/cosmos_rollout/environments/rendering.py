@@ -74,6 +74,7 @@ class ChatRenderer:
         self._marks, special = _control_tokens(tokenizer)
         control = sorted(self._marks | special | {_MARK, _BREAK}, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, control)))
+        self._prompt = self._opened()
 
     def opening(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the tokens of the first messages, the model's turn opened."""
@@ -117,7 +118,13 @@ class ChatRenderer:
             num_calls: made before in this conversation.
         """
         text = self._tokenizer.decode(token_ids[:-1], skip_special_tokens=False)
-        return read_reply(text, self._format, tools=self._tools or (), first=num_calls)
+        return read_reply(
+            text,
+            self._format,
+            tools=self._tools or (),
+            first=num_calls,
+            prompt=self._prompt,
+        )
 
     def _after(self, stand_in: Message, messages: Sequence[Message]) -> str:
         text = self._text([{"role": "user", "content": "?"}, stand_in, *messages])
@@ -125,6 +132,13 @@ class ChatRenderer:
         if not found:
             raise EpisodeError("the chat template leaves out what the assistant said")
         return after
+
+    def _opened(self) -> str:
+        """Return how the template opens the model's turn; empty where it refuses to show it."""
+        try:
+            return self._text([{"role": "user", "content": "?"}])
+        except Exception:  # noqa: BLE001 - whatever a template raises
+            return ""
 
     def _text(self, messages: Sequence[Message], *, is_open: bool = True) -> str:
         return self._tokenizer.apply_chat_template(

@@ -37,7 +37,7 @@ class ToolCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadReply:
-    """A reply, taken apart: its calls in order, and what else it says."""
+    """A reply, taken apart: its calls in order, and what else it says, its thoughts aside."""
 
     content: str
     calls: tuple[ToolCall, ...]
@@ -49,25 +49,30 @@ def read_reply(
     *,
     tools: Sequence[Mapping[str, object]] = (),
     first: int = 0,
+    prompt: str = "",
 ) -> ReadReply:
-    """Take a reply apart.
+    """Take a reply apart. Calls in its thoughts are none.
 
     Args:
         text: with control tokens, without the one that ended it.
         form: how calls are written.
         tools: schemas; arguments that are written without types get theirs.
         first: number of its first call among those of the conversation, for ids.
+        prompt: what the chat template wrote before it, which may have begun a thought.
     """
     from transformers.utils.chat_parsing import parse_response
 
     schemas: list[Any] = [dict(tool) for tool in tools]
     try:
-        message: Any = parse_response(text, dict(form.template), prefix="", tools=schemas)
+        message: Any = parse_response(
+            text, dict(form.template), prefix=form.prefix(prompt), tools=schemas
+        )
         content, blocks = str(message.get("content") or ""), message.get("tool_calls") or []
     except (ValueError, KeyError, RecursionError) as error:  # of a template not ours
         return ReadReply(content=text, calls=(_wrong(f"the call cannot be read: {error}"),))
     found = [call for block in blocks for call in _calls(block, form)]
-    if not found and form.mark and form.mark in text:
+    thoughts = str(message.get("thinking") or "")
+    if not found and form.mark and text.count(form.mark) > thoughts.count(form.mark):
         found = [_wrong(f"the call is not written as {form.example}")]
     named = (
         replace(call, call_id=named_id(form, call.call_id, call.name, number))

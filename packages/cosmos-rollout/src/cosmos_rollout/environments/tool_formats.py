@@ -24,6 +24,8 @@ ToolFormatName = Literal[
     "response_template",
 ]
 Body = Literal["one", "several"]
+_STATED: ToolFormatName = "response_template"
+_START = "<start of the reply>"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +44,8 @@ class ToolFormat:
         argument: what one argument looks like, where they are tags.
         id_pattern: what an id has to be for the chat template to show a result.
         id_form: an id, of ``number`` among those of the conversation and ``name``.
+        thoughts: what a thought begins with, which a chat template may write itself; empty: it is
+            told in another way.
     """
 
     name: str
@@ -52,12 +56,29 @@ class ToolFormat:
     argument: str = ""
     id_pattern: str = ".+"
     id_form: str = "call_{number}"
+    thoughts: str = "<think>"
+
+    def prefix(self, prompt: str) -> str:
+        """Return what a reply is read behind: how its chat template has begun it.
+
+        Args:
+            prompt: what the template writes of a conversation with the model's turn opened.
+        """
+        if self.name == _STATED:
+            return prompt
+        is_open = self.thoughts and prompt.rstrip().endswith(self.thoughts)
+        return _START + self.thoughts if is_open else ""
 
 
 def _template(
-    opens: str, closes: str, *, argument: str = "", content: Mapping[str, Any] | None = None
+    opens: str,
+    closes: str,
+    *,
+    argument: str = "",
+    content: Mapping[str, Any] | None = None,
+    thoughts: tuple[str, str] = ("<think>", "</think>"),
 ) -> Mapping[str, Any]:
-    """Return a response template.
+    """Return a response template. What a model thinks of calling in its thoughts is no call.
 
     Args:
         opens: pattern of a call's beginning, with the groups ``name`` and ``id``, one of which or
@@ -65,6 +86,7 @@ def _template(
         closes: pattern of its end.
         argument: pattern of an argument that is a tag, with the groups ``key`` and ``value``.
         content: what else is said; all the rest by default.
+        thoughts: what they begin and end with, unless ``content`` tells them apart.
     """
     call: dict[str, Any] = {
         "id": "{id}",
@@ -82,8 +104,11 @@ def _template(
         "transform": call,
         **parsed,
     }
-    fields = {"content": content or rest, "tool_calls": calls}
-    return {"start_anchor": "<start of the reply>", "fields": fields}
+    fields: dict[str, Any] = {"content": content or rest, "tool_calls": calls}
+    if content is None:
+        opening, ending = thoughts
+        fields["thinking"] = {"open": opening, "close": ending, "repeats": True, "join": ""}
+    return {"start_anchor": _START, "fields": fields}
 
 
 _PARAMETER = r"<parameter=(?P<key>[^>\s]+)>\n?(?P<value>(?:(?!<parameter=).)*?)\n?</parameter>"
@@ -113,7 +138,7 @@ _ALL = (
         # a reply may also be JSON without calling anything
         template=_template(
             r"(?P<id>)(?P<name>)(?:<\|python_tag\|>"
-            r'|\A\s*(?=\{(?=.*"name"\s*:).*"(?:parameters|arguments)"\s*:))',
+            r'|(?:\A|(?<=</think>))\s*(?=\{(?=.*"name"\s*:).*"(?:parameters|arguments)"\s*:))',
             r"\Z",
         ),
         example='{"name": "f", "parameters": {"a": 1}}',
@@ -125,12 +150,14 @@ _ALL = (
             r"\[TOOL_CALLS\]\s*(?P<name>[^\[\]{}\s]*)(?:\[CALL_ID\])?"
             r"(?P<id>(?<=\[CALL_ID\])\w*|)(?:\[ARGS\])?",
             r"(?=\[TOOL_CALLS\])|\Z",
+            thoughts=("[THINK]", "[/THINK]"),
         ),
         mark="[TOOL_CALLS]",
         example='[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}] or [TOOL_CALLS]f[ARGS]{"a": 1}',
         body="several",
         id_pattern="[a-zA-Z0-9]{9}",
         id_form="{number:09d}",
+        thoughts="[THINK]",
     ),
     ToolFormat(
         name="qwen3_coder",
@@ -166,6 +193,7 @@ _ALL = (
             },
         ),
         mark="commentary to=functions.",
+        thoughts="",
         example='<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>',
     ),
     ToolFormat(
@@ -198,7 +226,7 @@ FORMATS: Mapping[str, ToolFormat] = {form.name: form for form in _ALL}
 
 def stated_format(template: Mapping[str, Any]) -> ToolFormat:
     """Return the format that a tokenizer's own response template states."""
-    return ToolFormat(name="response_template", template=template)
+    return ToolFormat(name=_STATED, template=template)
 
 
 def named_id(form: ToolFormat, written: str, name: str, number: int) -> str:

@@ -65,10 +65,7 @@ class CodeReward:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.timeout_s <= 0.0 or self.memory_mib < 64 or self.max_processes < 1:
-            raise ValueError(
-                "timeout_s and max_processes have to be positive and memory_mib 64 or more"
-            )
+        self._limits(self.timeout_s)
 
     def build(self) -> RewardFunction:
         """Try the sandbox once, say what it lacks here, and return the function.

@@ -9,6 +9,7 @@ It is a fence for a model's mistakes and its cheating: an attacker may know a ho
 
 import contextlib
 import json
+import math
 import os
 import pwd
 import re
@@ -68,6 +69,23 @@ class SandboxLimits:
     max_processes: int = 64
     readable: tuple[str, ...] = ()
     namespaces: Literal["preferred", "required"] = "preferred"
+
+    def __post_init__(self) -> None:
+        """Refuse limits that no program can keep.
+
+        Raises:
+            ValueError: naming them all.
+        """
+        if not 0.0 < self.timeout_s < math.inf or self.memory_mib < 64 or self.max_processes < 1:
+            raise ValueError(
+                "timeout_s and max_processes have to be positive and finite and memory_mib 64 or "
+                f"more, found {self.timeout_s}, {self.max_processes} and {self.memory_mib}"
+            )
+        if self.file_mib < 0 or self.files_mib < 0:
+            raise ValueError(
+                "file_mib and files_mib have to be 0 or more, found "
+                f"{self.file_mib} and {self.files_mib}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
