@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import tempfile
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -220,6 +221,26 @@ def write_atomic(path: Path, data: bytes | str, *, mode: int = 0o644) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def append_whole(file: FileIO, data: bytes) -> None:
+    """Append to a file all of ``data`` or, on a disk that is full, nothing of it.
+
+    Args:
+        file: opened with ``open("ab", buffering=0)``; nobody else appends to it meanwhile.
+        data: such as a line, which would be torn otherwise, and the next one lost with it.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    end = file.seek(0, os.SEEK_END)
+    try:
+        written = file.write(data)
+        while written < len(data):
+            written += file.write(data[written:])  # what did not fit raises now
+    except OSError:
+        file.truncate(end)
+        raise
 
 
 def _take_lock(path: Path) -> IO[str]:
