@@ -14,7 +14,7 @@ import math
 import signal
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,7 +32,7 @@ from cosmos_app.stop_signals import Presses, leave_terminal, signals_heeded
 from cosmos_app.supervisor import Incident, Supervisor
 from cosmos_core.bus import Bus, RedisServer
 from cosmos_core.metrics import MetricRecord, MetricSink, SinkConfig, SinkContext, open_sinks
-from cosmos_core.rundir import RunDirectory, write_atomic
+from cosmos_core.rundir import RunDirectory, RunInUseError, write_atomic
 
 _RUN_MARKER = "run.json"
 _LAST_METRICS_S = 30.0
@@ -93,17 +93,24 @@ def open_run(recipe: LaunchedRecipe, console: Console, *, resume: bool) -> RunDi
         run = RunDirectory.resume(recipe.output)
         write_atomic(run.config, shown_as_json(recipe))
         return run
-    output = _free_output(recipe.output)
-    if output != recipe.output:
-        console.print(f"{recipe.output} holds an earlier run; this one goes to {output}")
-    text = json.dumps({**shown_recipe(recipe), "output": str(output)}, indent=2) + "\n"
-    return RunDirectory.create(output, config_json=text, now_s=time.time())
+    outputs = _outputs(recipe.output)
+    while True:
+        output = next(outputs)
+        text = json.dumps({**shown_recipe(recipe), "output": str(output)}, indent=2) + "\n"
+        try:
+            run = RunDirectory.create(output, config_json=text, now_s=time.time())
+        except RunInUseError:
+            continue  # another is being made there right now
+        if output != recipe.output:
+            console.print(f"{recipe.output} holds an earlier run; this one goes to {output}")
+        return run
 
 
-def _free_output(output: Path) -> Path:
+def _outputs(output: Path) -> Iterator[Path]:
+    """Yield the directories that a new run may have, without end: those without a run."""
     numbered = (output.with_name(f"{output.name}-{number}") for number in itertools.count(2))
     candidates = itertools.chain([output], numbered)
-    return next(path for path in candidates if not (path / _RUN_MARKER).exists())
+    return (path for path in candidates if not (path / _RUN_MARKER).exists())
 
 
 @contextlib.contextmanager
