@@ -343,6 +343,7 @@ def _take_lock(path: Path) -> IO[str]:
 
 
 def _read_marker(path: Path) -> float:
+    path = path.absolute()  # so that errors say what a relative one was relative to
     marker = path / _MARKER
     if not path.exists():
         raise NotARunDirectoryError(
