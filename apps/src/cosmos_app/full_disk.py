@@ -31,11 +31,13 @@ class Writer:
     Args:
         where: the directory that is written to, for people.
         say: tells them.
+        pause_s: seconds between two tries.
     """
 
-    def __init__(self, where: Path, say: Say) -> None:
+    def __init__(self, where: Path, say: Say, *, pause_s: float = _LOOK_S) -> None:
         self._where = where
         self._say = say
+        self._pause_s = pause_s
 
     async def write(self, writing: Callable[[], None]) -> None:
         """Call what writes until it can.
@@ -56,7 +58,7 @@ class Writer:
                         "room there, free some[/]"
                     )
                 is_told = True
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(self._pause_s)
             else:
                 if is_told:
                     self._say("there is room again: metrics are written")

@@ -44,14 +44,10 @@ class Reports:
         self.values.append(values[FAILED])
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cosmos_app.full_disk._LOOK_S", 0.001)
-
-
 async def test_metrics_are_written_when_there_is_room_again_and_both_are_told_once() -> None:
     told = list[str]()
-    writer, disk = Writer(Path("/runs/one"), told.append), Disk(refusals=3)
+    disk = Disk(refusals=3)
+    writer = Writer(Path("/runs/one"), told.append, pause_s=0.0)
     await writer.write(disk.write)
     await writer.write(disk.write)
     assert disk.num_written == 2

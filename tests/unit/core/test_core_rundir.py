@@ -1,6 +1,5 @@
 """The directory of a run: who may have it, and what a crash leaves."""
 
-import errno
 import os
 import signal
 import subprocess
@@ -180,18 +179,6 @@ def test_who_holds_a_run_is_known_to_others(tmp_path: Path):
     with make(tmp_path / "one"):
         assert RunDirectory.open(tmp_path / "one").holder() == os.getpid()
     assert RunDirectory.open(tmp_path / "one").holder() is None
-
-
-def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    make(tmp_path / "one").close()
-
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr("fcntl.flock", refuse)
-    for begin in (lambda: make(tmp_path / "two"), lambda: RunDirectory.resume(tmp_path / "one")):
-        with pytest.raises(RunNotWritableError, match=r"locks no files .*NFS"):
-            begin()
 
 
 def test_an_atomic_write_that_fails_leaves_the_old_file(tmp_path: Path):
