@@ -26,6 +26,7 @@ from cosmos_core.bus import (
     SupersededError,
     mask_password,
 )
+from cosmos_core.bus.patience import Patience
 from cosmos_core.messages import Progress, ReplicaJoined, Stop, StopRequested, encode_message
 from cosmos_core.metrics import MetricRecord
 
@@ -231,6 +232,48 @@ async def test_a_full_server_is_waited_for_and_then_named(server, bus) -> None:
         await asyncio.wait_for(storing, 30)
         await ledger.commit(Commit(cursor="1-0"))
     assert await bus.get_payloads(["a"]) == [b"1"]
+
+
+async def test_a_server_that_cannot_write_is_said_and_waited_for(tmp_path) -> None:
+    """It says the same of a full disk as of a directory that is gone."""
+    server = RedisServer.start(tmp_path / "redis")
+    try:
+        async with (
+            await Bus.connect(server.url, "run", patience_s=0.2) as hasty,
+            await Bus.connect(server.url, "run") as bus,
+        ):
+            await bus.write_status({"step": 3})
+            assert await bus.refusal() == ""
+            gone = tmp_path / "gone"
+            gone.mkdir()
+            await bus.call(lambda c: c.config_set("dir", str(gone)))
+            gone.rmdir()
+            await bus.call(lambda c: c.config_set("save", "3600 1"))
+            await bus.call(lambda c: c.bgsave())
+            async with asyncio.timeout(30):
+                while not await bus.refusal():  # noqa: ASYNC110, it is Redis that has to see it
+                    await asyncio.sleep(0.05)
+            assert "cannot write its data to disk" in await bus.refusal()
+            with pytest.raises(BusRefusedError, match="cannot write its data to disk"):
+                await hasty.put_payloads({"a": b"1"})
+            storing = asyncio.create_task(bus.put_payloads({"a": b"1"}))
+            async with await Bus.connect(server.url, "run", connect_s=1.0) as late:
+                assert await late.read_status() == {"step": 3}  # as 'cosmos-app status' does
+            assert not storing.done()
+            await bus.call(lambda c: c.config_set("dir", str(tmp_path)))
+            await bus.call(lambda c: c.bgsave())
+            await asyncio.wait_for(storing, 60)
+            assert await bus.refusal() == ""
+            assert await bus.get_payloads(["a"]) == [b"1"]
+    finally:
+        server.stop()
+
+
+def test_time_in_which_a_process_was_suspended_is_not_patience() -> None:
+    """The call is under way when the process is stopped, for longer than it would ever wait."""
+    times = iter([0.0, 3600.0, 3600.1, 3600.2, 3700.0, 3800.0])
+    patience = Patience(20.0, clock=lambda: next(times))
+    assert [patience.is_over() for _ in range(5)] == [False, False, False, True, True]
 
 
 async def test_tls_spoken_to_a_server_without_it_is_said(server) -> None:

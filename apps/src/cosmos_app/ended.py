@@ -51,7 +51,7 @@ def _why(finished: str | bool) -> str:
 
 
 def describe_end(run: RunDirectory) -> str:
-    """Say how a run ended that is not running, and what to do."""
+    """Say how a run ended whose Redis does not answer, and what to do."""
     words = last_words(run)
     if "error" in words:
         return (
@@ -60,6 +60,12 @@ def describe_end(run: RunDirectory) -> str:
         )
     if words:
         return f"{run.path} has ended at step {words['step']}: {_why(words['finished'])}"
+    holder = run.holder()
+    if holder is not None:
+        return (
+            f"{run.path} is held by process {holder}, and its Redis does not answer: it starts, "
+            "ends, or is suspended"
+        )
     return (
         f"{run.path} is not running and left no report, as when it was killed; "
         "'cosmos-app run ... --resume' goes on from its newest checkpoint"

@@ -1,7 +1,8 @@
 """What happened in a run, one JSON line each: ``events.jsonl`` of its directory.
 
 It is for people and for pictures. What a controller recovers from is its log in Redis; this one is
-written after each commit, so a controller that is killed may leave its last turn out::
+written after each commit, so a controller that is killed may leave its last turn out. When it has
+grown long, it becomes ``events.jsonl.1``, instead of the one before, and begins anew::
 
     {"time_s": 1.5e9, "epoch": 1, "type": "GroupFinished", "replica": "rollout-0",
      "group": "train.0.17", "attempt": 0, "num_samples": 8, "num_failed": 0, "num_tokens": 25,
@@ -16,6 +17,7 @@ from typing import Any, TypeGuard
 
 import msgspec
 
+from cosmos_app.bounded_files import append_bounded, before_of
 from cosmos_core.bus import Dispatch
 from cosmos_core.messages import (
     Command,
@@ -38,10 +40,10 @@ ROUTINE = frozenset(
 
 
 class EventLog:
-    """Appends events to a file; `note` never raises, so that a full disk costs only the log.
+    """Appends events to a file; `note` never raises, so that a full disk costs only these events.
 
     Attributes:
-        problem: why nothing is written any more; empty while all is well.
+        problem: why the last events were not written; empty while all is well.
     """
 
     def __init__(self, path: Path, *, most_bytes: int = _MOST_BYTES) -> None:
@@ -49,7 +51,8 @@ class EventLog:
 
         Args:
             path: the file; what earlier controllers of the run wrote stays.
-            most_bytes: the file does not grow beyond this.
+            most_bytes: the file, and the one before it, together do not grow beyond this: the
+                oldest events go.
         """
         self.problem = ""
         self._path = path
@@ -65,16 +68,13 @@ class EventLog:
             for fields in told
             if fields
         ]
-        if lines and not self.problem:
+        if lines:
             self._append(b"".join(lines))
 
     def _append(self, data: bytes) -> None:
+        self.problem = ""
         try:
-            with self._path.open("ab") as file:
-                if file.tell() + len(data) > self._most_bytes:
-                    self.problem = f"{self._path} has reached {self._most_bytes} bytes"
-                else:
-                    file.write(data)
+            append_bounded(self._path, data, most_bytes=self._most_bytes)
         except OSError as error:
             self.problem = f"{self._path} cannot be written: {error}"
 
@@ -149,11 +149,11 @@ def _is_event(record: Any) -> TypeGuard[dict[str, Any]]:
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the events of a run, oldest first; none where nothing was recorded."""
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        for line in file:
-            yield from parse_events([line])
+    for part in (before_of(path), path):
+        if part.exists():
+            with part.open("rb") as file:
+                for line in file:
+                    yield from parse_events([line])
 
 
 def _wanted(event: Mapping[str, Any]) -> str:

@@ -7,13 +7,14 @@
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import json
 import math
 import signal
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,13 +24,15 @@ from rich.console import Console
 from cosmos_app.control_files import write_address
 from cosmos_app.ended import failure_noted
 from cosmos_app.errors import NothingToResumeError, RunError
+from cosmos_app.full_disk import Writer, refusals_told
 from cosmos_app.output import print_json
 from cosmos_app.recipe import BusConfig, LaunchConfig
 from cosmos_app.shown_recipe import shown_as_json, shown_recipe
+from cosmos_app.stop_signals import Presses, leave_terminal, signals_heeded
 from cosmos_app.supervisor import Incident, Supervisor
 from cosmos_core.bus import Bus, RedisServer
 from cosmos_core.metrics import MetricRecord, MetricSink, SinkConfig, SinkContext, open_sinks
-from cosmos_core.rundir import RunDirectory, write_atomic
+from cosmos_core.rundir import RunDirectory, RunInUseError, write_atomic
 
 _RUN_MARKER = "run.json"
 _LAST_METRICS_S = 30.0
@@ -90,17 +93,24 @@ def open_run(recipe: LaunchedRecipe, console: Console, *, resume: bool) -> RunDi
         run = RunDirectory.resume(recipe.output)
         write_atomic(run.config, shown_as_json(recipe))
         return run
-    output = _free_output(recipe.output)
-    if output != recipe.output:
-        console.print(f"{recipe.output} holds an earlier run; this one goes to {output}")
-    text = json.dumps({**shown_recipe(recipe), "output": str(output)}, indent=2) + "\n"
-    return RunDirectory.create(output, config_json=text, now_s=time.time())
+    outputs = _outputs(recipe.output)
+    while True:
+        output = next(outputs)
+        text = json.dumps({**shown_recipe(recipe), "output": str(output)}, indent=2) + "\n"
+        try:
+            run = RunDirectory.create(output, config_json=text, now_s=time.time())
+        except RunInUseError:
+            continue  # another is being made there right now
+        if output != recipe.output:
+            console.print(f"{recipe.output} holds an earlier run; this one goes to {output}")
+        return run
 
 
-def _free_output(output: Path) -> Path:
+def _outputs(output: Path) -> Iterator[Path]:
+    """Yield the directories that a new run may have, without end: those without a run."""
     numbered = (output.with_name(f"{output.name}-{number}") for number in itertools.count(2))
     candidates = itertools.chain([output], numbered)
-    return next(path for path in candidates if not (path / _RUN_MARKER).exists())
+    return (path for path in candidates if not (path / _RUN_MARKER).exists())
 
 
 @contextlib.contextmanager
@@ -192,7 +202,6 @@ class RunFrame:
 
     Attributes:
         supervisor: of its processes.
-        stop_reason: why it was asked to stop before its end; empty if it was not.
     """
 
     def __init__(
@@ -204,12 +213,17 @@ class RunFrame:
     ) -> None:
         """Nothing is started yet."""
         self.supervisor = Supervisor(self._on_incident)
-        self.stop_reason = ""
+        self._presses = Presses()
         self._is_open = False
         self._recipe = recipe
         self._run = run
         self._console = console
         self._answers = answers
+
+    @property
+    def stop_reason(self) -> str:
+        """Why it was asked to stop before its end; empty if it was not."""
+        return self._presses.reason
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncGenerator[Bus]:
@@ -227,6 +241,7 @@ class RunFrame:
             async with (
                 await Bus.connect(url, namespace) as bus,
                 self._passing_metrics_on(bus),
+                refusals_told(bus, self._say),
             ):
                 self._is_open = True
                 try:
@@ -259,9 +274,13 @@ class RunFrame:
                 await asyncio.gather(passing, return_exceptions=True)
 
     async def _pass_metrics_on(self, bus: Bus, sinks: MetricSink) -> None:
+        writer = Writer(self._run.path, self._say)
         async for record in bus.metrics():
-            sinks.write(record)
+            await writer.write(functools.partial(sinks.write, record))
             self._answers.record(record)
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True)
 
     async def _on_incident(self, incident: Incident) -> None:
         self._console.print(
@@ -280,19 +299,23 @@ class RunFrame:
         task = asyncio.current_task()
         assert task is not None
 
-        def interrupt() -> None:
-            if self.stop_reason or not self._is_open:
+        def interrupt(signum: signal.Signals) -> None:
+            if signum == signal.SIGHUP:
+                leave_terminal(self._run.logs / "launcher.log")
+            if not self._is_open:
                 task.cancel()
-                return
-            self.stop_reason = "Ctrl-C"
-            self._console.print("[bold]stopping after the step in hand; Ctrl-C again kills[/]")
-            stopping.append(asyncio.ensure_future(self._answers.stop()))
+            elif self._presses.is_first(signum):
+                stopping.append(asyncio.ensure_future(self._answers.stop()))
+                self._say("[bold]stopping after the step in hand; Ctrl-C again kills[/]")
+            elif self._presses.kills(signum):
+                task.cancel()
 
         stopping: list[asyncio.Future[None]] = []
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(signum, interrupt)
+        heeded = signals_heeded()
+        for signum in heeded:
+            loop.add_signal_handler(signum, interrupt, signum)
         try:
             yield
         finally:
-            for signum in (signal.SIGINT, signal.SIGTERM):
+            for signum in heeded:
                 loop.remove_signal_handler(signum)

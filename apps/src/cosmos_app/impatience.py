@@ -19,6 +19,8 @@ _SAME_PRESS_S = 1.0
 _GRACE_S = 5.0
 _LOOK_S = 0.2
 _SAY_EVERY_S = 60.0
+_LATER = frozenset({signal.SIGINT, signal.SIGTERM})
+_FIRST = _LATER | {signal.SIGHUP}  # the kernel and shells repeat that one
 
 
 def watch_signals(longest_s: float) -> None:
@@ -51,11 +53,11 @@ def ranks_of(pid: int) -> dict[int, str]:
 
 
 def _watch(signals: int, longest_s: float) -> None:
-    _await_end_signal(signals)
+    _await_signal(signals, _FIRST)
     first = time.monotonic()
     threading.Thread(target=_tell, args=(longest_s,), name="ranks", daemon=True).start()
     while time.monotonic() - first < _SAME_PRESS_S:
-        _await_end_signal(signals)  # one that comes at once is the same press
+        _await_signal(signals, _LATER)  # one that comes at once is the same press
     _say(f"stopped again: {_names()} are killed in {_GRACE_S:g} s")
     deadline = time.monotonic() + _GRACE_S
     while ranks_of(os.getpid()) and time.monotonic() < deadline:
@@ -64,8 +66,8 @@ def _watch(signals: int, longest_s: float) -> None:
         signal_session(pid, signal.SIGKILL)
 
 
-def _await_end_signal(signals: int) -> None:
-    while os.read(signals, 1)[0] not in {signal.SIGINT, signal.SIGTERM}:
+def _await_signal(signals: int, awaited: frozenset[int]) -> None:
+    while os.read(signals, 1)[0] not in awaited:
         pass
 
 

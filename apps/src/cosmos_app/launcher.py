@@ -47,6 +47,7 @@ from cosmos_app.replica_count import await_farewells, keep_replicas
 from cosmos_app.report import Outcome, RunReport, build_report, draw_report, print_report
 from cosmos_app.samples import last_samples
 from cosmos_app.supervisor import Incident
+from cosmos_app.unsaved import UnsavedWarning
 from cosmos_core.bus import Bus
 from cosmos_core.control import ALL_DONE
 from cosmos_core.messages import ReplicaLeft, StopRequested
@@ -120,7 +121,9 @@ class Launch:
         self._files = files
         self._console = console
         answers = Answers(stop=self._ask_to_stop, incident=self._on_incident, record=self._look_at)
-        self._agreement = Agreement(recipe, functools.partial(console.print, soft_wrap=True))
+        say = functools.partial(console.print, soft_wrap=True)
+        self._agreement = Agreement(recipe, say)
+        self._unsaved = UnsavedWarning(say)
         self._frame = RunFrame(recipe, run, console, answers)
         self._supervisor = self._frame.supervisor
         self._bus: Bus | None = None
@@ -192,6 +195,7 @@ class Launch:
 
     def _look_at(self, record: MetricRecord) -> None:
         self._agreement.look(record)
+        self._unsaved.look(record)
         steps = self._recipe.warmup.steps
         if record.role == "warmup" and (record.step + 1) % max(1, steps // _WARMUP_LINES) == 0:
             loss = record.values["loss"]

@@ -71,7 +71,7 @@ async def scale_run(run_dir: Path, wanted: Mapping[str, int]) -> int:
 async def _ask(run: RunDirectory, route: str, query: Mapping[str, Any], event: Event) -> None:
     url, namespace = read_address(run)
     try:
-        async with await Bus.connect(url, namespace, connect_s=3.0) as bus:
+        async with await Bus.connect(url, namespace, connect_s=3.0, patience_s=_ANSWER_S) as bus:
             status = await bus.read_status()
             if status.get("finished"):
                 raise RunError(f"{run.path} has ended: {status['finished']}")

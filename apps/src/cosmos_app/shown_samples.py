@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from cosmos_app.bounded_files import append_bounded
 from cosmos_core.trajectory import UNSAMPLED, Trajectory
 
 _EVERY_S = 2.0
@@ -75,7 +76,7 @@ def shown_sample(
 
 
 class SampleShow:
-    """Writes one sample every two seconds at most, up to a size of the file.
+    """Writes one sample every two seconds at most; of very many the oldest go.
 
     Args:
         folder: where the file goes.
@@ -107,9 +108,7 @@ class SampleShow:
 
     def _append(self, line: bytes) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("ab") as file:
-            if file.tell() < _MOST_BYTES:
-                file.write(line)
+        append_bounded(self._path, line, most_bytes=_MOST_BYTES)
 
 
 def parse_shown_sample(line: bytes) -> ShownSample | None:

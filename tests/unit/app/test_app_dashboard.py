@@ -21,14 +21,13 @@ from cosmos_app.dashboard.api import Served, make_app
 from cosmos_app.dashboard.config import DashboardConfig, read_dashboard_config
 from cosmos_app.dashboard.example import START_S, write_example_run
 from cosmos_app.dashboard.feed import RunFeed
-from cosmos_app.dashboard.history import Curve, History, Point
+from cosmos_app.dashboard.history import Curve, Point
 from cosmos_app.dashboard.pictures import picture_name, thumbnail
 from cosmos_app.dashboard.server import bind, check_address, open_address
 from cosmos_app.dashboard.tail import Tail
 from cosmos_app.errors import DashboardAddressError, DataError
 from cosmos_app.listening import exposure
 from cosmos_core.messages import Event, ScaleRequested, StopRequested
-from cosmos_core.metrics import MetricRecord
 from cosmos_core.rundir import RunDirectory
 from cosmos_core.videos import VideoSampling, video_reference
 
@@ -261,18 +260,6 @@ def test_a_curve_of_any_length_stays_bounded_and_ends_with_the_newest() -> None:
     assert points[-1].step == 999
     gaps = {b.step - a.step for a, b in pairwise(points[:-1])}
     assert len(gaps) == 1, "thinned evenly"
-
-
-def test_a_thousand_replicas_do_not_fill_the_memory() -> None:
-    history = History()
-    values = {"decoding_share": 1.0, "tokens_per_s": 1.0, "stall_s": 0.1, "transfer_s": 0.1}
-    for moment in range(10):
-        history.take(
-            MetricRecord(moment + 1.0, "rollout", f"rollout-{index}", 0, values)
-            for index in range(1000)
-        )
-    assert len(history.lanes) == 64
-    assert len(history.latest) == 128
 
 
 def test_a_file_that_grows_is_read_by_whole_lines(tmp_path: Path) -> None:

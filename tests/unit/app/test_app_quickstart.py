@@ -74,6 +74,8 @@ def test_the_tiny_model_loads_and_its_tokenizer_round_trips(tmp_path: Path, tied
     assert tokenizer.decode(ids, skip_special_tokens=True) == "2+9="
     assert sum(p.numel() for p in model.parameters()) == parameters
     assert model(torch.tensor([ids])).logits.shape == (1, 5, len(tokenizer))
+    weights, config_file = tmp_path / "model.safetensors", tmp_path / "config.json"
+    assert weights.stat().st_mode == config_file.stat().st_mode  # whoever reads one reads both
 
 
 def test_the_same_seed_builds_the_same_model(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from full_disks import no_file_longer_than
 
+from cosmos_app.bounded_files import append_bounded, before_of
 from cosmos_app.event_log import EventLog, read_events, tell_event
 from cosmos_app.shown_samples import SampleShow, parse_shown_sample, shown_sample
 from cosmos_core.messages import GroupFailed, GroupFinished, GroupId, Progress, SampleRef, Tick
@@ -120,13 +122,36 @@ def test_a_group_of_failures_alone_is_told_too(tmp_path: Path) -> None:
     assert tell_event(told) == "failed on group train.0.8: out of memory"
 
 
-def test_a_full_log_stops_and_says_so_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_long_log_is_bounded_and_keeps_the_newest_events(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    log = EventLog(path, most_bytes=400)
-    for _ in range(10):
-        log.note(time_s=5.0, epoch=1, events=[finished()], dispatches=[])
-    assert 0 < path.stat().st_size <= 400
-    assert "has reached 400 bytes" in log.problem
+    log = EventLog(path, most_bytes=1600)
+    for number in range(20):
+        log.note(time_s=float(number), epoch=1, events=[finished()], dispatches=[])
+        assert sum(part.stat().st_size for part in tmp_path.iterdir()) <= 1600
+    assert log.problem == ""
+    kept = [event["time_s"] for event in read_events(path)]
+    assert kept == [float(number) for number in range(20 - len(kept), 20)]
+    assert len(kept) >= 4
+
+
+def test_a_full_disk_tears_no_line_and_what_happens_later_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    log.note(time_s=0.0, epoch=1, events=[finished()], dispatches=[])
+    with no_file_longer_than(path.stat().st_size + 50):
+        log.note(time_s=1.0, epoch=1, events=[finished()], dispatches=[])
+        assert "cannot be written" in log.problem
+    log.note(time_s=2.0, epoch=1, events=[finished()], dispatches=[])
+    assert log.problem == ""
+    assert [event["time_s"] for event in read_events(path)] == [0.0, 2.0]
+    assert path.read_bytes().count(b"\n") == 2
+
+
+def test_lines_of_a_long_file_go_in_the_order_they_came(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    for number in range(10):
+        append_bounded(path, b"%d\n" % number, most_bytes=12)
+    assert (before_of(path).read_bytes(), path.read_bytes()) == (b"6\n7\n8\n", b"9\n")
 
 
 def test_a_log_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> None:

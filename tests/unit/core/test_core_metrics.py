@@ -1,5 +1,6 @@
 """Metric records and the sinks: what is written is what every reader finds."""
 
+import errno
 import importlib.util
 import io
 import json
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from full_disks import no_file_longer_than
 from rich.console import Console
 
 from cosmos_core.metrics import (
@@ -288,6 +290,68 @@ def test_mlflow_finds_every_point_at_its_step_and_time(context: SinkContext):
 
 
 # All together
+
+
+def test_a_disk_that_is_full_tears_no_line(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonlSink(path)
+    sink.write(controller(0, loss=0.5))
+    with no_file_longer_than(path.stat().st_size + 10), pytest.raises(OSError, match="too large"):
+        sink.write(controller(1, loss=0.5))
+    sink.write(controller(2, loss=0.5))
+    sink.close()
+    assert read_metrics(path) == [controller(0, loss=0.5), controller(2, loss=0.5)]
+
+
+class _Refusing:
+    """Takes no record while it is full."""
+
+    def __init__(self) -> None:
+        self.is_full = False
+        self.taken = list[int]()
+
+    def write(self, record: MetricRecord) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.taken.append(record.step)
+
+    def close(self) -> None: ...
+
+
+def test_a_record_that_is_written_again_goes_to_those_that_have_not_taken_it():
+    first, full, last = _Refusing(), _Refusing(), _Refusing()
+    sinks, again = FanOut([first, full, last]), controller(1, loss=0.5)
+    sinks.write(controller(0, loss=0.5))
+    full.is_full = True
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space"):
+            sinks.write(again)
+    full.is_full = False
+    sinks.write(again)
+    sinks.write(controller(2, loss=0.5))
+    assert first.taken == full.taken == last.taken == [0, 1, 2]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_tensorboard_goes_on_when_the_disk_has_room_again(context: SinkContext):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sink = TensorBoardSinkConfig(flush_s=1).build(context)
+    folder = context.run.path / "tensorboard" / "controller"
+    sink.write(controller(0, loss=0.5))
+
+    def write_for_long() -> None:  # in a thread of its own, which fails some time later
+        for _ in range(100_000):
+            sink.write(controller(1, loss=0.5))
+
+    with no_file_longer_than(8192), pytest.raises(OSError, match="too large"):
+        write_for_long()
+    sink.write(controller(2, loss=0.5))
+    sink.close()
+    points = EventAccumulator(str(folder))
+    points.Reload()
+    assert points.Scalars("controller/loss")[-1].step == 2
 
 
 def test_all_sinks_open_together_and_each_gets_every_record(context: SinkContext):

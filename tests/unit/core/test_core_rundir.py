@@ -1,8 +1,10 @@
 """The directory of a run: who may have it, and what a crash leaves."""
 
+import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -133,10 +135,50 @@ def test_an_atomic_write_replaces_the_whole_file_and_leaves_nothing_else(tmp_pat
     assert [entry.name for entry in tmp_path.iterdir()] == ["report.md"]
 
 
-def test_an_atomic_write_has_the_mode_that_is_asked_for(tmp_path: Path):
-    for name, mode in (("report.md", 0o644), ("token", 0o600)):
-        write_atomic(tmp_path / name, "text", mode=mode)
-        assert (tmp_path / name).stat().st_mode & 0o777 == mode
+@pytest.mark.parametrize(("umask", "found"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_an_atomic_write_has_the_mode_that_is_asked_for_less_the_umask(
+    tmp_path: Path, umask: int, found: int
+):
+    before = os.umask(umask)
+    try:
+        write_atomic(tmp_path / "report.md", "text")
+        write_atomic(tmp_path / "token", "text", mode=0o600)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "report.md").stat().st_mode & 0o777 == found
+    assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("left", [["lock"], ["lock", "logs", "redis", ".config.json.1a2b"]])
+def test_what_a_run_left_that_died_as_it_was_made_is_in_nobodys_way(tmp_path: Path, left):
+    for name in left:
+        (tmp_path / name).mkdir() if name in {"logs", "redis"} else (tmp_path / name).touch()
+    make(tmp_path).close()
+
+
+def test_a_folder_of_ours_with_something_in_it_is_not_taken(tmp_path: Path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "best.pt").touch()
+    with pytest.raises(RunExistsError, match="it holds checkpoints"):
+        make(tmp_path)
+
+
+def test_several_processes_that_make_one_directory_at_once_make_one_run(tmp_path: Path):
+    def try_it(_: int) -> RunDirectory | None:
+        try:
+            return make(tmp_path / "one")
+        except RunInUseError:
+            return None
+
+    with ThreadPoolExecutor(8) as pool:
+        (made,) = [run for run in pool.map(try_it, range(8)) if run is not None]
+    made.close()
+
+
+def test_who_holds_a_run_is_known_to_others(tmp_path: Path):
+    with make(tmp_path / "one"):
+        assert RunDirectory.open(tmp_path / "one").holder() == os.getpid()
+    assert RunDirectory.open(tmp_path / "one").holder() is None
 
 
 def test_an_atomic_write_that_fails_leaves_the_old_file(tmp_path: Path):

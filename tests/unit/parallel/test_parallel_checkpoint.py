@@ -12,12 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from full_disks import no_file_longer_than
 from torch import nn
 
 from cosmos_parallel import (
     AdamWConfig,
     CheckpointError,
     CheckpointStore,
+    CheckpointWriteError,
     EmaConfig,
     Learner,
     LearnerConfig,
@@ -265,6 +267,18 @@ def test_a_save_that_cannot_be_written_is_an_error_and_the_one_before_stays(tmp_
     with pytest.raises(CheckpointError, match=r"not written|checkpoints in"):
         store.wait()
     assert store.steps() == [1]
+    store.close()
+
+
+def test_what_a_full_disk_took_of_a_save_is_given_back_and_the_next_save_is_whole(tmp_path, mesh):
+    store = CheckpointStore(tmp_path, mesh)
+    learner = make_learner()
+    store.save(1, learner)
+    with no_file_longer_than(600), pytest.raises(CheckpointWriteError, match="not written"):
+        store.save(2, learner)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step-00000001"]
+    assert store.save(3, learner).endswith("step-00000003")
+    assert store.load(make_learner()).step == 3
     store.close()
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -42,9 +41,9 @@ def write_address_file(run: RunDirectory, address: DashboardAddress) -> None:
 
 async def announce_dashboard(run: RunDirectory, say: Callable[[str], None]) -> None:
     """Say where the dashboard is as soon as it is served; for ever silent if it never is."""
-    since_s = time.time()
+    before = _written(run)
     while True:
-        address = read_address_file(run) if _written_s(run) >= since_s else None
+        address = read_address_file(run) if _written(run) != before else None
         if address is not None:
             say(f"dashboard: {address.url}")
             if told := exposure(urlsplit(address.url).hostname or ""):
@@ -53,9 +52,10 @@ async def announce_dashboard(run: RunDirectory, say: Callable[[str], None]) -> N
         await asyncio.sleep(_LOOK_EVERY_S)
 
 
-def _written_s(run: RunDirectory) -> float:
-    """Return when the address was written; 0 if it never was."""
+def _written(run: RunDirectory) -> tuple[int, int]:
+    """Return what changes when the address is written: by the clock of the file's own machine."""
     try:
-        return (run.path / _ADDRESS_FILE).stat().st_mtime
+        found = (run.path / _ADDRESS_FILE).stat()
     except OSError:
-        return 0.0
+        return 0, 0
+    return found.st_mtime_ns, found.st_ino

@@ -32,6 +32,7 @@ from cosmos_app.dashboard.view import (
     sample_views,
     timeline_view,
 )
+from cosmos_core.bus import BusError
 from cosmos_core.images import MediaError
 from cosmos_core.messages import Event, ScaleRequested, StopRequested
 
@@ -140,7 +141,13 @@ def _add_history_routes(app: FastAPI, served: Served) -> None:
         return event_views(feed, most, which=which)
 
 
-def _add_control_routes(app: FastAPI, send: Callable[[Event], Awaitable[None]]) -> None:
+def _add_control_routes(app: FastAPI, told: Callable[[Event], Awaitable[None]]) -> None:
+    async def send(event: Event) -> None:
+        try:
+            await told(event)
+        except BusError as error:
+            raise HTTPException(503, str(error)) from error
+
     @app.post("/api/stop", status_code=202, summary="End the run cleanly, with a checkpoint")
     async def stop(reason: Reason = "asked by HTTP") -> None:
         await send(StopRequested(reason=reason))

@@ -24,6 +24,7 @@ from cosmos_core.metrics import MetricsFormatError, decode_record
 from cosmos_core.rundir import RunDirectory
 
 _LOOK_EVERY_S = 0.5
+_BREATH_S = 0.01
 _REDIS_EVERY_S = 2.0
 _PATIENCE_S = 1.0
 _LOOKS_AT_ONCE = 8
@@ -71,20 +72,23 @@ class RunFeed:
         """Look again and again, until cancelled."""
         try:
             while True:
-                await self.look()
-                await asyncio.sleep(_LOOK_EVERY_S)
+                is_behind = await self.look()
+                await asyncio.sleep(_BREATH_S if is_behind else _LOOK_EVERY_S)
         finally:
             await self._disconnect()
 
-    async def look(self) -> None:
-        """Take in what is new."""
+    async def look(self) -> bool:
+        """Take in what is new, or a part of it; tell whether there is more."""
+        is_behind = False
         for _ in range(_LOOKS_AT_ONCE):
-            if not self._read_files():
+            is_behind = self._read_files()
+            if not is_behind:
                 break
             self.revision += 1
             await asyncio.sleep(0)
         self._read_report()
         await self._read_status()
+        return is_behind
 
     # ---------------------------------------------------------------- files
 

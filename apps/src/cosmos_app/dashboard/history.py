@@ -1,7 +1,8 @@
 """What a dashboard remembers of a run's measurements: curves and timelines of bounded size.
 
 A curve keeps every measurement until it is full, then every second one, and so on: its memory is
-bounded and its shape stays. A timeline keeps the newest spans of each replica.
+bounded and its shape stays. A timeline keeps the newest spans of each replica. Of very many
+replicas the first are kept, until they have been silent for long and others want their place.
 """
 
 import math
@@ -16,6 +17,7 @@ _MOST_SPANS = 2000
 _MOST_REPLICAS = 64
 _MOST_STALLS = 400
 _SPEAKS_FOR_S = 10.0
+_FORGOTTEN_S = 900.0
 
 # Curve: role and value of the record it comes from.
 CURVES: Mapping[str, tuple[str, str]] = {
@@ -105,6 +107,7 @@ class Lane:
     spans: deque[Span] = field(default_factory=lambda: deque[Span](maxlen=_MOST_SPANS))
     stalls: deque[Stall] = field(default_factory=lambda: deque[Stall](maxlen=_MOST_STALLS))
     measured_s: float = 0.0
+    seen_s: float = 0.0
 
 
 class History:
@@ -113,7 +116,7 @@ class History:
     Attributes:
         curves: by the names of `CURVES`, and ``tokens_per_s``, ``stall_ms``, ``samples_per_s``.
         lanes: by replica, at most 64 of them.
-        latest: the newest values of each replica.
+        latest: the newest values of each replica, at most 128 of them.
         num_stalls: weight loads so far, by replica.
         stalled_s: seconds that generation stood still for them, by replica.
         first_s: time of the first record; infinite before.
@@ -152,7 +155,10 @@ class History:
     def _remember(self, record: MetricRecord) -> None:
         before = self.latest.get(record.replica)
         if before is None and len(self.latest) >= 2 * _MOST_REPLICAS:
-            return
+            oldest = min(self.latest.values(), key=lambda known: known.time_s)
+            if record.time_s - oldest.time_s < _FORGOTTEN_S:
+                return
+            self._forget(oldest.replica)
         values = {**before.values, **record.values} if before else record.values
         self.latest[record.replica] = MetricRecord(
             record.time_s, record.role, record.replica, record.step, values
@@ -161,10 +167,19 @@ class History:
     def _add(self, name: str, record: MetricRecord, value: float) -> None:
         self.curves[name].add(Point(record.time_s, record.step, value))
 
+    def _forget(self, replica: str) -> None:
+        for known in (self.latest, self.num_stalls, self.stalled_s, self._rates):
+            known.pop(replica, None)
+
     def _lane(self, record: MetricRecord) -> Lane | None:
         if record.replica not in self.lanes and len(self.lanes) >= _MOST_REPLICAS:
-            return None
-        return self.lanes.setdefault(record.replica, Lane(record.role))
+            oldest = min(self.lanes, key=lambda name: self.lanes[name].seen_s)
+            if record.time_s - self.lanes[oldest].seen_s < _FORGOTTEN_S:
+                return None
+            del self.lanes[oldest]
+        lane = self.lanes.setdefault(record.replica, Lane(record.role))
+        lane.seen_s = record.time_s
+        return lane
 
     def _take_policy(self, record: MetricRecord) -> None:
         lane, trained_s = self._lane(record), record.values.get("train_s")
@@ -196,10 +211,12 @@ class History:
                 lane.spans.append(Span(start_s, record.time_s, shares))
             lane.measured_s = record.time_s
         self._rates[record.replica] = (record.time_s, values["tokens_per_s"])
-        fresh = [
-            rate for time_s, rate in self._rates.values() if record.time_s - time_s < _SPEAKS_FOR_S
-        ]
-        self._add("tokens_per_s", record, sum(fresh))
+        self._rates = {
+            name: told
+            for name, told in self._rates.items()
+            if record.time_s - told[0] < _SPEAKS_FOR_S
+        }
+        self._add("tokens_per_s", record, sum(rate for _, rate in self._rates.values()))
 
     def _take_stall(self, record: MetricRecord, lane: Lane | None) -> None:
         stall_s, transfer_s = record.values["stall_s"], record.values.get("transfer_s", 0.0)

@@ -272,14 +272,19 @@ def curve_views(feed: RunFeed) -> dict[str, CurveView]:
 
 
 def timeline_view(feed: RunFeed, window_s: float) -> list[LaneView]:
-    """Return what each replica did in the last ``window_s`` of what is known."""
+    """Return what each replica did in the last ``window_s`` of what is known.
+
+    Rollouts that are gone, and were before that, are left out.
+    """
     since_s = feed.history.last_s - window_s
+    known: Mapping[str, Any] = feed.status.get("replicas", {})
     lanes = feed.history.lanes
     order = sorted(lanes, key=lambda name: (lanes[name].role != "policy", by_number(name)))
     return [
         _lane_view(name, lanes[name], since_s)
         for name in order
-        if lanes[name].role in {"policy", "rollout"}
+        if lanes[name].role == "policy"
+        or (lanes[name].role == "rollout" and (name in known or lanes[name].seen_s >= since_s))
     ]
 
 

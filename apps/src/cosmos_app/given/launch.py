@@ -4,6 +4,7 @@ files ─► redis (metrics) ─► meeting place + replicas ─► (watch) ─�
                               ▲  restarted when they die; the others go on without them
 """
 
+import functools
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -33,6 +34,7 @@ from cosmos_app.given.files import (
 from cosmos_app.given.recipe import GivenRecipe
 from cosmos_app.report import median
 from cosmos_app.supervisor import ChildSpec, Incident
+from cosmos_app.unsaved import UnsavedWarning
 from cosmos_core.metrics import MetricRecord, read_metrics
 from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import CheckpointStore, ParallelConfig, build_mesh
@@ -109,8 +111,10 @@ class GivenLaunch:
         self._console = console
         self._num_rows = num_rows
         self._has_told = False
+        say = functools.partial(console.print, soft_wrap=True)
+        self._unsaved = UnsavedWarning(say)
         self._frame = RunFrame(
-            recipe, run, console, Answers(stop=self._ask_to_stop, record=self._tell_left_out)
+            recipe, run, console, Answers(stop=self._ask_to_stop, record=self._look_at)
         )
 
     async def run(self) -> GivenReport:
@@ -127,6 +131,10 @@ class GivenLaunch:
 
     async def _ask_to_stop(self) -> None:
         ask_to_stop(self._run)
+
+    def _look_at(self, record: MetricRecord) -> None:
+        self._unsaved.look(record)
+        self._tell_left_out(record)
 
     def _tell_left_out(self, record: MetricRecord) -> None:
         """Say once, as soon as it is known, how many examples are not trained on."""

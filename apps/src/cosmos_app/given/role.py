@@ -7,7 +7,7 @@ who is first may change from step to step.
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -23,10 +23,12 @@ from cosmos_app.roles.elastic import open_replicas
 from cosmos_app.roles.process import TorchrunPlace, torchrun_place, unwatched_groups
 from cosmos_app.roles.ranks import join_ranks
 from cosmos_app.settings import kernels
+from cosmos_app.unsaved import FAILED, save_at_last, tell
 from cosmos_core.bus import Bus
 from cosmos_core.metrics import MetricRecord, MetricsFormatError, read_metrics
 from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import (
+    CheckpointWriteError,
     Learner,
     ReplicaLostError,
     Seat,
@@ -153,7 +155,7 @@ class GivenProcess:
         if saves or trainer.is_due(config.validate_every):
             loss = await self._blocking(trainer.validate)
         if saves:
-            await self._blocking(lambda: trainer.save(loss))
+            await self._save(trainer, loss, figures)
         if loss is not None:
             figures["validation_loss"] = loss
         if self._place.rank == 0:
@@ -163,8 +165,27 @@ class GivenProcess:
             )
             await self._bus.send_metrics([record])
 
+    async def _save(
+        self, trainer: GivenTrainer, loss: float | None, figures: dict[str, float]
+    ) -> None:
+        """Begin a checkpoint; that the one before could not be written is told with the step."""
+        figures[FAILED] = 0.0
+        try:
+            await self._blocking(lambda: trainer.save(loss))
+        except CheckpointWriteError as error:
+            tell(error)
+            figures[FAILED] = 1.0
+            await self._blocking(lambda: trainer.save(loss))
+
     async def _finish(self, trainer: GivenTrainer) -> None:
-        await self._blocking(lambda: trainer.save(None))
+        async def report(values: Mapping[str, float]) -> None:
+            if self._place.rank == 0:
+                record = MetricRecord(
+                    time.time(), "policy", self._replica, trainer.step - 1, values
+                )
+                await self._bus.send_metrics([record])
+
+        await save_at_last(lambda: self._blocking(trainer.save_now), report)
         if trainer.step == self._recipe.trainer.steps:
             await self._blocking(trainer.export)
 

@@ -17,6 +17,7 @@ from cosmos_app.settings import bad_steps_kept
 from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import (
     CheckpointStore,
+    CheckpointWriteError,
     Learner,
     LearnerConfig,
     Seat,
@@ -103,11 +104,29 @@ class GivenTrainer:
         return found.loss
 
     def save(self, score: float | None) -> None:
-        """Begin to write a checkpoint after the last step taken, unless there is one."""
+        """Begin to write a checkpoint after the last step taken, unless there is one.
+
+        Raises:
+            CheckpointWriteError: if the one before could not be written; called again, it begins
+                this one.
+        """
         if self.step - 1 != self._saved and self.step:
-            self._saved = self.step - 1
             if self._store.latest() != self.step - 1:  # by who was first before
                 self._store.start_save(self.step - 1, self.learner, self._position(), score=score)
+            self._saved = self.step - 1
+
+    def save_now(self) -> str:
+        """Write a checkpoint after the last step taken, unless there is one; wait until durable.
+
+        Raises:
+            CheckpointWriteError: if it could not be written.
+        """
+        try:
+            self.save(None)
+            return self._store.wait() or ""
+        except CheckpointWriteError:
+            self._saved = None
+            raise
 
     def export(self) -> None:
         """Write the model as a Hugging Face directory, averaged if so kept, and an adapter too."""

@@ -80,6 +80,8 @@ def build_tiny_model(
     from transformers import Qwen3Config, Qwen3ForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
+    from cosmos_parallel import share_tensor_files
+
     disable_progress_bar()
     directory.mkdir(parents=True, exist_ok=True)
     vocab_size = build_tokenizer(directory, texts, config.max_position)
@@ -101,4 +103,5 @@ def build_tiny_model(
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(model_config)
     model.save_pretrained(directory)
+    share_tensor_files(directory)
     return sum(parameter.numel() for parameter in model.parameters())

@@ -21,6 +21,7 @@ from cosmos_core.rundir import RunDirectory
 
 _NICENESS = 10
 _END_S = 3.0
+_PATIENCE_S = 5.0
 
 
 async def run_dashboard(run_dir: Path) -> int:
@@ -41,7 +42,7 @@ async def run_dashboard(run_dir: Path) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 2
     url, namespace = read_address(run)
-    async with await Bus.connect(url, namespace) as bus:
+    async with await Bus.connect(url, namespace, patience_s=_PATIENCE_S) as bus:
         await serve(
             run,
             taken,

@@ -9,9 +9,10 @@ fetches its own trajectories and calls the same methods of its ``Trainer``::
 
 import asyncio
 import contextlib
+import functools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,7 @@ from cosmos_app.roles.trainer import Seat, Trainer
 from cosmos_app.roles.turns import policy_turn
 from cosmos_app.settings import bad_steps_kept, kernels
 from cosmos_app.step_share import StepShare
+from cosmos_app.unsaved import HowToSave, save_at_last, save_in_passing
 from cosmos_core.activity import ActivityMeter
 from cosmos_core.bus import Bus, ReplicaChannel
 from cosmos_core.control import ALL_DONE, step_of_cut
@@ -273,8 +275,7 @@ class PolicyProcess:
         try:
             return await self._blocking(lambda: trainer.train(train, share, trajectories))
         except ReplicaLostError as error:
-            lost = error  # the name of the clause ends with it
-            await self._blocking(lambda: trainer.lose(lost))
+            await self._blocking(functools.partial(trainer.lose, error))
             return None
         finally:
             self._meter.enter("waiting", time.monotonic())
@@ -291,23 +292,31 @@ class PolicyProcess:
             return  # it came late: others save the last weights, or nobody has them
         if trainer.version:
             await self._blocking(trainer.settle_end)
-            await self._save(trainer, stop.cut, channel)
+            await self._save(trainer, stop.cut, channel, save_at_last)
         elif channel is not None:
             await channel.send(CheckpointSaved(replica=self._replica, step=-1, path=""))
         if stop.reason == ALL_DONE and trainer.is_first_replica:
             await self._blocking(lambda: trainer.export(self._context.run.export / "model"))
 
-    async def _save(self, trainer: StepTrainer, cut: bytes, channel: ReplicaChannel | None) -> None:
+    async def _save(
+        self,
+        trainer: StepTrainer,
+        cut: bytes,
+        channel: ReplicaChannel | None,
+        how: HowToSave = save_in_passing,
+    ) -> None:
         self._meter.enter("saving", time.monotonic())
-        path = await self._blocking(lambda: trainer.save(cut))
+        step = trainer.version - 1
+        saving = functools.partial(self._blocking, lambda: trainer.save(cut))
+        path = await how(saving, functools.partial(self._report, step))
         self._meter.enter("waiting", time.monotonic())
-        if channel is not None:
-            saved = CheckpointSaved(replica=self._replica, step=trainer.version - 1, path=path)
-            await channel.send(saved)
+        if channel is not None and path is not None:
+            await channel.send(CheckpointSaved(replica=self._replica, step=step, path=path))
 
-    async def _report(self, step: int, values: dict[str, float]) -> None:
-        record = MetricRecord(time.time(), "policy", self._replica, step, values)
-        await self._bus.send_metrics([record])
+    async def _report(self, step: int, values: Mapping[str, float]) -> None:
+        if self._place.rank == 0:
+            record = MetricRecord(time.time(), "policy", self._replica, step, values)
+            await self._bus.send_metrics([record])
 
     async def _pulse(self, channel: ReplicaChannel, trainer: StepTrainer) -> None:
         """Renew the lease while waiting for commands or while passes are being made."""

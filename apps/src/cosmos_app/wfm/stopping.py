@@ -1,23 +1,23 @@
-"""What Ctrl-C and SIGTERM do to a run of a world model: the first stops it, another kills it."""
+"""What Ctrl-C, SIGTERM and SIGHUP do to a run of a world model: the first stops, another kills."""
 
+import contextlib
 import signal
 import threading
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
 
 import click
 
-_SAME_S = 1.0
-"""A terminal tells each rank of Ctrl-C, and torchrun tells it again."""
+from cosmos_app.stop_signals import Presses, signals_heeded
 
 
 @contextmanager
 def stop_requests(*, says: bool) -> Generator[Callable[[], bool]]:
     """Give what tells whether the run was asked to stop; the signals are its own in the block.
 
-    In a thread other than the main one signals stay as they are.
+    In a thread other than the main one signals stay as they are. A terminal tells each rank of
+    Ctrl-C, and torchrun tells it again: that is the same press.
 
     Args:
         says: whether this rank tells that it was heard.
@@ -28,20 +28,21 @@ def stop_requests(*, says: bool) -> Generator[Callable[[], bool]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    first: list[float] = []
+    presses = Presses()
 
     def ask(signum: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if first and now - first[0] > _SAME_S:
-            raise KeyboardInterrupt
-        if not first:
-            first.append(now)
-            if says:
+        del frame
+        pressed = signal.Signals(signum)
+        if not presses.is_first(pressed):
+            if presses.kills(pressed):
+                raise KeyboardInterrupt
+        elif says:
+            with contextlib.suppress(OSError):  # of a terminal that is gone
                 click.echo("stopping after the step in hand; Ctrl-C again kills", err=True)
 
-    before = [(each, signal.signal(each, ask)) for each in (signal.SIGINT, signal.SIGTERM)]
+    before = [(each, signal.signal(each, ask)) for each in signals_heeded()]
     try:
-        yield lambda: bool(first)
+        yield lambda: bool(presses.reason)
     finally:
         for each, handler in before:
             signal.signal(each, handler)

@@ -9,10 +9,12 @@ runs/quickstart/
   logs/ checkpoints/ export/ redis/
 """
 
+import errno
 import fcntl
 import json
 import os
-import tempfile
+import secrets
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -21,7 +23,11 @@ from cosmos_core.errors import CosmosError
 
 _MARKER = "run.json"
 _FIGURES = "metrics.jsonl"
+_CONFIG = "config.json"
+_FOLDERS = ("logs", "checkpoints", "export", "redis")
 _FORMAT = 1
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP})
+_NO_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP})
 
 
 class RunDirectoryError(CosmosError):
@@ -82,25 +88,22 @@ class RunDirectory:
         path = path.absolute()
         if path.is_file():
             raise RunExistsError(f"{path} is a file; a run needs a directory of its own")
-        if (path / _MARKER).exists():
-            _take_lock(path).close()
-            raise RunExistsError(
-                f"{path} holds a run already: resume it with --resume, or choose another directory"
-            )
-        strangers = sorted(entry.name for entry in path.iterdir()) if path.exists() else []
-        if set(strangers) - {"lock"}:
-            raise RunExistsError(
-                f"{path} is not empty and not a run of ours (it holds {strangers[0]}): "
-                "choose another directory"
-            )
+        _require_free(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            run = cls(path, now_s, _take_lock(path))
-            for folder in (run.logs, run.checkpoints, run.export, run.redis):
-                folder.mkdir()
-            write_atomic(run.config, config_json)
-            marker = json.dumps({"format": _FORMAT, "created_s": now_s}) + "\n"
-            write_atomic(path / _MARKER, marker)
+            lock = _take_lock(path)
+            try:
+                if (path / _MARKER).exists():  # who had the lock has made a run meanwhile
+                    raise _exists_error(path)
+                run = cls(path, now_s, lock)
+                for folder in _FOLDERS:
+                    (path / folder).mkdir(exist_ok=True)
+                write_atomic(run.config, config_json)
+                marker = json.dumps({"format": _FORMAT, "created_s": now_s}) + "\n"
+                write_atomic(path / _MARKER, marker)
+            except BaseException:
+                lock.close()
+                raise
         except OSError as error:
             raise RunNotWritableError(
                 f"{path} cannot be the directory of a run: {error.strerror or error} "
@@ -115,6 +118,7 @@ class RunDirectory:
         Raises:
             NotARunDirectoryError: if no run lies there.
             RunInUseError: if a live process holds it.
+            RunNotWritableError: if its file system has no locks.
         """
         created_s = _read_marker(path)
         return cls(path.absolute(), created_s, _take_lock(path.absolute()))
@@ -136,7 +140,7 @@ class RunDirectory:
     @property
     def config(self) -> Path:
         """The resolved configuration."""
-        return self.path / "config.json"
+        return self.path / _CONFIG
 
     @property
     def metrics(self) -> Path:
@@ -168,6 +172,13 @@ class RunDirectory:
         """What the bundled Redis server keeps."""
         return self.path / "redis"
 
+    def holder(self) -> int | None:
+        """Return the live process that holds the directory, 0 if it has not said which it is.
+
+        ``None`` if nobody does, as far as this machine and this user can tell.
+        """
+        return _holder(self.path)
+
     def close(self) -> None:
         """Give the directory back; may be called twice."""
         if self._lock is not None:
@@ -198,28 +209,112 @@ def latest_run(root: Path) -> Path:
     return max(runs, key=lambda path: (_read_marker(path), path.name))
 
 
-def write_atomic(path: Path, data: bytes | str, *, mode: int = 0o644) -> None:
+def write_atomic(path: Path, data: bytes | str, *, mode: int = 0o666) -> None:
     """Write a file whole or not at all: a reader, or a crash, never meets half of it.
 
-    Until it has its ``mode`` nobody but its owner can read it.
+    Args:
+        path: the file; it may be there.
+        data: its content.
+        mode: what its permissions are at most, from its first byte on; the user's umask takes away
+            from that, as from those of any other new file.
+
+    Raises:
+        OSError: if it cannot be written; what was there stays.
     """
     content = data.encode() if isinstance(data, str) else data
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(mode)
-        Path(temporary).replace(path)
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
-    directory = os.open(path.parent, os.O_RDONLY)
+    _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    """Make names durable, where the file system does that: some of networks do not."""
+    directory = os.open(path, os.O_RDONLY)
     try:
         os.fsync(directory)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
     finally:
         os.close(directory)
+
+
+def append_whole(file: FileIO, data: bytes) -> None:
+    """Append to a file all of ``data`` or, on a disk that is full, nothing of it.
+
+    Args:
+        file: opened with ``open("ab", buffering=0)``; nobody else appends to it meanwhile.
+        data: such as a line, which would be torn otherwise, and the next one lost with it.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    end = file.seek(0, os.SEEK_END)
+    try:
+        written = file.write(data)
+        while written < len(data):
+            written += file.write(data[written:])  # what did not fit raises now
+    except OSError:
+        file.truncate(end)
+        raise
+
+
+def _require_free(path: Path) -> None:
+    """Check that no run and nothing of anybody else's lies in a directory.
+
+    What a `create` left that was killed, or whose disk was full, is nobody's.
+
+    Raises:
+        RunInUseError: if a live process holds a run there.
+        RunExistsError: if there is a run or anything else.
+    """
+    entries = sorted(path.iterdir()) if path.exists() else []
+    if (path / _MARKER).exists():
+        holder = _holder(path)
+        raise _exists_error(path) if holder is None else RunInUseError(path, holder)
+    strangers = [entry.name for entry in entries if not _is_half_made(entry)]
+    if strangers:
+        raise RunExistsError(
+            f"{path} is not empty and not a run of ours (it holds {strangers[0]}): "
+            "choose another directory"
+        )
+
+
+def _is_half_made(entry: Path) -> bool:
+    """Whether something in a directory without a marker is what `create` makes before that."""
+    if entry.name in _FOLDERS:
+        return entry.is_dir() and not any(entry.iterdir())
+    temporaries = (f".{_CONFIG}.", f".{_MARKER}.")
+    return entry.name in {"lock", _CONFIG} or entry.name.startswith(temporaries)
+
+
+def _exists_error(path: Path) -> RunExistsError:
+    return RunExistsError(
+        f"{path} holds a run already: resume it with --resume, or choose another directory"
+    )
+
+
+def _holder(path: Path) -> int | None:
+    """Return the live process that holds a run, 0 if it has not said; none if nobody does."""
+    try:
+        with (path / "lock").open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pid = file.read().strip()
+                return int(pid) if pid.isdecimal() else 0
+    except OSError:
+        return None  # nothing to lock, or not by us
+    return None
 
 
 def _take_lock(path: Path) -> IO[str]:
@@ -232,6 +327,15 @@ def _take_lock(path: Path) -> IO[str]:
         holder = file.read().strip()
         file.close()
         raise RunInUseError(path, int(holder) if holder.isdecimal() else 0) from error
+    except OSError as error:
+        file.close()
+        if error.errno not in _NO_LOCKS:
+            raise
+        raise RunNotWritableError(
+            f"{path} lies on a file system that locks no files ({error.strerror}), so that two "
+            "runs could write to it: mount it with locks (NFS: lockd, or local_lock=flock where "
+            "one machine alone runs), or choose another directory"
+        ) from error
     file.truncate(0)
     file.write(f"{os.getpid()}\n")
     file.flush()
@@ -239,6 +343,7 @@ def _take_lock(path: Path) -> IO[str]:
 
 
 def _read_marker(path: Path) -> float:
+    path = path.absolute()  # so that errors say what a relative one was relative to
     marker = path / _MARKER
     if not path.exists():
         raise NotARunDirectoryError(

@@ -10,13 +10,12 @@ step-00000010/            appears at one instant, when everything in it is durab
 """
 
 import json
-import math
 import operator
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -25,11 +24,12 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from cosmos_parallel.checkpoint_files import MANIFEST, FileSum, open_files, parse_manifest
-from cosmos_parallel.errors import CheckpointError
+from cosmos_parallel.errors import CheckpointError, CheckpointWriteError
 from cosmos_parallel.frozen_base import base_sums, check_base, frozen_base
 from cosmos_parallel.learner import Learner
 from cosmos_parallel.learner_state import restore, saved_sums, state_to_fill, state_to_save
 from cosmos_parallel.mesh import TrainingMesh
+from cosmos_parallel.retention import RetentionConfig
 from cosmos_parallel.storage import State, read_state, write_state
 
 FORMAT = 1
@@ -51,43 +51,6 @@ class Checkpoint:
     extra: bytes
     path: str
     score: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RetentionConfig:
-    """Which checkpoints stay.
-
-    Attributes:
-        keep: how many of those saved last.
-        keep_best: how many of the best besides, among those saved with a score.
-        better: whether lower or higher scores are better.
-    """
-
-    keep: int = 2
-    keep_best: int = 0
-    better: Literal["lower", "higher"] = "lower"
-
-    def __post_init__(self) -> None:
-        """Check the numbers.
-
-        Raises:
-            ValueError: if nothing would stay, or a number is below 0.
-        """
-        if self.keep < 1:
-            raise ValueError(f"keep is {self.keep}; at least 1 checkpoint must stay")
-        if self.keep_best < 0:
-            raise ValueError(f"keep_best is {self.keep_best}; it must be 0 or more")
-
-    def ranked(self, scores: "dict[int, float]") -> list[int]:
-        """Return steps by their scores, best first; of equals the newest first; no NaN."""
-        sign = 1.0 if self.better == "lower" else -1.0
-        known = (step for step, score in scores.items() if not math.isnan(score))
-        return sorted(known, key=lambda step: (sign * scores[step], -step))
-
-    def doomed(self, steps: list[int], scores: "dict[int, float]") -> list[int]:
-        """Return the steps whose checkpoints go, of steps in the order they were saved in."""
-        kept = {*steps[-self.keep :], *self.ranked(scores)[: self.keep_best]}
-        return [step for step in steps if step not in kept]
 
 
 class CheckpointStore:
@@ -181,7 +144,7 @@ class CheckpointStore:
         """Write a checkpoint and return its path when it is durable.
 
         Raises:
-            CheckpointError: if it, or a save still going on, could not be written.
+            CheckpointWriteError: if it, or a save still going on, could not be written.
         """
         self.start_save(step, learner, extra, score=score)
         path = self.wait()
@@ -202,8 +165,9 @@ class CheckpointStore:
             score: how good it is, for retention and ``best``.
 
         Raises:
-            CheckpointError: if the save before could not be written, the step is below 0, or
-                ``extra`` is not bytes.
+            CheckpointWriteError: if the save before could not be written; called again, it begins
+                this one.
+            CheckpointError: if the step is below 0, or ``extra`` is not bytes.
         """
         given, step = cast("object", extra), operator.index(step)  # of NumPy and torch too
         if step < 0 or not isinstance(given, bytes):
@@ -222,7 +186,8 @@ class CheckpointStore:
         """Wait for the save going on and return its path, or ``None`` if there is none.
 
         Raises:
-            CheckpointError: if it could not be written; the checkpoints before it are untouched.
+            CheckpointWriteError: if it could not be written, on every rank; the checkpoints before
+                it are untouched, and what was written of it is removed.
         """
         saving, self._saving = self._saving, None
         return saving.result() if saving else None
@@ -275,7 +240,7 @@ class CheckpointStore:
         """Wait for the save going on and stop the thread; may be called twice.
 
         Raises:
-            CheckpointError: if that save could not be written.
+            CheckpointWriteError: if that save could not be written.
         """
         try:
             self.wait()
@@ -285,13 +250,17 @@ class CheckpointStore:
     def _write(self, step: int, state: State, extra: bytes, score: float | None) -> str:
         writing = self._files.next_path(step)
         self._agree(lambda: None)  # all have named the place before the writer changes anything
-        self._agree(lambda: self._files.prepare(writing) if self._is_writer else None)
         try:
+            self._agree(lambda: self._files.prepare(writing) if self._is_writer else None)
             write_state(state, self._files.writer(writing), self._group)
+            self._agree(lambda: self._write_sums(writing))
+            self._agree(lambda: self._finish(step, writing, extra, score))
         except Exception as error:
-            raise CheckpointError(f"checkpoint {self.path(step)} not written: {error}") from error
-        self._agree(lambda: self._write_sums(writing))
-        self._agree(lambda: self._finish(step, writing, extra, score))
+            if self._is_writer:
+                self._files.abandon(writing)
+            raise CheckpointWriteError(
+                f"checkpoint {self.path(step)} not written: {error}"
+            ) from error
         return self.path(step)
 
     def _write_sums(self, writing: str) -> None:

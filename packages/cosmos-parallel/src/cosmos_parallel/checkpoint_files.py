@@ -51,6 +51,10 @@ class CheckpointFiles(Protocol):
         """Make room for a save, and remove what killed saves left."""
         ...
 
+    def abandon(self, writing: str) -> None:
+        """Remove what was written of a save that failed, as far as that can be done."""
+        ...
+
     def publish(self, writing: str, step: int, manifest: bytes) -> None:
         """Make what was written the checkpoint of a step, at one instant."""
         ...
@@ -120,6 +124,10 @@ class LocalFiles:
         for stale in self._root.glob(".writing-*"):
             shutil.rmtree(stale)
         Path(writing).mkdir()
+
+    def abandon(self, writing: str) -> None:
+        """Remove what was written: the disk that it filled is the run's as well."""
+        shutil.rmtree(writing, ignore_errors=True)
 
     def publish(self, writing: str, step: int, manifest: bytes) -> None:
         """Rename what was written to its name."""
@@ -223,6 +231,9 @@ class RemoteFiles:
             if not self._is_whole(step, attempt):
                 self._files.rm(self._inside(self._url_of(step, attempt)), recursive=True)
         self._files.makedirs(self._inside(writing), exist_ok=True)
+
+    def abandon(self, writing: str) -> None:
+        """Leave it to the next save: the store may be what failed."""
 
     def publish(self, writing: str, step: int, manifest: bytes) -> None:
         """Write the manifest, by which the checkpoint is there; remove the ones before it."""

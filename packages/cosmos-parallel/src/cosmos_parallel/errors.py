@@ -66,6 +66,10 @@ class CheckpointError(ParallelError):
     """Raised when a checkpoint cannot be written, is missing, damaged or of another model."""
 
 
+class CheckpointWriteError(CheckpointError):
+    """Raised on all ranks when a checkpoint is not written, as on a full disk; another may be."""
+
+
 class CheckpointMismatchError(CheckpointError):
     """Raised when a checkpoint is of another model; the next attempt would find the same."""
 

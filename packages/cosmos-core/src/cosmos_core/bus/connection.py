@@ -1,7 +1,6 @@
 """A process's connection to Redis; its calls have deadlines and survive a server that restarts."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -20,6 +19,7 @@ from cosmos_core.bus.errors import (
 )
 from cosmos_core.bus.keys import Keys
 from cosmos_core.bus.passwords import mask_password, what_is_wrong
+from cosmos_core.bus.patience import DISK_FULL, Patience, advice_on
 from cosmos_core.bus.streams import Entry, stream_entries
 from cosmos_core.bus.tls import tls_advice
 from cosmos_core.messages import (
@@ -40,21 +40,14 @@ KEPT_S = 7 * 24 * 3600
 METRICS_KEPT = 100_000  # measurements, if nobody fetches them
 _METRICS_AT_ONCE = 256
 _SINKS = "sinks"
-_FIRST_PAUSE_S = 0.05
-_LONGEST_PAUSE_S = 1.0
+_UNACKNOWLEDGED = "0"
+_GONE_S = 60.0
+_FULL_S = 12 * 3600.0
 _GONE = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
 _REFUSED = (
     exceptions.AuthenticationError,
     exceptions.AuthorizationError,
     exceptions.NoPermissionError,
-)
-# Words of refusals that may pass, also where a script's error holds them; and what to do.
-_PASSING = (
-    ("maxmemory", "it holds as much as its maxmemory allows: raise that, or lower staleness.depth"),
-    ("read only replica", "it is a replica of another server: give the address of its primary"),
-    ("MISCONF", "it cannot write its data to disk: look at its disk and its log"),
-    ("NOREPLICAS", "it wants replicas that are not there: see its min-replicas-to-write"),
-    ("MASTERDOWN", "it is a replica whose primary is away: give the address of the primary"),
 )
 _METRIC = msgspec.msgpack.Decoder(MetricRecord)
 
@@ -63,7 +56,7 @@ class Bus:
     """One process's access to a run: events up, payloads, metrics, and status.
 
     Use it from one event loop. Calls that find Redis gone try again, ever more slowly, until
-    ``patience_s`` is over.
+    ``patience_s`` is over; time in which this process was suspended does not count.
 
     Example:
         >>> async with await Bus.connect(url, "run-1") as bus:
@@ -77,7 +70,7 @@ class Bus:
     """
 
     def __init__(
-        self, client: "redis_asyncio.Redis", url: str, namespace: str, patience_s: float
+        self, client: "redis_asyncio.Redis", url: str, namespace: str, patience_s: float | None
     ) -> None:
         """Wrap a client that answered; `connect` is the way to get one."""
         self.keys = Keys(namespace)
@@ -87,7 +80,7 @@ class Bus:
 
     @classmethod
     async def connect(
-        cls, url: str, namespace: str, *, connect_s: float = 10.0, patience_s: float = 60.0
+        cls, url: str, namespace: str, *, connect_s: float = 10.0, patience_s: float | None = None
     ) -> "Bus":
         """Reach a server and return the bus of one run on it.
 
@@ -95,7 +88,8 @@ class Bus:
             url: ``redis://[:password@]host:port/db``, ``rediss://`` for TLS, ``unix://path``.
             namespace: the run; runs of other namespaces on the server are never touched.
             connect_s: how long the server may take to answer at first.
-            patience_s: how long every later call tries to reach it.
+            patience_s: how long every later call tries to reach it, and waits for its disk; a
+                minute, and half a day for the disk, unless told.
 
         Raises:
             BusUnreachableError: if it does not answer or refuses the password, or the URL is none.
@@ -115,9 +109,10 @@ class Bus:
             raise BusUnreachableError(
                 f"{mask_password(url)!r} is not the URL of a Redis server: {reason}"
             ) from error
-        bus = cls(client, url, namespace, connect_s)
+        bus = cls(client, url, namespace, patience_s)
         try:
-            await bus.call(lambda c: c.ping())
+            # not a ping, which a server whose disk is full refuses like a write
+            await bus.call(lambda c: c.echo(b""), patience_s=connect_s)
         except BusError as error:
             await client.aclose()
             is_gone = isinstance(error.__cause__, _GONE)
@@ -125,7 +120,6 @@ class Bus:
                 advice = await asyncio.to_thread(tls_advice, url)
                 raise BusUnreachableError(f"{error}{advice}") from error
             raise
-        bus._patience_s = patience_s
         return bus
 
     async def __aenter__(self) -> "Bus":
@@ -150,8 +144,7 @@ class Bus:
             BusRefusedError: if it does not do it, for so long where that may pass.
         """
         patience_s = self._patience_s if patience_s is None else patience_s
-        deadline = time.monotonic() + patience_s
-        pause_s = _FIRST_PAUSE_S
+        patience = Patience(_GONE_S if patience_s is None else patience_s)
         while True:
             try:
                 return await _cancellable(request(self._client))
@@ -161,19 +154,31 @@ class Bus:
                     "give the password in the URL, redis://:PASSWORD@HOST:PORT"
                 ) from error
             except _GONE as error:
-                if time.monotonic() + pause_s > deadline:
+                if patience.is_over():
                     raise BusUnreachableError(
                         f"no Redis answers at {self.address} ({error}), tried for "
-                        f"{patience_s:g} s: is it running, and is the address right?"
+                        f"{patience.longest_s:g} s: is it running, and is the address right?"
                     ) from error
             except exceptions.ResponseError as error:
-                advice = _advice_on(error)
-                if not advice or time.monotonic() + pause_s > deadline:
-                    raise BusRefusedError(
-                        f"Redis at {self.address} refuses what it is asked: {error}{advice}"
-                    ) from error
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                advice = advice_on(error)
+                said = f"Redis at {self.address} refuses what it is asked: {error}{advice}"
+                is_full = patience_s is None and DISK_FULL in said
+                if not advice or patience.is_over(_FULL_S if is_full else 0.0):
+                    raise BusRefusedError(said) from error
+            await patience.pause()
+
+    async def refusal(self) -> str:
+        """Return why the server takes no writes now, and what to do; empty while it does.
+
+        Raises:
+            BusUnreachableError: if it does not answer.
+        """
+        nothing = self.keys.payload("")
+        try:
+            await self.call(lambda c: c.unlink(nothing), patience_s=0.0)
+        except BusRefusedError as error:
+            return str(error)
+        return ""
 
     # ------------------------------------------------------------------ replicas
 
@@ -257,14 +262,16 @@ class Bus:
             RunLostError: if Redis has forgotten what was read, as after a restart without a log.
         """
         await self.call(self._make_sinks_group)
-        start = "0"  # first what a reader before us left unacknowledged, then what is new
+        start = _UNACKNOWLEDGED  # what a reader before us left
         while True:
-            entries = await self._read_metrics(start)
+            entries, num_tries = await self._read_metrics(start)
             for _, fields in entries:
                 yield _METRIC.decode(fields[b"m"])
             if entries:
                 await self._drop_metrics([entry for entry, _ in entries])
-            elif start == "0":
+            if num_tries > 1:
+                start = _UNACKNOWLEDGED  # an answer that got lost may have had some
+            elif not entries:
                 start = ">"
 
     async def num_metrics(self) -> int:
@@ -278,19 +285,23 @@ class Bus:
             if "BUSYGROUP" not in str(error):
                 raise
 
-    async def _read_metrics(self, start: str) -> list[Entry]:
-        streams = {self.keys.metrics: start}
-        try:
-            answer = await self.call(
-                lambda c: c.xreadgroup(
-                    _SINKS, _SINKS, streams, count=_METRICS_AT_ONCE, block=_BLOCK_MS
-                )
+    async def _read_metrics(self, start: str) -> tuple[list[Entry], int]:
+        """Return the next entries, and how often they were asked for."""
+        streams, num_tries = {self.keys.metrics: start}, 0
+
+        async def read(client: Any) -> Any:
+            nonlocal num_tries
+            num_tries += 1
+            return await client.xreadgroup(
+                _SINKS, _SINKS, streams, count=_METRICS_AT_ONCE, block=_BLOCK_MS
             )
+
+        try:
+            return stream_entries(await self.call(read)), num_tries
         except BusRefusedError as error:
             if "NOGROUP" in str(error):
                 raise RunLostError(self.address, self.keys.namespace) from error
             raise
-        return stream_entries(answer)
 
     async def _drop_metrics(self, entries: Sequence[bytes]) -> None:
         async def drop(client: Any) -> None:
@@ -324,9 +335,3 @@ async def _cancellable(answer: Awaitable[Answer]) -> Answer:
     if task and task.cancelling() > before:
         raise asyncio.CancelledError
     return found
-
-
-def _advice_on(error: Exception) -> str:
-    """Say what to do about a refusal that may pass; empty for any other."""
-    said = str(error)
-    return next((f"; {advice}" for words, advice in _PASSING if words in said), "")

@@ -14,6 +14,7 @@ import msgspec
 
 from cosmos_core.errors import CosmosError
 from cosmos_core.metrics.record import MetricRecord
+from cosmos_core.rundir import append_whole
 
 _UNSAYABLE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -34,8 +35,12 @@ class JsonlSink:
         self._file = path.open("ab", buffering=0)
 
     def write(self, record: MetricRecord) -> None:
-        """Append the record; readers see it at once."""
-        self._file.write(encode_record(record))
+        """Append the record; readers see it at once.
+
+        Raises:
+            OSError: if the disk is full; nothing of the record is left then.
+        """
+        append_whole(self._file, encode_record(record))
 
     def close(self) -> None:
         """Bring the file to disk and close it."""

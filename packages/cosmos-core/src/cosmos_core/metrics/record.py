@@ -61,15 +61,26 @@ class MediaSink(Protocol):
 
 
 class FanOut:
-    """One sink in front of many: each record goes to all of them, in order."""
+    """One sink in front of many: each record goes to all of them, in order.
+
+    A record that one of them did not take may be written again, as when a disk was full: it goes to
+    that one and those after it.
+    """
 
     def __init__(self, sinks: Sequence[MetricSink]) -> None:
         self._sinks = tuple(sinks)
+        self._refused: MetricRecord | None = None
+        self._num_taken = 0
 
     def write(self, record: MetricRecord) -> None:
-        """Hand the record to every sink."""
-        for sink in self._sinks:
+        """Hand the record to every sink that has not taken it yet."""
+        if record is not self._refused:
+            self._num_taken = 0
+        self._refused = record
+        for sink in self._sinks[self._num_taken :]:
             sink.write(record)
+            self._num_taken += 1
+        self._refused = None
 
     def show(self, media: MediaRecord) -> None:
         """Hand pictures to every sink that has a place for them."""

@@ -1,5 +1,6 @@
 """Records as TensorBoard event files, through TensorBoard's own writer: no torch, no TF."""
 
+import contextlib
 import struct
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,18 @@ class TensorBoardSink:
         self._writers = dict[str, EventFileWriter]()
 
     def write(self, record: MetricRecord) -> None:
-        """Queue the record's values as points at its step and time."""
+        """Queue the record's values as points at its step and time.
+
+        Raises:
+            OSError: if what was queued before could not be written; it may be written again then.
+        """
         points = [
             Summary.Value(tag=f"{record.role}/{name}", simple_value=value)
             for name, value in record.values.items()
         ]
-        self._writer(record.replica).add_event(
-            Event(wall_time=record.time_s, step=record.step, summary=Summary(value=points))
+        self._add(
+            record.replica,
+            Event(wall_time=record.time_s, step=record.step, summary=Summary(value=points)),
         )
 
     def show(self, media: MediaRecord) -> None:
@@ -40,8 +46,9 @@ class TensorBoardSink:
             if path.suffix == ".png"
         ]
         if images:
-            self._writer(media.replica).add_event(
-                Event(wall_time=media.time_s, step=media.step, summary=Summary(value=images))
+            self._add(
+                media.replica,
+                Event(wall_time=media.time_s, step=media.step, summary=Summary(value=images)),
             )
 
     def close(self) -> None:
@@ -49,6 +56,16 @@ class TensorBoardSink:
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()
+
+    def _add(self, replica: str, event: Any) -> None:
+        """Queue an event; a writer that could not write never will again, and is given up."""
+        try:
+            self._writer(replica).add_event(event)
+        except OSError:
+            if broken := self._writers.pop(replica, None):
+                with contextlib.suppress(OSError):
+                    broken.close()
+            raise
 
     def _writer(self, replica: str) -> EventFileWriter:
         writer = self._writers.get(replica)

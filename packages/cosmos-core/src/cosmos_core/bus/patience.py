@@ -1,0 +1,63 @@
+"""How long a server is waited for that is away or refuses, and what to do about a refusal."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.0
+_LONGEST_TRY_S = 15.0
+
+DISK_FULL = "MISCONF"
+"""What is in each refusal of a server that cannot write to its disk."""
+
+# Words of refusals that may pass, also where a script's error holds them; and what to do.
+_PASSING = (
+    ("maxmemory", "it holds as much as its maxmemory allows: raise that, or lower staleness.depth"),
+    ("read only replica", "it is a replica of another server: give the address of its primary"),
+    (DISK_FULL, "it cannot write its data to disk: look at its disk and its log"),
+    ("NOREPLICAS", "it wants replicas that are not there: see its min-replicas-to-write"),
+    ("MASTERDOWN", "it is a replica whose primary is away: give the address of the primary"),
+)
+
+
+def advice_on(error: Exception) -> str:
+    """Say what to do about a refusal that may pass; empty for any other."""
+    said = str(error)
+    return next((f"; {advice}" for words, advice in _PASSING if words in said), "")
+
+
+class Patience:
+    """The tries of one call, ever more slowly; made when the first one begins.
+
+    A try that took longer than any can was one in which this process was suspended, by Ctrl-Z, a
+    cluster or a virtual machine. It counts as one of 15 s: who was suspended for an hour has not
+    waited for an hour, and tries again.
+
+    Attributes:
+        longest_s: how long to go on.
+    """
+
+    def __init__(self, longest_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin to wait; ``clock`` counts seconds."""
+        self.longest_s = longest_s
+        self._clock = clock
+        self._pause_s = _FIRST_PAUSE_S
+        self._waited_s = 0.0
+        self._since_s = clock()
+
+    def is_over(self, longest_s: float = 0.0) -> bool:
+        """Whether another try would be too late.
+
+        Args:
+            longest_s: how long to go on, if that is longer.
+        """
+        now_s = self._clock()
+        self._waited_s += min(now_s - self._since_s, _LONGEST_TRY_S)
+        self._since_s = now_s
+        return self._waited_s + self._pause_s > max(self.longest_s, longest_s)
+
+    async def pause(self) -> None:
+        """Wait before the next try, each time longer."""
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)

@@ -1,0 +1,58 @@
+"""The dashboard of a long run: many replicas that came and went, many megabytes to read."""
+
+from pathlib import Path
+
+from cosmos_app.dashboard.example import write_example_run
+from cosmos_app.dashboard.feed import RunFeed
+from cosmos_app.dashboard.history import History
+from cosmos_app.dashboard.view import timeline_view
+from cosmos_core.metrics import MetricRecord
+from cosmos_core.rundir import RunDirectory
+
+
+def test_a_thousand_replicas_do_not_fill_the_memory() -> None:
+    history = History()
+    values = {"decoding_share": 1.0, "tokens_per_s": 1.0, "stall_s": 0.1, "transfer_s": 0.1}
+    for moment in range(10):
+        history.take(
+            MetricRecord(moment + 1.0, "rollout", f"rollout-{index}", 0, values)
+            for index in range(1000)
+        )
+    assert len(history.lanes) == 64
+    assert len(history.latest) == 128
+
+
+def test_replicas_that_are_gone_make_room_for_those_that_come() -> None:
+    history = History()
+    values = {"decoding_share": 1.0, "tokens_per_s": 1.0, "stall_s": 0.1, "transfer_s": 0.1}
+    for number in range(1000):
+        record = MetricRecord(60.0 * number, "rollout", f"rollout-{number}", 0, values)
+        policy = MetricRecord(60.0 * number, "policy", "policy-0", number, {"train_s": 50.0})
+        history.take([record, policy])
+    for kept, most in ((history.lanes, 64), (history.latest, 128), (history.num_stalls, 128)):
+        assert len(kept) <= most
+        assert "rollout-999" in kept
+        assert "rollout-0" not in kept
+    assert "policy-0" in history.lanes
+
+
+async def test_a_timeline_leaves_out_rollouts_that_are_gone(tmp_path: Path) -> None:
+    write_example_run(tmp_path / "run")
+    feed = RunFeed(RunDirectory.open(tmp_path / "run"))
+    await feed.look()
+    shown = {lane.name for lane in timeline_view(feed, 60.0)}
+    values = {"decoding_share": 1.0, "tokens_per_s": 1.0}
+    old = MetricRecord(feed.history.last_s - 61.0, "rollout", "rollout-77", 0, values)
+    feed.history.take([old])
+    assert {lane.name for lane in timeline_view(feed, 60.0)} == shown
+    assert {lane.name for lane in timeline_view(feed, 62.0)} >= {"rollout-77"}
+
+
+async def test_a_long_run_is_read_without_pauses(tmp_path: Path) -> None:
+    with RunDirectory.create(tmp_path / "run", config_json="{}", now_s=0.0) as run:
+        line = b'{"time_s":1.0,"role":"x","replica":"x","step":0,"values":{"loss":0.5}}\n'
+        run.metrics.write_bytes(line)
+        feed = RunFeed(run)
+        assert not await feed.look()
+        run.metrics.write_bytes(line * ((9 << 20) // len(line)))
+        assert await feed.look()  # eight pieces of a MiB at once, that others get their turn
