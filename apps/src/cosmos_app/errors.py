@@ -87,7 +87,7 @@ def exit_code_of(error: Exception) -> int:
 
 def _errors_that_stay() -> tuple[type[Exception], ...]:
     """Return the errors that the same recipe and files would raise again."""
-    from cosmos_algos import AlgorithmConfigError, ModelHeadError
+    from cosmos_algos import AlgorithmConfigError, ModelHeadError, RewardError
     from cosmos_core.bus import CodeVersionError
     from cosmos_core.config import ConfigError
     from cosmos_core.rundir import NotARunDirectoryError, RunNotWritableError
@@ -134,6 +134,7 @@ def _errors_that_stay() -> tuple[type[Exception], ...]:
         PipelineError,
         PrecisionError,
         RewardCodeError,
+        RewardError,
         SftDataError,
         UserCodeError,
         WfmConfigError,

@@ -354,6 +354,11 @@ def test_nan_is_no_number_of_a_recipe(override: str):
         load(override)
 
 
+def test_a_path_with_a_nul_is_none():
+    with pytest.raises(ConfigError, match=r"is no path: .* has a NUL in it"):
+        load('model="a\\u0000b"')
+
+
 def test_the_resolved_config_runs_again_from_its_json_file(tmp_path: Path):
     recipe = load("trainer.clip=inf", "trainer.name=none", "judge.max_len=3", "sinks.0.every=9")
     resolved = tmp_path / "config.json"

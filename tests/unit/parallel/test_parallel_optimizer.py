@@ -107,6 +107,7 @@ def test_any_optimizer_of_torch_takes_its_own_steps(name, options):
         (lambda: TorchOptimizerConfig(options={"betas": (0.9, 2.0)}), "Adam with .* beta"),
         (lambda: TorchOptimizerConfig(options={"betas": 0.9}), "Adam with .*'betas': 0.9"),
         (lambda: TorchOptimizerConfig(lr=-1.0), "Adam: lr is -1.0; it must be 0 or more"),
+        (lambda: AdamW8bitConfig(block_size=0), "adamw_8bit: block_size is 0"),
         (lambda: AdamWConfig(lr=-1e-5), "adamw: lr is -1e-05"),
         (lambda: AdamWConfig(lr=float("nan")), "adamw: lr is nan"),
         (lambda: AdamWConfig(betas=(0.9, 1.0)), "adamw: 1.0 is no factor of a running mean"),

@@ -8,6 +8,7 @@ from cosmos_algos import DistillationConfig, DpoConfig, KtoConfig, RewardModelCo
 from cosmos_app.given.preference_data import PreferenceFormat
 from cosmos_app.policy_config import PolicyConfig, check_elastic
 from cosmos_app.quickstart.tiny_model import TinyModelConfig
+from cosmos_app.ranges import check_seed
 from cosmos_app.recipe import BusConfig, LaunchConfig
 from cosmos_core.metrics import ConsoleSinkConfig, JsonlSinkConfig, SinkConfig
 from cosmos_parallel import (
@@ -309,6 +310,7 @@ def _check(recipe: GivenRecipe) -> None:
     recipe.policy.parallel.resolve(recipe.policy.ranks)
     check_elastic(recipe.elastic, recipe.policy)
     recipe.learner.optimizer.schedule.check_updates(trainer.steps)
+    check_seed(recipe.seed)
     if data.held_out < 0:
         raise ValueError(f"data.held_out is {data.held_out}; it must be 0 or more")
     if data.validation_split and data.validation_split == data.rows.split:
