@@ -288,6 +288,13 @@ def test_a_wrong_override_is_named(override: str, message: str):
     assert message in complaint(override)
 
 
+def test_an_override_inside_of_what_an_earlier_one_gave_leaves_the_rest_of_it():
+    recipe = load("trainer={steps=4, lr=0.5}", "trainer.lr=0.25", "stops=[1, 2]", "stops.1=5")
+    assert recipe.trainer == Trainer(lr=0.25, name="slow", steps=4)
+    assert recipe.stops == (1, 5)
+    assert load("engine={kind='scripted'}", "engine.answer=7").engine == Scripted(answer="7")
+
+
 def test_an_element_beyond_the_list_of_the_file_is_refused():
     message = complaint("sinks.3.kind=file", sinks=[{"kind": "console"}])
     assert "sinks.3.kind: the list has 1 elements, counted from 0" in message
