@@ -25,6 +25,7 @@ from cosmos_parallel import (
 )
 from cosmos_parallel import ModelConfig as HeldModelConfig
 from cosmos_rollout import (
+    ModelReward,
     PythonEnvironmentConfig,
     ToolEnvironmentConfig,
     UserCodeError,
@@ -80,6 +81,7 @@ def check_inputs(recipe: Recipe) -> None:
         MeshError: if the model cannot be divided as the recipe says.
     """
     _require_functions(recipe)
+    _require_reward_models(recipe)
     paths = [path for path in (recipe.data.path, recipe.data.held_out_path) if path is not None]
     for path in paths:
         images, videos = _num_shown(path, recipe)
@@ -112,6 +114,20 @@ def _require_functions(recipe: Recipe) -> None:
                 find_callable(reference)
             except UserCodeError as error:
                 raise DataError(f"{setting}: {reference}: {error}") from error
+
+
+def _require_reward_models(recipe: Recipe) -> None:
+    """Check that models that reward are there; only the processes of rollouts load them.
+
+    Raises:
+        DataError: naming the setting and what is missing.
+    """
+    for reward in recipe.reward.rewards:
+        if isinstance(reward, ModelReward) and not (reward.path / "config.json").is_file():
+            raise DataError(
+                f"reward.rewards: {reward.name}: {reward.path} is no model directory (it has no "
+                "config.json); give one that AutoModelForSequenceClassification loads"
+            )
 
 
 def require_sight(model: Path | None, data: Path, *, videos: bool = False) -> None:

@@ -277,6 +277,8 @@ def test_sft_is_the_negative_log_likelihood_of_the_marked_tokens():
             "label_smoothing 0.1 is of form 'sigmoid'",
         ),
         (lambda: DpoConfig(beta=math.inf), AlgorithmConfigError, "beta inf must be .* finite"),
+        (lambda: DpoConfig(logprob_chunk=-1), AlgorithmConfigError, "logprob_chunk -1 must"),
+        (lambda: KtoConfig(logprob_chunk=-1), AlgorithmConfigError, "logprob_chunk -1 must"),
         (lambda: KtoConfig(beta=0.0), AlgorithmConfigError, "kto: beta 0.0 must be above 0"),
         (lambda: KtoConfig(desirable_weight=-1.0), AlgorithmConfigError, "desirable_weight -1.0"),
         (

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from cosmos_app.errors import DataError
+from cosmos_app.prepare import check_inputs
 from cosmos_app.recipe import Recipe
 from cosmos_core.config import ConfigError, config_from_json, config_to_json, load_config
 from cosmos_rollout import (
@@ -65,3 +67,12 @@ def test_a_recipe_names_the_format_of_calls_and_is_told_which_there_are():
     assert recipe.rollout.episode.tool_format == "mistral"
     with pytest.raises(ConfigError, match=r"tool_format.*hermes.*llama3_json.*kimi_k2"):
         load_config(Recipe, RECIPE, ['rollout.episode.tool_format="llama"'])
+
+
+def test_a_reward_model_that_is_not_there_is_named_before_anything_starts(tmp_path: Path):
+    rewards = f"reward.rewards=[{{kind='model', path='{tmp_path}', name='judge'}}]"
+    recipe = load_config(Recipe, RECIPE, [rewards])
+    with pytest.raises(DataError, match=r"reward\.rewards: judge: .*has no config\.json"):
+        check_inputs(recipe)
+    (tmp_path / "config.json").write_text("{}")
+    check_inputs(recipe)

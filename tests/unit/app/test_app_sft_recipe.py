@@ -78,6 +78,9 @@ def test_the_kind_says_which_recipe_it_is(tmp_path, file):
         ("data.rows.max_tokens=1", "max_tokens is 1"),
         ("trainer.steps=0", "steps is 0"),
         ("policy.parallel.dp_replicate=2", "2"),
+        ("launch.standbys=1", "a run on given data has no controller"),
+        ("launch.external=true", "a run on given data has no controller"),
+        ("seed=-1", "seed is -1; it must be from 0"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_starts(file, override, message):

@@ -311,6 +311,11 @@ def _check(recipe: GivenRecipe) -> None:
     check_elastic(recipe.elastic, recipe.policy)
     recipe.learner.optimizer.schedule.check_updates(trainer.steps)
     check_seed(recipe.seed)
+    if recipe.launch.external or recipe.launch.standbys:
+        raise ValueError(
+            "launch.external and launch.standbys: a run on given data has no controller that "
+            "others could join or stand by; leave them out"
+        )
     if data.held_out < 0:
         raise ValueError(f"data.held_out is {data.held_out}; it must be 0 or more")
     if data.validation_split and data.validation_split == data.rows.split:

@@ -38,7 +38,7 @@ class DpoConfig:
 
     def __post_init__(self) -> None:
         """Refuse what is no probability, or no scale, and smoothing that would do nothing."""
-        check_coefficients("dpo", {"beta": self.beta})
+        check_coefficients("dpo", {"beta": self.beta, "logprob_chunk": self.logprob_chunk})
         if self.beta == 0.0 or not 0.0 <= self.label_smoothing < 0.5:
             raise AlgorithmConfigError(
                 f"dpo: beta {self.beta} must be above 0 and label_smoothing "

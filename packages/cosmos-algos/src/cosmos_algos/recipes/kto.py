@@ -66,7 +66,8 @@ class KtoConfig:
             "desirable_weight": self.desirable_weight,
             "undesirable_weight": self.undesirable_weight,
         }
-        check_coefficients("kto", {"beta": self.beta, **weights})
+        numbers = {"beta": self.beta, "logprob_chunk": self.logprob_chunk, **weights}
+        check_coefficients("kto", numbers)
         if self.beta == 0.0:
             raise AlgorithmConfigError(f"kto: beta {self.beta} must be above 0")
         if not any(weights.values()):
