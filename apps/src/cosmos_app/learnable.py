@@ -1,6 +1,7 @@
 """Whether an algorithm can make anything of what a recipe samples and rewards."""
 
 from cosmos_algos import Algorithm
+from cosmos_parallel import ModelConfig
 from cosmos_rollout import CodeReward, LengthReward, ModelReward, PythonReward, RewardPoolConfig
 from cosmos_rollout import RewardConfig as Reward
 
@@ -38,6 +39,19 @@ def check_learnable(
         )
     if not is_played and name in ("pass_at_k", "max_rl"):
         _check_meaning(name, rewards)
+
+
+def check_head(training: ModelConfig) -> None:
+    """Refuse a head that a recipe asks for by itself; which runs have one says the algorithm.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    if training.value_head:
+        raise ValueError(
+            "model.training.value_head is true: a run has a value head by its algorithm, 'ppo' or "
+            "'reward_model', and no other has a use for one; leave it out"
+        )
 
 
 def _check_meaning(name: str, rewards: RewardPoolConfig) -> None:

@@ -13,7 +13,7 @@ from typing import Literal
 from cosmos_algos import AlgorithmConfig, GrpoConfig
 from cosmos_app.cluster_config import ClusterConfig
 from cosmos_app.dashboard.config import DashboardConfig
-from cosmos_app.learnable import check_learnable
+from cosmos_app.learnable import check_head, check_learnable
 from cosmos_app.policy_config import PolicyConfig, check_elastic
 from cosmos_app.quickstart.arithmetic import ArithmeticConfig
 from cosmos_app.quickstart.tiny_model import TinyModelConfig
@@ -287,6 +287,7 @@ class Recipe:
             ValueError: naming the two settings that do not go together.
         """
         check_seed(self.seed)
+        check_head(self.model.training)
         sampled, trained = self.rollout.sampling.temperature, self.algorithm.temperature
         if sampled != trained:
             raise ValueError(

@@ -57,6 +57,7 @@ def test_every_algorithm_runs_and_corrects_by_default(config: type) -> None:
             ],
             "'max_rl' and reward.rewards 1 exact [+] 1 length, which can be negative",
         ),
+        (["model.training.value_head=true"], "a run has a value head by its algorithm"),
         (["seed=9223372036854775808"], "seed is 9223372036854775808; it must be from 0 to below"),
     ],
 )

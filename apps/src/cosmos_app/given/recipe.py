@@ -6,6 +6,7 @@ from typing import Literal
 
 from cosmos_algos import DistillationConfig, DpoConfig, KtoConfig, RewardModelConfig
 from cosmos_app.given.preference_data import PreferenceFormat
+from cosmos_app.learnable import check_head
 from cosmos_app.policy_config import PolicyConfig, check_elastic
 from cosmos_app.quickstart.tiny_model import TinyModelConfig
 from cosmos_app.ranges import check_seed
@@ -311,6 +312,7 @@ def _check(recipe: GivenRecipe) -> None:
     check_elastic(recipe.elastic, recipe.policy)
     recipe.learner.optimizer.schedule.check_updates(trainer.steps)
     check_seed(recipe.seed)
+    check_head(recipe.model.training)
     if recipe.launch.external or recipe.launch.standbys:
         raise ValueError(
             "launch.external and launch.standbys: a run on given data has no controller that "
