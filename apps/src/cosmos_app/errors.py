@@ -104,7 +104,7 @@ def _errors_that_stay() -> tuple[type[Exception], ...]:
         PrecisionError,
         SftDataError,
     )
-    from cosmos_rollout import EngineSettingsError, RewardCodeError, UserCodeError
+    from cosmos_rollout import EngineSettingsError, PromptDataError, RewardCodeError, UserCodeError
     from cosmos_wfm import CaptionDataError, PipelineError, WfmConfigError
 
     return (
@@ -133,6 +133,7 @@ def _errors_that_stay() -> tuple[type[Exception], ...]:
         PackingError,
         PipelineError,
         PrecisionError,
+        PromptDataError,
         RewardCodeError,
         RewardError,
         SftDataError,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cosmos_app.chat_templates import require_chat_template
 from cosmos_app.errors import DataError
 from cosmos_app.held import held_training
 from cosmos_app.prompt_rows import prompt_rows
@@ -91,6 +92,8 @@ def check_inputs(recipe: Recipe) -> None:
     if recipe.model.path is not None:
         require_trainable(recipe.model.path, recipe.policy, held_training(recipe))
         require_teacher_of(recipe, recipe.model.path)
+    if recipe.rollout.environment is not None:
+        require_chat_template(recipe.model.path, "rollout.environment")
 
 
 def _require_functions(recipe: Recipe) -> None:

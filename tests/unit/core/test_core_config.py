@@ -295,6 +295,12 @@ def test_an_override_inside_of_what_an_earlier_one_gave_leaves_the_rest_of_it():
     assert load("engine={kind='scripted'}", "engine.answer=7").engine == Scripted(answer="7")
 
 
+def test_what_does_not_go_together_is_laid_to_an_override_that_is_spoken_of():
+    refused = complaint("trainer.lr=-1.0", "trainer.steps=4")
+    assert "override trainer.lr=-1.0: trainer: lr has to be positive" in refused
+    assert "override" not in complaint("trainer.steps=4", trainer={"lr": -1.0})
+
+
 def test_an_element_beyond_the_list_of_the_file_is_refused():
     message = complaint("sinks.3.kind=file", sinks=[{"kind": "console"}])
     assert "sinks.3.kind: the list has 1 elements, counted from 0" in message
