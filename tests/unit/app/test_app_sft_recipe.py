@@ -118,7 +118,7 @@ def test_a_schedule_that_ends_before_the_run_is_refused_where_it_ends_at_0(tmp_p
 def test_stages_learn_from_a_second_model(tmp_path, data, algorithm):
     kind, table = "preference", f'algorithm = {{ kind = "{algorithm}" }}\n'
     fields = ["prompt", "chosen", "rejected"] if algorithm == "dpo" else ["prompt", "response"]
-    rows = [dict.fromkeys(fields, str(n)) | {"label": n % 2 == 0} for n in range(10)]
+    rows = [{f: f"{n} {f}" for f in fields} | {"label": n % 2 == 0} for n in range(10)]
     if algorithm == "distillation":
         tied = TinyModelConfig(num_layers=2, num_heads=2, tie_embeddings=False)
         build_once(tmp_path / "model", ["0123456789+="], tied, seed=0)
