@@ -23,6 +23,8 @@ from cosmos_core.simulation import (
 
 _MOST_ROLLOUTS = 4
 _MOST_GROUPS = 64
+_MOST_SAMPLES = 64
+_MOST_TOKENS = 1024
 _SKIP, _STEPS = 5, 20
 _SIGMA, _LONGEST_TO_MEDIAN = 0.8, 8
 _FOR_EVER = 1e12
@@ -59,12 +61,13 @@ def predict_bubble(recipe: Recipe) -> Bubble:
 
 
 def _reduced(recipe: Recipe) -> tuple[ControllerConfig, SystemConfig]:
-    groups, samples = recipe.trainer.groups_per_step, recipe.trainer.samples_per_group
+    groups = recipe.trainer.groups_per_step
+    samples = min(recipe.trainer.samples_per_group, _MOST_SAMPLES)
     rollouts = min(recipe.rollout.replicas, _MOST_ROLLOUTS)
     total_slots = recipe.rollout.replicas * recipe.rollout.slots
     reduced = min(groups, _MOST_GROUPS)
     slots = max(1, round(total_slots * reduced / groups / rollouts))
-    longest = recipe.rollout.sampling.max_new_tokens
+    longest = min(recipe.rollout.sampling.max_new_tokens, _MOST_TOKENS)
     config = ControllerConfig(
         num_steps=2 * _STEPS,
         groups_per_step=reduced,

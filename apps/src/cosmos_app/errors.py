@@ -87,7 +87,7 @@ def exit_code_of(error: Exception) -> int:
 
 def _errors_that_stay() -> tuple[type[Exception], ...]:
     """Return the errors that the same recipe and files would raise again."""
-    from cosmos_algos import AlgorithmConfigError, ModelHeadError
+    from cosmos_algos import AlgorithmConfigError, ModelHeadError, RewardError
     from cosmos_core.bus import CodeVersionError
     from cosmos_core.config import ConfigError
     from cosmos_core.rundir import NotARunDirectoryError, RunNotWritableError
@@ -104,7 +104,7 @@ def _errors_that_stay() -> tuple[type[Exception], ...]:
         PrecisionError,
         SftDataError,
     )
-    from cosmos_rollout import EngineSettingsError, RewardCodeError, UserCodeError
+    from cosmos_rollout import EngineSettingsError, PromptDataError, RewardCodeError, UserCodeError
     from cosmos_wfm import CaptionDataError, PipelineError, WfmConfigError
 
     return (
@@ -133,7 +133,9 @@ def _errors_that_stay() -> tuple[type[Exception], ...]:
         PackingError,
         PipelineError,
         PrecisionError,
+        PromptDataError,
         RewardCodeError,
+        RewardError,
         SftDataError,
         UserCodeError,
         WfmConfigError,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cosmos_app.chat_templates import require_chat_template
 from cosmos_app.context_length import require_context
 from cosmos_app.errors import DataError
 from cosmos_app.held import held_training
@@ -27,6 +28,7 @@ from cosmos_parallel import (
 )
 from cosmos_parallel import ModelConfig as HeldModelConfig
 from cosmos_rollout import (
+    ModelReward,
     PythonEnvironmentConfig,
     ToolEnvironmentConfig,
     UserCodeError,
@@ -88,6 +90,7 @@ def check_inputs(recipe: Recipe) -> None:
             f"length_reward: it reads the field {budget!r} of data rows, which sums that are "
             "generated have not; set data.path, or length_reward.kind = 'relative'"
         )
+    _require_reward_models(recipe)
     paths = [path for path in (recipe.data.path, recipe.data.held_out_path) if path is not None]
     for path in paths:
         images, videos = _num_shown(path, recipe)
@@ -101,6 +104,8 @@ def check_inputs(recipe: Recipe) -> None:
     require_context("rollout.engine", recipe.rollout.engine, model)
     if recipe.teacher.replicas and recipe.model.teacher is not None:
         require_context("teacher.engine", recipe.teacher.engine, recipe.model.teacher)
+    if recipe.rollout.environment is not None:
+        require_chat_template(recipe.model.path, "rollout.environment")
 
 
 def _require_functions(recipe: Recipe) -> None:
@@ -124,6 +129,20 @@ def _require_functions(recipe: Recipe) -> None:
                 find_callable(reference)
             except UserCodeError as error:
                 raise DataError(f"{setting}: {reference}: {error}") from error
+
+
+def _require_reward_models(recipe: Recipe) -> None:
+    """Check that models that reward are there; only the processes of rollouts load them.
+
+    Raises:
+        DataError: naming the setting and what is missing.
+    """
+    for reward in recipe.reward.rewards:
+        if isinstance(reward, ModelReward) and not (reward.path / "config.json").is_file():
+            raise DataError(
+                f"reward.rewards: {reward.name}: {reward.path} is no model directory (it has no "
+                "config.json); give one that AutoModelForSequenceClassification loads"
+            )
 
 
 def require_sight(model: Path | None, data: Path, *, videos: bool = False) -> None:

@@ -13,11 +13,12 @@ from typing import Literal
 from cosmos_algos import AlgorithmConfig, GrpoConfig
 from cosmos_app.cluster_config import ClusterConfig
 from cosmos_app.dashboard.config import DashboardConfig
+from cosmos_app.learnable import check_head, check_learnable
 from cosmos_app.length_reward import LengthRewardConfig
 from cosmos_app.policy_config import PolicyConfig, check_elastic
 from cosmos_app.quickstart.arithmetic import ArithmeticConfig
 from cosmos_app.quickstart.tiny_model import TinyModelConfig
-from cosmos_app.ranges import require_at_least
+from cosmos_app.ranges import check_seed, require_at_least
 from cosmos_app.rollout_config import RolloutConfig, check_colocation
 from cosmos_app.teacher_config import TeacherConfig, check_teacher
 from cosmos_app.validation_config import ValidationConfig
@@ -28,9 +29,6 @@ from cosmos_core.videos import VideoSampling
 from cosmos_parallel import ElasticConfig, LearnerConfig
 from cosmos_parallel import ModelConfig as HeldModelConfig
 from cosmos_rollout import RewardPoolConfig
-
-_WITHOUT_GROUPS = ("reinforce_pp", "reward", "none")
-"""Advantages that a sample has by itself."""
 
 _FIRST_LEASE_S = 300.0
 """Until its first work, which may have to be compiled, a replica has so long at least."""
@@ -294,7 +292,8 @@ class Recipe:
         Raises:
             ValueError: naming the two settings that do not go together.
         """
-        require_at_least(self, {"seed": 0})
+        check_seed(self.seed)
+        check_head(self.model.training)
         sampled, trained = self.rollout.sampling.temperature, self.algorithm.temperature
         if sampled != trained:
             raise ValueError(
@@ -334,13 +333,12 @@ def _check_algorithm(recipe: Recipe) -> None:
         ValueError: naming the setting.
     """
     kind, algorithm = recipe.algorithm.kind, recipe.algorithm.build()
-    teaches = bool(algorithm.imitation_coefficient or "teacher_logprobs" in algorithm.needs)
-    compares = algorithm.advantage not in _WITHOUT_GROUPS and not teaches
-    if compares and recipe.trainer.samples_per_group == 1:
-        raise ValueError(
-            f"trainer.samples_per_group is 1 and algorithm.advantage {algorithm.advantage!r}, "
-            "which compares the samples of a prompt: nothing would be learned; sample 2 or more"
-        )
+    check_learnable(
+        algorithm,
+        recipe.reward,
+        num_samples=recipe.trainer.samples_per_group,
+        is_played=recipe.rollout.environment is not None,
+    )
     check_teacher(
         recipe.teacher,
         recipe.model.teacher,

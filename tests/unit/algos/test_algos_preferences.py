@@ -276,12 +276,20 @@ def test_sft_is_the_negative_log_likelihood_of_the_marked_tokens():
             AlgorithmConfigError,
             "label_smoothing 0.1 is of form 'sigmoid'",
         ),
+        (lambda: DpoConfig(beta=math.inf), AlgorithmConfigError, "beta inf must be .* finite"),
+        (lambda: DpoConfig(logprob_chunk=-1), AlgorithmConfigError, "logprob_chunk -1 must"),
+        (lambda: KtoConfig(logprob_chunk=-1), AlgorithmConfigError, "logprob_chunk -1 must"),
         (lambda: KtoConfig(beta=0.0), AlgorithmConfigError, "kto: beta 0.0 must be above 0"),
         (lambda: KtoConfig(desirable_weight=-1.0), AlgorithmConfigError, "desirable_weight -1.0"),
         (
+            lambda: KtoConfig(desirable_weight=0.0, undesirable_weight=0.0),
+            AlgorithmConfigError,
+            "both weights are 0",
+        ),
+        (
             lambda: RewardModelConfig(centering=-1.0),
             AlgorithmConfigError,
-            "centering -1.0 is negative",
+            "centering -1.0 must be 0 or more",
         ),
     ],
 )

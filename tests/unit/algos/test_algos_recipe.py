@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import math
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
@@ -186,6 +187,8 @@ def test_a_reference_that_is_reset_is_the_policy_of_every_nth_version():
         (lambda: PassAtKConfig(k=0), "k 0 must be at least 1"),
         (lambda: GrpoConfig(temperature=0.0).build(), r"temperature is 0\.0"),
         (lambda: GrpoConfig(logprob_chunk=-1).build(), "logprob_chunk -1"),
+        (lambda: GrpoConfig(temperature=math.inf).build(), "temperature is inf"),
+        (lambda: PpoConfig(imitation_coefficient=-1.0).build(), "imitation_coefficient -1.0 must"),
     ],
 )
 def test_contradictions_are_refused_on_construction(make, message):

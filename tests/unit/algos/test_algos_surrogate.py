@@ -9,6 +9,7 @@ import torch
 from cosmos_algos import (
     AlgorithmConfigError,
     ClipConfig,
+    CriticConfig,
     IcePopConfig,
     KlConfig,
     MissingScoresError,
@@ -135,7 +136,11 @@ def test_counting_an_importance_weight_twice_cannot_be_written_down():
         (lambda: ClipConfig(dual=0.5), "dual 0.5 must be over 1"),
         (lambda: TisConfig(cap=0.5), r"\[0.0, 0.5\] must contain 1"),
         (lambda: IcePopConfig(low=2.0), r"\[2.0, 5.0\] must contain 1"),
-        (lambda: KlConfig(coefficient=-1.0), "must not be negative"),
+        (lambda: KlConfig(coefficient=-1.0), "coefficient -1.0 must be 0 or more"),
+        (lambda: KlConfig(coefficient=math.inf), "kl: coefficient inf must be .* finite"),
+        (lambda: ObjectiveConfig(entropy_coefficient=-math.inf), "entropy_coefficient inf must"),
+        (lambda: ObjectiveConfig(teacher_coefficient=math.inf), "teacher_coefficient inf must"),
+        (lambda: CriticConfig(coefficient=math.inf), "critic: coefficient inf must"),
     ],
 )
 def test_settings_that_no_algorithm_has_are_refused(make, message):

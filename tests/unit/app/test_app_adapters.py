@@ -89,6 +89,7 @@ async def test_an_engine_is_given_whole_weights_and_the_wire_an_adapter(
         for version in (1, 2):  # the second begins at the base again
             moved(trainer, version)
             assert (await client.load(version)).version == version
+        assert (await client.load(2)).version == 2  # as an engine does that gave it up to sleep
         trainer.version = 2
         trainer.export(tmp_path / "export" / "model")
         base = AutoModelForCausalLM.from_pretrained(tmp_path / "model")

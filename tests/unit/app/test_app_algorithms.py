@@ -35,6 +35,30 @@ def test_every_algorithm_runs_and_corrects_by_default(config: type) -> None:
             ],
             "algorithm.top_k is 8 and teacher.top_k 0",
         ),
+        (
+            ["algorithm.kind=pass_at_k", "trainer.samples_per_group=4"],
+            "algorithm.k is 4 and trainer.samples_per_group 4: the best of all samples",
+        ),
+        (
+            ["algorithm.kind=pass_at_k", "reward.rewards=[{kind='exact', weight=0.5}]"],
+            "'pass_at_k' and reward.rewards 0.5 exact; its samples are right or wrong",
+        ),
+        (
+            [
+                "algorithm.kind=pass_at_k",
+                "reward.rewards=[{kind='code', field='t', score='share'}]",
+            ],
+            "'pass_at_k' and reward.rewards 1 code; its samples are right or wrong",
+        ),
+        (
+            [
+                "algorithm.advantage=max_rl",
+                "reward.rewards=[{kind='exact'}, {kind='length', target=4, limit=8}]",
+            ],
+            "'max_rl' and reward.rewards 1 exact [+] 1 length, which can be negative",
+        ),
+        (["model.training.value_head=true"], "a run has a value head by its algorithm"),
+        (["seed=9223372036854775808"], "seed is 9223372036854775808; it must be from 0 to below"),
     ],
 )
 def test_what_no_rank_has_is_refused_before_anything_starts(
@@ -43,6 +67,24 @@ def test_what_no_rank_has_is_refused_before_anything_starts(
     (tmp_path / "recipe.toml").write_text("seed = 1\n")
     with pytest.raises(ValueError, match=message):
         load_recipe(tmp_path / "recipe.toml", overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["algorithm.kind=pass_at_k", "reward.rewards=[{kind='python', function='a:b'}]"],
+        ["algorithm.kind=pass_at_k", "reward.rewards=[{kind='exact'}, {kind='math', weight=0.0}]"],
+        [
+            "algorithm.kind=max_rl",
+            "reward.rewards=[{kind='length', target=4, limit=8, weight=-1.0}]",
+        ],
+    ],
+)
+def test_rewards_that_may_have_a_meaning_are_left_to_the_run(
+    tmp_path: Path, overrides: list[str]
+) -> None:
+    (tmp_path / "recipe.toml").write_text("seed = 1\n")
+    load_recipe(tmp_path / "recipe.toml", overrides)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from cosmos_app.recipe import Recipe
 from cosmos_app.roles.colocated import Bed, Sleeper
 from cosmos_app.roles.put_away import PutAway
 from cosmos_app.roles.turns import Turn
+from cosmos_app.roles.weights import Staged
 from cosmos_core.config import ConfigError, load_config
 from cosmos_core.messages import Generate, GroupFinished, GroupId, LoadVersion, VersionLoaded
 from cosmos_core.trajectory import Trajectory
@@ -39,6 +40,7 @@ from cosmos_rollout import (
     PromptRow,
     PromptSet,
     RewardInput,
+    RolloutEngine,
     Sampling,
     Scored,
     ScriptedConfig,
@@ -190,23 +192,27 @@ class Fives:
         return outcomes
 
 
-@pytest.mark.parametrize("weights", ["keep", "discard"])
-async def test_an_engine_has_the_devices_only_while_it_has_work(tmp_path: Path, weights):
+def producer_of(engine: RolloutEngine) -> Producer:
     async def publish(trajectories: Sequence[Trajectory]) -> list[str]:
         return [f"{t.group}.{t.sibling}" for t in trajectories]
 
-    engine = await ScriptedConfig(mean_length=4, step_s=0.001).build(
-        EngineSetup(model_path=tmp_path)
-    )
     both = Fives()
     rows = PromptSet([PromptRow(prompt_id="row", prompt="5")], order="file")
-    producer = Producer(
+    return Producer(
         ProducerParts(
             engine=engine, prompts={"train": rows}, tokenizer=both, scorer=both, publish=publish
         ),
         ProducerConfig(sampling=Sampling(max_new_tokens=8)),
         replica="rollout-0",
     )
+
+
+@pytest.mark.parametrize("weights", ["keep", "discard"])
+async def test_an_engine_has_the_devices_only_while_it_has_work(tmp_path: Path, weights):
+    engine = await ScriptedConfig(mean_length=4, step_s=0.001).build(
+        EngineSetup(model_path=tmp_path)
+    )
+    producer = producer_of(engine)
     told: list[str] = []
 
     async def report(values: dict[str, float]) -> None:
@@ -241,5 +247,44 @@ async def test_an_engine_has_the_devices_only_while_it_has_work(tmp_path: Path, 
     assert told.count("wake_s") == 3
     alternating.cancel()
     await asyncio.gather(alternating, return_exceptions=True)
+    await producer.aclose()
+    await engine.aclose()
+
+
+class Lost:
+    """Weights that are there the first time alone."""
+
+    def __init__(self) -> None:
+        self.versions: list[int] = []
+
+    def stage(self, version: int, endpoints: Sequence[str]) -> Staged:
+        if version in self.versions:
+            raise OSError("nobody has it any more")
+        self.versions.append(version)
+        return Staged(version=version, tensors={})
+
+
+async def test_weights_that_were_given_up_and_cannot_be_had_again_end_the_replica(tmp_path: Path):
+    """The engine would never generate again, and be thought to work."""
+    engine = await ScriptedConfig().build(EngineSetup(model_path=tmp_path, weight_source=Lost()))
+    producer = producer_of(engine)
+
+    async def report(values: dict[str, float]) -> None:
+        del values
+
+    async def load(command: LoadVersion) -> None:
+        assert isinstance(await producer.load(command), VersionLoaded)
+
+    turn = Turn(tmp_path, "rollout", deadline_s=30)
+    bed = Bed(engine=engine, producer=producer, turn=turn, weights="discard")
+    sleeper = Sleeper(bed, take=lambda command: None, report=report)
+    alternating = asyncio.create_task(sleeper.alternate(load))
+    sleeper.hand(LoadVersion(version=1, endpoints=()))
+    await asyncio.sleep(0.1)  # loaded, and given up again
+    group = GroupId(source="train", round=0, ordinal=0)
+    sleeper.hand(Generate(group=group, attempt=0, num_samples=2))
+    with pytest.raises(RunError, match=r"cannot be had again: .*nobody has it any more"):
+        await asyncio.wait_for(alternating, 30)
+    turn.give()
     await producer.aclose()
     await engine.aclose()

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from cosmos_app.bubble import predict_bubble
 from cosmos_app.cli import main
 from cosmos_app.control_files import write_address
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
+from cosmos_app.recipe import load_recipe
 from cosmos_app.recipes import load_any_recipe
 from cosmos_app.report import curve
 from cosmos_core.config import config_to_json
@@ -81,6 +83,17 @@ def test_check_predicts_the_bubble_of_what_admission_allows() -> None:
     assert min(synchronous["policy"], synchronous["rollout"]) > 0.4
     assert max(asynchronous["policy"], asynchronous["rollout"]) < 0.1
     assert synchronous["over_bound"] > 1.5 * asynchronous["over_bound"]
+
+
+def test_a_large_recipe_is_foreseen_as_fast_as_a_small_one_in_its_proportions() -> None:
+    large = load_recipe(
+        QUICKSTART,
+        ["rollout.sampling.max_new_tokens=1000000000", "trainer.samples_per_group=1000000"],
+    )
+    small = load_recipe(
+        QUICKSTART, ["rollout.sampling.max_new_tokens=1024", "trainer.samples_per_group=64"]
+    )
+    assert predict_bubble(large) == predict_bubble(small)
 
 
 def test_different_temperatures_of_sampler_and_trainer_are_refused() -> None:

@@ -14,6 +14,7 @@ from cosmos_app.given.distillation import DistillationTask
 from cosmos_app.given.preference_data import (
     Encoder,
     PreferenceFormat,
+    check_preference,
     load_marked,
     load_pairs,
     mismatched,
@@ -175,6 +176,8 @@ def test_answers_in_a_conversation_are_judged_with_the_tools_of_their_row(tmp_pa
 def test_a_row_that_is_no_pair_is_named(tmp_path, tokenizer, row, message):
     with pytest.raises(SftDataError, match=message):
         load_pairs(written(tmp_path / "rows.jsonl", [row]), encoding(tokenizer), PreferenceFormat())
+    with pytest.raises(SftDataError, match=message):  # as it is before anything starts
+        check_preference(row, "rows.jsonl:1", PreferenceFormat(), is_marked=False)
 
 
 def test_a_sample_without_a_mark_is_named(tmp_path, tokenizer):

@@ -4,6 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from cosmos_app.errors import DataError
+from cosmos_app.prepare import check_inputs
+from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_app.recipe import Recipe
 from cosmos_core.config import ConfigError, config_from_json, config_to_json, load_config
 from cosmos_rollout import (
@@ -65,3 +68,26 @@ def test_a_recipe_names_the_format_of_calls_and_is_told_which_there_are():
     assert recipe.rollout.episode.tool_format == "mistral"
     with pytest.raises(ConfigError, match=r"tool_format.*hermes.*llama3_json.*kimi_k2"):
         load_config(Recipe, RECIPE, ['rollout.episode.tool_format="llama"'])
+
+
+def test_a_reward_model_that_is_not_there_is_named_before_anything_starts(tmp_path: Path):
+    rewards = f"reward.rewards=[{{kind='model', path='{tmp_path}', name='judge'}}]"
+    recipe = load_config(Recipe, RECIPE, [rewards])
+    with pytest.raises(DataError, match=r"reward\.rewards: judge: .*has no config\.json"):
+        check_inputs(recipe)
+    (tmp_path / "config.json").write_text("{}")
+    check_inputs(recipe)
+
+
+def test_an_environment_and_a_tokenizer_without_a_chat_template_are_refused(tmp_path: Path):
+    """The engine's process would find out, and be started again to no end."""
+    played = "rollout.environment={kind='gymnasium', id='FrozenLake-v1'}"
+    with pytest.raises(DataError, match=r"rollout\.environment needs a chat template, which the"):
+        check_inputs(load_config(Recipe, RECIPE, [played]))
+    sizes = TinyModelConfig(hidden_size=32, num_layers=1, num_heads=2)
+    build_tiny_model(tmp_path / "model", ["1+1=2"], sizes, seed=0)
+    recipe = load_config(Recipe, RECIPE, [played, f"model.path={tmp_path / 'model'}"])
+    with pytest.raises(DataError, match=r"takes a question; that of .* does not: .*chat_template"):
+        check_inputs(recipe)
+    (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    check_inputs(recipe)

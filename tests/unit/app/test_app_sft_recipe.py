@@ -78,6 +78,10 @@ def test_the_kind_says_which_recipe_it_is(tmp_path, file):
         ("data.rows.max_tokens=1", "max_tokens is 1"),
         ("trainer.steps=0", "steps is 0"),
         ("policy.parallel.dp_replicate=2", "2"),
+        ("launch.standbys=1", "a run on given data has no controller"),
+        ("launch.external=true", "a run on given data has no controller"),
+        ("model.training.value_head=true", "a run has a value head by its algorithm"),
+        ("seed=-1", "seed is -1; it must be from 0"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_starts(file, override, message):
@@ -114,7 +118,7 @@ def test_a_schedule_that_ends_before_the_run_is_refused_where_it_ends_at_0(tmp_p
 def test_stages_learn_from_a_second_model(tmp_path, data, algorithm):
     kind, table = "preference", f'algorithm = {{ kind = "{algorithm}" }}\n'
     fields = ["prompt", "chosen", "rejected"] if algorithm == "dpo" else ["prompt", "response"]
-    rows = [dict.fromkeys(fields, str(n)) | {"label": n % 2 == 0} for n in range(10)]
+    rows = [{f: f"{n} {f}" for f in fields} | {"label": n % 2 == 0} for n in range(10)]
     if algorithm == "distillation":
         tied = TinyModelConfig(num_layers=2, num_heads=2, tie_embeddings=False)
         build_once(tmp_path / "model", ["0123456789+="], tied, seed=0)

@@ -288,6 +288,19 @@ def test_a_wrong_override_is_named(override: str, message: str):
     assert message in complaint(override)
 
 
+def test_an_override_inside_of_what_an_earlier_one_gave_leaves_the_rest_of_it():
+    recipe = load("trainer={steps=4, lr=0.5}", "trainer.lr=0.25", "stops=[1, 2]", "stops.1=5")
+    assert recipe.trainer == Trainer(lr=0.25, name="slow", steps=4)
+    assert recipe.stops == (1, 5)
+    assert load("engine={kind='scripted'}", "engine.answer=7").engine == Scripted(answer="7")
+
+
+def test_what_does_not_go_together_is_laid_to_an_override_that_is_spoken_of():
+    refused = complaint("trainer.lr=-1.0", "trainer.steps=4")
+    assert "override trainer.lr=-1.0: trainer: lr has to be positive" in refused
+    assert "override" not in complaint("trainer.steps=4", trainer={"lr": -1.0})
+
+
 def test_an_element_beyond_the_list_of_the_file_is_refused():
     message = complaint("sinks.3.kind=file", sinks=[{"kind": "console"}])
     assert "sinks.3.kind: the list has 1 elements, counted from 0" in message
@@ -352,6 +365,11 @@ def test_nan_is_no_number_of_a_recipe(override: str):
     path = override.partition("=")[0]
     with pytest.raises(ConfigError, match=rf"{path} has to be a number, found nan"):
         load(override)
+
+
+def test_a_path_with_a_nul_is_none():
+    with pytest.raises(ConfigError, match=r"is no path: .* has a NUL in it"):
+        load('model="a\\u0000b"')
 
 
 def test_the_resolved_config_runs_again_from_its_json_file(tmp_path: Path):

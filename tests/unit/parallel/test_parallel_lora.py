@@ -173,3 +173,8 @@ def test_layers_that_are_not_there_and_models_without_adapter_are_refused(model_
         adapter_tensors(load_causal_lm(model_directory("Qwen3"), mesh))
     with pytest.raises(ValueError, match="rank is 0"):
         LoraConfig(rank=0)
+    for alpha in (0.0, -8.0, float("inf")):
+        with pytest.raises(ValueError, match=f"alpha is {alpha}; it must be above 0 and finite"):
+            LoraConfig(alpha=alpha)
+    with pytest.raises(ValueError, match="seed is 9223372036854775808"):
+        LoraConfig(seed=1 << 63)

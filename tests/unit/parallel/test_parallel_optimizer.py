@@ -18,12 +18,20 @@ from cosmos_parallel import (
     LearnerConfig,
     MuonConfig,
     OptimizerError,
+    ParallelConfig,
     ScheduleConfig,
     SgdConfig,
     TorchOptimizerConfig,
+    TrainingMesh,
+    build_mesh,
     deterministic,
+    init_distributed,
+    open_store,
     seed_everything,
+    shard_module,
+    shutdown_distributed,
 )
+from cosmos_parallel.gradients import local_part
 
 
 @dataclass(frozen=True)
@@ -107,6 +115,7 @@ def test_any_optimizer_of_torch_takes_its_own_steps(name, options):
         (lambda: TorchOptimizerConfig(options={"betas": (0.9, 2.0)}), "Adam with .* beta"),
         (lambda: TorchOptimizerConfig(options={"betas": 0.9}), "Adam with .*'betas': 0.9"),
         (lambda: TorchOptimizerConfig(lr=-1.0), "Adam: lr is -1.0; it must be 0 or more"),
+        (lambda: AdamW8bitConfig(block_size=0), "adamw_8bit: block_size is 0"),
         (lambda: AdamWConfig(lr=-1e-5), "adamw: lr is -1e-05"),
         (lambda: AdamWConfig(lr=float("nan")), "adamw: lr is nan"),
         (lambda: AdamWConfig(betas=(0.9, 1.0)), "adamw: 1.0 is no factor of a running mean"),
@@ -347,3 +356,27 @@ def test_adamw_is_one_kernel_where_one_takes_all_parameters(dtypes, is_fused):
     optimizer.step()
     for parameter in named.values():  # decayed by a twentieth, then one step of the rate
         assert parameter.tolist() == pytest.approx([0.85] * 3, rel=1e-6)
+
+
+def test_moments_in_8_bits_of_sharded_bfloat16_weights_are_those_of_whole_ones():
+    pytest.importorskip("torchao")
+
+    def trained(mesh: TrainingMesh | None) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(96, 96), nn.Linear(96, 8)).to(torch.bfloat16)
+        if mesh is not None:
+            shard_module(model, mesh, blocks=[])
+        optimizer = AdamW8bitConfig(lr=0.1).build(dict(model.named_parameters()))
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, 96, dtype=torch.bfloat16)).float().square().sum().backward()
+            optimizer.step()
+        return [local_part(parameter.detach()) for parameter in model.parameters()]
+
+    process = init_distributed(0, 1, store=open_store("127.0.0.1", 0, hosting=True))
+    try:
+        found = trained(build_mesh(ParallelConfig(), process))
+    finally:
+        shutdown_distributed()
+    for one, other in zip(found, trained(None), strict=True):
+        assert torch.equal(one, other)

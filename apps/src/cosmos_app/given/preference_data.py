@@ -104,7 +104,7 @@ def load_pairs(path: Path, encoder: Encoder, rows: PreferenceFormat) -> list[Pai
             for field in (rows.chosen, rows.rejected)
         )
         if np.array_equal(one.token_ids, other.token_ids):
-            raise SftDataError(f"{where}: {rows.chosen!r} and {rows.rejected!r} are the same")
+            raise _same_error(where, rows)
         if max(len(one.token_ids), len(other.token_ids)) <= rows.max_tokens:
             pairs.append((one, other))
     return pairs
@@ -141,13 +141,19 @@ def check_preference(
         is_marked: it is a single answer with a mark, and no pair.
 
     Raises:
-        SftDataError: naming the field that is missing or of another type.
+        SftDataError: naming the field that is missing or of another type, or the two that are one.
     """
     if is_marked:
         _check_mark(row, where, rows)
     for name in (rows.response,) if is_marked else (rows.chosen, rows.rejected):
         if not isinstance(row.get(name), list):
             check_example(row, where, _names(rows, name))
+    if not is_marked and row[rows.chosen] == row[rows.rejected]:
+        raise _same_error(where, rows)
+
+
+def _same_error(where: str, rows: PreferenceFormat) -> SftDataError:
+    return SftDataError(f"{where}: {rows.chosen!r} and {rows.rejected!r} are the same")
 
 
 def _check_mark(row: Mapping[str, Any], where: str, rows: PreferenceFormat) -> None:

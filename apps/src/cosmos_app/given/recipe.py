@@ -6,8 +6,10 @@ from typing import Literal
 
 from cosmos_algos import DistillationConfig, DpoConfig, KtoConfig, RewardModelConfig
 from cosmos_app.given.preference_data import PreferenceFormat
+from cosmos_app.learnable import check_head
 from cosmos_app.policy_config import PolicyConfig, check_elastic
 from cosmos_app.quickstart.tiny_model import TinyModelConfig
+from cosmos_app.ranges import check_seed
 from cosmos_app.recipe import BusConfig, LaunchConfig
 from cosmos_core.metrics import ConsoleSinkConfig, JsonlSinkConfig, SinkConfig
 from cosmos_parallel import (
@@ -309,6 +311,13 @@ def _check(recipe: GivenRecipe) -> None:
     recipe.policy.parallel.resolve(recipe.policy.ranks)
     check_elastic(recipe.elastic, recipe.policy)
     recipe.learner.optimizer.schedule.check_updates(trainer.steps)
+    check_seed(recipe.seed)
+    check_head(recipe.model.training)
+    if recipe.launch.external or recipe.launch.standbys:
+        raise ValueError(
+            "launch.external and launch.standbys: a run on given data has no controller that "
+            "others could join or stand by; leave them out"
+        )
     if data.held_out < 0:
         raise ValueError(f"data.held_out is {data.held_out}; it must be 0 or more")
     if data.validation_split and data.validation_split == data.rows.split:

@@ -80,7 +80,7 @@ class MergingClient:
     """A ``WeightClient`` that hands whole weights to another one, on this host.
 
     The workers of the engine fetch from a sender in this process, which publishes a version as
-    soon as it is merged.
+    soon as it is merged. A version that the engine gave up while it slept is there for it still.
     """
 
     def __init__(
@@ -134,6 +134,8 @@ class MergingClient:
                 quantised_shards(shards_of(self._whole.items()), self._config),
                 config=sender_config(self._config),
             )
+        elif self._sender.newest_version == staged.version:
+            return self._sender
         else:
             for name, tensor in staged.tensors.items():
                 self._whole[name].copy_(tensor)

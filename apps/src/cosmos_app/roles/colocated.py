@@ -8,8 +8,9 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from cosmos_app.errors import RunError
 from cosmos_app.roles.turns import Turn
-from cosmos_core.messages import Command, LoadVersion
+from cosmos_core.messages import Command, LoadFailed, LoadVersion
 from cosmos_rollout import Producer, SleepingEngine, SleepPolicy
 
 _LOOK_S = 0.01
@@ -67,7 +68,8 @@ class Sleeper:
             load: fetches weights, and says so.
 
         Raises:
-            RunError: if the policy did not let go of the devices in time.
+            RunError: if the policy did not let go of the devices in time, or weights that were
+                given up for it cannot be had again.
             EngineError: if the engine died of it.
         """
         await self._sleep()
@@ -101,7 +103,9 @@ class Sleeper:
         await self._bed.engine.wake()
         had = self._loaded if self._bed.weights == "discard" else None
         if had is not None and not isinstance(command, LoadVersion):
-            await self._bed.producer.load(had)
+            event = await self._bed.producer.load(had)
+            if isinstance(event, LoadFailed):  # the engine would wait for them for ever
+                raise RunError(f"weights given up to sleep cannot be had again: {event.reason}")
         await self._report({"turn_s": waited_s, "wake_s": time.monotonic() - begun})
 
     async def _sleep(self) -> None:

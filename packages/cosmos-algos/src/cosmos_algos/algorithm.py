@@ -1,5 +1,6 @@
 """An algorithm, put together: samples of a step to micro-batches, micro-batches to losses."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
@@ -15,6 +16,7 @@ from cosmos_algos.aggregation import (
     imitation_weights,
     sample_weights,
 )
+from cosmos_algos.arguments import check_coefficients
 from cosmos_algos.batch import ScoreField, TokenBatch, collate
 from cosmos_algos.distillation import top_k_jsd
 from cosmos_algos.divergence import KlConfig, kl_values
@@ -117,10 +119,11 @@ class Algorithm:
         """Refuse what is out of range, and a mean that weighs GSPO's samples by their length."""
         if self.epochs < 1:
             raise AlgorithmConfigError(f"epochs is {self.epochs}; it must be 1 or more")
-        if not self.temperature > 0.0 or self.logprob_chunk < 0:
+        check_coefficients("ppo", {"imitation_coefficient": self.imitation_coefficient})
+        if not 0.0 < self.temperature < math.inf or self.logprob_chunk < 0:
             raise AlgorithmConfigError(
                 f"temperature is {self.temperature}, logprob_chunk {self.logprob_chunk}; the one "
-                "divides logits and must be above 0, the other must be 0 or more"
+                "divides logits and must be above 0 and finite, the other must be 0 or more"
             )
         kl = self.objective.kl
         if self.critic and kl.coefficient and kl.place == "reward" and kl.estimator != "k1":

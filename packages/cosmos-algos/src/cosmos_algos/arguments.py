@@ -4,6 +4,7 @@ Torch broadcasts what does not fit and ``gather`` takes what is too short, so a 
 one's own would train on something else without a word.
 """
 
+import math
 from collections.abc import Hashable, Mapping, Sequence, Sized
 from typing import Any, cast, get_args
 
@@ -86,6 +87,21 @@ def check_choice(field: str, value: str, choices: Any) -> None:
     if value not in get_args(choices):
         there = ", ".join(map(repr, get_args(choices)))
         raise AlgorithmConfigError(f"{field} is {value!r}; it must be one of {there}")
+
+
+def check_coefficients(subject: str, numbers: Mapping[str, float]) -> None:
+    """Refuse factors of a loss that turn it round, or that make it infinite or no number.
+
+    Args:
+        subject: whose they are.
+        numbers: by the names of their fields.
+
+    Raises:
+        AlgorithmConfigError: names the first that is below 0 or not finite.
+    """
+    for name, value in numbers.items():
+        if not 0.0 <= value < math.inf:
+            raise AlgorithmConfigError(f"{subject}: {name} {value} must be 0 or more, and finite")
 
 
 def group_keys(groups: Sequence[Hashable] | Tensor) -> Sequence[Hashable]:

@@ -17,7 +17,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cosmos_algos.arguments import check_choice, check_same_rank, check_same_shape
+from cosmos_algos.arguments import (
+    check_choice,
+    check_coefficients,
+    check_same_rank,
+    check_same_shape,
+)
 from cosmos_algos.corrections import LOG_RATIO_LIMIT
 from cosmos_algos.errors import AlgorithmConfigError
 from cosmos_algos.samples import Samples
@@ -51,8 +56,7 @@ class KlConfig:
         """Refuse a negative penalty, and k2 as a value."""
         check_choice("kl: estimator", self.estimator, KlEstimator)
         check_choice("kl: place", self.place, Literal["loss", "reward"])
-        if self.coefficient < 0.0:
-            raise AlgorithmConfigError(f"kl: coefficient {self.coefficient} must not be negative")
+        check_coefficients("kl", {"coefficient": self.coefficient})
         if self.place == "reward" and self.estimator == "k2":
             raise AlgorithmConfigError(
                 "kl: estimator 'k2' is not the divergence as a value, so a reward of it has "

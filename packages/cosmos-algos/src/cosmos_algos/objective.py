@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from cosmos_algos.arguments import check_choice
+from cosmos_algos.arguments import check_choice, check_coefficients
 from cosmos_algos.batch import TokenBatch
 from cosmos_algos.corrections import (
     LOG_RATIO_LIMIT,
@@ -61,6 +61,11 @@ class ObjectiveConfig:
     def __post_init__(self) -> None:
         """Refuse to count an importance weight twice, or AIPO over anything but μ."""
         check_choice("objective: anchor", self.anchor, Anchor)
+        sizes = {
+            "teacher_coefficient": abs(self.teacher_coefficient),
+            "entropy_coefficient": abs(self.entropy_coefficient),
+        }
+        check_coefficients("objective", sizes)
         if self.anchor == "behaviour" and not isinstance(self.correction, NoCorrection):
             raise AlgorithmConfigError(
                 f"objective: anchor 'behaviour' already weighs by π/μ; correction "

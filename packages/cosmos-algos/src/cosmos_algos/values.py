@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from cosmos_algos.arguments import check_same_shape
+from cosmos_algos.arguments import check_coefficients, check_same_shape
 from cosmos_algos.batch import TokenBatch
-from cosmos_algos.errors import AlgorithmConfigError, ModelHeadError
+from cosmos_algos.errors import ModelHeadError
 from cosmos_algos.loss_sum import LossSum
 from cosmos_algos.rows import position_ids
 from cosmos_algos.scoring import head_values
@@ -40,13 +40,8 @@ class CriticConfig:
     whiten: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse a negative clip or coefficient."""
-        if self.clip < 0.0:
-            raise AlgorithmConfigError(f"critic: clip {self.clip} must not be negative")
-        if self.coefficient < 0.0:
-            raise AlgorithmConfigError(
-                f"critic: coefficient {self.coefficient} must not be negative"
-            )
+        """Refuse a negative or infinite clip or coefficient."""
+        check_coefficients("critic", {"clip": self.clip, "coefficient": self.coefficient})
 
 
 def value_losses(

@@ -22,6 +22,15 @@ class PlainStateAdamW8bit(AdamW8bit):
     Where parameters are divided as they were, reading a state back gives it to the bit.
     """
 
+    @staticmethod
+    def _subclass_zeros(p: Tensor, signed: bool, block_size: int) -> OptimState8bit:
+        """Make zeros that look like float32, whatever the parameter is.
+
+        It is codes and scales either way. As bfloat16, ``float()`` would change the looks, of which
+        a DTensor around it does not learn, and then refuses to be added to float32.
+        """
+        return OptimState8bit.zeros(p.shape, signed, block_size, p.device, dtype=torch.float32)
+
     def plain(self, value: Tensor) -> Tensor:
         """Return a tensor of the state in float, laid out as it is."""
         local = local_part(value)

@@ -58,10 +58,15 @@ class LoraConfig:
         """Check the ranges.
 
         Raises:
-            ValueError: if the rank is below 1 or there is no target.
+            ValueError: if the rank is below 1, there is no target, an adapter would add nothing or
+                no number, or torch takes no such seed.
         """
         if self.rank < 1:
             raise ValueError(f"lora: rank is {self.rank}; it must be 1 or more")
+        if not 0.0 < self.alpha < math.inf:
+            raise ValueError(f"lora: alpha is {self.alpha}; it must be above 0 and finite")
+        if not 0 <= self.seed < 1 << 63:
+            raise ValueError(f"lora: seed is {self.seed}; it must be from 0 to below 2^63")
         if not self.targets:
             raise ValueError("lora: no targets; name layers, or all-linear")
 

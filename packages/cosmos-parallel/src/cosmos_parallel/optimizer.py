@@ -215,6 +215,10 @@ class AdamW8bitConfig:
             OptimizerError: names the number that is out of range.
         """
         _check("adamw_8bit", _Rates(self.lr, self.weight_decay, factors=self.betas, eps=self.eps))
+        if self.block_size < 1:
+            raise OptimizerError(
+                f"adamw_8bit: block_size is {self.block_size}; it must be 1 or more"
+            )
 
     def build(self, parameters: Named) -> torch.optim.Optimizer:
         """Make the optimizer.

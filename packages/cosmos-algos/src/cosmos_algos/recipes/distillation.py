@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from cosmos_algos.arguments import check_coefficients
 from cosmos_algos.distillation import TopK, generalised_jsd, known_logprobs, top_k, top_k_jsd
 from cosmos_algos.errors import AlgorithmConfigError
 from cosmos_algos.logprobs import accurate
@@ -41,7 +42,12 @@ class DistillationConfig:
 
     def __post_init__(self) -> None:
         """Refuse what is outside its range."""
-        if not 0.0 <= self.beta <= 1.0 or self.top_k < 0 or self.temperature <= 0.0:
+        weights = {
+            "temperature": self.temperature,
+            "likelihood_coefficient": self.likelihood_coefficient,
+        }
+        check_coefficients("distillation", weights)
+        if not 0.0 <= self.beta <= 1.0 or self.top_k < 0 or self.temperature == 0.0:
             raise AlgorithmConfigError(
                 f"distillation: beta {self.beta} must be in [0, 1], top_k {self.top_k} 0 or more "
                 f"and temperature {self.temperature} above 0"

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from cosmos_algos.arguments import check_coefficients
 from cosmos_algos.batch import TokenBatch
 from cosmos_algos.errors import AlgorithmConfigError
 from cosmos_algos.labelled import paired
@@ -37,7 +38,8 @@ class DpoConfig:
 
     def __post_init__(self) -> None:
         """Refuse what is no probability, or no scale, and smoothing that would do nothing."""
-        if self.beta <= 0.0 or not 0.0 <= self.label_smoothing < 0.5:
+        check_coefficients("dpo", {"beta": self.beta, "logprob_chunk": self.logprob_chunk})
+        if self.beta == 0.0 or not 0.0 <= self.label_smoothing < 0.5:
             raise AlgorithmConfigError(
                 f"dpo: beta {self.beta} must be above 0 and label_smoothing "
                 f"{self.label_smoothing} in [0, 0.5)"

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from cosmos_algos.arguments import check_coefficients
 from cosmos_algos.batch import TokenBatch
 from cosmos_algos.errors import AlgorithmConfigError
 from cosmos_algos.logprobs import DEFAULT_CHUNK
@@ -61,11 +62,16 @@ class KtoConfig:
 
     def __post_init__(self) -> None:
         """Refuse what is no scale, or no weight."""
-        if self.beta <= 0.0 or min(self.desirable_weight, self.undesirable_weight) < 0.0:
-            raise AlgorithmConfigError(
-                f"kto: beta {self.beta} must be above 0, desirable_weight {self.desirable_weight} "
-                f"and undesirable_weight {self.undesirable_weight} 0 or more"
-            )
+        weights = {
+            "desirable_weight": self.desirable_weight,
+            "undesirable_weight": self.undesirable_weight,
+        }
+        numbers = {"beta": self.beta, "logprob_chunk": self.logprob_chunk, **weights}
+        check_coefficients("kto", numbers)
+        if self.beta == 0.0:
+            raise AlgorithmConfigError(f"kto: beta {self.beta} must be above 0")
+        if not any(weights.values()):
+            raise AlgorithmConfigError("kto: both weights are 0, so nothing would be learned")
 
     def log_ratios(self, model: nn.Module, batch: TokenBatch) -> Float[Tensor, " B"]:
         """Return Σ_t log π - log π_ref of each sample.

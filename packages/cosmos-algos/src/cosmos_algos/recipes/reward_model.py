@@ -9,8 +9,8 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from cosmos_algos.arguments import check_coefficients
 from cosmos_algos.batch import TokenBatch
-from cosmos_algos.errors import AlgorithmConfigError
 from cosmos_algos.labelled import paired
 from cosmos_algos.loss_sum import LossSum
 from cosmos_algos.preferences import bradley_terry_losses
@@ -30,8 +30,7 @@ class RewardModelConfig:
 
     def __post_init__(self) -> None:
         """Refuse a weight that would drive rewards apart."""
-        if self.centering < 0.0:
-            raise AlgorithmConfigError(f"reward_model: centering {self.centering} is negative")
+        check_coefficients("reward_model", {"centering": self.centering})
 
     def rewards(self, model: nn.Module, batch: TokenBatch) -> Float[Tensor, " B"]:
         """Return the model's reward of each sample.

@@ -193,6 +193,8 @@ class Builder:
                 continue
             if _has_nan(value):  # comparisons with a range would let it pass
                 return self._note(path, f"{path} has to be a number, found nan")
+            if isinstance(value, PurePath) and "\0" in str(value):  # no system takes it
+                return self._note(path, f"{path} is no path: {str(value)!r} has a NUL in it")
             return value
         found = readings[-1] if readings[0] is None else readings[0]
         return self._note(*_leaf_problem(annotation, found, path, failure))

@@ -47,7 +47,7 @@ def load_config(
     config = builder.build(cls, tables, "")
     name = str(source) if isinstance(source, Path) else ""
     problems += [
-        dataclasses.replace(problem, source=_origin(problem.path, name, text, good))
+        dataclasses.replace(problem, source=_origin(problem, name, text, good))
         for problem in (*misplaced, *builder.problems)
     ]
     if problems or config is INVALID:
@@ -109,11 +109,16 @@ def _parse_json(text: str, source: str) -> dict[str, Any]:
     return cast(dict[str, Any], raw)
 
 
-def _origin(path: str, name: str, text: str, overrides: Sequence[Override]) -> str:
-    """Say where a key was written: by the last override that set it, or in a line of the file."""
-    parts = tuple(path.split("."))
+def _origin(problem: ConfigProblem, name: str, text: str, overrides: Sequence[Override]) -> str:
+    """Say where a key was written: by the last override that set it, or in a line of the file.
+
+    Of a table whose keys do not go together, by the last override of a key that is spoken of.
+    """
+    parts = tuple(problem.path.split("."))
+    said = set(re.findall(r"\w+", problem.problem))
     for override in reversed(overrides):
-        if parts[: len(override.path)] == override.path or override.path[: len(parts)] == parts:
+        is_whole = parts[: len(override.path)] == override.path
+        if is_whole or (override.path[: len(parts)] == parts and override.path[-1] in said):
             return f"override {override.text}"
     line = _line_of(parts, text)
     return f"{name}:{line}" if name and line else name

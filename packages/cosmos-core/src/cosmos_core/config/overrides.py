@@ -77,6 +77,8 @@ def _put(container: Any, path: tuple[str, ...], value: OverrideValue) -> None:
         slots[index] = value
         return
     present = slots[index] if isinstance(slots, list) else slots.get(index)
+    if isinstance(present, OverrideValue):  # a table or list that an earlier override gave
+        present = slots[index] = _copy(present.parsed)
     if not _holds(present, rest[0]):
         present = ListPatch({}) if rest[0].isdecimal() else {}
         slots[index] = present
