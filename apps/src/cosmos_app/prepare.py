@@ -18,6 +18,7 @@ from cosmos_app.prompt_rows import prompt_rows
 from cosmos_app.quickstart.arithmetic import arithmetic_rows, write_rows
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_app.recipe import PolicyConfig, Recipe
+from cosmos_app.required_rewards import require_rewards
 from cosmos_parallel import (
     MeshError,
     PictureError,
@@ -27,14 +28,7 @@ from cosmos_parallel import (
     read_config,
 )
 from cosmos_parallel import ModelConfig as HeldModelConfig
-from cosmos_rollout import (
-    ModelReward,
-    PythonEnvironmentConfig,
-    ToolEnvironmentConfig,
-    UserCodeError,
-    find_callable,
-    has_words,
-)
+from cosmos_rollout import has_words
 
 _FEWEST_HELD_OUT = 1
 NEED_ANSWERS = frozenset({"exact", "boxed_math", "math", "gsm8k", "multiple_choice"})
@@ -83,14 +77,7 @@ def check_inputs(recipe: Recipe) -> None:
             there.
         MeshError: if the model cannot be divided as the recipe says.
     """
-    _require_functions(recipe)
-    budget = getattr(recipe.length_reward, "field", "")
-    if budget and recipe.data.path is None:
-        raise DataError(
-            f"length_reward: it reads the field {budget!r} of data rows, which sums that are "
-            "generated have not; set data.path, or length_reward.kind = 'relative'"
-        )
-    _require_reward_models(recipe)
+    require_rewards(recipe)
     paths = [path for path in (recipe.data.path, recipe.data.held_out_path) if path is not None]
     for path in paths:
         images, videos = _num_shown(path, recipe)
@@ -106,43 +93,6 @@ def check_inputs(recipe: Recipe) -> None:
         require_context("teacher.engine", recipe.teacher.engine, recipe.model.teacher)
     if recipe.rollout.environment is not None:
         require_chat_template(recipe.model.path, "rollout.environment")
-
-
-def _require_functions(recipe: Recipe) -> None:
-    """Check that the functions of the user's are there; only the processes of rollouts import them.
-
-    Raises:
-        DataError: naming the setting and what is wrong.
-    """
-    rewards, environment = recipe.reward, recipe.rollout.environment
-    named = {
-        "reward.rewards": [one.function for one in rewards.rewards if one.kind == "python"],
-        "reward.group_rewards": [one.function for one in rewards.group_rewards],
-    }
-    if isinstance(environment, PythonEnvironmentConfig):
-        named["rollout.environment.function"] = [environment.function]
-    elif isinstance(environment, ToolEnvironmentConfig):
-        named["rollout.environment.functions"] = list(environment.functions)
-    for setting, references in named.items():
-        for reference in references:
-            try:
-                find_callable(reference)
-            except UserCodeError as error:
-                raise DataError(f"{setting}: {reference}: {error}") from error
-
-
-def _require_reward_models(recipe: Recipe) -> None:
-    """Check that models that reward are there; only the processes of rollouts load them.
-
-    Raises:
-        DataError: naming the setting and what is missing.
-    """
-    for reward in recipe.reward.rewards:
-        if isinstance(reward, ModelReward) and not (reward.path / "config.json").is_file():
-            raise DataError(
-                f"reward.rewards: {reward.name}: {reward.path} is no model directory (it has no "
-                "config.json); give one that AutoModelForSequenceClassification loads"
-            )
 
 
 def require_sight(model: Path | None, data: Path, *, videos: bool = False) -> None:
