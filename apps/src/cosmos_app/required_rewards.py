@@ -1,4 +1,4 @@
-"""What rewards and environments need: functions, models and fields of rows, before anything starts."""
+"""What rewards and environments need, held against the files and functions that are there."""
 
 from cosmos_app.errors import DataError
 from cosmos_app.recipe import Recipe
