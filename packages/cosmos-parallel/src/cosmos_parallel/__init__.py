@@ -1,6 +1,6 @@
 """Meshes, model loading, the learner and checkpoints: everything a policy replica trains with."""
 
-from cosmos_parallel.checkpoint import Checkpoint, CheckpointStore, RetentionConfig
+from cosmos_parallel.checkpoint import Checkpoint, CheckpointStore
 from cosmos_parallel.checkpoint_files import check_place
 from cosmos_parallel.counting import ParameterCounts, count_parameters
 from cosmos_parallel.determinism import deterministic, seed_everything
@@ -12,6 +12,7 @@ from cosmos_parallel.errors import (
     CheckpointMismatchError,
     CheckpointPlaceError,
     ExportError,
+    FallenBackError,
     FreezeError,
     LossContractError,
     MeshError,
@@ -94,6 +95,7 @@ from cosmos_parallel.process import (
     shutdown_distributed,
 )
 from cosmos_parallel.replicas import ReplicaGroup, ReplicaMembership, StoreReplicaGroup
+from cosmos_parallel.retention import RetentionConfig
 from cosmos_parallel.schedule import ScheduleConfig
 from cosmos_parallel.sequences import gather_sequence
 from cosmos_parallel.sft import (
@@ -163,6 +165,7 @@ __all__ = [
     "EmaConfig",
     "Evaluation",
     "ExportError",
+    "FallenBackError",
     "FreezeError",
     "HasHfNames",
     "Implementation",

@@ -10,13 +10,12 @@ step-00000010/            appears at one instant, when everything in it is durab
 """
 
 import json
-import math
 import operator
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -30,6 +29,7 @@ from cosmos_parallel.frozen_base import base_sums, check_base, frozen_base
 from cosmos_parallel.learner import Learner
 from cosmos_parallel.learner_state import restore, saved_sums, state_to_fill, state_to_save
 from cosmos_parallel.mesh import TrainingMesh
+from cosmos_parallel.retention import RetentionConfig
 from cosmos_parallel.storage import State, read_state, write_state
 
 FORMAT = 1
@@ -53,48 +53,11 @@ class Checkpoint:
     score: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RetentionConfig:
-    """Which checkpoints stay.
-
-    Attributes:
-        keep: how many of those saved last.
-        keep_best: how many of the best besides, among those saved with a score.
-        better: whether lower or higher scores are better.
-    """
-
-    keep: int = 2
-    keep_best: int = 0
-    better: Literal["lower", "higher"] = "lower"
-
-    def __post_init__(self) -> None:
-        """Check the numbers.
-
-        Raises:
-            ValueError: if nothing would stay, or a number is below 0.
-        """
-        if self.keep < 1:
-            raise ValueError(f"keep is {self.keep}; at least 1 checkpoint must stay")
-        if self.keep_best < 0:
-            raise ValueError(f"keep_best is {self.keep_best}; it must be 0 or more")
-
-    def ranked(self, scores: "dict[int, float]") -> list[int]:
-        """Return steps by their scores, best first; of equals the newest first; no NaN."""
-        sign = 1.0 if self.better == "lower" else -1.0
-        known = (step for step, score in scores.items() if not math.isnan(score))
-        return sorted(known, key=lambda step: (sign * scores[step], -step))
-
-    def doomed(self, steps: list[int], scores: "dict[int, float]") -> list[int]:
-        """Return the steps whose checkpoints go, of steps in the order they were saved in."""
-        kept = {*steps[-self.keep :], *self.ranked(scores)[: self.keep_best]}
-        return [step for step in steps if step not in kept]
-
-
 class CheckpointStore:
     """The checkpoints of one run, in one directory or object store that all ranks see.
 
-    Every method but ``steps``, ``latest``, ``best``, ``extra`` and ``path`` is called by all
-    ranks, in the same order.
+    Every method but ``steps``, ``latest``, ``in_order``, ``best``, ``extra`` and ``path`` is called
+    by all ranks, in the same order.
     One save runs at a time, in a thread of its own with a process group of its own.
     """
 
@@ -104,6 +67,7 @@ class CheckpointStore:
         mesh: TrainingMesh,
         *,
         retention: RetentionConfig | None = None,
+        before_it_appears: Callable[[bytes], None] = lambda _: None,
     ) -> None:
         """Open the place; a directory is made if it is not there.
 
@@ -112,6 +76,8 @@ class CheckpointStore:
                 files in it are left alone.
             mesh: the ranks that save and load.
             retention: what stays after each save; the two newest when ``None``.
+            before_it_appears: called on the writer with the caller's bytes once all is written; a
+                ``CheckpointError`` that it raises is that of the save, and nothing appears.
 
         Raises:
             CheckpointError: if the place cannot be opened or made.
@@ -119,6 +85,7 @@ class CheckpointStore:
         self._place = place
         self._mesh = mesh
         self._retention = retention or RetentionConfig()
+        self._before_it_appears = before_it_appears
         self._is_writer = mesh.process.rank == 0
         self._files = open_files(place, is_writer=self._is_writer)
         self._group = _private_group() if mesh.is_distributed else None
@@ -151,7 +118,15 @@ class CheckpointStore:
         Raises:
             CheckpointError: if a manifest is damaged.
         """
-        return next(reversed(_as_saved(self._manifests())), None)
+        return next(reversed(self.in_order()), None)
+
+    def in_order(self) -> list[int]:
+        """Return the steps of complete checkpoints in the order in which they were saved.
+
+        Raises:
+            CheckpointError: if a manifest is damaged.
+        """
+        return _as_saved(self._manifests())
 
     def best(self) -> int | None:
         """Return the step with the best score; ``None`` if none was saved with one.
@@ -311,6 +286,7 @@ class CheckpointStore:
             if name.startswith("sums-"):
                 sums |= json.loads(self._files.read(writing, name))
                 self._files.discard(writing, name)
+        self._before_it_appears(extra)
         manifests = self._manifests()
         manifest: dict[str, Any] = {
             "format": FORMAT,
