@@ -28,11 +28,12 @@ from cosmos_algos import CriticConfig, KlConfig, ObjectiveConfig, PpoConfig
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_app.recipe import ModelConfig, Recipe, TrainerConfig
 from cosmos_app.roles.elastic import Gathering
-from cosmos_app.roles.trainer import Seat, Trainer
+from cosmos_app.roles.run_checkpoints import RunCheckpoints
+from cosmos_app.roles.step_trainer import Seat
+from cosmos_app.roles.trainer import Trainer
 from cosmos_core.messages import SampleRef, Train
 from cosmos_core.trajectory import Trajectory, VersionSpan
 from cosmos_parallel import (
-    CheckpointStore,
     ElasticReplicas,
     EmaConfig,
     LearnerConfig,
@@ -146,7 +147,7 @@ def make_trainer(directory: Path, name: str, place: ProcessContext, address: str
         replace(RECIPE, model=replace(RECIPE.model, training=held)),
         directory / "model",
         Seat(replica_index=0, num_replicas=1, mesh=mesh),
-        CheckpointStore(directory / f"checkpoints-{name}", mesh),
+        RunCheckpoints(directory / f"checkpoints-{name}", mesh),
         Gathering(meet_the_others) if address else None,
     )
 

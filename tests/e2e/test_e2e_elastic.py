@@ -1,6 +1,7 @@
 """Policy replicas of a real run die, come back and are scaled while the others go on."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -76,10 +77,20 @@ def newcomer_held(run: Run, name: str, killed: int) -> Iterator[None]:
         os.kill(found[0], signal.SIGCONT)
 
 
-def scale(run: Run, *arguments: str) -> None:
+def ask(run: Run, *arguments: str) -> str:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, SOURCES))}
-    command = [sys.executable, "-m", "cosmos_app", "scale", str(run.output), *arguments]
-    subprocess.run(command, env=environment, check=True, timeout=120)
+    command, place, *options = arguments[0], str(run.output), *arguments[1:]
+    words = [sys.executable, "-m", "cosmos_app", command, place, *options]
+    told = subprocess.run(words, env=environment, check=True, timeout=120, capture_output=True)
+    return told.stdout.decode()
+
+
+def scale(run: Run, *arguments: str) -> None:
+    ask(run, "scale", *arguments)
+
+
+def status(run: Run) -> dict[str, Any]:
+    return json.loads(ask(run, "status", "--json"))
 
 
 def test_the_others_go_on_when_a_policy_dies_and_it_joins_again_by_a_peers_weights(
@@ -134,3 +145,41 @@ def test_policies_are_added_and_taken_away_while_a_run_goes_on(runner: Runner) -
     steps = [r["step"] for r in run.metrics("controller")]
     assert steps == list(range(len(steps)))
     assert_balanced(run.report["books"])
+
+
+def test_a_policy_that_hung_while_its_run_fell_back_begins_again(runner: Runner) -> None:
+    """It wakes with weights that are newer than the run's, of prompts that are issued again."""
+    pytest.importorskip("torchft")
+    run = runner.start(
+        *SETTINGS,
+        "policy.replicas=2",
+        "elastic.lease_s=5",
+        "bus.lease_s=6",
+        "trainer.checkpoint_every=5",
+        name="hung",
+    )
+    join_before_more_is_generated(run, {"policy-0": 1, "policy-1": 1})
+    run.wait_for(lambda: run.steps_done() >= 6, _LONG_S)
+    os.kill(rollout := run.child("rollout-0"), signal.SIGSTOP)  # or the run would end meanwhile
+    os.kill(hung := run.child("policy-0"), signal.SIGSTOP)
+    try:
+        run.wait_for(lambda: "policy-0" not in status(run)["replicas"], _LONG_S)
+        os.kill(run.child("policy-1"), signal.SIGKILL)
+        run.wait_for(lambda: status(run)["line"] == [5], _LONG_S)
+    finally:
+        os.kill(hung, signal.SIGCONT)
+        os.kill(rollout, signal.SIGCONT)
+    assert run.finish(_LONG_S) == 0, run.logs()
+    assert "policy-0" in [i["name"] for i in run.report["incidents"]], "it went on as it was"
+    saved = [
+        *events(run, "CheckpointSaved", "policy-0"),
+        *events(run, "CheckpointSaved", "policy-1"),
+    ]
+    last = [event["lineage"] for event in saved if event["step"] == NUM_STEPS - 1]
+    assert set(last) == {1}
+    books = run.report["books"]
+    assert_balanced(books)
+    assert books["consumed"] == 8 * NUM_STEPS
+    counted = [r["step"] for r in run.metrics("controller")]
+    begun_again = counted.index(5, counted.index(5) + 1)
+    assert counted == [*range(begun_again), *range(5, NUM_STEPS)]

@@ -76,7 +76,11 @@ class World:
                     case LoadVersion():
                         version = command.version
                         loaded = VersionLoaded(
-                            replica=name, version=version, transfer_s=0.0, stall_s=0.0
+                            replica=name,
+                            version=version,
+                            transfer_s=0.0,
+                            stall_s=0.0,
+                            lineage=command.lineage,
                         )
                         await channel.send(loaded)
                     case Stop():

@@ -11,9 +11,11 @@ from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_app.recipe import Recipe, WeightSyncConfig
 from cosmos_app.roles.adapters import MergedWeights, MergingClient
 from cosmos_app.roles.quantised import quantised_shards
-from cosmos_app.roles.trainer import Seat, Trainer
+from cosmos_app.roles.run_checkpoints import RunCheckpoints
+from cosmos_app.roles.step_trainer import Seat
+from cosmos_app.roles.trainer import Trainer
 from cosmos_app.roles.weights import ReceivedWeights
-from cosmos_parallel import CheckpointStore, LoraConfig, ParallelConfig, build_mesh
+from cosmos_parallel import LoraConfig, ParallelConfig, build_mesh
 from cosmos_weightsync import WeightSender, shards_of
 
 peft = pytest.importorskip("peft")
@@ -32,7 +34,7 @@ def trainer(tmp_path: Path):
         recipe,
         tmp_path / "model",
         Seat(replica_index=0, num_replicas=1, mesh=mesh),
-        CheckpointStore(tmp_path / "checkpoints", mesh),
+        RunCheckpoints(tmp_path / "checkpoints", mesh),
         None,
     )
     yield made

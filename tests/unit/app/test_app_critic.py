@@ -11,12 +11,13 @@ import torch
 from cosmos_algos import CriticConfig, GaeConfig, KlConfig, ObjectiveConfig, PpoConfig
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_app.recipe import ModelConfig, Recipe, TrainerConfig
-from cosmos_app.roles.trainer import Seat, Trainer
+from cosmos_app.roles.run_checkpoints import RunCheckpoints
+from cosmos_app.roles.step_trainer import Seat
+from cosmos_app.roles.trainer import Trainer
 from cosmos_app.roles.weights import trained_shards
 from cosmos_core.messages import SampleRef, Train
 from cosmos_core.trajectory import Trajectory, VersionSpan
 from cosmos_parallel import (
-    CheckpointStore,
     LearnerConfig,
     LoraConfig,
     ParallelConfig,
@@ -191,7 +192,7 @@ def test_steps_of_ppo_equal_a_loop_over_sequences(
     torch.set_num_threads(1)
     build_tiny_model(tmp_path / "model", ["0123456789+=?"], TINY, seed=0)
     mesh = build_mesh(ParallelConfig())
-    store = CheckpointStore(tmp_path / "checkpoints", mesh)
+    store = RunCheckpoints(tmp_path / "checkpoints", mesh)
     chosen = TrainerConfig(tokens_per_batch=tokens, layout=layout)  # type: ignore[arg-type]
     seat = Seat(replica_index=0, num_replicas=1, mesh=mesh)
     recipe = with_reset(replace(recipe, trainer=chosen), reset_every)
@@ -226,7 +227,7 @@ def test_a_reference_is_reset_to_a_policy_with_a_critic(
     build_tiny_model(tmp_path / "model", ["0123456789+=?"], TINY, seed=0)
     mesh = build_mesh(ParallelConfig())
     seat = Seat(replica_index=0, num_replicas=1, mesh=mesh)
-    store = CheckpointStore(tmp_path / "checkpoints", mesh)
+    store = RunCheckpoints(tmp_path / "checkpoints", mesh)
     trainer = Trainer(prepare(with_reset(recipe, 1)), tmp_path / "model", seat, store, None)
     try:
         take(trainer, 0)
@@ -249,7 +250,7 @@ def test_a_critic_is_saved_and_is_no_part_of_an_export(tmp_path: Path, recipe: R
     seat = Seat(replica_index=0, num_replicas=1, mesh=mesh)
     heads: list[torch.Tensor] = []
     for launch in range(2):
-        store = CheckpointStore(tmp_path / "checkpoints", mesh)
+        store = RunCheckpoints(tmp_path / "checkpoints", mesh)
         trainer = Trainer(recipe, tmp_path / "model", seat, store, None)
         try:
             if not launch:
@@ -275,7 +276,7 @@ def test_a_reference_of_adapters_is_the_base_until_it_is_reset(
     torch.set_num_threads(1)
     build_tiny_model(tmp_path / "model", ["0123456789+=?"], TINY, seed=0)
     mesh = build_mesh(ParallelConfig())
-    store = CheckpointStore(tmp_path / "checkpoints", mesh)
+    store = RunCheckpoints(tmp_path / "checkpoints", mesh)
     seat = Seat(replica_index=0, num_replicas=1, mesh=mesh)
     trainer = Trainer(
         with_adapters(with_reset(recipe, reset_every)), tmp_path / "model", seat, store, None
@@ -306,7 +307,7 @@ def test_a_reference_that_was_reset_is_there_again_after_a_restart(
     moving = prepare(with_reset(recipe, 2))
 
     def steps_of(name: str, steps: range) -> dict[str, torch.Tensor]:
-        store = CheckpointStore(tmp_path / name, mesh)
+        store = RunCheckpoints(tmp_path / name, mesh)
         trainer = Trainer(moving, tmp_path / "model", seat, store, None)
         try:
             for step in steps:

@@ -9,6 +9,7 @@ from cosmos_app.recipe import Recipe
 from cosmos_app.roles.policy import PolicyProcess
 from cosmos_app.roles.process import RunContext, TorchrunPlace
 from cosmos_core.control import ALL_DONE, Controller, ControllerConfig
+from cosmos_core.lineage import is_on_line
 from cosmos_core.messages import CheckpointSaved, Event, Stop
 from cosmos_core.rundir import RunDirectory
 
@@ -27,9 +28,12 @@ class Weights:
     """A trainer that only saves and exports, and notes it."""
 
     def __init__(self, version: int, *, is_first_replica: bool) -> None:
-        self.version = version
+        self.version, self.lineage = version, 0
         self.is_first_replica = is_first_replica
         self.did: list[str] = []
+
+    def is_lost_on(self, line: tuple[int, ...]) -> bool:
+        return not is_on_line(line, self.lineage, self.version)
 
     def settle_end(self) -> None:
         self.did.append("settled")

@@ -11,10 +11,12 @@ import torch
 from cosmos_algos import GrpoConfig, KlConfig, NoCorrection, ObjectiveConfig
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_app.recipe import ModelConfig, Recipe, TrainerConfig
-from cosmos_app.roles.trainer import Seat, Trainer
+from cosmos_app.roles.run_checkpoints import RunCheckpoints
+from cosmos_app.roles.step_trainer import Seat
+from cosmos_app.roles.trainer import Trainer
 from cosmos_core.messages import SampleRef, Train
 from cosmos_core.trajectory import Trajectory, VersionSpan
-from cosmos_parallel import CheckpointStore, LearnerConfig, ParallelConfig, SgdConfig, build_mesh
+from cosmos_parallel import LearnerConfig, ParallelConfig, SgdConfig, build_mesh
 from cosmos_parallel import ModelConfig as HeldModelConfig
 
 TINY = TinyModelConfig(hidden_size=16, num_layers=1, num_heads=2, head_dim=32)
@@ -63,7 +65,7 @@ def test_the_penalty_is_zero_at_the_reference_and_pulls_a_moved_policy_back(
         recipe,
         tmp_path / "model",
         Seat(replica_index=0, num_replicas=1, mesh=mesh),
-        CheckpointStore(tmp_path / "checkpoints", mesh),
+        RunCheckpoints(tmp_path / "checkpoints", mesh),
         None,
     )
     try:

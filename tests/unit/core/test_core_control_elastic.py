@@ -51,9 +51,14 @@ class Run:
                 case Generate():
                     self.tell(self.answer(name, command))
                 case LoadVersion(version=version):
-                    self.tell(
-                        VersionLoaded(replica=name, version=version, transfer_s=0.0, stall_s=0.0)
+                    loaded = VersionLoaded(
+                        replica=name,
+                        version=version,
+                        transfer_s=0.0,
+                        stall_s=0.0,
+                        lineage=command.lineage,
                     )
+                    self.tell(loaded)
                 case _:
                     self.orders.append((name, command))
 
@@ -74,12 +79,23 @@ class Run:
             replica=name, group=command.group, attempt=command.attempt, samples=samples
         )
 
-    def join(self, name: str, version: int = 0) -> None:
-        self.tell(ReplicaJoined(replica=name, role="policy", version=version, endpoints=(name,)))
+    @property
+    def lineage(self) -> int:
+        return len(self.controller.state.line)
+
+    def join(self, name: str, version: int = 0, lineage: int = 0) -> None:
+        joined = ReplicaJoined(
+            replica=name, role="policy", version=version, lineage=lineage, endpoints=(name,)
+        )
+        self.tell(joined)
 
     def finish(self, name: str, step: int) -> None:
-        self.tell(StepFinished(replica=name, step=step))
-        self.tell(VersionPublished(replica=name, version=step + 1))
+        lineage = self.lineage
+        self.tell(StepFinished(replica=name, step=step, lineage=lineage))
+        self.tell(VersionPublished(replica=name, version=step + 1, lineage=lineage))
+
+    def save(self, name: str, step: int) -> None:
+        self.tell(CheckpointSaved(replica=name, step=step, path="x", lineage=self.lineage))
 
     def taken(self) -> list[tuple[str, int]]:
         """The steps ordered since the last call, with whom they were ordered from."""
@@ -148,7 +164,7 @@ def test_a_replica_that_is_alone_with_older_weights_takes_the_run_back_to_them()
     assert run.controller.books().consumed == 1
     for step in range(1, NUM_STEPS):
         run.finish("policy-0", step)
-    run.tell(CheckpointSaved(replica="policy-0", step=NUM_STEPS - 1, path="x"))
+    run.save("policy-0", NUM_STEPS - 1)
     assert run.controller.finished == ALL_DONE
     books = run.controller.books()
     assert (books.issued, books.consumed) == (NUM_STEPS, NUM_STEPS)

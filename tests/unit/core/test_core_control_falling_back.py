@@ -88,12 +88,16 @@ class Run:
         )
 
     def finish(self, step: int) -> None:
+        lineage = len(self.controller.state.line)
         for name in self.policies:
-            self.tell(StepFinished(replica=name, step=step))
-            self.tell(VersionPublished(replica=name, version=step + 1))
+            self.tell(StepFinished(replica=name, step=step, lineage=lineage))
+            self.tell(VersionPublished(replica=name, version=step + 1, lineage=lineage))
 
-    def loaded(self, version: int) -> None:
-        self.tell(VersionLoaded(replica="rollout-0", version=version, transfer_s=0.0, stall_s=0.0))
+    def loaded(self, version: int, lineage: int = 0) -> None:
+        loaded = VersionLoaded(
+            replica="rollout-0", version=version, transfer_s=0.0, stall_s=0.0, lineage=lineage
+        )
+        self.tell(loaded)
 
 
 def test_a_step_in_hand_is_given_to_all_who_come_back_for_it() -> None:
@@ -233,9 +237,9 @@ def test_newer_weights_than_were_ordered_are_unknown_ones_after_a_fall_back() ->
     run.sample(0)
     run.finish(0)  # one of a new line, to be loaded
     assert [order.version for _, order in run.take(LoadVersion)][-1] == 1
-    run.tell(VersionPublished(replica="policy-0", version=2))
-    run.loaded(2)  # newer than ordered: whose, the number does not say
-    run.tell(LoadFailed(replica="rollout-0", version=2, reason="gone"))
+    run.tell(VersionPublished(replica="policy-0", version=2, lineage=1))
+    run.loaded(2, lineage=1)  # newer than ordered: whose, the number does not say
+    run.tell(LoadFailed(replica="rollout-0", version=2, reason="gone", lineage=1))
     run.take(Generate)
     run.take(LoadVersion)
     run.leave()

@@ -59,9 +59,10 @@ class Replica:
     incarnation: str
     version: int = 0
     lineage: int = 0
+    num_fall_backs: int = 0
     inbox: list[Command] = field(default_factory=list)
     sampling: dict[GroupId, tuple[int, int, int, int]] = field(default_factory=dict)
-    loading: int | None = None
+    loading: LoadVersion | None = None
     is_alive: bool = True
     is_stopped: bool = False
 
@@ -74,7 +75,7 @@ class World(RuleBasedStateMachine):
         self.replicas: dict[str, Replica] = {}
         self.stream: dict[str, list[tuple[str, Event]]] = {}  # by sender, in order
         self.said: list[tuple[str, Event]] = []
-        self.disk = (0, 0)  # version, lineage
+        self.disk = (0, 0, 0)  # version, lineage, fall-backs
         self.may_be_lost = False
         self.lineage = 0
         self.trained: dict[int, tuple[int, ...]] = {}
@@ -112,7 +113,7 @@ class World(RuleBasedStateMachine):
         replica = Replica(name, f"{name}#{next(self.count)}")
         if name.startswith("policy"):
             replica.version, self.lineage = self.disk[0], self.lineage + 1
-            replica.lineage = self.lineage
+            replica.lineage, replica.num_fall_backs = self.lineage, self.disk[2]
         self.replicas[name] = replica
         self.join(replica)
 
@@ -123,6 +124,7 @@ class World(RuleBasedStateMachine):
             role=role,
             slots=2 if role == "rollout" else 0,
             version=replica.version,
+            lineage=replica.num_fall_backs,
             endpoints=("here",) if role == "policy" else (),
             incarnation=replica.incarnation,
         )
@@ -153,21 +155,27 @@ class World(RuleBasedStateMachine):
                 if replica.sampling.get(command.group, (-1,))[0] == command.attempt:
                     del replica.sampling[command.group]
             case LoadVersion():
-                replica.loading = command.version
+                replica.loading = command
             case Train() if command.step == replica.version:
                 replica.version += 1
-                self.say(replica, StepFinished(replica=name, step=command.step))
-                self.say(replica, VersionPublished(replica=name, version=replica.version))
+                now = len(command.line)
+                replica.num_fall_backs = now
+                self.say(replica, StepFinished(replica=name, step=command.step, lineage=now))
+                version = replica.version
+                self.say(replica, VersionPublished(replica=name, version=version, lineage=now))
                 if command.cut:
-                    self.disk = (replica.version, replica.lineage)
-                    saved = CheckpointSaved(replica=name, step=command.step, path="x")
-                    self.say(replica, saved)
+                    self.save(replica)
             case Stop() if name.startswith("policy"):
-                self.disk = (replica.version, replica.lineage)
-                self.say(replica, CheckpointSaved(replica=name, step=replica.version - 1, path="x"))
+                self.save(replica)
                 replica.is_stopped = True
             case _:
                 pass
+
+    def save(self, replica: Replica) -> None:
+        version, lineage = replica.version, replica.num_fall_backs
+        self.disk = (version, replica.lineage, lineage)
+        saved = CheckpointSaved(replica=replica.name, step=version - 1, path="x", lineage=lineage)
+        self.say(replica, saved)
 
     def finish_group(self, replica: Replica, choice: int) -> None:
         group, (attempt, num, oldest, _) = next(iter(replica.sampling.items()))
@@ -200,15 +208,19 @@ class World(RuleBasedStateMachine):
         )
 
     def finish_load(self, replica: Replica, choice: int) -> None:
-        version, replica.loading = replica.loading, None
-        assert version is not None
+        order, replica.loading = replica.loading, None
+        assert order is not None
+        version, lineage = order.version, order.lineage
         policy = self.replicas["policy-0"]
         if choice % 5 == 0 or policy.version < version:
-            failed = LoadFailed(replica=replica.name, version=version, reason="gone")
+            name = replica.name
+            failed = LoadFailed(replica=name, version=version, reason="gone", lineage=lineage)
             self.say(replica, failed)
             return
         replica.version, replica.lineage = version, policy.lineage
-        loaded = VersionLoaded(replica=replica.name, version=version, transfer_s=0, stall_s=0)
+        loaded = VersionLoaded(
+            replica=replica.name, version=version, transfer_s=0, stall_s=0, lineage=lineage
+        )
         self.say(replica, loaded)
 
     # ------------------------------------------------------------ the bus and the host

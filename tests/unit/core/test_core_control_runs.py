@@ -119,7 +119,11 @@ class World:
                 self.versions[name] = command.version
                 self.later(
                     VersionLoaded(
-                        replica=name, version=command.version, transfer_s=0.1, stall_s=0.01
+                        replica=name,
+                        version=command.version,
+                        transfer_s=0.1,
+                        stall_s=0.01,
+                        lineage=command.lineage,
                     ),
                     2.0,
                 )
@@ -127,9 +131,8 @@ class World:
                 self.train(name, command)
             case Stop():
                 if name.startswith("policy"):
-                    self.later(
-                        CheckpointSaved(replica=name, step=self.versions[name] - 1, path="x")
-                    )
+                    step, lineage = self.versions[name] - 1, len(self.controller.state.line)
+                    self.later(CheckpointSaved(replica=name, step=step, path="x", lineage=lineage))
                     self.cuts[self.versions[name]] = command.cut
 
     def generate(self, name: str, command: Generate) -> None:
@@ -176,8 +179,10 @@ class World:
         self.versions[name] = command.step + 1
         if command.cut:
             self.cuts[command.step + 1] = command.cut
-        self.later(StepFinished(replica=name, step=command.step), 0.5)
-        self.later(VersionPublished(replica=name, version=command.step + 1), 0.6)
+        lineage = len(command.line)
+        self.later(StepFinished(replica=name, step=command.step, lineage=lineage), 0.5)
+        version = command.step + 1
+        self.later(VersionPublished(replica=name, version=version, lineage=lineage), 0.6)
 
 
 def _config(depth: int, bound: int, **changes: object) -> ControllerConfig:

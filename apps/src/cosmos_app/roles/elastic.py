@@ -74,21 +74,23 @@ class Gathering:
         self._open = open_
         self._replicas: ElasticReplicas | None = None
 
-    def meet(self, learner: Learner, step: int) -> Seat:
+    def meet(self, learner: Learner, step: int, line: tuple[int, ...] = ()) -> Seat:
         """Return the seat in the step to come; one that was not used yet is kept.
 
         Args:
             learner: of this replica; has a peer's state afterwards if it was behind.
             step: the one that it would take.
+            line: of its weights.
 
         Raises:
+            FallenBackError: if the others have fallen back from these weights.
             ReplicaLostError: if there was no quorum in time, or no member has a usable state.
         """
         if self.seat is None:
             if self._replicas is None:
                 self._replicas = self._open()
             with unwatched_groups():
-                self.seat = self._replicas.meet(learner, step)
+                self.seat = self._replicas.meet(learner, step, line=line)
         return self.seat
 
     def is_first_at_end(self, is_done: Callable[[], bool], what: str) -> bool:
@@ -96,6 +98,11 @@ class Gathering:
         if self._replicas is None:
             self._replicas = self._open()
         return self._replicas.claim(what, is_done)
+
+    def leave_seat(self) -> None:
+        """Give up a seat that was not used, as the run fell back from its step."""
+        if self.seat is not None:
+            self.lose()
 
     def take(self) -> None:
         """Note that the step of this seat was taken: the next one needs a new seat."""

@@ -12,11 +12,11 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -36,18 +36,20 @@ from cosmos_app.roles.process import (
 )
 from cosmos_app.roles.put_away import PutAway
 from cosmos_app.roles.ranks import gather_texts, join_ranks
-from cosmos_app.roles.trainer import Seat, Trainer
+from cosmos_app.roles.run_checkpoints import RunCheckpoints
+from cosmos_app.roles.step_trainer import Seat, StepTrainer
+from cosmos_app.roles.trainer import Trainer
 from cosmos_app.roles.turns import policy_turn
 from cosmos_app.settings import bad_steps_kept, kernels
-from cosmos_app.step_share import StepShare
 from cosmos_app.unsaved import HowToSave, save_at_last, save_in_passing
 from cosmos_core.activity import ActivityMeter
 from cosmos_core.bus import Bus, ReplicaChannel
-from cosmos_core.control import ALL_DONE, step_of_cut
+from cosmos_core.control import ALL_DONE, line_of_cut, step_of_cut
 from cosmos_core.messages import (
     SCALED_DOWN,
     CheckpointSaved,
     Command,
+    FallBack,
     Progress,
     ReplicaJoined,
     StepFinished,
@@ -58,9 +60,8 @@ from cosmos_core.messages import (
     encode_message,
 )
 from cosmos_core.metrics import MetricRecord
-from cosmos_core.trajectory import Trajectory, decode_trajectory
+from cosmos_core.trajectory import decode_trajectory
 from cosmos_parallel import (
-    CheckpointStore,
     ReplicaGroup,
     ReplicaLostError,
     RetentionConfig,
@@ -72,64 +73,6 @@ from cosmos_parallel import (
 
 _PULSE_S = 2.0
 Value = TypeVar("Value")
-
-
-class StepTrainer(Protocol):
-    """What the loop trains with; `Trainer` is one. Its methods block, in the loop's one thread."""
-
-    @property
-    def version(self) -> int:
-        """Weight version it holds."""
-        ...
-
-    @property
-    def num_passes(self) -> int:
-        """Grows while a step is being worked on."""
-        ...
-
-    @property
-    def is_first_replica(self) -> bool:
-        """Whether this replica writes checkpoints and exports."""
-        ...
-
-    @property
-    def endpoint(self) -> str:
-        """Where this rank serves its weights."""
-        ...
-
-    def meet(self, step: int) -> int:
-        """Agree with the other replicas on the step to come; return the one that they take."""
-        ...
-
-    def lose(self, error: ReplicaLostError) -> None:
-        """Note that the step in hand is void, or raise the error where that cannot be made good."""
-        ...
-
-    def share(self, train: Train) -> StepShare:
-        """Return the share of a step that this rank trains on."""
-        ...
-
-    def train(
-        self, train: Train, share: StepShare, trajectories: Sequence[Trajectory]
-    ) -> dict[str, float]:
-        """Take a step, publish it if asked, return its metrics."""
-        ...
-
-    def settle_end(self) -> None:
-        """Settle which replica writes the last checkpoint and the export."""
-        ...
-
-    def save(self, cut: bytes) -> str:
-        """Write a checkpoint with the controller's cut, once durable; empty if another does."""
-        ...
-
-    def export(self, directory: Path) -> None:
-        """Write the weights in the form that others read."""
-        ...
-
-    def close(self) -> None:
-        """Stop serving weights."""
-        ...
 
 
 class PolicyProcess:
@@ -166,6 +109,7 @@ class PolicyProcess:
 
     async def run(self) -> None:
         """Load, join, obey until told to stop."""
+        self._loop = asyncio.get_running_loop()
         await self._take_turn()
         trainer = self._trainer = await self._blocking(self._make)
         endpoints = await self._blocking(lambda: gather_texts(trainer.endpoint))
@@ -181,10 +125,14 @@ class PolicyProcess:
 
     async def _lead(self, trainer: StepTrainer, endpoints: tuple[str, ...]) -> None:
         joined = ReplicaJoined(
-            replica=self._replica, role="policy", version=trainer.version, endpoints=endpoints
+            replica=self._replica,
+            role="policy",
+            version=trainer.version,
+            lineage=trainer.lineage,
+            endpoints=endpoints,
         )
         async with self._bus.join(joined) as channel:
-            await channel.send(VersionPublished(replica=self._replica, version=trainer.version))
+            await self._tell_published(trainer, channel)
             pulse = asyncio.create_task(self._pulse(channel, trainer))
             try:
                 async for command in channel.commands():
@@ -234,6 +182,8 @@ class PolicyProcess:
         match command:
             case Train():
                 await self._train(trainer, command, channel)
+            case FallBack(line=line, saved=saved):
+                trainer.follow(line, saved)
             case Stop():
                 await self._stop(trainer, command, channel)
             case _:
@@ -242,17 +192,18 @@ class PolicyProcess:
     async def _train(
         self, trainer: StepTrainer, train: Train, channel: ReplicaChannel | None
     ) -> None:
-        if train.step < trainer.version:
-            return  # delivered twice
+        if not trainer.follow(train.line) or train.step < trainer.version:
+            return  # from before a fall-back, or delivered twice
         metrics: dict[str, float] | None = None
         while metrics is None:
-            if await self._meet(trainer, train.step, channel) > train.step:
-                return  # the others took it without this one
+            found = await self._meet(trainer, train.step, channel)
+            if found > train.step or trainer.lineage > len(train.line):
+                return  # the others took it without this one, or fell back
             metrics = await self._take(trainer, train)
         if channel is not None:
-            await channel.send(StepFinished(replica=self._replica, step=train.step))
+            await self._tell_step(trainer, channel)
             if train.publish:
-                await channel.send(VersionPublished(replica=self._replica, version=trainer.version))
+                await self._tell_published(trainer, channel)
             shares = self._meter.shares(time.monotonic())
             await self._report(train.step, {**metrics, "idle_share": shares["waiting"]})
         if train.cut and trainer.is_first_replica:
@@ -263,8 +214,24 @@ class PolicyProcess:
         held = trainer.version
         found = await self._blocking(lambda: trainer.meet(step))
         if channel is not None and trainer.version > held:
-            await channel.send(StepFinished(replica=self._replica, step=trainer.version - 1))
+            await self._tell_step(trainer, channel)
         return found
+
+    async def _tell_step(self, trainer: StepTrainer, channel: ReplicaChannel) -> None:
+        step, lineage = trainer.version - 1, trainer.lineage
+        await channel.send(StepFinished(replica=self._replica, step=step, lineage=lineage))
+
+    async def _tell_published(self, trainer: StepTrainer, channel: ReplicaChannel) -> None:
+        version, lineage = trainer.version, trainer.lineage
+        await channel.send(
+            VersionPublished(replica=self._replica, version=version, lineage=lineage)
+        )
+
+    async def _tell_saved(self, trainer: StepTrainer, path: str, channel: ReplicaChannel) -> None:
+        step, lineage = trainer.version - 1, trainer.lineage
+        await channel.send(
+            CheckpointSaved(replica=self._replica, step=step, path=path, lineage=lineage)
+        )
 
     async def _take(self, trainer: StepTrainer, train: Train) -> dict[str, float] | None:
         """Take a step; return its metrics, or ``None`` if a member died: then it is void."""
@@ -288,13 +255,13 @@ class PolicyProcess:
             if whole and self._context.recipe.elastic is None and trainer.is_first_replica:
                 await self._blocking(lambda: trainer.export(self._context.run.export / "model"))
             return
-        if trainer.version < step_of_cut(stop.cut):
+        if trainer.version < step_of_cut(stop.cut) or trainer.is_lost_on(line_of_cut(stop.cut)):
             return  # it came late: others save the last weights, or nobody has them
         if trainer.version:
             await self._blocking(trainer.settle_end)
             await self._save(trainer, stop.cut, channel, save_at_last)
         elif channel is not None:
-            await channel.send(CheckpointSaved(replica=self._replica, step=-1, path=""))
+            await self._tell_saved(trainer, "", channel)
         if stop.reason == ALL_DONE and trainer.is_first_replica:
             await self._blocking(lambda: trainer.export(self._context.run.export / "model"))
 
@@ -306,12 +273,11 @@ class PolicyProcess:
         how: HowToSave = save_in_passing,
     ) -> None:
         self._meter.enter("saving", time.monotonic())
-        step = trainer.version - 1
         saving = functools.partial(self._blocking, lambda: trainer.save(cut))
-        path = await how(saving, functools.partial(self._report, step))
+        path = await how(saving, functools.partial(self._report, trainer.version - 1))
         self._meter.enter("waiting", time.monotonic())
         if channel is not None and path is not None:
-            await channel.send(CheckpointSaved(replica=self._replica, step=step, path=path))
+            await self._tell_saved(trainer, path, channel)
 
     async def _report(self, step: int, values: Mapping[str, float]) -> None:
         if self._place.rank == 0:
@@ -340,9 +306,10 @@ class PolicyProcess:
         names = policy_names(recipe.policy)
         elastic = recipe.elastic
         index = 0 if elastic is not None else names.index(self._replica)
-        store = CheckpointStore(
+        store = RunCheckpoints(
             self._context.run.checkpoints,
             mesh,
+            self._read_line,
             retention=RetentionConfig(keep=recipe.trainer.keep_checkpoints),
         )
         learner = bad_steps_kept(
@@ -365,6 +332,11 @@ class PolicyProcess:
         if self._turn is not None:
             self._belongings = trainer.belongings()
         return trainer
+
+    def _read_line(self) -> tuple[int, ...]:
+        """Ask for the run's line from the thread of communicators, while the loop waits for it."""
+        asked = asyncio.run_coroutine_threadsafe(self._bus.read_status(), self._loop)
+        return tuple(asked.result().get("line", ()))
 
     def _others(self, index: int, mesh: TrainingMesh) -> ReplicaGroup | Gathering | None:
         """Return the other policy replicas: who come and go, who are always there, or nobody."""

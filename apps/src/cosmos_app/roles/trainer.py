@@ -6,7 +6,7 @@ thread that owns the replica's communicators.
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,6 +22,8 @@ from cosmos_app.roles.critic import critic_figures, critic_step
 from cosmos_app.roles.elastic import Gathering
 from cosmos_app.roles.put_away import PutAway
 from cosmos_app.roles.quantised import quantised_shards
+from cosmos_app.roles.run_checkpoints import RunCheckpoints
+from cosmos_app.roles.step_trainer import Seat
 from cosmos_app.roles.weights import sender_config, trained_shards
 from cosmos_app.step_share import (
     StepShare,
@@ -31,10 +33,11 @@ from cosmos_app.step_share import (
     step_statistics,
 )
 from cosmos_app.token_scorers import scorers_of
+from cosmos_core.lineage import is_on_line
 from cosmos_core.messages import Train
 from cosmos_core.trajectory import Trajectory
 from cosmos_parallel import (
-    CheckpointStore,
+    FallenBackError,
     HasHfNames,
     Learner,
     LossResult,
@@ -42,7 +45,6 @@ from cosmos_parallel import (
     ReplicaGroup,
     ReplicaLostError,
     StepReport,
-    TrainingMesh,
     Work,
     copy_weights,
     device_peak_flops,
@@ -53,40 +55,6 @@ from cosmos_parallel import (
 )
 from cosmos_weightsync import Shard, WeightSender
 from cosmos_weightsync.encodings import EncodedShards
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Seat:
-    """Which share of every step a rank trains on.
-
-    Attributes:
-        replica_index: position of the replica among the policy replicas.
-        num_replicas: policy replicas.
-        mesh: the ranks of the replica.
-        host: where this rank serves its weights.
-        token: what it wants to be shown there; empty on loopback.
-    """
-
-    replica_index: int
-    num_replicas: int
-    mesh: TrainingMesh
-    host: str = "127.0.0.1"
-    token: str = ""
-
-    @property
-    def index(self) -> int:
-        """Position along the data of all replicas; the same for ranks of one copy of the model."""
-        return self.replica_index * self.mesh.data_size + self.mesh.data_rank
-
-    @property
-    def num_ranks(self) -> int:
-        """Ranks of all replicas."""
-        return self.num_replicas * self.mesh.process.world_size
-
-    @property
-    def num_shares(self) -> int:
-        """Among how many the samples are divided, over all replicas."""
-        return self.num_replicas * self.mesh.data_size
 
 
 class Trainer:
@@ -102,7 +70,7 @@ class Trainer:
         recipe: Recipe,
         model_dir: Path,
         seat: Seat,
-        checkpoints: CheckpointStore,
+        checkpoints: RunCheckpoints,
         others: ReplicaGroup | Gathering | None,
         *,
         pictures: PictureReader | None = None,
@@ -117,7 +85,6 @@ class Trainer:
             others: the other policy replicas, which are always the same, or come and go.
             pictures: what shows pictures to the model, if any may come.
         """
-        self.version = 0
         self.num_passes = 0
         self._recipe = recipe
         self._seat = seat
@@ -136,8 +103,7 @@ class Trainer:
         self._reference = self._frozen("reference_logprobs", model_dir)
         if self._kl.reset_every:
             self._learner.companion = self._reference
-        if checkpoints.latest() is not None:
-            self.version = checkpoints.load(self._learner).step + 1
+        self.version, self._line = checkpoints.load(self._learner)
         self._plan = batch_plan(self._model, recipe, pictures)
         self._cost = model_cost(self._model, seat.mesh)
         self._loss = policy_loss(recipe.algorithm)
@@ -161,6 +127,37 @@ class Trainer:
         """Where this rank serves its shards."""
         return self._sender.endpoint
 
+    @property
+    def lineage(self) -> int:
+        """That of the weights which the model holds."""
+        return len(self._line)
+
+    def is_lost_on(self, line: Sequence[int]) -> bool:
+        """Whether a run that has this line has fallen back from the weights held here."""
+        return not is_on_line(line, self.lineage, self.version)
+
+    def follow(self, line: tuple[int, ...], saved: int = 0) -> bool:
+        """Go on as the run does; return whether it does so as these weights, not as newer ones.
+
+        Args:
+            line: of the run, as an order tells it.
+            saved: version of the newest checkpoint, if the run has just fallen back.
+
+        Raises:
+            FallenBackError: if the weights held here are lost, or older than a checkpoint.
+        """
+        if len(line) < self.lineage:
+            return False
+        if self.is_lost_on(line) or self.version < saved:
+            raise FallenBackError(
+                f"version {self.version} of lineage {self.lineage} is lost: the run has fallen "
+                f"back to versions {list(line)}, and checkpoint {saved}; this replica begins again"
+            )
+        if len(line) > self.lineage and self._gathering is not None:
+            self._gathering.leave_seat()
+        self._line = line
+        return True
+
     def meet(self, step: int) -> int:
         """Agree with the other replicas on the step to come, on weights that all of them have.
 
@@ -171,15 +168,17 @@ class Trainer:
             The step that they take; later than ``step`` if that has been taken without this one.
 
         Raises:
+            FallenBackError: if the others have fallen back from the weights held here.
             ReplicaLostError: if the others could not be met in time.
             RunError: if none of them has the weights that the step begins with.
         """
         if self._gathering is None:
             return step
-        seat = self._gathering.meet(self._learner, self.version)
+        seat = self._gathering.meet(self._learner, self.version, self._line)
         self._seat = replace(self._seat, replica_index=seat.index, num_replicas=seat.size)
+        is_newer, self._line = len(seat.line) > self.lineage, seat.line
         self.version = seat.step
-        if seat.step < step:
+        if seat.step < step and not is_newer:
             raise RunError(
                 f"step {step} needs weights that died with a replica: {', '.join(seat.names)} "
                 f"have those of step {seat.step}; going back to the last checkpoint"
@@ -246,7 +245,8 @@ class Trainer:
             ReplicaLostError: if another is alive and has not written it in time.
         """
         if self._gathering is not None:
-            is_first = self._gathering.is_first_at_end(self._is_saved, str(self.version))
+            what = f"{self.lineage}.{self.version}"
+            is_first = self._gathering.is_first_at_end(lambda: bool(self._saved()), what)
             self._seat = replace(self._seat, replica_index=0 if is_first else 1)
 
     def save(self, cut: bytes) -> str:
@@ -255,15 +255,14 @@ class Trainer:
         Only the first replica writes. The others return at once: its path if it is there, and an
         empty one if they do not know.
         """
-        step = self.version - 1
         # one that joined at the very end finds what the first of the others has written
-        is_there = self._gathering is not None and self._is_saved()
-        if self.is_first_replica and not is_there:
-            return self._checkpoints.save(step, self._learner, cut)
-        return self._checkpoints.path(step) if is_there else ""
+        found = self._saved() if self._gathering is not None else ""
+        if self.is_first_replica and not found:
+            return self._checkpoints.save(self.version - 1, self._learner, cut)
+        return found
 
-    def _is_saved(self) -> bool:
-        return self._checkpoints.latest() == self.version - 1
+    def _saved(self) -> str:
+        return self._checkpoints.path_of(self.version, self._line)
 
     def export(self, directory: Path) -> None:
         """Write the model in Hugging Face form, averaged if so kept, and an adapter besides."""

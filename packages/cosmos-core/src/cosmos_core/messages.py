@@ -60,14 +60,16 @@ class ReplicaJoined(Message, frozen=True, kw_only=True, tag=True):
     ``slots`` is how many groups a rollout replica holds at once (0 for a policy replica);
     ``version`` the weights it holds now, -1 if it must load some before it can sample;
     ``endpoints`` where a policy replica serves that version and later ones, one per rank: without,
-    no rollout replica is told to load them. ``incarnation`` tells processes of one name apart; the
-    bus fills it in. ValueError for another role, and for a rollout replica without slots.
+    no rollout replica is told to load them; ``lineage`` is that of its weights
+    (`cosmos_core.lineage`). ``incarnation`` tells processes of one name apart; the bus fills it in.
+    ValueError for another role, and for a rollout replica without slots.
     """
 
     replica: str
     role: Role
     slots: int = 0
     version: int = 0
+    lineage: int = 0
     endpoints: tuple[str, ...] = ()
     incarnation: str = ""
 
@@ -121,10 +123,15 @@ class GroupFailed(Message, frozen=True, kw_only=True, tag=True):
 
 
 class StepFinished(Message, frozen=True, kw_only=True, tag=True):
-    """A policy replica took step ``step`` and now holds weight version ``step + 1``."""
+    """A policy replica took step ``step`` and now holds weight version ``step + 1``.
+
+    This and all else that it says of weights carries their ``lineage``: what it says of those that
+    the run has fallen back from counts for nothing.
+    """
 
     replica: str
     step: int
+    lineage: int = 0
 
 
 class VersionPublished(Message, frozen=True, kw_only=True, tag=True):
@@ -132,6 +139,7 @@ class VersionPublished(Message, frozen=True, kw_only=True, tag=True):
 
     replica: str
     version: int
+    lineage: int = 0
 
 
 class VersionLoaded(Message, frozen=True, kw_only=True, tag=True):
@@ -141,6 +149,7 @@ class VersionLoaded(Message, frozen=True, kw_only=True, tag=True):
     version: int
     transfer_s: float
     stall_s: float
+    lineage: int = 0
 
 
 class LoadFailed(Message, frozen=True, kw_only=True, tag=True):
@@ -149,6 +158,7 @@ class LoadFailed(Message, frozen=True, kw_only=True, tag=True):
     replica: str
     version: int
     reason: str
+    lineage: int = 0
 
 
 class CheckpointSaved(Message, frozen=True, kw_only=True, tag=True):
@@ -160,6 +170,7 @@ class CheckpointSaved(Message, frozen=True, kw_only=True, tag=True):
     replica: str
     step: int
     path: str
+    lineage: int = 0
 
 
 class StopRequested(Message, frozen=True, kw_only=True, tag=True):
@@ -216,10 +227,14 @@ class CancelGroup(Message, frozen=True, kw_only=True, tag=True):
 
 
 class LoadVersion(Message, frozen=True, kw_only=True, tag=True):
-    """Rollout: fetch this version (or a newer one) from these endpoints, commit, acknowledge."""
+    """Rollout: fetch this version (or a newer one) from these endpoints, commit, acknowledge.
+
+    The answer repeats the ``lineage``, by which one to an order from before a fall-back is known.
+    """
 
     version: int
     endpoints: tuple[str, ...]
+    lineage: int = 0
 
 
 class Train(Message, frozen=True, kw_only=True, tag=True):
@@ -227,12 +242,25 @@ class Train(Message, frozen=True, kw_only=True, tag=True):
 
     ``cut`` is the controller's own state to be stored in a checkpoint of this step, msgpack;
     empty when no checkpoint is due. ``publish`` orders a snapshot of version ``step + 1``.
+    ``line`` says which weights the step is taken from; for who has others it is a `FallBack`.
     """
 
     step: int
     groups: tuple[tuple[SampleRef, ...], ...]
     publish: bool
     cut: bytes = b""
+    line: tuple[int, ...] = ()
+
+
+class FallBack(Message, frozen=True, kw_only=True, tag=True):
+    """Policy: the run has fallen back to a checkpoint, and this is its line now.
+
+    Who holds weights that are not on it, or are older than version ``saved``, of which there is a
+    checkpoint, drops them: it ends with an error, and begins again as a newcomer. Others go on.
+    """
+
+    line: tuple[int, ...]
+    saved: int = 0
 
 
 class Stop(Message, frozen=True, kw_only=True, tag=True):
@@ -246,7 +274,7 @@ class Stop(Message, frozen=True, kw_only=True, tag=True):
     cut: bytes = b""
 
 
-Command = Generate | CancelGroup | LoadVersion | Train | Stop
+Command = Generate | CancelGroup | LoadVersion | Train | FallBack | Stop
 
 _EVENT_DECODER = msgspec.msgpack.Decoder(Event)
 _COMMAND_DECODER = msgspec.msgpack.Decoder(Command)

@@ -24,7 +24,11 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from cosmos_parallel.checkpoint_files import MANIFEST, FileSum, open_files, parse_manifest
-from cosmos_parallel.errors import CheckpointError, CheckpointWriteError
+from cosmos_parallel.errors import (
+    CheckpointError,
+    CheckpointRefusedError,
+    CheckpointWriteError,
+)
 from cosmos_parallel.frozen_base import base_sums, check_base, frozen_base
 from cosmos_parallel.learner import Learner
 from cosmos_parallel.learner_state import restore, saved_sums, state_to_fill, state_to_save
@@ -56,8 +60,8 @@ class Checkpoint:
 class CheckpointStore:
     """The checkpoints of one run, in one directory or object store that all ranks see.
 
-    Every method but ``steps``, ``latest``, ``best``, ``extra`` and ``path`` is called by all
-    ranks, in the same order.
+    Every method but ``steps``, ``latest``, ``in_order``, ``best``, ``extra`` and ``path`` is called
+    by all ranks, in the same order.
     One save runs at a time, in a thread of its own with a process group of its own.
     """
 
@@ -67,6 +71,7 @@ class CheckpointStore:
         mesh: TrainingMesh,
         *,
         retention: RetentionConfig | None = None,
+        before_it_appears: Callable[[bytes], None] = lambda _: None,
     ) -> None:
         """Open the place; a directory is made if it is not there.
 
@@ -75,6 +80,8 @@ class CheckpointStore:
                 files in it are left alone.
             mesh: the ranks that save and load.
             retention: what stays after each save; the two newest when ``None``.
+            before_it_appears: called on the writer with the caller's bytes once all is written; a
+                ``CheckpointRefusedError`` that it raises is that of the save, and nothing appears.
 
         Raises:
             CheckpointError: if the place cannot be opened or made.
@@ -82,6 +89,7 @@ class CheckpointStore:
         self._place = place
         self._mesh = mesh
         self._retention = retention or RetentionConfig()
+        self._before_it_appears = before_it_appears
         self._is_writer = mesh.process.rank == 0
         self._files = open_files(place, is_writer=self._is_writer)
         self._group = _private_group() if mesh.is_distributed else None
@@ -114,7 +122,15 @@ class CheckpointStore:
         Raises:
             CheckpointError: if a manifest is damaged.
         """
-        return next(reversed(_as_saved(self._manifests())), None)
+        return next(reversed(self.in_order()), None)
+
+    def in_order(self) -> list[int]:
+        """Return the steps of complete checkpoints in the order in which they were saved.
+
+        Raises:
+            CheckpointError: if a manifest is damaged.
+        """
+        return _as_saved(self._manifests())
 
     def best(self) -> int | None:
         """Return the step with the best score; ``None`` if none was saved with one.
@@ -258,6 +274,8 @@ class CheckpointStore:
         except Exception as error:
             if self._is_writer:
                 self._files.abandon(writing)
+            if isinstance(error, CheckpointRefusedError):
+                raise
             raise CheckpointWriteError(
                 f"checkpoint {self.path(step)} not written: {error}"
             ) from error
@@ -280,6 +298,7 @@ class CheckpointStore:
             if name.startswith("sums-"):
                 sums |= json.loads(self._files.read(writing, name))
                 self._files.discard(writing, name)
+        self._before_it_appears(extra)
         manifests = self._manifests()
         manifest: dict[str, Any] = {
             "format": FORMAT,

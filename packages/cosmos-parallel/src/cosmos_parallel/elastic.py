@@ -18,12 +18,13 @@ those of replicas that never change, whoever dies and joins.
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch._C._distributed_c10d import Store
 
-from cosmos_parallel.errors import ReplicaLostError
+from cosmos_core.lineage import is_on_line
+from cosmos_parallel.errors import FallenBackError, ReplicaLostError
 from cosmos_parallel.learner import Learner
 from cosmos_parallel.membership import Attendance, Attendee, ElasticConfig, Membership
 from cosmos_parallel.mesh import TrainingMesh
@@ -32,6 +33,7 @@ from cosmos_parallel.process import broadcast_bytes
 from cosmos_parallel.replicas import ReplicaMembership, StoreReplicaGroup
 
 _NO_STATE = -1
+_LOADED = -1
 _MOST_ATTEMPTS = 10
 _LOOK_S = 0.2
 
@@ -44,6 +46,7 @@ class Seat:
         step: which step that is.
         index: position among the members.
         names: of the members.
+        line: of the weights that all members have.
         healed_by: the member whose state was taken over just now; empty if none.
         wants_stop: whether a member was asked to end; the same on all of them.
     """
@@ -51,6 +54,7 @@ class Seat:
     step: int
     index: int
     names: tuple[str, ...]
+    line: tuple[int, ...] = ()
     healed_by: str = ""
     wants_stop: bool = False
 
@@ -86,30 +90,47 @@ class ElasticReplicas:
         self._epoch: int | None = None
         self._num_lost = 0
         self._has_state = True
+        self._seated: tuple[int, int] | None = None  # step, epoch
+        self._taken_in = _LOADED
 
-    def meet(self, learner: Learner, step: int, *, wants_stop: bool = False) -> Seat:
+    def meet(
+        self,
+        learner: Learner,
+        step: int,
+        *,
+        wants_stop: bool = False,
+        line: tuple[int, ...] = (),
+    ) -> Seat:
         """Settle who takes the next step, and on which state; every rank of the replica calls.
 
         A replica that is behind the others is given model, optimizer and schedule by one that is
-        not. The learner's replica group is exchanged if the members are others than before.
+        not. Two may have taken the same step apart, if the others had given one up meanwhile: then
+        those go on who took it in the newest epoch, and help the other. The learner's replica group
+        is exchanged if the members are others than before.
 
         Args:
             learner: of this replica.
             step: the step it would take.
             wants_stop: whether this replica was asked to end; as rank 0 says.
+            line: of its weights, where replicas fall back to checkpoints while others hang.
 
         Raises:
+            FallenBackError: if the others have fallen back from weights that this one has.
             ReplicaLostError: if there was no quorum in time, or no member has a usable state.
         """
         failure: ReplicaLostError | None = None
+        if self._seated is not None and step > self._seated[0]:
+            self._taken_in = self._seated[1]
         for _ in range(_MOST_ATTEMPTS):
-            attendance, name = self._attend(step, wants_stop=wants_stop)
+            attendance, name = self._attend(step, line, wants_stop=wants_stop)
             index = attendance.names.index(name)
             newest = max(attendee.step for attendee in attendance.attendees)
             if newest == _NO_STATE:
                 raise ReplicaLostError(f"none of {', '.join(attendance.names)} has a usable state")
+            if failure := _find_lost(attendance, name):
+                self.lose()
+                continue
             healed_by = ""
-            failure = None
             try:
                 learner.replica_group = self._group_of(attendance, index)
                 healed_by = self._catch_up(learner, attendance, index, learner.replica_group)
@@ -117,8 +138,10 @@ class ElasticReplicas:
                 failure = error
             if self._agree(ok=failure is None):
                 self._has_state = True
+                self._seated = (newest, attendance.epoch)
                 return Seat(
                     step=newest,
+                    line=attendance.line,
                     index=index,
                     names=attendance.names,
                     healed_by=healed_by,
@@ -163,20 +186,25 @@ class ElasticReplicas:
         if self._membership is not None:
             self._membership.close()
 
-    def _attend(self, step: int, *, wants_stop: bool) -> tuple[Attendance, str]:
+    def _attend(
+        self, step: int, line: tuple[int, ...], *, wants_stop: bool
+    ) -> tuple[Attendance, str]:
         """Ask for a quorum on rank 0, and tell the other ranks."""
         told = None
         if self._membership is not None:
             me = Attendee(
                 name=self._membership.name,
                 step=step if self._has_state else _NO_STATE,
+                taken_in=self._taken_in,
+                line=line,
                 num_lost=self._num_lost,
                 wants_stop=wants_stop,
             )
             attendance = self._membership.attend(me)
             told = json.dumps([asdict(attendance), self._membership.name]).encode()
         found, name = json.loads(broadcast_bytes(told))
-        attendees = tuple(Attendee(**attendee) for attendee in found["attendees"])
+        parsed = [Attendee(**said) for said in found["attendees"]]
+        attendees = tuple(replace(attendee, line=tuple(attendee.line)) for attendee in parsed)
         return Attendance(epoch=found["epoch"], attendees=attendees), str(name)
 
     def _group_of(self, attendance: Attendance, index: int) -> StoreReplicaGroup:
@@ -231,10 +259,10 @@ class ElasticReplicas:
         self, learner: Learner, attendance: Attendance, index: int, group: StoreReplicaGroup
     ) -> str:
         """Bring all members to the newest step; return who helped this one, if anybody."""
-        steps = [attendee.step for attendee in attendance.attendees]
-        newest = max(steps)
-        holders = [place for place, at in enumerate(steps) if at == newest]
-        behind = [place for place, at in enumerate(steps) if at < newest]
+        states = [(attendee.step, attendee.taken_in) for attendee in attendance.attendees]
+        newest = max(states)
+        holders = [place for place, state in enumerate(states) if state == newest]
+        behind = [place for place, state in enumerate(states) if state < newest]
         healed_by = ""
         for turn, place in enumerate(behind):
             holder = holders[turn % len(holders)]
@@ -243,6 +271,7 @@ class ElasticReplicas:
             elif index == place:
                 self._has_state = False  # until all of it is here
                 receive_state(learner, group, holder)
+                self._taken_in = newest[1]
                 healed_by = attendance.names[holder]
         return healed_by
 
@@ -250,3 +279,24 @@ class ElasticReplicas:
         """Whether it went well on every rank of this replica; all of them call."""
         failed = torch.tensor(int(not ok), device=self._mesh.process.device)
         return not self._mesh.max_(failed).item()
+
+
+def _find_lost(attendance: Attendance, name: str) -> ReplicaLostError | None:
+    """Look for members whose weights the others have fallen back from; these meet again without.
+
+    Raises:
+        FallenBackError: if ``name`` is one of them.
+    """
+    line = attendance.line
+    lost = tuple(
+        attendee.name
+        for attendee in attendance.attendees
+        if not is_on_line(line, len(attendee.line), attendee.step)
+    )
+    if name in lost:
+        raise FallenBackError(
+            f"{name} has weights that {', '.join(attendance.names)} fell back from, by way of "
+            f"versions {line}; it begins again"
+        )
+    what = f"{', '.join(lost)} hung, and still has weights that the others fell back from"
+    return ReplicaLostError(what, lost) if lost else None

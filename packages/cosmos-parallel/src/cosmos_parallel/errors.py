@@ -49,6 +49,10 @@ class NonFiniteStepError(ParallelError):
     """Raised when too many steps in a row had a loss or a gradient that is not finite."""
 
 
+class FallenBackError(ParallelError):
+    """Raised where a replica has weights that the others fell back from: it has to begin again."""
+
+
 class ReplicaLostError(ParallelError):
     """Raised when a policy replica did not take part in a reduction before the deadline.
 
@@ -68,6 +72,10 @@ class CheckpointError(ParallelError):
 
 class CheckpointWriteError(CheckpointError):
     """Raised on all ranks when a checkpoint is not written, as on a full disk; another may be."""
+
+
+class CheckpointRefusedError(CheckpointError):
+    """Raised by a caller's check before a checkpoint appears: nobody wants it, now or later."""
 
 
 class CheckpointMismatchError(CheckpointError):

@@ -9,7 +9,7 @@ replica:  Meeting.attend(step) ──► Attendance: the members, each with the 
 """
 
 import threading
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -30,12 +30,16 @@ class Attendee:
     Attributes:
         name: of the replica; a process that comes back after a death has another one.
         step: the step it would take; -1 if it has no state that can be used.
+        taken_in: epoch in which it took the step before; -1 if it loaded what it has.
+        line: of its weights (`cosmos_core.lineage`).
         num_lost: how many steps and connections it has lost.
         wants_stop: whether it was asked to end.
     """
 
     name: str
     step: int
+    taken_in: int = -1
+    line: tuple[int, ...] = ()
     num_lost: int = 0
     wants_stop: bool = False
 
@@ -56,6 +60,11 @@ class Attendance:
     def names(self) -> tuple[str, ...]:
         """Names of the members."""
         return tuple(attendee.name for attendee in self.attendees)
+
+    @property
+    def line(self) -> tuple[int, ...]:
+        """The newest line of a member."""
+        return max((attendee.line for attendee in self.attendees), key=len)
 
 
 class Membership(Protocol):
@@ -192,7 +201,7 @@ class Meeting:
                 step=max(me.step, 0),
                 world_size=1,
                 shrink_only=False,
-                data={"step": me.step, "num_lost": me.num_lost, "wants_stop": me.wants_stop},
+                data=asdict(me),
             )
         except (RuntimeError, TimeoutError) as error:
             raise ReplicaLostError(
@@ -248,6 +257,8 @@ def _attendee(member: Any) -> Attendee:
     return Attendee(
         name=member.replica_id,
         step=int(said["step"]),
+        taken_in=int(said["taken_in"]),
+        line=tuple(said["line"]),
         num_lost=int(said["num_lost"]),
         wants_stop=bool(said["wants_stop"]),
     )

@@ -238,13 +238,19 @@ class Producer:
         try:
             report = await self._parts.engine.load_version(command.version, command.endpoints)
         except WeightLoadError as error:
-            return LoadFailed(replica=self._replica, version=command.version, reason=str(error))
+            return LoadFailed(
+                replica=self._replica,
+                version=command.version,
+                reason=str(error),
+                lineage=command.lineage,
+            )
         self._occupancy.stalled(report.stall_s, self._clock())
         return VersionLoaded(
             replica=self._replica,
             version=report.version,
             transfer_s=report.transfer_s,
             stall_s=report.stall_s,
+            lineage=command.lineage,
         )
 
     def occupancy(self) -> OccupancyReading:

@@ -98,7 +98,9 @@ class ReplicaChannel:
             case VersionLoaded():
                 self._joined = msgspec.structs.replace(self._joined, version=event.version)
             case StepFinished():
-                self._joined = msgspec.structs.replace(self._joined, version=event.step + 1)
+                self._joined = msgspec.structs.replace(
+                    self._joined, version=event.step + 1, lineage=event.lineage
+                )
             case _:
                 pass
         await self._append(event)
@@ -162,11 +164,15 @@ class ReplicaChannel:
                 self._held[command.group] = command.attempt
             case CancelGroup():
                 self._held.pop(command.group, None)
-            case Train() if command.step < self._joined.version:
+            case Train() if command.step < self._joined.version and not self._is_of_newer(command):
                 return []  # given again while we were taken for dead, but taken meanwhile
             case _:
                 pass
         return [command]
+
+    def _is_of_newer(self, train: Train) -> bool:
+        """Whether an order is from after a fall-back: its numbers are others than ours."""
+        return len(train.line) > self._joined.lineage
 
     async def _rejoin(self, cause: bytes) -> list[Command]:
         if entry_number(cause) < self._join_id:

@@ -3,7 +3,7 @@
 from cosmos_core.control.books import Books, BooksError
 from cosmos_core.control.config import ControllerConfig, StalenessConfig, ValidationPlan
 from cosmos_core.control.controller import Controller
-from cosmos_core.control.cut import step_of_cut
+from cosmos_core.control.cut import line_of_cut, step_of_cut
 from cosmos_core.control.ending import ALL_DONE, STOPPED
 from cosmos_core.control.staleness import Load, StalenessPolicy, policy_of
 from cosmos_core.control.state import (
@@ -28,6 +28,7 @@ __all__ = [
     "StepStats",
     "ValidationPlan",
     "ValidationResult",
+    "line_of_cut",
     "policy_of",
     "step_of_cut",
 ]

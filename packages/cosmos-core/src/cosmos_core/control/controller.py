@@ -32,11 +32,13 @@ from cosmos_core.control.state import (
 )
 from cosmos_core.control.status import status_of, waiting_for
 from cosmos_core.control.steps import Steps
+from cosmos_core.lineage import is_of_lost_weights, is_on_line
 from cosmos_core.messages import (
     CancelGroup,
     CheckpointSaved,
     Command,
     Event,
+    FallBack,
     Generate,
     GroupFailed,
     GroupFinished,
@@ -190,6 +192,9 @@ class Controller:
                     self._groups.discard(event.samples)
 
     def _hear(self, replica: ReplicaState, event: Event, now: float) -> None:
+        if is_of_lost_weights(event, self.state.line):
+            self.state.counters.reports_lost += 1
+            return
         match event:
             case GroupFinished() | GroupFailed():
                 self._answer(replica, event, now)
@@ -216,8 +221,14 @@ class Controller:
         replica = self._replicas.add(event, now)
         if replica.role == "rollout" and not self._steps.surely_has(replica.version):
             self._replicas.set_version(replica, UNKNOWN_VERSION)
+        is_on = is_on_line(self.state.line, event.lineage, event.version)
+        is_lost = replica.role == "policy" and not is_on
+        if is_lost:
+            replica.version = replica.published = UNKNOWN_VERSION
         if self.state.stop is not None:
             self._commands.append(self._ending.order_for(replica, now))
+        elif is_lost:
+            self._commands.append((replica.name, self._fall_back()))
         elif replica.role == "rollout":
             self._behind.add(replica.name)
         else:
@@ -249,8 +260,19 @@ class Controller:
                 self._groups.give_up(group, event.drop_as)
         elif group is None:
             self._discard_duplicate(event)
+        elif self._may_be_of_lost_weights(replica, event):
+            self._groups.discard(event.samples)
+            self._groups.reset(group)
         else:
             self._groups.accept(group, event.samples, now)
+
+    def _may_be_of_lost_weights(self, replica: ReplicaState, event: GroupFinished) -> bool:
+        """Whether tokens are of other weights than were ordered, whose number may exist twice."""
+        newest = max(
+            (s.newest_version for s in event.samples if s.status == "completed"), default=0
+        )
+        is_ordered = newest <= replica.version or newest == replica.loading
+        return not is_ordered and not self._steps.surely_has(newest)
 
     def _discard_duplicate(self, event: GroupFinished) -> None:
         """Delete late samples, unless they are the very ones that were taken in before."""
@@ -261,20 +283,22 @@ class Controller:
     # ---------------------------------------------------------------- weights
 
     def _loaded(self, replica: ReplicaState, event: VersionLoaded | LoadFailed, now: float) -> None:
-        if replica.loading == UNKNOWN_VERSION or event.version < replica.loading:
-            self.state.counters.duplicates += 1
-            return
-        # newer weights than ordered may be lost ones: the answer to an older order, told twice
-        is_newer = event.version > replica.loading
-        is_void = replica.taint or (is_newer and not self._steps.surely_has(event.version))
-        replica.loading, replica.taint = UNKNOWN_VERSION, False
+        # newer weights than ordered may be those of a policy replica that has yet to fall back
+        is_on = is_on_line(self.state.line, event.lineage, event.version)
+        is_sure = event.version == replica.loading or self._steps.surely_has(event.version)
+        is_answer = is_on and UNKNOWN_VERSION < replica.loading <= event.version
         self._behind.add(replica.name)
-        if isinstance(event, LoadFailed):
-            self.state.counters.loads_failed += 1
-            replica.retry_at_s = now + _RELOAD_AFTER_S
-        elif is_void:
-            self._replicas.set_version(replica, UNKNOWN_VERSION)
+        if is_answer:
+            replica.loading = UNKNOWN_VERSION
         else:
+            self.state.counters.duplicates += 1
+        if isinstance(event, LoadFailed):
+            self.state.counters.loads_failed += is_answer
+            replica.retry_at_s = now + _RELOAD_AFTER_S if is_answer else replica.retry_at_s
+        elif not (is_on and is_sure):
+            self._forget_samples_of(replica)
+        elif is_answer or UNKNOWN_VERSION < replica.version < event.version:
+            # or it was ordered before the replica was taken for dead, and joined again
             self.state.counters.loads += 1
             self._replicas.set_version(replica, event.version)
 
@@ -290,29 +314,39 @@ class Controller:
             self._steps.commit_if_done(now)
             self._commands.extend(self._steps.orders_for(joined))
         elif len(held) == 1 and (newest := max(held)) < step:
-            self._forget_weights_after(newest)
-            self._steps.rewind(newest, now)
+            if newest >= self.state.saved:
+                self._forget_weights_after(newest)
+                self._steps.rewind(newest, now)
+            self._commands.extend((p.name, self._fall_back()) for p in self.state.policies())
         elif len(held) == 1 and (newest := max(held)) > step:
             self._steps.skip_to(newest, now)
+
+    def _fall_back(self) -> FallBack:
+        return FallBack(line=self.state.line, saved=self.state.saved)
 
     def _forget_weights_after(self, version: int) -> None:
         """Policy replicas fell back to a version: later ones, and their samples, are lost."""
         state = self.state
         lost = [r for r in state.rollouts() if max(r.version, r.loading) > version]
         for replica in lost:
-            replica.taint = replica.loading > version
+            if replica.loading > version:
+                replica.loading = UNKNOWN_VERSION
             # also if it only loads them: it might sample with them before it says so
-            self._replicas.set_version(replica, UNKNOWN_VERSION)
-            for group in self._groups.held_by(replica.name):
-                self._replicas.occupy(replica, -1)
-                cancel = CancelGroup(group=group.group, attempt=group.attempt)
-                self._commands.append((replica.name, cancel))
-                self._groups.reset(group)
+            self._forget_samples_of(replica)
         for name, group, attempt in self._rounds.forget_after(version):
             self._commands.append((name, CancelGroup(group=group, attempt=attempt)))
         self._steps.reset_after(version)
         state.lineage_from = version if state.lineage_from < 0 else min(state.lineage_from, version)
         self._behind.update(state.replicas)
+
+    def _forget_samples_of(self, replica: ReplicaState) -> None:
+        """Have all that a rollout replica samples taken again: its weights are lost, or unknown."""
+        self._replicas.set_version(replica, UNKNOWN_VERSION)
+        for group in self._groups.held_by(replica.name):
+            self._replicas.occupy(replica, -1)
+            cancel = CancelGroup(group=group.group, attempt=group.attempt)
+            self._commands.append((replica.name, cancel))
+            self._groups.reset(group)
 
     def _order_loads(self, now: float) -> None:
         """Look only at replicas for which something has changed, and at all of them with a tick."""

@@ -3,6 +3,7 @@
 import msgspec
 
 from cosmos_core.control.state import (
+    UNKNOWN_VERSION,
     ControllerState,
     GroupState,
     ValidationResult,
@@ -20,6 +21,7 @@ class Cut(msgspec.Struct, kw_only=True, frozen=True):
     unfinished: tuple[int, ...]
     dropped: dict[str, int]
     rounds_done: tuple[ValidationResult, ...] = ()
+    line: tuple[int, ...] = ()
 
 
 def cut_of(state: ControllerState) -> bytes:
@@ -32,6 +34,7 @@ def cut_of(state: ControllerState) -> bytes:
         unfinished=tuple(sorted(state.groups.keys() - done)),
         dropped=dict(state.counters.dropped),
         rounds_done=tuple(state.rounds_done),
+        line=state.line,
     )
     return msgspec.msgpack.encode(cut)
 
@@ -43,6 +46,15 @@ def step_of_cut(data: bytes) -> int:
         msgspec.ValidationError: if ``data`` is not what `cut_of` returned.
     """
     return msgspec.msgpack.decode(data, type=Cut).step
+
+
+def line_of_cut(data: bytes) -> tuple[int, ...]:
+    """Return the line that the weights of a cut end: they are of its last lineage.
+
+    Raises:
+        msgspec.ValidationError: if ``data`` is not what `cut_of` returned.
+    """
+    return msgspec.msgpack.decode(data, type=Cut).line
 
 
 def state_from_cut(data: bytes) -> ControllerState:
@@ -59,4 +71,7 @@ def state_from_cut(data: bytes) -> ControllerState:
     num_open = len(cut.unfinished) + sum(cut.dropped.values())
     state.counters.consumed = cut.next_ordinal - num_open
     state.rounds_done = list(cut.rounds_done)
+    state.saved = cut.step
+    state.line = cut.line
+    state.lineage_from = min(cut.line, default=UNKNOWN_VERSION)
     return state

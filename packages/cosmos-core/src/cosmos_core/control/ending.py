@@ -72,7 +72,9 @@ class Ending:
     def _cut(self, now: float) -> None:
         """Cut the stream where the policy replicas are, who may be back with older weights."""
         state = self._state
-        if state.policies() and (oldest := min(self._steps.versions_held())) < state.step:
+        oldest = min(self._steps.versions_held(), default=state.step)
+        if oldest < state.step:
+            oldest = max(oldest, state.saved)  # who has older weights has nothing to save
             self._rounds.forget_after(oldest)
             self._steps.rewind(oldest, now)
             state.stopping = LOST if state.stopping == ALL_DONE else state.stopping

@@ -28,12 +28,13 @@ def order_loads(
         if (
             replica is not None
             and replica.role == "rollout"
-            and replica.version != target
+            and replica.version < target
             and replica.loading == UNKNOWN_VERSION
             and now >= replica.retry_at_s
             and not is_pinned(replica)
         ):
             replica.loading = target
             endpoints = servers[replica.seat % len(servers)]
-            orders.append((name, LoadVersion(version=target, endpoints=endpoints)))
+            order = LoadVersion(version=target, endpoints=endpoints, lineage=len(state.line))
+            orders.append((name, order))
     return orders

@@ -41,11 +41,10 @@ class ReplicaState(msgspec.Struct, kw_only=True):
     """A replica that joined and is thought alive.
 
     ``seat`` numbers joins; ``worked`` says whether it has done anything since it joined; ``busy``
-    counts groups given to it; ``loading`` is the version it was told to load; ``taint`` says that
-    this load is of weights that no longer exist; ``published`` is what a policy replica serves,
-    ``ordered`` whether it was ordered a step since it joined. ``failures`` counts groups that
-    failed since the last that came back; ``resting`` says that it is given nothing because of them
-    until ``rest_until_s``, and ``last_failure`` names the last.
+    counts groups given to it; ``loading`` is the version it was told to load; ``published`` is what
+    a policy replica serves, ``ordered`` whether it was ordered a step since it joined. ``failures``
+    counts groups that failed since the last that came back; ``resting`` says that it is given
+    nothing because of them until ``rest_until_s``, and ``last_failure`` names the last.
     ``leaving`` says that it is given nothing more, ``dismissed`` that it was told to stop.
     """
 
@@ -60,7 +59,6 @@ class ReplicaState(msgspec.Struct, kw_only=True):
     worked: bool = False
     busy: int = 0
     loading: int = UNKNOWN_VERSION
-    taint: bool = False
     retry_at_s: float = 0.0
     published: int = UNKNOWN_VERSION
     ordered: bool = False
@@ -139,7 +137,8 @@ class StepStats(msgspec.Struct, kw_only=True, frozen=True):
 class Counters(msgspec.Struct, kw_only=True):
     """Sums that only grow; but consumed shrinks when a policy falls back to a checkpoint.
 
-    ``failures`` says of what samples failed, by who is to blame and the class of the failure.
+    ``reports_lost`` are words of weights that the run fell back from; ``failures`` says of what
+    samples failed, by who is to blame and the class of the failure.
     """
 
     issued: int = 0
@@ -151,6 +150,7 @@ class Counters(msgspec.Struct, kw_only=True):
     replicas_lost: int = 0
     loads: int = 0
     loads_failed: int = 0
+    reports_lost: int = 0
     steps_void: int = 0
     steps_skipped: int = 0
     samples_failed: int = 0
@@ -163,8 +163,11 @@ class ControllerState(msgspec.Struct, kw_only=True):
     """The fold of all events.
 
     ``attempts_used``: the last attempt at every prompt in ``consumed_since_save``.
-    ``lineage_from``: versions after it may have existed twice, since policy replicas fell back to
-    a checkpoint; a number alone does not identify them. ``wanted_rollouts`` and
+    ``saved``: the newest version of which there is a checkpoint, older than which the run never
+    falls back to. ``line``: the versions that policy replicas fell back to, in order
+    (`cosmos_core.lineage`).
+    ``lineage_from``: versions after it may have existed twice; a number alone does not identify
+    them. ``wanted_rollouts`` and
     ``wanted_policies``: how many replicas somebody asked for while the run went on; -1 if nobody
     did. ``stop`` is the cut that a run ends with, ``stop_saved`` whether a checkpoint holds it.
     """
@@ -182,6 +185,8 @@ class ControllerState(msgspec.Struct, kw_only=True):
     rounds_done: list[ValidationResult] = msgspec.field(default_factory=list)
     counters: Counters = msgspec.field(default_factory=Counters)
     last_step: StepStats | None = None
+    saved: int = 0
+    line: tuple[int, ...] = ()
     lineage_from: int = UNKNOWN_VERSION
     wanted_rollouts: int = -1
     wanted_policies: int = -1

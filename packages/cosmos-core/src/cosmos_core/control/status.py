@@ -21,6 +21,7 @@ def status_of(
         "step": state.step,
         "num_steps": config.num_steps,
         "published": max((policy.published for policy in state.policies()), default=-1),
+        "line": state.line,
         "stopping": state.stopping,
         "wanted_rollouts": state.wanted_rollouts,
         "wanted_policies": state.wanted_policies,

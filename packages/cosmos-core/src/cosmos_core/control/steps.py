@@ -14,6 +14,7 @@ from cosmos_core.control.cut import cut_of
 from cosmos_core.control.groups import GroupTable
 from cosmos_core.control.staleness import policy_of
 from cosmos_core.control.state import (
+    UNKNOWN_VERSION,
     ControllerState,
     GroupState,
     ReplicaState,
@@ -63,18 +64,21 @@ class Steps:
     def versions_held(self) -> set[int]:
         """Return the versions of the policy replicas; of those that come and go, the newest.
 
+        Weights of a lost lineage are none. Fixed replicas are waited for until none has such.
+
         One that was ordered a step since it joined may have got newer weights from another, which
         may be dead by now, and not have said so yet. While a run goes on, those that are no more
         than a step needs are believed: together they would wait for that one for ever.
         """
-        policies = self._state.policies()
+        everybody = self._state.policies()
+        policies = [policy for policy in everybody if policy.version != UNKNOWN_VERSION]
         held = {policy.version for policy in policies}
         if not self._config.min_policies:
-            return held
+            return held if len(policies) == len(everybody) else set()
         may_be_few = len(policies) <= self._config.min_policies and not self._state.stopping
         if not may_be_few and any(policy.ordered for policy in policies):
             held.add(self._state.step)
-        return {max(held)}
+        return {max(held)} if held else held
 
     def surely_has(self, version: int) -> bool:
         """Tell whether weights of that number are surely those that the policy had."""
@@ -133,6 +137,7 @@ class Steps:
             groups=tuple(group.samples for group in self._training_groups(training)),
             publish=True,
             cut=training.cut,
+            line=self._state.line,
         )
 
     def finish(self, policy: ReplicaState, step: int, now: float) -> None:
@@ -165,7 +170,10 @@ class Steps:
         self._set_step(training.step + 1, now)
 
     def rewind(self, version: int, now: float) -> None:
-        """Fall back to a checkpoint: what was trained on since then is issued again."""
+        """Fall back to a checkpoint: what was trained on since then is issued again.
+
+        A new lineage of weights begins, and the numbers after ``version`` are given out anew.
+        """
         state = self._state
         state.counters.steps_void += state.step - version + (state.training is not None)
         lost = [step for step in state.consumed_since_save if step >= version]
@@ -175,6 +183,7 @@ class Steps:
         self.abandon()
         self.reset_after(version)
         self._set_step(version, now)
+        state.line = (*state.line, version)
 
     def reset_after(self, version: int) -> None:
         """Have groups sampled again that are ready but come from weights that are lost."""
@@ -200,6 +209,7 @@ class Steps:
 
     def saved(self, step: int) -> None:
         """Note that a checkpoint holds everything up to and including a step."""
+        self._state.saved = max(self._state.saved, step + 1)
         for known in [s for s in self._state.consumed_since_save if s <= step]:
             for ordinal in self._state.consumed_since_save.pop(known):
                 del self._state.attempts_used[ordinal]
