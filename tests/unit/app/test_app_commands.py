@@ -227,18 +227,19 @@ def test_where_no_run_lies_the_runs_nearby_are_named(tmp_path: Path) -> None:
 def test_a_run_that_is_over_says_how_it_ended(tmp_path: Path) -> None:
     with RunDirectory.create(tmp_path / "run", config_json="{}", now_s=0.0) as run:
         write_address(run, "redis://127.0.0.1:1/0", "gone")
-        killed = call("status", str(run.path))
-        assert killed.exit_code == 1
-        assert "--resume" in killed.output
-        run.report.write_text(json.dumps({"finished": "all steps done", "steps": 7}))
-        over = call("status", str(run.path))
-        assert over.exit_code == 0
-        assert "has ended at step 7: all steps done" in over.output
-        told = json.loads(call("status", str(run.path), "--json").output)
-        assert (told["finished"], told["step"]) == ("all steps done", 7)
-        stopped = call("stop", str(run.path))
-        assert stopped.exit_code == 1
-        assert "has ended at step 7" in stopped.output
+        assert "is held by process" in call("status", str(run.path)).output
+    killed = call("status", str(run.path))
+    assert killed.exit_code == 1
+    assert "--resume" in killed.output
+    run.report.write_text(json.dumps({"finished": "all steps done", "steps": 7}))
+    over = call("status", str(run.path))
+    assert over.exit_code == 0
+    assert "has ended at step 7: all steps done" in over.output
+    told = json.loads(call("status", str(run.path), "--json").output)
+    assert (told["finished"], told["step"]) == ("all steps done", 7)
+    stopped = call("stop", str(run.path))
+    assert stopped.exit_code == 1
+    assert "has ended at step 7" in stopped.output
 
 
 @pytest.mark.parametrize(("finished", "said"), [(True, "all steps done"), (False, "stopped; ")])
