@@ -58,7 +58,10 @@ def test_every_algorithm_runs_and_corrects_by_default(config: type) -> None:
             "'max_rl' and reward.rewards 1 exact [+] 1 length, which can be negative",
         ),
         (["model.training.value_head=true"], "a run has a value head by its algorithm"),
-        (["seed=9223372036854775808"], "seed is 9223372036854775808; it must be from 0 to below"),
+        (
+            ["seed=9223372036854775808"],
+            "seed is 9223372036854775808; it must be 0 or more, and below",
+        ),
     ],
 )
 def test_what_no_rank_has_is_refused_before_anything_starts(
