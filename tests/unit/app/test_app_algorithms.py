@@ -59,6 +59,11 @@ def test_every_algorithm_runs_and_corrects_by_default(config: type) -> None:
         ),
         (["model.training.value_head=true"], "a run has a value head by its algorithm"),
         (
+            ["algorithm.kind=pass_at_k", "length_reward.kind=cap"],
+            "'pass_at_k' and length_reward.kind 'cap', which makes of rewards what it has no",
+        ),
+        (["algorithm.kind=max_rl", "length_reward.kind=relative"], "and length_reward.kind"),
+        (
             ["seed=9223372036854775808"],
             "seed is 9223372036854775808; it must be 0 or more, and below",
         ),
