@@ -10,7 +10,12 @@ _WITHOUT_GROUPS = ("reinforce_pp", "reward", "none")
 
 
 def check_learnable(
-    algorithm: Algorithm, rewards: RewardPoolConfig, *, num_samples: int, is_played: bool
+    algorithm: Algorithm,
+    rewards: RewardPoolConfig,
+    *,
+    num_samples: int,
+    is_played: bool,
+    length_kind: str,
 ) -> None:
     """Refuse samples and rewards that an algorithm's advantages have no meaning for.
 
@@ -19,6 +24,7 @@ def check_learnable(
         rewards: that samples get.
         num_samples: of each prompt.
         is_played: an environment gives rewards besides.
+        length_kind: what the length of a response does to its reward; empty for nothing.
 
     Raises:
         ValueError: naming the settings.
@@ -36,6 +42,11 @@ def check_learnable(
             f"algorithm.k is {algorithm.k} and trainer.samples_per_group {num_samples}: the best "
             "of all samples is the same for each of them, so nothing would be learned; sample "
             "more, or lower algorithm.k"
+        )
+    if length_kind and (name == "pass_at_k" or (name == "max_rl" and length_kind != "cap")):
+        raise ValueError(
+            f"algorithm.advantage is {name!r} and length_reward.kind {length_kind!r}, which makes "
+            "of rewards what it has no meaning for; leave one of them out"
         )
     if not is_played and name in ("pass_at_k", "max_rl"):
         _check_meaning(name, rewards)

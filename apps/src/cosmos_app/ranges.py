@@ -25,4 +25,4 @@ def check_seed(seed: int) -> None:
         ValueError: if torch takes no such seed.
     """
     if not 0 <= seed < 1 << 63:
-        raise ValueError(f"seed is {seed}; it must be from 0 to below 2^63")
+        raise ValueError(f"seed is {seed}; it must be 0 or more, and below 2^63")

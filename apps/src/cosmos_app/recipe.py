@@ -338,6 +338,7 @@ def _check_algorithm(recipe: Recipe) -> None:
         recipe.reward,
         num_samples=recipe.trainer.samples_per_group,
         is_played=recipe.rollout.environment is not None,
+        length_kind="" if recipe.length_reward is None else recipe.length_reward.kind,
     )
     check_teacher(
         recipe.teacher,

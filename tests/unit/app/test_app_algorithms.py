@@ -58,7 +58,15 @@ def test_every_algorithm_runs_and_corrects_by_default(config: type) -> None:
             "'max_rl' and reward.rewards 1 exact [+] 1 length, which can be negative",
         ),
         (["model.training.value_head=true"], "a run has a value head by its algorithm"),
-        (["seed=9223372036854775808"], "seed is 9223372036854775808; it must be from 0 to below"),
+        (
+            ["algorithm.kind=pass_at_k", "length_reward.kind=cap"],
+            "'pass_at_k' and length_reward.kind 'cap', which makes of rewards what it has no",
+        ),
+        (["algorithm.kind=max_rl", "length_reward.kind=relative"], "and length_reward.kind"),
+        (
+            ["seed=9223372036854775808"],
+            "seed is 9223372036854775808; it must be 0 or more, and below",
+        ),
     ],
 )
 def test_what_no_rank_has_is_refused_before_anything_starts(

@@ -81,7 +81,7 @@ def test_the_kind_says_which_recipe_it_is(tmp_path, file):
         ("launch.standbys=1", "a run on given data has no controller"),
         ("launch.external=true", "a run on given data has no controller"),
         ("model.training.value_head=true", "a run has a value head by its algorithm"),
-        ("seed=-1", "seed is -1; it must be from 0"),
+        ("seed=-1", "seed is -1; it must be 0 or more"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_starts(file, override, message):

@@ -66,7 +66,7 @@ class LoraConfig:
         if not 0.0 < self.alpha < math.inf:
             raise ValueError(f"lora: alpha is {self.alpha}; it must be above 0 and finite")
         if not 0 <= self.seed < 1 << 63:
-            raise ValueError(f"lora: seed is {self.seed}; it must be from 0 to below 2^63")
+            raise ValueError(f"lora: seed is {self.seed}; it must be 0 or more, and below 2^63")
         if not self.targets:
             raise ValueError("lora: no targets; name layers, or all-linear")
 
