@@ -192,7 +192,7 @@ def test_validation_in_between_needs_rows_that_are_held_out(tmp_path: Path) -> N
 )  # fmt: skip
 def test_numbers_out_of_range_are_named(setting: str) -> None:
     name = setting.partition("=")[0].rpartition(".")[2]
-    with pytest.raises(ConfigError, match=rf"{name} .*\b([01](\.1)? or more|from 0 to below 2)"):
+    with pytest.raises(ConfigError, match=rf"{name} .*\b[01](\.1)? or more"):
         load_config(Recipe, {}, [setting])
 
 
