@@ -264,6 +264,7 @@ class PacedTrainer:
 
     def __init__(self, system: SystemConfig, diary: Diary) -> None:
         self.version = 0
+        self.lineage = 0
         self.num_passes = 0
         self.is_first_replica = True
         self._system = system
@@ -280,6 +281,16 @@ class PacedTrainer:
     def endpoint(self) -> str:
         """Where the weights are served."""
         return self._sender.endpoint
+
+    def is_lost_on(self, line: Sequence[int]) -> bool:
+        """There is one replica, which never falls back."""
+        del line
+        return False
+
+    def follow(self, line: tuple[int, ...], saved: int = 0) -> bool:
+        """There is nothing to follow."""
+        del line, saved
+        return True
 
     def meet(self, step: int) -> int:
         """There is nobody to meet."""

@@ -13,7 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, cast
 
 from cosmos_core.messages import (
@@ -28,8 +28,8 @@ from cosmos_core.messages import (
     VersionLoaded,
 )
 from cosmos_core.trajectory import TeacherScores, Trajectory
-from cosmos_rollout.engine import RolloutEngine, Sampling
-from cosmos_rollout.environments import ChatTokenizer, Environment, EpisodeLimits
+from cosmos_rollout.engine import RolloutEngine
+from cosmos_rollout.environments import ChatTokenizer, Environment
 from cosmos_rollout.episode import Episode
 from cosmos_rollout.errors import (
     EngineClosedError,
@@ -41,6 +41,7 @@ from cosmos_rollout.errors import (
 from cosmos_rollout.metered import MeteredEngine
 from cosmos_rollout.occupancy import Occupancy, OccupancyReading
 from cosmos_rollout.playing import EnvironmentPlayer, GroupPlan, Player, SingleTurnPlayer
+from cosmos_rollout.producer_config import ProducerConfig
 from cosmos_rollout.prompts import PromptSet, Tokenizer
 from cosmos_rollout.rewards import Failure, Outcome, RewardInput
 from cosmos_rollout.siblings import (
@@ -106,39 +107,6 @@ class ProducerParts:
     environment: Environment | None = None
     teacher: Teacher | None = None
     narrow: Callable[[Sequence[Trajectory]], Sequence[Trajectory]] | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProducerConfig:
-    """How a producer samples.
-
-    Attributes:
-        slots: groups that are generated at once; more wait in order.
-        scoring: further groups that may be waiting for their rewards, or to be stored, while
-            others are generated in their place.
-        sampling: of samples that are trained on; its seed is the run's.
-        validation: of answers to held-out prompts, with the same seed; greedy if None.
-        episode: what ends an episode in an environment.
-    """
-
-    slots: int = 8
-    scoring: int = 0
-    sampling: Sampling = field(default_factory=Sampling)
-    validation: Sampling | None = None
-    episode: EpisodeLimits = field(default_factory=EpisodeLimits)
-
-    def __post_init__(self) -> None:
-        if self.slots < 1 or self.scoring < 0:
-            raise ValueError(
-                f"slots has to be 1 or more and scoring 0 or more, found {self.slots} and "
-                f"{self.scoring}"
-            )
-
-    def sampling_of(self, source: str) -> Sampling:
-        """Return how groups of a source are sampled."""
-        if source == "train":
-            return self.sampling
-        return self.validation or self.sampling.greedy()
 
 
 class Producer:
