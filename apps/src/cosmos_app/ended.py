@@ -64,7 +64,8 @@ def describe_end(run: RunDirectory) -> str:
     if holder is not None:
         return (
             f"{run.path} is held by process {holder}, and its Redis does not answer: it starts, "
-            "ends, or is suspended"
+            "ends, or is suspended; stop it if it does not come back, and "
+            "'cosmos-app run ... --resume' goes on from its newest checkpoint"
         )
     return (
         f"{run.path} is not running and left no report, as when it was killed; "

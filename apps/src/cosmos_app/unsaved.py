@@ -17,41 +17,55 @@ Report = Callable[[Mapping[str, float]], Awaitable[None]]
 HowToSave = Callable[[Save, Report], Awaitable[str | None]]
 
 FAILED = "checkpoint_failed"
-"""Measurement of who saves: 1 after a step whose checkpoint was not written, 0 where it was."""
+"""Measurement of who saves: 1 after a step whose checkpoint was not written, 0 once one is."""
 _PAUSE_S = 10.0
 _LAST_TRIES = 360
 
 
-async def save_in_passing(save: Save, report: Report) -> str | None:
-    """Return the path of a checkpoint, or ``None`` if it was not written.
+class Saves:
+    """The saves of one process, which remembers whether the last one failed."""
 
-    Args:
-        save: writes it, or has nothing to write and returns an empty path; all ranks call it, and
-            it fails for all of them.
-        report: tells of the measurement.
-    """
-    try:
-        path = await save()
-    except CheckpointWriteError as error:
-        tell(error)
-        path = None
-    if path != "":
-        await report({FAILED: float(path is None)})
-    return path
+    def __init__(self, *, pause_s: float = _PAUSE_S) -> None:
+        """None has failed; ``pause_s`` is between two tries of the last one."""
+        self._pause_s = pause_s
+        self._is_failing = False
 
+    def measured(self, error: CheckpointWriteError | None) -> dict[str, float]:
+        """Note how a save went; return what is to be measured: nothing as long as all is well."""
+        was_failing, self._is_failing = self._is_failing, error is not None
+        if error is not None:
+            tell(error)
+        return {FAILED: float(self._is_failing)} if was_failing or self._is_failing else {}
 
-async def save_at_last(save: Save, report: Report, *, pause_s: float = _PAUSE_S) -> str:
-    """Return the path of the last checkpoint of a run, tried again for as long as is sensible.
+    async def in_passing(self, save: Save, report: Report) -> str | None:
+        """Return the path of a checkpoint, or ``None`` if it was not written.
 
-    Raises:
-        CheckpointWriteError: if it could not be written in 360 tries.
-    """
-    for _ in range(_LAST_TRIES - 1):
-        path = await save_in_passing(save, report)
-        if path is not None:
-            return path
-        await asyncio.sleep(pause_s)
-    return await save()
+        Args:
+            save: writes it, or has nothing to write and returns an empty path; all ranks call it,
+                and it fails for all of them.
+            report: tells of the measurement.
+        """
+        path, failure = None, None
+        try:
+            path = await save()
+        except CheckpointWriteError as error:
+            failure = error
+        if path != "" and (values := self.measured(failure)):
+            await report(values)
+        return path
+
+    async def at_last(self, save: Save, report: Report) -> str:
+        """Return the path of the last checkpoint of a run, tried as long as is sensible.
+
+        Raises:
+            CheckpointWriteError: if it could not be written in 360 tries.
+        """
+        for _ in range(_LAST_TRIES - 1):
+            path = await self.in_passing(save, report)
+            if path is not None:
+                return path
+            await asyncio.sleep(self._pause_s)
+        return await save()
 
 
 def tell(error: CheckpointWriteError) -> None:

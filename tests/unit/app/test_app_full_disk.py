@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cosmos_app.full_disk import Writer
-from cosmos_app.unsaved import FAILED, UnsavedWarning, save_at_last, save_in_passing
+from cosmos_app.unsaved import FAILED, Saves, UnsavedWarning
 from cosmos_core.metrics import MetricRecord
 from cosmos_parallel import CheckpointWriteError
 
@@ -65,27 +65,29 @@ async def test_another_error_is_not_waited_for() -> None:
 async def test_a_run_goes_on_without_a_checkpoint_that_cannot_be_written(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    reports, disk = Reports(), Disk(refusals=1)
-    assert await save_in_passing(disk.save, reports) is None
+    reports, disk, saves = Reports(), Disk(refusals=1), Saves()
+    assert await saves.in_passing(disk.save, reports) is None
     assert "step-00000004 not written" in capsys.readouterr().err
-    assert await save_in_passing(disk.save, reports) == "step-00000004"
+    for _ in range(2):
+        assert await saves.in_passing(disk.save, reports) == "step-00000004"
     assert reports.values == [1.0, 0.0]
 
 
 async def test_the_last_checkpoint_is_tried_again_and_then_an_error() -> None:
-    reports = Reports()
-    assert await save_at_last(Disk(refusals=3).save, reports, pause_s=0.0) == "step-00000004"
+    reports, saves = Reports(), Saves(pause_s=0.0)
+    assert await saves.at_last(Disk(refusals=3).save, reports) == "step-00000004"
     assert reports.values == [1.0, 1.0, 1.0, 0.0]
     with pytest.raises(CheckpointWriteError, match="not written"):
-        await save_at_last(Disk(refusals=400).save, Reports(), pause_s=0.0)
+        await saves.at_last(Disk(refusals=400).save, Reports())
 
 
-async def test_who_has_nothing_to_write_reports_nothing() -> None:
+async def test_while_all_is_well_nothing_is_reported() -> None:
     async def save() -> str:
         return ""
 
-    reports = Reports()
-    assert await save_in_passing(save, reports) == ""
+    reports, saves = Reports(), Saves()
+    assert await saves.in_passing(save, reports) == ""
+    assert await saves.in_passing(Disk(refusals=0).save, reports) == "step-00000004"
     assert reports.values == []
 
 

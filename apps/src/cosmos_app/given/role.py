@@ -23,7 +23,7 @@ from cosmos_app.roles.elastic import open_replicas
 from cosmos_app.roles.process import TorchrunPlace, torchrun_place, unwatched_groups
 from cosmos_app.roles.ranks import join_ranks
 from cosmos_app.settings import kernels
-from cosmos_app.unsaved import FAILED, save_at_last, tell
+from cosmos_app.unsaved import Saves
 from cosmos_core.bus import Bus
 from cosmos_core.metrics import MetricRecord, MetricsFormatError, read_metrics
 from cosmos_core.rundir import RunDirectory
@@ -88,6 +88,7 @@ class GivenProcess:
         self._replica = replica
         self._place: TorchrunPlace = torchrun_place()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
+        self._saves = Saves()
 
     async def run(self) -> None:
         """Train until the last step, or until asked to stop."""
@@ -169,13 +170,13 @@ class GivenProcess:
         self, trainer: GivenTrainer, loss: float | None, figures: dict[str, float]
     ) -> None:
         """Begin a checkpoint; that the one before could not be written is told with the step."""
-        figures[FAILED] = 0.0
+        failure = None
         try:
             await self._blocking(lambda: trainer.save(loss))
         except CheckpointWriteError as error:
-            tell(error)
-            figures[FAILED] = 1.0
+            failure = error
             await self._blocking(lambda: trainer.save(loss))
+        figures |= self._saves.measured(failure)
 
     async def _finish(self, trainer: GivenTrainer) -> None:
         async def report(values: Mapping[str, float]) -> None:
@@ -185,7 +186,7 @@ class GivenProcess:
                 )
                 await self._bus.send_metrics([record])
 
-        await save_at_last(lambda: self._blocking(trainer.save_now), report)
+        await self._saves.at_last(lambda: self._blocking(trainer.save_now), report)
         if trainer.step == self._recipe.trainer.steps:
             await self._blocking(trainer.export)
 

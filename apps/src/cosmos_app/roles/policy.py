@@ -41,7 +41,7 @@ from cosmos_app.roles.step_trainer import Seat, StepTrainer
 from cosmos_app.roles.trainer import Trainer
 from cosmos_app.roles.turns import policy_turn
 from cosmos_app.settings import bad_steps_kept, kernels
-from cosmos_app.unsaved import HowToSave, save_at_last, save_in_passing
+from cosmos_app.unsaved import HowToSave, Saves
 from cosmos_core.activity import ActivityMeter
 from cosmos_core.bus import Bus, ReplicaChannel
 from cosmos_core.control import ALL_DONE, line_of_cut, step_of_cut
@@ -104,7 +104,7 @@ class PolicyProcess:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
         self._meter = ActivityMeter(("waiting", "training", "saving"), time.monotonic())
         self._trainer: StepTrainer | None = None
-        self._turn = policy_turn(context)
+        self._turn, self._saves = policy_turn(context), Saves()
         self._belongings: PutAway | None = None
 
     async def run(self) -> None:
@@ -207,7 +207,7 @@ class PolicyProcess:
             shares = self._meter.shares(time.monotonic())
             await self._report(train.step, {**metrics, "idle_share": shares["waiting"]})
         if train.cut and trainer.is_first_replica:
-            await self._save(trainer, train.cut, channel)
+            await self._save(trainer, train.cut, channel, self._saves.in_passing)
 
     async def _meet(self, trainer: StepTrainer, step: int, channel: ReplicaChannel | None) -> int:
         """Meet the other replicas before a step; tell the controller of weights had from them."""
@@ -259,7 +259,7 @@ class PolicyProcess:
             return  # it came late: others save the last weights, or nobody has them
         if trainer.version:
             await self._blocking(trainer.settle_end)
-            await self._save(trainer, stop.cut, channel, save_at_last)
+            await self._save(trainer, stop.cut, channel, self._saves.at_last)
         elif channel is not None:
             await self._tell_saved(trainer, "", channel)
         if stop.reason == ALL_DONE and trainer.is_first_replica:
@@ -270,7 +270,7 @@ class PolicyProcess:
         trainer: StepTrainer,
         cut: bytes,
         channel: ReplicaChannel | None,
-        how: HowToSave = save_in_passing,
+        how: HowToSave,
     ) -> None:
         self._meter.enter("saving", time.monotonic())
         saving = functools.partial(self._blocking, lambda: trainer.save(cut))
