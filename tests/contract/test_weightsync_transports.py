@@ -357,5 +357,5 @@ def test_a_killed_peer_is_noticed_and_leaves_nothing_behind(kind, victim, tmp_pa
             pending.close()
         finally:
             peer.kill()
-    mine = {name for name in set(os.listdir("/dev/shm")) - before if "cosmos" in name}
+    mine = {name for name in set(os.listdir("/dev/shm")) - before if "cosmos-weightsync" in name}
     assert not mine
