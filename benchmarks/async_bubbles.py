@@ -30,7 +30,8 @@ from async_tables import Result, bubble_markdown, draw_timelines
 from measure import end_on_sigterm
 
 from cosmos_app.control_files import write_address, write_control
-from cosmos_app.prepare import prepare_data, prepare_model, run_files
+from cosmos_app.prepare import prepare_model, run_files
+from cosmos_app.prepared_data import prepare_data
 from cosmos_app.recipe import Recipe, load_recipe
 from cosmos_core.bus import Bus, RedisServer
 from cosmos_core.config import config_to_json

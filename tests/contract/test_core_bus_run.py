@@ -32,6 +32,8 @@ from cosmos_core.messages import (
 )
 from cosmos_core.metrics import MetricRecord
 
+NUM_VALIDATIONS = 2  # before and after
+
 HOST_PROCESS = """
 import asyncio, sys
 from cosmos_core.bus import Bus, ControllerHost, HostConfig
@@ -60,11 +62,12 @@ async def test_a_run_goes_from_its_first_prompt_to_its_last_step(server) -> None
         world = World(bus)
         await run_world(world, ControllerHost(bus, CONFIG, host=HOST).run)
         await world.assert_complete()
-        records = []
+        records, validated = [], []
         async for record in bus.metrics():
-            records.append(record)
-            if record.step == NUM_STEPS - 1:
+            (validated if record.role == "validation" else records).append(record)
+            if len(records) + len(validated) == NUM_STEPS + NUM_VALIDATIONS:
                 break
+        assert [record.step for record in validated] == [0, NUM_STEPS]
         assert [record.step for record in records] == list(range(NUM_STEPS))
         assert {record.values["reward"] for record in records} == {0.5}
 
@@ -98,7 +101,7 @@ async def test_requests_that_are_carried_out_twice_change_nothing(server) -> Non
         await run_world(world, ControllerHost(bus, CONFIG, host=HOST).run)
         await world.assert_complete()
         assert (await bus.read_status())["counters"]["duplicates"] > 0
-        assert await bus.num_metrics() == NUM_STEPS
+        assert await bus.num_metrics() == NUM_STEPS + NUM_VALIDATIONS
 
 
 class ForgetfulClient:
@@ -166,9 +169,10 @@ async def test_figures_of_a_step_are_kept_by_the_commit_that_makes_it_true(serve
         await run_world(world, control)
         await world.assert_complete()
         assert (await bus.read_status())["epoch"] > 1
-        assert await bus.num_metrics() == NUM_STEPS
+        assert await bus.num_metrics() == NUM_STEPS + NUM_VALIDATIONS
         records = bus.metrics()
-        assert [(await anext(records)).step for _ in range(NUM_STEPS)] == [*range(NUM_STEPS)]
+        found = [await anext(records) for _ in range(NUM_STEPS + NUM_VALIDATIONS)]
+        assert [r.step for r in found if r.role == "controller"] == [*range(NUM_STEPS)]
         await records.aclose()
 
 

@@ -151,3 +151,46 @@ def test_your_own_data_and_model_run_by_the_same_recipe(runner: Runner, tmp_path
     assert (run.output / "export" / "model" / "tokenizer.json").exists()
     assert (model / "model.safetensors").read_bytes() == before, "a model you bring is only read"
     assert not (run.output / "warm_model").exists()
+
+
+def test_two_data_sets_are_trained_on_by_their_shares_and_measured_apart(
+    runner: Runner, tmp_path: Path
+) -> None:
+    """One compares, the other only counts tokens, a third is never trained on."""
+    words = ("yes", "no", "maybe")
+    for name, count in (("said", 24), ("free", 24), ("exam", 5)):
+        lines = [
+            {"prompt": f"{name} {words[i % 3]}:", "answer": words[i % 3]} for i in range(count)
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = runner.complete(
+        *SMALL,
+        f"data.sets=[{{name='said', path='{tmp_path}/said.jsonl', share=3}},"
+        f" {{name='free', path='{tmp_path}/free.jsonl', share=1}},"
+        f" {{name='exam', held_out_path='{tmp_path}/exam.jsonl'}}]",
+        "data.held_out=2",
+        "reward.rewards=[{kind='exact'}, {kind='length', target=0, limit=32}]",
+        "reward.sets={exact=['said', 'exam']}",
+        "trainer.steps=3",
+        flags=["--json"],
+    )
+    trained = run.metrics("policy")
+    steps = [r["values"] for r in trained if "data_set/said" in r["values"]]
+    assert len(steps) == 3
+    for values in steps:
+        # of eight prompts six are of the set with three quarters
+        means = 0.75 * values["data_set/said"] + 0.25 * values["data_set/free"]
+        assert values["reward"] == pytest.approx(means)
+        assert values["reward/length"] < 0.0 <= values["reward/exact"]
+    validations = run.metrics("validation")
+    assert [r["step"] for r in validations] == [0, 3]
+    for record in validations:
+        sets = {name: value for name, value in record["values"].items() if "/" in name}
+        assert sets.keys() == {"data_set/said", "data_set/free", "data_set/exam"}
+        assert record["values"]["num_prompts"] == 2 + 2 + 5
+        mean = (
+            2 * sets["data_set/said"] + 2 * sets["data_set/free"] + 5 * sets["data_set/exam"]
+        ) / 9
+        assert record["values"]["reward"] == pytest.approx(mean)
+    assert run.report["data_sets"].keys() == {"said", "free", "exam"}
+    assert_balanced(run.report["books"])

@@ -37,11 +37,10 @@ from cosmos_app.frame import NO_CHECKPOINT, Answers, RunFrame, hand_in, open_run
 from cosmos_app.prepare import (
     RunFiles,
     check_inputs,
-    count_rows,
-    prepare_data,
     prepare_model,
     run_files,
 )
+from cosmos_app.prepared_data import count_rows, prepare_data
 from cosmos_app.recipe import Recipe, controller_config
 from cosmos_app.replica_count import await_farewells, keep_replicas
 from cosmos_app.report import Outcome, RunReport, build_report, draw_report, print_report

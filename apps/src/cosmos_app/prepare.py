@@ -15,7 +15,6 @@ from cosmos_app.errors import DataError
 from cosmos_app.held import held_training
 from cosmos_app.length_reward import budget_of
 from cosmos_app.prompt_rows import prompt_rows
-from cosmos_app.quickstart.arithmetic import arithmetic_rows, write_rows
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_app.recipe import PolicyConfig, Recipe
 from cosmos_app.required_rewards import require_rewards
@@ -28,9 +27,8 @@ from cosmos_parallel import (
     read_config,
 )
 from cosmos_parallel import ModelConfig as HeldModelConfig
-from cosmos_rollout import has_words
+from cosmos_rollout import RewardPoolConfig, data_set_of, has_words
 
-_FEWEST_HELD_OUT = 1
 NEED_ANSWERS = frozenset({"exact", "boxed_math", "math", "gsm8k", "multiple_choice"})
 """Kinds of rewards that no row without an answer can have."""
 
@@ -78,12 +76,14 @@ def check_inputs(recipe: Recipe) -> None:
         MeshError: if the model cannot be divided as the recipe says.
     """
     require_rewards(recipe)
-    paths = [path for path in (recipe.data.path, recipe.data.held_out_path) if path is not None]
-    for path in paths:
-        images, videos = _num_shown(path, recipe)
-        if images or videos:
-            require_sight(recipe.model.path, path, videos=videos > 0)
-            _require_shown(recipe, path, videos=videos > 0)
+    for source in recipe.data.sources:
+        for path in (source.path, source.held_out_path):
+            if path is None:
+                continue
+            images, videos = _num_shown(path, source.name, recipe)
+            if images or videos:
+                require_sight(recipe.model.path, path, videos=videos > 0)
+                _require_shown(recipe, path, videos=videos > 0)
     if recipe.model.path is not None:
         require_trainable(recipe.model.path, recipe.policy, held_training(recipe))
         require_teacher_of(recipe, recipe.model.path)
@@ -145,28 +145,42 @@ def _require_shown(recipe: Recipe, data: Path, *, videos: bool) -> None:
         require_sight(teacher, data, videos=videos)
 
 
-def _num_shown(path: Path, recipe: Recipe) -> tuple[int, int]:
-    """Read all rows of a data file, and count their pictures and videos.
+def _num_shown(path: Path, name: str, recipe: Recipe) -> tuple[int, int]:
+    """Read all rows of a file of a data set, and count their pictures and videos.
 
     Raises:
-        DataError: if one lacks the answer that a reward compares with, or its budget of tokens.
+        DataError: if one lacks the answer that a reward compares with, or its budget of tokens, or
+            no reward judges it.
     """
     images = videos = 0
-    needing = next((one.name for one in recipe.reward.rewards if one.kind in NEED_ANSWERS), "")
-    is_due = needing and recipe.rollout.environment is None
     budget = getattr(recipe.length_reward, "field", "")
     for number, row in enumerate(prompt_rows(path, sampling=recipe.data.video_sampling), 1):
-        if is_due and row.get("answer") is None:
-            raise DataError(
-                f"data file {path}: row {number} has no 'answer', which the reward {needing!r} "
-                f"compares with (found: {', '.join(sorted(row))}); give it one, or set "
-                "reward.rewards"
-            )
+        where = f"data file {path}: row {number}"
+        if recipe.rollout.environment is None:
+            _require_judged(row, name or data_set_of(row), recipe.reward, where)
         if budget:
-            _require_budget(row, budget, f"data file {path}: row {number}")
+            _require_budget(row, budget, where)
         images += len(row.get("images", ()))
         videos += len(row.get("videos", ()))
     return images, videos
+
+
+def _require_judged(
+    row: Mapping[str, Any], data_set: str, rewards: RewardPoolConfig, where: str
+) -> None:
+    parts = (*rewards.rewards, *rewards.group_rewards)
+    due = [part for part in parts if rewards.judges(part.name, data_set)]
+    if not due:
+        raise DataError(
+            f"{where}: it is of the data set {data_set!r}, which no reward judges: reward.sets "
+            "gives each to others"
+        )
+    needing = [part.name for part in due if part.kind in NEED_ANSWERS]
+    if needing and row.get("answer") is None:
+        raise DataError(
+            f"{where} has no 'answer', which the reward {needing[0]!r} compares with (found: "
+            f"{', '.join(sorted(row))}); give it one, or set reward.rewards, or reward.sets"
+        )
 
 
 def _require_budget(row: Mapping[str, Any], field: str, where: str) -> None:
@@ -188,38 +202,6 @@ def require_teacher_of(recipe: Recipe, model: Path) -> None:
     require_one_vocabulary(teacher, model)
     if not recipe.teacher.is_beside:
         require_scoring(teacher, recipe.policy, recipe.model.training)
-
-
-def prepare_data(recipe: Recipe, files: RunFiles) -> tuple[int, int]:
-    """Write the train and held-out rows of a run; return how many there are of each.
-
-    Raises:
-        DataError: if the recipe names a file that cannot be used.
-    """
-    if recipe.data.path is None:
-        train, held_out = arithmetic_rows(recipe.data.arithmetic, recipe.seed)
-    else:
-        media, sampling = files.train.with_name("media"), recipe.data.video_sampling
-        train = list(prompt_rows(recipe.data.path, media, sampling))
-        if recipe.data.held_out_path is None:
-            kept = len(train) - min(recipe.data.held_out, max(_FEWEST_HELD_OUT, len(train) // 10))
-            train, held_out = train[:kept], train[kept:]
-        else:
-            held_out = list(prompt_rows(recipe.data.held_out_path, media, sampling))
-        if not train:
-            raise DataError(
-                f"data file {recipe.data.path}: no row is left to train on when one is kept back; "
-                "set data.held_out=0"
-            )
-    write_rows(files.train, train)
-    write_rows(files.held_out, held_out)
-    return len(train), len(held_out)
-
-
-def count_rows(path: Path) -> int:
-    """Return how many rows a prepared data file has."""
-    with path.open("rb") as lines:
-        return sum(1 for line in lines if line.strip())
 
 
 def prepare_model(recipe: Recipe, files: RunFiles) -> int:

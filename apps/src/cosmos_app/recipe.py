@@ -13,10 +13,10 @@ from typing import Literal
 from cosmos_algos import AlgorithmConfig, GrpoConfig
 from cosmos_app.cluster_config import ClusterConfig
 from cosmos_app.dashboard.config import DashboardConfig
+from cosmos_app.data_config import DataConfig, check_judged
 from cosmos_app.learnable import check_head, check_learnable
 from cosmos_app.length_reward import LengthRewardConfig
 from cosmos_app.policy_config import PolicyConfig, check_elastic
-from cosmos_app.quickstart.arithmetic import ArithmeticConfig
 from cosmos_app.quickstart.tiny_model import TinyModelConfig
 from cosmos_app.ranges import check_seed, require_at_least
 from cosmos_app.rollout_config import RolloutConfig, check_colocation
@@ -25,7 +25,6 @@ from cosmos_app.validation_config import ValidationConfig
 from cosmos_core.config import load_config
 from cosmos_core.control import ControllerConfig, StalenessConfig
 from cosmos_core.metrics import ConsoleSinkConfig, JsonlSinkConfig, SinkConfig
-from cosmos_core.videos import VideoSampling
 from cosmos_parallel import ElasticConfig, LearnerConfig
 from cosmos_parallel import ModelConfig as HeldModelConfig
 from cosmos_rollout import RewardPoolConfig
@@ -50,36 +49,6 @@ class ModelConfig:
     tiny: TinyModelConfig = field(default_factory=TinyModelConfig)
     teacher: Path | None = None
     training: HeldModelConfig = field(default_factory=HeldModelConfig)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DataConfig:
-    """Prompts with answers.
-
-    Attributes:
-        path: JSON lines of {"prompt", "answer", ...} or {"messages", "answer", ...}, Parquet, or a
-            directory of such files; rows may have ``images`` and ``videos``. Sums are generated
-            when there is none.
-        held_out_path: rows for validation; the last of ``path`` are kept back when there is none.
-        held_out: how many rows of ``path`` are kept back, at most a tenth of it; 0 for none, and
-            no validation.
-        video_sampling: which frames are shown of videos whose rows do not say it.
-        arithmetic: the sums that are generated.
-    """
-
-    path: Path | None = None
-    held_out_path: Path | None = None
-    held_out: int = 256
-    video_sampling: VideoSampling = field(default_factory=VideoSampling)
-    arithmetic: ArithmeticConfig = field(default_factory=ArithmeticConfig)
-
-    def __post_init__(self) -> None:
-        require_at_least(self, {"held_out": 0})
-
-    @property
-    def has_no_held_out(self) -> bool:
-        """Whether all rows of a file are trained on."""
-        return self.path is not None and self.held_out_path is None and self.held_out == 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -317,6 +286,8 @@ class Recipe:
                 f"validation.every is {self.validation.every}, and there is nothing to validate "
                 "on: set data.held_out or data.held_out_path, or validation.every=0"
             )
+        if self.rollout.environment is None:
+            check_judged(self.data, self.reward)
         if self.elastic is not None:
             check_elastic(self.elastic, self.policy)
         check_colocation(self.rollout, self.staleness, num_policies=self.policy.replicas)

@@ -46,6 +46,8 @@ class RunReport:
         accuracies: mean validation reward by weight version.
         best_of_several: of the best of a prompt's answers, by weight version; empty where
             each prompt is answered once.
+        data_sets: mean validation reward by data set, each by weight version; empty where prompts
+            name none.
         policy_idle: share of the policy replicas' time spent waiting for data.
         rollout_idle: share of the rollout replicas' time with nothing to decode.
         stall_ms: time generation stood still per weight commit: median and maximum.
@@ -71,6 +73,7 @@ class RunReport:
     rewards: tuple[float, ...]
     accuracies: Mapping[int, float]
     best_of_several: Mapping[int, float]
+    data_sets: Mapping[str, Mapping[int, float]]
     policy_idle: float
     rollout_idle: float
     stall_ms: tuple[float, float]
@@ -174,6 +177,7 @@ def build_report(records: Sequence[MetricRecord], outcome: Outcome) -> RunReport
         rewards=tuple(by_step[step] for step in sorted(by_step)),
         accuracies=dict(outcome.accuracies),
         best_of_several=dict(outcome.best_of_several),
+        data_sets=_data_sets(records),
         policy_idle=_mean(_last_of_each(records, "policy", "idle_share")),
         rollout_idle=_mean(_last_of_each(records, "rollout", "idle_total_share")),
         stall_ms=_median_and_max(stalls),
@@ -195,6 +199,17 @@ def build_report(records: Sequence[MetricRecord], outcome: Outcome) -> RunReport
         samples=tuple(outcome.samples),
         export=outcome.export,
     )
+
+
+def _data_sets(records: Sequence[MetricRecord]) -> dict[str, dict[int, float]]:
+    found: dict[str, dict[int, float]] = {}
+    for record in records:
+        if record.role != "validation":
+            continue
+        for name, reward in record.values.items():
+            if name.startswith("data_set/"):
+                found.setdefault(name.removeprefix("data_set/"), {})[record.step] = reward
+    return {name: dict(sorted(of.items())) for name, of in sorted(found.items())}
 
 
 def curve(values: Sequence[float], width: int = _CURVE_WIDTH) -> str:
@@ -280,6 +295,7 @@ def print_report(report: RunReport, console: Console) -> None:
     if best := report.best_of_several:
         shown = ", ".join(f"{best[v]:.3f} at version {v}" for v in sorted(best))
         parts.append(Text(f"best of a prompt's answers  {shown}"))
+    parts.extend(_data_set_lines(report.data_sets))
     parts.append(_numbers(report))
     parts.extend(
         Text(f"! {incident.name} died: {incident.how}; {incident.outcome}", "yellow")
@@ -291,6 +307,20 @@ def print_report(report: RunReport, console: Console) -> None:
     console.print(Panel(Group(*parts), title=title))
     if report.export:
         console.print(f"Hugging Face checkpoint: {report.export}")
+
+
+def _data_set_lines(data_sets: Mapping[str, Mapping[int, float]]) -> list[Text]:
+    width = max(map(len, data_sets), default=0)
+    lines = list[Text]()
+    for name, by_version in data_sets.items():
+        first, last = next(iter(by_version.values())), list(by_version.values())[-1]
+        lines.append(
+            Text(
+                f"  {name:<{width}}  {first:.3f} {curve(list(by_version.values()))} {last:.3f}"
+                f"  ({last - first:+.3f})"
+            )
+        )
+    return lines
 
 
 def draw_report(report: RunReport, path: Path) -> None:
@@ -306,6 +336,8 @@ def draw_report(report: RunReport, path: Path) -> None:
     versions = sorted(report.accuracies)
     held_out = [report.accuracies[version] for version in versions]
     axes.plot(versions, held_out, "o-", label="held-out reward")
+    for name, by_version in report.data_sets.items():
+        axes.plot([*by_version], [*by_version.values()], ".--", label=f"  {name}", linewidth=1)
     axes.set(xlabel="step (weight version)", ylabel="reward")
     if all(0 <= reward <= 1 for reward in (*report.rewards, *held_out)):
         axes.set(ylim=(0, 1))

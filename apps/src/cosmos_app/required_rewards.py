@@ -29,7 +29,7 @@ def _require_budgets(recipe: Recipe) -> None:
         DataError: if sums are generated, which have none.
     """
     budget = getattr(recipe.length_reward, "field", "")
-    if budget and recipe.data.path is None:
+    if budget and recipe.data.is_generated:
         raise DataError(
             f"length_reward: it reads the field {budget!r} of data rows, which sums that are "
             "generated have not; set data.path, or length_reward.kind = 'relative'"

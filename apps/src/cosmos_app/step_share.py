@@ -220,7 +220,9 @@ def step_statistics(train: Train, *, mask_truncated: bool = False) -> dict[str, 
 
     Staleness counts versions from the oldest token of a group to the step that trains on it.
     ``truncated`` is the share of samples that a limit of tokens cut off, ``masked`` the share of
-    those that have no trained token, for that reason or another.
+    those that have no trained token, for that reason or another. Every part of the reward has its
+    mean, ``reward/NAME``, over the samples that have it, and every data set the mean reward of its
+    samples, ``data_set/NAME``.
     """
     groups = [[r for r in group if r.status == "completed"] for group in train.groups]
     refs = [ref for group in groups for ref in group]
@@ -244,7 +246,18 @@ def step_statistics(train: Train, *, mask_truncated: bool = False) -> dict[str, 
         "staleness_mean": sum(staleness) / max(len(staleness), 1),
         "staleness_max": float(max(staleness, default=0)),
         "zero_signal": sum(len({r.reward for r in group}) < 2 for group in groups) / len(groups),
+        **_mean_rewards(refs),
     }
+
+
+def _mean_rewards(refs: Sequence[SampleRef]) -> dict[str, float]:
+    values: dict[str, list[float]] = {}
+    for ref in refs:
+        for name, value in ref.rewards.items():
+            values.setdefault(f"reward/{name}", []).append(value)
+        if ref.data_set:
+            values.setdefault(f"data_set/{ref.data_set}", []).append(ref.reward)
+    return {name: sum(given) / len(given) for name, given in values.items()}
 
 
 def _mean(refs: Sequence[SampleRef], of: Callable[[SampleRef], float]) -> float:

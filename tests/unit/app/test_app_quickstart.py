@@ -13,10 +13,10 @@ from cosmos_app.errors import DataError
 from cosmos_app.prepare import (
     NEED_ANSWERS,
     check_inputs,
-    prepare_data,
     prepare_model,
     run_files,
 )
+from cosmos_app.prepared_data import prepare_data
 from cosmos_app.quickstart.arithmetic import ArithmeticConfig, arithmetic_rows
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_app.recipe import (

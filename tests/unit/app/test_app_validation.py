@@ -62,6 +62,7 @@ def report() -> RunReport:
         rewards=(0.5,) * 9,
         accuracies={},
         best_of_several={},
+        data_sets={},
         policy_idle=0.0,
         rollout_idle=0.0,
         stall_ms=(0.0, 0.0),

@@ -19,7 +19,7 @@ from cosmos_algos import prefixes_trained_once
 from cosmos_app.control_files import read_weights_token
 from cosmos_app.length_reward import scorer_of
 from cosmos_app.parent import die_with_parent
-from cosmos_app.prepare import RunFiles
+from cosmos_app.prepared_data import open_prompts
 from cosmos_app.report import Sample
 from cosmos_app.roles.adapters import MergedWeights, MergingClient
 from cosmos_app.roles.colocated import Bed, Sleeper
@@ -55,12 +55,10 @@ from cosmos_rollout import (
     Producer,
     ProducerConfig,
     ProducerParts,
-    PromptSet,
     RewardPool,
     RolloutEngine,
     SleepingEngine,
     TeacherReplicas,
-    read_prompts,
     stop_tokens,
 )
 
@@ -201,7 +199,7 @@ class RolloutProcess:
         self._producer = Producer(
             ProducerParts(
                 engine=parts.engine,
-                prompts=_prompts_of(files, recipe.seed),
+                prompts=open_prompts(recipe, files),
                 tokenizer=self._tokenizer,
                 scorer=scorer_of(parts.pool, recipe.length_reward),
                 publish=self._publish,
@@ -377,10 +375,3 @@ def occupancy_values(before: OccupancyReading, now: OccupancyReading) -> dict[st
         "slot_share": now.slot_share,
         "token_share": now.token_share,
     }
-
-
-def _prompts_of(files: RunFiles, seed: int) -> dict[str, PromptSet]:
-    prompts = {"train": PromptSet(read_prompts(files.train), seed=seed)}
-    if files.held_out in files.with_rows:
-        prompts["validation"] = PromptSet(read_prompts(files.held_out), order="file")
-    return prompts

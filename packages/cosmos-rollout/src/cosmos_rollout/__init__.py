@@ -92,11 +92,14 @@ from cosmos_rollout.producer import (
     Publish,
     Scorer,
 )
+from cosmos_rollout.prompt_mixture import PromptMixture, turns_of
 from cosmos_rollout.prompts import (
     PromptConfig,
     PromptRow,
     PromptSet,
+    PromptSource,
     Tokenizer,
+    data_set_of,
     prompt_text,
     prompt_tokens,
     read_prompts,
@@ -192,8 +195,10 @@ __all__ = [
     "PromptConfig",
     "PromptDataError",
     "PromptError",
+    "PromptMixture",
     "PromptRow",
     "PromptSet",
+    "PromptSource",
     "PromptTextError",
     "PromptTooLongError",
     "Publish",
@@ -246,6 +251,7 @@ __all__ = [
     "WeightSource",
     "answer_scores",
     "cpu_environment",
+    "data_set_of",
     "find_callable",
     "has_words",
     "longest_context",
@@ -257,4 +263,5 @@ __all__ = [
     "sample_seed",
     "sandbox_protection",
     "stop_tokens",
+    "turns_of",
 ]

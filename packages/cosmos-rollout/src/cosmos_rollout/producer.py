@@ -42,7 +42,7 @@ from cosmos_rollout.metered import MeteredEngine
 from cosmos_rollout.occupancy import Occupancy, OccupancyReading
 from cosmos_rollout.playing import EnvironmentPlayer, GroupPlan, Player, SingleTurnPlayer
 from cosmos_rollout.producer_config import ProducerConfig
-from cosmos_rollout.prompts import PromptSet, Tokenizer
+from cosmos_rollout.prompts import PromptSource, Tokenizer
 from cosmos_rollout.rewards import Failure, Outcome, RewardInput
 from cosmos_rollout.siblings import (
     Sibling,
@@ -100,7 +100,7 @@ class ProducerParts:
     """
 
     engine: RolloutEngine
-    prompts: Mapping[str, PromptSet]
+    prompts: Mapping[str, PromptSource]
     tokenizer: Tokenizer
     scorer: Scorer
     publish: Publish
@@ -280,13 +280,15 @@ class Producer:
         )
 
     async def _attempt(self, command: Generate) -> GroupEvent:
-        siblings = await self._generate(command)
+        plan = self._plan(command)
+        siblings = await self._generate(command, plan)
         trajectories: Sequence[Trajectory] = [s for s in siblings if isinstance(s, Trajectory)]
         if self._parts.narrow is not None and command.group.source == "train":
             trajectories = self._parts.narrow(trajectories)
         keys = await self._parts.publish(trajectories) if trajectories else ()
-        stored = iter(zip(trajectories, keys, strict=True))
-        samples = (sample_ref(*next(stored)) if isinstance(s, Trajectory) else s for s in siblings)
+        name = plan.row.data_set
+        refs = (sample_ref(t, key, name) for t, key in zip(trajectories, keys, strict=True))
+        samples = (next(refs) if isinstance(s, Trajectory) else s for s in siblings)
         return GroupFinished(
             replica=self._replica,
             group=command.group,
@@ -294,9 +296,8 @@ class Producer:
             samples=tuple(samples),
         )
 
-    async def _generate(self, command: Generate) -> list[Trajectory | SampleRef]:
+    async def _generate(self, command: Generate, plan: GroupPlan) -> list[Trajectory | SampleRef]:
         """Generate the siblings, scoring each as it comes; in order of sibling."""
-        plan = self._plan(command)
         scoring: dict[int, asyncio.Task[_Judged]] = {}
         try:
             async with aclosing(self._player.play(plan)) as played:

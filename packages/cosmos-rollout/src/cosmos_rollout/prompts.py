@@ -31,7 +31,7 @@ class PromptRow:
             content is a list of texts and marks (`cosmos_core.media.with_media`).
         images: references of the pictures and videos, one for each mark, in order.
         answer: what a reward compares with; None if the row has none.
-        fields: the row's other fields.
+        fields: the row's other fields; ``data_set`` names the set that the row is of.
         tools: schemas of tools that the chat template is to show, beside messages.
     """
 
@@ -42,6 +42,19 @@ class PromptRow:
     answer: str | None = None
     fields: Mapping[str, Any] = field(default_factory=dict[str, Any])  # whatever the row holds
     tools: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def data_set(self) -> str:
+        """Name of the data set that the row says it is of; empty if it says none."""
+        return data_set_of(self.fields)
+
+
+class PromptSource(Protocol):
+    """What a stream of prompts is drawn from."""
+
+    def row(self, ordinal: int) -> PromptRow:
+        """Return the row of the ``ordinal``-th prompt: always the same one."""
+        ...
 
 
 class Tokenizer(Protocol):
@@ -136,6 +149,12 @@ class PromptConfig:
             raise PromptDataError(f"{self.path}: no row is left to train on")
         validation = PromptSet(held_out, order="file") if held_out else None
         return PromptSet(train, seed=self.seed), validation
+
+
+def data_set_of(fields: Mapping[str, Any]) -> str:
+    """Return the name of the data set that a row's fields say; empty if they say none."""
+    name = fields.get("data_set", "")
+    return name if isinstance(name, str) else ""
 
 
 def read_prompts(path: Path) -> list[PromptRow]:

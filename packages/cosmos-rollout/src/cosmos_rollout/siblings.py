@@ -94,7 +94,7 @@ def _metrics(episode: Episode) -> dict[str, float]:
     return {**metrics, "turns": float(episode.num_turns)} if episode.messages else metrics
 
 
-def sample_ref(trajectory: Trajectory, key: str) -> SampleRef:
+def sample_ref(trajectory: Trajectory, key: str, data_set: str = "") -> SampleRef:
     """Return what the controller is told of a stored trajectory; it counts response tokens."""
     return SampleRef(
         sibling=trajectory.sibling,
@@ -106,6 +106,8 @@ def sample_ref(trajectory: Trajectory, key: str) -> SampleRef:
         oldest_version=trajectory.oldest_version,
         newest_version=trajectory.newest_version,
         truncated=trajectory.finish_reason == "length",
+        rewards=trajectory.rewards,
+        data_set=data_set,
     )
 
 

@@ -15,7 +15,8 @@ from cosmos_core.bus.code_version import code_version, difference, other_log
 from cosmos_core.bus.connection import Bus
 from cosmos_core.bus.errors import CodeVersionError, RunLostError
 from cosmos_core.bus.ledger import Commit, Dispatch, Ledger, Logged, Past, Reported
-from cosmos_core.control import Controller, ControllerConfig, StepStats
+from cosmos_core.control import Controller, ControllerConfig, StepStats, ValidationResult
+from cosmos_core.control.rounds import SOURCE, figures_of
 from cosmos_core.messages import (
     Command,
     Event,
@@ -292,8 +293,15 @@ class _Turn:
         )
 
 
-def _record_of(stats: StepStats, owner: str, queues: Mapping[str, int]) -> MetricRecord:
-    """Return a step's figures, and how many groups were at each stage when it was committed."""
+def _record_of(
+    stats: StepStats | ValidationResult, owner: str, queues: Mapping[str, int]
+) -> MetricRecord:
+    """Return a step's figures, and how many groups were at each stage when it was committed.
+
+    Those of a validation have the version that answered for their step.
+    """
+    if isinstance(stats, ValidationResult):
+        return MetricRecord(time.time(), SOURCE, SOURCE, stats.version, figures_of(stats))
     values = {
         name: float(value)
         for name, value in msgspec.structs.asdict(stats).items()

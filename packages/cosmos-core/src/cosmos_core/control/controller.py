@@ -139,10 +139,9 @@ class Controller:
         garbage, self._groups.garbage = self._groups.garbage, []
         return garbage
 
-    def take_stats(self) -> list[StepStats]:
-        """Return the statistics of steps committed since the last call."""
-        stats, self._steps.stats = self._steps.stats, []
-        return stats
+    def take_stats(self) -> list[StepStats | ValidationResult]:
+        """Return the figures of steps and validations that ended since the last call."""
+        return [*self._steps.take_stats(), *self._rounds.take_results()]
 
     # ---------------------------------------------------------------- taking in
 

@@ -5,6 +5,7 @@ last of them is gone, the round starts again with the version that others hold.
 """
 
 import heapq
+from collections.abc import Sequence
 
 from cosmos_core.control.config import ControllerConfig
 from cosmos_core.control.replicas import ReplicaTable
@@ -14,7 +15,7 @@ from cosmos_core.control.state import (
     RoundState,
     ValidationResult,
 )
-from cosmos_core.messages import Generate, GroupFailed, GroupFinished, GroupId
+from cosmos_core.messages import Generate, GroupFailed, GroupFinished, GroupId, SampleRef
 
 SOURCE = "validation"
 
@@ -31,6 +32,7 @@ class Rounds:
         self._num_steps = config.num_steps
         self._max_attempts = config.max_attempts
         self._replicas = replicas
+        self._untold: list[ValidationResult] = []
 
     # ---------------------------------------------------------------- looking
 
@@ -108,10 +110,9 @@ class Rounds:
         del opened.given[ordinal]
         self._replicas.occupy(self._state.replicas[event.replica], -1)
         samples = event.samples if isinstance(event, GroupFinished) else ()
-        rewards = [sample.reward for sample in samples if sample.status == "completed"]
-        if rewards:
-            opened.rewards.append(sum(rewards) / len(rewards))
-            opened.best.append(max(rewards))
+        answers = [sample for sample in samples if sample.status == "completed"]
+        if answers:
+            _note(opened, answers)
         elif isinstance(event, GroupFailed) and event.drop_as:
             opened.failed += 1
         else:
@@ -127,6 +128,11 @@ class Rounds:
             del opened.given[ordinal]
             self._retry(opened, ordinal)
         self._close_if_done(opened)
+
+    def take_results(self) -> list[ValidationResult]:
+        """Return what validations found that ended since the last call."""
+        results, self._untold = self._untold, []
+        return results
 
     def forget_after(self, version: int) -> list[tuple[str, GroupId, int]]:
         """Forget what was measured of versions that are lost; return what is to be cancelled."""
@@ -168,14 +174,37 @@ class Rounds:
         if opened.waiting or opened.given:
             return
         count = len(opened.rewards)
-        self._state.rounds_done.append(
-            ValidationResult(
-                version=opened.version,
-                count=count,
-                mean_reward=sum(opened.rewards) / count if count else 0.0,
-                failed=opened.failed,
-                num_samples=self._plan.num_samples,
-                best_reward=sum(opened.best) / count if count else 0.0,
-            )
+        result = ValidationResult(
+            version=opened.version,
+            count=count,
+            mean_reward=sum(opened.rewards) / count if count else 0.0,
+            failed=opened.failed,
+            num_samples=self._plan.num_samples,
+            best_reward=sum(opened.best) / count if count else 0.0,
+            of_sets={name: sum(of) / len(of) for name, of in sorted(opened.of_sets.items())},
         )
+        self._state.rounds_done.append(result)
+        self._untold.append(result)
         self._state.round = None
+
+
+def _note(opened: RoundState, answers: Sequence[SampleRef]) -> None:
+    """Note the rewards of all answers to a prompt."""
+    rewards = [answer.reward for answer in answers]
+    mean = sum(rewards) / len(rewards)
+    opened.rewards.append(mean)
+    opened.best.append(max(rewards))
+    if answers[0].data_set:
+        opened.of_sets.setdefault(answers[0].data_set, []).append(mean)
+
+
+def figures_of(result: ValidationResult) -> dict[str, float]:
+    """Return a validation's figures by name, as sinks and figures of a run have them."""
+    figures = {
+        "reward": result.mean_reward,
+        "num_prompts": float(result.count),
+        "num_failed": float(result.failed),
+    }
+    if result.num_samples > 1:
+        figures["best_reward"] = result.best_reward
+    return figures | {f"data_set/{name}": reward for name, reward in result.of_sets.items()}

@@ -90,7 +90,10 @@ class StepState(msgspec.Struct, kw_only=True):
 
 
 class RoundState(msgspec.Struct, kw_only=True):
-    """One validation: held-out prompts answered by one version."""
+    """One validation: held-out prompts answered by one version.
+
+    ``of_sets`` are the mean rewards of prompts that are from a named data set.
+    """
 
     version: int
     since_s: float
@@ -100,13 +103,15 @@ class RoundState(msgspec.Struct, kw_only=True):
     rewards: list[float] = msgspec.field(default_factory=list)
     best: list[float] = msgspec.field(default_factory=list)
     failed: int = 0
+    of_sets: dict[str, list[float]] = msgspec.field(default_factory=dict)
 
 
 class ValidationResult(msgspec.Struct, kw_only=True, frozen=True):
     """What a validation found: prompts answered, their mean reward, prompts that failed.
 
     ``num_samples`` is how often each prompt was asked, ``best_reward`` the mean over prompts of the
-    best of their answers (pass@k, where rewards are 0 or 1).
+    best of their answers (pass@k, where rewards are 0 or 1), ``of_sets`` the mean reward of each
+    data set that prompts name.
     """
 
     version: int
@@ -115,6 +120,7 @@ class ValidationResult(msgspec.Struct, kw_only=True, frozen=True):
     failed: int
     num_samples: int = 1
     best_reward: float = 0.0
+    of_sets: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class StepStats(msgspec.Struct, kw_only=True, frozen=True):

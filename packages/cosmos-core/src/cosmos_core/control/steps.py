@@ -31,7 +31,7 @@ class Steps:
         self, state: ControllerState, config: ControllerConfig, groups: GroupTable
     ) -> None:
         """Go on with what is there."""
-        self.stats: list[StepStats] = []
+        self._stats: list[StepStats] = []
         self._state = state
         self._config = config
         self._groups = groups
@@ -163,11 +163,16 @@ class Steps:
         if not is_taken(policy.version == training.step + 1 for policy in policies):
             return
         state.last_step = self._statistics(training, now)
-        self.stats.append(state.last_step)
+        self._stats.append(state.last_step)
         for group in self._training_groups(training):
             self._groups.consume(group)
         state.consumed_since_save[training.step] = training.ordinals
         self._set_step(training.step + 1, now)
+
+    def take_stats(self) -> list[StepStats]:
+        """Return the figures of steps committed since the last call."""
+        stats, self._stats = self._stats, []
+        return stats
 
     def rewind(self, version: int, now: float) -> None:
         """Fall back to a checkpoint: what was trained on since then is issued again.

@@ -22,8 +22,9 @@ _REDRAW_S = 0.2
 class ConsoleSink:
     """Shows how far training is and the latest figures, averaged over the replicas of a role.
 
-    A record of role "controller" with step k says that k is done. While the bar is drawn, whatever
-    else is printed to the same console appears above it.
+    A record of role "controller" with step k says that k is done. One of role "validation" has a
+    line of its own. While the bar is drawn, whatever else is printed to the same console appears
+    above it.
     """
 
     def __init__(
@@ -44,6 +45,8 @@ class ConsoleSink:
             shown = self._latest.get(f"{record.role}/{name}")
             if shown is not None:
                 shown[record.replica] = value
+        if record.role == "validation":
+            self._console.print(Text(_validation_line(record)), soft_wrap=True)
         steps_done = record.step + 1
         advanced = record.role == "controller" and steps_done > self._steps_done()
         if advanced:
@@ -99,6 +102,19 @@ class ConsoleSink:
         return [
             f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left"
         ]
+
+
+def _validation_line(record: MetricRecord) -> str:
+    """Write what held-out prompts said of a weight version, their data sets in brackets."""
+    sets = [
+        f"{name.removeprefix('data_set/')} {value:.3f}"
+        for name, value in record.values.items()
+        if name.startswith("data_set/")
+    ]
+    mean = record.values.get("reward", float("nan"))
+    return f"held-out reward at version {record.step}: {mean:.3f}" + (
+        f" ({', '.join(sets)})" if sets else ""
+    )
 
 
 def format_figure(name: str, values: Mapping[str, float]) -> str:

@@ -3,15 +3,16 @@
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pebble import ProcessExpired
 
 from cosmos_rollout.errors import RewardCodeError, RewardError, RewardPoolClosedError
 from cosmos_rollout.lasting_pool import LastingPool
+from cosmos_rollout.prompts import data_set_of
 from cosmos_rollout.rewards.answers import MathReward
 from cosmos_rollout.rewards.batching import Batcher
 from cosmos_rollout.rewards.builtin import BoxedMathReward, ExactReward
@@ -37,6 +38,7 @@ class RewardPoolConfig:
     Attributes:
         rewards: their values, times their weights, add up to a sample's reward.
         group_rewards: likewise, of all siblings together, once the last is generated.
+        sets: by name of a reward, the data sets whose rows it judges; others judge all rows.
         num_workers: processes that compute rewards.
         timeout_s: a reward that takes longer is killed, and the sample has failed.
         memory_mib: data memory of a worker; an allocation beyond it fails. 0: no limit.
@@ -45,6 +47,7 @@ class RewardPoolConfig:
 
     rewards: tuple[RewardConfig, ...] = (ExactReward(),)
     group_rewards: tuple[GroupReward, ...] = ()
+    sets: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     num_workers: int = 1
     timeout_s: float = 10.0
     memory_mib: int = 4096
@@ -60,6 +63,11 @@ class RewardPoolConfig:
         ]
         if vague:
             raise ValueError(f"the weight of a reward has to be finite; it is not of: {vague}")
+        unknown = sorted(self.sets.keys() - names.keys())
+        if unknown:
+            raise ValueError(
+                f"sets names the reward {unknown[0]!r}; rewards are called: {', '.join(names)}"
+            )
         limits_s = (self.timeout_s, self.start_timeout_s)
         if self.num_workers < 1 or not all(0.0 < limit_s < math.inf for limit_s in limits_s):
             raise ValueError(
@@ -67,6 +75,10 @@ class RewardPoolConfig:
             )
         if self.memory_mib < 0:
             raise ValueError(f"memory_mib has to be 0 or more, found {self.memory_mib}")
+
+    def judges(self, reward: str, data_set: str) -> bool:
+        """Whether a reward judges the rows of a data set."""
+        return reward not in self.sets or data_set in self.sets[reward]
 
     def build(self) -> "RewardPool":
         """Make the pool; `RewardPool.start` starts its processes."""
@@ -89,6 +101,7 @@ class RewardPool:
         self._failures: Counter[str] = Counter()
         self._num_scored = 0
         self._closed = False
+        self._due_of: dict[str, tuple[RewardConfig, ...]] = {}
 
     @property
     def num_scored(self) -> int:
@@ -134,7 +147,7 @@ class RewardPool:
         values = await self._batcher.call(sample)
         rewards: dict[str, float] = {}
         total = 0.0
-        for config, value in zip(self._config.rewards, values, strict=True):
+        for config, value in zip(self._due(sample), values, strict=True):
             if isinstance(value, Failure):
                 self._failures[f"{value.reward}: {value.error}"] += 1
                 return value
@@ -153,7 +166,10 @@ class RewardPool:
         """
         self._refuse_if_closed()
         joined = list(outcomes)
+        name = data_set_of(samples[0].fields) if samples else ""
         for config in self._config.group_rewards:
+            if not self._config.judges(config.name, name):
+                continue
             places = [i for i, outcome in enumerate(joined) if isinstance(outcome, Scored)]
             if not places:
                 break
@@ -174,18 +190,29 @@ class RewardPool:
 
     async def _score_batch(self, samples: Sequence[RewardInput]) -> Sequence[_Values]:
         """Compute every reward of every sample in one hand-over."""
-        rewards = self._config.rewards
+        due = [self._due(sample) for sample in samples]
         if len(samples) > 1:
             try:
                 return await self._workers.run(
-                    score_all, (rewards, tuple(samples)), self._config.timeout_s
+                    score_all, (due, tuple(samples)), self._config.timeout_s
                 )
             except (TimeoutError, ProcessExpired, BrokenProcessPool):
                 pass  # one of them hangs or kills; found out below
         return [
             await asyncio.gather(*(self._score_one(config, sample) for config in rewards))
-            for sample in samples
+            for sample, rewards in zip(samples, due, strict=True)
         ]
+
+    def _due(self, sample: RewardInput) -> tuple[RewardConfig, ...]:
+        """Return the rewards that judge a sample; always one tuple, which pickles once."""
+        if not self._config.sets:
+            return self._config.rewards
+        name = data_set_of(sample.fields)
+        if name not in self._due_of:
+            self._due_of[name] = tuple(
+                config for config in self._config.rewards if self._config.judges(config.name, name)
+            )
+        return self._due_of[name]
 
     async def _score_one(self, config: RewardConfig, sample: RewardInput) -> float | Failure:
         return await self._guard(config.name, score, (config, sample))

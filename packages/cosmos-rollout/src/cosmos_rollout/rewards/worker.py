@@ -89,13 +89,16 @@ def score_group(config: GroupReward, samples: Sequence[RewardInput]) -> list[flo
 
 
 def score_all(
-    configs: Sequence[RewardConfig], samples: Sequence[RewardInput]
+    due: Sequence[Sequence[RewardConfig]], samples: Sequence[RewardInput]
 ) -> list[list[float | Failure]]:
-    """Run every reward on every sample; one list a sample.
+    """Run the rewards that are due for each sample; one list a sample.
 
     Each sees a copy of its own: siblings share the fields of their row, which a reward may change.
     """
-    return [[score(config, copy.deepcopy(sample)) for config in configs] for sample in samples]
+    return [
+        [score(config, copy.deepcopy(sample)) for config in configs]
+        for configs, sample in zip(due, samples, strict=True)
+    ]
 
 
 def _raised(reward: str, error: BaseException) -> Failure:

@@ -1,0 +1,161 @@
+"""Where prompts come from: sums, a file, or several data sets of which each has its share."""
+
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from cosmos_app.quickstart.arithmetic import ArithmeticConfig
+from cosmos_app.ranges import require_at_least
+from cosmos_core.videos import VideoSampling
+from cosmos_rollout import PromptDataError, RewardPoolConfig, turns_of
+
+_NAME = re.compile(r"[\w.+-]+")
+
+
+class Source(NamedTuple):
+    """Files of one data set: rows that are trained on, and those that are only measured."""
+
+    name: str
+    path: Path | None
+    held_out_path: Path | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataSetConfig:
+    """One of several data sets.
+
+    Attributes:
+        name: in metrics (``data_set/NAME``), in ``reward.sets``, and as ``data_set`` in its rows.
+        path: rows that are trained on, as ``data.path``; none of a set that is only measured.
+        share: of the prompts that are trained on, in any unit, beside the others' shares; without
+            any, all rows of all sets are drawn alike.
+        held_out_path: its rows for validation; the last of ``path`` are kept back when there is
+            none, as many as ``data.held_out`` says.
+    """
+
+    name: str
+    path: Path | None = None
+    share: float | None = None
+    held_out_path: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(
+                f"name is {self.name!r}; want letters, digits, and any of _ . + -, since metrics "
+                "are called by it"
+            )
+        if self.path is None and self.held_out_path is None:
+            raise ValueError(f"data set {self.name!r} has neither path nor held_out_path")
+        if self.share is None:
+            return
+        if self.path is None:
+            raise ValueError(f"data set {self.name!r} has a share of training and no path")
+        if not 0.0 < self.share < math.inf:
+            raise ValueError(
+                f"share of data set {self.name!r} is {self.share}; want a positive number, or no "
+                "path, for a set that is only measured"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataConfig:
+    """Prompts with answers.
+
+    Attributes:
+        path: JSON lines of {"prompt", "answer", ...} or {"messages", "answer", ...}, Parquet, or a
+            directory of such files; rows may have ``images`` and ``videos``. Sums are generated
+            when there is none.
+        held_out_path: rows for validation; the last of ``path`` are kept back when there is none.
+        sets: several data sets in place of ``path`` and ``held_out_path``.
+        held_out: how many rows of each ``path`` are kept back, at most a tenth of it; 0 for none,
+            and no validation.
+        video_sampling: which frames are shown of videos whose rows do not say it.
+        arithmetic: the sums that are generated.
+    """
+
+    path: Path | None = None
+    held_out_path: Path | None = None
+    sets: tuple[DataSetConfig, ...] = ()
+    held_out: int = 256
+    video_sampling: VideoSampling = field(default_factory=VideoSampling)
+    arithmetic: ArithmeticConfig = field(default_factory=ArithmeticConfig)
+
+    def __post_init__(self) -> None:
+        """Check that the parts go together.
+
+        Raises:
+            ValueError: naming those that do not.
+        """
+        require_at_least(self, {"held_out": 0})
+        if not self.sets:
+            return
+        if self.path is not None or self.held_out_path is not None:
+            raise ValueError("sets and path (or held_out_path) are given; want one of them")
+        trained = [each for each in self.sets if each.path is not None]
+        if not trained:
+            raise ValueError("no set has a path: there is nothing to train on")
+        twice = [name for name, n in Counter(each.name for each in self.sets).items() if n > 1]
+        if twice:
+            raise ValueError(f"two sets are called {twice[0]!r}")
+        vague = [each.name for each in trained if each.share is None]
+        if vague and len(vague) < len(trained):
+            raise ValueError(
+                f"data set {vague[0]!r} has no share and others have; give all of them one, or none"
+            )
+        if self.shares:
+            try:
+                _ = turns_of(self.shares)
+            except PromptDataError as error:
+                raise ValueError(str(error)) from error
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether the prompts are sums."""
+        return self.path is None and not self.sets
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Files of every data set, or of the one that has no name; there are none of sums."""
+        if self.is_generated:
+            return ()
+        return tuple(
+            Source(getattr(each, "name", ""), each.path, each.held_out_path)
+            for each in self.sets or (self,)
+        )
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share of each set that is trained on; empty if rows are drawn alike."""
+        return {each.name: each.share for each in self.sets if each.share is not None}
+
+    @property
+    def has_no_held_out(self) -> bool:
+        """Whether all rows of all files are trained on."""
+        if self.is_generated or self.held_out:
+            return False
+        return all(source.held_out_path is None for source in self.sources)
+
+
+def check_judged(data: DataConfig, rewards: RewardPoolConfig) -> None:
+    """Refuse rewards of data sets that are not there, and data sets that no reward judges.
+
+    Raises:
+        ValueError: naming the set.
+    """
+    names = [each.name for each in data.sets]
+    for reward, judged in rewards.sets.items():
+        unknown = [name for name in judged if names and name not in names]
+        if unknown:
+            raise ValueError(
+                f"reward.sets.{reward} names the data set {unknown[0]!r}; data.sets are called: "
+                f"{', '.join(names)}"
+            )
+    parts = (*rewards.rewards, *rewards.group_rewards)
+    for name in names:
+        if not any(rewards.judges(part.name, name) for part in parts):
+            raise ValueError(
+                f"no reward judges the data set {name!r}: reward.sets gives each to others"
+            )

@@ -1,0 +1,84 @@
+"""The rows of a run: written once, then drawn from by its rollouts."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from cosmos_app.data_config import DataConfig, Source
+from cosmos_app.errors import DataError
+from cosmos_app.prepare import RunFiles
+from cosmos_app.prompt_rows import prompt_rows
+from cosmos_app.quickstart.arithmetic import Row, arithmetic_rows, write_rows
+from cosmos_app.recipe import Recipe
+from cosmos_rollout import PromptMixture, PromptSet, PromptSource, read_prompts
+
+_FEWEST_HELD_OUT = 1
+
+
+def prepare_data(recipe: Recipe, files: RunFiles) -> tuple[int, int]:
+    """Write the train and held-out rows of a run; return how many there are of each.
+
+    Raises:
+        DataError: if the recipe names a file that cannot be used.
+    """
+    if recipe.data.is_generated:
+        train, held_out = arithmetic_rows(recipe.data.arithmetic, recipe.seed)
+    else:
+        media = files.train.with_name("media")
+        divided = [_divided(source, recipe.data, media) for source in recipe.data.sources]
+        train = [row for rows, _ in divided for row in rows]
+        held_out = _in_turns([rows for _, rows in divided])
+    write_rows(files.train, train)
+    write_rows(files.held_out, held_out)
+    return len(train), len(held_out)
+
+
+def open_prompts(recipe: Recipe, files: RunFiles) -> dict[str, PromptSource]:
+    """Return what training and validation draw prompts from, by source."""
+    rows = read_prompts(files.train)
+    prompts: dict[str, PromptSource] = {"train": PromptSet(rows, seed=recipe.seed)}
+    if shares := recipe.data.shares:
+        sets = {
+            name: PromptSet([row for row in rows if row.data_set == name], seed=recipe.seed)
+            for name in shares
+        }
+        prompts["train"] = PromptMixture(sets, shares)
+    if files.held_out in files.with_rows:
+        prompts["validation"] = PromptSet(read_prompts(files.held_out), order="file")
+    return prompts
+
+
+def _divided(source: Source, data: DataConfig, media: Path) -> tuple[list[Row], list[Row]]:
+    """Read a data set; return its rows to train on and to validate on, which say whose they are."""
+
+    def read(path: Path | None) -> list[Row]:
+        if path is None:
+            return []
+        rows = prompt_rows(path, media, data.video_sampling)
+        return [{**row, "data_set": source.name} if source.name else row for row in rows]
+
+    train = read(source.path)
+    if source.held_out_path is not None:
+        return train, read(source.held_out_path)
+    kept = len(train) - min(data.held_out, max(_FEWEST_HELD_OUT, len(train) // 10))
+    if not kept:
+        raise DataError(
+            f"data file {source.path}: no row is left to train on when one is kept back; set "
+            "data.held_out=0"
+        )
+    return train[:kept], train[kept:]
+
+
+def _in_turns(sets: Sequence[list[Row]]) -> list[Row]:
+    """Join rows of several sets, evenly spread, so that the first of them are of all sets."""
+    placed = [
+        ((place + 0.5) / len(rows), index, row)
+        for index, rows in enumerate(sets)
+        for place, row in enumerate(rows)
+    ]
+    return [row for _, _, row in sorted(placed, key=lambda each: each[:2])]
+
+
+def count_rows(path: Path) -> int:
+    """Return how many rows a prepared data file has."""
+    with path.open("rb") as lines:
+        return sum(1 for line in lines if line.strip())
