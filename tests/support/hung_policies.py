@@ -548,6 +548,10 @@ class World:
             self._asked.append(weights)
         return self._asked.index(weights)
 
+    def last_saved(self) -> Weights:
+        """What the run would go on from; a save that hung may appear later, and is not loaded."""
+        return self._last_on(self.controller.state.line).weights
+
     def check_validations(self, last: Weights) -> None:
         """Check that each was answered by the weights that the run has at that version."""
         for version, result in self.controller.validations.items():

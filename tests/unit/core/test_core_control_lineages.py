@@ -26,7 +26,7 @@ def test_one_lineage_is_trained_whoever_hangs_dies_and_comes_back(first: int) ->
         num_fallen_back += world.num_fallen_back > 0
         if finished.endswith(LOST):
             continue  # who had the last weights died before they were saved
-        last = world.disk[-1].weights if world.disk else ()
+        last = world.last_saved()
         trained = list(prompts_of(last))
         if finished == ALL_DONE:
             assert len(last) == NUM_STEPS, seed
