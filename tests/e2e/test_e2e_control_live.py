@@ -199,6 +199,30 @@ async def test_a_standby_goes_on_where_a_killed_controller_was_which_can_write_n
     assert made.steps == list(range(len(made.steps))), "each step once, in order"
 
 
+async def test_a_controller_started_by_hand_beside_a_live_one_stands_by(
+    live: ControllerProcess,
+) -> None:
+    first = live.start()
+    await live.wait_for("/api/run", lambda found: found["state"] == "running")
+    second = live.start(None)
+    async with world(live.server.url) as (made, tasks):
+        await until_step(made, 2)
+        assert (await made.bus.read_status())["epoch"] == 1
+        os.kill(first.pid, signal.SIGSTOP)  # its lease runs out
+        before = made.steps[-1]
+        await until_step(made, before + 2)
+        assert (await made.bus.read_status())["epoch"] == 2
+        os.kill(first.pid, signal.SIGCONT)
+        stopped = await command("stop", str(live.run.path), "--wait", "60")
+        assert stopped.exit_code == 0, stopped.output
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.gather(*tasks)
+    assert await asyncio.to_thread(second.wait, DEADLINE_S) == 0
+    assert await asyncio.to_thread(first.wait, DEADLINE_S) != 0
+    assert "another controller has taken over" in (live.run.logs / "controller.log").read_text()
+    assert made.steps == list(range(len(made.steps))), "each step once, in order"
+
+
 async def of_another_release(run: Run, folder: Path) -> subprocess.CompletedProcess[str]:
     arguments = ["policy", str(run.output), "--replica", "policy-0"]
     return await asyncio.to_thread(

@@ -9,11 +9,13 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from cosmos_core.control import Controller, ControllerConfig, StalenessConfig
+from cosmos_core.control import Controller, ControllerConfig, StalenessConfig, ValidationPlan
 from cosmos_core.control.books import audit
 from cosmos_core.control.cut import line_of_cut, step_of_cut
+from cosmos_core.control.rounds import SOURCE as VALIDATION
 from cosmos_core.lineage import is_on_line
 from cosmos_core.messages import (
+    SCALED_DOWN,
     CancelGroup,
     CheckpointSaved,
     Command,
@@ -28,8 +30,10 @@ from cosmos_core.messages import (
     ReplicaJoined,
     ReplicaLeft,
     SampleRef,
+    ScaleRequested,
     StepFinished,
     Stop,
+    StopRequested,
     Tick,
     Train,
     VersionLoaded,
@@ -38,7 +42,7 @@ from cosmos_core.messages import (
     encode_message,
 )
 
-NUM_STEPS, GROUPS_PER_STEP = 8, 2
+NUM_STEPS, GROUPS_PER_STEP, NUM_ROLLOUTS = 8, 2, 2
 LONG_S = 30.0
 Weights = tuple[tuple[int, ...], ...]
 """The prompts of each step that they were trained on."""
@@ -103,6 +107,7 @@ class Policy(Process):
 class Rollout(Process):
     weights: Weights = ()
     sampling: dict[GroupId, tuple[int, list[Weights]]] = field(default_factory=dict)
+    reported: dict[tuple[GroupId, int], GroupFinished] = field(default_factory=dict)
     loading: list[LoadVersion] = field(default_factory=list)
 
 
@@ -116,6 +121,7 @@ class World:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         depth = self.rng.randint(0, 2)
+        self.may_be_stopped = self.rng.random() < 0.2
         self.config = ControllerConfig(
             num_steps=NUM_STEPS,
             groups_per_step=GROUPS_PER_STEP,
@@ -125,7 +131,13 @@ class World:
             staleness=StalenessConfig(
                 depth=depth,
                 bound=depth + self.rng.randint(0, 2),
-                policy=self.rng.choice(["block", "count"]),
+                policy=self.rng.choice(["block", "drop", "count", "window"]),
+            ),
+            validation=ValidationPlan(
+                num_prompts=self.rng.choice([0, 3]),
+                before=self.rng.random() < 0.5,
+                after=self.rng.random() < 0.5,
+                every=self.rng.randint(0, 3),
             ),
             checkpoint_every=self.rng.choice([0, 2, 3]),
             max_attempts=10_000,
@@ -144,11 +156,14 @@ class World:
         self._told_line: Line = ()
         self._tokens: dict[str, tuple[Weights, ...]] = {}
         self._claims: dict[tuple[int, int], Policy] = {}
+        self._asked: list[Weights] = []
         for name in ("policy-0", "policy-1", "policy-2", "rollout-0", "rollout-1"):
             self._start(name)
 
     def go(self, turns: int, *, is_calm: bool = False) -> None:
         """Let things happen, one at a time; in a calm world nobody hangs or dies."""
+        if is_calm:
+            self._scale(NUM_ROLLOUTS, self.config.num_policies)
         for _ in range(turns):
             if self.controller.finished:
                 return
@@ -181,8 +196,22 @@ class World:
         else:
             self.rng.choice(paused).is_paused = False
 
+    def _scale(self, rollouts: int, policies: int) -> None:
+        if not self.controller.finished:
+            self._handle(ScaleRequested(rollouts=rollouts, policies=policies))
+
+    def _intervene(self) -> None:
+        """Ask for other numbers of replicas, or, seldom and in some worlds, for an end."""
+        if self.may_be_stopped and self.rng.random() < 0.1:
+            self._handle(StopRequested(reason="ctrl-c"))
+        else:
+            self._scale(self.rng.randint(1, NUM_ROLLOUTS), self.rng.randint(1, 3))
+
     def _disturb(self) -> None:
         """Kill a process, or have it hang; maybe until its lease is over, and the others die."""
+        if self.rng.random() < 0.1:
+            self._intervene()
+            return
         if self.rng.random() < 0.3:
             self._tick(LONG_S)
             return
@@ -245,8 +274,8 @@ class World:
         on_line = [saved for saved in self.disk if is_on_line(line, *saved.place)]
         return on_line[-1] if on_line else Saved((), ())
 
-    def _end(self, process: Process, why: str) -> None:
-        process.is_alive, process.is_done = False, why == "stopped"
+    def _end(self, process: Process, why: str, *, is_scaled_down: bool = False) -> None:
+        process.is_alive, process.is_done = False, why == "stopped" and not is_scaled_down
         self._say(process, ReplicaLeft(replica=process.name, reason=why))
 
     # ---------------------------------------------------------------- the bus and the host
@@ -446,7 +475,7 @@ class World:
     def _stop(self, policy: Policy, stop: Stop) -> None:
         line = line_of_cut(stop.cut) if stop.cut else ()
         if not stop.cut or policy.version < step_of_cut(stop.cut) or policy.is_lost_on(line):
-            self._end(policy, "stopped")
+            self._end(policy, "stopped", is_scaled_down=stop.reason == SCALED_DOWN)
             return
         saved = Saved(policy.weights, line)
         policy.line = line
@@ -474,8 +503,12 @@ class World:
             case "rejoin":
                 rollout.sampling.clear()
                 self._join(rollout)
-            case "superseded" | Stop():
-                self._end(rollout, "stopped" if isinstance(command, Stop) else "superseded")
+            case "superseded":
+                self._end(rollout, "superseded")
+            case Stop(reason=reason):
+                self._end(rollout, "stopped", is_scaled_down=reason == SCALED_DOWN)
+            case Generate(group=group, attempt=attempt) if (group, attempt) in rollout.reported:
+                self._say(rollout, rollout.reported[group, attempt])
             case Generate(group=group, attempt=attempt):
                 rollout.sampling[group] = (attempt, [rollout.weights])
             case CancelGroup(group=group, attempt=attempt):
@@ -491,22 +524,40 @@ class World:
         attempt, weights = rollout.sampling.pop(group)
         key = f"{group}/{attempt}/{rollout.incarnation}"
         self._tokens[key] = tuple(weights)
+        reward = float(self._number_of(weights[0])) if len(set(weights)) == 1 else -1.0
         samples = tuple(
             SampleRef(
                 sibling=sibling,
                 status="completed",
                 key=key,
                 num_tokens=1,
-                reward=float(sibling),
+                reward=reward if group.source == VALIDATION else float(sibling),
                 oldest_version=len(weights[0]),
                 newest_version=len(weights[-1]),
             )
             for sibling in range(2)
         )
-        name = rollout.name
-        self._say(
-            rollout, GroupFinished(replica=name, group=group, attempt=attempt, samples=samples)
+        finished = GroupFinished(
+            replica=rollout.name, group=group, attempt=attempt, samples=samples
         )
+        rollout.reported[group, attempt] = finished
+        self._say(rollout, finished)
+
+    def _number_of(self, weights: Weights) -> int:
+        if weights not in self._asked:
+            self._asked.append(weights)
+        return self._asked.index(weights)
+
+    def last_saved(self) -> Weights:
+        """What the run would go on from; a save that hung may appear later, and is not loaded."""
+        return self._last_on(self.controller.state.line).weights
+
+    def check_validations(self, last: Weights) -> None:
+        """Check that each was answered by the weights that the run has at that version."""
+        for version, result in self.controller.validations.items():
+            number = float(self._number_of(last[:version]))
+            found = (result.mean_reward, result.best_reward, result.failed)
+            assert found == (number, number, 0), f"validation of {version}: other weights"
 
     def _load(self, rollout: Rollout, order: LoadVersion) -> None:
         source = self._all[order.endpoints[0]]

@@ -45,9 +45,10 @@ class ControllerProcess:
         write_control(self.run, control, b"")
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def start(self, name: str = "controller") -> subprocess.Popen[bytes]:
+    def start(self, name: str | None = "controller") -> subprocess.Popen[bytes]:
+        """Start a controller, as the launcher does, or as one does by hand without a name."""
         paths = os.pathsep.join(map(str, SOURCES))
-        with (self.run.logs / f"{name}.log").open("ab") as log:
+        with (self.run.logs / f"{name or 'by-hand'}.log").open("ab") as log:
             process = subprocess.Popen(
                 [
                     sys.executable,
@@ -55,8 +56,7 @@ class ControllerProcess:
                     "cosmos_app",
                     "controller",
                     str(self.run.path),
-                    "--name",
-                    name,
+                    *(["--name", name] if name else []),
                 ],
                 stdout=log,
                 stderr=log,

@@ -1,6 +1,7 @@
 """The command line: every subcommand parses its arguments and calls one function."""
 
 import asyncio
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -261,8 +262,8 @@ def dashboard(run_dir: Path) -> None:
 
 @main.command()
 @_role_options
-@click.option("--name", default="controller", show_default=True, help="Owner of the lease.")
-def controller(run_dir: Path, redis_url: str | None, *, name: str) -> None:
+@click.option("--name", help="Owner of the lease, which takes it over from one of its name.")
+def controller(run_dir: Path, redis_url: str | None, *, name: str | None) -> None:
     """One process: the controller, which decides.
 
     It never touches a tensor. Takes the controller lease, restores its state from snapshot and log,
@@ -270,7 +271,8 @@ def controller(run_dir: Path, redis_url: str | None, *, name: str) -> None:
     """
     from cosmos_app.roles.controller import run_controller
 
-    _guarded(lambda: asyncio.run(run_controller(run_dir, redis_url, name)))
+    owner = name or f"controller-{secrets.token_hex(4)}"
+    _guarded(lambda: asyncio.run(run_controller(run_dir, redis_url, owner)))
 
 
 @main.command()

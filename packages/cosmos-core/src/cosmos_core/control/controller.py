@@ -326,14 +326,13 @@ class Controller:
     def _forget_weights_after(self, version: int) -> None:
         """Policy replicas fell back to a version: later ones, and their samples, are lost."""
         state = self.state
-        lost = [r for r in state.rollouts() if max(r.version, r.loading) > version]
-        for replica in lost:
-            if replica.loading > version:
+        for replica in state.rollouts():
+            # also if it only loads: it is given that version or a newer one, which may be lost, and
+            # might sample with it before it says so
+            if replica.version > version or replica.loading != UNKNOWN_VERSION:
                 replica.loading = UNKNOWN_VERSION
-            # also if it only loads them: it might sample with them before it says so
-            self._forget_samples_of(replica)
-        for name, group, attempt in self._rounds.forget_after(version):
-            self._commands.append((name, CancelGroup(group=group, attempt=attempt)))
+                self._forget_samples_of(replica)
+        self._commands.extend(self._rounds.forget_after(version))
         self._steps.reset_after(version)
         state.lineage_from = version if state.lineage_from < 0 else min(state.lineage_from, version)
         self._behind.update(state.replicas)
@@ -346,6 +345,7 @@ class Controller:
             cancel = CancelGroup(group=group.group, attempt=group.attempt)
             self._commands.append((replica.name, cancel))
             self._groups.reset(group)
+        self._commands.extend(self._rounds.take_back(replica.name))
 
     def _order_loads(self, now: float) -> None:
         """Look only at replicas for which something has changed, and at all of them with a tick."""

@@ -15,7 +15,14 @@ from cosmos_core.control.state import (
     RoundState,
     ValidationResult,
 )
-from cosmos_core.messages import Generate, GroupFailed, GroupFinished, GroupId, SampleRef
+from cosmos_core.messages import (
+    CancelGroup,
+    Generate,
+    GroupFailed,
+    GroupFinished,
+    GroupId,
+    SampleRef,
+)
 
 SOURCE = "validation"
 
@@ -63,7 +70,10 @@ class Rounds:
         is_too_old = self._state.step >= self._num_steps and newest < self._num_steps
         if newest >= 0 and not is_too_old and not self._is_done(newest):
             waiting = list(range(self._plan.num_prompts))
-            self._state.round = RoundState(version=newest, since_s=now, waiting=waiting)
+            first = self._state.next_round_attempt
+            self._state.round = RoundState(
+                version=newest, since_s=now, waiting=waiting, first_attempt=first
+            )
 
     def give_out(self) -> list[tuple[str, Generate]]:
         """Give prompts of the open round to replicas that hold its version."""
@@ -74,7 +84,7 @@ class Rounds:
             r for r in self._state.rollouts() if r.version == opened.version and r.loading < 0
         ]
         if not holders and not opened.given:
-            self._state.round = None
+            self._end(opened)
             return []
         room = [(-r.free, r.name) for r in holders if r.free > 0]
         heapq.heapify(room)
@@ -92,7 +102,7 @@ class Rounds:
         self._replicas.occupy(self._state.replicas[name], 1)
         return Generate(
             group=GroupId(SOURCE, opened.version, ordinal),
-            attempt=opened.attempts.get(ordinal, 0),
+            attempt=_attempt_at(opened, ordinal),
             num_samples=self._plan.num_samples,
         )
 
@@ -103,13 +113,15 @@ class Rounds:
             opened is None
             or event.group.round != opened.version
             or opened.given.get(ordinal) != event.replica
-            or opened.attempts.get(ordinal, 0) != event.attempt
+            or _attempt_at(opened, ordinal) != event.attempt
         ):
             self._state.counters.duplicates += 1
             return
         del opened.given[ordinal]
         self._replicas.occupy(self._state.replicas[event.replica], -1)
         samples = event.samples if isinstance(event, GroupFinished) else ()
+        if not all(_is_of(opened.version, sample) for sample in samples):
+            samples = ()  # it loaded other weights meanwhile
         answers = [sample for sample in samples if sample.status == "completed"]
         if answers:
             _note(opened, answers)
@@ -134,20 +146,46 @@ class Rounds:
         results, self._untold = self._untold, []
         return results
 
-    def forget_after(self, version: int) -> list[tuple[str, GroupId, int]]:
+    def forget_after(self, version: int) -> list[tuple[str, CancelGroup]]:
         """Forget what was measured of versions that are lost; return what is to be cancelled."""
         state = self._state
         state.rounds_done = [r for r in state.rounds_done if r.version <= version]
         opened = state.round
         if opened is None or opened.version <= version:
             return []
-        state.round = None
-        cancelled: list[tuple[str, GroupId, int]] = []
-        for ordinal, name in opened.given.items():
-            self._replicas.occupy(state.replicas[name], -1)
-            group = GroupId(SOURCE, opened.version, ordinal)
-            cancelled.append((name, group, opened.attempts.get(ordinal, 0)))
+        self._end(opened)
+        return self._cancel(opened, list(opened.given))
+
+    def take_back(self, replica: str) -> list[tuple[str, CancelGroup]]:
+        """Have all that a replica answers asked again: its weights are lost, or unknown.
+
+        Returns:
+            What is to be cancelled.
+        """
+        opened = self._state.round
+        if opened is None:
+            return []
+        ordinals = [ordinal for ordinal, name in opened.given.items() if name == replica]
+        cancelled = self._cancel(opened, ordinals)
+        for ordinal in ordinals:
+            opened.void[ordinal] = opened.void.get(ordinal, 0) + 1
+            self._retry(opened, ordinal)
         return cancelled
+
+    def _cancel(self, opened: RoundState, ordinals: list[int]) -> list[tuple[str, CancelGroup]]:
+        cancelled: list[tuple[str, CancelGroup]] = []
+        for ordinal in ordinals:
+            name = opened.given.pop(ordinal)
+            self._replicas.occupy(self._state.replicas[name], -1)
+            group = GroupId(SOURCE, opened.version, ordinal)
+            cancel = CancelGroup(group=group, attempt=_attempt_at(opened, ordinal))
+            cancelled.append((name, cancel))
+        return cancelled
+
+    def _end(self, opened: RoundState) -> None:
+        last = max(opened.attempts.values(), default=opened.first_attempt)
+        self._state.next_round_attempt = last + 1
+        self._state.round = None
 
     def _is_due(self) -> bool:
         plan, state = self._plan, self._state
@@ -164,8 +202,9 @@ class Rounds:
         return any(result.version == version for result in self._state.rounds_done)
 
     def _retry(self, opened: RoundState, ordinal: int) -> None:
-        opened.attempts[ordinal] = opened.attempts.get(ordinal, 0) + 1
-        if opened.attempts[ordinal] >= self._max_attempts:
+        attempt = opened.attempts[ordinal] = _attempt_at(opened, ordinal) + 1
+        num_void = opened.void.get(ordinal, 0)
+        if attempt - opened.first_attempt - num_void >= self._max_attempts:
             opened.failed += 1
         else:
             opened.waiting.append(ordinal)
@@ -185,7 +224,7 @@ class Rounds:
         )
         self._state.rounds_done.append(result)
         self._untold.append(result)
-        self._state.round = None
+        self._end(opened)
 
 
 def _note(opened: RoundState, answers: Sequence[SampleRef]) -> None:
@@ -208,3 +247,14 @@ def figures_of(result: ValidationResult) -> dict[str, float]:
     if result.num_samples > 1:
         figures["best_reward"] = result.best_reward
     return figures | {f"data_set/{name}": reward for name, reward in result.of_sets.items()}
+
+
+def _attempt_at(opened: RoundState, ordinal: int) -> int:
+    return opened.attempts.get(ordinal, opened.first_attempt)
+
+
+def _is_of(version: int, sample: SampleRef) -> bool:
+    """Tell whether all tokens of a sample are of a version; one that failed is of any."""
+    if sample.status != "completed" or not sample.num_tokens:
+        return True
+    return sample.oldest_version == sample.newest_version == version

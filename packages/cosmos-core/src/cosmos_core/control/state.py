@@ -92,14 +92,18 @@ class StepState(msgspec.Struct, kw_only=True):
 class RoundState(msgspec.Struct, kw_only=True):
     """One validation: held-out prompts answered by one version.
 
-    ``of_sets`` are the mean rewards of prompts that are from a named data set.
+    ``of_sets`` are the mean rewards of prompts that are from a named data set. Attempts begin at
+    ``first_attempt``, so that no answer to an earlier round of a version with the same number
+    passes for one of this; those in ``void`` are not a prompt's fault.
     """
 
     version: int
     since_s: float
     waiting: list[int]
     given: dict[int, str] = msgspec.field(default_factory=dict)
+    first_attempt: int = 0
     attempts: dict[int, int] = msgspec.field(default_factory=dict)
+    void: dict[int, int] = msgspec.field(default_factory=dict)
     rewards: list[float] = msgspec.field(default_factory=list)
     best: list[float] = msgspec.field(default_factory=list)
     failed: int = 0
@@ -172,6 +176,7 @@ class ControllerState(msgspec.Struct, kw_only=True):
     ``saved``: the newest version of which there is a checkpoint, older than which the run never
     falls back to. ``line``: the versions that policy replicas fell back to, in order
     (`cosmos_core.lineage`).
+    ``next_round_attempt``: that which the next validation begins at.
     ``lineage_from``: versions after it may have existed twice; a number alone does not identify
     them. ``wanted_rollouts`` and
     ``wanted_policies``: how many replicas somebody asked for while the run went on; -1 if nobody
@@ -189,6 +194,7 @@ class ControllerState(msgspec.Struct, kw_only=True):
     attempts_used: dict[int, int] = msgspec.field(default_factory=dict)
     round: RoundState | None = None
     rounds_done: list[ValidationResult] = msgspec.field(default_factory=list)
+    next_round_attempt: int = 0
     counters: Counters = msgspec.field(default_factory=Counters)
     last_step: StepStats | None = None
     saved: int = 0
