@@ -8,7 +8,7 @@ from zlib import crc32
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageCms
 
 from cosmos_wfm import CaptionDataError, ImageCaptionsConfig
 from cosmos_wfm.captions import read_image
@@ -259,3 +259,13 @@ def test_no_program_is_run_to_draw_an_image(tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "drawn.eps")  # PIL has Ghostscript draw it
     with pytest.raises(CaptionDataError, match=r"0001\.png cannot be .* EPS is a program"):
         read_image(tmp_path / "drawn.eps", name="0001.png")
+
+
+def test_a_picture_is_trained_on_in_the_colours_of_its_profile(tmp_path):
+    srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    swapped = srgb.replace(b"rXYZ", b"----").replace(b"bXYZ", b"rXYZ").replace(b"----", b"bXYZ")
+    Image.new("RGB", (4, 4), (200, 40, 30)).save(tmp_path / "a.jpg", icc_profile=swapped)
+
+    found = read_image(tmp_path / "a.jpg", name="a").getpixel((0, 0))
+
+    np.testing.assert_allclose(found, (30, 40, 200), atol=3)

@@ -3,9 +3,10 @@
 import av
 import numpy as np
 import pytest
+import torch
 
 from cosmos_wfm.video_colours import hlg_signal, pq_nits
-from cosmos_wfm.videos import read_frames
+from cosmos_wfm.videos import read_frames, write_video
 
 SDR, BT2020_SDR, PQ, HLG = 1, 14, 16, 18  # of ITU-T H.273
 BT709, BT2020 = 1, 9
@@ -95,3 +96,31 @@ def test_the_wide_gamut_of_a_standard_video_is_converted(tmp_path):
 
     np.testing.assert_allclose(found, 255 * wanted ** (1 / 2.4), atol=4)
     assert white.min() >= 254
+
+
+@pytest.mark.parametrize("lines", [64, 720])
+def test_a_video_that_was_written_says_that_it_is_bt709(tmp_path, lines):
+    colour = torch.tensor([200.0, 40.0, 30.0])
+    write_video(tmp_path / "a.mp4", (colour / 127.5 - 1).view(3, 1, 1, 1).expand(3, 2, lines, 64))
+
+    with av.open(str(tmp_path / "a.mp4")) as container:
+        frame = next(container.decode(video=0))
+
+    assert (frame.colorspace, frame.color_primaries, frame.color_trc, frame.color_range) == (1,) * 4
+    [image] = read_frames(tmp_path / "a.mp4", 1, name="x")
+    np.testing.assert_allclose(np.asarray(image)[8, 8], colour, atol=3)
+
+
+@pytest.mark.parametrize(("lines", "matrix"), [(720, 1), (480, 5)])
+def test_a_video_that_names_no_matrix_is_read_as_players_guess_it(tmp_path, lines, matrix):
+    pixels = np.full((lines, 64, 3), (200, 40, 30), np.uint8)
+    with av.open(str(tmp_path / "a.mp4"), "w") as container:
+        stream = container.add_stream("libx264", rate=16)
+        stream.height, stream.width, stream.pix_fmt = lines, 64, "yuv420p"
+        frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+        stored = frame.reformat(format="yuv420p", dst_colorspace=matrix)
+        container.mux([*stream.encode(stored), *stream.encode()])
+
+    [image] = read_frames(tmp_path / "a.mp4", 1, name="x")
+
+    np.testing.assert_allclose(np.asarray(image)[8, 8], (200, 40, 30), atol=3)

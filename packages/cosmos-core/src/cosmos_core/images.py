@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
+from cosmos_core.colours import in_srgb
 from cosmos_core.errors import CosmosError
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def reference_of(source: object, folder: Path) -> str:
 
 
 def read_image(reference: str) -> "Image.Image":
-    """Return a picture as RGB, upright; what is transparent is white.
+    """Return a picture as sRGB, by its ICC profile, upright; what is transparent is white.
 
     Raises:
         ImageError: naming the reference, if there is no picture that can be read.
@@ -77,7 +78,7 @@ def read_image(reference: str) -> "Image.Image":
     with _opened(io.BytesIO(image_bytes(reference)), reference) as picture:
         from PIL import Image, ImageOps
 
-        upright = ImageOps.exif_transpose(picture)
+        upright = in_srgb(ImageOps.exif_transpose(picture), picture.info.get("icc_profile"))
         if upright.mode == "P" or "A" in upright.getbands():
             seen = upright.convert("RGBA")
             upright = Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from cosmos_core.colours import name_matrix
 from cosmos_core.containers import ContainerError, open_container
 from cosmos_core.images import ImageError, MediaError, image_bytes, image_size, read_image
 from cosmos_core.images import reference_of as image_reference
@@ -283,6 +284,7 @@ def _decoded(container: "InputContainer") -> "Generator[VideoFrame]":
 
 
 def _upright(frame: "VideoFrame") -> npt.NDArray[np.uint8]:
+    name_matrix(frame)
     pixels = frame.to_ndarray(format="rgb24")
     turns = round(frame.rotation / 90) % 4
     return cast("npt.NDArray[np.uint8]", np.rot90(pixels, turns))

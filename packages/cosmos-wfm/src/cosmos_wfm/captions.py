@@ -13,6 +13,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from cosmos_core.colours import in_srgb
 from cosmos_core.images import refuse_programs
 from cosmos_wfm.caption_data import (
     CAPTION_SUFFIXES,
@@ -148,7 +149,7 @@ def _read_pair(captions: Sequence[Path], images: Sequence[Path], root: Path) -> 
 
 
 def read_image(source: Path | BinaryIO, *, name: str) -> Image.Image:
-    """Return a picture upright, in 8 bits of red, green and blue, on white where it lets through.
+    """Return a picture upright, in 8 bits of sRGB, on white where it lets through.
 
     Args:
         source: a file, or its bytes as a stream.
@@ -165,6 +166,7 @@ def read_image(source: Path | BinaryIO, *, name: str) -> Image.Image:
             if upright.mode.startswith("I;16"):  # convert() would cut off what is above 255
                 grey = np.asarray(upright).astype(np.float64) / _STEPS_OF_16_BITS
                 upright = Image.fromarray(grey.round().astype(np.uint8))
+            upright = in_srgb(upright, image.info.get("icc_profile"))
             if upright.has_transparency_data:  # convert() would show what lies under it
                 layer = upright.convert("RGBA")
                 upright = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)

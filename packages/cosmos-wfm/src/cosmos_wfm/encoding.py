@@ -29,7 +29,7 @@ from cosmos_wfm.training_data import DataConfig
 _LATENTS = "latents"
 _TEXT = "text."
 _SAMPLED_BLOCKS, _BLOCK_BYTES = 256, 1 << 12
-_READING = b"upright, of 16 bits too, on white, in BT.709"
+_READING = b"upright, of 16 bits too, on white, in BT.709 and sRGB by profiles"
 """Another one for each change of how files become pixels, so that old samples are encoded anew."""
 _NOT_PIXELS = {"path", "index", "lanes", "broken"}
 

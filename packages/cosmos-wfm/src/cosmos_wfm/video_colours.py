@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageFilter
 
+from cosmos_core.colours import name_matrix
+
 _PQ, _HLG, _STANDARD = 16, 18, 14
 _BT2020, _DISPLAY_P3 = 9, 12
 """Numbers of transfer characteristics and of primaries in ITU-T H.273, as PyAV gives them."""
@@ -30,7 +32,8 @@ def standard_colours(frame: Any) -> Image.Image:
     """Return a decoded frame in 8 bits of red, green and blue of BT.709.
 
     PQ counts up to 1,000 nits, to which most of it is graded; what is brighter is white, whatever
-    the file says of its mastering. Dolby Vision is what its base layer is.
+    the file says of its mastering. Dolby Vision is what its base layer
+    is. HD that names no matrix is BT.709.
 
     Args:
         frame: of PyAV (without types), with the tags of its stream.
@@ -38,6 +41,7 @@ def standard_colours(frame: Any) -> Image.Image:
     how = importlib.import_module("av.video.reformatter").Interpolation
     # else what has 10 bits is darker by 2 of 255, and the colours of two pixels are one
     exact = how.BILINEAR | how.ACCURATE_RND | how.FULL_CHR_H_INT
+    name_matrix(frame)
     image: Image.Image = frame.to_image(interpolation=exact)
     transfer, primaries = int(frame.color_trc), int(frame.color_primaries)
     if transfer == _PQ:

@@ -36,6 +36,8 @@ from cosmos_wfm.video_colours import standard_colours
 VIDEO_SUFFIXES = (".mp4", ".mov", ".mkv", ".webm")
 _Frame = TypeVar("_Frame")
 _WIDEST_PIXEL = 4.0
+_BT709, _LIMITED = 1, 1
+"""Numbers of ITU-T H.273 and of FFmpeg's ranges, as PyAV takes them."""
 _TURNS = {
     90: Image.Transpose.ROTATE_90,
     180: Image.Transpose.ROTATE_180,
@@ -262,6 +264,9 @@ def _as_shown(frame: Any, aspect: float) -> Image.Image:
 def write_video(path: Path, pixels: Float[Tensor, "3 F H W"], *, fps: int = 16) -> None:
     """Write pixels in [-1, 1] as H.264, which browsers show, or where PyAV has none as MPEG-4.
 
+    Colours are stored as BT.709 and said to be, since players guess those of a file that does not
+    say by its size.
+
     Args:
         path: of the file, ending in ``.mp4``.
         pixels: even height and width.
@@ -275,8 +280,12 @@ def write_video(path: Path, pixels: Float[Tensor, "3 F H W"], *, fps: int = 16) 
         stream = container.add_stream(codec, rate=fps)
         stream.height, stream.width = array.shape[1:3]
         stream.pix_fmt = "yuv420p"
-        for frame in array:
-            for packet in stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")):
+        stream.codec_context.colorspace = stream.codec_context.color_primaries = _BT709
+        stream.codec_context.color_trc, stream.codec_context.color_range = _BT709, _LIMITED
+        for image in array:
+            frame = av.VideoFrame.from_ndarray(image, format="rgb24")
+            stored = frame.reformat(format="yuv420p", dst_colorspace=_BT709)
+            for packet in stream.encode(stored):
                 container.mux(packet)
         for packet in stream.encode():
             container.mux(packet)
