@@ -167,6 +167,13 @@ def test_examples_are_kept_back_and_the_tiny_model_knows_their_characters(run, f
         forecast_given(recipe)
 
 
+@pytest.mark.parametrize("count", [10, 11])
+def test_keeping_every_row_back_is_refused_before_anything_starts(file, count):
+    recipe = load_any_recipe(file, [f"data.held_out={count}"])
+    with pytest.raises(DataError, match=rf"data\.held_out is {count}, but .* has 10 rows"):
+        check_given(recipe, as_json=True)
+
+
 def test_gradients_and_moments_are_forecast_for_what_is_trained_alone(file):
     whole = forecast_given(load_any_recipe(file))
     adapters = forecast_given(load_any_recipe(file, ["model.training.lora={rank=1}"]))

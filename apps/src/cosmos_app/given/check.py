@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 
 from cosmos_app.check import count_parameters, trained_mib
+from cosmos_app.errors import DataError
 from cosmos_app.given.files import check_inputs
 from cosmos_app.given.recipe import GivenRecipe
 from cosmos_app.output import print_json
@@ -37,19 +38,25 @@ def forecast_given(recipe: GivenRecipe) -> GivenForecast:
     """Read the data once and count; nothing is loaded.
 
     Raises:
-        DataError: if the recipe names a directory without a model in it.
+        DataError: if the recipe names a directory without a model in it, or keeps every row back.
         MeshError: if the model cannot be divided as the recipe says.
         FreezeError: if no parameter is called as one that is to be frozen.
         AdapterError: if the adapters fit no layer.
         SftDataError: if the data cannot be read.
     """
-    rows = sum(1 for _ in read_rows(recipe.data.path, recipe.data.rows.split))
+    data = recipe.data
+    rows = sum(1 for _ in read_rows(data.path, data.rows.split))
+    if rows <= data.held_out:
+        raise DataError(
+            f"data.held_out is {data.held_out}, but {data.path} has {rows} rows: "
+            "none would be left to train on"
+        )
     counts = count_parameters(recipe)
     trainer = recipe.trainer
     return GivenForecast(
         processes=recipe.policy.replicas * recipe.policy.ranks,
         rows=rows,
-        epochs=trainer.steps * trainer.batch.batch_size / max(1, rows - recipe.data.held_out),
+        epochs=trainer.steps * trainer.batch.batch_size / (rows - data.held_out),
         parameters=counts.whole,
         trained_parameters=counts.trained,
         memory_mib=trained_mib(counts, recipe.model.training) / recipe.policy.ranks,
