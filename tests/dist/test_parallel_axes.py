@@ -74,6 +74,33 @@ FAMILIES = {
         **GROUPED, head_dim=8, num_experts=8, **EXPERTS
     ),
     "moonlight-moe": lambda: transformers.DeepseekV3Config(**SIZES, **EXPERTS, **LATENT),
+    "kimi-2.5": lambda: transformers.Kimi_K25Config(
+        text_config=transformers.DeepseekV3Config(
+            **SIZES | {"vocab_size": 66},
+            **EXPERTS,
+            **LATENT | {"q_lora_rank": 16},
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 50000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+            },
+        ).to_dict(),
+        vision_config={
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "pos_emb_height": 4,
+            "pos_emb_width": 4,
+        },
+        projection_hidden_size=16,
+        image_token_id=64,
+        video_token_id=65,
+        tie_word_embeddings=False,
+    ),
     "gpt-oss": lambda: transformers.GptOssConfig(
         **GROUPED, head_dim=8, num_local_experts=8, num_experts_per_tok=2, sliding_window=4
     ),
@@ -308,6 +335,7 @@ ALLOWED = {
     "qwen-3-moe": set(LAYOUTS),
     "moonlight-moe": set(LAYOUTS),
     "gpt-oss": set(LAYOUTS),
+    "kimi-2.5": set(LAYOUTS),
     **dict.fromkeys(BY_BOTH, frozenset({"tp2", "cp2"})),
     **dict.fromkeys(BY_TENSOR, frozenset({"tp2"})),
     **dict.fromkeys(BY_CONTEXT, frozenset({"cp2"})),
@@ -339,6 +367,8 @@ IN_CI = {
     ("qwen-3-moe", "hsdp2x2-ep2"),
     ("moonlight-moe", "fsdp2-tp2-ep4"),
     ("moonlight-moe", "ep2-pp2"),
+    ("kimi-2.5", "fsdp2-tp2-ep2-pp2"),
+    ("kimi-2.5", "fsdp2-cp2-ep2"),
     ("gpt-oss", "fsdp2-tp2-ep4"),
     ("gpt-oss", "fsdp2-cp2"),
     ("mistral", "tp2-cp2"),
@@ -352,6 +382,7 @@ IN_CI = {
     ("longcat", "tp2"),
     ("inkling", "tp2"),
 }
+SEEING = frozenset({"kimi-2.5"})
 TABLE = [
     (family, layout)
     for family in FAMILIES
@@ -380,7 +411,14 @@ EXTRA = {
     "adapters-of-experts-cp2": {"model": "qwen-3-moe", "degrees": {"cp": 2}, "lora": True},
     "adapters-of-experts-tp2": {"model": "qwen-3-moe", "degrees": {"tp": 2}, "lora": True},
     "adapters-of-experts-fsdp2": {"model": "qwen-3-moe", "degrees": {}, "lora": True},
+    "packed-native-cp2": {
+        "model": "kimi-2.5",
+        "degrees": {"cp": 2},
+        "packed": True,
+        "implementation": "native",
+    },
     "exported-pp2": {"model": "moonlight-moe", "degrees": {"pp": 2}, "export": "exported"},
+    "exported-sight-pp2": {"model": "kimi-2.5", "degrees": {"pp": 2}, "export": "exported-sight"},
 }
 
 
@@ -408,7 +446,7 @@ def results(models, request) -> dict:
     chosen = [spec.params["case"] for spec in asked if spec and "case" in spec.params]
     further = {spec.params["name"] for spec in asked if spec and "name" in spec.params}
     if any("export" in item.name for item in here):
-        further.add("exported-pp2")
+        further |= {"exported-pp2", "exported-sight-pp2"}
     whole = {"degrees": {}, "num_ranks": 1, "implementation": "transformers"}
     used = {family for family, _ in chosen} | {EXTRA[name]["model"] for name in further}
     cases = [{"name": family, "model": family, **whole} for family in FAMILIES if family in used]
@@ -419,7 +457,9 @@ def results(models, request) -> dict:
     for family, layout in chosen:
         num_ranks, degrees = LAYOUTS[layout]
         name = f"{family}-{layout}"
-        cases.append({"name": name, "model": family, "num_ranks": num_ranks, "degrees": degrees})
+        case = {"name": name, "model": family, "num_ranks": num_ranks, "degrees": degrees}
+        # of a model that sees, it has to be asked for
+        cases.append(case | ({"implementation": "native"} if family in SEEING else {}))
     for name in further:
         num_ranks = max(2, math.prod(EXTRA[name]["degrees"].values()))
         cases.append({"name": name, "num_ranks": num_ranks, **EXTRA[name]})
@@ -432,9 +472,16 @@ def results(models, request) -> dict:
     }
 
 
-def assert_same_steps(found: dict, reference: dict) -> None:
+def steps_of(result: dict, family: str) -> list[list[float]]:
+    *steps, last = result["steps"]
+    # what a token costs: with a projector of pictures where transformers has it
+    return [*steps, [*last[:2], *last[3:]]] if family in SEEING else [*steps, last]
+
+
+def assert_same_steps(found: dict, reference: dict, family: str) -> None:
     assert "error" not in found, found["error"]
-    for mine, theirs in zip(found["steps"], reference["steps"], strict=True):
+    mine_and_theirs = zip(steps_of(found, family), steps_of(reference, family), strict=True)
+    for mine, theirs in mine_and_theirs:
         # loss, gradient norm, rows; at last the loss of the weights and of their averages, and
         # what a token costs
         assert mine == pytest.approx(theirs, rel=1e-4)
@@ -442,7 +489,7 @@ def assert_same_steps(found: dict, reference: dict) -> None:
 
 @pytest.mark.slow
 def test_a_layout_takes_the_steps_of_one_process(results, case):
-    assert_same_steps(results["-".join(case)], results[case[0]])
+    assert_same_steps(results["-".join(case)], results[case[0]], case[0])
 
 
 @pytest.mark.slow
@@ -453,7 +500,7 @@ def test_other_implementations_and_packed_rows_take_them_too(results, name):
         reference = f"packed-{reference}"
     elif EXTRA[name].get("lora"):
         reference = f"adapted-{reference}"
-    assert_same_steps(results[name], results[reference])
+    assert_same_steps(results[name], results[reference], EXTRA[name]["model"])
 
 
 @pytest.mark.slow
@@ -473,5 +520,27 @@ def test_an_export_from_stages_has_every_weight(models, results):
     ]
     _, loading = transformers.AutoModelForCausalLM.from_pretrained(
         models / "exported", output_loading_info=True
+    )
+    assert not any(loading.values())
+
+
+@pytest.mark.slow
+def test_an_export_from_stages_has_what_sees_as_it_was(models, results):
+    from safetensors.torch import load_file
+
+    assert "error" not in results["exported-sight-pp2"]
+    written = load_file(models / "exported-sight" / "model.safetensors")
+    original = load_file(models / "kimi-2.5" / "model.safetensors")
+    assert written.keys() == original.keys()
+    kept = {name for name, value in original.items() if torch.equal(written[name], value)}
+    assert kept == {
+        *(name for name in original if name.startswith(("vision_tower.", "mm_projector."))),
+        *(
+            f"language_model.model.layers.{layer}.mlp.gate.e_score_correction_bias"
+            for layer in (1, 2, 3)
+        ),
+    }
+    _, loading = transformers.AutoModelForImageTextToText.from_pretrained(
+        models / "exported-sight", output_loading_info=True
     )
     assert not any(loading.values())

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 _SIZES = {
     "vocab_size": 64,
@@ -45,6 +46,24 @@ def write_random(config: transformers.PretrainedConfig, path: Path, *, seed: int
     for name, parameter in model.named_parameters():
         torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.2)
     model.save_pretrained(path)
+    if config.model_type == "kimi_k25":
+        name_as_published(path)
+
+
+def name_as_published(path: Path) -> None:
+    """Give the tensors of a Kimi checkpoint their published names.
+
+    transformers writes ``blocks`` for all layers, where only those that see are called so, and
+    leaves its own prefix to one norm.
+    """
+    file = path / "model.safetensors"
+    tensors = {
+        name.replace("language_model.model.blocks.", "language_model.model.layers.").replace(
+            "model.mm_projector.", "mm_projector."
+        ): value
+        for name, value in load_file(file).items()
+    }
+    save_file(tensors, file, {"format": "pt"})
 
 
 def tiny_config(model_type: str) -> transformers.PretrainedConfig:

@@ -131,6 +131,38 @@ def test_transformers_is_used_unless_an_axis_asks_for_more(degrees, wanted, chos
     assert choose_implementation(qwen3(), parallel, wanted) == chosen
 
 
+def kimi(*, tied=False, **text):
+    words = transformers.DeepseekV3Config(**DENSE | {"num_key_value_heads": 6} | text)
+    return transformers.Kimi_K25Config(text_config=words.to_dict(), tie_word_embeddings=tied)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (kimi(), None),
+        (kimi(tied=True), "one matrix for embedding and output head"),
+        (kimi(rope_interleave=False), "rotary embedding on halves"),
+        # as the checkpoints are published
+        (kimi(quantization_config={"quant_method": "compressed-tensors"}), "weights of few bits"),
+        (
+            transformers.Kimi_K25Config(text_config=qwen3().to_dict()),
+            "language model is of type qw",
+        ),
+    ],
+)
+def test_the_language_model_of_one_that_sees_is_looked_at(config, reason):
+    refusal = native_refusal(config)
+    assert refusal is None if reason is None else reason in str(refusal)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "chosen"),
+    [({"tp": 2}, "transformers"), ({"pp": 2}, "native"), ({"ep": 2}, "native")],
+)
+def test_a_model_that_sees_is_torchtitans_where_it_has_to_be(degrees, chosen):
+    assert choose_implementation(kimi(), ParallelConfig(**degrees), "auto") == chosen
+
+
 def test_what_is_asked_for_is_not_silently_exchanged():
     with pytest.raises(MeshError, match=r"pp 2 needs torchtitan's .* transformers is asked for"):
         choose_implementation(qwen3(), ParallelConfig(pp=2), "transformers")
@@ -149,6 +181,7 @@ def test_every_family_of_the_readme_is_listed_with_its_axes():
     }
     for kind in ("qwen3_moe", "deepseek_v3", "gpt_oss"):
         assert by_type[kind].axes == (*dense, "ep")
+    assert by_type["kimi_k25"].axes == (*dense, "ep")
     assert by_type["deepseek_v3"].families == "DeepSeek-V3, Moonlight-MoE"
     assert not by_type["qwen2_5_vl"].native
     seeing = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")

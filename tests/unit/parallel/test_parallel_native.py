@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
+from tiny_models import name_as_published
 
 from cosmos_parallel import (
     Learner,
@@ -13,6 +14,7 @@ from cosmos_parallel import (
     ModelConfig,
     ModelMismatchError,
     ParallelConfig,
+    PictureError,
     build_mesh,
     export_hf,
     load_causal_lm,
@@ -81,7 +83,41 @@ FAMILIES["gpt-oss"] = transformers.GptOssConfig(
     num_experts_per_tok=2,
     sliding_window=4,
 )
-TOKENS = torch.randint(0, 64, (2, 13), generator=torch.Generator().manual_seed(3))
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 50000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
+# of which attention's scores are scaled too, and of which cosine and sine are
+FAMILIES["deepseek-v3-yarn"] = transformers.DeepseekV3Config(
+    **SIZES | LATENT, rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}
+)
+FAMILIES["deepseek-v3-yarn-raw"] = transformers.DeepseekV3Config(
+    **SIZES | LATENT, rope_parameters=YARN
+)
+FAMILIES["kimi-2.5"] = transformers.Kimi_K25Config(
+    text_config=transformers.DeepseekV3Config(
+        **SIZES | LATENT | {"q_lora_rank": 12},
+        rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+    ).to_dict(),
+    vision_config={
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "pos_emb_height": 4,
+        "pos_emb_width": 4,
+    },
+    projection_hidden_size=16,
+    image_token_id=62,
+    video_token_id=63,
+    tie_word_embeddings=False,
+)
+# a token of a picture is no word
+TOKENS = torch.randint(0, 62, (2, 13), generator=torch.Generator().manual_seed(3))
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +133,8 @@ def directories(tmp_path_factory):
     def build(family):
         if family not in made:
             torch.manual_seed(0)
-            model = transformers.AutoModelForCausalLM.from_config(FAMILIES[family]).float()
+            config = FAMILIES[family]
+            model = auto_class(config).from_config(config).float()
             tensors = [*model.named_parameters(), *model.named_buffers()]
             for name, tensor in tensors:
                 if "inv_freq" not in name:
@@ -105,9 +142,16 @@ def directories(tmp_path_factory):
                     torch.nn.init.normal_(tensor, mean=mean, std=0.2)
             made[family] = tmp_path_factory.mktemp(family)
             model.save_pretrained(made[family])
+            if family.startswith("kimi"):
+                name_as_published(made[family])
         return made[family]
 
     return build
+
+
+def auto_class(config):
+    seeing = hasattr(config, "vision_config")
+    return transformers.AutoModelForImageTextToText if seeing else transformers.AutoModelForCausalLM
 
 
 def logits_of(model, **inputs):
@@ -121,7 +165,8 @@ def test_logits_are_those_of_transformers_before_and_after_an_export(
 ):
     path = directories(family)
     model = load_causal_lm(path, mesh, NATIVE)
-    expected = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
+    whole = auto_class(FAMILIES[family])
+    expected = whole.from_pretrained(path).eval()
     reference = logits_of(expected, input_ids=TOKENS)
     torch.testing.assert_close(logits_of(model, input_ids=TOKENS), reference, rtol=0, atol=1e-4)
     export_hf(model, tmp_path / "out", mesh)
@@ -129,14 +174,12 @@ def test_logits_are_those_of_transformers_before_and_after_an_export(
     written = load_file(tmp_path / "out" / "model.safetensors")
     assert written.keys() == stored.keys()
     assert all(torch.equal(written[name], value) for name, value in stored.items())
-    again, loading = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path / "out", output_loading_info=True
-    )
+    again, loading = whole.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(loading.values())
     assert torch.equal(logits_of(again.eval(), input_ids=TOKENS), reference)
 
 
-@pytest.mark.parametrize("family", ["qwen-3", "moonlight-moe", "gpt-oss"])
+@pytest.mark.parametrize("family", ["qwen-3", "moonlight-moe", "gpt-oss", "kimi-2.5"])
 def test_packed_samples_do_not_see_each_other(directories, mesh, family):
     model = load_causal_lm(directories(family), mesh, NATIVE)
     positions = torch.cat([torch.arange(5), torch.arange(8)]).expand(2, 13)
@@ -145,6 +188,14 @@ def test_packed_samples_do_not_see_each_other(directories, mesh, family):
         [logits_of(model, input_ids=part) for part in (TOKENS[:, :5], TOKENS[:, 5:])], dim=1
     )
     torch.testing.assert_close(packed, alone, rtol=0, atol=1e-5)
+
+
+def test_pictures_are_refused_where_only_words_are_computed(directories, mesh):
+    model = load_causal_lm(directories("kimi-2.5"), mesh, NATIVE)
+    with pytest.raises(
+        PictureError, match=r"takes no pixel_values: train a kimi_k25 model on pict"
+    ):
+        model(input_ids=TOKENS, pixel_values=torch.zeros(4, 3, 14, 14))
 
 
 def test_only_columns_that_are_asked_for_are_projected(directories, mesh):
@@ -159,7 +210,7 @@ def test_only_columns_that_are_asked_for_are_projected(directories, mesh):
 
 @pytest.mark.parametrize(
     ("family", "checkpointing"),
-    [("qwen-3-moe", "none"), ("qwen-3-moe", "full"), ("gpt-oss", "none")],
+    [("qwen-3-moe", "none"), ("qwen-3-moe", "full"), ("gpt-oss", "none"), ("kimi-2.5", "none")],
 )
 def test_a_step_is_that_of_transformers(directories, mesh, family, checkpointing):
     from cosmos_parallel import SftBatch

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from cosmos_parallel.errors import MeshError
 from cosmos_parallel.mesh import ParallelConfig
 from cosmos_parallel.packed_attention import state_layers
-from cosmos_parallel.rotary_axes import ROTARY_TYPES
+from cosmos_parallel.rotary_axes import ROTARY_TYPES, sees
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -24,8 +24,11 @@ NATIVE_TYPES: Mapping[str, str] = {
     "qwen3_moe": "Qwen3-MoE",
     "deepseek_v3": "DeepSeek-V3, Moonlight-MoE",
     "gpt_oss": "GPT-OSS",
+    "kimi_k25": "Kimi K2.5 to K2.7 (images with transformers)",
 }
-_MIXTURES = ("qwen3_moe", "deepseek_v3", "gpt_oss")
+_MIXTURES = ("qwen3_moe", "deepseek_v3", "gpt_oss", "kimi_k25")
+# the language model inside one that sees
+_DECODERS = {"kimi_k25": "deepseek_v3"}
 _TENSOR_STYLES = {
     "colwise",
     "colwise_gather_output",
@@ -90,14 +93,16 @@ class ModelSupport:
 
 def native_refusal(config: "PretrainedConfig") -> str | None:
     """Return why torchtitan's implementation does not compute this model; ``None`` if it does."""
-    settings: Any = config
-    kind: str = config.model_type
-    if kind not in NATIVE_TYPES:
-        return f"model type {kind} is none of {', '.join(NATIVE_TYPES)}"
+    settings: Any = config.get_text_config()
+    kind: str = settings.model_type
+    if config.model_type not in NATIVE_TYPES:
+        return f"model type {config.model_type} is none of {', '.join(NATIVE_TYPES)}"
+    if kind != _DECODERS.get(config.model_type, config.model_type):
+        return f"its language model is of type {kind}"
     if find_spec("triton") is None:
         return "triton, which it imports, is not installed (there is one for Linux only)"
     rope = (getattr(settings, "rope_parameters", None) or {}).get("rope_type", "default")
-    allowed = ("default",) if kind == "deepseek_v3" else _FIXED_ROPE
+    allowed = ("default", "yarn") if kind == "deepseek_v3" else _FIXED_ROPE
     sliding = "sliding_attention" in (getattr(settings, "layer_types", None) or ())
     biased = bool(getattr(settings, "attention_bias", False))
     found = {
@@ -107,7 +112,10 @@ def native_refusal(config: "PretrainedConfig") -> str | None:
         "no biases in attention": kind == "gpt_oss" and not biased,
         "biases in the feed-forward": bool(getattr(settings, "mlp_bias", False)),
         "sliding-window attention": sliding and kind != "gpt_oss",
-        "weights of few bits": getattr(settings, "quantization_config", None) is not None,
+        "weights of few bits": any(
+            getattr(part, "quantization_config", None) is not None for part in (config, settings)
+        ),
+        "one matrix for embedding and output head": sees(config) and is_tied(config),
         "layers without experts between those with": kind == "qwen3_moe"
         and (settings.decoder_sparse_step != 1 or bool(settings.mlp_only_layers)),
         "rotary embedding on halves": kind == "deepseek_v3"
@@ -122,7 +130,8 @@ def choose_implementation(
 ) -> Literal["native", "transformers"]:
     """Return which implementation a model is loaded with.
 
-    ``auto`` is that of transformers, unless an axis is asked for that only torchtitan's has.
+    ``auto`` is that of transformers, unless an axis is asked for that only torchtitan's has. Under
+    ``tp`` and ``cp`` it is torchtitan's for a model that does not see: pictures need transformers'.
 
     Raises:
         MeshError: if torchtitan's is wanted or needed and does not compute this model.
@@ -130,7 +139,7 @@ def choose_implementation(
     needing = [axis for axis in ("pp", "ep") if getattr(parallel, axis) > 1]
     if parallel.tp > 1 or parallel.cp > 1:
         needing += [axis for axis in ("tp", "cp") if getattr(parallel, axis) > 1]
-        if wanted == "auto" and native_refusal(config) is None:
+        if wanted == "auto" and not sees(config) and native_refusal(config) is None:
             return "native"
         needing = [axis for axis in needing if axis not in generic_axes(config)]
     if wanted == "transformers" and needing:
@@ -171,8 +180,10 @@ def _axes_of(settings: Any, model_type: str, *, is_text: bool) -> tuple[str, ...
     axes = ["dp_replicate", "dp_shard"]
     styles = set((tensor_plan(settings) or {"": "none"}).values())
     says_parts = getattr(settings, "base_model_pp_plan", None) is not None
-    sees = "vision_config" in getattr(settings, "sub_configs", ())
-    may_divide = is_text and not sees and (says_parts or settings.model_type in _BY_ANY_ATTENTION)
+    has_sight = "vision_config" in getattr(settings, "sub_configs", ())
+    may_divide = (
+        is_text and not has_sight and (says_parts or settings.model_type in _BY_ANY_ATTENTION)
+    )
     if (may_divide and _attends_only(settings)) or model_type in ROTARY_TYPES:
         axes.append("cp")
     if styles <= _TENSOR_STYLES and model_type not in _PLANS_NOT_SEEN:

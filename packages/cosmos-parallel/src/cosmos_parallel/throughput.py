@@ -172,7 +172,7 @@ def peak_flops_of(name: str) -> float:
 
 
 def _part_that_sees(model: Any, config: Any) -> nn.Module | None:
-    if not sees(config):
+    if not sees(config) or not hasattr(model, "get_encoder"):  # torchtitan's reads words only
         return None
     found: nn.Module = model.get_encoder(modality="image")  # of any Hugging Face model
     return None if found is model else found

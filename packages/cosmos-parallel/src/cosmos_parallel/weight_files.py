@@ -126,6 +126,10 @@ class WeightFiles:
         """Names of all tensors, file after file."""
         return list(self._holding)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor that is there."""
+        return tuple(self._holding[name].get_slice(name).get_shape())
+
     def whole(self, name: str) -> Tensor:
         """Return a tensor that is there."""
         return self._holding[name].get_tensor(name)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torchtitan.models.common.moe import GroupedExperts
-from torchtitan.models.common.rope import CosSinRoPE
+from torchtitan.models.common.rope import ComplexRoPE, CosSinRoPE
 from torchtitan.protocols.module import Module
 
 from cosmos_parallel.sequences import Visibility, gather_sequence
@@ -111,3 +111,30 @@ class HalvesRoPE(CosSinRoPE):
         angles = torch.outer(torch.arange(settings.max_seq_len, dtype=torch.float32), inv_freq)
         angles = torch.cat([angles, angles], dim=-1)
         return torch.cat([angles.cos(), angles.sin()], dim=-1) * settings.factor
+
+
+class PairsRoPE(ComplexRoPE):
+    """Rotary embedding on neighbours, as in DeepSeek's checkpoints, at given frequencies."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(ComplexRoPE.Config):
+        """As torchtitan's, with the frequencies spelled out.
+
+        Attributes:
+            inv_freq: half as many as are rotated.
+            factor: on cosine and sine (YaRN).
+        """
+
+        inv_freq: tuple[float, ...]
+        factor: float = 1.0
+
+    def __init__(self, config: Config) -> None:
+        """Make it."""
+        self._settings = config
+        super().__init__(config)
+
+    def _precompute_cache(self) -> Tensor:
+        settings = self._settings
+        inv_freq = torch.tensor(settings.inv_freq, dtype=torch.float32)
+        angles = torch.outer(torch.arange(settings.max_seq_len, dtype=torch.float32), inv_freq)
+        return torch.polar(torch.full_like(angles, settings.factor), angles)

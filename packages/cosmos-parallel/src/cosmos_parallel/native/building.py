@@ -18,6 +18,7 @@ from torchtitan.protocols.module import Module
 
 from cosmos_parallel.compiling import compile_layers
 from cosmos_parallel.mesh import TrainingMesh
+from cosmos_parallel.native.carried import carry
 from cosmos_parallel.native.families import decoder_config, names_of
 from cosmos_parallel.native.model import NativeCausalLM
 from cosmos_parallel.native.pipeline import PipelinedCausalLM
@@ -74,6 +75,7 @@ def load_native(
         # gradients of DTensors with a dim of size 1 come out wrong around torchtitan's experts
         model.least_rows = 2
     device = mesh.process.device
+    carry(model, path, how.dtype)
     model.to_empty(device=device)
     if config.tie_word_embeddings:
         model.tie_weights()

@@ -13,7 +13,6 @@ from torchtitan.models.common.config_utils import (
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.feed_forward import FeedForward
 from torchtitan.models.common.moe import MoE
-from torchtitan.models.common.rope import ComplexRoPE
 from torchtitan.models.deepseek_v3.model import (
     Attention,
     DeepSeekV3Model,
@@ -24,10 +23,10 @@ from torchtitan.models.llama3.model import Llama3Model, Llama3TransformerBlock
 from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 
-from cosmos_parallel.native.attention import ExactAttention, ExactExperts
+from cosmos_parallel.native.attention import ExactAttention, ExactExperts, PairsRoPE
 from cosmos_parallel.native.gpt_oss import HF_NAMES, gpt_oss
 from cosmos_parallel.native.names import HfNames
-from cosmos_parallel.native.pieces import UNUSED, norm, outside, rope, routed
+from cosmos_parallel.native.pieces import UNUSED, frequencies, norm, outside, rope, routed
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -41,20 +40,30 @@ _BIASES = {
 
 def decoder_config(config: "PretrainedConfig") -> Decoder.Config:
     """Return torchtitan's config of the same model; it must pass ``native_refusal``."""
-    return _BUILDERS[config.model_type](config)
+    text = config.get_text_config()
+    return _BUILDERS[text.model_type](text)
 
 
 def names_of(config: "PretrainedConfig", decoder: Decoder.Config) -> HfNames:
     """Return what files call the tensors of a model."""
     if config.model_type == "gpt_oss":
         return HF_NAMES
-    if config.model_type == "deepseek_v3":
-        return _named(DeepSeekV3StateDictAdapter(decoder, None).from_hf_map)  # pyright: ignore
+    if config.get_text_config().model_type == "deepseek_v3":
+        table = _named(DeepSeekV3StateDictAdapter(decoder, None).from_hf_map)  # pyright: ignore
+        return _kimi_named(table) if config.model_type == "kimi_k25" else table
     return _named(Qwen3StateDictAdapter(decoder, None).from_hf_map | _BIASES)  # pyright: ignore
 
 
 def _named(table: Mapping[str, str | None]) -> HfNames:
     return HfNames({theirs: ours for theirs, ours in table.items() if ours is not None})
+
+
+def _kimi_named(decoder: HfNames) -> HfNames:
+    """Return names in a Kimi checkpoint, from those of the language model by itself."""
+    return HfNames(
+        {f"language_model.{theirs}": ours for theirs, ours in decoder.native.items()},
+        carried=("vision_tower.", "mm_projector."),
+    )
 
 
 def _llama(config: Any) -> Decoder.Config:
@@ -157,11 +166,25 @@ def _latent_attention(config: Any) -> Attention.Config:
         wkv_b=linear(config.kv_lora_rank, heads * (nope + config.v_head_dim)),
         wo=linear(heads * config.v_head_dim, dim),
         inner_attention=ExactAttention.Config(),
-        rope=ComplexRoPE.Config(
-            dim=rope,
-            max_seq_len=config.max_position_embeddings,
-            theta=config.rope_parameters["rope_theta"],
-        ),
+        mscale=config.rope_parameters.get("mscale_all_dim", 0.0),
+        rope=_rope_of_pairs(config),
+    )
+
+
+def _rope_of_pairs(config: Any) -> PairsRoPE.Config:
+    """Return the rotary embedding of latent attention, with YaRN if the config has it.
+
+    torchtitan's attention scales its scores by what YaRN says, if it is told of a factor.
+    """
+    width, parameters = config.qk_rope_head_dim, config.rope_parameters
+    inv_freq, factor = frequencies(config, width)
+    return PairsRoPE.Config(
+        dim=width,
+        max_seq_len=config.max_position_embeddings,
+        inv_freq=inv_freq,
+        factor=factor,
+        scaling="yarn" if parameters["rope_type"] == "yarn" else "none",
+        rope_factor=parameters.get("factor", 1.0),
     )
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
+from cosmos_parallel.errors import PictureError
 from cosmos_parallel.native.names import HfNames
 from cosmos_parallel.native.stage import Stage
 from cosmos_parallel.sequences import kept_columns, padded_rows
@@ -85,6 +86,7 @@ class NativeCausalLM(nn.Module):
         *,
         logits_to_keep: int | Tensor = 0,
         use_cache: bool = False,
+        **pictures: Any,
     ) -> "CausalLMOutput":
         """Return logits ``[B, T, vocab]`` of next tokens; rows are padded on the right if at all.
 
@@ -93,7 +95,17 @@ class NativeCausalLM(nn.Module):
             position_ids: ``[B, T]``; 0 where a packed sample begins. ``None`` for one per row.
             logits_to_keep: the last so many columns (0 for all), or the columns themselves.
             use_cache: must be false.
+            pictures: must not be there.
+
+        Raises:
+            PictureError: if there are pictures.
         """
+        if pictures:
+            raise PictureError(
+                f"torchtitan's implementation takes no {', '.join(sorted(pictures))}: train a "
+                f"{self.config.model_type} model on pictures with that of transformers, without pp "
+                "and ep"
+            )
         from transformers.modeling_outputs import CausalLMOutput
 
         assert not use_cache, "a model in training keeps no cache"

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+CARRIED = "carried"  # the module that has what is not computed with, under Hugging Face's names
+
 
 @dataclass(frozen=True, slots=True)
 class HfNames:
@@ -15,10 +17,12 @@ class HfNames:
     Attributes:
         native: torchtitan's name of every Hugging Face name, with ``{}`` for numbers.
         transposed: Hugging Face names of what files have with its last two dims exchanged.
+        carried: how Hugging Face names of what is not computed with begin.
     """
 
     native: Mapping[str, str]
     transposed: frozenset[str] = frozenset()
+    carried: tuple[str, ...] = ()
 
     def to_hf(self, tensors: Mapping[str, Any], *, leaving: frozenset[str]) -> dict[str, Any]:
         """Rename tensors; experts become views of their own matrices.
@@ -30,6 +34,9 @@ class HfNames:
         theirs_of = {native: theirs for theirs, native in self.native.items()}
         renamed: dict[str, Any] = {}
         for name, value in tensors.items():
+            if name.startswith(f"{CARRIED}."):
+                renamed[name.removeprefix(f"{CARRIED}.")] = value
+                continue
             pattern, numbers = _abstract(name)
             theirs = theirs_of.get(pattern)
             if theirs is None or theirs in leaving:

@@ -35,6 +35,14 @@ def norm(config: Any, width: int | None = None) -> RMSNorm.Config:
 
 def rope(config: Any, width: int) -> HalvesRoPE.Config:
     """Return the rotary embedding of heads of ``width``, with whatever scaling the config has."""
+    inv_freq, factor = frequencies(config, width)
+    return HalvesRoPE.Config(
+        dim=width, max_seq_len=config.max_position_embeddings, inv_freq=inv_freq, factor=factor
+    )
+
+
+def frequencies(config: Any, width: int) -> tuple[tuple[float, ...], float]:
+    """Return frequencies of a rotary embedding of ``width``, and a factor on cosine and sine."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     kind = config.rope_parameters["rope_type"]
@@ -43,12 +51,7 @@ def rope(config: Any, width: int) -> HalvesRoPE.Config:
         inv_freq, factor = 1.0 / config.rope_parameters["rope_theta"] ** steps, 1.0
     else:
         inv_freq, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
-    return HalvesRoPE.Config(
-        dim=width,
-        max_seq_len=config.max_position_embeddings,
-        inv_freq=tuple(inv_freq.tolist()),
-        factor=float(factor),
-    )
+    return tuple(inv_freq.tolist()), float(factor)
 
 
 def routed(config: Any, experts: GroupedExperts.Config) -> RoutedExperts.Config:

@@ -256,7 +256,7 @@ class PipelinedCausalLM(NativeCausalLM):
         return torch.empty(
             rows,
             columns // self.multiple_of,
-            self.config.hidden_size,
+            self.config.get_text_config().hidden_size,
             dtype=self._hidden_dtype,
             device="meta",
             requires_grad=True,  # or no gradient is expected
