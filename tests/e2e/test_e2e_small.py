@@ -1,8 +1,10 @@
 """The whole system on the reference engine: same numbers as a loop, resumed or not."""
 
+import contextlib
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -128,6 +130,39 @@ def test_rewards_that_raise_or_give_nan_and_prompts_too_long_cost_themselves_and
     named = [e for e in read_events(run.output / "events.jsonl") if e["type"] == "GroupFailed"]
     assert all(e["reason"].startswith(f"PromptTooLongError: request {e['group']}") for e in named)
     assert {e["group"].partition(".")[0] for e in named} == {"train", "validation"}
+
+
+def test_a_run_whose_launcher_was_killed_leaves_nothing_running_and_is_resumed_to_the_same_weights(
+    runner: Runner, whole: Run
+) -> None:
+    every = "trainer.checkpoint_every=2"
+    run = runner.start(*SMALL, *ON_POLICY, "trainer.steps=8", every, name="orphans")
+    run.wait_for(lambda: run.steps_done() >= 4)
+    family = descendants_of(run.process.pid)
+    assert len(family) >= 5  # Redis, the controller, a policy, a rollout and its rewards
+    os.kill(run.process.pid, signal.SIGKILL)
+    _ = run.process.communicate(timeout=60)
+    deadline = time.monotonic() + 60.0
+    while left := [pid for pid in family if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+    again = runner.complete(
+        *SMALL, *ON_POLICY, "trainer.steps=8", every, name="orphans", flags=["--resume"]
+    )
+    assert difference(exported(whole), exported(again)) == 0.0
+    assert_balanced(again.report["books"])
+
+
+def descendants_of(leader: int) -> list[int]:
+    """Return whom a process started, and those whom they started."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            parents[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
+    found = [leader]
+    for pid in found:
+        found.extend(child for child, parent in parents.items() if parent == pid)
+    return found[1:]
 
 
 def test_your_own_data_and_model_run_by_the_same_recipe(runner: Runner, tmp_path: Path) -> None:

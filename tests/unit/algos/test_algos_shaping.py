@@ -1,6 +1,7 @@
 """Length shaping, dynamic sampling and shared prefixes on tables worked out by hand."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -118,6 +119,13 @@ def test_branches_train_what_they_share_in_the_first_of_them():
     assert second.teacher is not None
     assert second.teacher.logprobs.tolist() == [0.0, 0.0, -1.0, -1.0]
     assert second.versions == branches[1].versions
+
+
+def test_samples_that_saw_other_pictures_have_no_prefix_in_common():
+    branches = [branch([7, 1, 2], "a"), branch([7, 1, 2], "a"), branch([7, 1, 2], "a")]
+    seen = [replace(b, images=(p,)) for b, p in zip(branches, ("x", "y", "x"), strict=True)]
+    trained = [t.trainable.astype(int).tolist() for t in prefixes_trained_once(seen)]
+    assert trained == [[0, 1, 1], [0, 1, 1], [0, 0, 0]]
 
 
 def test_continuations_see_the_prefix_and_themselves():

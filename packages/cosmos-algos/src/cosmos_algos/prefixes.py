@@ -46,11 +46,12 @@ def prefixes_trained_once(trajectories: Sequence[Trajectory]) -> list[Trajectory
     """Return samples of which each trains what no earlier one of its group begins with too.
 
     What is left out has no log-probability any more; all else of a sample stays as it is, the
-    versions that sampled it too.
+    versions that sampled it too. Samples that saw other pictures have nothing in common, since
+    pictures stand behind the same tokens.
     """
     masks = shared_prefix_masks(
         [trajectory.token_ids for trajectory in trajectories],
-        [trajectory.group for trajectory in trajectories],
+        [(trajectory.group, trajectory.images) for trajectory in trajectories],
     )
     return [_narrowed(each, mask) for each, mask in zip(trajectories, masks, strict=True)]
 

@@ -7,6 +7,8 @@ import secrets
 import signal
 import socket
 import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 
@@ -26,6 +28,16 @@ appendonly yes
 appendfsync everysec
 save ""
 maxmemory-policy noeviction
+"""
+# Turns into the server once the kernel knows to end it with the thread that started it (Linux).
+_TIED = """
+import ctypes, os, sys
+try:
+    ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG, SIGTERM
+except (OSError, AttributeError):
+    pass
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
 """
 _LOOPBACK = "127.0.0.1"
 _START_S = 10.0
@@ -65,6 +77,7 @@ class RedisServer:
         """Start a server on ``directory`` and wait until it answers.
 
         What an earlier server left there is loaded; if that one still runs, it is stopped first.
+        Started from a process's main thread, it ends with that process, ``kill -9`` included.
 
         Args:
             directory: holds data, config and log; made if missing.
@@ -125,8 +138,11 @@ def _spawn(
     fields = {name: _quoted(str(word)) for name, word in words.items()}
     text = os.fsencode(_CONFIG.format(bind=bind, port=port, **fields))
     write_atomic(config, text, mode=0o600)
+    command = [str(binary), str(config)]
+    if threading.current_thread() is threading.main_thread():  # others end before their process
+        command = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
     return subprocess.Popen(
-        [binary, config],
+        command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
