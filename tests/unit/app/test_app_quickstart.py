@@ -248,3 +248,9 @@ def test_what_would_never_learn_or_never_step_is_refused(settings: list[str], me
 def test_one_sample_of_a_prompt_is_enough_where_none_are_compared(settings: list[str]) -> None:
     alone = load_config(Recipe, {}, [*settings, "trainer.samples_per_group=1"])
     assert alone.trainer.samples_per_group == 1
+
+
+@pytest.mark.parametrize("size", ["hidden_size", "num_layers"])
+def test_a_model_that_would_not_be_tiny_is_refused_before_it_is_built(size: str) -> None:
+    with pytest.raises(ConfigError, match=r"are built at random\. Name a larger one by model\.path"):
+        load_config(Recipe, {}, [f"model.tiny.{size}=1000000000000"])

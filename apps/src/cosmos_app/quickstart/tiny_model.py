@@ -10,6 +10,9 @@ from pathlib import Path
 from cosmos_app.ranges import require_at_least
 
 BOS, EOS, PAD, UNKNOWN = "<bos>", "<eos>", "<pad>", "<unk>"
+_WIDER = 4
+"""How much wider than the model its feed-forward layers are."""
+_MOST_PARAMETERS = 10**9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +39,8 @@ class TinyModelConfig:
         """Check the sizes.
 
         Raises:
-            ValueError: if one is below 1, or heads are an odd number or no multiple of 32 wide.
+            ValueError: if one is below 1, heads are an odd number or no multiple of 32 wide, or the
+                model would not be tiny.
         """
         sizes = ("hidden_size", "num_layers", "num_heads", "head_dim", "max_position")
         require_at_least(self, dict.fromkeys(sizes, 1))
@@ -44,6 +48,13 @@ class TinyModelConfig:
             raise ValueError(
                 f"num_heads is {self.num_heads} and head_dim {self.head_dim}; "
                 "want an even number of heads and a multiple of 32"
+            )
+        heads, hidden = 3 * self.num_heads * self.head_dim, self.hidden_size
+        parameters = self.num_layers * hidden * (heads + 3 * _WIDER * hidden)
+        if parameters > _MOST_PARAMETERS:
+            raise ValueError(
+                f"a model of these sizes has {parameters:.1e} parameters; at most "
+                f"{_MOST_PARAMETERS:.0e} are built at random. Name a larger one by model.path"
             )
 
 
@@ -88,7 +99,7 @@ def build_tiny_model(
     model_config = Qwen3Config(
         vocab_size=vocab_size,
         hidden_size=config.hidden_size,
-        intermediate_size=4 * config.hidden_size,
+        intermediate_size=_WIDER * config.hidden_size,
         num_hidden_layers=config.num_layers,
         num_attention_heads=config.num_heads,
         num_key_value_heads=config.num_heads // 2,
