@@ -171,6 +171,8 @@ def test_a_policy_that_hung_while_its_run_fell_back_begins_again(runner: Runner)
         os.kill(rollout, signal.SIGCONT)
     assert run.finish(_LONG_S) == 0, run.logs()
     assert "policy-0" in [i["name"] for i in run.report["incidents"]], "it went on as it was"
+    log = (run.output / "logs" / "policy-0.log").read_text()
+    assert "is lost: the run has fallen back" in log, log[-3000:]
     saved = [
         *events(run, "CheckpointSaved", "policy-0"),
         *events(run, "CheckpointSaved", "policy-1"),

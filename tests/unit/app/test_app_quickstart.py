@@ -252,5 +252,5 @@ def test_one_sample_of_a_prompt_is_enough_where_none_are_compared(settings: list
 
 @pytest.mark.parametrize("size", ["hidden_size", "num_layers"])
 def test_a_model_that_would_not_be_tiny_is_refused_before_it_is_built(size: str) -> None:
-    with pytest.raises(ConfigError, match=r"are built at random\. Name a larger one by model\.path"):
+    with pytest.raises(ConfigError, match=r"are built at random\. Name a larger one by model"):
         load_config(Recipe, {}, [f"model.tiny.{size}=1000000000000"])
