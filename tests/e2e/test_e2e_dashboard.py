@@ -117,6 +117,13 @@ def test_the_reward_curve_rises_from_the_first_step_to_the_last(page: Any) -> No
     assert len(set(heights)) == 30
 
 
+def test_held_out_rewards_are_told_by_data_set(page: Any) -> None:
+    cells = texts(page, "#set-rows tr > :not(.wide)")
+    assert cells == ["code", "0.200", "0.700", "+0.500", "sums", "0.950", "0.900", "-0.050"]
+    paths = "return document.querySelectorAll('#set-rows path.first').length"
+    assert page.execute_script(paths) == 2
+
+
 def test_the_timeline_has_a_lane_a_replica_and_says_what_is_bubble(page: Any) -> None:
     labels = page.execute_script(
         "return [...document.querySelectorAll('#timeline svg[data-replica]')]"

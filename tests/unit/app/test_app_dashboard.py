@@ -175,6 +175,7 @@ async def test_the_run_is_told_from_its_files_alone(client: Any) -> None:
     assert (run["step"], run["num_steps"]) == (30, 30)
     assert run["books"]["dropped"] == {"too stale": 1}
     assert run["accuracies"] == {"0": 0.25, "30": 0.8}
+    assert run["data_sets"]["code"] == {"0": 0.2, "30": 0.7}
 
 
 async def test_curves_hold_what_was_measured(client: Any) -> None:

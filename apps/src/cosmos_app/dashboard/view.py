@@ -35,6 +35,7 @@ class RunView:
         seen_s: time of the newest fact.
         books: groups issued, consumed, dropped by reason, in flight by stage.
         accuracies: mean validation reward by weight version.
+        data_sets: the same of each data set that held-out prompts name.
     """
 
     name: str
@@ -46,6 +47,7 @@ class RunView:
     seen_s: float
     books: Mapping[str, Any]
     accuracies: Mapping[str, float]
+    data_sets: Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,8 +176,11 @@ def run_view(feed: RunFeed, now_s: float) -> RunView:
     reward = history.curves["reward"].newest
     measured = reward.step + 1 if reward else 0
     accuracies: Mapping[str, Any] = report.get("accuracies", {})
+    data_sets: Mapping[str, Mapping[str, float]] = report.get("data_sets", {})
     if status:
-        accuracies = {v: r["mean_reward"] for v, r in status.get("validations", {}).items()}
+        validations = status.get("validations", {})
+        accuracies = {v: r["mean_reward"] for v, r in validations.items()}
+        data_sets = _by_set({v: r.get("of_sets", {}) for v, r in validations.items()})
     return RunView(
         name=feed.run.name,
         state=state,
@@ -188,7 +193,17 @@ def run_view(feed: RunFeed, now_s: float) -> RunView:
         accuracies={
             version: value for version, value in accuracies.items() if _number(value) is not None
         },
+        data_sets=data_sets,
     )
+
+
+def _by_set(by_version: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Turn rewards of sets, by version, into rewards of versions, by set."""
+    names = sorted({name for of_sets in by_version.values() for name in of_sets})
+    return {
+        name: {v: of_sets[name] for v, of_sets in by_version.items() if name in of_sets}
+        for name in names
+    }
 
 
 def _state(feed: RunFeed, now_s: float) -> tuple[RunState, str]:

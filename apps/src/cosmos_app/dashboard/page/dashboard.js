@@ -57,6 +57,7 @@ function disconnected(why) {
 function draw(view) {
   showRun(view.run);
   drawFigures(view);
+  drawSets(view.run.data_sets);
   drawTimeline(view.timeline, view.run.state);
   drawReplicas(view.replicas);
   drawBooks(view.run.books);
@@ -87,9 +88,8 @@ function drawFigures(view) {
   const curve = (name) => view.curves[name] || NO_CURVE;
   const bySteps = (name, style) => ({ xs: curve(name).steps, ys: curve(name).values, style });
   const byTime = (name, style) => ({ xs: curve(name).times_s, ys: curve(name).values, style });
-  const accuracies = Object.entries(view.run.accuracies).map(([v, a]) => [Number(v), a]).sort((a, b) => a[0] - b[0]);
-  const measured = { xs: accuracies.map((a) => a[0]), ys: accuracies.map((a) => a[1]), style: "dot" };
-  const newest = accuracies.length ? `held-out ${shortNumber(accuracies[accuracies.length - 1][1])}` : "";
+  const measured = byVersion(view.run.accuracies, "dot");
+  const newest = measured.ys.length ? `held-out ${shortNumber(measured.ys[measured.ys.length - 1])}` : "";
   figure("reward", shortNumber(last(curve("reward"))), newest);
   drawCurves(byId("c-reward"), [bySteps("reward", "first"), measured], true);
   figure("staleness", shortNumber(last(curve("staleness_mean"))), `mean, max ${shortNumber(last(curve("staleness_max")))}`);
@@ -106,6 +106,28 @@ function drawFigures(view) {
   figure("stalls", stalls.length ? String(Math.round(stalls[Math.floor(stalls.length / 2)])) : "–",
     stalls.length ? `median, max ${Math.round(stalls[stalls.length - 1])}` : "");
   drawCurves(byId("c-stalls"), [byTime("stall_ms", "dot")], true);
+}
+
+// Rewards by weight version as a series, in the order of versions.
+function byVersion(rewards, style) {
+  const found = Object.entries(rewards).map(([v, a]) => [Number(v), a]).sort((a, b) => a[0] - b[0]);
+  return { xs: found.map((a) => a[0]), ys: found.map((a) => a[1]), style };
+}
+
+function drawSets(sets) {
+  const names = Object.keys(sets), curves = names.map((name) => byVersion(sets[name], "first"));
+  byId("sets").hidden = !names.length;
+  byId("set-rows").replaceChildren(...names.map((name, i) => {
+    const row = element("tr"), head = element("th", "", name), cell = element("td", "wide");
+    const first = curves[i].ys[0], newest = curves[i].ys[curves[i].ys.length - 1];
+    head.scope = "row";
+    cell.append(svgElement("svg", { class: "small", role: "img", "aria-label": `held-out reward of ${name} by version` }));
+    row.append(head, cell);
+    for (const text of [first.toFixed(3), newest.toFixed(3), `${newest < first ? "" : "+"}${(newest - first).toFixed(3)}`])
+      row.append(element("td", "", text));
+    return row;
+  }));
+  byId("set-rows").querySelectorAll("svg").forEach((svg, i) => drawCurves(svg, [curves[i]], true));
 }
 
 function drawTimeline(lanes, state) {
