@@ -91,6 +91,11 @@ class DataConfig:
         """
         require_at_least(self, {"held_out": 0})
         if not self.sets:
+            if self.path is None and self.held_out_path is not None:
+                raise ValueError(
+                    "held_out_path is given and path is not: sums would be trained on, and "
+                    "validated on; set data.path, or data.sets"
+                )
             return
         if self.path is not None or self.held_out_path is not None:
             raise ValueError("sets and path (or held_out_path) are given; want one of them")
@@ -119,12 +124,9 @@ class DataConfig:
     @property
     def sources(self) -> tuple[Source, ...]:
         """Files of every data set, or of the one that has no name; there are none of sums."""
-        if self.is_generated:
-            return ()
-        return tuple(
-            Source(getattr(each, "name", ""), each.path, each.held_out_path)
-            for each in self.sets or (self,)
-        )
+        if self.sets:
+            return tuple(Source(each.name, each.path, each.held_out_path) for each in self.sets)
+        return () if self.path is None else (Source("", self.path, self.held_out_path),)
 
     @property
     def shares(self) -> dict[str, float]:

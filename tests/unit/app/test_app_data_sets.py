@@ -74,6 +74,7 @@ def test_without_shares_all_rows_are_drawn_alike(recipe: Recipe, tmp_path: Path)
     [
         (["data.sets=[{name='a', path='x'}]", "data.path=y"], "sets and path"),
         (["data.sets=[{name='a', held_out_path='x'}]"], "nothing to train on"),
+        (["data.held_out_path=x"], "held_out_path is given and path is not"),
         (["data.sets=[{name='a', path='x'}, {name='a', path='y'}]"], "two sets are called 'a'"),
         (["data.sets=[{name='a', path='x'}, {name='b', path='y', share=1}]"], "'a' has no share"),
         (["data.sets=[{name='a/b', path='x'}]"], "metrics are called by it"),
