@@ -253,7 +253,7 @@ def step_statistics(train: Train, *, mask_truncated: bool = False) -> dict[str, 
 def _mean_rewards(refs: Sequence[SampleRef]) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for ref in refs:
-        for name, value in ref.rewards.items():
+        for name, value in ref.rewards:
             values.setdefault(f"reward/{name}", []).append(value)
         if ref.data_set:
             values.setdefault(f"data_set/{ref.data_set}", []).append(ref.reward)

@@ -124,7 +124,12 @@ def test_an_answer_is_wanted_by_the_rewards_that_judge_a_row(tmp_path: Path) -> 
 
 def ref(reward: float, data_set: str, **rewards: float) -> SampleRef:
     return SampleRef(
-        sibling=0, status="completed", key="k", reward=reward, data_set=data_set, rewards=rewards
+        sibling=0,
+        status="completed",
+        key="k",
+        reward=reward,
+        data_set=data_set,
+        rewards=tuple(rewards.items()),
     )
 
 

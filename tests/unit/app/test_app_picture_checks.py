@@ -118,8 +118,9 @@ def test_a_run_on_given_data_is_checked_likewise(folder: Path) -> None:
     rows = [{"prompt": "Which colour?", "response": "red", "images": ["red-28x28.png"]}] * 8
     (folder / "given.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = f"data.path={folder / 'given.jsonl'}"
-    seen = check(folder, data, f"model.path={folder / 'model'}", recipe="sft")
+    kept = "data.held_out=1"
+    seen = check(folder, data, kept, f"model.path={folder / 'model'}", recipe="sft")
     assert seen.exit_code == 0, seen.output
-    blind = check(folder, data, f"model.path={folder / 'blind'}", recipe="sft")
+    blind = check(folder, data, kept, f"model.path={folder / 'blind'}", recipe="sft")
     assert blind.exit_code == 2, blind.output
     assert "the model sees none" in " ".join(blind.output.split())

@@ -44,7 +44,7 @@ def build_padded(directory: Path, characters: str) -> None:
 def check(folder: Path, kind: str, teacher: str) -> Result:
     recipe, teacher_key, more = {
         "rl": ("quickstart", "model.teacher", ("algorithm.kind=on_policy_distillation",)),
-        "given": ("distillation", "teacher", ()),
+        "given": ("distillation", "teacher", ("data.held_out=1",)),
     }[kind]
     settings = (
         f"model.path={folder / 'model'}",

@@ -4,7 +4,6 @@ Every message is a tagged, frozen msgspec struct, so that a record in the bus, i
 test is the same value. Messages name tensors and trajectories, they never hold them.
 """
 
-from collections.abc import Mapping
 from typing import Literal, get_args
 
 import msgspec
@@ -36,8 +35,8 @@ class SampleRef(msgspec.Struct, frozen=True, kw_only=True):
     ``oldest_version`` and ``newest_version`` are the weight versions that sampled its first and
     last trained token. ``num_tokens`` are those that are trained, ``length`` all that a pass goes
     over, those of the prompt and of tools too; ``truncated`` that a limit of tokens cut it off.
-    ``rewards`` are the parts of its reward by name, ``data_set`` names the set that its prompt is
-    from, where there are several. A failed sample has no key and no reward and is never
+    ``rewards`` are the parts of its reward with their names, ``data_set`` names the set that its
+    prompt is from, where there are several. A failed sample has no key and no reward and is never
     trained on; ``failure`` says what happened.
     """
 
@@ -51,7 +50,7 @@ class SampleRef(msgspec.Struct, frozen=True, kw_only=True):
     newest_version: int = 0
     truncated: bool = False
     failure: str = ""
-    rewards: Mapping[str, float] = msgspec.field(default_factory=dict[str, float])
+    rewards: tuple[tuple[str, float], ...] = ()
     data_set: str = ""
 
 

@@ -106,7 +106,7 @@ def sample_ref(trajectory: Trajectory, key: str, data_set: str = "") -> SampleRe
         oldest_version=trajectory.oldest_version,
         newest_version=trajectory.newest_version,
         truncated=trajectory.finish_reason == "length",
-        rewards=trajectory.rewards,
+        rewards=tuple(trajectory.rewards.items()),
         data_set=data_set,
     )
 
