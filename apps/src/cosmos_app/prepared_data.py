@@ -1,6 +1,5 @@
 """The rows of a run: written once, then drawn from by its rollouts."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from cosmos_app.data_config import DataConfig, Source
@@ -9,7 +8,7 @@ from cosmos_app.prepare import RunFiles
 from cosmos_app.prompt_rows import prompt_rows
 from cosmos_app.quickstart.arithmetic import Row, arithmetic_rows, write_rows
 from cosmos_app.recipe import Recipe
-from cosmos_rollout import PromptMixture, PromptSet, PromptSource, read_prompts
+from cosmos_rollout import PromptMixture, PromptSet, PromptSource, evenly_spread, read_prompts
 
 _FEWEST_HELD_OUT = 1
 
@@ -24,9 +23,10 @@ def prepare_data(recipe: Recipe, files: RunFiles) -> tuple[int, int]:
         train, held_out = arithmetic_rows(recipe.data.arithmetic, recipe.seed)
     else:
         media = files.train.with_name("media")
-        divided = [_divided(source, recipe.data, media) for source in recipe.data.sources]
-        train = [row for rows, _ in divided for row in rows]
-        held_out = _in_turns([rows for _, rows in divided])
+        divided = {s.name: _divided(s, recipe.data, media) for s in recipe.data.sources}
+        train = [row for rows, _ in divided.values() for row in rows]
+        counts = {name: len(rows) for name, (_, rows) in divided.items()}
+        held_out = [divided[name][1][number] for name, number in evenly_spread(counts)]
     write_rows(files.train, train)
     write_rows(files.held_out, held_out)
     return len(train), len(held_out)
@@ -66,16 +66,6 @@ def _divided(source: Source, data: DataConfig, media: Path) -> tuple[list[Row], 
             "data.held_out=0"
         )
     return train[:kept], train[kept:]
-
-
-def _in_turns(sets: Sequence[list[Row]]) -> list[Row]:
-    """Join rows of several sets, evenly spread, so that the first of them are of all sets."""
-    placed = [
-        ((place + 0.5) / len(rows), index, row)
-        for index, rows in enumerate(sets)
-        for place, row in enumerate(rows)
-    ]
-    return [row for _, _, row in sorted(placed, key=lambda each: each[:2])]
 
 
 def count_rows(path: Path) -> int:

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cosmos_app.supervisor import Incident
-from cosmos_core.metrics import MetricRecord
+from cosmos_core.metrics import MetricRecord, of_data_sets
 
 _BARS = "▁▂▃▄▅▆▇█"
 _CURVE_WIDTH = 40
@@ -206,9 +206,8 @@ def _data_sets(records: Sequence[MetricRecord]) -> dict[str, dict[int, float]]:
     for record in records:
         if record.role != "validation":
             continue
-        for name, reward in record.values.items():
-            if name.startswith("data_set/"):
-                found.setdefault(name.removeprefix("data_set/"), {})[record.step] = reward
+        for name, reward in of_data_sets(record.values).items():
+            found.setdefault(name, {})[record.step] = reward
     return {name: dict(sorted(of.items())) for name, of in sorted(found.items())}
 
 

@@ -31,12 +31,7 @@ class PromptMixture:
             )
         self._sets = dict(sets)
         self._turns_each = turns_of(shares)
-        order = sorted(
-            ((turn + 0.5) / count, name, turn)
-            for name, count in self._turns_each.items()
-            for turn in range(count)
-        )
-        self._turns = [(name, turn) for _, name, turn in order]
+        self._turns = evenly_spread(self._turns_each)
 
     def data_set(self, ordinal: int) -> str:
         """Return whose turn the ``ordinal``-th prompt is."""
@@ -47,6 +42,12 @@ class PromptMixture:
         cycle, position = divmod(ordinal, CYCLE)
         name, turn = self._turns[position]
         return self._sets[name].row(cycle * self._turns_each[name] + turn)
+
+
+def evenly_spread(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return all that there are of each name, by name and number, spread evenly over the whole."""
+    numbered = [(name, number) for name, count in counts.items() for number in range(count)]
+    return sorted(numbered, key=lambda one: ((one[1] + 0.5) / counts[one[0]], *one))
 
 
 def turns_of(shares: Mapping[str, float]) -> dict[str, int]:

@@ -17,7 +17,14 @@ from cosmos_core.metrics.jsonl import (
     decode_record,
     read_metrics,
 )
-from cosmos_core.metrics.record import FanOut, MediaRecord, MediaSink, MetricRecord, MetricSink
+from cosmos_core.metrics.record import (
+    FanOut,
+    MediaRecord,
+    MediaSink,
+    MetricRecord,
+    MetricSink,
+    of_data_sets,
+)
 
 __all__ = [
     "ConsoleSinkConfig",
@@ -36,6 +43,7 @@ __all__ = [
     "TensorBoardSinkConfig",
     "WandbSinkConfig",
     "decode_record",
+    "of_data_sets",
     "open_sinks",
     "read_metrics",
 ]

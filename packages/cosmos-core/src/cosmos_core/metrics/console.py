@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cosmos_core.metrics.record import MetricRecord
+from cosmos_core.metrics.record import MetricRecord, of_data_sets
 
 _STEPS_OF_RATE = 20
 _REDRAW_S = 0.2
@@ -106,11 +106,7 @@ class ConsoleSink:
 
 def _validation_line(record: MetricRecord) -> str:
     """Write what held-out prompts said of a weight version, their data sets in brackets."""
-    sets = [
-        f"{name.removeprefix('data_set/')} {value:.3f}"
-        for name, value in record.values.items()
-        if name.startswith("data_set/")
-    ]
+    sets = [f"{name} {value:.3f}" for name, value in of_data_sets(record.values).items()]
     mean = record.values.get("reward", float("nan"))
     return f"held-out reward at version {record.step}: {mean:.3f}" + (
         f" ({', '.join(sets)})" if sets else ""

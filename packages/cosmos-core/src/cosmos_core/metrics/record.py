@@ -24,6 +24,12 @@ class MetricRecord(msgspec.Struct, frozen=True):
     values: Mapping[str, float]
 
 
+def of_data_sets(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the values that data sets have (``data_set/NAME``), by the sets' names."""
+    group = "data_set/"
+    return {n.removeprefix(group): value for n, value in values.items() if n.startswith(group)}
+
+
 class MetricSink(Protocol):
     """Takes records in, in any order of roles and steps, from one thread."""
 

@@ -107,8 +107,7 @@ class HalvesRoPE(CosSinRoPE):
 
     def _precompute_cache(self) -> Tensor:
         settings = self._settings
-        inv_freq = torch.tensor(settings.inv_freq, dtype=torch.float32)
-        angles = torch.outer(torch.arange(settings.max_seq_len, dtype=torch.float32), inv_freq)
+        angles = _angles(settings.inv_freq, settings.max_seq_len)
         angles = torch.cat([angles, angles], dim=-1)
         return torch.cat([angles.cos(), angles.sin()], dim=-1) * settings.factor
 
@@ -135,6 +134,11 @@ class PairsRoPE(ComplexRoPE):
 
     def _precompute_cache(self) -> Tensor:
         settings = self._settings
-        inv_freq = torch.tensor(settings.inv_freq, dtype=torch.float32)
-        angles = torch.outer(torch.arange(settings.max_seq_len, dtype=torch.float32), inv_freq)
+        angles = _angles(settings.inv_freq, settings.max_seq_len)
         return torch.polar(torch.full_like(angles, settings.factor), angles)
+
+
+def _angles(inv_freq: tuple[float, ...], length: int) -> Tensor:
+    """Return the angle of each frequency at each position: float32 ``[length, frequencies]``."""
+    positions = torch.arange(length, dtype=torch.float32)
+    return torch.outer(positions, torch.tensor(inv_freq, dtype=torch.float32))
