@@ -6,11 +6,13 @@ nothing of engines: the whole sequence through transformers, without sampling an
 """
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 import pytest_asyncio
@@ -291,6 +293,15 @@ async def one(engine: RolloutEngine, request: GenerationRequest) -> GeneratedSam
     return (await collect(engine, request))[request.request_id]
 
 
+def command_lines() -> str:
+    """What everybody on this machine can list."""
+    lines = ""
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # of a process that has ended
+            lines += command.read_text(errors="replace")
+    return lines
+
+
 async def tokens_flow(engine: RolloutEngine, count: int) -> None:
     """Wait until ``count`` more tokens were sampled."""
     goal = engine.num_tokens_generated + count
@@ -314,6 +325,18 @@ async def test_every_request_gets_its_own_answer_in_whatever_order(subject):
     for request in requests:
         alone = await one(subject.engine, request)
         assert alone.token_ids.tolist() == together[request.request_id].token_ids.tolist()
+
+
+async def test_a_server_of_an_engine_answers_nobody_else(subject):
+    server = getattr(subject.engine, "_server", None)
+    assert (server is not None) == (type(subject.engine).__name__ == "SGLangEngine")
+    if server is None:
+        return
+    async with httpx.AsyncClient(base_url=server.url, trust_env=False) as stranger:
+        assert (await stranger.get("/server_info")).status_code == 401
+        assert (await stranger.post("/pause_generation", json={})).status_code == 401
+    key = server.headers["Authorization"].split()[-1]
+    assert key not in command_lines() + server.last_words()
 
 
 async def test_a_short_answer_does_not_wait_for_a_long_one(subject):

@@ -61,6 +61,7 @@ async def start_sglang_engine(use: ServerUse, setup: EngineSetup) -> "SGLangEngi
         ended.push_async_callback(server.end, use.shutdown_s)
         client = httpx.AsyncClient(
             base_url=server.url,
+            headers=server.headers,
             timeout=use.request_s,
             limits=httpx.Limits(max_connections=None),
             trust_env=False,  # no proxy from the environment

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -19,6 +20,7 @@ from cosmos_rollout.errors import EngineStartError
 _CHILD = Path(__file__).with_name("sglang_child.py")
 _LOOK_AGAIN_S = 0.2
 _LAST_BYTES = 4000
+_KEY_VARIABLE = "COSMOS_SGLANG_KEY"  # of the child's environment; command lines are public
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,11 +47,14 @@ class ServerUse:
 class SGLangServer:
     """A server that this process owns; made by `start_server`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, folder: Path, port: int) -> None:
-        """Take over a process that leads a group of its own."""
+    def __init__(
+        self, process: asyncio.subprocess.Process, folder: Path, port: int, key: str
+    ) -> None:
+        """Take over a process that leads a group of its own, and answers to a key alone."""
         self._process = process
         self._folder = folder
         self.url = f"http://127.0.0.1:{port}"
+        self.headers = {"Authorization": f"Bearer {key}"}
 
     @property
     def folder(self) -> Path:
@@ -110,10 +115,12 @@ async def start_server(use: ServerUse, folder: Path) -> SGLangServer:
         port = free.getsockname()[1]
     python = str(use.interpreter or sys.executable)
     where = ("--host", "127.0.0.1", "--port", str(port))
+    key = secrets.token_urlsafe(32)
     with (folder / "log").open("wb") as log:
         try:
             process = await asyncio.create_subprocess_exec(
                 *(python, str(_CHILD), str(os.getpid()), *use.arguments, *where),
+                env={**os.environ, _KEY_VARIABLE: key},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -121,7 +128,7 @@ async def start_server(use: ServerUse, folder: Path) -> SGLangServer:
             )
         except OSError as error:
             raise EngineStartError(f"interpreter {python}: {error}") from error
-    return SGLangServer(process, folder, port)
+    return SGLangServer(process, folder, port, key)
 
 
 def own_folder() -> tempfile.TemporaryDirectory[str]:
