@@ -1,4 +1,4 @@
-"""SGLang's server as a child process: started on a free port, watched, ended."""
+"""SGLang's server as a child process: started on a port of its own, watched, ended."""
 
 import asyncio
 import contextlib
@@ -48,12 +48,20 @@ class SGLangServer:
     """A server that this process owns; made by `start_server`."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, folder: Path, port: int, key: str
+        self, process: asyncio.subprocess.Process, folder: Path, address: socket.socket, key: str
     ) -> None:
-        """Take over a process that leads a group of its own, and answers to a key alone."""
+        """Take over a process that leads a group of its own.
+
+        Args:
+            process: listens at the address in the end.
+            folder: has its log.
+            address: bound to what the process listens at; closed with the server.
+            key: whoever asks it for something has to show this.
+        """
         self._process = process
         self._folder = folder
-        self.url = f"http://127.0.0.1:{port}"
+        self._address = address
+        self.url = f"http://127.0.0.1:{address.getsockname()[1]}"
         self.headers = {"Authorization": f"Bearer {key}"}
 
     @property
@@ -98,6 +106,7 @@ class SGLangServer:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()  # it was killed
+        self._address.close()
 
 
 async def start_server(use: ServerUse, folder: Path) -> SGLangServer:
@@ -110,11 +119,9 @@ async def start_server(use: ServerUse, folder: Path) -> SGLangServer:
     Raises:
         EngineStartError: if there is no such Python.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    address = _reserved()
     python = str(use.interpreter or sys.executable)
-    where = ("--host", "127.0.0.1", "--port", str(port))
+    where = ("--host", "127.0.0.1", "--port", str(address.getsockname()[1]))
     key = secrets.token_urlsafe(32)
     with (folder / "log").open("wb") as log:
         try:
@@ -127,8 +134,21 @@ async def start_server(use: ServerUse, folder: Path) -> SGLangServer:
                 start_new_session=True,
             )
         except OSError as error:
+            address.close()
             raise EngineStartError(f"interpreter {python}: {error}") from error
-    return SGLangServer(process, folder, port, key)
+    return SGLangServer(process, folder, address, key)
+
+
+def _reserved() -> socket.socket:
+    """Return a socket with a port of loopback that a server may share, and nobody else is given.
+
+    SGLang binds its own after a minute of imports, with SO_REUSEADDR too; the kernel allows both as
+    long as one of them listens.
+    """
+    address = socket.socket()
+    address.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    address.bind(("127.0.0.1", 0))
+    return address
 
 
 def own_folder() -> tempfile.TemporaryDirectory[str]:
