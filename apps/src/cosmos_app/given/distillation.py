@@ -70,6 +70,9 @@ class DistillationTask:
     def prepare(self, learner: Learner, step: int) -> None:
         """Need nothing."""
 
+    def prepare_held_out(self, learner: Learner) -> None:
+        """Need nothing."""
+
     def batches(self, step: int, *, rank: int, size: int) -> Sequence[TaughtBatch]:
         """Return share ``rank`` of ``size`` of a step."""
         given = self._examples.batches(step, rank=rank, size=size)

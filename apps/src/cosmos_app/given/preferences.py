@@ -141,6 +141,9 @@ class PairTask:
     def prepare(self, learner: Learner, step: int) -> None:
         """Need nothing."""
 
+    def prepare_held_out(self, learner: Learner) -> None:
+        """Need nothing."""
+
     def batches(self, step: int, *, rank: int, size: int) -> list[TokenBatch]:
         """Return share ``rank`` of ``size`` of a step."""
         return self._pairs.batches(step, rank=rank, size=size)
@@ -191,8 +194,16 @@ class KtoTask:
 
     def prepare(self, learner: Learner, step: int) -> None:
         """Estimate the divergence over the whole step, on every replica by itself."""
-        mesh = learner.mesh
-        others = mismatched(self._layout.of_step(self._train, step))
+        self._baseline = self._divergence(learner, self._layout.of_step(self._train, step))
+
+    def prepare_held_out(self, learner: Learner) -> None:
+        """Estimate the divergence over the samples kept back."""
+        if self._held_out:
+            self._baseline = self._divergence(learner, self._held_out)
+
+    def _divergence(self, learner: Learner, samples: Sequence[MarkedSample]) -> Tensor:
+        """Return z over samples; 0 where all have one prompt."""
+        mesh, others = learner.mesh, mismatched(samples)
         lengths = [len(sample.token_ids) for sample in others]
         batches = [
             self._collate([others[i] for i in rows])
@@ -201,9 +212,7 @@ class KtoTask:
         found = learner.evaluate(
             batches, self._ratio_sums, filler=self._empty, scorers=[self._reference]
         )
-        self._baseline = kto_baseline(
-            torch.tensor(found.loss * found.weight), torch.tensor(found.weight)
-        )
+        return kto_baseline(torch.tensor(found.loss * found.weight), torch.tensor(found.weight))
 
     def batches(self, step: int, *, rank: int, size: int) -> list[KtoBatch]:
         """Return share ``rank`` of ``size`` of a step."""
@@ -216,7 +225,7 @@ class KtoTask:
         return batches
 
     def held_out(self, *, rank: int, size: int) -> list[KtoBatch] | None:
-        """Return a share of the samples kept back, judged by the last step's divergence."""
+        """Return a share of the samples kept back, judged by the divergence last estimated."""
         return self._lay_out(self._held_out, rank, size) if self._held_out else None
 
     def loss(self, model: nn.Module, batch: KtoBatch) -> LossResult:

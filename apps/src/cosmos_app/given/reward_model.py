@@ -36,6 +36,9 @@ class RewardTask:
     def prepare(self, learner: Learner, step: int) -> None:
         """Need nothing."""
 
+    def prepare_held_out(self, learner: Learner) -> None:
+        """Need nothing."""
+
     def batches(self, step: int, *, rank: int, size: int) -> list[TokenBatch]:
         """Return share ``rank`` of ``size`` of a step."""
         return self._pairs.batches(step, rank=rank, size=size)

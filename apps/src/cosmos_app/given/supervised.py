@@ -54,6 +54,9 @@ class SftTask:
     def prepare(self, learner: Learner, step: int) -> None:
         """Need nothing."""
 
+    def prepare_held_out(self, learner: Learner) -> None:
+        """Need nothing."""
+
     def batches(self, step: int, *, rank: int, size: int) -> list[SftBatch]:
         """Return share ``rank`` of ``size`` of a step."""
         return step_batches(self._data, self._config, step, rank=rank, size=size)

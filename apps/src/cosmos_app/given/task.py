@@ -46,6 +46,10 @@ class Task(Protocol[Batch]):
         """Return share ``rank`` of ``size`` of a step."""
         ...
 
+    def prepare_held_out(self, learner: Learner) -> None:
+        """Work out what validating needs of all the examples kept back, with the weights as they are."""
+        ...
+
     def held_out(self, *, rank: int, size: int) -> Sequence[Batch] | None:
         """Return a share of the examples kept back; ``None`` if there are none."""
         ...

@@ -94,10 +94,11 @@ class GivenTrainer:
 
         ``None`` if there are no such examples.
         """
-        batches = self._task.held_out(rank=self._mesh.data_rank, size=self._mesh.data_size)
-        if batches is None:
-            return None
         with self.learner.averaged():
+            self._task.prepare_held_out(self.learner)
+            batches = self._task.held_out(rank=self._mesh.data_rank, size=self._mesh.data_size)
+            if batches is None:
+                return None
             found = self.learner.evaluate(
                 batches, self._task.loss, filler=self._task.filler, scorers=self._task.scorers
             )
