@@ -192,8 +192,11 @@ def test_rows_kept_back_leave_some_to_train_on(tmp_path, tokenizer):
     read = lambda path, rows: load_pairs(path, encoding(tokenizer), rows)  # noqa: E731
     train, held_out = split_off(data, read)
     assert (len(train), len(held_out)) == (4, 2)
-    with pytest.raises(RunError, match="none would be left to train on"):
+    with pytest.raises(RunError, match="has 6 rows: none would be left to train on"):
         split_off(replace(data, held_out=6), read)
+    short = replace(data, held_out=2, rows=PreferenceFormat(max_tokens=7))  # <bos>0+0=0<eos>
+    with pytest.raises(RunError, match=r"has 6 rows, 4 of them longer than data.rows.max_tokens=7"):
+        split_off(short, read)
 
 
 def take(learner, task, step):

@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 
 from cosmos_app.check import count_parameters, trained_mib
-from cosmos_app.errors import DataError
 from cosmos_app.given.files import check_inputs
 from cosmos_app.given.recipe import GivenRecipe
+from cosmos_app.given.task import require_rest
 from cosmos_app.output import print_json
 from cosmos_app.shown_recipe import shown_as_json
 from cosmos_parallel import read_rows
@@ -46,11 +46,7 @@ def forecast_given(recipe: GivenRecipe) -> GivenForecast:
     """
     data = recipe.data
     rows = sum(1 for _ in read_rows(data.path, data.rows.split))
-    if rows <= data.held_out:
-        raise DataError(
-            f"data.held_out is {data.held_out}, but {data.path} has {rows} rows: "
-            "none would be left to train on"
-        )
+    require_rest(data, rows)
     counts = count_parameters(recipe)
     trainer = recipe.trainer
     return GivenForecast(

@@ -13,6 +13,7 @@ from cosmos_app.given.recipe import (
     PreferenceRecipe,
     SftRecipe,
 )
+from cosmos_app.given.task import require_rest
 from cosmos_app.held import held_training
 from cosmos_app.prepare import (
     build_once,
@@ -66,7 +67,8 @@ def check_inputs(recipe: GivenRecipe) -> int:
 
     Raises:
         DataError: if the recipe names a directory without a model in it, or a teacher that has
-            other tokens than the model or cannot be divided as the recipe says.
+            other tokens than the model or cannot be divided as the recipe says; or keeps every
+            row back.
         MeshError: if the model cannot be divided as the recipe says.
         CheckpointPlaceError: if nothing knows how to reach where checkpoints should lie.
         SftDataError: if the data cannot be read, naming file, line and what is wrong.
@@ -82,6 +84,7 @@ def check_inputs(recipe: GivenRecipe) -> int:
     elif data.validation_split:
         parts.append((data.path, data.validation_split))
     num_rows, *_ = (_check_rows(recipe, path, split) for path, split in parts)
+    require_rest(data, num_rows)
     return num_rows
 
 

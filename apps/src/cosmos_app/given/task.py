@@ -10,7 +10,7 @@ from torch import nn
 from cosmos_app.errors import DataError
 from cosmos_app.given.preference_data import PreferenceFormat
 from cosmos_app.given.recipe import PreferenceDataConfig, SftDataConfig
-from cosmos_parallel import Learner, LossResult, Scorer, SftFormat, StepReport
+from cosmos_parallel import Learner, LossResult, Scorer, SftFormat, StepReport, read_rows
 
 Batch = TypeVar("Batch")
 OfRow = TypeVar("OfRow")
@@ -47,7 +47,7 @@ class Task(Protocol[Batch]):
         ...
 
     def prepare_held_out(self, learner: Learner) -> None:
-        """Work out what validating needs of all the examples kept back, with the weights as they are."""
+        """Work out what validating needs of the examples kept back, by the weights as they are."""
         ...
 
     def held_out(self, *, rank: int, size: int) -> Sequence[Batch] | None:
@@ -85,8 +85,28 @@ def split_off(
         held_out = load(config.path, replace(config.rows, split=config.validation_split))
     kept = len(train) - config.held_out
     if kept < 1:
-        raise DataError(
-            f"data.held_out is {config.held_out}, but {config.path} has {len(train)} rows "
-            f"of at most {config.rows.max_tokens} tokens: none would be left to train on"
-        )
+        num_rows = sum(1 for _ in read_rows(config.path, config.rows.split))
+        require_rest(config, num_rows, num_too_long=num_rows - len(train))
     return (train[:kept], train[kept:]) if config.held_out else (train, held_out)
+
+
+def require_rest(
+    config: SftDataConfig | PreferenceDataConfig, num_rows: int, *, num_too_long: int = 0
+) -> None:
+    """Look whether rows to train on are left.
+
+    Args:
+        config: of the data.
+        num_rows: of the split that is trained on.
+        num_too_long: how many of them are longer than a row may be, where that is known.
+
+    Raises:
+        DataError: if all are kept back or too long.
+    """
+    if num_rows - num_too_long > config.held_out:
+        return
+    longer = f", {num_too_long} of them longer than data.rows.max_tokens={config.rows.max_tokens}"
+    raise DataError(
+        f"data.held_out is {config.held_out}, but {config.path} has {num_rows} rows"
+        f"{longer if num_too_long else ''}: none would be left to train on"
+    )
