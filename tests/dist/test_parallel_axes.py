@@ -145,6 +145,28 @@ FAMILIES = {
 }
 # with a part that sees, which is not asked here, and a language model in transformers by itself
 FAMILIES |= {
+    "muse-glimmer": lambda: transformers.MuseGlimmerConfig(
+        text_config=GROUPED
+        | {
+            "vocab_size": 66,
+            "head_dim": 8,
+            "sliding_window": 4,
+            "final_logit_softcapping": 2.0,
+            "output_multiplier": 0.7,
+        },
+        vision_config={
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "pos_emb_height": 4,
+            "pos_emb_width": 4,
+        },
+        out_hidden_size=64,
+        projector_hidden_size=16,
+        image_token_id=64,
+        video_token_id=65,
+    ),
     "qwen-3.5": lambda: transformers.Qwen3_5Config(
         text_config=GROUPED
         | {
@@ -369,6 +391,8 @@ IN_CI = {
     ("moonlight-moe", "ep2-pp2"),
     ("kimi-2.5", "fsdp2-tp2-ep2-pp2"),
     ("kimi-2.5", "fsdp2-cp2-ep2"),
+    ("muse-glimmer", "fsdp2-tp2-pp2"),
+    ("muse-glimmer", "fsdp2-cp2"),
     ("gpt-oss", "fsdp2-tp2-ep4"),
     ("gpt-oss", "fsdp2-cp2"),
     ("mistral", "tp2-cp2"),
@@ -382,7 +406,7 @@ IN_CI = {
     ("longcat", "tp2"),
     ("inkling", "tp2"),
 }
-SEEING = frozenset({"kimi-2.5"})
+SEEING = frozenset({"kimi-2.5", "muse-glimmer"})
 TABLE = [
     (family, layout)
     for family in FAMILIES
@@ -416,6 +440,17 @@ EXTRA = {
         "degrees": {"cp": 2},
         "packed": True,
         "implementation": "native",
+    },
+    "packed-windows-cp2": {
+        "model": "muse-glimmer",
+        "degrees": {"cp": 2},
+        "packed": True,
+        "implementation": "native",
+    },
+    "generic-capped-tp2": {
+        "model": "muse-glimmer",
+        "degrees": {"tp": 2},
+        "implementation": "transformers",
     },
     "exported-pp2": {"model": "moonlight-moe", "degrees": {"pp": 2}, "export": "exported"},
     "exported-sight-pp2": {"model": "kimi-2.5", "degrees": {"pp": 2}, "export": "exported-sight"},

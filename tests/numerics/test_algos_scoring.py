@@ -67,6 +67,7 @@ MODELS = [
     ("Phi", {"num_key_value_heads": 2, "head_dim": 8}),
     # These change logits after the head.
     ("Gemma2", {"final_logit_softcapping": 3.0}),
+    ("Gemma2", {"final_logit_softcapping": 1.0}),
     ("Cohere", {"logit_scale": 0.5}),
     ("Granite", {"logits_scaling": 4.0}),
 ]

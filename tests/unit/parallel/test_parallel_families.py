@@ -136,6 +136,10 @@ def kimi(*, tied=False, **text):
     return transformers.Kimi_K25Config(text_config=words.to_dict(), tie_word_embeddings=tied)
 
 
+def muse(**text):
+    return transformers.MuseGlimmerConfig(text_config=DENSE | {"num_hidden_layers": 3} | text)
+
+
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
@@ -148,6 +152,10 @@ def kimi(*, tied=False, **text):
             transformers.Kimi_K25Config(text_config=qwen3().to_dict()),
             "language model is of type qw",
         ),
+        (muse(), None),
+        (muse(hidden_activation="gelu"), "activation gelu"),
+        (muse(tie_word_embeddings=True), "one matrix for embedding and output head"),
+        (muse(layer_rope_theta=[10000.0, 0, 500000.0]), "layers with rotary bases of their own"),
     ],
 )
 def test_the_language_model_of_one_that_sees_is_looked_at(config, reason):
@@ -182,6 +190,7 @@ def test_every_family_of_the_readme_is_listed_with_its_axes():
     for kind in ("qwen3_moe", "deepseek_v3", "gpt_oss"):
         assert by_type[kind].axes == (*dense, "ep")
     assert by_type["kimi_k25"].axes == (*dense, "ep")
+    assert by_type["muse_glimmer"].axes == dense
     assert by_type["deepseek_v3"].families == "DeepSeek-V3, Moonlight-MoE"
     assert not by_type["qwen2_5_vl"].native
     seeing = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")

@@ -15,6 +15,7 @@ from cosmos_parallel import (
     ModelMismatchError,
     ParallelConfig,
     PictureError,
+    TokenIdError,
     build_mesh,
     export_hf,
     load_causal_lm,
@@ -116,6 +117,31 @@ FAMILIES["kimi-2.5"] = transformers.Kimi_K25Config(
     video_token_id=63,
     tie_word_embeddings=False,
 )
+# layers take turns as published: three that look back over 4 tokens and turn, one that does neither
+FAMILIES["muse-glimmer"] = transformers.MuseGlimmerConfig(
+    text_config={
+        **SIZES,
+        "num_hidden_layers": 5,
+        "head_dim": 8,
+        "sliding_window": 4,
+        "final_logit_softcapping": 2.0,
+        "output_multiplier": 0.7,
+        "rms_norm_eps": 1e-3,
+        "post_norm_eps": 1e-2,
+    },
+    vision_config={
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "pos_emb_height": 4,
+        "pos_emb_width": 4,
+    },
+    out_hidden_size=64,
+    projector_hidden_size=16,
+    image_token_id=62,
+    video_token_id=63,
+)
 # a token of a picture is no word
 TOKENS = torch.randint(0, 62, (2, 13), generator=torch.Generator().manual_seed(3))
 
@@ -179,7 +205,9 @@ def test_logits_are_those_of_transformers_before_and_after_an_export(
     assert torch.equal(logits_of(again.eval(), input_ids=TOKENS), reference)
 
 
-@pytest.mark.parametrize("family", ["qwen-3", "moonlight-moe", "gpt-oss", "kimi-2.5"])
+@pytest.mark.parametrize(
+    "family", ["qwen-3", "moonlight-moe", "gpt-oss", "kimi-2.5", "muse-glimmer"]
+)
 def test_packed_samples_do_not_see_each_other(directories, mesh, family):
     model = load_causal_lm(directories(family), mesh, NATIVE)
     positions = torch.cat([torch.arange(5), torch.arange(8)]).expand(2, 13)
@@ -190,12 +218,19 @@ def test_packed_samples_do_not_see_each_other(directories, mesh, family):
     torch.testing.assert_close(packed, alone, rtol=0, atol=1e-5)
 
 
-def test_pictures_are_refused_where_only_words_are_computed(directories, mesh):
-    model = load_causal_lm(directories("kimi-2.5"), mesh, NATIVE)
-    with pytest.raises(
-        PictureError, match=r"takes no pixel_values: train a kimi_k25 model on pict"
-    ):
+@pytest.mark.parametrize(
+    ("family", "kind"), [("kimi-2.5", "kimi_k25"), ("muse-glimmer", "muse_glimmer")]
+)
+def test_pictures_are_refused_where_only_words_are_computed(directories, mesh, family, kind):
+    model = load_causal_lm(directories(family), mesh, NATIVE)
+    with pytest.raises(PictureError, match=f"takes no pixel_values: train a {kind} model on pict"):
         model(input_ids=TOKENS, pixel_values=torch.zeros(4, 3, 14, 14))
+
+
+def test_a_token_beyond_an_embedding_with_a_norm_is_refused(directories, mesh):
+    model = load_causal_lm(directories("muse-glimmer"), mesh, NATIVE)
+    with pytest.raises(TokenIdError, match="token id 64 at row 0, column 1"):
+        model(input_ids=torch.tensor([[1, 64]]))
 
 
 def test_only_columns_that_are_asked_for_are_projected(directories, mesh):
@@ -210,7 +245,14 @@ def test_only_columns_that_are_asked_for_are_projected(directories, mesh):
 
 @pytest.mark.parametrize(
     ("family", "checkpointing"),
-    [("qwen-3-moe", "none"), ("qwen-3-moe", "full"), ("gpt-oss", "none"), ("kimi-2.5", "none")],
+    [
+        ("qwen-3-moe", "none"),
+        ("qwen-3-moe", "full"),
+        ("gpt-oss", "none"),
+        ("kimi-2.5", "none"),
+        ("muse-glimmer", "none"),
+        ("muse-glimmer", "full"),
+    ],
 )
 def test_a_step_is_that_of_transformers(directories, mesh, family, checkpointing):
     from cosmos_parallel import SftBatch

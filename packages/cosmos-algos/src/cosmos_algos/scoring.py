@@ -26,8 +26,8 @@ from cosmos_algos.logprobs import (
 )
 from cosmos_algos.rows import position_ids
 
-# Settings by which a model changes logits after its head (Gemma, Cohere, Granite, Falcon-H1).
-_LOGIT_SETTINGS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
+# Settings that logits are multiplied by (Cohere, Granite, Falcon-H1, Muse Glimmer).
+_FACTORS = ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
 
 
 def model_scores(
@@ -381,4 +381,7 @@ def _changes_logits(model: nn.Module) -> bool:
     if config is None:
         return False
     text = config.get_text_config()
-    return any(getattr(text, name, None) not in {None, 1} for name in _LOGIT_SETTINGS)
+    # a bound on logits (Gemma), which changes them whatever it is
+    if getattr(text, "final_logit_softcapping", None) is not None:
+        return True
+    return any(getattr(text, name, None) not in {None, 1} for name in _FACTORS)

@@ -25,10 +25,13 @@ NATIVE_TYPES: Mapping[str, str] = {
     "deepseek_v3": "DeepSeek-V3, Moonlight-MoE",
     "gpt_oss": "GPT-OSS",
     "kimi_k25": "Kimi K2.5 to K2.7 (images with transformers)",
+    "muse_glimmer": "Muse Glimmer (images with transformers)",
 }
 _MIXTURES = ("qwen3_moe", "deepseek_v3", "gpt_oss", "kimi_k25")
 # the language model inside one that sees
-_DECODERS = {"kimi_k25": "deepseek_v3"}
+_DECODERS = {"kimi_k25": "deepseek_v3", "muse_glimmer": "muse_glimmer_text"}
+# they have layers that look back over a window
+_WINDOWED = ("gpt_oss", "muse_glimmer_text")
 _TENSOR_STYLES = {
     "colwise",
     "colwise_gather_output",
@@ -105,24 +108,32 @@ def native_refusal(config: "PretrainedConfig") -> str | None:
     allowed = ("default", "yarn") if kind == "deepseek_v3" else _FIXED_ROPE
     sliding = "sliding_attention" in (getattr(settings, "layer_types", None) or ())
     biased = bool(getattr(settings, "attention_bias", False))
+    activation: str = getattr(settings, "hidden_act", None) or settings.hidden_activation
     found = {
         f"rope type {rope}": rope not in allowed,
-        f"activation {settings.hidden_act}": settings.hidden_act != "silu",
+        f"activation {activation}": activation != "silu",
         "biases in attention": biased and kind != "gpt_oss",
         "no biases in attention": kind == "gpt_oss" and not biased,
         "biases in the feed-forward": bool(getattr(settings, "mlp_bias", False)),
-        "sliding-window attention": sliding and kind != "gpt_oss",
+        "sliding-window attention": sliding and kind not in _WINDOWED,
         "weights of few bits": any(
             getattr(part, "quantization_config", None) is not None for part in (config, settings)
         ),
         "one matrix for embedding and output head": sees(config) and is_tied(config),
         "layers without experts between those with": kind == "qwen3_moe"
         and (settings.decoder_sparse_step != 1 or bool(settings.mlp_only_layers)),
+        "layers with rotary bases of their own": _has_other_bases(settings),
         "rotary embedding on halves": kind == "deepseek_v3"
         and not getattr(settings, "rope_interleave", True),
     }
     reasons = [reason for reason, applies in found.items() if applies]
     return f"it has {', '.join(reasons)}" if reasons else None
+
+
+def _has_other_bases(settings: Any) -> bool:
+    """Whether layers that turn do so by another base than that of all; 0 is for none that turns."""
+    bases = set(getattr(settings, "layer_rope_theta", None) or ()) - {0}
+    return bool(bases) and bases != {settings.rope_parameters["rope_theta"]}
 
 
 def choose_implementation(

@@ -22,11 +22,18 @@ class ExactAttention(Module):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Module.Config):
-        """Nothing to set."""
+        """What differs from layer to layer.
+
+        Attributes:
+            window: how many tokens a query sees, itself the last; ``None`` for all before it.
+        """
+
+        window: int | None = None
 
     def __init__(self, config: Config) -> None:
         """Make it."""
         super().__init__()
+        self._window = config.window
 
     def forward(
         self,
@@ -42,12 +49,15 @@ class ExactAttention(Module):
         group = attention_masks.group
         if group is not None:
             k_BLNH, v_BLNH = gather_sequence(k_BLNH, group), gather_sequence(v_BLNH, group)  # noqa: N806
+        mask = attention_masks.mask
+        if self._window is not None:
+            mask = attention_masks.mask_of(k_BLNH, self._window)
         out = functional.scaled_dot_product_attention(
             q_BLNH.transpose(1, 2),
             k_BLNH.transpose(1, 2),
             v_BLNH.transpose(1, 2),
-            attn_mask=attention_masks.mask,
-            is_causal=attention_masks.mask is None,
+            attn_mask=mask,
+            is_causal=mask is None,
             scale=scale,
             enable_gqa=enable_gqa,
         )

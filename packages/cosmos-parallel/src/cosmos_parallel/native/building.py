@@ -17,6 +17,7 @@ from torchtitan.models.common.rope import RoPE
 from torchtitan.protocols.module import Module
 
 from cosmos_parallel.compiling import compile_layers
+from cosmos_parallel.families import is_tied
 from cosmos_parallel.mesh import TrainingMesh
 from cosmos_parallel.native.carried import carry
 from cosmos_parallel.native.families import decoder_config, names_of
@@ -77,7 +78,7 @@ def load_native(
     device = mesh.process.device
     carry(model, path, how.dtype)
     model.to_empty(device=device)
-    if config.tie_word_embeddings:
+    if is_tied(config):
         model.tie_weights()
     _start_buffers(model, device)
     fill(model, path)

@@ -25,6 +25,8 @@ from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 
 from cosmos_parallel.native.attention import ExactAttention, ExactExperts, PairsRoPE
 from cosmos_parallel.native.gpt_oss import HF_NAMES, gpt_oss
+from cosmos_parallel.native.muse_glimmer import muse_glimmer
+from cosmos_parallel.native.muse_glimmer import names as muse_glimmer_names
 from cosmos_parallel.native.names import HfNames
 from cosmos_parallel.native.pieces import UNUSED, frequencies, norm, outside, rope, routed
 
@@ -48,6 +50,8 @@ def names_of(config: "PretrainedConfig", decoder: Decoder.Config) -> HfNames:
     """Return what files call the tensors of a model."""
     if config.model_type == "gpt_oss":
         return HF_NAMES
+    if config.model_type == "muse_glimmer":
+        return muse_glimmer_names(decoder)
     if config.get_text_config().model_type == "deepseek_v3":
         table = _named(DeepSeekV3StateDictAdapter(decoder, None).from_hf_map)  # pyright: ignore
         return _kimi_named(table) if config.model_type == "kimi_k25" else table
@@ -117,6 +121,7 @@ _BUILDERS: dict[str, Callable[[Any], Decoder.Config]] = {
     "qwen3_moe": _qwen,
     "deepseek_v3": _deepseek,
     "gpt_oss": gpt_oss,
+    "muse_glimmer_text": muse_glimmer,
 }
 
 

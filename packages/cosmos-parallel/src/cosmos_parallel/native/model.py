@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from cosmos_parallel.errors import PictureError
+from cosmos_parallel.families import is_tied
 from cosmos_parallel.native.names import HfNames
 from cosmos_parallel.native.stage import Stage
 from cosmos_parallel.sequences import kept_columns, padded_rows
@@ -77,7 +78,11 @@ class NativeCausalLM(nn.Module):
 
     def get_input_embeddings(self) -> nn.Module | None:
         """Return the embedding, if this rank has it."""
-        return self.decoder.get_submodule("tok_embeddings") if self.stages[0].is_first else None
+        if not self.stages[0].is_first:
+            return None
+        # of some models a norm goes with it
+        parts = self.decoder.get_submodule("tok_embeddings").modules()
+        return next(part for part in parts if isinstance(part, nn.Embedding))
 
     def forward(
         self,
@@ -133,7 +138,7 @@ class NativeCausalLM(nn.Module):
         """
         return self.hf_names.to_hf(
             {name.removeprefix("decoder."): value for name, value in tensors.items()},
-            leaving=frozenset(("lm_head.weight",) if self.config.tie_word_embeddings else ()),
+            leaving=frozenset(("lm_head.weight",) if is_tied(self.config) else ()),
         )
 
     def _run_stages(self, tokens: Tensor, positions: Tensor) -> Tensor:
