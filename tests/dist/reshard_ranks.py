@@ -1,7 +1,8 @@
 """Saves a model on four FSDP ranks and resumes it under other axes.
 
 python reshard_ranks.py DIRECTORY KIND LAYOUT...; writes the losses of the steps after the save.
-The kind is "native", of torchtitan, or "lora", with adapters, which transformers computes.
+The kind is "native", of torchtitan, "sight", the same with a part that is carried along, or "lora",
+with adapters, which transformers computes.
 """
 
 import dataclasses
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 from parallel_ranks import Layout, Place, build_model, micro_batches, next_token_loss, run_ranks
+from tiny_models import tiny_kimi, write_random
 
 from cosmos_parallel import (
     AdamWConfig,
@@ -32,11 +34,14 @@ LAYOUTS = {
     "tp2": (2, {"tp": 2}),
     "fsdp2-tp2": (4, {"tp": 2}),
     "pp2": (2, {"pp": 2}),
+    "ep2-pp2": (4, {"ep": 2, "pp": 2}),
 }
 KINDS = {
     "native": ModelConfig(implementation="native"),
+    "sight": ModelConfig(implementation="native"),
     "lora": ModelConfig(implementation="transformers", lora=LoraConfig(rank=4)),
 }
+MODELS = {"sight": "kimi"}
 SAVED_AFTER, LAST = 3, 5
 
 
@@ -48,7 +53,7 @@ def make_learner(place: Place, directory: Path, kind: str, degrees: dict) -> Lea
         timeout_s=100,
     )
     mesh = build_mesh(ParallelConfig(**degrees), process)
-    model = load_causal_lm(directory / "qwen3", mesh, KINDS[kind])
+    model = load_causal_lm(directory / MODELS.get(kind, "qwen3"), mesh, KINDS[kind])
     if kind == "lora":
         trained = {name for name, p in model.named_parameters() if p.requires_grad}
         assert trained == {name for name, _ in model.named_parameters() if ".lora_" in name}
@@ -88,6 +93,9 @@ def run(directory: Path, kind: str, name: str) -> None:
 
 if __name__ == "__main__":
     where = Path(sys.argv[1])
-    build_model("qwen3", where, tied=False)  # the stages of a pipeline share no weights
+    if sys.argv[2] in MODELS:
+        write_random(tiny_kimi(), where / MODELS[sys.argv[2]])
+    else:
+        build_model("qwen3", where, tied=False)  # the stages of a pipeline share no weights
     for chosen in sys.argv[3:]:
         run(where, sys.argv[2], chosen)

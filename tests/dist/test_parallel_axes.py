@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 from process_trees import run_tree
-from tiny_models import tiny_config, write_random
+from tiny_models import tiny_config, tiny_kimi, tiny_muse, write_random
 
 pytestmark = pytest.mark.timeout(1800)  # one tree of processes runs every case
 POOL = Path(__file__).with_name("parallel_pool.py")
@@ -74,33 +74,7 @@ FAMILIES = {
         **GROUPED, head_dim=8, num_experts=8, **EXPERTS
     ),
     "moonlight-moe": lambda: transformers.DeepseekV3Config(**SIZES, **EXPERTS, **LATENT),
-    "kimi-2.5": lambda: transformers.Kimi_K25Config(
-        text_config=transformers.DeepseekV3Config(
-            **SIZES | {"vocab_size": 66},
-            **EXPERTS,
-            **LATENT | {"q_lora_rank": 16},
-            rope_parameters={
-                "rope_type": "yarn",
-                "rope_theta": 50000.0,
-                "factor": 4.0,
-                "original_max_position_embeddings": 32,
-                "mscale": 1.0,
-                "mscale_all_dim": 1.0,
-            },
-        ).to_dict(),
-        vision_config={
-            "hidden_size": 16,
-            "intermediate_size": 24,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "pos_emb_height": 4,
-            "pos_emb_width": 4,
-        },
-        projection_hidden_size=16,
-        image_token_id=64,
-        video_token_id=65,
-        tie_word_embeddings=False,
-    ),
+    "kimi-2.5": tiny_kimi,
     "gpt-oss": lambda: transformers.GptOssConfig(
         **GROUPED, head_dim=8, num_local_experts=8, num_experts_per_tok=2, sliding_window=4
     ),
@@ -145,28 +119,7 @@ FAMILIES = {
 }
 # with a part that sees, which is not asked here, and a language model in transformers by itself
 FAMILIES |= {
-    "muse-glimmer": lambda: transformers.MuseGlimmerConfig(
-        text_config=GROUPED
-        | {
-            "vocab_size": 66,
-            "head_dim": 8,
-            "sliding_window": 4,
-            "final_logit_softcapping": 2.0,
-            "output_multiplier": 0.7,
-        },
-        vision_config={
-            "hidden_size": 16,
-            "intermediate_size": 24,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "pos_emb_height": 4,
-            "pos_emb_width": 4,
-        },
-        out_hidden_size=64,
-        projector_hidden_size=16,
-        image_token_id=64,
-        video_token_id=65,
-    ),
+    "muse-glimmer": tiny_muse,
     "qwen-3.5": lambda: transformers.Qwen3_5Config(
         text_config=GROUPED
         | {

@@ -7,7 +7,11 @@ import pytest
 from process_trees import run_tree
 
 SCRIPT = Path(__file__).with_name("reshard_ranks.py")
-OTHERS = {"native": ["tp2", "fsdp2-tp2", "pp2"], "lora": ["fsdp2-tp2"]}
+OTHERS = {
+    "native": ["tp2", "fsdp2-tp2", "pp2"],
+    "sight": ["tp2", "ep2-pp2"],
+    "lora": ["fsdp2-tp2"],
+}
 
 
 @pytest.fixture(scope="module", params=OTHERS)

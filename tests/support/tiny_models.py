@@ -84,6 +84,75 @@ def tiny_config(model_type: str) -> transformers.PretrainedConfig:
     return kind(**small)
 
 
+def tiny_kimi() -> transformers.Kimi_K25Config:
+    """Return a Kimi K2.5 whose words are tokens 0 to 63."""
+    sizes = {
+        "vocab_size": 66,
+        "intermediate_size": 48,
+        "moe_intermediate_size": 16,
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 4,
+        "n_routed_experts": 8,
+        "n_shared_experts": 2,
+        "norm_topk_prob": True,
+        "max_position_embeddings": 128,
+        "pad_token_id": None,  # transformers gives its row no gradient
+    }
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 50000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    }
+    words = transformers.DeepseekV3Config(**_SIZES | sizes, rope_parameters=rope)
+    return transformers.Kimi_K25Config(
+        text_config=words.to_dict(),
+        vision_config={
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "pos_emb_height": 4,
+            "pos_emb_width": 4,
+        },
+        projection_hidden_size=16,
+        image_token_id=64,
+        video_token_id=65,
+        tie_word_embeddings=False,
+    )
+
+
+def tiny_muse() -> transformers.MuseGlimmerConfig:
+    """Return a Muse Glimmer whose words are tokens 0 to 63: three windows, and a layer without."""
+    return transformers.MuseGlimmerConfig(
+        text_config={
+            **_SIZES,
+            "vocab_size": 66,
+            "intermediate_size": 48,
+            "num_hidden_layers": 4,
+            "head_dim": 8,
+            "sliding_window": 4,
+            "pad_token_id": None,
+            "final_logit_softcapping": 2.0,
+            "output_multiplier": 0.7,
+        },
+        vision_config={
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "pos_emb_height": 4,
+            "pos_emb_width": 4,
+        },
+        out_hidden_size=64,
+        projector_hidden_size=16,
+        image_token_id=64,
+        video_token_id=65,
+    )
+
+
 def random_qwen3(
     seed: int, *, vocabulary: int, context: int, tied: bool = False
 ) -> transformers.Qwen3ForCausalLM:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from cosmos_app.recipe import Recipe, WeightSyncConfig
-from cosmos_parallel import HasHfNames, PeftView, is_of_value_head
+from cosmos_parallel import HasHfNames, PeftView, carried_weights, is_of_value_head
 from cosmos_rollout import KvPolicy, WeightClient
 from cosmos_weightsync import (
     ReceiverConfig,
@@ -37,7 +37,9 @@ def trained_shards(model: nn.Module, recipe: Recipe) -> tuple[Shard, ...]:
     if recipe.model.training.lora is not None:
         return adapter_shards(PeftView(model))
     if isinstance(model, HasHfNames):
-        return converted_shards(model, model.to_hf)
+        # what a checkpoint has beside what is computed, for engines that start without its files
+        carried = converted_shards(carried_weights(model), model.to_hf)
+        return (*converted_shards(model, model.to_hf), *carried)
     return shards_of(
         (name, parameter)
         for name, parameter in model.named_parameters()

@@ -63,6 +63,7 @@ from cosmos_parallel.models import (
     load_causal_lm,
     read_config,
 )
+from cosmos_parallel.native.names import carried_weights
 from cosmos_parallel.optimizer import (
     AdamW8bitConfig,
     AdamWConfig,
@@ -236,6 +237,7 @@ __all__ = [
     "batch_sizes",
     "broadcast_bytes",
     "build_mesh",
+    "carried_weights",
     "check_example",
     "check_layout",
     "check_model_directory",

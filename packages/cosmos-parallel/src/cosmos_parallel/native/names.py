@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor, nn
+
 CARRIED = "carried"  # the module that has what is not computed with, under Hugging Face's names
 
 
@@ -53,6 +55,14 @@ class HfNames:
         """Whether files have the tensor that torchtitan calls so with its last dims exchanged."""
         pattern, _ = _abstract(name)
         return pattern in {self.native[theirs] for theirs in self.transposed}
+
+
+def carried_weights(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return what this rank keeps of a checkpoint and computes nothing with, by state-dict names.
+
+    It is buffers, so whoever sends parameters has to name it; ``model.to_hf`` renames it.
+    """
+    return [each for each in model.named_buffers() if each[0].startswith(f"{CARRIED}.")]
 
 
 def _abstract(name: str) -> tuple[str, list[str]]:
