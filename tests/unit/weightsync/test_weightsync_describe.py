@@ -277,6 +277,7 @@ CONVERTERS = {
     "experts": ((3, 4, 5), lambda held: {f"e{i}": held["w"][i].t() for i in range(3)}),
     "interleaved": ((8, 3), lambda held: {"gate": held["w"][::2], "up": held["w"][1::2]}),
     "copied twice": ((4, 6), lambda held: {"hf": held["w"].t().clone().t()[1:].contiguous()}),
+    "joined": ((6, 4), lambda held: {"x": torch.cat([held["w"][4:].t(), held["w"].t()], dim=-1)}),
     "squeezed": ((4, 1, 6), lambda held: {"hf": held["w"].squeeze(1), "x": held["w"][:, None]}),
 }
 
@@ -328,12 +329,14 @@ def _converted(held: Shard, convert) -> list[Shard]:
     ("convert", "complaint"),
     [
         (lambda held: {"x": held["w"] * 2}, "x: the converter computes it"),
-        (lambda held: {"x": torch.cat([held["w"], held["w"]])}, "makes it of several"),
+        (lambda held: {"x": torch.maximum(held["w"], held["w"])}, "makes it of several"),
+        (lambda held: {"x": torch.cat([held["w"], held["w"]])[1:]}, "makes it of several"),
+        (lambda held: {"x": torch.cat([held["w"], held["w"]]).view(4, 12)}, "makes it of several"),
         (lambda held: {"x": held["w"].bfloat16()}, "x: the converter computes it|casts it"),
         (lambda held: {"x": held["w"].reshape(-1).view(3, 2, 4).transpose(0, 2)[0].sum()}, "x: "),
         (lambda held: {"x": 3}, "x: the converter made a int of it"),
     ],
-    ids=["scaled", "doubled", "cast", "summed", "number"],
+    ids=["scaled", "larger", "joined and cut", "joined and viewed", "cast", "summed", "number"],
 )
 def test_a_converter_that_computes_is_refused_by_tensor(convert, complaint):
     with pytest.raises(LayoutError, match=complaint):

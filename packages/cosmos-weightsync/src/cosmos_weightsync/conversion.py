@@ -1,10 +1,10 @@
 """From the trainer's names and shapes to the checkpoint's, by running a converter once on nothing.
 
 A converter is any function from a dict of tensors to a dict of tensors that renames, cuts and
-rearranges them: torchtitan's ``adapter.to_hf``, or three lines that take a fused weight apart. It
-is run over meta tensors of the full shapes, which hold no bytes; what it does to their indices is
-read off from strides. The result is described with views of the live shards, so nothing is ever
-gathered, and converting costs nothing when a version is published.
+rearranges them, and at last may join them: torchtitan's ``adapter.to_hf``, or three lines that take
+a fused weight apart. It is run over meta tensors of the full shapes, which hold no bytes; what it
+does to their indices is read off from strides. The result is described with views of the live
+shards, so nothing is ever gathered, and converting costs nothing when a version is published.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,6 +42,7 @@ class _Tracing(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.copies: dict[int, Tensor] = {}
+        self.joined: dict[int, tuple[list[Tensor], int]] = {}
         self.kept: list[Tensor] = []  # So that no storage is freed and its number used again.
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -50,6 +51,10 @@ class _Tracing(TorchDispatchMode):
         if name == "aten::_unsafe_view":
             return torch.ops.aten.view.default(*args)
         result = func(*args, **(kwargs or {}))
+        if name == "aten::cat":
+            dim = args[1] if len(args) > 1 else (kwargs or {}).get("dim", 0)
+            self.joined[_storage(result)] = (list(args[0]), dim % result.ndim)
+            self.kept += [result, *args[0]]
         if name in _COPIES:
             source: Tensor = args[0]
             if result.dtype == source.dtype:
@@ -89,8 +94,8 @@ def converted_shards(
         tied: As in `shards_of`.
 
     Raises:
-        LayoutError: the converter computes a tensor, casts it or makes it of several, instead of
-            cutting and rearranging one.
+        LayoutError: the converter computes a tensor or casts it, instead of cutting and rearranging
+            one, or does more with several than to join them at last (``torch.cat``).
 
     Example:
         >>> adapter = Qwen3StateDictAdapter(config, None)  # torchtitan's
@@ -147,24 +152,60 @@ def trace(
         converted = dict(convert(dict(roots)))
     origins: list[Origin] = []
     for name, result in converted.items():
-        origin = Origin(name, result, tracing.copies, names)
-        if result.dtype != roots[origin.root].dtype:
-            raise LayoutError(f"{name}: the converter casts it; senders cast, by 'wire_dtype'")
-        origin.look_up(kinds[origin.root][0])
-        origins.append(origin)
+        for part, place in _parts(result, tracing):
+            origin = Origin(name, part, tracing.copies, names, place)
+            if part.dtype != roots[origin.root].dtype:
+                raise LayoutError(f"{name}: the converter casts it; senders cast, by 'wire_dtype'")
+            origin.look_up(kinds[origin.root][0])
+            origins.append(origin)
     return origins
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a part of a joined tensor begins, and the shape of the whole."""
+
+    start: tuple[int, ...]
+    whole: tuple[int, ...]
+
+
+def _parts(result: Any, tracing: _Tracing) -> Iterator[tuple[Any, _Place | None]]:
+    """Take apart what was joined and left so."""
+    joined = tracing.joined.get(_storage(result)) if isinstance(result, Tensor) else None
+    if joined is None:
+        yield result, None
+        return
+    parts, dim = joined
+    whole = list(parts[0].shape)
+    whole[dim] = sum(part.shape[dim] for part in parts)
+    is_left_so = tuple(whole) == tuple(result.shape) and result.is_contiguous()
+    if not is_left_so or any(part.dtype != result.dtype for part in parts):
+        yield result, None  # refused, as what is made of several
+        return
+    low = 0
+    for part in parts:
+        start = [0] * len(whole)
+        start[dim] = low
+        low += part.shape[dim]
+        yield part, _Place(tuple(start), tuple(whole))
+
+
 class Origin:
-    """Where the elements of one result come from."""
+    """Where the elements of one result, or of one part of it, come from."""
 
     def __init__(
-        self, name: str, result: Any, copies: Mapping[int, Tensor], names: Mapping[int, str]
+        self,
+        name: str,
+        result: Any,
+        copies: Mapping[int, Tensor],
+        names: Mapping[int, str],
+        place: _Place | None,
     ) -> None:
         if not isinstance(result, Tensor):
             raise LayoutError(f"{name}: the converter made a {type(result).__name__} of it")
         self.name = name
         self.shape = tuple(result.shape)
+        self._place = place or _Place((0,) * len(self.shape), self.shape)
         self._chain = [result]
         while _storage(self._chain[-1]) in copies:
             self._chain.append(copies[_storage(self._chain[-1])])
@@ -172,7 +213,8 @@ class Origin:
         if root is None:
             raise LayoutError(
                 f"{name}: the converter computes it, or makes it of several tensors; only what is "
-                "cut out of one tensor and rearranged can be sent as it lies"
+                "cut out of one tensor and rearranged can be sent as it lies, and what joins such "
+                "parts by torch.cat at last"
             )
         self.root = root
         self._tables: list[IntArray] = []
@@ -255,7 +297,11 @@ class Origin:
         for dim, run in enumerate(block):
             if run.dim < 0:
                 view = view.unsqueeze(dim)
-        spec = ShardSpec(self.name, self.shape, Box(tuple(low), tuple(high)), shard.spec.dtype)
+        inside_whole = Box(
+            tuple(at + one for at, one in zip(self._place.start, low, strict=True)),
+            tuple(at + one for at, one in zip(self._place.start, high, strict=True)),
+        )
+        spec = ShardSpec(self.name, self._place.whole, inside_whole, shard.spec.dtype)
         yield Shard(spec, view, shard.live)
 
 
