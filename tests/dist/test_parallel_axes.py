@@ -117,20 +117,36 @@ FAMILIES = {
         sliding_window=4,
     ),
 }
+STATES = {
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    # outputs of a state are next to nothing where a query hits no key, and are divided by their
+    # size: with the usual 1e-6 a change of the weights by 1e-7 is one of the gradient by 4e-4
+    "rms_norm_eps": 1e-2,
+}
+EYES = {**SIGHT["vision_config"], "num_position_embeddings": 16}
 # with a part that sees, which is not asked here, and a language model in transformers by itself
 FAMILIES |= {
     "muse-glimmer": tiny_muse,
     "qwen-3.5": lambda: transformers.Qwen3_5Config(
+        text_config=GROUPED | STATES | {"head_dim": 8},
+        vision_config=EYES,
+        tie_word_embeddings=False,
+    ),
+    "qwen-3.5-moe": lambda: transformers.Qwen3_5MoeConfig(
         text_config=GROUPED
+        | STATES
         | {
             "head_dim": 8,
-            "layer_types": ["linear_attention", "full_attention"] * 2,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 8,
-            "linear_value_head_dim": 8,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 24,
         },
-        vision_config={**SIGHT["vision_config"], "num_position_embeddings": 16},
+        vision_config=EYES,
         tie_word_embeddings=False,
     ),
     "llama-4-vl": lambda: transformers.Llama4Config(
@@ -303,6 +319,7 @@ LAYOUTS = {
     "fsdp2-tp2-ep2-pp2": (8, {"tp": 2, "ep": 2, "pp": 2}),
 }
 DATA_ONLY = {"fsdp4", "ddp2", "hsdp2x2"}
+WITHOUT_CP = {name for name, (_, degrees) in LAYOUTS.items() if "cp" not in degrees}
 WITHOUT_EP = {name for name, (_, degrees) in LAYOUTS.items() if "ep" not in degrees}
 GENERIC = DATA_ONLY | {"tp2", "fsdp2-tp2", "hsdp2x2-tp2", "cp2", "fsdp2-cp2", "tp2-cp2"}
 ALLOWED = {
@@ -311,6 +328,8 @@ ALLOWED = {
     "moonlight-moe": set(LAYOUTS),
     "gpt-oss": set(LAYOUTS),
     "kimi-2.5": set(LAYOUTS),
+    "qwen-3.5": WITHOUT_EP & WITHOUT_CP,
+    "qwen-3.5-moe": WITHOUT_CP,
     **dict.fromkeys(BY_BOTH, frozenset({"tp2", "cp2"})),
     **dict.fromkeys(BY_TENSOR, frozenset({"tp2"})),
     **dict.fromkeys(BY_CONTEXT, frozenset({"cp2"})),
@@ -324,7 +343,6 @@ ALLOWED = {
             "llama-4-vl",
             "longcat",
             "inkling",
-            "qwen-3.5",
         ),
         frozenset({"tp2", "fsdp2-tp2"}),
     ),
@@ -348,6 +366,8 @@ IN_CI = {
     ("muse-glimmer", "fsdp2-cp2"),
     ("gpt-oss", "fsdp2-tp2-ep4"),
     ("gpt-oss", "fsdp2-cp2"),
+    ("qwen-3.5", "fsdp2-tp2-pp2"),
+    ("qwen-3.5-moe", "fsdp2-tp2-ep4"),
     ("mistral", "tp2-cp2"),
     ("gemma-3", "tp2-cp2"),
     ("phi-3", "tp2"),
@@ -359,7 +379,7 @@ IN_CI = {
     ("longcat", "tp2"),
     ("inkling", "tp2"),
 }
-SEEING = frozenset({"kimi-2.5", "muse-glimmer"})
+SEEING = frozenset({"kimi-2.5", "muse-glimmer", "qwen-3.5", "qwen-3.5-moe"})
 TABLE = [
     (family, layout)
     for family in FAMILIES
@@ -369,6 +389,11 @@ TABLE = [
 # parallelism of transformers' own implementations, adapters, and what native models do besides
 EXTRA = {
     "generic-tp2": {"model": "llama-2", "degrees": {"tp": 2}, "implementation": "transformers"},
+    "generic-states-fsdp2-tp2": {
+        "model": "qwen-3.5",
+        "degrees": {"tp": 2, "dp_shard": 2},
+        "implementation": "transformers",
+    },
     "generic-cp2": {"model": "llama-3", "degrees": {"cp": 2}, "implementation": "transformers"},
     "packed-cp2": {"model": "qwen-3", "degrees": {"cp": 2}, "packed": True},
     "packed-generic-cp2": {

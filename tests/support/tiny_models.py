@@ -66,6 +66,25 @@ def name_as_published(path: Path) -> None:
     save_file(tensors, file, {"format": "pt"})
 
 
+def stack_experts(path: Path) -> None:
+    """Put the matrices of a Qwen3.5-MoE checkpoint's experts together as they are published.
+
+    transformers writes them one by one, where it made them itself.
+    """
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    for first in [name for name in tensors if name.endswith("experts.0.gate_proj.weight")]:
+        experts = first.removesuffix("0.gate_proj.weight")
+        count = sum(name.startswith(experts) for name in tensors) // 3
+        gate, up, down = (
+            torch.stack([tensors.pop(f"{experts}{e}.{kind}_proj.weight") for e in range(count)])
+            for kind in ("gate", "up", "down")
+        )
+        tensors[f"{experts}gate_up_proj"] = torch.cat([gate, up], dim=1)
+        tensors[f"{experts}down_proj"] = down
+    save_file(tensors, file, {"format": "pt"})
+
+
 def tiny_config(model_type: str) -> transformers.PretrainedConfig:
     """Return a config of any decoder of text, with sizes made small where it has them."""
     kind = transformers.CONFIG_MAPPING[model_type]

@@ -9,7 +9,7 @@ from tiny_models import tiny_kimi, tiny_muse, write_random
 from cosmos_app.recipe import Recipe
 from cosmos_app.roles.weights import trained_shards
 from cosmos_parallel import ModelConfig, ParallelConfig, build_mesh, load_causal_lm
-from cosmos_weightsync import converted_shards
+from cosmos_weightsync import Box, converted_shards
 
 SIZES = {
     "vocab_size": 32,
@@ -23,22 +23,44 @@ SIZES = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 8,
 }
+STATES = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 4,
+    "shared_expert_intermediate_size": 8,
+}
 
 
 @pytest.mark.parametrize(
-    ("kind", "tied"), [("Llama", False), ("Qwen2", False), ("Qwen3", True), ("Qwen3Moe", False)]
+    ("kind", "tied"),
+    [
+        ("Llama", False),
+        ("Qwen2", False),
+        ("Qwen3", True),
+        ("Qwen3Moe", False),
+        ("Qwen3_5Text", False),
+        ("Qwen3_5MoeText", False),
+    ],
 )
 def test_what_is_served_is_the_checkpoint(tmp_path, kind, tied):
-    config = getattr(transformers, f"{kind}Config")(**SIZES, tie_word_embeddings=tied)
+    config = getattr(transformers, f"{kind}Config")(
+        **SIZES | (STATES if kind.startswith("Qwen3_5") else {}), tie_word_embeddings=tied
+    )
     model = transformers.AutoModelForCausalLM.from_config(config).float()
     model.save_pretrained(tmp_path)
     native = load_causal_lm(
         tmp_path, build_mesh(ParallelConfig()), ModelConfig(implementation="native")
     )
-    shards = converted_shards(native, native.to_hf)
     stored = load_file(tmp_path / "model.safetensors")
-    assert sorted(shard.spec.name for shard in shards) == sorted(stored)
-    assert all(torch.equal(shard.tensor, stored[shard.spec.name]) for shard in shards)
+    found = {name: torch.full_like(value, torch.nan) for name, value in stored.items()}
+    for shard in converted_shards(native, native.to_hf):
+        whole = found[shard.spec.name]
+        box = shard.spec.box.relative_to(Box.full(whole.shape))
+        assert whole[box].isnan().all()  # nothing twice
+        whole[box] = shard.tensor
+    assert all(torch.equal(found[name], value) for name, value in stored.items())
 
 
 @pytest.mark.parametrize("config", [tiny_kimi(), tiny_muse()], ids=["kimi", "muse"])

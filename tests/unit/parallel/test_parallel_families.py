@@ -37,6 +37,14 @@ def mixture(**changes):
     return transformers.Qwen3MoeConfig(**DENSE | sizes | changes)
 
 
+def qwen35(**changes):
+    return transformers.Qwen3_5TextConfig(**DENSE | changes)
+
+
+def qwen35_mixture(**changes):
+    return transformers.Qwen3_5MoeTextConfig(**DENSE | {"num_experts": 8} | changes)
+
+
 @pytest.mark.parametrize(
     ("config", "degrees", "num_ranks", "message"),
     [
@@ -76,6 +84,18 @@ def mixture(**changes):
             "glm4_moe model: tp 2 does not divide its 9 features of an expert",
         ),
         (transformers.MistralConfig(**DENSE), {"pp": 2}, 2, "pp 2 needs torchtitan's implement"),
+        (qwen35(), {"tp": 2, "pp": 2}, 4, None),
+        (qwen35(), {"cp": 2}, 2, "cp 2 would end the state that its linear_attention layers carry"),
+        (qwen35(linear_num_key_heads=3), {"tp": 2}, 2, "its 3 key heads of linear attention"),
+        (qwen35(linear_num_value_heads=15), {"tp": 2}, 2, "15 value heads of linear attention"),
+        (qwen35(tie_word_embeddings=True), {"pp": 2}, 2, "but this model ties them"),
+        (qwen35_mixture(), {"tp": 2, "ep": 4}, 4, None),
+        (
+            qwen35_mixture(shared_expert_intermediate_size=9),
+            {"tp": 2},
+            2,
+            "tp 2 does not divide its 9 features of the shared expert",
+        ),
     ],
 )
 def test_a_layout_is_refused_before_anything_starts(config, degrees, num_ranks, message):
@@ -131,6 +151,12 @@ def test_transformers_is_used_unless_an_axis_asks_for_more(degrees, wanted, chos
     assert choose_implementation(qwen3(), parallel, wanted) == chosen
 
 
+def seeing_qwen(**ties):
+    whole = {name: ties[name] for name in ("tie_word_embeddings",) if name in ties}
+    words = DENSE | {"tie_word_embeddings": ties.get("words", False)}
+    return transformers.Qwen3_5Config(text_config=words, **whole)
+
+
 def kimi(*, tied=False, **text):
     words = transformers.DeepseekV3Config(**DENSE | {"num_key_value_heads": 6} | text)
     return transformers.Kimi_K25Config(text_config=words.to_dict(), tie_word_embeddings=tied)
@@ -156,6 +182,11 @@ def muse(**text):
         (muse(hidden_activation="gelu"), "activation gelu"),
         (muse(tie_word_embeddings=True), "one matrix for embedding and output head"),
         (muse(layer_rope_theta=[10000.0, 0, 500000.0]), "layers with rotary bases of their own"),
+        (seeing_qwen(), None),
+        (seeing_qwen(tie_word_embeddings=True, words=True), None),
+        # which transformers ties, and torchtitan would not
+        (seeing_qwen(words=True), "one matrix for embedding and output head"),
+        (seeing_qwen(tie_word_embeddings=True), "one matrix for embedding and output head"),
     ],
 )
 def test_the_language_model_of_one_that_sees_is_looked_at(config, reason):
@@ -191,6 +222,9 @@ def test_every_family_of_the_readme_is_listed_with_its_axes():
         assert by_type[kind].axes == (*dense, "ep")
     assert by_type["kimi_k25"].axes == (*dense, "ep")
     assert by_type["muse_glimmer"].axes == dense
+    assert by_type["qwen3_5"].axes == ("dp_replicate", "dp_shard", "tp", "pp")
+    assert by_type["qwen3_5_moe_text"].axes == ("dp_replicate", "dp_shard", "tp", "pp", "ep")
+    assert by_type["qwen3_5"].native
     assert by_type["deepseek_v3"].families == "DeepSeek-V3, Moonlight-MoE"
     assert not by_type["qwen2_5_vl"].native
     seeing = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")

@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from tiny_models import name_as_published
+from tiny_models import name_as_published, stack_experts
 
 from cosmos_parallel import (
     Learner,
@@ -17,6 +17,7 @@ from cosmos_parallel import (
     PictureError,
     TokenIdError,
     build_mesh,
+    check_packable,
     export_hf,
     load_causal_lm,
     read_config,
@@ -142,6 +143,40 @@ FAMILIES["muse-glimmer"] = transformers.MuseGlimmerConfig(
     image_token_id=62,
     video_token_id=63,
 )
+STATES = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+    # next to nothing comes out of a state at times, and is divided by its size
+    "rms_norm_eps": 1e-3,
+}
+EYES = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_heads": 2,
+    "out_hidden_size": 32,
+    "num_position_embeddings": 16,
+}
+FAMILIES["qwen-3.5-words"] = transformers.Qwen3_5TextConfig(**SIZES | STATES)
+FAMILIES["qwen-3.5"] = transformers.Qwen3_5Config(
+    text_config=SIZES | STATES, vision_config=EYES, tie_word_embeddings=False
+)
+# as the small ones are published
+FAMILIES["qwen-3.5-tied"] = transformers.Qwen3_5Config(
+    text_config=SIZES | STATES | {"tie_word_embeddings": True},
+    vision_config=EYES,
+    tie_word_embeddings=True,
+)
+FAMILIES["qwen-3.5-moe"] = transformers.Qwen3_5MoeConfig(
+    text_config=SIZES | STATES | EXPERTS | {"shared_expert_intermediate_size": 24},
+    vision_config=EYES,
+    tie_word_embeddings=False,
+)
+FAMILIES["qwen-3.5-moe-stacked"] = FAMILIES["qwen-3.5-moe"]
 # a token of a picture is no word
 TOKENS = torch.randint(0, 62, (2, 13), generator=torch.Generator().manual_seed(3))
 
@@ -170,6 +205,8 @@ def directories(tmp_path_factory):
             model.save_pretrained(made[family])
             if family.startswith("kimi"):
                 name_as_published(made[family])
+            if family.endswith("stacked"):
+                stack_experts(made[family])
         return made[family]
 
     return build
@@ -206,10 +243,12 @@ def test_logits_are_those_of_transformers_before_and_after_an_export(
 
 
 @pytest.mark.parametrize(
-    "family", ["qwen-3", "moonlight-moe", "gpt-oss", "kimi-2.5", "muse-glimmer"]
+    "family",
+    ["qwen-3", "moonlight-moe", "gpt-oss", "kimi-2.5", "muse-glimmer", "qwen-3.5", "qwen-3.5-moe"],
 )
 def test_packed_samples_do_not_see_each_other(directories, mesh, family):
     model = load_causal_lm(directories(family), mesh, NATIVE)
+    check_packable(model)
     positions = torch.cat([torch.arange(5), torch.arange(8)]).expand(2, 13)
     packed = logits_of(model, input_ids=TOKENS, position_ids=positions)
     alone = torch.cat(
@@ -219,7 +258,8 @@ def test_packed_samples_do_not_see_each_other(directories, mesh, family):
 
 
 @pytest.mark.parametrize(
-    ("family", "kind"), [("kimi-2.5", "kimi_k25"), ("muse-glimmer", "muse_glimmer")]
+    ("family", "kind"),
+    [("kimi-2.5", "kimi_k25"), ("muse-glimmer", "muse_glimmer"), ("qwen-3.5", "qwen3_5")],
 )
 def test_pictures_are_refused_where_only_words_are_computed(directories, mesh, family, kind):
     model = load_causal_lm(directories(family), mesh, NATIVE)
@@ -252,6 +292,8 @@ def test_only_columns_that_are_asked_for_are_projected(directories, mesh):
         ("kimi-2.5", "none"),
         ("muse-glimmer", "none"),
         ("muse-glimmer", "full"),
+        ("qwen-3.5", "full"),
+        ("qwen-3.5-moe", "none"),
     ],
 )
 def test_a_step_is_that_of_transformers(directories, mesh, family, checkpointing):

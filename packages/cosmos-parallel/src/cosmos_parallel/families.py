@@ -26,10 +26,19 @@ NATIVE_TYPES: Mapping[str, str] = {
     "gpt_oss": "GPT-OSS",
     "kimi_k25": "Kimi K2.5 to K2.7 (images with transformers)",
     "muse_glimmer": "Muse Glimmer (images with transformers)",
+    "qwen3_5": "Qwen3.5 (images with transformers)",
+    "qwen3_5_text": "Qwen3.5, its language model",
+    "qwen3_5_moe": "Qwen3.5-MoE (images with transformers)",
+    "qwen3_5_moe_text": "Qwen3.5-MoE, its language model",
 }
-_MIXTURES = ("qwen3_moe", "deepseek_v3", "gpt_oss", "kimi_k25")
+_MIXTURES = ("qwen3_moe", "deepseek_v3", "gpt_oss", "kimi_k25", "qwen3_5_moe", "qwen3_5_moe_text")
 # the language model inside one that sees
-_DECODERS = {"kimi_k25": "deepseek_v3", "muse_glimmer": "muse_glimmer_text"}
+_DECODERS = {
+    "kimi_k25": "deepseek_v3",
+    "muse_glimmer": "muse_glimmer_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
 # they have layers that look back over a window
 _WINDOWED = ("gpt_oss", "muse_glimmer_text")
 _TENSOR_STYLES = {
@@ -119,7 +128,9 @@ def native_refusal(config: "PretrainedConfig") -> str | None:
         "weights of few bits": any(
             getattr(part, "quantization_config", None) is not None for part in (config, settings)
         ),
-        "one matrix for embedding and output head": sees(config) and is_tied(config),
+        "one matrix for embedding and output head": sees(config)
+        and is_tied(config)
+        and not (kind.startswith("qwen3_5") and _ties_throughout(config)),
         "layers without experts between those with": kind == "qwen3_moe"
         and (settings.decoder_sparse_step != 1 or bool(settings.mlp_only_layers)),
         "layers with rotary bases of their own": _has_other_bases(settings),
@@ -150,7 +161,8 @@ def choose_implementation(
     needing = [axis for axis in ("pp", "ep") if getattr(parallel, axis) > 1]
     if parallel.tp > 1 or parallel.cp > 1:
         needing += [axis for axis in ("tp", "cp") if getattr(parallel, axis) > 1]
-        if wanted == "auto" and not sees(config) and native_refusal(config) is None:
+        refusal = native_refusal(config) or _axis_refusal(config, parallel)
+        if wanted == "auto" and not sees(config) and refusal is None:
             return "native"
         needing = [axis for axis in needing if axis not in generic_axes(config)]
     if wanted == "transformers" and needing:
@@ -158,10 +170,21 @@ def choose_implementation(
         raise MeshError(_needs_native(config, parallel, needing, why))
     if wanted != "native" and not needing:
         return "transformers"
-    refusal = native_refusal(config)
+    refusal = native_refusal(config) or _axis_refusal(config, parallel)
     if refusal is not None:
         raise MeshError(_needs_native(config, parallel, needing, refusal))
     return "native"
+
+
+def _axis_refusal(config: "PretrainedConfig", parallel: ParallelConfig) -> str | None:
+    """Return why torchtitan's implementation of a model cannot have these degrees, if so."""
+    if parallel.cp == 1 or "cp" in native_axes(config.model_type):
+        return None
+    kinds = ", ".join(state_layers(config.get_text_config()))
+    return (
+        f"cp {parallel.cp} would end the state that its {kinds} layers carry along a sequence "
+        "where a rank's stretch of it ends"
+    )
 
 
 def _needs_native(
@@ -266,7 +289,9 @@ def supported_models() -> list[ModelSupport]:
 
 def native_axes(model_type: str) -> tuple[str, ...]:
     """Return the axes that torchtitan's implementation of a model type can have."""
-    dense = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
+    carries_state = model_type.startswith("qwen3_5")
+    along = () if carries_state else ("cp",)
+    dense = ("dp_replicate", "dp_shard", *along, "tp", "pp")
     return (*dense, "ep") if model_type in _MIXTURES else dense
 
 
@@ -283,8 +308,10 @@ def check_layout(
         MeshError: saying which degree does not divide which number of the model or of the ranks.
     """
     resolved = parallel.resolve(world_size)
-    choose_implementation(config, resolved, implementation)
+    chosen = choose_implementation(config, resolved, implementation)
     problems = list(_problems(config.get_text_config(), resolved))
+    if chosen == "native" and resolved.tp > 1:
+        problems += _undivided_by_titan(config.get_text_config(), resolved.tp)
     if problems:
         raise MeshError(f"{config.model_type} model: {'; '.join(problems)}")
     return resolved
@@ -319,6 +346,20 @@ def _undivided(settings: Any, tp: int, *, experts_split: bool) -> Iterator[str]:
     }
     if experts_split:
         divided["moe_intermediate_size"] = "features of an expert"
+    yield from _not_dividing(settings, tp, divided)
+
+
+def _undivided_by_titan(settings: Any, tp: int) -> Iterator[str]:
+    """Yield what transformers' implementation does not split, or gathers again."""
+    divided = {
+        "linear_num_key_heads": "key heads of linear attention",
+        "linear_num_value_heads": "value heads of linear attention",
+        "shared_expert_intermediate_size": "features of the shared expert",
+    }
+    yield from _not_dividing(settings, tp, divided)
+
+
+def _not_dividing(settings: Any, tp: int, divided: Mapping[str, str]) -> Iterator[str]:
     for name, meaning in divided.items():
         numbers = {getattr(layer, name, None) or 0 for layer in layer_configs(settings)}
         for number in sorted(number for number in numbers if number % tp):
@@ -333,6 +374,11 @@ def is_tied(config: Any) -> bool:
     """
     parts = (config.get_text_config(), config)
     return any(getattr(part, "tie_word_embeddings", False) for part in parts)
+
+
+def _ties_throughout(config: Any) -> bool:
+    """Whether the whole and its language model both say so; by default the two may disagree."""
+    return bool(config.tie_word_embeddings and config.get_text_config().tie_word_embeddings)
 
 
 def layer_configs(settings: Any) -> Sequence[Any]:

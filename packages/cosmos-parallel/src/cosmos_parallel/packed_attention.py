@@ -121,6 +121,8 @@ def check_packable(model: nn.Module) -> None:
     config: Any = getattr(model, "config", None)  # any Hugging Face configuration
     if config is None:
         raise PackingError(f"{type(model).__name__} is not of Hugging Face; use the padded layout")
+    if getattr(model, "tells_samples_apart", False):
+        return
     if others := row_layers(model):
         raise PackingError(
             f"{config.model_type} has {', '.join(others)} layers, which go on from one sample of a "

@@ -1,5 +1,6 @@
 """Build a torchtitan model on its part of the mesh, empty, and fill it from safetensors."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -27,6 +28,7 @@ from cosmos_parallel.native.stage import Stage, divide_layers, keep_only, stages
 from cosmos_parallel.native.weights import fill
 from cosmos_parallel.sharding import sum_gradients
 from cosmos_parallel.value_head import ValueHeadElsewhere, make_value_head, start_value_head
+from cosmos_parallel.weight_files import WeightFiles
 
 if TYPE_CHECKING:
     from torchtitan.distributed import ParallelDims
@@ -68,7 +70,9 @@ def load_native(
     Raises:
         ModelMismatchError: if the files do not hold what the config describes.
     """
-    model = _build(config, mesh, how)
+    with WeightFiles(path) as files:
+        names = files.names
+    model = _build(config, mesh, how, names)
     if how.compile_backend is not None:
         layers = model.decoder.get_submodule("layers").children()
         compile_layers(layers, how.compile_backend, mesh.config)
@@ -86,10 +90,12 @@ def load_native(
     return model.train()
 
 
-def _build(config: "PretrainedConfig", mesh: TrainingMesh, how: NativeSettings) -> NativeCausalLM:
+def _build(
+    config: "PretrainedConfig", mesh: TrainingMesh, how: NativeSettings, names: Sequence[str]
+) -> NativeCausalLM:
     settings = decoder_config(config)
     degrees = mesh.config
-    hf_names = names_of(config, settings)
+    hf_names = names_of(config, settings).as_in(names)
     settings.update_from_config(
         config=_RunSettings(
             ParallelismConfig(

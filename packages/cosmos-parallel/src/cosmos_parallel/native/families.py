@@ -5,13 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from torchtitan.models.common import Linear, RMSNorm
 from torchtitan.models.common.attention import GQAttention, QKVLinear
-from torchtitan.models.common.config_utils import (
-    make_ffn_config,
-    make_moe_config,
-    make_router_config,
-)
+from torchtitan.models.common.config_utils import make_moe_config, make_router_config
 from torchtitan.models.common.decoder import Decoder
-from torchtitan.models.common.feed_forward import FeedForward
 from torchtitan.models.common.moe import MoE
 from torchtitan.models.deepseek_v3.model import (
     Attention,
@@ -23,12 +18,23 @@ from torchtitan.models.llama3.model import Llama3Model, Llama3TransformerBlock
 from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 
-from cosmos_parallel.native.attention import ExactAttention, ExactExperts, PairsRoPE
+from cosmos_parallel.native.attention import ExactAttention, PairsRoPE
 from cosmos_parallel.native.gpt_oss import HF_NAMES, gpt_oss
 from cosmos_parallel.native.muse_glimmer import muse_glimmer
 from cosmos_parallel.native.muse_glimmer import names as muse_glimmer_names
 from cosmos_parallel.native.names import HfNames
-from cosmos_parallel.native.pieces import UNUSED, frequencies, norm, outside, rope, routed
+from cosmos_parallel.native.pieces import (
+    UNUSED,
+    feed_forward,
+    frequencies,
+    norm,
+    outside,
+    rope,
+    routed,
+    swiglu_experts,
+)
+from cosmos_parallel.native.without_fla import fla_or_its_names
+from cosmos_parallel.rotary_axes import sees
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -52,6 +58,10 @@ def names_of(config: "PretrainedConfig", decoder: Decoder.Config) -> HfNames:
         return HF_NAMES
     if config.model_type == "muse_glimmer":
         return muse_glimmer_names(decoder)
+    if config.model_type.startswith("qwen3_5"):
+        with fla_or_its_names():
+            from cosmos_parallel.native.qwen35 import hf_names
+        return hf_names(sees=sees(config))
     if config.get_text_config().model_type == "deepseek_v3":
         table = _named(DeepSeekV3StateDictAdapter(decoder, None).from_hf_map)  # pyright: ignore
         return _kimi_named(table) if config.model_type == "kimi_k25" else table
@@ -76,7 +86,7 @@ def _llama(config: Any) -> Decoder.Config:
             attention_norm=norm(config),
             ffn_norm=norm(config),
             attention=_attention(config),
-            feed_forward=_feed_forward(config, config.intermediate_size),
+            feed_forward=feed_forward(config, config.intermediate_size),
         )
         for _ in range(config.num_hidden_layers)
     ]
@@ -90,7 +100,7 @@ def _qwen(config: Any) -> Decoder.Config:
             attention_norm=norm(config),
             ffn_norm=norm(config),
             attention=_attention(config),
-            feed_forward=None if mixture else _feed_forward(config, config.intermediate_size),
+            feed_forward=None if mixture else feed_forward(config, config.intermediate_size),
             moe=_qwen_experts(config) if mixture else None,
         )
         for _ in range(config.num_hidden_layers)
@@ -106,12 +116,18 @@ def _deepseek(config: Any) -> Decoder.Config:
             attention=_latent_attention(config),
             feed_forward=None
             if layer >= config.first_k_dense_replace
-            else _feed_forward(config, config.intermediate_size),
+            else feed_forward(config, config.intermediate_size),
             moe=_deepseek_experts(config) if layer >= config.first_k_dense_replace else None,
         )
         for layer in range(config.num_hidden_layers)
     ]
     return DeepSeekV3Model.Config(**outside(config), layers=layers)
+
+
+def _qwen35(config: Any) -> Decoder.Config:
+    with fla_or_its_names():
+        from cosmos_parallel.native.qwen35 import qwen35
+    return qwen35(config)
 
 
 _BUILDERS: dict[str, Callable[[Any], Decoder.Config]] = {
@@ -122,6 +138,8 @@ _BUILDERS: dict[str, Callable[[Any], Decoder.Config]] = {
     "deepseek_v3": _deepseek,
     "gpt_oss": gpt_oss,
     "muse_glimmer_text": muse_glimmer,
+    "qwen3_5_text": _qwen35,
+    "qwen3_5_moe_text": _qwen35,
 }
 
 
@@ -193,20 +211,6 @@ def _rope_of_pairs(config: Any) -> PairsRoPE.Config:
     )
 
 
-def _feed_forward(config: Any, hidden: int) -> FeedForward.Config:
-    return make_ffn_config(
-        dim=config.hidden_size, hidden_dim=hidden, w1_param_init=UNUSED, w2w3_param_init=UNUSED
-    )
-
-
-def _swiglu_experts(config: Any, num_experts: int) -> ExactExperts.Config:
-    return ExactExperts.Config(
-        dim=config.hidden_size,
-        hidden_dim=config.moe_intermediate_size,
-        num_experts=num_experts,
-    )
-
-
 def _qwen_experts(config: Any) -> MoE.Config:
     return make_moe_config(
         num_experts=config.num_experts,
@@ -218,7 +222,7 @@ def _qwen_experts(config: Any) -> MoE.Config:
             score_func="softmax",
             route_norm=config.norm_topk_prob,
         ),
-        routed_experts=routed(config, _swiglu_experts(config, config.num_experts)),
+        routed_experts=routed(config, swiglu_experts(config, config.num_experts)),
         load_balance_coeff=None,
     )
 
@@ -238,8 +242,6 @@ def _deepseek_experts(config: Any) -> MoE.Config:
             num_expert_groups=groups,
             num_limited_groups=config.topk_group if groups else None,
         ),
-        routed_experts=routed(config, _swiglu_experts(config, config.n_routed_experts)),
-        shared_experts=_feed_forward(
-            config, config.moe_intermediate_size * config.n_shared_experts
-        ),
+        routed_experts=routed(config, swiglu_experts(config, config.n_routed_experts)),
+        shared_experts=feed_forward(config, config.moe_intermediate_size * config.n_shared_experts),
     )

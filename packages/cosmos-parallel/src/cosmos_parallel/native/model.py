@@ -33,9 +33,12 @@ class NativeCausalLM(nn.Module):
             layout; not called itself.
         stages: one, with all layers; several or a part of them under pipeline parallelism.
         least_rows: batches of fewer rows get empty ones.
+        tells_samples_apart: every layer goes by the samples of a row, those with a state too.
         body: from padded ``[B, T']`` tokens and positions to hidden states; exchanged by what runs
             the stages, see `running`.
     """
+
+    tells_samples_apart = True
 
     def __init__(
         self,

@@ -5,10 +5,12 @@ from typing import Any
 
 import torch
 from torchtitan.models.common import Embedding, Linear, RMSNorm
+from torchtitan.models.common.config_utils import make_ffn_config
+from torchtitan.models.common.feed_forward import FeedForward
 from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
 from torchtitan.models.common.token_dispatcher import AllToAllTokenDispatcher
 
-from cosmos_parallel.native.attention import HalvesRoPE
+from cosmos_parallel.native.attention import ExactExperts, HalvesRoPE
 
 # Every tensor is read from a file; torchtitan asks for the names all the same.
 UNUSED: dict[str, Callable[..., Any]] = {}
@@ -52,6 +54,22 @@ def frequencies(config: Any, width: int) -> tuple[tuple[float, ...], float]:
     else:
         inv_freq, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
     return tuple(inv_freq.tolist()), float(factor)
+
+
+def feed_forward(config: Any, hidden: int) -> FeedForward.Config:
+    """Return a SwiGLU feed-forward, ``hidden`` wide inside."""
+    return make_ffn_config(
+        dim=config.hidden_size, hidden_dim=hidden, w1_param_init=UNUSED, w2w3_param_init=UNUSED
+    )
+
+
+def swiglu_experts(config: Any, num_experts: int) -> ExactExperts.Config:
+    """Return experts by themselves."""
+    return ExactExperts.Config(
+        dim=config.hidden_size,
+        hidden_dim=config.moe_intermediate_size,
+        num_experts=num_experts,
+    )
 
 
 def routed(config: Any, experts: GroupedExperts.Config) -> RoutedExperts.Config:
