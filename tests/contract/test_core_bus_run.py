@@ -176,15 +176,6 @@ async def test_figures_of_a_step_are_kept_by_the_commit_that_makes_it_true(serve
         await records.aclose()
 
 
-async def test_payloads_of_consumed_groups_are_deleted(server) -> None:
-    async with await Bus.connect(server.url, "payloads") as bus:
-        world = World(bus)
-        await run_world(world, ControllerHost(bus, CONFIG, host=HOST).run)
-        names = await bus.call(lambda c: c.keys("{payloads}:payload:*"))
-        in_flight = (await bus.read_status())["books"]["in_flight"]
-        assert len(names) <= 2 * sum(in_flight.values())
-
-
 async def test_a_run_outlives_kill_9_of_its_server(tmp_path) -> None:
     server = RedisServer.start(tmp_path)
     async with await Bus.connect(server.url, "server") as bus:

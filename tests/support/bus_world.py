@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cosmos_core.bus import Bus, HostConfig
-from cosmos_core.control import ALL_DONE, ControllerConfig, StalenessConfig, ValidationPlan
+from cosmos_core.control import (
+    ALL_DONE,
+    ControllerConfig,
+    StalenessConfig,
+    ValidationPlan,
+    payload_key,
+)
 from cosmos_core.messages import (
     CheckpointSaved,
     Generate,
@@ -93,7 +99,7 @@ class World:
             SampleRef(
                 sibling=sibling,
                 status="completed",
-                key=f"{command.group}/{sibling}/{command.attempt}",
+                key=payload_key(command.group, command.attempt, sibling),
                 num_tokens=3,
                 reward=float(sibling),
                 oldest_version=version,

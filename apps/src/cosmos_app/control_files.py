@@ -46,6 +46,12 @@ def read_address(run: RunDirectory) -> tuple[str, str]:
         ) from error
 
 
+def last_namespace(run: RunDirectory) -> str:
+    """Return the namespace of the run's last start; empty if there was none."""
+    path = run.path / _NAMESPACE_FILE
+    return path.read_text() if path.exists() else ""
+
+
 def note_begun(run: RunDirectory, namespace: str) -> None:
     """Leave that a controller has committed in this namespace."""
     write_atomic(run.path / _BEGUN_FILE, namespace)

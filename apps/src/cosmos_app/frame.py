@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
-from cosmos_app.control_files import write_address
+from cosmos_app.control_files import last_namespace, write_address
 from cosmos_app.ended import failure_noted
 from cosmos_app.errors import NothingToResumeError, RunError
 from cosmos_app.full_disk import Writer, refusals_told
@@ -30,7 +30,7 @@ from cosmos_app.recipe import BusConfig, LaunchConfig
 from cosmos_app.shown_recipe import shown_as_json, shown_recipe
 from cosmos_app.stop_signals import Presses, leave_terminal, signals_heeded
 from cosmos_app.supervisor import Incident, Supervisor
-from cosmos_core.bus import Bus, RedisServer
+from cosmos_core.bus import Bus, BusError, RedisServer
 from cosmos_core.metrics import MetricRecord, MetricSink, SinkConfig, SinkContext, open_sinks
 from cosmos_core.rundir import RunDirectory, RunInUseError, write_atomic
 
@@ -237,18 +237,24 @@ class RunFrame:
             self._interruptible(),
             _open_redis(self._recipe, self._run) as url,
         ):
+            before = last_namespace(self._run)
             write_address(self._run, url, namespace)
             async with (
                 await Bus.connect(url, namespace) as bus,
                 self._passing_metrics_on(bus),
                 refusals_told(bus, self._say),
             ):
+                if before:  # its launcher may have been killed
+                    with contextlib.suppress(BusError):
+                        await bus.forget_payloads(before)
                 self._is_open = True
                 try:
                     yield bus
                 finally:
                     self._is_open = False
                     await self.supervisor.stop(self._recipe.launch.stop_grace_s)
+                    with contextlib.suppress(BusError):
+                        await bus.forget_payloads()
 
     @contextlib.asynccontextmanager
     async def _passing_metrics_on(self, bus: Bus) -> AsyncGenerator[None]:

@@ -34,6 +34,7 @@ from cosmos_app.roles.weights import ReceivedWeights, vllm_client
 from cosmos_app.samples import append_samples, append_trajectories
 from cosmos_app.shown_samples import SampleShow
 from cosmos_core.bus import Bus, ReplicaChannel
+from cosmos_core.control import payload_key
 from cosmos_core.messages import (
     CancelGroup,
     Command,
@@ -335,7 +336,7 @@ class RolloutProcess:
     async def _publish(self, trajectories: Sequence[Trajectory]) -> Sequence[str]:
         """Store the trajectories of a group under keys that no other attempt uses."""
         payloads = {
-            f"{t.group}.{t.attempt}.{t.sibling}": encode_trajectory(t) for t in trajectories
+            payload_key(t.group, t.attempt, t.sibling): encode_trajectory(t) for t in trajectories
         }
         await self._bus.put_payloads(payloads)
         self._show.offer(trajectories)

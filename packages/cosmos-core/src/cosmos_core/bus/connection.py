@@ -34,7 +34,6 @@ from cosmos_core.metrics import MetricRecord
 Answer = TypeVar("Answer")
 
 _BLOCK_MS = 1000
-_PAYLOAD_TTL_S = 24 * 3600
 KEPT_S = 7 * 24 * 3600
 """For so long after the last sign of life of whoever controls it, a server keeps a run."""
 METRICS_KEPT = 100_000  # measurements, if nobody fetches them
@@ -43,6 +42,7 @@ _SINKS = "sinks"
 _UNACKNOWLEDGED = "0"
 _GONE_S = 60.0
 _FULL_S = 12 * 3600.0
+_FORGET_S = 5.0
 _GONE = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
 _REFUSED = (
     exceptions.AuthenticationError,
@@ -173,9 +173,8 @@ class Bus:
         Raises:
             BusUnreachableError: if it does not answer.
         """
-        nothing = self.keys.payload("")
         try:
-            await self.call(lambda c: c.unlink(nothing), patience_s=0.0)
+            await self.call(lambda c: c.hdel(self.keys.payloads, b""), patience_s=0.0)
         except BusRefusedError as error:
             return str(error)
         return ""
@@ -202,12 +201,18 @@ class Bus:
     # ------------------------------------------------------------------ payloads
 
     async def put_payloads(self, payloads: Mapping[str, bytes]) -> None:
-        """Store payloads, durable when this returns; they are deleted when consumed."""
+        """Store payloads, durable when this returns; they are deleted when consumed.
+
+        Until then they are there for as long as what a controller has committed of the run.
+        """
+        if not payloads:
+            return
 
         async def put(client: Any) -> None:
             async with client.pipeline(transaction=False) as pipe:
                 for key, data in payloads.items():
-                    pipe.set(self.keys.payload(key), data, ex=_PAYLOAD_TTL_S)
+                    pipe.hset(self.keys.payloads, key, data)
+                pipe.expire(self.keys.payloads, KEPT_S)
                 await pipe.execute()
 
         await self.call(put)
@@ -220,8 +225,7 @@ class Bus:
         """
         if not keys:
             return []
-        names = [self.keys.payload(key) for key in keys]
-        found = await self.call(lambda c: c.mget(names))
+        found = await self.call(lambda c: c.hmget(self.keys.payloads, keys))
         missing = [key for key, data in zip(keys, found, strict=True) if data is None]
         if missing:
             raise PayloadMissingError(
@@ -233,8 +237,17 @@ class Bus:
     async def delete_payloads(self, keys: Sequence[str]) -> None:
         """Delete payloads; those that are not there do not matter."""
         if keys:
-            names = [self.keys.payload(key) for key in keys]
-            await self.call(lambda c: c.unlink(*names))
+            await self.call(lambda c: c.hdel(self.keys.payloads, *keys))
+
+    async def forget_payloads(self, namespace: str = "") -> None:
+        """Delete all payloads of a run that is over: this one, or that of another namespace."""
+        keys = Keys(namespace) if namespace else self.keys
+        await self.call(lambda c: c.unlink(keys.payloads), patience_s=_FORGET_S)
+
+    async def payload_keys(self) -> list[str]:
+        """Return the keys of all payloads that are stored."""
+        found = await self.call(lambda c: c.hkeys(self.keys.payloads))
+        return [key.decode() for key in found]
 
     # ------------------------------------------------------------------ metrics and status
 

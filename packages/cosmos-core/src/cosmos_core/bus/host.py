@@ -4,6 +4,7 @@ acquire lease ─► recall log ─► ┌─ read events ─► handle each ─
                                └───────────────◄────────────────────────┘
 """
 
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from cosmos_core.bus.connection import Bus
 from cosmos_core.bus.errors import CodeVersionError, RunLostError
 from cosmos_core.bus.ledger import Commit, Dispatch, Ledger, Logged, Past, Reported
 from cosmos_core.control import Controller, ControllerConfig, StepStats, ValidationResult
+from cosmos_core.control.payloads import is_over
 from cosmos_core.control.rounds import SOURCE, figures_of
 from cosmos_core.messages import (
     Command,
@@ -140,6 +142,7 @@ class ControllerHost:
         # A run begins with a snapshot, so that a cut given to a later start is not mistaken for it.
         is_new = past.state is None
         await ledger.commit(Commit(cursor="", snapshot=controller.snapshot() if is_new else b""))
+        await ledger.sweep(functools.partial(is_over, controller.state))
         if self._journal is not None and not controller.finished:
             self._journal.begin(ledger.token)
         self._turned = time.monotonic()
@@ -190,6 +193,8 @@ class ControllerHost:
                 metrics=[_record_of(s, self._host.owner, queues) for s in stats],
             )
         )
+        if not ledger.log_length:
+            await ledger.sweep(functools.partial(is_over, controller.state))
         self._note(ledger, turn)
         if self._now - self._status_at >= _STATUS_EVERY_S:
             await self._write_status(controller, ledger)

@@ -6,7 +6,7 @@
 {namespace}:snapshot                its state before the first entry of the log
 {namespace}:lease, token, sequence  who is the controller, and how often it committed
 {namespace}:metrics                 stream: measurements on their way to the sinks
-{namespace}:payload:KEY             encoded trajectories
+{namespace}:payloads                hash: encoded trajectories by their keys
 {namespace}:status                  JSON for people
 """
 
@@ -59,13 +59,14 @@ class Keys:
         """JSON for people."""
         return self._key("status")
 
+    @property
+    def payloads(self) -> str:
+        """Hash of encoded trajectories: one key, so that they live as long as the run's state."""
+        return self._key("payloads")
+
     def commands(self, replica: str, incarnation: str) -> str:
         """Stream of commands to one process."""
         return self._key(f"commands:{replica}:{incarnation}")
-
-    def payload(self, key: str) -> str:
-        """One encoded trajectory."""
-        return self._key(f"payload:{key}")
 
     def _key(self, name: str) -> str:
         return f"{{{self.namespace}}}:{name}"

@@ -6,7 +6,7 @@ the cursor over the events, and deletes payloads nobody needs any more. Whatever
 leaves events that are read again; after it, they are done.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,13 +14,13 @@ import msgspec
 from cosmos_core.bus.code_version import code_version
 from cosmos_core.bus.connection import KEPT_S, METRICS_KEPT, Bus
 from cosmos_core.bus.errors import BusError, FencedError, LeaseHeldError, RunLostError
-from cosmos_core.bus.scripts import ACQUIRE, COMMIT
+from cosmos_core.bus.scripts import ACQUIRE, COMMIT, SWEEP
 from cosmos_core.bus.streams import Entry, stream_entries
 from cosmos_core.messages import Command, encode_message
 from cosmos_core.metrics import MetricRecord
 
 _LOG_PAGE = 1000
-_COMMAND_TTL_MS = 24 * 3600 * 1000
+_SWEPT_AT_ONCE = 1000
 _START = "0-0"
 
 
@@ -184,16 +184,16 @@ class Ledger:
         """
         keys = self._bus.keys
         names = [keys.token, keys.lease, keys.sequence, keys.events, keys.log, keys.snapshot]
-        names.append(keys.metrics)
-        names.extend(keys.payload(key) for key in commit.garbage)
+        names += [keys.metrics, keys.payloads]
         cursor = commit.cursor or self._cursor
         entry = b""
         if commit.events or cursor != self._cursor:
             entry = msgspec.msgpack.encode(_Batch(cursor, commit.events))
         arguments: list[Any] = [self.token, self._owner, self._lease_ms, self._sequence + 1]
-        arguments += [cursor, entry, self._snapshot_of(commit, cursor), _COMMAND_TTL_MS]
-        arguments += [METRICS_KEPT, len(commit.metrics), KEPT_S * 1000]
+        arguments += [cursor, entry, self._snapshot_of(commit, cursor), KEPT_S * 1000]
+        arguments += [METRICS_KEPT, len(commit.metrics), len(commit.garbage)]
         arguments += map(msgspec.msgpack.encode, commit.metrics)
+        arguments += commit.garbage
         arguments += self._arguments_of(commit.dispatches)
         answer = await self._bus.call(lambda c: c.eval(COMMIT, len(names), *names, *arguments))
         if answer == b"fenced":
@@ -206,6 +206,19 @@ class Ledger:
         self._sequence += 1
         self._cursor = cursor
         self._log_length = 0 if commit.snapshot else self._log_length + bool(entry)
+
+    async def sweep(self, is_over: Callable[[str], bool]) -> None:
+        """Delete payloads that nobody told a controller of before it was too late.
+
+        Args:
+            is_over: whether a payload's key is of an attempt that nobody waits for, by all that
+                was committed.
+        """
+        keys = self._bus.keys
+        over = [key for key in await self._bus.payload_keys() if is_over(key)]
+        for at in range(0, len(over), _SWEPT_AT_ONCE):
+            words = [self.token, *over[at : at + _SWEPT_AT_ONCE]]
+            await self._bus.call(lambda c, w=words: c.eval(SWEEP, 2, keys.token, keys.payloads, *w))
 
     async def release(self) -> None:
         """Let the next controller in at once; harmless if the lease is lost already."""

@@ -15,9 +15,10 @@ redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return {token, ''}
 """
 
-# KEYS token lease sequence events log snapshot metrics, then payloads to delete
-# ARGV token owner ttl_ms sequence cursor entry snapshot command_ttl_ms metrics_kept num_metrics
-#      kept_ms, then the metrics, then for each command: stream, field, value
+# KEYS token lease sequence events log snapshot metrics payloads
+# ARGV token owner ttl_ms sequence cursor entry snapshot kept_ms metrics_kept num_metrics
+#      num_garbage, then the metrics, keys of payloads to delete, and for each command: stream,
+#      field, value
 # -> 'done', 'again' (this very commit was applied before: its answer got lost), 'fenced', or
 #    'lost' (commits before it are gone, and the state with them, so that nobody goes on from less)
 COMMIT = """
@@ -45,14 +46,25 @@ for _ = 1, tonumber(ARGV[10]) do
   redis.call('XADD', KEYS[7], 'MAXLEN', '~', ARGV[9], '*', 'm', ARGV[at])
   at = at + 1
 end
+for _ = 1, tonumber(ARGV[11]) do
+  redis.call('HDEL', KEYS[8], ARGV[at])
+  at = at + 1
+end
 while at < #ARGV do
   redis.call('XADD', ARGV[at], '*', 'e', ARGV[1], ARGV[at + 1], ARGV[at + 2])
   redis.call('PEXPIRE', ARGV[at], ARGV[8])
   at = at + 3
 end
-for index = 1, 7 do
-  if index ~= 2 then redis.call('PEXPIRE', KEYS[index], ARGV[11]) end
+for index = 1, 8 do
+  if index ~= 2 then redis.call('PEXPIRE', KEYS[index], ARGV[8]) end
 end
-for index = 8, #KEYS do redis.call('UNLINK', KEYS[index]) end
 return 'done'
+"""
+
+# KEYS token payloads | ARGV token, then keys of payloads to delete -> 1, or 0 if fenced
+# A controller that was merely slow must not judge what its successor has ordered.
+SWEEP = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+for at = 2, #ARGV do redis.call('HDEL', KEYS[2], ARGV[at]) end
+return 1
 """

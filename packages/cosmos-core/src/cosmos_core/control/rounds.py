@@ -102,7 +102,7 @@ class Rounds:
         self._replicas.occupy(self._state.replicas[name], 1)
         return Generate(
             group=GroupId(SOURCE, opened.version, ordinal),
-            attempt=_attempt_at(opened, ordinal),
+            attempt=opened.attempt_at(ordinal),
             num_samples=self._plan.num_samples,
         )
 
@@ -113,7 +113,7 @@ class Rounds:
             opened is None
             or event.group.round != opened.version
             or opened.given.get(ordinal) != event.replica
-            or _attempt_at(opened, ordinal) != event.attempt
+            or opened.attempt_at(ordinal) != event.attempt
         ):
             self._state.counters.duplicates += 1
             return
@@ -178,7 +178,7 @@ class Rounds:
             name = opened.given.pop(ordinal)
             self._replicas.occupy(self._state.replicas[name], -1)
             group = GroupId(SOURCE, opened.version, ordinal)
-            cancel = CancelGroup(group=group, attempt=_attempt_at(opened, ordinal))
+            cancel = CancelGroup(group=group, attempt=opened.attempt_at(ordinal))
             cancelled.append((name, cancel))
         return cancelled
 
@@ -202,7 +202,7 @@ class Rounds:
         return any(result.version == version for result in self._state.rounds_done)
 
     def _retry(self, opened: RoundState, ordinal: int) -> None:
-        attempt = opened.attempts[ordinal] = _attempt_at(opened, ordinal) + 1
+        attempt = opened.attempts[ordinal] = opened.attempt_at(ordinal) + 1
         num_void = opened.void.get(ordinal, 0)
         if attempt - opened.first_attempt - num_void >= self._max_attempts:
             opened.failed += 1
@@ -247,10 +247,6 @@ def figures_of(result: ValidationResult) -> dict[str, float]:
     if result.num_samples > 1:
         figures["best_reward"] = result.best_reward
     return figures | {f"data_set/{name}": reward for name, reward in result.of_sets.items()}
-
-
-def _attempt_at(opened: RoundState, ordinal: int) -> int:
-    return opened.attempts.get(ordinal, opened.first_attempt)
 
 
 def _is_of(version: int, sample: SampleRef) -> bool:

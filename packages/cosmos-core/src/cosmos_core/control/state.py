@@ -109,6 +109,10 @@ class RoundState(msgspec.Struct, kw_only=True):
     failed: int = 0
     of_sets: dict[str, list[float]] = msgspec.field(default_factory=dict)
 
+    def attempt_at(self, ordinal: int) -> int:
+        """Return which attempt at a prompt is made now, or comes next."""
+        return self.attempts.get(ordinal, self.first_attempt)
+
 
 class ValidationResult(msgspec.Struct, kw_only=True, frozen=True):
     """What a validation found: prompts answered, their mean reward, prompts that failed.
