@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 import signal
+import tempfile
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping
@@ -30,6 +31,7 @@ from cosmos_app.recipe import BusConfig, LaunchConfig
 from cosmos_app.shown_recipe import shown_as_json, shown_recipe
 from cosmos_app.stop_signals import Presses, leave_terminal, signals_heeded
 from cosmos_app.supervisor import Incident, Supervisor
+from cosmos_app.temporary import own_temporary_directory
 from cosmos_core.bus import Bus, BusError, RedisServer
 from cosmos_core.metrics import MetricRecord, MetricSink, SinkConfig, SinkContext, open_sinks
 from cosmos_core.rundir import RunDirectory, RunInUseError, write_atomic
@@ -235,6 +237,7 @@ class RunFrame:
         with (
             failure_noted(self._run),
             self._interruptible(),
+            own_temporary_directory(Path(tempfile.gettempdir())),
             _open_redis(self._recipe, self._run) as url,
         ):
             before = last_namespace(self._run)

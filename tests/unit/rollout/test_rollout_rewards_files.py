@@ -296,9 +296,10 @@ def test_python_may_lie_in_a_temporary_folder(tmp_path, monkeypatch, first):
 
 
 @needs_own_files
-@pytest.mark.parametrize("temporary", ["home/below", "home", "project", "/dev/shm"])
+@pytest.mark.parametrize("temporary", ["home/below", "home", "project", "/dev/shm", "cosmos-run-1"])
 def test_temporary_folders_may_be_anywhere(user, monkeypatch, temporary):
     folder = user.home.parent / temporary
+    folder.mkdir(exist_ok=True)
     monkeypatch.setenv("TMPDIR", str(folder))
     program = (
         "import os\nfor path in ('/tmp', '/dev/shm', '.'): open(path + '/x', 'w').write('4')\n"

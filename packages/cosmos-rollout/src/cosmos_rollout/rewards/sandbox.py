@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from cosmos_core.temporary import temporary_directories
 from cosmos_rollout.errors import SandboxError
 from cosmos_rollout.rewards.questions import ask
 from cosmos_rollout.rewards.sandbox_child import (
@@ -239,7 +240,7 @@ def _run(
 
 def _hidden() -> list[str]:
     """Where secrets are, and what is expected: homes, this working folder, what all write into."""
-    found = {os.path.expanduser("~"), tempfile.gettempdir(), *_SHARED_FOLDERS}
+    found = {os.path.expanduser("~"), *map(str, temporary_directories()), *_SHARED_FOLDERS}
     with contextlib.suppress(FileNotFoundError):  # it was removed
         found.add(os.getcwd())
     with contextlib.suppress(KeyError):  # a user without a name, as containers have them
