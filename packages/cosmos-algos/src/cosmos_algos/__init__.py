@@ -27,7 +27,7 @@ from cosmos_algos.aggregation import (
     sample_weights,
 )
 from cosmos_algos.algorithm import Algorithm, PolicyRecipe, Share, policy_algorithm
-from cosmos_algos.batch import ScoreField, TokenBatch, collate, empty_batch
+from cosmos_algos.batch import ScoreField, TokenBatch, batch_of_targets, collate, empty_batch
 from cosmos_algos.corrections import (
     CorrectionConfig,
     IcePopConfig,
@@ -223,6 +223,7 @@ __all__ = [
     "TrajectoryError",
     "WorstTokenMask",
     "advantage_moments",
+    "batch_of_targets",
     "batch_std_advantages",
     "bradley_terry_losses",
     "budget_rewards",

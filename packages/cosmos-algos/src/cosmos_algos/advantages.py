@@ -236,6 +236,11 @@ def group_advantages(
         RewardError: if the lengths differ, or the formula has no meaning for a reward.
     """
     check_choice("advantage", name, AdvantageName)
+    if isinstance(rewards, Tensor) and rewards.dim() != 1:
+        raise RewardError(
+            f"advantages: rewards {tuple(rewards.shape)}; they must be [N], one for each sample: "
+            ".flatten(), and as many group entries"
+        )
     if name not in _OF_GROUPS:
         raise AlgorithmConfigError(
             f"advantage {name!r} needs more than rewards and groups: use step_advantages; "

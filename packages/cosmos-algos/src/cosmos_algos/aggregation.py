@@ -65,7 +65,7 @@ class SampleWeights(NamedTuple):
 
     def select(self, rows: Sequence[int] | Tensor) -> "SampleWeights":
         """Return the entries of some samples."""
-        picked = torch.as_tensor(rows, dtype=torch.int64)
+        picked = torch.as_tensor(rows, dtype=torch.int64, device=self.token.device)
         imitation = None if self.imitation is None else self.imitation[picked]
         return SampleWeights(self.token[picked], self.denominator[picked], imitation)
 
@@ -104,7 +104,7 @@ def sample_weights(
         ShapeError: if there are more or fewer groups than samples.
     """
     check_lengths("weights", {"token counts": num_tokens, "group entries": groups})
-    tokens = torch.as_tensor(num_tokens, dtype=torch.float64)
+    tokens = torch.as_tensor(num_tokens, dtype=torch.float64, device="cpu")
     if tokens.dim() != 1:
         raise ShapeError(f"weights: token counts {tuple(tokens.shape)}; they must be [N]")
     trained = (tokens > 0).double()

@@ -111,10 +111,21 @@ def group_keys(groups: Sequence[Hashable] | Tensor) -> Sequence[Hashable]:
         ShapeError: if a tensor does not have one number for each sample.
     """
     if not isinstance(groups, Tensor):
-        return groups
+        return [_key(group) for group in groups]
     if groups.dim() != 1:
         raise ShapeError(f"groups {tuple(groups.shape)}; they must be [N], one for each sample")
     return cast("Sequence[Hashable]", groups.tolist())
+
+
+def _key(group: Hashable) -> Hashable:
+    """Return a tensor's number: as a key no tensor equals another, each would be its own group."""
+    if not isinstance(group, Tensor):
+        return group
+    if group.numel() != 1:
+        raise ShapeError(
+            f"groups: an entry is a tensor {tuple(group.shape)}; it must be one number"
+        )
+    return group.item()
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> str:

@@ -11,7 +11,7 @@ last column predicts nothing.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -123,6 +123,17 @@ class TokenBatch:
         given = self.image_inputs or {}
         return {name: entry.to(device, non_blocking=True) for name, entry in given.items()}
 
+    def only_trained(self) -> "TokenBatch":
+        """Return the batch with 0 for all numbers of columns that are not trained, NaN included."""
+        kept: dict[str, Any] = {}
+        for field in fields(self):
+            entry = getattr(self, field.name)
+            if not isinstance(entry, Tensor) or entry.shape != self.trainable.shape:
+                continue
+            if entry.is_floating_point():
+                kept[field.name] = entry.where(self.trainable, 0.0)
+        return replace(self, **kept)
+
     @property
     def samples(self) -> Samples:
         """Which trainable tokens belong to one sample."""
@@ -218,6 +229,58 @@ def _of_teachers(
         return None
     columns = next_column(lay_out(scores, width, 0))
     return columns.long() if of == "top_token_ids" else columns.float()
+
+
+def batch_of_targets(
+    targets: Int[Tensor, "B T"],
+    trainable: Bool[Tensor, "B T"],
+    behaviour_logprobs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, " B"] | Float[Tensor, "B T"],
+    weights: SampleWeights,
+) -> TokenBatch:
+    """Make a batch for ``policy_objective`` of the tensors that a loop of one's own has.
+
+    Each column is about one token that was predicted: completions alone, or ``ids[:, 1:]`` of whole
+    rows with scores of ``logits[:, :-1]``. Padding may stand anywhere, and what stands in columns
+    that are not trained does not matter. The batch is no input of ``model_scores``.
+
+    Example:
+        >>> mask = torch.tensor([[False, True, True], [True, False, False]])
+        >>> weights = sample_weights(mask.sum(1), ["a", "a"], AggregationConfig())
+        >>> batch = batch_of_targets(ids, mask, logprobs, torch.tensor([1.0, -1.0]), weights)
+        >>> loss = policy_objective(scores_from_logits(logits, ids), batch, ObjectiveConfig())
+
+    Args:
+        targets: the predicted tokens; their device is that of the batch.
+        trainable: which of them are trained on.
+        behaviour_logprobs: log μ of each, by the policy that sampled.
+        advantages: of each sample, or of each token.
+        weights: of these samples, out of those of the whole step: all ranks and micro-batches.
+
+    Raises:
+        ShapeError: if something is not of these targets, or the mask is one of numbers.
+    """
+    check_entries(weights, len(targets))
+    check_mask("batch: trainable", trainable)
+    device = targets.device
+    each = advantages.to(device).float()
+    each = each[:, None].expand(targets.shape) if each.dim() == 1 else each
+    kept = trainable.float()
+    imitation = weights.imitation
+    return TokenBatch(
+        token_ids=targets,
+        valid=trainable,
+        targets=targets,
+        trainable=trainable,
+        behaviour_logprobs=behaviour_logprobs.float(),
+        advantages=each,
+        token_weights=weights.token.float().to(device)[:, None] * kept,
+        denominators=weights.denominator.to(device, torch.float64),
+        lags=torch.zeros_like(targets),
+        imitation_weights=(
+            None if imitation is None else imitation.float().to(device)[:, None] * kept
+        ),
+    ).only_trained()
 
 
 def empty_batch(num_tokens: int = 2, pad_id: int = 0, num_rows: int = 1) -> TokenBatch:

@@ -4,7 +4,7 @@ A chunk of rows is projected onto the vocabulary, reduced to two numbers per row
 backward projects it again. Memory is ``chunk * V`` floats, whatever B and T are.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -35,7 +35,8 @@ def chunked_logprobs(
     """Score targets under softmax((hidden weightᵀ + bias) / temperature), chunk by chunk.
 
     Equal to ``log_softmax(...).gather(...)``, gradients of hidden, weight and bias too. Logits and
-    sums are float32 (float64 for float64 input) whatever the precision of the input.
+    sums are float32 (float64 for float64 input) whatever the precision of the input. Under autocast
+    the projection is in its type, as that of a linear layer.
 
     Args:
         hidden: last hidden states, any leading shape, none included.
@@ -57,6 +58,7 @@ def chunked_logprobs(
     check_chunk(chunk)
     check_bias(weight, bias)
     _check_targets("hidden states", hidden, targets, temperature)
+    hidden, weight, bias = _as_autocast(hidden), _as_autocast(weight), _as_autocast(bias)
     shape = targets.shape
     logprobs, entropies = _ChunkedScores.apply(
         hidden.reshape(-1, hidden.shape[-1]),
@@ -137,6 +139,22 @@ def _check_targets(name: str, rows: Tensor, targets: Tensor, temperature: float)
 def accurate(values: Tensor) -> Tensor:
     """Return values in float32, or in float64 if they are."""
     return values if values.dtype == torch.float64 else values.float()
+
+
+_Values = TypeVar("_Values", Tensor, Tensor | None)
+
+
+def _as_autocast(values: _Values) -> _Values:
+    """Cast as autocast does for a linear layer, where autograd sees it.
+
+    Inside ``_ChunkedScores`` only forward would be cast: backward runs outside of autocast.
+    """
+    if values is None or values.dtype == torch.float64:
+        return values
+    device = values.device.type
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return values
+    return values.to(torch.get_autocast_dtype(device))
 
 
 class _ChunkedScores(torch.autograd.Function):

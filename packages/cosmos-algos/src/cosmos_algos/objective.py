@@ -111,6 +111,9 @@ def policy_objective(
 ) -> LossSum:
     """Return the loss of a batch, as a sum over its tokens weighed by the batch's own weights.
 
+    What stands where nothing is trained, padding on either side for one, does not matter: it may
+    be NaN.
+
     Args:
         scores: log π (with gradient) and entropies of the batch's targets.
         batch: what was sampled, by whom, and what it earned.
@@ -123,6 +126,10 @@ def policy_objective(
     """
     given = {**scores._asdict(), **({} if beside is None else {"beside": beside})}
     batch.samples.check("policy loss", given)
+    kept = batch.trainable
+    scores = TokenScores(scores.logprobs.where(kept, 0.0), scores.entropies.where(kept, 0.0))
+    beside = None if beside is None else beside.where(kept, 0.0)
+    batch = batch.only_trained()
     logprobs, behaviour = scores.logprobs, batch.behaviour_logprobs
     proximal = proximal_logprobs(logprobs, batch, objective.anchor)
     anchor = behaviour if objective.anchor == "behaviour" else proximal

@@ -69,6 +69,23 @@ def with_idle_tokens(
     return replace(batch, **moved), row
 
 
+def check_rows(batch: TokenBatch) -> None:
+    """Refuse rows that a causal model without a mask would read as others.
+
+    Raises:
+        ShapeError: says what to do.
+    """
+    begins_late = batch.valid[:, 1:] & ~batch.valid[:, :-1]
+    other_target = (batch.token_ids[:, 1:] != batch.targets[:, :-1]) & batch.trainable[:, :-1]
+    if not bool((begins_late | other_target).any()):
+        return
+    raise ShapeError(
+        "scores: rows must be right-padded, and the target of a trained column be the next token; "
+        "for others make scores of a forward pass of your own: scores_from_logits(logits, "
+        "batch.targets)"
+    )
+
+
 def _widened(values: Tensor, width: int) -> Tensor:
     """Return a copy with so many columns, the new ones 0."""
     larger = values.new_zeros(values.shape[0], width, *values.shape[2:])

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from cosmos_algos.batch import TokenBatch
 from cosmos_algos.distillation import TopK, candidate_logprobs, known_logprobs, top_k
@@ -24,7 +25,7 @@ from cosmos_algos.logprobs import (
     chunked_logprobs,
     scores_from_logits,
 )
-from cosmos_algos.rows import position_ids
+from cosmos_algos.rows import check_rows, position_ids
 
 # Settings that logits are multiplied by (Cohere, Granite, Falcon-H1, Muse Glimmer).
 _FACTORS = ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
@@ -39,7 +40,7 @@ def model_scores(
     sees padding. Rows of several samples are told apart by position ids that start again.
 
     Args:
-        model: a Hugging Face causal language model, sharded by FSDP2 or whole.
+        model: a Hugging Face causal language model, sharded by FSDP2, within DDP, or whole.
         batch: what to score.
         temperature: what the sampler divided logits by.
         chunk: targets projected onto the vocabulary at a time; 0 makes the whole logits.
@@ -49,6 +50,7 @@ def model_scores(
 
     Raises:
         ModelHeadError: if the model has no linear output head, or changes what its head returns.
+        ShapeError: if rows are padded on the left, or targets are not the tokens that come next.
     """
     found = _of_head(model, batch, _Targets(batch, temperature, chunk), chunk)
     return TokenScores(found[..., 0], found[..., 1])
@@ -161,7 +163,7 @@ class _ValueHead:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        head = getattr(model, "value_head", None)
+        head = getattr(_whole(model), "value_head", None)
         if not isinstance(head, nn.Module):
             raise ModelHeadError(
                 f"{type(model).__name__} has no child value_head, which a critic needs: load it "
@@ -293,6 +295,7 @@ def _of_head(
     model: nn.Module, batch: TokenBatch, asked: _Asked, chunk: int
 ) -> Float[Tensor, "B T C"]:
     """Run the model once and return what is asked of its head, 0 where not trainable."""
+    check_rows(batch)
     head = _find_head(model)
     if chunk == 0 or _changes_logits(model) or not isinstance(head, nn.Linear):
         logits = model(**_inputs(batch)).logits
@@ -366,7 +369,13 @@ def _inputs(batch: TokenBatch) -> dict[str, Tensor | bool]:
     return {**inputs, **batch.image_arguments()}
 
 
+def _whole(model: nn.Module) -> nn.Module:
+    """Return the model that DDP calls."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
 def _find_head(model: nn.Module) -> nn.Module:
+    model = _whole(model)
     getter = getattr(model, "get_output_embeddings", None)
     head = getter() if getter is not None else None
     if not isinstance(head, nn.Module):
@@ -377,7 +386,7 @@ def _find_head(model: nn.Module) -> nn.Module:
 
 
 def _changes_logits(model: nn.Module) -> bool:
-    config: Any = getattr(model, "config", None)  # any Hugging Face configuration
+    config: Any = getattr(_whole(model), "config", None)  # any Hugging Face configuration
     if config is None:
         return False
     text = config.get_text_config()
