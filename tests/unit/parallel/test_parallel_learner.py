@@ -174,6 +174,8 @@ def test_a_loss_that_is_not_a_sum_with_weight_is_refused(result, message):
 def test_what_is_no_list_of_batches_and_a_model_with_nothing_to_train_are_refused():
     learner = Learner(Scale(), sgd())
     for take in (learner.step, learner.evaluate):
+        with pytest.raises(NoBatchError, match=r"a dictionary stands for the list.*\[batch\]"):
+            take({"x": torch.ones(1)}, sum_loss)
         with pytest.raises(NoBatchError, match=r"a tensor \(2, 3\) stands for the list.*\[batch\]"):
             take(torch.ones(2, 3), sum_loss)  # whose rows are no micro-batches
     assert learner.step((batch for batch in [torch.ones(2)]), sum_loss).weight == 2.0

@@ -1,6 +1,7 @@
 """Rewards that look for an answer in a text: what counts as said, and what does not."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -100,3 +101,18 @@ def test_a_tower_of_powers_is_given_up_before_it_holds_up_a_worker(config):
     before = time.process_time()
     assert reward(sample(r"\boxed{9^{9^{9^{9}}}}", "4")) == 0.0
     assert time.process_time() - before < 4.0  # two seconds; math-verify's own limit is five
+
+
+@pytest.mark.parametrize("config", [MathReward(), BoxedMathReward()])
+def test_mathematics_in_a_thread_is_sent_to_the_pool(config):
+    function = config.build()
+    assert function(sample(r"\boxed{4}", "4")) == 1.0
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(function, sample(r"\boxed{4}", "4"))
+        with pytest.raises(RewardError, match="use RewardPool"):
+            asked.result()
+
+
+def test_an_answer_that_is_no_text_is_told():
+    with pytest.raises(RewardError, match='7 is of int; it has to be a text: "7"'):
+        GSM8K.build()(RewardInput(prompt="p", response="#### 7", answer=7))

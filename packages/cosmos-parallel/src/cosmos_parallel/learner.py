@@ -352,7 +352,11 @@ def _check_shared(trained: Mapping[str, Tensor], mesh: TrainingMesh) -> None:
 
 
 def _listed(batches: Sequence[Batch]) -> Sequence[Batch]:
-    """Return micro-batches as a list; a tensor would be one for each of its rows."""
+    """Return micro-batches as a list; a tensor or a dictionary would be one for each entry."""
+    if isinstance(batches, Mapping):
+        raise NoBatchError(
+            "a dictionary stands for the list of micro-batches; for one of them pass [batch]"
+        )
     if isinstance(batches, Tensor):
         raise NoBatchError(
             f"a tensor {tuple(batches.shape)} stands for the list of micro-batches; for one of "

@@ -9,7 +9,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Literal
 
 from cosmos_rollout.errors import RewardError
-from cosmos_rollout.rewards.builtin import COMPARE_S, last_boxed, read_answers
+from cosmos_rollout.rewards.builtin import COMPARE_S, check_main_thread, last_boxed, read_answers
 from cosmos_rollout.rewards.scoring import RewardFunction, RewardInput, answer_of
 
 _CLOTHES = r"(?:[\s*_$(\[{>\"'`]|\\\(|\\(?:text|math)[a-z]*)*+"
@@ -125,6 +125,7 @@ class MathReward:
         from_answer = read_answers(parse)
 
         def score(sample: RewardInput) -> float:
+            check_main_thread(self.name)
             answer = answer_of(sample, self.name)
             wanted = from_answer(answer)
             if not wanted:

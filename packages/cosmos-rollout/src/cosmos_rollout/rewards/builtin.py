@@ -4,6 +4,7 @@ All of them are 1 or 0 except `LengthReward`; weights and sums are `RewardPool`'
 """
 
 import re
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -75,6 +76,7 @@ class BoxedMathReward:
         from_answer = read_answers(parse)
 
         def score(sample: RewardInput) -> float:
+            check_main_thread(self.name)
             answer, boxed = answer_of(sample, self.name), last_boxed(sample.response)
             if boxed is None:
                 return 0.0
@@ -177,6 +179,19 @@ class PythonReward:
             UserCodeError: if there is no such module or function.
         """
         return load_callable(self.function)
+
+
+def check_main_thread(name: str) -> None:
+    """Refuse to ask math-verify where its time limit, a signal, does not work.
+
+    Raises:
+        RewardError: says what to do.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise RewardError(
+            f"reward {name} limits its time by a signal, which wants the main thread of a process: "
+            "use RewardPool, whose workers have one"
+        )
 
 
 def read_answers(parse: Callable[[str], list[Any]]) -> Callable[[str], list[Any]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from cosmos_rollout.errors import RewardError
 
@@ -73,8 +73,14 @@ def answer_of(sample: RewardInput, name: str) -> str:
     """Return the data row's answer, which reward ``name`` cannot do without.
 
     Raises:
-        RewardError: if the row has none.
+        RewardError: if the row has none, or one that is no text.
     """
-    if sample.answer is None:
+    answer = cast("object", sample.answer)
+    if answer is None:
         raise RewardError(f"reward {name} needs a field 'answer' in the data row")
-    return sample.answer
+    if not isinstance(answer, str):
+        raise RewardError(
+            f"reward {name}: the answer {answer!r} is of {type(answer).__name__}; it has to be a "
+            f'text: "{answer}"'
+        )
+    return answer
