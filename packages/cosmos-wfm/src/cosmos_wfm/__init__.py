@@ -60,7 +60,8 @@ from cosmos_wfm.reward_wire import (
     parse_request,
 )
 from cosmos_wfm.rewards import REWARDS, local_scorer, weighted_reward
-from cosmos_wfm.rl import DiffusionRl, DiffusionRlConfig, take_rl_steps, train_rl
+from cosmos_wfm.rl import DiffusionRl, take_rl_steps, train_rl
+from cosmos_wfm.rl_config import DiffusionRlConfig
 from cosmos_wfm.rollout_wire import (
     RolloutMessage,
     RolloutOrder,

@@ -18,7 +18,7 @@ from cosmos_wfm.loading import load_outline, pipeline_class_name
 from cosmos_wfm.prompt_lengths import MOST_LOOKED_AT, cut_prompts
 from cosmos_wfm.prompts import read_prompts
 from cosmos_wfm.rewards import check_prompts, weighted_reward
-from cosmos_wfm.rl import DiffusionRlConfig
+from cosmos_wfm.rl_config import DiffusionRlConfig
 from cosmos_wfm.rollouts import SamplerConfig
 from cosmos_wfm.sft import DiffusionSftConfig
 from cosmos_wfm.training_data import check_sizes, sizes_of

@@ -12,7 +12,8 @@ from cosmos_wfm.errors import WfmConfigError
 from cosmos_wfm.loading import load_adapter
 from cosmos_wfm.prompts import read_prompts
 from cosmos_wfm.reward_client import Scorer
-from cosmos_wfm.rl import DiffusionRlConfig, rollout_task, step_parts
+from cosmos_wfm.rl import rollout_task, step_parts
+from cosmos_wfm.rl_config import DiffusionRlConfig
 from cosmos_wfm.rollout_wire import RolloutMessage, RolloutOrder
 from cosmos_wfm.tuning import LoraTuning
 

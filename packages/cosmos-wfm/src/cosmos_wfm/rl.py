@@ -5,9 +5,8 @@ prompts -> rollouts (old policy) -> rewards -> advantages -> one optimizer step 
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -15,7 +14,6 @@ from torch import Tensor
 
 from cosmos_parallel import (
     Learner,
-    LearnerConfig,
     ParallelConfig,
     StepReport,
     TrainingMesh,
@@ -25,7 +23,7 @@ from cosmos_wfm.adapter import DiffusionModelAdapter
 from cosmos_wfm.context import share_context
 from cosmos_wfm.data_pairs import DataPairs
 from cosmos_wfm.ddrl import DdrlBatch, DdrlConfig
-from cosmos_wfm.denoiser import ComputeConfig, shard_denoiser
+from cosmos_wfm.denoiser import shard_denoiser
 from cosmos_wfm.encoding import SampleEncoder
 from cosmos_wfm.errors import WfmConfigError
 from cosmos_wfm.flow_batches import NoisingConfig
@@ -35,116 +33,29 @@ from cosmos_wfm.nft import NftConfig
 from cosmos_wfm.policies import CopiedPolicies
 from cosmos_wfm.prompt_lengths import say_what_is_cut
 from cosmos_wfm.prompts import read_prompts
-from cosmos_wfm.ranges import check_at_least
-from cosmos_wfm.remote import ConnectRollouts, DisaggregatedConfig, RemoteRollouts
-from cosmos_wfm.reward_client import RewardServiceConfig, Scorer
-from cosmos_wfm.rewards import check_prompts, check_rewards, local_scorer
+from cosmos_wfm.remote import ConnectRollouts, RemoteRollouts
+from cosmos_wfm.reward_client import Scorer
+from cosmos_wfm.rewards import check_prompts, local_scorer
 from cosmos_wfm.rl_algorithms import (
-    RlAlgorithm,
     advantages_of,
-    check_algorithm,
     make_loss,
     make_policies,
     old_lags,
     steps_config,
 )
-from cosmos_wfm.rollouts import Rollout, RolloutTask, SamplerConfig, StepParts
+from cosmos_wfm.rl_config import DiffusionRlConfig
+from cosmos_wfm.rollouts import Rollout, RolloutTask, StepParts
 from cosmos_wfm.training_data import DataConfig, LeftOut, open_data
 from cosmos_wfm.training_run import (
-    LoggerConfig,
     OnPictures,
     RunOutputs,
     TrainingRun,
-    check_parallel,
-    check_rates,
     go_on,
     look_away,
 )
-from cosmos_wfm.tuning import LoraTuning, TuningConfig, recompute_blocks
-from cosmos_wfm.uploads import UploadConfig
-from cosmos_wfm.validation import ValidationConfig
+from cosmos_wfm.tuning import recompute_blocks
 
 OnStep = Callable[[int, StepReport, Mapping[str, float]], None]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DiffusionRlConfig:
-    """One RL run.
-
-    Attributes:
-        model: a local diffusers pipeline directory.
-        prompts: a file of prompts, one per line or as JSON lines, or the directory of a set.
-        prompt_order: ``shuffled`` by the seed, anew in each epoch, or as in the ``file``.
-        output: directory under which ``safetensors/step_<N>`` is written.
-        rewards: name of a reward to its weight in the sum; empty where a scorer is handed over.
-        reward_service: who computes them; this process if it is ``None``.
-        num_steps: optimizer steps.
-        groups_per_step: prompts of a step.
-        samples_per_group: samples of each prompt; 2 or more.
-        micro_batch_size: samples of one forward pass.
-        save_every: steps between saves; 0 saves at the end only.
-        checkpoint_every: steps between checkpoints to go on from; 0 writes one only on Ctrl-C.
-        checkpoints: their directory or address (``s3://...``); empty for the output's own.
-        upload: where saves go beside the output.
-        loggers: which services the app sends figures and pictures to, beside the output.
-        recompute: keep no activations of the denoiser's blocks, compute them again instead.
-        validation: pictures that are drawn on the way.
-        seed: of noise, of the order of prompts and data, and of what adapters begin with.
-        compute: in which type the denoiser computes, compiled or not.
-        sampler: size, steps and guidance of rollouts.
-        algorithm: how rewards become a loss.
-        disaggregated: rollouts in processes of their own; ``None`` draws them in this one's.
-        data: captioned images or videos that DDRL stays close to.
-        tuning: adapters or all weights.
-        parallel: how ranks share the work: FSDP2, HSDP with ``dp_replicate``, tokens
-            of a sample by ``cp``.
-        learner: optimizer, schedule, clipping and the average that is exported.
-    """
-
-    kind: Literal["wfm_rl"] = "wfm_rl"
-    model: str
-    prompts: str
-    prompt_order: Literal["shuffled", "file"] = "shuffled"
-    output: str
-    rewards: Mapping[str, float]
-    reward_service: RewardServiceConfig | None = None
-    num_steps: int = 1000
-    groups_per_step: int = 8
-    samples_per_group: int = 8
-    micro_batch_size: int = 4
-    save_every: int = 0
-    checkpoint_every: int = 0
-    checkpoints: str = ""
-    upload: UploadConfig | None = None
-    loggers: tuple[LoggerConfig, ...] = ()
-    recompute: bool = False
-    validation: ValidationConfig | None = None
-    seed: int = 0
-    compute: ComputeConfig = field(default_factory=ComputeConfig)
-    sampler: SamplerConfig = field(default_factory=SamplerConfig)
-    algorithm: RlAlgorithm = field(default_factory=NftConfig)
-    disaggregated: DisaggregatedConfig | None = None
-    data: DataConfig | None = None
-    tuning: TuningConfig = field(default_factory=LoraTuning)
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
-    learner: LearnerConfig = field(default_factory=LearnerConfig)
-
-    def __post_init__(self) -> None:
-        """Check counts, rewards, and that guidance is used where it means something.
-
-        Raises:
-            WfmConfigError: names the field that is out of range.
-        """
-        check_parallel(self.parallel)
-        check_at_least("rl", self, num_steps=1, groups_per_step=1, micro_batch_size=1, seed=0)
-        check_at_least("rl", self, save_every=0, checkpoint_every=0)
-        check_rates(self.learner, self.num_steps)
-        if self.samples_per_group < 2:
-            raise WfmConfigError(
-                f"rl: samples_per_group is {self.samples_per_group}; advantages need 2 or more"
-            )
-        check_rewards(self.rewards, self.reward_service)
-        check_algorithm(self.algorithm, self.sampler, self.data, self.micro_batch_size)
 
 
 class DiffusionRl:
@@ -259,6 +170,7 @@ class DiffusionRl:
             resumed=self._resumed,
             drawn=drawn,
             stopping=stopping,
+            rewards=config.rewards if config.reward_service is None else {},
         )
 
     def _open_pairs(self, data: DataConfig, algorithm: DdrlConfig) -> DataPairs:

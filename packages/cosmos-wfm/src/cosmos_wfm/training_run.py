@@ -2,16 +2,16 @@
 
 <output>/safetensors/step_<N>/   what diffusers loads
 <output>/checkpoints/            what the run goes on from, on any number of ranks
-<output>/validation/step_<N>/    grid.png, and videos
+<output>/validation/step_<N>/    grid.png, videos, and each sample with an index
 <upload>/step_<N>/               the first again, in an object store
 
 All randomness of a step comes from its number, so a run that goes on takes the steps that it would
 have taken.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from cosmos_core.metrics import MlflowSinkConfig, TensorBoardSinkConfig, WandbSi
 from cosmos_parallel import CheckpointStore, Learner, LearnerConfig, ParallelConfig, TrainingMesh
 from cosmos_wfm.adapter import DiffusionModelAdapter
 from cosmos_wfm.errors import TrainingStoppedError, WfmConfigError
+from cosmos_wfm.gallery import thin_galleries, write_gallery
 from cosmos_wfm.tuning import LoraTuning, TuningConfig, save_trained
 from cosmos_wfm.uploads import UploadConfig, upload_directory
 from cosmos_wfm.validation import ValidationConfig, draw_samples, prompts_text, write_samples
@@ -126,6 +127,7 @@ class TrainingRun:
         resumed: called when a checkpoint was loaded.
         drawn: called on rank 0 with a step and the directory of its pictures.
         stopping: asked before each step whether the run is to stop; one rank's word is enough.
+        rewards: of this package, by name with their weights, that validation samples are given.
     """
 
     adapter: DiffusionModelAdapter
@@ -136,6 +138,7 @@ class TrainingRun:
     resumed: Callable[[], None] = lambda: None
     drawn: OnPictures = look_away
     stopping: Callable[[], bool] = go_on
+    rewards: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def take_steps(self, step: Callable[[int], None], *, resume: bool) -> Path:
         """Take the steps that are left, and write what is due.
@@ -268,6 +271,8 @@ class TrainingRun:
         if self.mesh.process.rank == 0:
             directory = self._pictures(done)
             write_samples(pixels, directory, fps=config.fps)
+            write_gallery(pixels, directory, config, step=done, weights=self.rewards)
+            thin_galleries(directory.parent, config.keep)
             (directory / _PROMPTS).write_text(prompts_text(config.prompts), encoding="utf-8")
             self.drawn(done, directory)
         self.mesh.barrier()

@@ -30,6 +30,10 @@ class ValidationConfig:
         sampler: size, steps and guidance.
         seed: of the noise, which is the same each time.
         fps: frames of a second of the videos that are written: 16, or 24 of Wan 2.2's small form.
+        gallery: of how many prompts, the first ones, each sample is a file of its own as well, with
+            its rewards, for the dashboard; 0 writes grids and videos alone.
+        keep: how many validations keep these files and their videos: the first, the newest and
+            evenly between; grids stay. 0 keeps all.
     """
 
     prompts: tuple[str, ...]
@@ -38,6 +42,8 @@ class ValidationConfig:
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
     seed: int = 0
     fps: int = 16
+    gallery: int = 16
+    keep: int = 100
 
     def __post_init__(self) -> None:
         """Check that something is drawn.
@@ -48,6 +54,11 @@ class ValidationConfig:
         if not self.prompts:
             raise WfmConfigError("validation: there are no prompts")
         check_at_least("validation", self, every=1, samples_per_prompt=1, seed=0, fps=1)
+        check_at_least("validation", self, gallery=0, keep=0)
+        if self.keep == 1:
+            raise WfmConfigError(
+                "validation: keep is 1, which leaves none to compare; want 2 or more, 0 for all"
+            )
 
 
 @torch.no_grad()
