@@ -12,7 +12,6 @@ from typing import Literal
 
 from cosmos_algos import AlgorithmConfig, GrpoConfig
 from cosmos_app.cluster_config import ClusterConfig
-from cosmos_app.dashboard.config import DashboardConfig
 from cosmos_app.data_config import DataConfig, check_judged
 from cosmos_app.learnable import check_head, check_learnable
 from cosmos_app.length_reward import LengthRewardConfig
@@ -25,6 +24,7 @@ from cosmos_app.validation_config import ValidationConfig
 from cosmos_core.config import load_config
 from cosmos_core.control import ControllerConfig, StalenessConfig
 from cosmos_core.metrics import ConsoleSinkConfig, JsonlSinkConfig, SinkConfig
+from cosmos_core.serving_config import DashboardConfig
 from cosmos_parallel import ElasticConfig, LearnerConfig
 from cosmos_parallel import ModelConfig as HeldModelConfig
 from cosmos_rollout import RewardPoolConfig

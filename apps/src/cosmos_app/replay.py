@@ -6,14 +6,21 @@ import json
 import secrets
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from cosmos_app.dashboard.config import DashboardConfig
 from cosmos_app.errors import DataError
 from cosmos_app.event_log import ROUTINE, read_events, tell_event
 from cosmos_app.listening import exposure
+from cosmos_app.wfm.dashboard.recorded import is_world_model_run, open_world_model_run
 from cosmos_core.rundir import RunDirectory
+from cosmos_core.serving_config import DashboardConfig
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from cosmos_app.dashboard.server import Feed
 
 
 def list_events(run_dir: Path, *, as_json: bool, with_routine: bool) -> int:
@@ -50,7 +57,8 @@ def serve_replay(run_dir: Path, *, host: str, port: int) -> int:
     """
     from cosmos_app.dashboard.server import bind, serve, url_of
 
-    run = RunDirectory.open(run_dir)
+    is_world_model = is_world_model_run(run_dir)
+    run = open_world_model_run(run_dir) if is_world_model else RunDirectory.open(run_dir)
     config = DashboardConfig(host=host, port=port)
     taken = bind(config)
     token = secrets.token_urlsafe(24)
@@ -61,5 +69,22 @@ def serve_replay(run_dir: Path, *, host: str, port: int) -> int:
         click.echo(f"dashboard of {run.name}: {url_of(taken, token)}  (Ctrl-C ends)")
 
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(serve(run, taken, token, started=say))
+        feed, app = (_world_model if is_world_model else _language_model)(run, token)
+        asyncio.run(serve(feed, app, taken, started=say))
     return 0
+
+
+def _language_model(run: RunDirectory, token: str) -> "tuple[Feed, ASGIApp]":
+    from cosmos_app.dashboard.api import Served, make_app
+    from cosmos_app.dashboard.feed import RunFeed
+
+    feed = RunFeed(run)
+    return feed, make_app(Served(feed=feed), token)
+
+
+def _world_model(run: RunDirectory, token: str) -> "tuple[Feed, ASGIApp]":
+    from cosmos_app.wfm.dashboard.api import make_world_model_app
+    from cosmos_app.wfm.dashboard.feed import WorldModelFeed
+
+    feed = WorldModelFeed(run, is_live=False)
+    return feed, make_world_model_app(feed, token)

@@ -20,6 +20,11 @@ from cosmos_app.given.recipe import GIVEN_KINDS
 from cosmos_app.natural_order import by_number
 from cosmos_app.output import print_json
 from cosmos_app.report import describe_books
+from cosmos_app.wfm.dashboard.recorded import (
+    is_world_model_run,
+    open_world_model_run,
+    world_model_status,
+)
 from cosmos_core.bus import Bus, BusUnreachableError
 from cosmos_core.metrics import read_metrics
 from cosmos_core.rundir import RunDirectory
@@ -35,6 +40,14 @@ async def show_status(run_dir: Path, *, watch: bool, as_json: bool) -> int:
         NotARunDirectoryError: if there is no run.
         RunError: if the run was never started, or is gone without a word.
     """
+    if is_world_model_run(run_dir):
+        trained = open_world_model_run(run_dir)
+
+        async def read_steps() -> Mapping[str, Any]:
+            return world_model_status(trained)
+
+        await _show(read_steps, trained, watch=watch, as_json=as_json)
+        return 0
     run = RunDirectory.open(run_dir)
     try:
         await _show_live(run, watch=watch, as_json=as_json)
@@ -63,16 +76,26 @@ async def _show_live(run: RunDirectory, *, watch: bool, as_json: bool) -> None:
             said = await bus.read_status()
             return _status_of_steps(run, config) if config.get("kind") in GIVEN_KINDS else said
 
-        status = await read()
-        if as_json:
-            print_json(status)
-        elif not watch:
-            Console().print(draw_status(status, time.time()))
-            _say_failure(run)
-            if address := read_address_file(run):
-                Console(soft_wrap=True).print(f"dashboard: {address.url}", markup=False)
-        else:
-            await _watch(read, status, run)
+        await _show(read, run, watch=watch, as_json=as_json)
+
+
+async def _show(
+    read: Callable[[], Awaitable[Mapping[str, Any]]],
+    run: RunDirectory,
+    *,
+    watch: bool,
+    as_json: bool,
+) -> None:
+    status = await read()
+    if as_json:
+        print_json(status)
+    elif not watch:
+        Console().print(draw_status(status, time.time()))
+        _say_failure(run)
+        if address := read_address_file(run):
+            Console(soft_wrap=True).print(f"dashboard: {address.url}", markup=False)
+    else:
+        await _watch(read, status, run)
 
 
 def _say_failure(run: RunDirectory) -> None:

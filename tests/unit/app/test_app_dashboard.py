@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cosmos_app.cli import main
 from cosmos_app.dashboard.address import read_address_file, write_address_file
 from cosmos_app.dashboard.api import Served, make_app
-from cosmos_app.dashboard.config import DashboardConfig, read_dashboard_config
+from cosmos_app.dashboard.config import read_dashboard_config
 from cosmos_app.dashboard.example import START_S, write_example_run
 from cosmos_app.dashboard.feed import RunFeed
 from cosmos_app.dashboard.history import Curve, Point
@@ -29,6 +29,7 @@ from cosmos_app.errors import DashboardAddressError, DataError
 from cosmos_app.listening import exposure
 from cosmos_core.messages import Event, ScaleRequested, StopRequested
 from cosmos_core.rundir import RunDirectory
+from cosmos_core.serving_config import DashboardConfig
 from cosmos_core.videos import VideoSampling, video_reference
 
 httpx = pytest.importorskip("httpx")

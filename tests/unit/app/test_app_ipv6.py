@@ -13,7 +13,6 @@ import uvicorn
 pytest.importorskip("diffusers")
 pytest.importorskip("cosmos_weightsync")
 
-from cosmos_app.dashboard.config import DashboardConfig
 from cosmos_app.dashboard.gate import TokenGate
 from cosmos_app.dashboard.server import bind, url_of
 from cosmos_app.listening import http_url, listen_on
@@ -23,6 +22,7 @@ from cosmos_app.wfm.disaggregated.meeting import read_places
 from cosmos_app.wfm.disaggregated.replica import connect
 from cosmos_app.wfm.disaggregated.trainer import ReplicaRollouts
 from cosmos_core.config import load_config
+from cosmos_core.serving_config import DashboardConfig
 from cosmos_parallel import (
     Attendee,
     ElasticConfig,

@@ -4,15 +4,14 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 from fastapi import FastAPI, Header, HTTPException, Query, Response
-from fastapi.responses import FileResponse
 from starlette.types import ASGIApp
 
 from cosmos_app.dashboard.feed import RunFeed
 from cosmos_app.dashboard.gate import TokenGate
+from cosmos_app.dashboard.page_routes import add_page_files, answer_unless_known, new_api
 from cosmos_app.dashboard.pictures import reference_named, thumbnail
 from cosmos_app.dashboard.prometheus import exposition
 from cosmos_app.dashboard.view import (
@@ -36,14 +35,6 @@ from cosmos_core.bus import BusError
 from cosmos_core.images import MediaError
 from cosmos_core.messages import Event, ScaleRequested, StopRequested
 
-_PAGE = Path(__file__).parent / "page"
-_TYPES = {
-    "index.html": "text/html",
-    "dashboard.css": "text/css",
-    "dashboard.js": "text/javascript",
-    "charts.js": "text/javascript",
-    "icon.svg": "image/svg+xml",
-}
 _WINDOW_S = 120.0
 _LONGEST_WINDOW_S = 7 * 24 * 3600.0
 _EVENTS_ON_PAGE = 100
@@ -71,14 +62,7 @@ class Served:
 
 def make_app(served: Served, token: str) -> ASGIApp:
     """Return the application; nothing of it answers without the token."""
-    app = FastAPI(
-        title="cosmos-app",
-        description="What a run is doing. Send 'Authorization: Bearer TOKEN' with each request.",
-        version="1",
-        openapi_url="/api",
-        docs_url=None,
-        redoc_url=None,
-    )
+    app = new_api()
     gate = TokenGate(app, token)
     _add_run_routes(app, served, gate)
     _add_history_routes(app, served)
@@ -159,6 +143,8 @@ def _add_control_routes(app: FastAPI, told: Callable[[Event], Awaitable[None]]) 
 
 
 def _add_page_routes(app: FastAPI, served: Served) -> None:
+    add_page_files(app, "index.html")
+
     @app.get(
         "/api/page", summary="All of the page", responses={304: {"description": "Nothing is new"}}
     )
@@ -175,26 +161,5 @@ def _add_page_routes(app: FastAPI, served: Served) -> None:
         )
         # A controller that falls silent is news although nothing new has been heard.
         tag = f'"{view.revision}-{window_s:g}-{view.run.state}"'
-        response.headers["etag"] = tag
-        if if_none_match == tag:
-            raise _NotModifiedError(tag)
+        answer_unless_known(tag, if_none_match, response)
         return view
-
-    @app.exception_handler(_NotModifiedError)
-    async def not_modified(request: object, error: Exception) -> Response:
-        del request
-        return Response(status_code=304, headers={"etag": str(error)})
-
-    @app.get("/", include_in_schema=False)
-    async def index() -> FileResponse:
-        return FileResponse(_PAGE / "index.html", media_type="text/html")
-
-    @app.get("/page/{name}", include_in_schema=False)
-    async def part(name: str) -> Response:
-        if name not in _TYPES:
-            return Response("There is no such file.\n", status_code=404, media_type="text/plain")
-        return FileResponse(_PAGE / name, media_type=_TYPES[name])
-
-
-class _NotModifiedError(Exception):
-    """Raised to answer that nothing is new; holds the tag."""

@@ -69,6 +69,11 @@ class Curve:
             self._kept = self._kept[::2]
             self._stride *= 2
 
+    def drop_from(self, step: int) -> None:
+        """Let go of what was measured at a step or later, which is measured again."""
+        self._kept = [point for point in self._kept if point.step < step]
+        self._newest = self._kept[-1] if self._kept else None
+
     @property
     def newest(self) -> Point | None:
         """The measurement taken in last."""

@@ -5,17 +5,17 @@ import contextlib
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from typing import Protocol
+
+from starlette.types import ASGIApp
 
 from cosmos_app.dashboard.address import DashboardAddress, read_address_file
-from cosmos_app.dashboard.api import Served, make_app
-from cosmos_app.dashboard.config import DashboardConfig
-from cosmos_app.dashboard.feed import RunFeed
 from cosmos_app.errors import DashboardAddressError, DataError
 from cosmos_app.http_serving import http_server
 from cosmos_app.listening import http_url, listen_on
-from cosmos_core.messages import Event
 from cosmos_core.rundir import RunDirectory
+from cosmos_core.serving_config import DashboardConfig
 
 _LET_GO_S = 5.0
 _RETRY_S = 0.2
@@ -104,26 +104,35 @@ def _take_again(config: DashboardConfig, before: DashboardAddress | None) -> soc
     return None
 
 
+class Feed(Protocol):
+    """What follows a run of some kind; its application shows what it knows."""
+
+    async def look(self) -> bool:
+        """Take in what is new, or a part of it; tell whether there is more."""
+        ...
+
+    async def follow(self) -> None:
+        """Look again and again, until cancelled."""
+        ...
+
+
 async def serve(
-    run: RunDirectory,
+    feed: Feed,
+    app: ASGIApp,
     taken: socket.socket,
-    token: str,
     *,
     started: Callable[[], None] = lambda: None,
-    send: Callable[[Event], Awaitable[None]] | None = None,
 ) -> None:
     """Serve a run's dashboard until cancelled or told to end by a signal.
 
     Args:
-        run: the run.
+        feed: what is known of the run; it looks once before anybody is answered.
+        app: shows that, to whoever has the token.
         taken: a listening socket; it is closed in the end.
-        token: what requests have to show.
         started: called once, when what was recorded so far is read.
-        send: tells the controller what somebody asks for; none for a run that is over.
     """
-    feed = RunFeed(run)
     await feed.look()
-    server = http_server(make_app(Served(feed=feed, send=send), token), grace_s=1)
+    server = http_server(app, grace_s=1)
     following = asyncio.create_task(feed.follow())
     started()
     try:

@@ -11,29 +11,36 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cosmos_app.control_files import note_begun, read_address
-from cosmos_app.dashboard.config import DashboardConfig, read_dashboard_config
+from cosmos_app.dashboard.config import read_dashboard_config
+from cosmos_app.dashboard.process import end_dashboard, start_dashboard
 from cosmos_app.errors import DashboardAddressError, DataError
 from cosmos_app.event_log import EventLog
 from cosmos_app.parent import die_with_parent
+from cosmos_app.wfm.dashboard.recorded import is_world_model_run
+from cosmos_app.wfm.dashboard.running import serve_beside_run
 from cosmos_core.bus import Bus, Dispatch
 from cosmos_core.messages import Event
 from cosmos_core.rundir import RunDirectory
+from cosmos_core.serving_config import DashboardConfig
 
 _NICENESS = 10
-_END_S = 3.0
 _PATIENCE_S = 5.0
 
 
 async def run_dashboard(run_dir: Path) -> int:
-    """Serve a run's dashboard until the controller that started this process ends.
+    """Serve a run's dashboard until what started this process ends: its controller or trainer.
 
     Returns:
         0, or 2 if its port or its token cannot be had, which the run does not depend on.
     """
     from cosmos_app.dashboard.address import write_address_file
+    from cosmos_app.dashboard.api import Served, make_app
+    from cosmos_app.dashboard.feed import RunFeed
     from cosmos_app.dashboard.server import open_address, serve
 
     die_with_parent()
+    if is_world_model_run(run_dir):
+        return await serve_beside_run(run_dir)
     os.nice(_NICENESS)
     run = RunDirectory.open(run_dir)
     try:
@@ -43,13 +50,9 @@ async def run_dashboard(run_dir: Path) -> int:
         return 2
     url, namespace = read_address(run)
     async with await Bus.connect(url, namespace, patience_s=_PATIENCE_S) as bus:
-        await serve(
-            run,
-            taken,
-            address.token,
-            started=lambda: write_address_file(run, address),
-            send=bus.send_event,
-        )
+        feed = RunFeed(run)
+        app = make_app(Served(feed=feed, send=bus.send_event), address.token)
+        await serve(feed, app, taken, started=lambda: write_address_file(run, address))
     return 0
 
 
@@ -77,16 +80,11 @@ class ControllerJournal:
             note_begun(self._run, namespace)
         if not self._config.enabled:
             return
-        try:
-            with (self._run.logs / "dashboard.log").open("ab") as log:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "cosmos_app", "dashboard", str(self._run.path)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                )
-        except OSError:
-            self._process = None
+        with (
+            contextlib.suppress(OSError),
+            (self._run.logs / "dashboard.log").open("ab") as log,
+        ):
+            self._process = start_dashboard(self._run.path, log=log, says=log)
 
     def note(
         self, *, time_s: float, epoch: int, events: Sequence[Event], dispatches: Sequence[Dispatch]
@@ -100,11 +98,5 @@ class ControllerJournal:
     def __exit__(self, *_: object) -> None:
         """End the dashboard's process."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.terminate()
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if process is not None:
+            end_dashboard(process)

@@ -4,17 +4,19 @@ import os
 import time
 import tomllib
 from collections.abc import Generator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 import click
 import torch
 from rich.console import Console
 
+from cosmos_app.dashboard.server import check_address
 from cosmos_app.errors import DataError, InterruptedRunError
 from cosmos_app.roles.process import torchrun_place
 from cosmos_app.roles.ranks import join_ranks
 from cosmos_app.shown_recipe import shown_as_json, shown_recipe
+from cosmos_app.wfm.dashboard.running import served_dashboard
 from cosmos_app.wfm.disaggregated.running import remote_rollouts
 from cosmos_app.wfm.figures import RunFigures
 from cosmos_app.wfm.joining import join_mesh
@@ -73,7 +75,8 @@ def run_wfm(recipe: WfmRecipe, *, resume: bool = False, as_json: bool = False) -
         as_json: whether a report is asked for, which there is none of.
 
     Raises:
-        DataError: if a report is asked for.
+        DataError: if a report is asked for, or the dashboard's token cannot be read.
+        DashboardAddressError: if the dashboard's port cannot be had.
         InterruptedRunError: if Ctrl-C or SIGTERM stopped it, with a checkpoint.
     """
     if as_json:
@@ -81,6 +84,8 @@ def run_wfm(recipe: WfmRecipe, *, resume: bool = False, as_json: bool = False) -
             f"--json: a run of kind {recipe.kind} has no report; its figures are in "
             f"{recipe.output}/metrics.jsonl"
         )
+    if torchrun_place().rank == 0:
+        check_address(recipe.dashboard)
     use_object_store(os.environ)
     mesh = join_mesh(recipe.parallel, recipe.compute)
     try:
@@ -133,6 +138,7 @@ def train(recipe: WfmRecipe, mesh: TrainingMesh, *, resume: bool = False) -> Pat
         (output / "recipe.json").write_text(shown_as_json(recipe), encoding="utf-8")
     with (
         closing(_sinks(recipe) if first else FanOut(())) as sinks,
+        served_dashboard(output, recipe.dashboard) if first else nullcontext(),
         stop_requests(says=first) as stopping,
     ):
         figures = RunFigures(output, recipe.num_steps, sinks, writes=first)

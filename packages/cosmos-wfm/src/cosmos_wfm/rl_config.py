@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from cosmos_core.serving_config import DashboardConfig
 from cosmos_parallel import LearnerConfig, ParallelConfig
 from cosmos_wfm.denoiser import ComputeConfig
 from cosmos_wfm.errors import WfmConfigError
@@ -43,6 +44,7 @@ class DiffusionRlConfig:
         loggers: which services the app sends figures and pictures to, beside the output.
         recompute: keep no activations of the denoiser's blocks, compute them again instead.
         validation: pictures that are drawn on the way.
+        dashboard: the page of the run, which the app serves.
         seed: of noise, of the order of prompts and data, and of what adapters begin with.
         compute: in which type the denoiser computes, compiled or not.
         sampler: size, steps and guidance of rollouts.
@@ -73,6 +75,7 @@ class DiffusionRlConfig:
     loggers: tuple[LoggerConfig, ...] = ()
     recompute: bool = False
     validation: ValidationConfig | None = None
+    dashboard: DashboardConfig = field(default_factory=DashboardConfig)
     seed: int = 0
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     sampler: SamplerConfig = field(default_factory=SamplerConfig)

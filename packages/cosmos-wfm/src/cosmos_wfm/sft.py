@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 
+from cosmos_core.serving_config import DashboardConfig
 from cosmos_parallel import (
     Learner,
     LearnerConfig,
@@ -70,6 +71,7 @@ class DiffusionSftConfig:
         loggers: which services the app sends figures and pictures to, beside the output.
         recompute: keep no activations of the denoiser's blocks, compute them again instead.
         validation: pictures that are drawn on the way.
+        dashboard: the page of the run, which the app serves.
         seed: of order, noise, dropout, and what adapters begin with.
         compute: in which type the denoiser computes, compiled or not.
         tuning: adapters or all weights.
@@ -96,6 +98,7 @@ class DiffusionSftConfig:
     loggers: tuple[LoggerConfig, ...] = ()
     recompute: bool = False
     validation: ValidationConfig | None = None
+    dashboard: DashboardConfig = field(default_factory=DashboardConfig)
     seed: int = 0
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     tuning: TuningConfig = field(default_factory=LoraTuning)

@@ -1,55 +1,19 @@
 "use strict";
-// Asks for the page's values once a second and draws what changed. A sample may hold anything, so
-// nothing that comes from the run is ever parsed as HTML.
+// The page of a run of a language model. A sample may hold anything, so nothing that comes from the
+// run is ever parsed as HTML.
 
-const EVERY_MS = 1000;
 const NUM_COLOURS = 6;
-const byId = (id) => document.getElementById(id);
-let tag = "";
-let shown = null;
 let askedWindow = "";
-
-function element(name, className, text) {
-  const made = document.createElement(name);
-  if (className) made.className = className;
-  if (text !== undefined) made.textContent = text;
-  return made;
-}
-
-function setText(id, text) {
-  const node = byId(id);
-  if (node.textContent !== text) node.textContent = text;
-}
 
 const chosenWindow = () => document.querySelector("input[name=window]:checked").value;
 const percent = (share) => (share === null || share === undefined ? "–" : `${Math.round(100 * share)}%`);
 
 // ------------------------------------------------------------------ asking
 
-async function ask() {
+function ask() {
   const window_s = chosenWindow();
   if (window_s !== askedWindow) { askedWindow = window_s; tag = ""; }
-  try {
-    const headers = tag ? { "If-None-Match": tag } : {};
-    const answer = await fetch(`/api/page?window_s=${window_s}`, { headers, cache: "no-store" });
-    if (answer.status === 401) return disconnected((await answer.text()).trim());
-    if (answer.status === 304) { showRun(shown.run); return undefined; }
-    if (!answer.ok) return disconnected(`The dashboard answers ${answer.status}.`);
-    const view = await answer.json();
-    tag = answer.headers.get("etag") || "";
-    shown = view;
-    draw(view);
-  } catch (error) {
-    disconnected("The dashboard does not answer; the run may be over. Trying again.");
-  }
-  return undefined;
-}
-
-function disconnected(why) {
-  const state = byId("state");
-  state.dataset.state = "disconnected";
-  setText("state", "disconnected");
-  setText("message", why);
+  return askAt(`/api/page?window_s=${window_s}`, draw);
 }
 
 // ------------------------------------------------------------------ drawing
@@ -63,17 +27,6 @@ function draw(view) {
   drawBooks(view.run.books);
   drawSamples(view.samples);
   drawEvents(view.events);
-}
-
-function showRun(run) {
-  document.title = `${run.name}: ${run.state}`;
-  setText("name", run.name);
-  setText("state", run.state);
-  byId("state").dataset.state = run.state;
-  setText("steps", run.num_steps ? `step ${run.step} of ${run.num_steps}` : `step ${run.step}`);
-  byId("progress").value = run.num_steps ? run.step / run.num_steps : 0;
-  setText("message", run.message);
-  byId("message").title = run.message;
 }
 
 const NO_CURVE = { times_s: [], steps: [], values: [] };
@@ -243,10 +196,4 @@ async function drawEvents(milestones) {
 for (const input of document.querySelectorAll("input[name=window]")) input.addEventListener("change", ask);
 byId("all-events").addEventListener("change", () => { if (shown) drawEvents(shown.events); });
 window.addEventListener("resize", () => { if (shown) { drawFigures(shown); drawTimeline(shown.timeline, shown.run.state); } });
-document.addEventListener("visibilitychange", () => { if (!document.hidden) ask(); });
-(async function live() {
-  for (;;) {
-    if (!document.hidden) await ask();
-    await new Promise((resume) => { setTimeout(resume, EVERY_MS); });
-  }
-})();
+askForEver(ask);

@@ -1,0 +1,39 @@
+"""The process that serves a run's dashboard, as whoever runs the run starts and ends it."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO
+
+_END_S = 3.0
+
+
+def start_dashboard(
+    run_dir: Path, *, log: IO[bytes], says: IO[bytes] | None
+) -> subprocess.Popen[bytes] | None:
+    """Start it; a run goes on without one if that cannot be done.
+
+    Args:
+        run_dir: of the run.
+        log: where its errors go.
+        says: where it says its address, if it does; ``None`` for this process's own output.
+    """
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "cosmos_app", "dashboard", str(run_dir)],
+            stdin=subprocess.DEVNULL,
+            stdout=says,
+            stderr=log,
+        )
+    except OSError:
+        return None
+
+
+def end_dashboard(process: subprocess.Popen[bytes]) -> None:
+    """End it, and wait for that."""
+    process.terminate()
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
