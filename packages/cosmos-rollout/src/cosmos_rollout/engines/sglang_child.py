@@ -29,6 +29,6 @@ def _wait(descriptor: int) -> None:
 
 if __name__ == "__main__":
     _die_with(int(sys.argv[1]))
-    key = os.environ.pop("COSMOS_SGLANG_KEY")  # command lines are public
+    key = sys.stdin.read()  # command lines are public
     sys.argv = ["sglang.launch_server", *sys.argv[2:], "--api-key", key]
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)

@@ -20,7 +20,6 @@ from cosmos_rollout.errors import EngineStartError
 _CHILD = Path(__file__).with_name("sglang_child.py")
 _LOOK_AGAIN_S = 0.2
 _LAST_BYTES = 4000
-_KEY_VARIABLE = "COSMOS_SGLANG_KEY"  # of the child's environment; command lines are public
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,8 +126,7 @@ async def start_server(use: ServerUse, folder: Path) -> SGLangServer:
         try:
             process = await asyncio.create_subprocess_exec(
                 *(python, str(_CHILD), str(os.getpid()), *use.arguments, *where),
-                env={**os.environ, _KEY_VARIABLE: key},
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.PIPE,  # for the key: command lines are public
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -136,6 +134,9 @@ async def start_server(use: ServerUse, folder: Path) -> SGLangServer:
         except OSError as error:
             address.close()
             raise EngineStartError(f"interpreter {python}: {error}") from error
+    assert process.stdin is not None
+    process.stdin.write(key.encode())
+    process.stdin.close()
     return SGLangServer(process, folder, address, key)
 
 
