@@ -3,6 +3,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Two share the suite out as tests/conftest.py says; 0 runs it in one process.
 TEST_WORKERS ?= 2
+# Images for containers often set it; hundreds of processes would compile 300 modules each.
+unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-wfm test check bench bench-gpu test-gpu standalone clean
 
