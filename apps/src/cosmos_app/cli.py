@@ -256,8 +256,11 @@ def dashboard(run_dir: Path) -> None:
     By hand, use 'replay', which serves the same page.
     """
     from cosmos_app.roles.dashboard import run_dashboard
+    from cosmos_app.wfm.dashboard.recorded import is_world_model_run
+    from cosmos_app.wfm.dashboard.running import serve_beside_run
 
-    _guarded(lambda: asyncio.run(run_dashboard(run_dir)))
+    serving = serve_beside_run if is_world_model_run(run_dir) else run_dashboard
+    _guarded(lambda: asyncio.run(serving(run_dir)))
 
 
 @main.command()

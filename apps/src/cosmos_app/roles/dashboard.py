@@ -16,8 +16,6 @@ from cosmos_app.dashboard.process import end_dashboard, start_dashboard
 from cosmos_app.errors import DashboardAddressError, DataError
 from cosmos_app.event_log import EventLog
 from cosmos_app.parent import die_with_parent
-from cosmos_app.wfm.dashboard.recorded import is_world_model_run
-from cosmos_app.wfm.dashboard.running import serve_beside_run
 from cosmos_core.bus import Bus, Dispatch
 from cosmos_core.messages import Event
 from cosmos_core.rundir import RunDirectory
@@ -28,7 +26,7 @@ _PATIENCE_S = 5.0
 
 
 async def run_dashboard(run_dir: Path) -> int:
-    """Serve a run's dashboard until what started this process ends: its controller or trainer.
+    """Serve a run's dashboard until the controller that started this process ends.
 
     Returns:
         0, or 2 if its port or its token cannot be had, which the run does not depend on.
@@ -39,8 +37,6 @@ async def run_dashboard(run_dir: Path) -> int:
     from cosmos_app.dashboard.server import open_address, serve
 
     die_with_parent()
-    if is_world_model_run(run_dir):
-        return await serve_beside_run(run_dir)
     os.nice(_NICENESS)
     run = RunDirectory.open(run_dir)
     try:

@@ -12,6 +12,7 @@ from cosmos_app.dashboard.config import read_dashboard_config
 from cosmos_app.dashboard.process import end_dashboard, start_dashboard
 from cosmos_app.errors import DashboardAddressError, DataError
 from cosmos_app.listening import exposure
+from cosmos_app.parent import die_with_parent
 from cosmos_app.wfm.dashboard.recorded import open_world_model_run, recipe_file
 from cosmos_core.serving_config import DashboardConfig
 
@@ -50,6 +51,7 @@ async def serve_beside_run(run_dir: Path) -> int:
     from cosmos_app.wfm.dashboard.api import make_world_model_app
     from cosmos_app.wfm.dashboard.feed import WorldModelFeed
 
+    die_with_parent()
     os.nice(_NICENESS)
     run = open_world_model_run(run_dir)
     try:
