@@ -1,5 +1,6 @@
 """Who has not shown the token yet can neither take memory nor end a thread."""
 
+import gc
 import json
 import math
 import socket
@@ -156,6 +157,19 @@ def test_strangers_do_not_keep_a_sender_waiting(how):
             sender.close()
         with pytest.raises(DeadlineError if how == "in_time" else PeerLostError):
             meeting.result(timeout=20)
+
+
+def test_nothing_is_left_open_by_a_receiver_that_shows_the_key_and_dies():
+    """A socket that is left to the garbage collector is a warning, and so an error of tests."""
+    with closing(TcpTransport().prepare("sender", "127.0.0.1")) as sender:
+        told = sender.description
+        with socket.create_connection((told["host"], told["port"]), timeout=20) as receiver:
+            receiver.sendall(told["key"].encode())
+            reset = struct.pack("@ii", 1, 0)
+            receiver.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        with pytest.raises(PeerLostError, match="no receiver connected"):
+            sender.connect({}, Deadline.after(20))
+    gc.collect()
 
 
 @pytest.mark.parametrize("size", [math.inf, [], "all"])

@@ -173,9 +173,10 @@ class _Listening:
                 if caller is self._listener:
                     self._welcome(callers)
                 elif caller in callers and self._shows_key(caller, callers):
-                    del callers[caller]
+                    name = f"receiver at {caller.getpeername()}"  # Fails if it is gone again.
                     caller.setblocking(True)
-                    return caller, f"receiver at {caller.getpeername()}"
+                    del callers[caller]
+                    return caller, name
 
     def _welcome(self, callers: dict[socket.socket, bytearray]) -> None:
         with contextlib.suppress(BlockingIOError, ConnectionAbortedError):  # Gone meanwhile.
