@@ -1,6 +1,7 @@
 """What surrounds a run, on the real server: no metric is lost, and no server left behind."""
 
 import asyncio
+import io
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from cosmos_app.errors import RunError
 from cosmos_app.frame import Answers, RunFrame
 from cosmos_app.recipe import BusConfig, Recipe
 from cosmos_app.status import show_status
-from cosmos_core.bus import Bus, RedisServer
+from cosmos_core.bus import Bus, RedisServer, ServerSettingsError, mask_password
 from cosmos_core.metrics import JsonlSinkConfig, MetricRecord, read_metrics
 from cosmos_core.rundir import RunDirectory
 
@@ -84,6 +85,36 @@ async def test_a_sink_that_cannot_be_opened_is_said_before_anything_starts(
         async with frame.open():
             is_open = True
     assert not is_open
+
+
+async def test_a_server_that_evicts_keys_is_refused_before_anything_is_asked_of_it(
+    server, run: RunDirectory
+) -> None:
+    is_open = False
+    async with await Bus.connect(server.url, "other") as other:
+        await other.call(lambda c: c.config_set("maxmemory", "64mb"))
+        await other.call(lambda c: c.config_set("maxmemory-policy", "volatile-lru"))
+        with pytest.raises(ServerSettingsError, match="CONFIG SET maxmemory-policy noeviction"):
+            async with _frame(run, server.url, Answers(stop=_nothing)).open():
+                is_open = True
+        assert await other.call(lambda c: c.dbsize()) == 0
+    assert not is_open
+    assert "CONFIG SET maxmemory-policy noeviction" in describe_end(run)
+
+
+@pytest.mark.parametrize("appendonly", ["yes", "no"])
+async def test_a_server_that_logs_nothing_is_told_to_who_starts_a_run(
+    server, run: RunDirectory, appendonly: str
+) -> None:
+    console = Console(file=io.StringIO(), width=40)
+    async with await Bus.connect(server.url, "other") as other:
+        await other.call(lambda c: c.config_set("appendonly", appendonly))
+    recipe = Recipe(output=run.path, sinks=(), bus=BusConfig(url=server.url))
+    async with RunFrame(recipe, run, console, Answers(stop=_nothing)).open():
+        pass
+    said = f"Redis at {mask_password(server.url)}: it logs nothing to disk (appendonly is no)"
+    assert console.file.getvalue().startswith(said) == (appendonly == "no")
+    assert console.file.getvalue().count("\n") == (appendonly == "no")
 
 
 async def test_a_run_that_fails_leaves_its_error_until_it_is_started_again(

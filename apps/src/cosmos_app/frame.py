@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rich.console import Console
+from rich.markup import escape
 
 from cosmos_app.control_files import last_namespace, write_address
 from cosmos_app.ended import failure_noted
@@ -243,7 +244,7 @@ class RunFrame:
             before = last_namespace(self._run)
             write_address(self._run, url, namespace)
             async with (
-                await Bus.connect(url, namespace) as bus,
+                await self._connect(url, namespace) as bus,
                 self._passing_metrics_on(bus),
                 refusals_told(bus, self._say),
             ):
@@ -258,6 +259,21 @@ class RunFrame:
                     await self.supervisor.stop(self._recipe.launch.stop_grace_s)
                     with contextlib.suppress(BusError):
                         await bus.forget_payloads()
+
+    async def _connect(self, url: str, namespace: str) -> Bus:
+        """Return the run's bus, on a server that keeps what it is given.
+
+        Raises:
+            ServerSettingsError: if it does not.
+        """
+        bus = await Bus.connect(url, namespace)
+        try:
+            for warning in await bus.check_server():
+                self._say(f"[yellow]{escape(warning)}[/]")
+        except BaseException:
+            await bus.close()
+            raise
+        return bus
 
     @contextlib.asynccontextmanager
     async def _passing_metrics_on(self, bus: Bus) -> AsyncGenerator[None]:

@@ -156,7 +156,8 @@ class BusConfig:
     """The control plane.
 
     Attributes:
-        url: a Redis or Valkey server, 6.2 or later; the bundled one is started when there is none.
+        url: a Redis or Valkey server, 6.2 or later, that evicts no keys and is no replica; the
+            bundled one is started when there is none.
             A run's keys there go a week after its end, or its controller's last sign of life.
         port: of the bundled server; 0 for any free one.
         host: address, of IPv4 or IPv6, that the bundled server listens on beside loopback, for

@@ -21,6 +21,7 @@ async def run_controller(run_dir: Path, redis_url: str | None, owner: str) -> in
         FencedError: if another controller took over.
         RunLostError: if Redis has lost the run.
         CodeVersionError: if a controller of another version wrote the run's log.
+        ServerSettingsError: if the run is to begin on a server that would lose it.
         BusUnreachableError: if Redis cannot be reached.
     """
     die_with_parent()
@@ -29,6 +30,8 @@ async def run_controller(run_dir: Path, redis_url: str | None, owner: str) -> in
     url, namespace = read_address(run)
     with ControllerJournal(run, read_dashboard_config(run.config)) as journal:
         async with await Bus.connect(redis_url or url, namespace) as bus:
+            if not is_begun(run, namespace):
+                await bus.check_server()
             while True:
                 place = HostConfig(owner=owner, is_begun=is_begun(run, namespace))
                 host = ControllerHost(bus, config, cut=cut, host=place, journal=journal)

@@ -12,6 +12,7 @@ from cosmos_core.bus.errors import (
     LeaseHeldError,
     PayloadMissingError,
     RunLostError,
+    ServerSettingsError,
     ServerStartError,
     SupersededError,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "ReplicaChannel",
     "Reported",
     "RunLostError",
+    "ServerSettingsError",
     "ServerStartError",
     "SupersededError",
     "code_version",

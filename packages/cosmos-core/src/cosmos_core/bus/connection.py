@@ -16,10 +16,12 @@ from cosmos_core.bus.errors import (
     BusUnreachableError,
     PayloadMissingError,
     RunLostError,
+    ServerSettingsError,
 )
 from cosmos_core.bus.keys import Keys
 from cosmos_core.bus.passwords import mask_password, what_is_wrong
 from cosmos_core.bus.patience import DISK_FULL, Patience, advice_on
+from cosmos_core.bus.server_settings import problems_of, server_facts, warnings_of
 from cosmos_core.bus.streams import Entry, stream_entries
 from cosmos_core.bus.tls import tls_advice
 from cosmos_core.messages import (
@@ -166,6 +168,22 @@ class Bus:
                 if not advice or patience.is_over(_FULL_S if is_full else 0.0):
                     raise BusRefusedError(said) from error
             await patience.pause()
+
+    async def check_server(self) -> list[str]:
+        """Return what somebody should know of the server before a run begins on it.
+
+        A server that does not tell its settings is taken as it is.
+
+        Raises:
+            ServerSettingsError: if it would lose the run, or fail it late, with what mends that.
+            BusUnreachableError: if it does not answer.
+        """
+        facts = await self.call(server_facts)
+        if problems := problems_of(facts):
+            raise ServerSettingsError(
+                f"no run can begin with Redis at {self.address}: {'; '.join(problems)}"
+            )
+        return [f"Redis at {self.address}: {warning}" for warning in warnings_of(facts)]
 
     async def refusal(self) -> str:
         """Return why the server takes no writes now, and what to do; empty while it does.

@@ -18,6 +18,13 @@ class BusRefusedError(BusError):
     """
 
 
+class ServerSettingsError(BusError):
+    """Raised by `Bus.check_server` on a server that would lose a run, or fail it late.
+
+    It evicts keys, is a replica, a cluster of several, or too old.
+    """
+
+
 class ServerStartError(BusError, RuntimeError):
     """Raised by `RedisServer.start` when the bundled server does not come up, with its log."""
 
