@@ -1,5 +1,7 @@
 """Policy replicas that always are the same and die: what is done again, and what a stop saves."""
 
+import pytest
+
 from cosmos_core.control import ALL_DONE, Controller, ControllerConfig, StalenessConfig
 from cosmos_core.control.ending import LOST
 from cosmos_core.messages import (
@@ -26,12 +28,15 @@ from cosmos_core.messages import (
 class Run:
     """A controller, policy replicas that do what is ordered by hand, and one rollout replica."""
 
-    def __init__(self, *, num_policies: int, num_steps: int = 4, slots: int = 1) -> None:
+    def __init__(
+        self, *, num_policies: int, num_steps: int = 4, slots: int = 1, checkpoint_every: int = 0
+    ) -> None:
         self.config = ControllerConfig(
             num_steps=num_steps,
             groups_per_step=1,
             samples_per_group=2,
             num_policies=num_policies,
+            checkpoint_every=checkpoint_every,
             staleness=StalenessConfig(depth=1, bound=2, policy="count"),
         )
         self.controller = Controller(self.config)
@@ -146,7 +151,7 @@ def test_a_policy_that_dies_before_its_last_checkpoint_is_given_a_cut_of_what_it
     resumed = cut_of(order)
     assert (resumed.state.step, resumed.books().consumed) == (1, 1)
     run.tell(CheckpointSaved(replica="policy-0", step=0, path="x"))
-    assert run.controller.finished == "ctrl-c"
+    assert run.controller.finished == f"ctrl-c; {LOST}"
     assert run.controller.books().consumed == 1
 
 
@@ -160,6 +165,36 @@ def test_policies_that_are_back_with_older_weights_when_a_stop_is_asked_for_save
     run.tell(StopRequested(reason="ctrl-c"))
     (order,) = (order for name, order in run.take(Stop) if name == "policy-0")
     assert cut_of(order).state.step == 0
+    run.join("policy-1", version=0)
+    for name in run.policies:
+        run.tell(CheckpointSaved(replica=name, step=-1, path=""))
+    assert run.controller.finished == f"ctrl-c; {LOST}"
+
+
+def test_a_stopped_run_whose_policy_comes_back_with_older_weights_says_that_steps_are_undone() -> (
+    None
+):
+    run = stopped_run()
+    for _ in range(2):  # it dies again meanwhile
+        run.join(version=1)
+    run.tell(CheckpointSaved(replica="policy-0", step=0, path="x", lineage=1))
+    assert run.controller.finished == f"ctrl-c; {LOST}"
+
+
+@pytest.mark.parametrize("checkpoint_every", [0, 1])
+def test_last_weights_that_a_checkpoint_of_the_last_step_holds_are_not_lost(
+    checkpoint_every: int,
+) -> None:
+    """Who comes back loads and exports them, although the run has ended."""
+    run = Run(num_policies=1, num_steps=1, checkpoint_every=checkpoint_every)
+    run.join(version=0)
+    run.sample(0)
+    ((_, train),) = run.take(Train)
+    run.finish(0)
+    if train.cut:
+        run.tell(CheckpointSaved(replica="policy-0", step=0, path="x"))
+    run.leave()
+    assert run.controller.finished == (ALL_DONE if checkpoint_every else LOST)
 
 
 def test_a_run_whose_last_weights_die_unsaved_does_not_say_that_it_is_done() -> None:

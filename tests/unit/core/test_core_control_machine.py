@@ -173,8 +173,10 @@ class World(RuleBasedStateMachine):
 
     def save(self, replica: Replica) -> None:
         version, lineage = replica.version, replica.num_fall_backs
-        self.disk = (version, replica.lineage, lineage)
-        saved = CheckpointSaved(replica=replica.name, step=version - 1, path="x", lineage=lineage)
+        if version:  # who has taken no step has nothing to save, and says so
+            self.disk = (version, replica.lineage, lineage)
+        path = "x" if version else ""
+        saved = CheckpointSaved(replica=replica.name, step=version - 1, path=path, lineage=lineage)
         self.say(replica, saved)
 
     def finish_group(self, replica: Replica, choice: int) -> None:
@@ -366,7 +368,7 @@ class World(RuleBasedStateMachine):
             self.now += 1.0
             self.handle(Tick())
         if self.may_be_lost and self.controller.finished == LOST:
-            assert not self.controller.state.stop_saved
+            assert self.controller.state.saved < NUM_STEPS, "it was told of the last weights"
             return
         assert self.controller.finished == ALL_DONE, self.controller.waiting_for(self.now)
         assert self.controller.books().consumed == NUM_STEPS * GROUPS_PER_STEP

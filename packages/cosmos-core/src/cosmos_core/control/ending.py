@@ -63,11 +63,8 @@ class Ending:
         state = self._state
         if not all(policy.stopped for policy in state.policies()):
             return
-        state.finished = state.stopping
-        if not state.stop_saved and state.stopping == ALL_DONE:
-            state.finished = LOST
-        elif not state.stop_saved and state.consumed_since_save and state.stopping != LOST:
-            state.finished = f"{state.stopping}; {LOST}"
+        is_lost = not state.stop_saved and bool(state.consumed_since_save)
+        state.finished = self._with_loss() if is_lost else state.stopping
 
     def _cut(self, now: float) -> None:
         """Cut the stream where the policy replicas are, who may be back with older weights."""
@@ -77,8 +74,15 @@ class Ending:
             oldest = max(oldest, state.saved)  # who has older weights has nothing to save
             self._rounds.forget_after(oldest)
             self._steps.rewind(oldest, now)
-            state.stopping = LOST if state.stopping == ALL_DONE else state.stopping
+            state.stopping = self._with_loss()
         state.stop = cut_of(state)
+
+    def _with_loss(self) -> str:
+        """Return why the run ends, now that steps which were taken are in no checkpoint."""
+        stopping = self._state.stopping
+        if stopping == ALL_DONE:
+            return LOST
+        return stopping if stopping.endswith(LOST) else f"{stopping}; {LOST}"
 
     def _order(self) -> Stop:
         return Stop(reason=self._state.stopping, cut=self._state.stop or b"")
