@@ -86,6 +86,9 @@ def run(  # noqa: PLR0913, click hands every option over by name
     given data: it has no rollouts. One of kind "wfm_sft" or "wfm_rl" trains a diffusion world model
     in this process, or in torchrun's.
 
+    Where the output directory holds a run already, live or over, this one goes to NAME-2 beside it,
+    and says so (one of a world model is refused); --resume goes on with it, unless it is live.
+
     Ctrl-C stops cleanly: the step in hand is finished and a checkpoint written; --resume goes on
     with the same sample stream. A second Ctrl-C kills.
 

@@ -42,7 +42,7 @@ def read_address(run: RunDirectory) -> tuple[str, str]:
         if holder is None:
             raise RunError(f"{run.path} was never started; use 'cosmos-app run'") from error
         raise RunError(
-            f"{run.path} is being prepared by process {holder}; ask again in a moment"
+            f"{run.path} is being prepared by {holder}; ask again in a moment"
         ) from error
 
 

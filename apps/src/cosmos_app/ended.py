@@ -63,7 +63,7 @@ def describe_end(run: RunDirectory) -> str:
     holder = run.holder()
     if holder is not None:
         return (
-            f"{run.path} is held by process {holder}, and its Redis does not answer: it starts, "
+            f"{run.path} is held by {holder}, and its Redis does not answer: it starts, "
             "ends, or is suspended; stop it if it does not come back, and "
             "'cosmos-app run ... --resume' goes on from its newest checkpoint"
         )

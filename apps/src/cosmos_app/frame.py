@@ -35,7 +35,12 @@ from cosmos_app.supervisor import Incident, Supervisor
 from cosmos_app.temporary import own_temporary_directory
 from cosmos_core.bus import Bus, BusError, RedisServer
 from cosmos_core.metrics import MetricRecord, MetricSink, SinkConfig, SinkContext, open_sinks
-from cosmos_core.rundir import RunDirectory, RunInUseError, write_atomic
+from cosmos_core.rundir import (
+    NotARunDirectoryError,
+    RunDirectory,
+    RunInUseError,
+    write_atomic,
+)
 
 _RUN_MARKER = "run.json"
 _LAST_METRICS_S = 30.0
@@ -84,7 +89,7 @@ class LaunchedRecipe(Protocol):
 
 
 def open_run(recipe: LaunchedRecipe, console: Console, *, resume: bool) -> RunDirectory:
-    """Lock the run directory: the recipe's, or the next free one beside an earlier run.
+    """Lock the run directory: the recipe's, or the next free one beside another run.
 
     Raises:
         NothingToResumeError: if a run is to go on that is not there.
@@ -105,8 +110,17 @@ def open_run(recipe: LaunchedRecipe, console: Console, *, resume: bool) -> RunDi
         except RunInUseError:
             continue  # another is being made there right now
         if output != recipe.output:
-            console.print(f"{recipe.output} holds an earlier run; this one goes to {output}")
+            said = f"{recipe.output} {_what_is_in(recipe.output)}; this one goes to {output}"
+            console.print(said, soft_wrap=True, markup=False)
         return run
+
+
+def _what_is_in(output: Path) -> str:
+    """Say why a new run cannot have a directory that another has."""
+    with contextlib.suppress(NotARunDirectoryError):
+        if holder := RunDirectory.open(output).holder():
+            return f"is in use by {holder}"
+    return "holds an earlier run"
 
 
 def _outputs(output: Path) -> Iterator[Path]:

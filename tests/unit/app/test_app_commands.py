@@ -1,7 +1,9 @@
 """Commands: help that teaches, recipes that are checked before anything starts."""
 
 import json
+import os
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -227,7 +229,8 @@ def test_where_no_run_lies_the_runs_nearby_are_named(tmp_path: Path) -> None:
 def test_a_run_that_is_over_says_how_it_ended(tmp_path: Path) -> None:
     with RunDirectory.create(tmp_path / "run", config_json="{}", now_s=0.0) as run:
         write_address(run, "redis://127.0.0.1:1/0", "gone")
-        assert "is held by process" in call("status", str(run.path)).output
+        held = call("status", str(run.path)).output
+        assert f"is held by process {os.getpid()} on {socket.gethostname()} since" in held
     killed = call("status", str(run.path))
     assert killed.exit_code == 1
     assert "--resume" in killed.output

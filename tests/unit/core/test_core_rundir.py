@@ -2,8 +2,10 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -87,6 +89,12 @@ def test_a_damaged_marker_is_reported(tmp_path: Path):
         RunDirectory.resume(tmp_path / "one")
 
 
+def content_of(path: Path) -> dict[Path, tuple[bytes, int]]:
+    """Return what files there have, and when they were written."""
+    files = [file for file in path.rglob("*") if file.is_file()]
+    return {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in files}
+
+
 def test_a_live_process_keeps_others_out_until_it_is_killed(tmp_path: Path, child_environment):
     holder = subprocess.Popen(
         [sys.executable, "-c", _HOLD, str(tmp_path / "one")],
@@ -97,10 +105,14 @@ def test_a_live_process_keeps_others_out_until_it_is_killed(tmp_path: Path, chil
     assert holder.stdout is not None
     try:
         assert holder.stdout.readline() == b"held\n"
+        before = content_of(tmp_path / "one")
         for take in (make, RunDirectory.resume):
-            with pytest.raises(RunInUseError, match=f"in use by process {holder.pid}") as caught:
+            who = f"in use by process {holder.pid} on {socket.gethostname()} since 20"
+            with pytest.raises(RunInUseError, match=who) as caught:
                 take(tmp_path / "one")
-            assert caught.value.pid == holder.pid
+            assert caught.value.holder.pid == holder.pid
+            assert 0.0 <= time.time() - caught.value.holder.since_s < 60.0
+        assert content_of(tmp_path / "one") == before
         assert RunDirectory.open(tmp_path / "one").created_s == 1.0
     finally:
         holder.send_signal(signal.SIGKILL)
@@ -177,8 +189,28 @@ def test_several_processes_that_make_one_directory_at_once_make_one_run(tmp_path
 
 def test_who_holds_a_run_is_known_to_others(tmp_path: Path):
     with make(tmp_path / "one"):
-        assert RunDirectory.open(tmp_path / "one").holder() == os.getpid()
+        holder = RunDirectory.open(tmp_path / "one").holder()
+        assert holder is not None
+        assert holder.pid == os.getpid()
     assert RunDirectory.open(tmp_path / "one").holder() is None
+
+
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        ("", "another process"),
+        ("12\n", r"process 12 since 20\d\d-"),
+        ("12 m\n", "process 12 on m "),
+    ],
+)
+def test_a_holder_that_has_not_said_all_of_itself_is_told_as_far_as_it_has(
+    tmp_path: Path, left: str, said: str
+):
+    """It is about to, or of a release that had less to say."""
+    with make(tmp_path / "one"):
+        (tmp_path / "one" / "lock").write_text(left)
+        with pytest.raises(RunInUseError, match=f"is in use by {said}"):
+            RunDirectory.resume(tmp_path / "one")
 
 
 def test_an_atomic_write_that_fails_leaves_the_old_file(tmp_path: Path):

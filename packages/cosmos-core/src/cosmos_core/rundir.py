@@ -2,7 +2,7 @@
 
 runs/quickstart/
   run.json         marks the directory as ours; when the run was created
-  lock             held by the one live launcher, with its process id
+  lock             held by the one live launcher, with its process id and host
   config.json      the resolved configuration, which runs again to the same result; no passwords
   metrics.jsonl    every metric record
   report.json      the facts of the report
@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from cosmos_core.errors import CosmosError
+from cosmos_core.run_holder import Holder, note_holder, noted_holder
 
 _MARKER = "run.json"
 _FIGURES = "metrics.jsonl"
@@ -50,15 +51,14 @@ class RunInUseError(RunDirectoryError):
     """Raised when another live process holds the directory.
 
     Attributes:
-        pid: that process; 0 if it has not said yet.
+        holder: that process.
     """
 
-    def __init__(self, path: Path, pid: int) -> None:
+    def __init__(self, path: Path, holder: Holder) -> None:
         super().__init__(
-            f"{path} is in use by {f'process {pid}' if pid else 'another process'}: "
-            "stop that run first, or choose another directory"
+            f"{path} is in use by {holder}: stop that run first, or choose another directory"
         )
-        self.pid = pid
+        self.holder = holder
 
 
 class RunDirectory:
@@ -172,8 +172,8 @@ class RunDirectory:
         """What the bundled Redis server keeps."""
         return self.path / "redis"
 
-    def holder(self) -> int | None:
-        """Return the live process that holds the directory, 0 if it has not said which it is.
+    def holder(self) -> Holder | None:
+        """Return the live process that holds the directory.
 
         ``None`` if nobody does, as far as this machine and this user can tell.
         """
@@ -303,15 +303,14 @@ def _exists_error(path: Path) -> RunExistsError:
     )
 
 
-def _holder(path: Path) -> int | None:
-    """Return the live process that holds a run, 0 if it has not said; none if nobody does."""
+def _holder(path: Path) -> Holder | None:
+    """Return the live process that holds a run; none if nobody does."""
     try:
         with (path / "lock").open() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                pid = file.read().strip()
-                return int(pid) if pid.isdecimal() else 0
+                return noted_holder(file)
     except OSError:
         return None  # nothing to lock, or not by us
     return None
@@ -323,10 +322,8 @@ def _take_lock(path: Path) -> IO[str]:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        file.seek(0)
-        holder = file.read().strip()
-        file.close()
-        raise RunInUseError(path, int(holder) if holder.isdecimal() else 0) from error
+        with file:
+            raise RunInUseError(path, noted_holder(file)) from error
     except OSError as error:
         file.close()
         if error.errno not in _NO_LOCKS:
@@ -336,9 +333,7 @@ def _take_lock(path: Path) -> IO[str]:
             "runs could write to it: mount it with locks (NFS: lockd, or local_lock=flock where "
             "one machine alone runs), or choose another directory"
         ) from error
-    file.truncate(0)
-    file.write(f"{os.getpid()}\n")
-    file.flush()
+    note_holder(file)
     return file
 
 
