@@ -35,10 +35,11 @@ def last_words(run: RunDirectory) -> dict[str, Any]:
     if not run.report.exists() or run.report.stat().st_mtime < started.stat().st_mtime:
         return {}
     report: dict[str, Any] = json.loads(run.report.read_text())
+    export = run.export / "model"  # where it is now: the directory may have been moved
     return {
         "finished": report.get("finished", "done"),
         "step": report.get("steps", 0),
-        "export": report.get("export", ""),
+        "export": str(export) if export.exists() else "",
         "report": str(run.report),
     }
 

@@ -245,6 +245,18 @@ def test_a_run_that_is_over_says_how_it_ended(tmp_path: Path) -> None:
     assert "has ended at step 7" in stopped.output
 
 
+def test_a_run_whose_directory_was_moved_says_where_its_model_is_now(tmp_path: Path) -> None:
+    with RunDirectory.create(tmp_path / "run", config_json="{}", now_s=0.0) as run:
+        write_address(run, "redis://127.0.0.1:1/0", "gone")
+        model = run.export / "model"
+        model.mkdir()
+        run.report.write_text(json.dumps({"finished": "all steps done", "export": str(model)}))
+    moved = run.path.rename(tmp_path / "moved")
+    told = json.loads(call("status", str(moved), "--json").output)
+    assert told["export"] == str(moved / "export" / "model")
+    assert told["report"] == str(moved / "report.json")
+
+
 @pytest.mark.parametrize(("finished", "said"), [(True, "all steps done"), (False, "stopped; ")])
 def test_a_run_on_given_data_that_is_over_says_how_it_ended(
     tmp_path: Path, finished: bool, said: str
