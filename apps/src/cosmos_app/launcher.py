@@ -40,7 +40,7 @@ from cosmos_app.prepare import (
     prepare_model,
     run_files,
 )
-from cosmos_app.prepared_data import count_rows, prepare_data
+from cosmos_app.prepared_data import count_rows, follow_data, prepare_data
 from cosmos_app.recipe import Recipe, controller_config
 from cosmos_app.replica_count import await_farewells, keep_replicas
 from cosmos_app.report import Outcome, RunReport, build_report, draw_report, print_report
@@ -74,7 +74,9 @@ async def run_recipe(recipe: Recipe, *, resume: bool, as_json: bool) -> int:
     run = open_run(recipe, console, resume=resume)
     with run:
         files = run_files(recipe, run.path)
-        if not (resume and files.train.exists()):
+        if resume and files.train.exists():
+            follow_data(files)
+        else:
             num_train, num_held_out = prepare_data(recipe, files)
             console.print(f"data: {num_train} prompts to train on, {num_held_out} held out")
         parameters = prepare_model(recipe, files)

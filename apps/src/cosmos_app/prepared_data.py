@@ -1,11 +1,12 @@
 """The rows of a run: written once, then drawn from by its rollouts."""
 
+import json
 from pathlib import Path
 
 from cosmos_app.data_config import DataConfig, Source
 from cosmos_app.errors import DataError
 from cosmos_app.prepare import RunFiles
-from cosmos_app.prompt_rows import prompt_rows
+from cosmos_app.prompt_rows import prompt_rows, row_with_media_in
 from cosmos_app.quickstart.arithmetic import Row, arithmetic_rows, write_rows
 from cosmos_app.recipe import Recipe
 from cosmos_rollout import PromptMixture, PromptSet, PromptSource, evenly_spread, read_prompts
@@ -16,20 +17,39 @@ _FEWEST_HELD_OUT = 1
 def prepare_data(recipe: Recipe, files: RunFiles) -> tuple[int, int]:
     """Write the train and held-out rows of a run; return how many there are of each.
 
+    Those to train on are written last: where they are, all is there.
+
     Raises:
         DataError: if the recipe names a file that cannot be used.
     """
     if recipe.data.is_generated:
         train, held_out = arithmetic_rows(recipe.data.arithmetic, recipe.seed)
     else:
-        media = files.train.with_name("media")
+        media = _media_of(files)
         divided = {s.name: _divided(s, recipe.data, media) for s in recipe.data.sources}
         train = [row for rows, _ in divided.values() for row in rows]
         counts = {name: len(rows) for name, (_, rows) in divided.items()}
         held_out = [divided[name][1][number] for name, number in evenly_spread(counts)]
-    write_rows(files.train, train)
     write_rows(files.held_out, held_out)
+    write_rows(files.train, train)
     return len(train), len(held_out)
+
+
+def follow_data(files: RunFiles) -> None:
+    """Have rows name their pictures and videos where these are, if the run's directory was moved.
+
+    Args:
+        files: of a run whose data is prepared.
+    """
+    for path in (files.held_out, files.train):
+        rows: list[Row] = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        followed = [row_with_media_in(row, _media_of(files)) for row in rows]
+        if followed != rows:
+            write_rows(path, followed)
+
+
+def _media_of(files: RunFiles) -> Path:
+    return files.train.with_name("media")
 
 
 def open_prompts(recipe: Recipe, files: RunFiles) -> dict[str, PromptSource]:

@@ -56,6 +56,26 @@ def has_pictures(path: Path) -> bool:
         return any('"images": ["' in line or '"videos": ["' in line for line in lines)
 
 
+def row_with_media_in(row: Row, media: Path) -> Row:
+    """Return a row that a run keeps with those of its files that lie in a folder named there.
+
+    Args:
+        row: one of `prompt_rows`.
+        media: the folder that it was given, wherever that is by now.
+    """
+    names = [name for name in ("images", "videos") if row.get(name)]
+    return {**row, **{name: [_moved(one, media) for one in row[name]] for name in names}}
+
+
+def _moved(reference: str, media: Path) -> str:
+    if is_video(reference):
+        return with_sources(reference, [_moved(one, media) for one in video_sources(reference)])
+    if not Path(reference).is_absolute() or Path(reference).parent.name != media.name:
+        return reference
+    file = (media / Path(reference).name).absolute()
+    return str(file) if file.exists() else reference
+
+
 def most_videos(path: Path) -> int:
     """Return how many videos a row of a file that a run keeps has at most."""
     with path.open(encoding="utf-8") as lines:

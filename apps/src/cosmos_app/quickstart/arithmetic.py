@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cosmos_core.rundir import write_atomic
+
 Row = dict[str, Any]
 
 
@@ -44,6 +46,6 @@ def arithmetic_rows(config: ArithmeticConfig, seed: int) -> tuple[list[Row], lis
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Write rows as JSON lines; dates and the like as texts."""
+    """Write rows as JSON lines, all or none; dates and the like as texts."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row, default=str) + "\n" for row in rows), encoding="utf-8")
+    write_atomic(path, "".join(json.dumps(row, default=str) + "\n" for row in rows))
