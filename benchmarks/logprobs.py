@@ -1,12 +1,13 @@
 """Log-probabilities from hidden states in chunks against whole logits: memory, time, difference.
 
-    python benchmarks/logprobs.py [--tokens 512] [--hidden 512] [--vocabulary 32768]
+    python benchmarks/logprobs.py [--tokens 512] [--hidden 512] [--vocabulary 32768] [--cap 30]
 
 Each arm is a process of its own, forward and backward over the same tensors. "extra MiB" is how
 far its resident memory rose above what inputs and their gradients take; seconds are processor
 seconds of the one thread it has, so that a busy machine does not count. ``whole logits`` is what a
 plain training loop does, ``with entropy`` what one does that reports entropies too; the chunked
-form always has both. On a GPU (``--device cuda``) memory is what torch allocated at most.
+form always has both. With ``--cap`` logits are bounded, as those of Gemma 2. On a GPU
+(``--device cuda``) memory is what torch allocated at most.
 """
 
 import argparse
@@ -16,12 +17,19 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
-from cosmos_algos import TokenScores, chunked_logprobs, scores_from_logits
+from cosmos_algos import (
+    LogitScaling,
+    OutputHead,
+    TokenScores,
+    chunked_logprobs,
+    scores_from_logits,
+)
 
 _MIB = 1 << 20
 
@@ -35,6 +43,7 @@ class Sizes:
     vocabulary: int
     rounds: int
     device: str
+    cap: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,30 +63,33 @@ class Result:
     grad_norm: float
 
 
-def whole(hidden: torch.Tensor, head: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+Arm = Callable[[torch.Tensor, OutputHead, torch.Tensor], torch.Tensor]
+
+
+def whole(hidden: torch.Tensor, head: OutputHead, targets: torch.Tensor) -> torch.Tensor:
     """Project everything, then cross-entropy: no entropies."""
-    logits = torch.nn.functional.linear(hidden, head).float()
-    return -torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+    return -torch.nn.functional.cross_entropy(head.logits(hidden), targets, reduction="none")
 
 
-def whole_with_entropy(hidden: torch.Tensor, head: torch.Tensor, targets: torch.Tensor):
+def whole_with_entropy(
+    hidden: torch.Tensor, head: OutputHead, targets: torch.Tensor
+) -> torch.Tensor:
     """Project everything, then log-softmax, log-probability and entropy."""
-    logits = torch.nn.functional.linear(hidden, head)
-    scores: TokenScores = scores_from_logits(logits, targets)
+    scores: TokenScores = scores_from_logits(head.logits(hidden), targets)
     scores.entropies.sum().detach()
     return scores.logprobs
 
 
-def in_chunks(chunk: int):
+def in_chunks(chunk: int) -> Arm:
     """Return the arm that takes ``chunk`` rows at a time."""
 
-    def run(hidden: torch.Tensor, head: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def run(hidden: torch.Tensor, head: OutputHead, targets: torch.Tensor) -> torch.Tensor:
         return chunked_logprobs(hidden, head, targets, chunk=chunk).logprobs
 
     return run
 
 
-ARMS = {
+ARMS: dict[str, Arm] = {
     "whole logits": whole,
     "whole logits, with entropy": whole_with_entropy,
     "chunks of 64": in_chunks(64),
@@ -96,14 +108,15 @@ def measure(arm: str, sizes: Sizes) -> Result:
     hidden, head, targets = (x.to(sizes.device) for x in (hidden, head, targets))
     hidden.requires_grad_().grad = torch.zeros_like(hidden)
     head.requires_grad_().grad = torch.zeros_like(head)
-    ARMS[arm](hidden[:2], head, targets[:2]).sum().backward()  # libraries, caches
+    whole_head = OutputHead(head, scaling=LogitScaling(cap=sizes.cap))
+    ARMS[arm](hidden[:2], whole_head, targets[:2]).sum().backward()  # libraries, caches
     before = _memory(sizes.device)
     seconds: list[float] = []
     for _ in range(sizes.rounds):
         _gradient(hidden).zero_()
         _gradient(head).zero_()
         started = _clock(sizes.device)
-        loss = ARMS[arm](hidden, head, targets).sum()
+        loss = ARMS[arm](hidden, whole_head, targets).sum()
         loss.backward()
         seconds.append(_clock(sizes.device) - started)
     return Result(
@@ -152,6 +165,7 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=32768)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--cap", type=float, default=None)
     parser.add_argument("--arm", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     sizes = Sizes(
@@ -160,6 +174,7 @@ def main() -> None:
         vocabulary=options.vocabulary,
         rounds=options.rounds,
         device=options.device,
+        cap=options.cap,
     )
     if options.arm:
         print(json.dumps(asdict(measure(options.arm, sizes))))

@@ -1,4 +1,7 @@
-"""Scores taken inside the forward pass of a model on two ranks: they give one's gradient."""
+"""Scores taken inside the forward pass of a model on two ranks: they give one's gradient.
+
+With and without a cap on logits, which the model applies behind its head.
+"""
 
 import json
 
@@ -19,17 +22,22 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from cosmos_algos import DapoConfig, empty_batch, policy_loss
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import NamedTuple
 
 torch.set_num_threads(1)
+torch.set_default_dtype(torch.float64)  # the reference takes the whole logits
 rank, store, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 
 class Output(NamedTuple):  # FSDP2 finds tensors in containers that pytree knows
     logits: torch.Tensor
 
 class Model(nn.Module):
-    def __init__(self, tied):
+    def __init__(self, tied, cap=None):
         super().__init__()
+        text = SimpleNamespace(final_logit_softcapping=cap)
+        self.config = SimpleNamespace(model_type="gemma2", get_text_config=lambda: text)
+        self.cap = cap
         torch.manual_seed(0)
         self.embed = nn.Embedding(13, 8)
         self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
@@ -44,7 +52,8 @@ class Model(nn.Module):
         hidden = self.embed(input_ids)
         for layer in self.layers:
             hidden = hidden + layer(hidden).tanh()
-        return Output(self.head(hidden))
+        logits = self.head(hidden)
+        return Output(logits if self.cap is None else (logits / self.cap).tanh() * self.cap)
 
 def batch(seed):
     generator = torch.Generator().manual_seed(seed)
@@ -56,12 +65,12 @@ def batch(seed):
         token_weights=kept.float(), denominators=kept.sum(1).double(), lags=torch.zeros_like(ids),
     )
 
-def compare(tied, reshard, head_alone, mine):
+def compare(tied, reshard, head_alone, mine, cap):
     loss = policy_loss(DapoConfig(logprob_chunk=3))
-    whole = Model(tied)
+    whole = Model(tied, cap)
     for seed in (0, 1) if mine is not None else (0,):
-        loss(whole, batch(seed)).total.backward()
-    model = Model(tied)
+        policy_loss(DapoConfig(logprob_chunk=0))(whole, batch(seed)).total.backward()
+    model = Model(tied, cap)
     if head_alone:
         fully_shard(model.head, mesh=mesh, reshard_after_forward=True)
     for layer in model.layers:
@@ -79,11 +88,13 @@ def compare(tied, reshard, head_alone, mine):
     ]
     return max(errors)
 
-def compare_split_head():
-    loss = policy_loss(DapoConfig(logprob_chunk=3))
-    whole, model = Model(tied=False), Model(tied=False)
+def compare_split_head(cap):
+    whole, model = Model(tied=False, cap=cap), Model(tied=False, cap=cap)
     parallelize_module(model.head, mesh, ColwiseParallel(output_layouts=Replicate()))
-    totals = [loss(each, batch(0)).total for each in (whole, model)]
+    totals = [
+        policy_loss(DapoConfig(logprob_chunk=chunk))(each, batch(0)).total
+        for each, chunk in ((whole, 0), (model, 3))
+    ]
     for total in totals:
         total.backward()
     grads = [
@@ -95,15 +106,17 @@ def compare_split_head():
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
 mesh = init_device_mesh("cpu", (2,))
 errors = {
-    f"tied={tied} reshard={reshard} head_alone={alone} both={both}":
-        compare(tied, reshard, alone, True if both else None)
+    f"tied={tied} reshard={reshard} head_alone={alone} both={both} cap={cap}":
+        compare(tied, reshard, alone, True if both else None, cap)
+    for cap in (None, 0.5)
     for tied, reshard, alone, both in [
         (False, None, False, True), (False, True, False, True), (False, True, True, True),
         (True, None, False, True), (True, True, False, True),
         (False, None, False, False), (True, True, False, False),
     ]
 }
-errors["split head"] = compare_split_head()
+for cap in (None, 0.5):
+    errors[f"split head cap={cap}"] = compare_split_head(cap)
 if rank == 0:
     open(out, "w").write(json.dumps(errors))
 dist.destroy_process_group()
@@ -115,5 +128,5 @@ def test_two_ranks_give_the_gradient_of_one(tmp_path):
     run_ranks(WORKER, tmp_path, ranks, DEADLINE_S)
 
     errors = json.loads((tmp_path / "out.json").read_text())
-    assert len(errors) == 8
-    assert max(errors.values()) < 1e-6, errors
+    assert len(errors) == 16
+    assert max(errors.values()) < 1e-9, errors

@@ -63,6 +63,7 @@ from cosmos_algos.logprobs import TokenScores, chunked_logprobs, scores_from_log
 from cosmos_algos.loss_sum import LossSum
 from cosmos_algos.mismatch import mismatch_sums, summarise_metrics
 from cosmos_algos.objective import ObjectiveConfig, policy_objective, proximal_logprobs
+from cosmos_algos.output_head import LogitScaling, OutputHead
 from cosmos_algos.preferences import (
     bradley_terry_losses,
     dpo_losses,
@@ -181,6 +182,7 @@ __all__ = [
     "KtoBatch",
     "KtoConfig",
     "LabelledTokens",
+    "LogitScaling",
     "LossSum",
     "MaxRlConfig",
     "MisConfig",
@@ -192,6 +194,7 @@ __all__ = [
     "OffPolicyMask",
     "OnPolicyDistillationConfig",
     "OpoConfig",
+    "OutputHead",
     "OverlongConfig",
     "PairingError",
     "PassAtKConfig",

@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from cosmos_algos.arguments import check_same_shape, check_whole
 from cosmos_algos.errors import AlgorithmConfigError, ShapeError
-from cosmos_algos.logprobs import check_bias, check_chunk, check_temperature
+from cosmos_algos.logprobs import check_chunk, check_temperature
+from cosmos_algos.output_head import OutputHead, output_head
 
 
 class TopK(NamedTuple):
@@ -111,7 +112,7 @@ def known_logprobs(
 
 def candidate_logprobs(
     hidden: Float[Tensor, "N H"],
-    weight: Float[Tensor, "V H"],
+    weight: Float[Tensor, "V H"] | OutputHead,
     token_ids: Int[Tensor, "N K"],
     *,
     bias: Float[Tensor, " V"] | None = None,
@@ -120,8 +121,9 @@ def candidate_logprobs(
 ) -> Float[Tensor, "N K"]:
     """Return log-probabilities of K tokens for each hidden state, chunk by chunk.
 
-    As ``chunked_logprobs``, memory is ``chunk * V``: each chunk's logits are made again in
-    backward. A token beyond the vocabulary has -inf, and no gradient.
+    Memory is ``chunk * V``, and ``weight`` may be a whole head, as of ``chunked_logprobs``: each
+    chunk's logits are made again in backward. A token beyond the vocabulary has -inf, and no
+    gradient.
 
     Raises:
         AlgorithmConfigError: if ``chunk`` is below 1, or ``temperature`` not above 0.
@@ -135,12 +137,11 @@ def candidate_logprobs(
             f"{tuple(token_ids.shape)}; they must be [N, H] and [N, K]"
         )
     check_whole("candidates: token_ids", token_ids)
-    check_bias(weight, bias)
+    head = output_head(weight, bias)
 
     def score(rows: Tensor, wanted: Tensor) -> Tensor:
-        logits = torch.nn.functional.linear(rows, weight, bias)
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-        return known_logprobs(torch.log_softmax(logits / temperature, dim=-1), wanted)
+        logprobs = torch.log_softmax(head.logits(rows) / temperature, dim=-1)
+        return known_logprobs(logprobs, wanted)
 
     parts = [
         checkpoint(score, hidden[i : i + chunk], token_ids[i : i + chunk], use_reentrant=False)

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cosmos_algos.errors import AlgorithmConfigError, ShapeError
+from cosmos_algos.output_head import LogitScaling, OutputHead, accurate, output_head
 
 DEFAULT_CHUNK = 256
 _TOKEN_TYPES = (torch.int64, torch.int32)
@@ -25,7 +26,7 @@ class TokenScores(NamedTuple):
 
 def chunked_logprobs(
     hidden: Float[Tensor, "*S H"],
-    weight: Float[Tensor, "V H"],
+    weight: Float[Tensor, "V H"] | OutputHead,
     targets: Int[Tensor, "*S"],
     *,
     bias: Float[Tensor, " V"] | None = None,
@@ -40,7 +41,8 @@ def chunked_logprobs(
 
     Args:
         hidden: last hidden states, any leading shape, none included.
-        weight: the output embedding.
+        weight: the output embedding; or an ``OutputHead``, of models that multiply or bound what
+            temperature then divides.
         targets: token ids, of the leading shape, all of the vocabulary; where there is nothing to
             score put any, and mask the result (-100 is no token).
         bias: of the output embedding, if it has one.
@@ -56,16 +58,16 @@ def chunked_logprobs(
             tokens.
     """
     check_chunk(chunk)
-    check_bias(weight, bias)
+    head = output_head(weight, bias)
     _check_targets("hidden states", hidden, targets, temperature)
-    hidden, weight, bias = _as_autocast(hidden), _as_autocast(weight), _as_autocast(bias)
+    hidden = _as_autocast(hidden)
     shape = targets.shape
     logprobs, entropies = _ChunkedScores.apply(
         hidden.reshape(-1, hidden.shape[-1]),
-        weight,
-        bias,
+        _as_autocast(head.weight),
+        _as_autocast(head.bias),
         targets.reshape(-1),
-        (temperature, chunk),
+        _Settings(temperature, chunk, head.scaling),
     )
     return TokenScores(logprobs.reshape(shape), entropies.reshape(shape))
 
@@ -111,19 +113,6 @@ def check_temperature(temperature: float) -> None:
         )
 
 
-def check_bias(weight: Tensor, bias: Tensor | None) -> None:
-    """Refuse a bias that would be stretched over the vocabulary.
-
-    Raises:
-        ShapeError: names the shapes.
-    """
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ShapeError(
-            f"log-probs: bias {tuple(bias.shape)} for an output embedding {tuple(weight.shape)}; "
-            "it must have a number for each token"
-        )
-
-
 def _check_targets(name: str, rows: Tensor, targets: Tensor, temperature: float) -> None:
     check_temperature(temperature)
     if targets.dtype not in _TOKEN_TYPES:
@@ -134,11 +123,6 @@ def _check_targets(name: str, rows: Tensor, targets: Tensor, temperature: float)
             f"{tuple(targets.shape)}; a model's output at token t is for token t+1: pass "
             "logits[:, :-1] with ids[:, 1:]"
         )
-
-
-def accurate(values: Tensor) -> Tensor:
-    """Return values in float32, or in float64 if they are."""
-    return values if values.dtype == torch.float64 else values.float()
 
 
 _Values = TypeVar("_Values", Tensor, Tensor | None)
@@ -157,11 +141,20 @@ def _as_autocast(values: _Values) -> _Values:
     return values.to(torch.get_autocast_dtype(device))
 
 
+class _Settings(NamedTuple):
+    """How logits become z, which is what is normalised, and how many rows do so at a time."""
+
+    temperature: float
+    chunk: int
+    scaling: LogitScaling
+
+
 class _ChunkedScores(torch.autograd.Function):
     """Forward keeps three numbers per row; backward makes each chunk's logits again.
 
-    With z the scaled logits, p = softmax(z) and entropy H = -Σ p log p:
-    ∂ log p_y / ∂z = 1_y - p and ∂H / ∂z = -p (log p + H).
+    With z the logits over the temperature τ, p = softmax(z) and entropy H = -Σ p log p:
+    ∂ log p_y / ∂z = 1_y - p and ∂H / ∂z = -p (log p + H). Of products x with a multiplier m and a
+    cap c, z = c tanh(m x / c) / τ and ∂z / ∂x = (1 - tanh²) m / τ; without a cap tanh² is 0.
     """
 
     @staticmethod
@@ -171,16 +164,16 @@ class _ChunkedScores(torch.autograd.Function):
         weight: Float[Tensor, "V H"],
         bias: Float[Tensor, " V"] | None,
         targets: Int[Tensor, " N"],
-        settings: tuple[float, int],
+        settings: _Settings,
     ) -> tuple[Tensor, Tensor]:
         """Return log-probs and entropies of every row."""
         ctx.settings = settings
         ctx.set_materialize_grads(False)
         logprobs = accurate(hidden.new_empty(hidden.shape[0]))
         entropies, normalisers = torch.empty_like(logprobs), torch.empty_like(logprobs)
-        for start in range(0, hidden.shape[0], settings[1]):
-            rows = slice(start, start + settings[1])
-            scaled = _scaled_logits(hidden[rows], weight, bias, settings[0])
+        for start in range(0, hidden.shape[0], settings.chunk):
+            rows = slice(start, start + settings.chunk)
+            scaled = _scaled_(torch.nn.functional.linear(hidden[rows], weight, bias), settings)
             normalisers[rows] = scaled.logsumexp(-1)
             logp = scaled.sub_(normalisers[rows, None])
             logprobs[rows] = logp.gather(-1, targets[rows, None])[:, 0]
@@ -192,18 +185,22 @@ class _ChunkedScores(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
         """Return gradients of hidden, weight and bias, as far as they are asked for."""
         hidden, weight, bias, targets, normalisers, entropies = ctx.saved_tensors
-        temperature, chunk = ctx.settings
+        settings: _Settings = ctx.settings
         grad_hidden = torch.empty_like(hidden)
         sums = accurate(torch.zeros_like(weight)) if ctx.needs_input_grad[1] else None
         bias_sums = None if bias is None else accurate(torch.zeros_like(bias))
-        for start in range(0, hidden.shape[0], chunk):
-            rows = slice(start, start + chunk)
-            scaled = _scaled_logits(hidden[rows], weight, bias, temperature)
+        for start in range(0, hidden.shape[0], settings.chunk):
+            rows = slice(start, start + settings.chunk)
+            products = torch.nn.functional.linear(hidden[rows], weight, bias)
+            slope = settings.scaling.slope(products)
+            scaled = _scaled_(products, settings)
             scores = TokenScores(normalisers[rows], entropies[rows])
             slopes = tuple(None if grad is None else grad[rows] for grad in grad_outputs)
             grad = _logit_gradient(scaled, scores, targets[rows], slopes)
-            if temperature != 1.0:
-                grad.div_(temperature)
+            if not settings.scaling.changes_nothing:
+                grad.mul_(slope)
+            if settings.temperature != 1.0:
+                grad.div_(settings.temperature)
             narrow = grad.to(weight.dtype)
             grad_hidden[rows] = (narrow @ weight).to(hidden.dtype)
             if sums is not None and sums.dtype == hidden.dtype:
@@ -217,14 +214,10 @@ class _ChunkedScores(torch.autograd.Function):
         return grad_hidden, grad_weight, grad_bias, None, None
 
 
-def _scaled_logits(
-    hidden: Float[Tensor, "C H"],
-    weight: Float[Tensor, "V H"],
-    bias: Float[Tensor, " V"] | None,
-    temperature: float,
-) -> Float[Tensor, "C V"]:
-    logits = accurate(torch.nn.functional.linear(hidden, weight, bias))
-    return logits if temperature == 1.0 else logits.div_(temperature)
+def _scaled_(products: Float[Tensor, "C V"], settings: _Settings) -> Float[Tensor, "C V"]:
+    """Return z of products, in their own memory."""
+    logits = accurate(settings.scaling.of_(products))
+    return logits if settings.temperature == 1.0 else logits.div_(settings.temperature)
 
 
 def _logit_gradient(
@@ -233,7 +226,7 @@ def _logit_gradient(
     targets: Int[Tensor, " C"],
     slopes: tuple[Tensor | None, ...],
 ) -> Float[Tensor, "C V"]:
-    """Return the gradient of scaled logits, in their own memory.
+    """Return the gradient of z, in its own memory.
 
     Args:
         scaled: z; overwritten.

@@ -3,11 +3,11 @@
 The output head is asked for scores in place of logits *inside* the model's own forward: a hook in
 front of it keeps the hidden states and lets one column through, a hook behind it returns the
 chunked scores as the head's output. So every hook of FSDP2 sees an ordinary forward pass, and the
-head's weight is whole when it is used, forward and backward.
+head's weight is whole when it is used, forward and backward. What the model does to logits behind
+its head is done to each chunk's; what it then makes of the scores is only compared with.
 """
 
-from collections.abc import Sequence
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -16,19 +16,13 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from cosmos_algos.batch import TokenBatch
-from cosmos_algos.distillation import TopK, candidate_logprobs, known_logprobs, top_k
+from cosmos_algos.distillation import TopK
 from cosmos_algos.errors import ModelHeadError
-from cosmos_algos.logprobs import (
-    DEFAULT_CHUNK,
-    TokenScores,
-    accurate,
-    chunked_logprobs,
-    scores_from_logits,
-)
+from cosmos_algos.head_scaling import HeadScaling, head_scaling
+from cosmos_algos.head_scores import Asked, CandidateScores, LikeliestScores, TargetScores
+from cosmos_algos.logprobs import DEFAULT_CHUNK, TokenScores
+from cosmos_algos.output_head import LogitScaling, OutputHead
 from cosmos_algos.rows import check_rows, position_ids
-
-# Settings that logits are multiplied by (Cohere, Granite, Falcon-H1, Muse Glimmer).
-_FACTORS = ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
 
 
 def model_scores(
@@ -49,10 +43,11 @@ def model_scores(
         ``[B, T]`` log-probabilities and entropies, 0 where not trainable.
 
     Raises:
-        ModelHeadError: if the model has no linear output head, or changes what its head returns.
+        ModelHeadError: if the model has no output head, or changes what it returns in a way that
+            its configuration does not tell.
         ShapeError: if rows are padded on the left, or targets are not the tokens that come next.
     """
-    found = _of_head(model, batch, _Targets(batch, temperature, chunk), chunk)
+    found = _of_head(model, batch, TargetScores(batch, temperature, chunk), chunk)
     return TokenScores(found[..., 0], found[..., 1])
 
 
@@ -80,7 +75,7 @@ def scores_and_candidates(
     Raises:
         ModelHeadError: as `model_scores`.
     """
-    asked = _Candidates(batch, temperature, chunk, token_ids[batch.trainable])
+    asked = CandidateScores(batch, temperature, chunk, token_ids[batch.trainable])
     found = _of_head(model, batch, asked, chunk)
     return TokenScores(found[..., 0], found[..., 1]), found[..., 2:]
 
@@ -109,7 +104,7 @@ def scores_and_likeliest(
     Raises:
         ModelHeadError: as `model_scores`.
     """
-    asked = _Likeliest(batch, temperature, chunk, k)
+    asked = LikeliestScores(batch, temperature, chunk, k)
     found = _of_head(model, batch, asked, chunk)
     rows = batch.trainable
     token_ids = torch.zeros(*rows.shape, k, dtype=torch.long, device=found.device)
@@ -190,117 +185,17 @@ class _ValueHead:
         return self._values
 
 
-@runtime_checkable
-class _Asked(Protocol):
-    """C numbers for each trainable target of a batch."""
-
-    def of_hidden(self, hidden: Float[Tensor, "N H"], head: nn.Linear) -> Float[Tensor, "N C"]:
-        """Make them from hidden states, chunk by chunk."""
-        ...
-
-    def of_logits(self, logits: Float[Tensor, "N V"]) -> Float[Tensor, "N C"]:
-        """Make them from logits that already exist."""
-        ...
-
-
-class _Targets:
-    """Log-probability and entropy of each target."""
-
-    def __init__(self, batch: TokenBatch, temperature: float, chunk: int) -> None:
-        self._targets = batch.targets[batch.trainable]
-        self._temperature = temperature
-        self._chunk = chunk
-
-    def of_hidden(self, hidden: Float[Tensor, "N H"], head: nn.Linear) -> Float[Tensor, "N C"]:
-        """Score them by ``chunked_logprobs``."""
-        chosen = chunked_logprobs(
-            hidden,
-            head.weight,
-            self._targets,
-            bias=head.bias,
-            temperature=self._temperature,
-            chunk=self._chunk,
-        )
-        return torch.stack(chosen, dim=-1)
-
-    def of_logits(self, logits: Float[Tensor, "N V"]) -> Float[Tensor, "N C"]:
-        """Score them by plain log-softmax."""
-        chosen = scores_from_logits(logits, self._targets, temperature=self._temperature)
-        return torch.stack(chosen, dim=-1)
-
-
-class _Candidates:
-    """The same, and log-probabilities of K other tokens."""
-
-    def __init__(
-        self, batch: TokenBatch, temperature: float, chunk: int, token_ids: Int[Tensor, "N K"]
-    ) -> None:
-        self._inner = _Targets(batch, temperature, chunk)
-        self._token_ids = token_ids
-        self._temperature = temperature
-        self._chunk = chunk
-
-    def of_hidden(self, hidden: Float[Tensor, "N H"], head: nn.Linear) -> Float[Tensor, "N C"]:
-        """Project once for the targets and once for the others."""
-        others = candidate_logprobs(
-            hidden,
-            head.weight,
-            self._token_ids,
-            bias=head.bias,
-            temperature=self._temperature,
-            chunk=self._chunk,
-        )
-        return torch.cat([self._inner.of_hidden(hidden, head), others], dim=-1)
-
-    def of_logits(self, logits: Float[Tensor, "N V"]) -> Float[Tensor, "N C"]:
-        """Gather the others from the same log-softmax."""
-        logprobs = torch.log_softmax(accurate(logits) / self._temperature, dim=-1)
-        others = known_logprobs(logprobs, self._token_ids)
-        return torch.cat([self._inner.of_logits(logits), others], dim=-1)
-
-
-class _Likeliest:
-    """The same, and log-probabilities of the K likeliest tokens, which ``token_ids`` then names."""
-
-    def __init__(self, batch: TokenBatch, temperature: float, chunk: int, k: int) -> None:
-        self.token_ids = batch.targets.new_zeros(0, k)
-        self._inner = _Targets(batch, temperature, chunk)
-        self._temperature = temperature
-        self._chunk = chunk
-        self._k = k
-
-    def of_hidden(self, hidden: Float[Tensor, "N H"], head: nn.Linear) -> Float[Tensor, "N C"]:
-        """Project chunk by chunk; the largest logits are the largest probabilities."""
-        parts = [
-            top_k(
-                accurate(nn.functional.linear(rows, head.weight, head.bias)),
-                self._k,
-                temperature=self._temperature,
-            )
-            for rows in hidden.split(self._chunk)
-        ]
-        return self._joined(self._inner.of_hidden(hidden, head), parts)
-
-    def of_logits(self, logits: Float[Tensor, "N V"]) -> Float[Tensor, "N C"]:
-        """Take them from the logits."""
-        part = top_k(accurate(logits), self._k, temperature=self._temperature)
-        return self._joined(self._inner.of_logits(logits), [part])
-
-    def _joined(self, scores: Tensor, parts: Sequence[TopK]) -> Tensor:
-        self.token_ids = torch.cat([part.token_ids for part in parts])
-        return torch.cat([scores, torch.cat([part.logprobs for part in parts])], dim=-1)
-
-
 def _of_head(
-    model: nn.Module, batch: TokenBatch, asked: _Asked, chunk: int
+    model: nn.Module, batch: TokenBatch, asked: Asked, chunk: int
 ) -> Float[Tensor, "B T C"]:
     """Run the model once and return what is asked of its head, 0 where not trainable."""
     check_rows(batch)
     head = _find_head(model)
-    if chunk == 0 or _changes_logits(model) or not isinstance(head, nn.Linear):
+    scaling = head_scaling(_whole(model), head) if isinstance(head, nn.Linear) else None
+    if chunk == 0 or scaling is None:
         logits = model(**_inputs(batch)).logits
         return _laid_out(asked.of_logits(logits[batch.trainable]), batch)
-    hooks = _HeadHooks(batch, asked)
+    hooks = _HeadHooks(batch, asked, scaling)
     handles = (
         head.register_forward_pre_hook(hooks.keep_hidden),
         head.register_forward_hook(hooks.score_hidden, prepend=True),
@@ -312,21 +207,56 @@ def _of_head(
         for handle in handles:
             handle.remove()
     answer = hooks.answer
-    if answer is None or (returned is not answer and not torch.equal(returned, answer)):
+    if answer is None or not _came_through(answer, returned, scaling.behind):
         raise ModelHeadError(
             f"{type(model).__name__} changes what its output head returns, so scores cannot be "
             "taken from the head: set the log-prob chunk to 0"
         )
-    return returned
+    return returned if scaling.behind.changes_nothing else _Answer.apply(answer, returned)
+
+
+def _came_through(answer: Tensor, returned: Tensor, behind: LogitScaling) -> bool:
+    """Return whether the model did to an answer what it was expected to do."""
+    if behind.changes_nothing:
+        return returned is answer or torch.equal(returned, answer)
+    with torch.no_grad():
+        wanted = behind.of(answer)
+        found = returned.to(wanted.dtype)
+        # in the type of the model, which may have 8 bits
+        return torch.allclose(found, wanted, rtol=0.01, atol=1e-5, equal_nan=True)
+
+
+class _Answer(torch.autograd.Function):
+    """An answer, whose backward pass begins where the model's does: with what the model returned.
+
+    FSDP2 and DDP wait there for a gradient; that of what the model made of the answer is 0.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # torch's own context object has no public type
+        answer: Float[Tensor, "B T C"],
+        returned: Float[Tensor, "B T C"],
+    ) -> Tensor:
+        """Return the answer."""
+        ctx.returned_type = returned.dtype
+        return answer.view_as(answer)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, Tensor]:
+        """Pass the gradient to the answer, and zeros to the rest."""
+        (grad,) = grad_outputs
+        return grad, torch.zeros_like(grad, dtype=ctx.returned_type)
 
 
 class _HeadHooks:
     """The pair of hooks of one forward pass, and what passes between them."""
 
-    def __init__(self, batch: TokenBatch, asked: _Asked) -> None:
+    def __init__(self, batch: TokenBatch, asked: Asked, scaling: HeadScaling) -> None:
         self.answer: Float[Tensor, "B T C"] | None = None
         self._batch = batch
         self._asked = asked
+        self._scaling = scaling
         self._hidden: Tensor | None = None
 
     def keep_hidden(self, head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -344,7 +274,11 @@ class _HeadHooks:
         """Return ``[B, T, C]`` answers in place of the first column, while the weight is whole."""
         if self._hidden is None:
             return None
-        found = self._asked.of_hidden(self._hidden[self._batch.trainable], cast("nn.Linear", head))
+        weights = cast("nn.Linear", head)
+        found = self._asked.of_hidden(
+            self._hidden[self._batch.trainable],
+            OutputHead(weights.weight, weights.bias, self._scaling.whole),
+        )
         self.answer = _laid_out(found, self._batch)
         return self.answer
 
@@ -353,7 +287,8 @@ class _HeadHooks:
         if self._hidden is not None:
             return None
         whole = logits.full_tensor() if isinstance(logits, DTensor) else logits
-        self.answer = _laid_out(self._asked.of_logits(whole[self._batch.trainable]), self._batch)
+        wanted = self._scaling.behind.of(whole[self._batch.trainable])
+        self.answer = _laid_out(self._asked.of_logits(wanted), self._batch)
         return self.answer
 
 
@@ -383,14 +318,3 @@ def _find_head(model: nn.Module) -> nn.Module:
             f"{type(model).__name__} has no output embeddings; a causal language model is needed"
         )
     return head
-
-
-def _changes_logits(model: nn.Module) -> bool:
-    config: Any = getattr(_whole(model), "config", None)  # any Hugging Face configuration
-    if config is None:
-        return False
-    text = config.get_text_config()
-    # a bound on logits (Gemma), which changes them whatever it is
-    if getattr(text, "final_logit_softcapping", None) is not None:
-        return True
-    return any(getattr(text, name, None) not in {None, 1} for name in _FACTORS)

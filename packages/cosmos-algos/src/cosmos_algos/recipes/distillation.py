@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from cosmos_algos.arguments import check_coefficients
 from cosmos_algos.distillation import TopK, generalised_jsd, known_logprobs, top_k, top_k_jsd
 from cosmos_algos.errors import AlgorithmConfigError
-from cosmos_algos.logprobs import accurate
+from cosmos_algos.output_head import accurate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
