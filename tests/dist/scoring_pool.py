@@ -30,6 +30,7 @@ from cosmos_algos import (
     empty_batch,
 )
 from cosmos_app.given.distillation import DistillationTask
+from cosmos_app.given.divided import Divided
 from cosmos_app.given.preference_data import MarkedSample
 from cosmos_app.given.preferences import KtoTask, Layout, PairTask
 from cosmos_app.given.reward_model import RewardTask
@@ -135,7 +136,7 @@ def given(task: Any, mesh: TrainingMesh) -> Work:
     place = {"rank": mesh.data_rank, "size": mesh.data_size}
     return Work(
         lambda step: task.batches(step, **place),
-        task.held_out(**place),
+        task.held_out(**place)[""],
         task.loss,
         task.scorers,
         task.filler,
@@ -146,13 +147,17 @@ def given(task: Any, mesh: TrainingMesh) -> Work:
 def pairs(mesh: TrainingMesh, load: Callable[[str], Any]) -> Work:
     data = [(labelled(2 * n, 4 + n), labelled(2 * n + 1, 11 - n)) for n in range(8)]
     layout = Layout(batch=BATCH, vocab_size=VOCABULARY)
-    return given(PairTask((data[:6], data[6:]), load("reference"), DpoConfig(), layout), mesh)
+    return given(
+        PairTask(Divided.of(data[:6], data[6:]), load("reference"), DpoConfig(), layout), mesh
+    )
 
 
 def rewarded(mesh: TrainingMesh) -> Work:
     data = [(labelled(2 * n, 4 + n), labelled(2 * n + 1, 11 - n)) for n in range(8)]
     layout = Layout(batch=BATCH, vocab_size=VOCABULARY)
-    return given(RewardTask((data[:6], data[6:]), RewardModelConfig(centering=0.1), layout), mesh)
+    return given(
+        RewardTask(Divided.of(data[:6], data[6:]), RewardModelConfig(centering=0.1), layout), mesh
+    )
 
 
 def marked(mesh: TrainingMesh, load: Callable[[str], Any]) -> Work:
@@ -164,13 +169,15 @@ def marked(mesh: TrainingMesh, load: Callable[[str], Any]) -> Work:
         for n, one in enumerate(samples)
     ]
     layout = Layout(batch=BATCH, vocab_size=VOCABULARY)
-    return given(KtoTask((data[:6], data[6:]), load("reference"), KtoConfig(), layout), mesh)
+    return given(
+        KtoTask(Divided.of(data[:6], data[6:]), load("reference"), KtoConfig(), layout), mesh
+    )
 
 
 def taught(config: DistillationConfig, mesh: TrainingMesh, load: Callable[[str], Any]) -> Work:
     samples = [labelled(n, 20 - 2 * n if n else 24) for n in range(8)]
     data = [SftExample(token_ids=s.token_ids, trainable=s.trainable) for s in samples]
-    examples = SftTask(data[:6], data[6:], BATCH)
+    examples = SftTask(Divided.of(data[:6], data[6:]), BATCH)
     return given(DistillationTask(examples, load("teacher"), config), mesh)
 
 

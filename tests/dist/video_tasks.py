@@ -7,6 +7,7 @@ from transformers import AutoTokenizer
 
 from cosmos_algos import DistillationConfig, DpoConfig, KtoConfig, RewardModelConfig
 from cosmos_app.given.distillation import DistillationTask
+from cosmos_app.given.divided import Divided
 from cosmos_app.given.preference_data import Encoder, PreferenceFormat, load_marked, load_pairs
 from cosmos_app.given.preferences import KtoTask, Layout, PairTask
 from cosmos_app.given.reward_model import RewardTask
@@ -87,17 +88,19 @@ class Tasks:
             for weight in teacher.parameters():
                 weight.mul_(1.1)
             return DistillationTask(
-                SftTask(examples, examples, batch, reader), teacher, DistillationConfig()
+                SftTask(Divided.of(examples, examples), batch, reader),
+                teacher,
+                DistillationConfig(),
             )
         plan = Layout(batch=batch, vocab_size=len(tokenizer), pictures=reader)
         rows = PreferenceFormat(video_sampling=VideoSampling(max_frames=4))
         if kind == "kto":
             data = load_marked(self._written(MARKED), self._encoder, rows)
-            return KtoTask((data, data), self._frozen(), KtoConfig(), plan)
+            return KtoTask(Divided.of(data, data), self._frozen(), KtoConfig(), plan)
         pairs = load_pairs(self._written(PAIRS), self._encoder, rows)
         if kind == "dpo":
-            return PairTask((pairs, pairs), self._frozen(), DpoConfig(), plan)
-        return RewardTask((pairs, pairs), RewardModelConfig(), plan)
+            return PairTask(Divided.of(pairs, pairs), self._frozen(), DpoConfig(), plan)
+        return RewardTask(Divided.of(pairs, pairs), RewardModelConfig(), plan)
 
     def _load(self, **changes: bool):
         return load_causal_lm(self._path, self._mesh, ModelConfig(dtype="float32", **changes))

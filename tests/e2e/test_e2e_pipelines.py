@@ -59,7 +59,9 @@ def test_preferences_in_stages_go_on_from_a_checkpoint_as_one_process_does(
             expected = trainer.train(Seat(step=number, index=0, names=("alone",), wants_stop=False))
             for name in ("loss", "grad_norm", "margin", "num_passes"):
                 assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
-        assert run.report["validation_losses"]["3"] == pytest.approx(trainer.validate(), rel=1e-4)
+        validated = trainer.validate()
+        assert validated is not None
+        assert run.report["validation_losses"]["3"] == pytest.approx(validated.loss, rel=1e-4)
         trainer.close()
 
 

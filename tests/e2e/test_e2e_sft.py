@@ -139,3 +139,45 @@ def test_the_others_go_on_when_a_replica_is_killed(whole: Run, runner: Runner) -
     assert sorted({r["step"] for r in run.metrics("controller")}) == list(range(STEPS))
     assert ("policy-0", "restarted") in {(i["name"], i["outcome"]) for i in run.report["incidents"]}
     assert difference(whole, run) < 1e-3
+
+
+def test_several_data_sets_have_their_shares_and_are_measured_apart(
+    runner: Runner, tmp_path: Path
+) -> None:
+    rows = ROWS.read_text().splitlines()
+    for name, some in (("many", rows[:150]), ("few", rows[150:162]), ("exam", rows[162:170])):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(some))
+    sets = (
+        "data.path=none",
+        f"data.sets=[{{name='many', path='{tmp_path}/many.jsonl', share=3}},"
+        f" {{name='few', path='{tmp_path}/few.jsonl', share=1}},"
+        f" {{name='exam', held_out_path='{tmp_path}/exam.jsonl'}}]",
+        "data.held_out=4",
+    )
+    steps = ("trainer.steps=6", "trainer.validate_every=2", "trainer.checkpoint_every=2")
+    runner.complete(*sets, *steps[1:], "trainer.steps=3", recipe=RECIPE)
+    run = runner.complete(*sets, *steps, flags=["--resume"], recipe=RECIPE)
+    told = [record["values"] for record in run.metrics("controller")]
+    # of 32 examples eight are of the eight that are left of twelve
+    assert [values["epochs/few"] for values in told] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert told[-1]["epochs/many"] == pytest.approx(6 * 24 / 146)
+    validations = run.metrics("validation")
+    assert [record["step"] for record in validations] == [1, 2, 3, 5]
+    for record in validations:
+        values = record["values"]
+        losses = {name: value for name, value in values.items() if "/" in name}
+        assert losses.keys() == {"data_set/many", "data_set/few", "data_set/exam"}
+        assert min(losses.values()) <= values["loss"] <= max(losses.values())
+        assert values["loss"] == told[record["step"]]["validation_loss"]
+    last = validations[-1]["values"]
+    report = run.report
+    assert {name: losses["5"] for name, losses in report["data_sets"].items()} == {
+        name: last[f"data_set/{name}"] for name in ("many", "few", "exam")
+    }
+    assert set(report["losses"]) == set(map(str, range(6)))
+    assert f"validation loss after step 6: {last['loss']:.3f} (many " in run.text
+    refused = runner.start(
+        *sets, *steps, "data.held_out=5", "trainer.steps=8", flags=["--resume"], recipe=RECIPE
+    )
+    assert refused.finish() == 2
+    assert "num_examples of data set 'many' was 146 and is 145" in refused.text

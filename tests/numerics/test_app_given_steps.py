@@ -17,14 +17,13 @@ import torch
 import transformers
 
 from cosmos_algos import DistillationConfig, DpoConfig, KtoConfig, RewardModelConfig
+from cosmos_app.given.data_config import PreferenceDataConfig, SftDataConfig
 from cosmos_app.given.recipe import (
     DistillationRecipe,
     GivenModelConfig,
     GivenTrainerConfig,
-    PreferenceDataConfig,
     PreferenceRecipe,
     RewardModelRecipe,
-    SftDataConfig,
     SftRecipe,
 )
 from cosmos_app.given.trainer import GivenTrainer
@@ -227,7 +226,7 @@ def trained(case: Case, models, ema: EmaConfig, folder, batch: SftBatchConfig):
         trainer = GivenTrainer(recipe, run, build_mesh(ParallelConfig()))
         seats = [Seat(step=step, index=0, names=("a",), wants_stop=False) for step in range(STEPS)]
         figures = [trainer.train(seat) for seat in seats]
-        held_out = trainer.validate()
+        held_out = trainer.validate().loss
         weights = dict(trainer.learner.model.named_parameters())
         trainer.close()
     finally:

@@ -1,18 +1,14 @@
 """Where prompts come from: sums, a file, or several data sets of which each has its share."""
 
-import math
-import re
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from cosmos_app.data_sets import DataSetConfig, check_sets, shares_of
 from cosmos_app.quickstart.arithmetic import ArithmeticConfig
 from cosmos_app.ranges import require_at_least
 from cosmos_core.videos import VideoSampling
-from cosmos_rollout import PromptDataError, RewardPoolConfig, turns_of
-
-_NAME = re.compile(r"[\w.+-]+")
+from cosmos_rollout import RewardPoolConfig
 
 
 class Source(NamedTuple):
@@ -21,43 +17,6 @@ class Source(NamedTuple):
     name: str
     path: Path | None
     held_out_path: Path | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DataSetConfig:
-    """One of several data sets.
-
-    Attributes:
-        name: in metrics (``data_set/NAME``), in ``reward.sets``, and as ``data_set`` in its rows.
-        path: rows that are trained on, as ``data.path``; none of a set that is only measured.
-        share: of the prompts that are trained on, in any unit, beside the others' shares; without
-            any, all rows of all sets are drawn alike.
-        held_out_path: its rows for validation; the last of ``path`` are kept back when there is
-            none, as many as ``data.held_out`` says.
-    """
-
-    name: str
-    path: Path | None = None
-    share: float | None = None
-    held_out_path: Path | None = None
-
-    def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
-            raise ValueError(
-                f"name is {self.name!r}; want letters, digits, and any of _ . + -, since metrics "
-                "are called by it"
-            )
-        if self.path is None and self.held_out_path is None:
-            raise ValueError(f"data set {self.name!r} has neither path nor held_out_path")
-        if self.share is None:
-            return
-        if self.path is None:
-            raise ValueError(f"data set {self.name!r} has a share of training and no path")
-        if not 0.0 < self.share < math.inf:
-            raise ValueError(
-                f"share of data set {self.name!r} is {self.share}; want a positive number, or no "
-                "path, for a set that is only measured"
-            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,22 +58,7 @@ class DataConfig:
             return
         if self.path is not None or self.held_out_path is not None:
             raise ValueError("sets and path (or held_out_path) are given; want one of them")
-        trained = [each for each in self.sets if each.path is not None]
-        if not trained:
-            raise ValueError("no set has a path: there is nothing to train on")
-        twice = [name for name, n in Counter(each.name for each in self.sets).items() if n > 1]
-        if twice:
-            raise ValueError(f"two sets are called {twice[0]!r}")
-        vague = [each.name for each in trained if each.share is None]
-        if vague and len(vague) < len(trained):
-            raise ValueError(
-                f"data set {vague[0]!r} has no share and others have; give all of them one, or none"
-            )
-        if self.shares:
-            try:
-                _ = turns_of(self.shares)
-            except PromptDataError as error:
-                raise ValueError(str(error)) from error
+        check_sets(self.sets)
 
     @property
     def is_generated(self) -> bool:
@@ -131,7 +75,7 @@ class DataConfig:
     @property
     def shares(self) -> dict[str, float]:
         """Share of each set that is trained on; empty if rows are drawn alike."""
-        return {each.name: each.share for each in self.sets if each.share is not None}
+        return shares_of(self.sets)
 
     @property
     def has_no_held_out(self) -> bool:

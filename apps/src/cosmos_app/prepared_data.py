@@ -9,7 +9,8 @@ from cosmos_app.prepare import RunFiles
 from cosmos_app.prompt_rows import prompt_rows, row_with_media_in
 from cosmos_app.quickstart.arithmetic import Row, arithmetic_rows, write_rows
 from cosmos_app.recipe import Recipe
-from cosmos_rollout import PromptMixture, PromptSet, PromptSource, evenly_spread, read_prompts
+from cosmos_core.turns import evenly_spread
+from cosmos_rollout import PromptMixture, PromptSet, PromptSource, read_prompts
 
 _FEWEST_HELD_OUT = 1
 

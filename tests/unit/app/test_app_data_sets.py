@@ -84,7 +84,7 @@ def test_without_shares_all_rows_are_drawn_alike(recipe: Recipe, tmp_path: Path)
         (["data.sets=[{name='a', held_out_path='x', share=1}]"], "and no path"),
         (
             ["data.sets=[{name='a', path='x', share=1}, {name='b', path='y', share=1e-5}]"],
-            "less than one prompt in 1000",
+            "less than one in 1000",
         ),
         (
             ["data.sets=[{name='a', path='x'}]", "reward.sets={exact=['b']}"],

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from cosmos_app.given.data_config import SftDataConfig
 from cosmos_app.given.recipe import (
     GivenModelConfig,
     GivenTrainerConfig,
-    SftDataConfig,
     SftRecipe,
 )
 from cosmos_app.given.trainer import GivenTrainer

@@ -8,6 +8,7 @@ import torch
 from seeing import COLOURS, write_pictures, write_seeing_model
 
 from cosmos_algos import DpoConfig, KtoConfig, RewardModelConfig
+from cosmos_app.given.divided import Divided
 from cosmos_app.given.preference_data import Encoder, PreferenceFormat, load_marked, load_pairs
 from cosmos_app.given.preferences import KtoTask, Layout, PairTask
 from cosmos_app.given.reward_model import RewardTask
@@ -114,13 +115,13 @@ def test_every_loss_trains_on_pictures_and_has_the_loss_of_rows_alone(
         reference = load(folder).requires_grad_(False)
         if kind == "kto":
             marked = load_marked(marked_rows(folder), encoder, PreferenceFormat())
-            task = KtoTask((marked, marked), reference, KtoConfig(), plan)
+            task = KtoTask(Divided.of(marked, marked), reference, KtoConfig(), plan)
         else:
             pairs = load_pairs(rows(folder), encoder, PreferenceFormat())
             task = (
-                PairTask((pairs, pairs), reference, DpoConfig(), plan)
+                PairTask(Divided.of(pairs, pairs), reference, DpoConfig(), plan)
                 if kind == "dpo"
-                else RewardTask((pairs, pairs), RewardModelConfig(), plan)
+                else RewardTask(Divided.of(pairs, pairs), RewardModelConfig(), plan)
             )
         learner = Learner(model, LearnerConfig())
         for step in range(2):
@@ -128,7 +129,7 @@ def test_every_loss_trains_on_pictures_and_has_the_loss_of_rows_alone(
             batches = task.batches(step, rank=0, size=1)
             report = learner.step(batches, task.loss, filler=task.filler, scorers=task.scorers)
             reports.append((report.loss, report.grad_norm))
-        held_out = task.held_out(rank=0, size=1)
+        held_out = task.held_out(rank=0, size=1)[""]
         assert learner.evaluate(held_out, task.loss, scorers=task.scorers).loss > 0
         nothing = learner.evaluate([task.filler], task.loss, scorers=task.scorers)
         assert nothing.weight == 0

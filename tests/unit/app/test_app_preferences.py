@@ -10,7 +10,9 @@ import torch
 
 from cosmos_algos import DistillationConfig, DpoConfig, KtoConfig, kto_baseline
 from cosmos_app.errors import RunError
+from cosmos_app.given.data_config import PreferenceDataConfig, SftDataConfig, sources_of
 from cosmos_app.given.distillation import DistillationTask
+from cosmos_app.given.divided import Divided, split_off
 from cosmos_app.given.preference_data import (
     Encoder,
     PreferenceFormat,
@@ -20,8 +22,6 @@ from cosmos_app.given.preference_data import (
     mismatched,
 )
 from cosmos_app.given.preferences import KtoTask, Layout, PairTask
-from cosmos_app.given.recipe import PreferenceDataConfig, SftDataConfig
-from cosmos_app.given.task import split_off
 from cosmos_app.given.tasks import supervised
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_parallel import (
@@ -190,13 +190,13 @@ def test_a_sample_without_a_mark_is_named(tmp_path, tokenizer):
 def test_rows_kept_back_leave_some_to_train_on(tmp_path, tokenizer):
     data = PreferenceDataConfig(path=written(tmp_path / "rows.jsonl", pair_rows(6)), held_out=2)
     read = lambda path, rows: load_pairs(path, encoding(tokenizer), rows)  # noqa: E731
-    train, held_out = split_off(data, read)
+    train, held_out = split_off(sources_of(data)[0], read)
     assert (len(train), len(held_out)) == (4, 2)
     with pytest.raises(RunError, match="has 6 rows: none would be left to train on"):
-        split_off(replace(data, held_out=6), read)
+        split_off(sources_of(replace(data, held_out=6))[0], read)
     short = replace(data, held_out=2, rows=PreferenceFormat(max_tokens=7))  # <bos>0+0=0<eos>
     with pytest.raises(RunError, match=r"has 6 rows, 4 of them longer than data.rows.max_tokens=7"):
-        split_off(short, read)
+        split_off(sources_of(short)[0], read)
 
 
 def take(learner, task, step):
@@ -213,7 +213,7 @@ def pair_task(tmp_path, model_dir, tokenizer, algorithm):
     pairs = load_pairs(path, encoding(tokenizer), PreferenceFormat())
     layout = Layout(batch=BATCH, vocab_size=len(tokenizer))
     reference = load(model_dir).requires_grad_(False)
-    return PairTask((pairs[:4], pairs[4:]), reference, algorithm, layout)
+    return PairTask(Divided.of(pairs[:4], pairs[4:]), reference, algorithm, layout)
 
 
 def test_dpo_begins_at_log_two_and_prefers_what_it_was_shown(tmp_path, model_dir, tokenizer):
@@ -227,7 +227,7 @@ def test_dpo_begins_at_log_two_and_prefers_what_it_was_shown(tmp_path, model_dir
     figures = task.figures(reports[-1])
     assert figures["accuracy"] == 1.0
     assert figures["margin"] == pytest.approx(figures["chosen"] - figures["rejected"], rel=1e-5)
-    held_out = task.held_out(rank=0, size=1)
+    held_out = task.held_out(rank=0, size=1)[""]
     assert learner.evaluate(held_out, task.loss, scorers=task.scorers).weight == 2
 
 
@@ -260,7 +260,7 @@ def test_kto_begins_at_a_half_and_takes_its_baseline_from_other_answers(
     assert texts(tokenizer, others[3]) == ("<bos>3+=0<eos>", "0<eos>")
     layout = Layout(batch=BATCH, vocab_size=len(tokenizer))
     algorithm = KtoConfig(beta=0.5)
-    task = KtoTask((marked, []), load(model_dir).requires_grad_(False), algorithm, layout)
+    task = KtoTask(Divided.of(marked), load(model_dir).requires_grad_(False), algorithm, layout)
     learner = Learner(load(model_dir), LearnerConfig(optimizer=AdamWConfig(lr=1e-2)))
     losses = []
     for step in range(8):

@@ -10,10 +10,10 @@ from transformers import AutoTokenizer
 
 from cosmos_algos import RewardModelConfig
 from cosmos_app.export import export_checkpoint
+from cosmos_app.given.data_config import PreferenceDataConfig
 from cosmos_app.given.recipe import (
     GivenModelConfig,
     GivenTrainerConfig,
-    PreferenceDataConfig,
     RewardModelRecipe,
 )
 from cosmos_app.given.trainer import GivenTrainer
@@ -80,9 +80,10 @@ def test_a_trained_reward_model_rewards_the_better_answer(
         assert figures[0]["loss"] == pytest.approx(0.693147, abs=1e-5)
         assert figures[-1]["loss"] < 0.1
         assert figures[-1]["accuracy"] == 1.0
-        trainer.save(loss := trainer.validate())
-        assert loss is not None
-        assert loss < 0.3
+        found = trainer.validate()
+        assert found is not None
+        assert found.loss < 0.3
+        trainer.save(found.loss)
         trainer.export()
     finally:
         trainer.close()

@@ -156,8 +156,8 @@ def test_examples_are_kept_back_and_the_tiny_model_knows_their_characters(run, f
     assert prepare_model(recipe, run) > 0
     assert prepare_model(recipe, run) == 0  # made once
     task = supervised(recipe.data, recipe.trainer.batch, run.path / "model")
-    assert task.num_examples == 8
-    held_out = task.held_out(rank=0, size=1)
+    assert len(task.data.train) == 8
+    held_out = task.held_out(rank=0, size=1)[""]
     assert sum(len(batch.token_ids) for batch in held_out) == 2  # padded: a row each
     forecast = forecast_given(recipe)
     # 4 steps of 4 examples over the 8 that are trained on
@@ -242,15 +242,15 @@ def test_averaged_weights_are_validated_and_exported(tmp_path, file):
                 trainer.train(Seat(step=step, index=0, names=("a",), wants_stop=False))
             own, averages = trainer.learner.model.state_dict(), trainer.learner.ema.averages
             own = {name: value.clone() for name, value in own.items()}
-            loss = trainer.validate()
+            loss = trainer.validate().loss
             trainer.save(loss)
             trainer.export()
             now = trainer.learner.model.state_dict()
             assert all(torch.equal(now[name], value) for name, value in own.items())
             trainer.learner.ema = None
-            assert trainer.validate() != loss
+            assert trainer.validate().loss != loss
             trainer.learner.model.load_state_dict(averages, strict=False)
-            assert trainer.validate() == loss
+            assert trainer.validate().loss == loss
         finally:
             trainer.close()
         export_checkpoint(run.path, tmp_path / "again", step=2)
@@ -357,8 +357,8 @@ def test_a_row_may_be_several_examples_of_which_the_long_ones_are_counted(tmp_pa
     recipe = load_any_recipe(file, ["data.rows.max_tokens=10"])  # they have 5, 9 and 13
     task = supervised(recipe.data, recipe.trainer.batch, tmp_path / "model")
     # two whole conversations are held out, with the two examples that each of them is
-    assert (task.num_examples, task.num_left_out) == (2 * 2, 4)
-    held_out = task.held_out(rank=0, size=1)
+    assert (len(task.data.train), task.num_left_out) == (2 * 2, 4)
+    held_out = task.held_out(rank=0, size=1)[""]
     assert sum(len(batch.token_ids) for batch in held_out) == 2 * 2
 
 

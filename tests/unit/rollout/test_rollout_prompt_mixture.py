@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cosmos_rollout import PromptDataError, PromptMixture, PromptRow, PromptSet, turns_of
+from cosmos_rollout import PromptDataError, PromptMixture, PromptRow, PromptSet
 
 
 def rows(name: str, count: int) -> PromptSet:
@@ -51,11 +51,6 @@ def test_a_row_follows_from_its_ordinal_alone() -> None:
     in_order = [PromptMixture(sets, shares).row(i).prompt_id for i in range(3000)]
     again = PromptMixture(dict(reversed(sets.items())), shares)
     assert [again.row(i).prompt_id for i in reversed(range(3000))] == in_order[::-1]
-
-
-def test_turns_are_whole_and_all_given_out() -> None:
-    assert turns_of({"a": 1, "b": 1, "c": 1}) == {"a": 334, "b": 333, "c": 333}
-    assert turns_of({"a": 7.0}) == {"a": 1000}
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ class DistillationTask:
         """
         self._examples = examples
         self._algorithm = algorithm
-        self.num_examples = examples.num_examples
+        self.data = examples.data
         self.filler = TaughtBatch(examples=examples.filler)
         # whole distributions are as large as logits are
         most_kept = None if algorithm.top_k else 1
@@ -78,10 +78,13 @@ class DistillationTask:
         given = self._examples.batches(step, rank=rank, size=size)
         return [TaughtBatch(examples=batch) for batch in given]
 
-    def held_out(self, *, rank: int, size: int) -> Sequence[TaughtBatch] | None:
-        """Return a share of the examples kept back; ``None`` if there are none."""
+    def held_out(self, *, rank: int, size: int) -> dict[str, list[TaughtBatch]]:
+        """Return a share of the examples kept back, by data set; empty if there are none."""
         given = self._examples.held_out(rank=rank, size=size)
-        return None if given is None else [TaughtBatch(examples=batch) for batch in given]
+        return {
+            name: [TaughtBatch(examples=batch) for batch in batches]
+            for name, batches in given.items()
+        }
 
     def loss(self, model: nn.Module, batch: TaughtBatch) -> LossResult:
         """Run the student over a batch that has the teacher's goals; sum over the trained tokens.

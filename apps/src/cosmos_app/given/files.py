@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from cosmos_algos import KtoConfig
+from cosmos_app.given.data_config import sources_of
+from cosmos_app.given.divided import require_rest
 from cosmos_app.given.preference_data import PreferenceFormat, check_preference
 from cosmos_app.given.recipe import (
     GIVEN_KINDS,
@@ -13,7 +15,6 @@ from cosmos_app.given.recipe import (
     PreferenceRecipe,
     SftRecipe,
 )
-from cosmos_app.given.task import require_rest
 from cosmos_app.held import held_training
 from cosmos_app.prepare import (
     build_once,
@@ -63,7 +64,7 @@ def check_inputs(recipe: GivenRecipe) -> int:
     is one of supervised examples and the tokenizer is there.
 
     Returns:
-        How many rows there are, of which those to validate on may be some.
+        How many rows there are in what is trained on, of which some may be kept back.
 
     Raises:
         DataError: if the recipe names a directory without a model in it, or a teacher that has
@@ -74,18 +75,20 @@ def check_inputs(recipe: GivenRecipe) -> int:
         SftDataError: if the data cannot be read, naming file, line and what is wrong.
     """
     check_place(recipe.trainer.checkpoints)
-    data, model = recipe.data, recipe.model
+    model = recipe.model
     if model.path is not None:
         require_trainable(model.path, recipe.policy, held_training(recipe))
         _require_teacher(recipe, model.path)
-    parts = [(data.path, data.rows.split)]
-    if data.validation_path is not None:
-        parts.append((data.validation_path, data.rows.split))
-    elif data.validation_split:
-        parts.append((data.path, data.validation_split))
-    num_rows, *_ = (_check_rows(recipe, path, split) for path, split in parts)
-    require_rest(data, num_rows)
-    return num_rows
+    total = 0
+    for source in sources_of(recipe.data):
+        try:
+            num_rows, *_ = [_check_rows(recipe, path, split) for path, split in source.parts]
+        except SftDataError as error:
+            raise SftDataError(f"{source.label}{error}") from error
+        if source.path is not None:
+            require_rest(source, num_rows)
+            total += num_rows
+    return total
 
 
 def _check_rows(recipe: GivenRecipe, path: Path, split: str) -> int:
@@ -125,7 +128,12 @@ def prepare_model(recipe: GivenRecipe, run: RunDirectory) -> int:
     if recipe.model.path is not None:
         return 0
     model = model_of(recipe, run)
-    texts = (str(row) for _, row in read_rows(recipe.data.path, recipe.data.rows.split))
+    texts = (
+        str(row)
+        for source in sources_of(recipe.data)
+        for path, split in (source.parts if source.name else source.parts[:1])
+        for _, row in read_rows(path, split)
+    )
     built = build_once(model, texts, recipe.model.tiny, recipe.seed)
     require_trainable(model, recipe.policy, held_training(recipe))
     _require_teacher(recipe, model)

@@ -6,7 +6,7 @@ files ─► redis (metrics) ─► meeting place + replicas ─► (watch) ─�
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from rich.console import Console
@@ -24,6 +24,7 @@ from cosmos_app.control_files import forget_meeting_place
 from cosmos_app.devices import needs_of_policies, require_devices, visible_devices
 from cosmos_app.errors import InterruptedRunError
 from cosmos_app.frame import NO_CHECKPOINT, Answers, RunFrame, hand_in, open_run
+from cosmos_app.given.data_config import num_kept_back
 from cosmos_app.given.files import (
     ask_to_stop,
     check_inputs,
@@ -35,9 +36,11 @@ from cosmos_app.given.recipe import GivenRecipe
 from cosmos_app.report import median
 from cosmos_app.supervisor import ChildSpec, Incident
 from cosmos_app.unsaved import UnsavedWarning
-from cosmos_core.metrics import MetricRecord, read_metrics
+from cosmos_core.metrics import MetricRecord, of_data_sets, read_metrics
 from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import CheckpointStore, ParallelConfig, build_mesh
+
+_VALIDATION = "validation"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +56,7 @@ class GivenReport:
         steps: optimizer steps taken, those of earlier launches counted.
         losses: training loss by step.
         validation_losses: loss over the examples kept back, by step.
+        data_sets: the same of each data set that has a name, each by step.
         tokens_per_second: median over steps.
         incidents: processes that died unasked, and what was done.
         export: the Hugging Face model, if one was written.
@@ -66,6 +70,7 @@ class GivenReport:
     steps: int
     losses: dict[int, float]
     validation_losses: dict[int, float]
+    data_sets: dict[str, dict[int, float]]
     tokens_per_second: float
     incidents: tuple[Incident, ...]
     export: str
@@ -143,7 +148,7 @@ class GivenLaunch:
         self._has_told = True
         if left_out := self._left_out(record):
             data = self._recipe.data
-            total = left_out + data.held_out + int(record.values["examples"])
+            total = left_out + num_kept_back(data) + int(record.values["examples"])
             self._console.print(
                 f"[yellow]{left_out:,} of {total:,} examples are longer than "
                 f"data.rows.max_tokens={data.rows.max_tokens} and left out[/]"
@@ -154,7 +159,8 @@ class GivenLaunch:
 
         Of supervised ones it says it, as a row may be several; of preferences each is a row.
         """
-        rows = self._num_rows - self._recipe.data.held_out - int(record.values["examples"])
+        kept_back = num_kept_back(self._recipe.data)
+        rows = self._num_rows - kept_back - int(record.values["examples"])
         return int(record.values.get("left_out", rows))
 
     def _report(self, seconds: float) -> GivenReport:
@@ -171,6 +177,7 @@ class GivenLaunch:
             steps=steps,
             losses=_series(records, "loss"),
             validation_losses=_series(records, "validation_loss"),
+            data_sets=_data_sets(records),
             tokens_per_second=median(list(_series(records, "tokens_per_second").values()) or [0.0]),
             incidents=tuple(self._frame.supervisor.incidents),
             export=str(export) if export.exists() else "",
@@ -207,7 +214,12 @@ def print_report(report: GivenReport, console: Console) -> None:
         ("steps", str(report.steps)),
         *(("examples", text) for text in _examples_text(report)),
         ("loss", f"{losses[0]:.4f} -> {losses[-1]:.4f}" if losses else "none"),
-        *(("validation loss", text) for text in _validation_text(report)),
+        *(("validation loss", text) for text in _validation_text(report.validation_losses)),
+        *(
+            (f"  {name}", text)
+            for name, losses in report.data_sets.items()
+            for text in _validation_text(losses)
+        ),
         ("tokens/s", f"{report.tokens_per_second:,.0f}"),
         ("seconds", f"{report.seconds:.1f}"),
         *(("died", f"{i.name}: {i.how}; {i.outcome}") for i in report.incidents),
@@ -225,8 +237,7 @@ def _examples_text(report: GivenReport) -> list[str]:
     return [f"{report.examples:,}{left_out}"]
 
 
-def _validation_text(report: GivenReport) -> list[str]:
-    found = report.validation_losses
+def _validation_text(found: Mapping[int, float]) -> list[str]:
     if not found:
         return []
     best = min(found, key=lambda step: found[step])
@@ -235,4 +246,19 @@ def _validation_text(report: GivenReport) -> list[str]:
 
 
 def _series(records: Sequence[MetricRecord], name: str) -> dict[int, float]:
-    return {record.step: record.values[name] for record in records if name in record.values}
+    """Return what the run as a whole, or a replica, said of its steps."""
+    return {
+        record.step: record.values[name]
+        for record in records
+        if name in record.values and record.role != _VALIDATION
+    }
+
+
+def _data_sets(records: Sequence[MetricRecord]) -> dict[str, dict[int, float]]:
+    """Return the validation losses of each data set by step."""
+    found: dict[str, dict[int, float]] = {}
+    for record in records:
+        if record.role == _VALIDATION:
+            for name, loss in of_data_sets(record.values).items():
+                found.setdefault(name, {})[record.step] = loss
+    return found

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +21,7 @@ from cosmos_algos import (
     model_scores,
     split_batches,
 )
+from cosmos_app.given.divided import Divided
 from cosmos_app.given.preference_data import MarkedSample, Pair, mismatched
 from cosmos_app.step_share import show_pictures
 from cosmos_app.token_scorers import token_scorer
@@ -34,10 +34,8 @@ from cosmos_parallel import (
     SftBatchConfig,
     StepReport,
     balanced_parts,
-    step_examples,
 )
 
-Row = TypeVar("Row")
 _SCORES = ("reference_logprobs",)
 
 
@@ -62,10 +60,6 @@ class Layout:
         images = [sample.images for sample in samples] or [()] * batch.token_ids.shape[0]
         return show_pictures(batch, images, self.pictures)
 
-    def of_step(self, data: Sequence[Row], step: int) -> list[Row]:
-        """Return the rows of a step, counted from 0."""
-        return [data[index] for index in step_examples(len(data), self.batch, step)]
-
 
 def _shares(lengths: Sequence[int], layout: Layout, rank: int, size: int) -> list[list[int]]:
     """Return the micro-batches of a share, as indices."""
@@ -77,26 +71,26 @@ def _shares(lengths: Sequence[int], layout: Layout, rank: int, size: int) -> lis
 class PairData:
     """Pairs in memory, and the batches of a step or of what is kept back; see ``Task``."""
 
-    def __init__(self, data: tuple[Sequence[Pair], Sequence[Pair]], layout: Layout) -> None:
+    def __init__(self, data: Divided[Pair], layout: Layout) -> None:
         """Keep pairs to train on, and pairs kept back."""
-        self._train, self._held_out = data
+        self._data = data
         self._layout = layout
-        self.num_examples = len(self._train)
         self.filler = layout.shown(empty_batch(num_rows=2))
 
     def batches(self, step: int, *, rank: int, size: int) -> list[TokenBatch]:
         """Return share ``rank`` of ``size`` of a step."""
-        batches = self._lay_out(self._layout.of_step(self._train, step), rank, size)
+        batches = self._lay_out(self._data.of_step(self._layout.batch, step), rank, size)
         if self._layout.pictures is not None:
-            coming = self._layout.of_step(self._train, step + 1)
+            coming = self._data.of_step(self._layout.batch, step + 1)
             rows = _shares(_lengths(coming), self._layout, rank, size)
             samples = (sample for part in rows for i in part for sample in coming[i])
             self._layout.pictures.show_next(image for each in samples for image in each.images)
         return batches
 
-    def held_out(self, *, rank: int, size: int) -> list[TokenBatch] | None:
-        """Return a share of the pairs kept back; ``None`` if there are none."""
-        return self._lay_out(self._held_out, rank, size) if self._held_out else None
+    def held_out(self, *, rank: int, size: int) -> dict[str, list[TokenBatch]]:
+        """Return a share of the pairs kept back, by data set; empty if there are none."""
+        kept = self._data.held_out
+        return {name: self._lay_out(pairs, rank, size) for name, pairs in kept.items()}
 
     def _lay_out(self, pairs: Sequence[Pair], rank: int, size: int) -> list[TokenBatch]:
         return [
@@ -119,7 +113,7 @@ class PairTask:
 
     def __init__(
         self,
-        data: tuple[Sequence[Pair], Sequence[Pair]],
+        data: Divided[Pair],
         reference: nn.Module,
         algorithm: DpoConfig,
         layout: Layout,
@@ -134,7 +128,7 @@ class PairTask:
         """
         self._pairs = PairData(data, layout)
         self._algorithm = algorithm
-        self.num_examples = self._pairs.num_examples
+        self.data = data
         self.filler = self._pairs.filler
         self.scorers = (token_scorer(reference, algorithm.with_reference, _SCORES),)
 
@@ -148,8 +142,8 @@ class PairTask:
         """Return share ``rank`` of ``size`` of a step."""
         return self._pairs.batches(step, rank=rank, size=size)
 
-    def held_out(self, *, rank: int, size: int) -> list[TokenBatch] | None:
-        """Return a share of the pairs kept back; ``None`` if there are none."""
+    def held_out(self, *, rank: int, size: int) -> dict[str, list[TokenBatch]]:
+        """Return a share of the pairs kept back, by data set; empty if there are none."""
         return self._pairs.held_out(rank=rank, size=size)
 
     def loss(self, model: nn.Module, batch: TokenBatch) -> LossResult:
@@ -172,19 +166,18 @@ class KtoTask:
 
     def __init__(
         self,
-        data: tuple[Sequence[MarkedSample], Sequence[MarkedSample]],
+        data: Divided[MarkedSample],
         reference: nn.Module,
         algorithm: KtoConfig,
         layout: Layout,
     ) -> None:
         """Keep the samples in memory; arguments as of ``PairTask``."""
-        self._train, self._held_out = data
+        self.data = data
         self._reference = token_scorer(reference, self._with_reference, _SCORES)
         self.scorers = (_of_marked(self._reference),)
         self._algorithm = algorithm
         self._layout = layout
         self._baseline = torch.zeros(())
-        self.num_examples = len(self._train)
         self._empty = layout.shown(empty_batch())
         self.filler = KtoBatch(
             tokens=self._empty,
@@ -194,12 +187,13 @@ class KtoTask:
 
     def prepare(self, learner: Learner, step: int) -> None:
         """Estimate the divergence over the whole step, on every replica by itself."""
-        self._baseline = self._divergence(learner, self._layout.of_step(self._train, step))
+        self._baseline = self._divergence(learner, self.data.of_step(self._layout.batch, step))
 
     def prepare_held_out(self, learner: Learner) -> None:
-        """Estimate the divergence over the samples kept back."""
-        if self._held_out:
-            self._baseline = self._divergence(learner, self._held_out)
+        """Estimate the divergence over the samples kept back, of all data sets together."""
+        if self.data.held_out:
+            kept = [sample for samples in self.data.held_out.values() for sample in samples]
+            self._baseline = self._divergence(learner, kept)
 
     def _divergence(self, learner: Learner, samples: Sequence[MarkedSample]) -> Tensor:
         """Return z over samples; 0 where all have one prompt."""
@@ -216,17 +210,21 @@ class KtoTask:
 
     def batches(self, step: int, *, rank: int, size: int) -> list[KtoBatch]:
         """Return share ``rank`` of ``size`` of a step."""
-        batches = self._lay_out(self._layout.of_step(self._train, step), rank, size)
+        batches = self._lay_out(self.data.of_step(self._layout.batch, step), rank, size)
         if self._layout.pictures is not None:
-            coming = self._layout.of_step(self._train, step + 1)
+            coming = self.data.of_step(self._layout.batch, step + 1)
             rows = _shares(_sizes(coming), self._layout, rank, size)
             samples = (coming[i].tokens for part in rows for i in part)
             self._layout.pictures.show_next(image for each in samples for image in each.images)
         return batches
 
-    def held_out(self, *, rank: int, size: int) -> list[KtoBatch] | None:
-        """Return a share of the samples kept back, judged by the divergence last estimated."""
-        return self._lay_out(self._held_out, rank, size) if self._held_out else None
+    def held_out(self, *, rank: int, size: int) -> dict[str, list[KtoBatch]]:
+        """Return a share of the samples kept back, by data set.
+
+        They are judged by the divergence last estimated.
+        """
+        kept = self.data.held_out
+        return {name: self._lay_out(samples, rank, size) for name, samples in kept.items()}
 
     def loss(self, model: nn.Module, batch: KtoBatch) -> LossResult:
         """Score a batch that has the reference's scores by the policy, and sum over its samples."""

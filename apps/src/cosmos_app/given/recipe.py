@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from cosmos_algos import DistillationConfig, DpoConfig, KtoConfig, RewardModelConfig
-from cosmos_app.given.preference_data import PreferenceFormat
+from cosmos_app.given.data_config import PreferenceDataConfig, SftDataConfig, sources_of
 from cosmos_app.learnable import check_head
 from cosmos_app.policy_config import PolicyConfig, check_elastic
 from cosmos_app.quickstart.tiny_model import TinyModelConfig
@@ -17,7 +17,6 @@ from cosmos_parallel import (
     LearnerConfig,
     RetentionConfig,
     SftBatchConfig,
-    SftFormat,
 )
 from cosmos_parallel import ModelConfig as HeldModelConfig
 
@@ -35,45 +34,6 @@ class GivenModelConfig:
     path: Path | None = None
     tiny: TinyModelConfig = field(default_factory=TinyModelConfig)
     training: HeldModelConfig = field(default_factory=HeldModelConfig)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SftDataConfig:
-    """Examples.
-
-    Attributes:
-        path: JSON lines, Parquet, a directory of them, or what ``datasets.save_to_disk`` wrote.
-        rows: which fields hold what, and which split of a directory is trained on.
-        validation_path: examples that are only validated on, in the same form.
-        validation_split: a split of ``path`` that is only validated on.
-        held_out: how many of the last rows are kept back to validate on, when neither is given; 0
-            for none. A conversation that is several examples is a row.
-    """
-
-    path: Path
-    rows: SftFormat = field(default_factory=SftFormat)
-    validation_path: Path | None = None
-    validation_split: str = ""
-    held_out: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PreferenceDataConfig:
-    """Pairs of answers, or single answers with marks.
-
-    Attributes:
-        path: JSON lines, Parquet, a directory of them, or what ``datasets.save_to_disk`` wrote.
-        rows: which fields hold what, and which split of a directory is trained on.
-        validation_path: rows that are only validated on, in the same form.
-        validation_split: a split of ``path`` that is only validated on.
-        held_out: how many of the last rows are kept back to validate on, when neither is given.
-    """
-
-    path: Path
-    rows: PreferenceFormat = field(default_factory=PreferenceFormat)
-    validation_path: Path | None = None
-    validation_split: str = ""
-    held_out: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -330,7 +290,7 @@ def _check(recipe: GivenRecipe) -> None:
             "data.held_out keeps examples back for validation, but the recipe names others: "
             "set data.held_out=0, or drop the others"
         )
-    if not (data.held_out or data.validation_path or data.validation_split):
+    if not any(source.is_validated for source in sources_of(data)):
         needing = {
             "trainer.validate_every": trainer.validate_every,
             "trainer.retention.keep_best": trainer.retention.keep_best,
@@ -338,7 +298,8 @@ def _check(recipe: GivenRecipe) -> None:
         if said := " and ".join(f"{name} is {value}" for name, value in needing.items() if value):
             raise ValueError(
                 f"{said}, and there is nothing to validate on: set data.held_out, "
-                "data.validation_path or data.validation_split, or leave it at 0"
+                "data.validation_path or data.validation_split (a set of data.sets has "
+                "held_out_path), or leave it at 0"
             )
 
 

@@ -1,11 +1,12 @@
 """A reward model from pairs, by the Bradley-Terry likelihood: a language model's value head."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from torch import nn
 
 from cosmos_algos import RewardModelConfig, TokenBatch
+from cosmos_app.given.divided import Divided
 from cosmos_app.given.preference_data import Pair
 from cosmos_app.given.preferences import Layout, PairData, row_figures, row_sizes
 from cosmos_parallel import Learner, LossResult, Scorer, StepReport
@@ -16,7 +17,7 @@ class RewardTask:
 
     def __init__(
         self,
-        data: tuple[Sequence[Pair], Sequence[Pair]],
+        data: Divided[Pair],
         algorithm: RewardModelConfig,
         layout: Layout,
     ) -> None:
@@ -29,7 +30,7 @@ class RewardTask:
         """
         self._pairs = PairData(data, layout)
         self._algorithm = algorithm
-        self.num_examples = self._pairs.num_examples
+        self.data = data
         self.filler = self._pairs.filler
         self.scorers: tuple[Scorer[TokenBatch], ...] = ()
 
@@ -43,8 +44,8 @@ class RewardTask:
         """Return share ``rank`` of ``size`` of a step."""
         return self._pairs.batches(step, rank=rank, size=size)
 
-    def held_out(self, *, rank: int, size: int) -> list[TokenBatch] | None:
-        """Return a share of the pairs kept back; ``None`` if there are none."""
+    def held_out(self, *, rank: int, size: int) -> dict[str, list[TokenBatch]]:
+        """Return a share of the pairs kept back, by data set; empty if there are none."""
         return self._pairs.held_out(rank=rank, size=size)
 
     def loss(self, model: nn.Module, batch: TokenBatch) -> LossResult:

@@ -152,19 +152,23 @@ class GivenProcess:
         """Validate, save and tell after a step, as the first replica."""
         config = self._recipe.trainer
         saves = trainer.is_due(config.checkpoint_every)
-        loss = None
+        found = None
         if saves or trainer.is_due(config.validate_every):
-            loss = await self._blocking(trainer.validate)
+            found = await self._blocking(trainer.validate)
         if saves:
-            await self._save(trainer, loss, figures)
-        if loss is not None:
-            figures["validation_loss"] = loss
-        if self._place.rank == 0:
-            # what is said of the whole run is said in the controller's name
-            record = MetricRecord(
-                time.time(), "controller", self._replica, trainer.step - 1, figures
-            )
-            await self._bus.send_metrics([record])
+            await self._save(trainer, found.loss if found else None, figures)
+        if found is not None:
+            figures["validation_loss"] = found.loss
+        if self._place.rank != 0:
+            return
+        now_s, step = time.time(), trainer.step - 1
+        # what is said of the whole run is said in the controller's name
+        records = [MetricRecord(now_s, "controller", self._replica, step, figures)]
+        if found is not None and found.data_sets:
+            sets = {f"data_set/{name}": loss for name, loss in found.data_sets.items()}
+            values = {"loss": found.loss} | sets
+            records.insert(0, MetricRecord(now_s, "validation", self._replica, step, values))
+        await self._bus.send_metrics(records)
 
     async def _save(
         self, trainer: GivenTrainer, loss: float | None, figures: dict[str, float]

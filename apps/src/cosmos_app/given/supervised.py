@@ -1,9 +1,10 @@
 """Supervised fine-tuning: examples, and the likelihood of their answers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from torch import nn
 
+from cosmos_app.given.divided import Divided
 from cosmos_parallel import (
     Learner,
     LossResult,
@@ -26,8 +27,7 @@ class SftTask:
 
     def __init__(
         self,
-        train: Sequence[SftExample],
-        held_out: Sequence[SftExample],
+        data: Divided[SftExample],
         config: SftBatchConfig,
         reader: PictureReader | None = None,
         *,
@@ -36,19 +36,19 @@ class SftTask:
         """Keep the examples in memory.
 
         Args:
-            train: to train on.
-            held_out: kept back.
+            data: to train on, and kept back.
             config: how they become batches.
             reader: of the model; used if any example has a picture.
             num_left_out: how many more there were to train on, but for their length.
         """
-        has_any = any(example.images for example in (*train, *held_out))
-        self._data = SftData(examples=tuple(train), reader=reader if has_any else None)
-        self._held_out = tuple(held_out)
+        has_any = any(example.images for example in data.rows())
+        self.data = data
+        self._train = SftData(
+            examples=tuple(data.train), reader=reader if has_any else None, mixture=data.mixture
+        )
         self._config = config
-        self.num_examples = len(train)
         self.num_left_out = num_left_out
-        self.filler = empty_batch(self._data.reader)
+        self.filler = empty_batch(self._train.reader)
         self.scorers: tuple[Scorer[SftBatch], ...] = ()
 
     def prepare(self, learner: Learner, step: int) -> None:
@@ -59,14 +59,15 @@ class SftTask:
 
     def batches(self, step: int, *, rank: int, size: int) -> list[SftBatch]:
         """Return share ``rank`` of ``size`` of a step."""
-        return step_batches(self._data, self._config, step, rank=rank, size=size)
+        return step_batches(self._train, self._config, step, rank=rank, size=size)
 
-    def held_out(self, *, rank: int, size: int) -> list[SftBatch] | None:
-        """Return a share of the examples kept back; ``None`` if there are none."""
-        if not self._held_out:
-            return None
-        reader = self._data.reader
-        return lay_out(self._held_out, self._config, rank=rank, size=size, reader=reader)
+    def held_out(self, *, rank: int, size: int) -> dict[str, list[SftBatch]]:
+        """Return a share of the examples kept back, by data set; empty if there are none."""
+        reader = self._train.reader
+        return {
+            name: lay_out(examples, self._config, rank=rank, size=size, reader=reader)
+            for name, examples in self.data.held_out.items()
+        }
 
     def loss(self, model: nn.Module, batch: SftBatch) -> LossResult:
         """Return the summed cross-entropy of a batch."""

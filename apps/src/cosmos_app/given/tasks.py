@@ -1,6 +1,6 @@
 """Which task a recipe is, with its data read and its frozen models loaded."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -10,7 +10,15 @@ from torch import nn
 
 from cosmos_algos import DpoConfig, LabelledTokens
 from cosmos_app.given.classifier import require_classifier
+from cosmos_app.given.data_config import (
+    GivenDataConfig,
+    GivenSource,
+    SftDataConfig,
+    data_shares,
+    sources_of,
+)
 from cosmos_app.given.distillation import DistillationTask
+from cosmos_app.given.divided import Divided, OfRow, Rows, split_off
 from cosmos_app.given.files import tokenizer_of
 from cosmos_app.given.preference_data import Encoder, PreferenceFormat, load_marked, load_pairs
 from cosmos_app.given.preferences import KtoTask, Layout, PairTask
@@ -19,11 +27,10 @@ from cosmos_app.given.recipe import (
     GivenRecipe,
     PreferenceRecipe,
     RewardModelRecipe,
-    SftDataConfig,
 )
 from cosmos_app.given.reward_model import RewardTask
 from cosmos_app.given.supervised import SftTask
-from cosmos_app.given.task import Rows, Task, split_off
+from cosmos_app.given.task import Task
 from cosmos_app.prepare import require_one_vocabulary, require_sight
 from cosmos_parallel import (
     PictureReader,
@@ -54,7 +61,8 @@ def open_task(recipe: GivenRecipe, model_dir: Path, mesh: TrainingMesh) -> Task[
             examples = supervised(recipe.data, recipe.trainer.batch, model_dir)
             require_one_vocabulary(recipe.teacher, model_dir)
             if examples.filler.image_inputs is not None:
-                require_sight(recipe.teacher, recipe.data.path)
+                for source in sources_of(recipe.data):
+                    require_sight(recipe.teacher, source.parts[0][0])
             teacher = _frozen(recipe.teacher, mesh, recipe)
             return DistillationTask(examples, teacher, recipe.algorithm)
         case _:
@@ -69,6 +77,20 @@ def supervised(data: SftDataConfig, batch: SftBatchConfig, model_dir: Path) -> S
         DataError: if nothing is left to train on.
     """
     tokenizer, reader = tokenizer_of(model_dir), PictureReader.of(model_dir)
+    sets: dict[str, tuple[Sequence[SftExample], Sequence[SftExample]]] = {}
+    num_left_out = 0
+    for source in sources_of(data):
+        train, held_out, num_dropped = _examples_of(source, tokenizer, reader)
+        sets[source.name] = (train, held_out)
+        num_left_out += num_dropped
+    divided = Divided.of_sets(sets, data_shares(data))
+    return SftTask(divided, batch, reader, num_left_out=num_left_out)
+
+
+def _examples_of(
+    source: GivenSource, tokenizer: Any, reader: PictureReader | None
+) -> tuple[tuple[SftExample, ...], tuple[SftExample, ...], int]:
+    """Return what is trained on and kept back, and how much of the former is too long."""
     num_dropped: list[int] = []  # of what is trained on, then of what is validated on
 
     def load(path: Path, rows: Rows) -> list[tuple[SftExample, ...]]:
@@ -77,8 +99,23 @@ def supervised(data: SftDataConfig, batch: SftBatchConfig, model_dir: Path) -> S
         num_dropped.append(found.num_dropped)
         return found.by_row()
 
-    train, held_out = (tuple(chain.from_iterable(rows)) for rows in split_off(data, load))
-    return SftTask(train, held_out, batch, reader, num_left_out=num_dropped[0])
+    train, held_out = (tuple(chain.from_iterable(rows)) for rows in split_off(source, load))
+    return train, held_out, num_dropped[0] if source.path is not None else 0
+
+
+def divide(data: GivenDataConfig, load: Callable[[Path, Rows], Sequence[OfRow]]) -> Divided[OfRow]:
+    """Read all data sets of a recipe whose rows are an example each.
+
+    Args:
+        data: of the recipe.
+        load: returns the examples of a file.
+
+    Raises:
+        SftDataError: if one cannot be read.
+        DataError: if nothing of one is left to train on.
+    """
+    sets = {source.name: split_off(source, load) for source in sources_of(data)}
+    return Divided.of_sets(sets, data_shares(data))
 
 
 def _preferences(
@@ -88,13 +125,11 @@ def _preferences(
     reference = _frozen(model_dir, mesh, recipe)
 
     if isinstance(algorithm, DpoConfig):
-        pairs = split_off(
-            recipe.data, lambda path, r: load_pairs(path, encoder, _preference_rows(r))
-        )
-        layout = _layout(recipe, encoder, [one for pair in (*pairs[0], *pairs[1]) for one in pair])
+        pairs = divide(recipe.data, lambda path, r: load_pairs(path, encoder, _preference_rows(r)))
+        layout = _layout(recipe, encoder, [one for pair in pairs.rows() for one in pair])
         return PairTask(pairs, reference, algorithm, layout)
-    marked = split_off(recipe.data, lambda path, r: load_marked(path, encoder, _preference_rows(r)))
-    layout = _layout(recipe, encoder, [sample.tokens for sample in (*marked[0], *marked[1])])
+    marked = divide(recipe.data, lambda path, r: load_marked(path, encoder, _preference_rows(r)))
+    layout = _layout(recipe, encoder, [sample.tokens for sample in marked.rows()])
     return KtoTask(marked, reference, algorithm, layout)
 
 
@@ -118,8 +153,8 @@ def _layout(
 def _rewards(recipe: RewardModelRecipe, model_dir: Path) -> RewardTask:
     require_classifier(model_dir)
     encoder = _encoder_of(model_dir)
-    pairs = split_off(recipe.data, lambda path, r: load_pairs(path, encoder, _preference_rows(r)))
-    layout = _layout(recipe, encoder, [one for pair in (*pairs[0], *pairs[1]) for one in pair])
+    pairs = divide(recipe.data, lambda path, r: load_pairs(path, encoder, _preference_rows(r)))
+    layout = _layout(recipe, encoder, [one for pair in pairs.rows() for one in pair])
     return RewardTask(pairs, recipe.algorithm, layout)
 
 

@@ -5,6 +5,8 @@ and the recipe alone, so they are the same whoever takes the step, and after a r
 """
 
 import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from cosmos_app.errors import WrongStreamError
 from cosmos_app.exporting import export_trained
@@ -25,6 +27,13 @@ from cosmos_parallel import (
     TrainingMesh,
     load_causal_lm,
 )
+
+
+class Validation(NamedTuple):
+    """Mean losses over the examples kept back: of all, and of each data set that has a name."""
+
+    loss: float
+    data_sets: Mapping[str, float]
 
 
 class GivenTrainer:
@@ -57,7 +66,7 @@ class GivenTrainer:
         self._saved: int | None = None
         if self._store.latest() is not None:
             checkpoint = self._store.load(self.learner)
-            self._check_position(checkpoint.extra, checkpoint.path)
+            self._check_position(checkpoint.extra, checkpoint.step, checkpoint.path)
             self.step = checkpoint.step + 1
             self._saved = checkpoint.step
 
@@ -82,27 +91,36 @@ class GivenTrainer:
             **_figures(report),
             **self._task.figures(report),
             "replicas": float(seat.size),
-            "examples": float(self._task.num_examples),
+            "examples": float(len(self._task.data.train)),
+            **self._epochs(),
         }
 
     def is_due(self, every: int) -> bool:
         """Whether what is done every so many steps is due after the last one."""
         return self.step == self._recipe.trainer.steps or (every > 0 and self.step % every == 0)
 
-    def validate(self) -> float | None:
+    def validate(self) -> Validation | None:
         """Return the loss over the examples kept back, of averaged weights if any are kept.
 
         ``None`` if there are no such examples.
         """
         with self.learner.averaged():
             self._task.prepare_held_out(self.learner)
-            batches = self._task.held_out(rank=self._mesh.data_rank, size=self._mesh.data_size)
-            if batches is None:
-                return None
-            found = self.learner.evaluate(
-                batches, self._task.loss, filler=self._task.filler, scorers=self._task.scorers
-            )
-        return found.loss
+            kept = self._task.held_out(rank=self._mesh.data_rank, size=self._mesh.data_size)
+            found = {
+                name: self.learner.evaluate(
+                    batches, self._task.loss, filler=self._task.filler, scorers=self._task.scorers
+                )
+                for name, batches in kept.items()
+            }
+        if not found:
+            return None
+        weight = sum(each.weight for each in found.values())
+        total = sum(each.loss * each.weight for each in found.values())
+        return Validation(
+            loss=total / weight if weight else 0.0,
+            data_sets={name: each.loss for name, each in found.items() if name},
+        )
 
     def save(self, score: float | None) -> None:
         """Begin to write a checkpoint after the last step taken, unless there is one.
@@ -113,7 +131,8 @@ class GivenTrainer:
         """
         if self.step - 1 != self._saved and self.step:
             if self._store.latest() != self.step - 1:  # by who was first before
-                self._store.start_save(self.step - 1, self.learner, self._position(), score=score)
+                extra = self._position(self.step - 1)
+                self._store.start_save(self.step - 1, self.learner, extra, score=score)
             self._saved = self.step - 1
 
     def save_now(self) -> str:
@@ -146,27 +165,52 @@ class GivenTrainer:
         """Wait for the checkpoint being written."""
         self._store.close()
 
-    def _position(self) -> bytes:
-        """Return what the stream of examples depends on."""
+    def _epochs(self) -> dict[str, float]:
+        """Return how often each data set that takes turns has been gone through."""
+        places = self._task.data.position(self._num_drawn(self.step)).items()
+        return {
+            f"epochs/{name}": place["drawn"] / place["num_examples"]
+            for name, place in places
+            if "drawn" in place
+        }
+
+    def _num_drawn(self, steps: int) -> int:
+        return steps * self._recipe.trainer.batch.batch_size
+
+    def _position(self, step: int) -> bytes:
+        """Return what the stream of examples depends on, and where each data set is after a step.
+
+        A run with one data set has no ``sets``: its examples follow from the step alone.
+        """
         place = {
-            "num_examples": self._task.num_examples,
+            "num_examples": len(self._task.data.train),
             "batch_size": self._recipe.trainer.batch.batch_size,
             "seed": self._recipe.trainer.batch.seed,
         }
-        return json.dumps(place).encode()
+        sets = self._task.data.position(self._num_drawn(step + 1))
+        return json.dumps(place | ({"sets": sets} if sets else {})).encode()
 
-    def _check_position(self, extra: bytes, path: str) -> None:
-        saved, mine = json.loads(extra), json.loads(self._position())
+    def _check_position(self, extra: bytes, step: int, path: str) -> None:
+        saved, mine = (_flat(json.loads(each)) for each in (extra, self._position(step)))
         changed = [
-            f"{name} was {saved.get(name)} and is {value}"
-            for name, value in mine.items()
-            if saved.get(name) != value
+            f"{name} was {saved.get(name)} and is {mine.get(name)}"
+            for name in {**mine, **saved}
+            if saved.get(name) != mine.get(name)
         ]
         if changed:
             raise WrongStreamError(
                 f"{path} was saved on another stream of examples ({'; '.join(changed)}): resume "
                 "with the data and batch settings of that run, or begin a new one"
             )
+
+
+def _flat(place: Mapping[str, Any]) -> dict[str, int]:
+    """Return a position with a name for each of its numbers, which says of which set it is."""
+    return {name: value for name, value in place.items() if name != "sets"} | {
+        f"{name} of data set {data_set!r}": value
+        for data_set, of_set in place.get("sets", {}).items()
+        for name, value in of_set.items()
+    }
 
 
 def learner_config(recipe: GivenRecipe, run: RunDirectory) -> LearnerConfig:

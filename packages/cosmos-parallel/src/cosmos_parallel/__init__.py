@@ -32,6 +32,7 @@ from cosmos_parallel.errors import (
     SftDataError,
     TokenIdError,
 )
+from cosmos_parallel.example_mixture import ExampleMixture
 from cosmos_parallel.export import HasHfNames, export_hf
 from cosmos_parallel.families import (
     Implementation,
@@ -168,6 +169,7 @@ __all__ = [
     "Ema",
     "EmaConfig",
     "Evaluation",
+    "ExampleMixture",
     "ExportError",
     "FallenBackError",
     "FreezeError",

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from cosmos_parallel.errors import PictureError, SftDataError
+from cosmos_parallel.example_mixture import ExampleMixture, epoch_order
 from cosmos_parallel.packing import plan_micro_batches
 from cosmos_parallel.pictures import BLANK_PICTURE, TOKEN_KINDS, PictureReader
 from cosmos_parallel.sft_examples import SftData, SftExample
@@ -81,7 +82,8 @@ def step_batches(
     """
 
     def chosen(step: int) -> list[SftExample]:
-        return [data.examples[i] for i in step_examples(len(data.examples), config, step)]
+        source = data.mixture or len(data.examples)
+        return [data.examples[i] for i in step_examples(source, config, step)]
 
     batches = lay_out(chosen(step), config, rank=rank, size=size, reader=data.reader)
     if data.reader is not None:
@@ -91,17 +93,24 @@ def step_batches(
     return batches
 
 
-def step_examples(num_examples: int, config: SftBatchConfig, step: int) -> list[int]:
-    """Return which of ``num_examples`` make ``step``, counted from 0.
+def step_examples(examples: int | ExampleMixture, config: SftBatchConfig, step: int) -> list[int]:
+    """Return which examples make ``step``, counted from 0.
 
     Examples come in a new order in every pass over the data; a step may span two passes.
+
+    Args:
+        examples: how many there are, or the data sets that take turns.
+        config: how many make a step, and the seed of their order.
+        step: which one.
     """
     first, last = step * config.batch_size, (step + 1) * config.batch_size
+    if isinstance(examples, ExampleMixture):
+        return examples.places(range(first, last), config.seed)
     chosen: list[int] = []
-    for epoch in range(first // num_examples, -(-last // num_examples)):
-        order = np.random.default_rng([config.seed, epoch]).permutation(num_examples)
-        start = max(first - epoch * num_examples, 0)
-        chosen += order[start : last - epoch * num_examples].tolist()
+    for epoch in range(first // examples, -(-last // examples)):
+        order = epoch_order(examples, config.seed, epoch)
+        start = max(first - epoch * examples, 0)
+        chosen += order[start : last - epoch * examples].tolist()
     return chosen
 
 

@@ -6,6 +6,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
+from cosmos_parallel.example_mixture import ExampleMixture
 from cosmos_parallel.pictures import PictureReader
 
 
@@ -35,12 +36,15 @@ class SftData:
         num_dropped: examples left out because they were longer than allowed.
         reader: what shows the pictures to the model; ``None`` for a model that sees none.
         row_sizes: how many examples each row that has any is, in order; empty for one of each.
+        mixture: the data sets whose examples follow one another, and take turns; ``None`` where
+            all examples are drawn alike.
     """
 
     examples: tuple[SftExample, ...]
     num_dropped: int = 0
     reader: PictureReader | None = None
     row_sizes: tuple[int, ...] = ()
+    mixture: ExampleMixture | None = None
 
     def by_row(self) -> list[tuple[SftExample, ...]]:
         """Return the examples of each row: those of one conversation belong together."""

@@ -92,7 +92,7 @@ from cosmos_rollout.producer import (
     Publish,
     Scorer,
 )
-from cosmos_rollout.prompt_mixture import PromptMixture, evenly_spread, turns_of
+from cosmos_rollout.prompt_mixture import PromptMixture
 from cosmos_rollout.prompts import (
     PromptConfig,
     PromptRow,
@@ -252,7 +252,6 @@ __all__ = [
     "answer_scores",
     "cpu_environment",
     "data_set_of",
-    "evenly_spread",
     "find_callable",
     "has_words",
     "longest_context",
@@ -264,5 +263,4 @@ __all__ = [
     "sample_seed",
     "sandbox_protection",
     "stop_tokens",
-    "turns_of",
 ]

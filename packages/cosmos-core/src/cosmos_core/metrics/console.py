@@ -105,12 +105,14 @@ class ConsoleSink:
 
 
 def _validation_line(record: MetricRecord) -> str:
-    """Write what held-out prompts said of a weight version, their data sets in brackets."""
+    """Write what held-out rows said of a weight version or step, their data sets in brackets."""
     sets = [f"{name} {value:.3f}" for name, value in of_data_sets(record.values).items()]
-    mean = record.values.get("reward", float("nan"))
-    return f"held-out reward at version {record.step}: {mean:.3f}" + (
-        f" ({', '.join(sets)})" if sets else ""
-    )
+    if "loss" in record.values:
+        said = f"validation loss after step {record.step + 1}: {record.values['loss']:.3f}"
+    else:
+        mean = record.values.get("reward", float("nan"))
+        said = f"held-out reward at version {record.step}: {mean:.3f}"
+    return said + (f" ({', '.join(sets)})" if sets else "")
 
 
 def format_figure(name: str, values: Mapping[str, float]) -> str:
