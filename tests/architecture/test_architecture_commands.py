@@ -18,7 +18,7 @@ from cosmos_weightsync.command_line import main as weightsync
 _PROGRAMS: dict[str, click.Command] = {"cosmos-app": app, "cosmos-weightsync": weightsync}
 _FENCED = re.compile(r"^```[^\n]*\n(.*?)^```\s*$", re.M | re.S)
 _INLINE = re.compile(r"`((?:cosmos-app|cosmos-weightsync)\s[^`]*)`")
-_PLACEHOLDER = re.compile(r"[|\[\]]|\.\.\.$|^PATH=")
+_PLACEHOLDER = re.compile(r"^[^=]*[\[\]]|\||\.\.\.$|^PATH=")  # brackets of a value are a list
 
 
 class Shown(NamedTuple):

@@ -86,11 +86,9 @@ def run(  # noqa: PLR0913, click hands every option over by name
     given data: it has no rollouts. One of kind "wfm_sft" or "wfm_rl" trains a diffusion world model
     in this process, or in torchrun's.
 
-    Where the output directory holds a run already, live or over, this one goes to NAME-2 beside it,
-    and says so (one of a world model is refused); --resume goes on with it, unless it is live.
-
-    Ctrl-C stops cleanly: the step in hand is finished and a checkpoint written; --resume goes on
-    with the same sample stream. A second Ctrl-C kills.
+    Where the output directory holds a run already, live or over, this one goes to NAME-2 beside it
+    (one of a world model is refused). Ctrl-C finishes the step in hand and writes a checkpoint;
+    --resume goes on with the same sample stream. A second Ctrl-C kills.
 
     With --launcher slurm or kubernetes the run is handed to a cluster, whose machines the table
     [cluster] describes: an sbatch script or a JobSet is written beside the output and submitted.
@@ -104,8 +102,7 @@ def run(  # noqa: PLR0913, click hands every option over by name
       cosmos-app run configs/sft.toml data.path=my.jsonl model.path=my-hf-model
       cosmos-app run configs/quickstart.toml --resume
 
-    Exit codes: 0 done, 1 the run failed, 2 the recipe or its files are wrong, 3 stopped before the
-    end.
+    Exit codes: 0 done, 1 the run failed, 2 the recipe or its files are wrong, 3 stopped early.
     """  # noqa: D301, click wants the character itself
     from cosmos_app.clusters.submit import run_elsewhere
     from cosmos_app.dashboard.server import check_address

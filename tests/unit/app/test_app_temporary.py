@@ -33,6 +33,7 @@ with own_temporary_directory(pathlib.Path(sys.argv[1])):
 def machines(monkeypatch):
     with tempfile.TemporaryDirectory(prefix="m-", dir="/tmp") as folder:
         monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # torch sets it as it likes
         yield Path(folder)
 
 
