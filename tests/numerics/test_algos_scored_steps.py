@@ -11,7 +11,14 @@ import pytest
 import torch
 import transformers
 from float64_steps import Given, Scored, group_advantages, scored, truncated_weights
-from step_samples import TEMPERATURE, VOCABULARY, exact, given_samples, step_of, trajectory_of
+from step_samples import (
+    SIZES,
+    TEMPERATURE,
+    exact,
+    given_samples,
+    step_of,
+    trajectory_of,
+)
 from tiny_models import write_random
 
 import cosmos_app.step_share as app
@@ -28,16 +35,6 @@ from cosmos_algos import (
 from cosmos_app.roles.critic import critic_step
 from cosmos_app.token_scorers import scorers_of
 
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-}
 UPDATES = 3
 PENALTY, DISCOUNT, TEACHING, TOP_K = 0.3, 0.9, 0.4, 4
 GAMMA, DECAY, CLIP, CRITIC = 0.9, 0.8, 0.1, 0.5

@@ -14,6 +14,7 @@ import transformers
 from float64_steps import group_advantages, scored, step_loss
 from step_samples import (
     ROWS,
+    SIZES,
     TEMPERATURE,
     VOCABULARY,
     exact,
@@ -36,16 +37,6 @@ from cosmos_algos import (
 )
 from cosmos_app.roles.critic import critic_step
 
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-}
 MODELS = {
     "tied": lambda: transformers.Qwen3Config(**SIZES, tie_word_embeddings=True),
     "soft-capped": lambda: transformers.Gemma2Config(

@@ -12,6 +12,16 @@ from cosmos_core.trajectory import Trajectory, VersionSpan
 
 VOCABULARY = 31
 TEMPERATURE = 0.7
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+}
 # group, reward, tokens, first trained, tokens of a tool's, cut off
 ROWS = (
     ("a", 1.0, 9, 3, (), False),

@@ -103,6 +103,16 @@ def tiny_config(model_type: str) -> transformers.PretrainedConfig:
     return kind(**small)
 
 
+_SIGHT = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "pos_emb_height": 4,
+    "pos_emb_width": 4,
+}
+
+
 def tiny_kimi() -> transformers.Kimi_K25Config:
     """Return a Kimi K2.5 whose words are tokens 0 to 63."""
     sizes = {
@@ -128,14 +138,7 @@ def tiny_kimi() -> transformers.Kimi_K25Config:
     words = transformers.DeepseekV3Config(**_SIZES | sizes, rope_parameters=rope)
     return transformers.Kimi_K25Config(
         text_config=words.to_dict(),
-        vision_config={
-            "hidden_size": 16,
-            "intermediate_size": 24,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "pos_emb_height": 4,
-            "pos_emb_width": 4,
-        },
+        vision_config=_SIGHT,
         projection_hidden_size=16,
         image_token_id=64,
         video_token_id=65,
@@ -157,14 +160,7 @@ def tiny_muse() -> transformers.MuseGlimmerConfig:
             "final_logit_softcapping": 2.0,
             "output_multiplier": 0.7,
         },
-        vision_config={
-            "hidden_size": 16,
-            "intermediate_size": 24,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "pos_emb_height": 4,
-            "pos_emb_width": 4,
-        },
+        vision_config=_SIGHT,
         out_hidden_size=64,
         projector_hidden_size=16,
         image_token_id=64,

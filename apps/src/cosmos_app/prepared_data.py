@@ -42,6 +42,8 @@ def follow_data(files: RunFiles) -> None:
     Args:
         files: of a run whose data is prepared.
     """
+    if not _media_of(files).exists():
+        return
     for path in (files.held_out, files.train):
         rows: list[Row] = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
         followed = [row_with_media_in(row, _media_of(files)) for row in rows]

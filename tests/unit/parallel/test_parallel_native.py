@@ -100,19 +100,20 @@ FAMILIES["deepseek-v3-yarn"] = transformers.DeepseekV3Config(
 FAMILIES["deepseek-v3-yarn-raw"] = transformers.DeepseekV3Config(
     **SIZES | LATENT, rope_parameters=YARN
 )
+SIGHT = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "pos_emb_height": 4,
+    "pos_emb_width": 4,
+}
 FAMILIES["kimi-2.5"] = transformers.Kimi_K25Config(
     text_config=transformers.DeepseekV3Config(
         **SIZES | LATENT | {"q_lora_rank": 12},
         rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
     ).to_dict(),
-    vision_config={
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "pos_emb_height": 4,
-        "pos_emb_width": 4,
-    },
+    vision_config=SIGHT,
     projection_hidden_size=16,
     image_token_id=62,
     video_token_id=63,
@@ -130,14 +131,7 @@ FAMILIES["muse-glimmer"] = transformers.MuseGlimmerConfig(
         "rms_norm_eps": 1e-3,
         "post_norm_eps": 1e-2,
     },
-    vision_config={
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "pos_emb_height": 4,
-        "pos_emb_width": 4,
-    },
+    vision_config=SIGHT,
     out_hidden_size=64,
     projector_hidden_size=16,
     image_token_id=62,

@@ -10,23 +10,23 @@ _END_S = 3.0
 
 def start_dashboard(
     run_dir: Path, *, log: IO[bytes], says: IO[bytes] | None
-) -> subprocess.Popen[bytes] | None:
-    """Start it; a run goes on without one if that cannot be done.
+) -> subprocess.Popen[bytes]:
+    """Start it.
 
     Args:
         run_dir: of the run.
         log: where its errors go.
         says: where it says its address, if it does; ``None`` for this process's own output.
+
+    Raises:
+        OSError: if that cannot be done, without which a run goes on.
     """
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-m", "cosmos_app", "dashboard", str(run_dir)],
-            stdin=subprocess.DEVNULL,
-            stdout=says,
-            stderr=log,
-        )
-    except OSError:
-        return None
+    return subprocess.Popen(
+        [sys.executable, "-m", "cosmos_app", "dashboard", str(run_dir)],
+        stdin=subprocess.DEVNULL,
+        stdout=says,
+        stderr=log,
+    )
 
 
 def end_dashboard(process: subprocess.Popen[bytes]) -> None:

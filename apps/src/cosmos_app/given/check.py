@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 
 from cosmos_app.check import count_parameters, trained_mib
-from cosmos_app.given.data_config import data_shares, sources_of
+from cosmos_app.data_sets import shares_of
+from cosmos_app.given.data_config import sources_of
 from cosmos_app.given.divided import require_rest
 from cosmos_app.given.files import check_inputs
 from cosmos_app.given.recipe import GivenRecipe
@@ -88,7 +89,7 @@ def forecast_given(recipe: GivenRecipe) -> GivenForecast:
 
 def _by_set(recipe: GivenRecipe, trained: Mapping[str, int]) -> dict[str, SetForecast]:
     """Return what would become of each data set, of which so many rows are trained on."""
-    shares, whole = data_shares(recipe.data), sum(trained.values())
+    shares, whole = shares_of(recipe.data.sets), sum(trained.values())
     turns = turns_of(shares) if shares else {}
     drawn = recipe.trainer.steps * recipe.trainer.batch.batch_size
 

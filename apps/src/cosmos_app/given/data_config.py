@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cosmos_app.data_sets import DataSetConfig, check_sets, shares_of
+from cosmos_app.data_sets import DataSetConfig, check_sets
 from cosmos_app.given.preference_data import PreferenceFormat
 from cosmos_parallel import SftFormat
 
@@ -142,11 +142,6 @@ def sources_of(data: GivenDataConfig) -> tuple[GivenSource, ...]:
         )
         for each in data.sets
     )
-
-
-def data_shares(data: GivenDataConfig) -> dict[str, float]:
-    """Return the share of each data set that is trained on; none if all rows are drawn alike."""
-    return shares_of(data.sets)
 
 
 def num_kept_back(data: GivenDataConfig) -> int:

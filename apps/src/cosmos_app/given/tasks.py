@@ -9,12 +9,12 @@ from typing import Any
 from torch import nn
 
 from cosmos_algos import DpoConfig, LabelledTokens
+from cosmos_app.data_sets import shares_of
 from cosmos_app.given.classifier import require_classifier
 from cosmos_app.given.data_config import (
     GivenDataConfig,
     GivenSource,
     SftDataConfig,
-    data_shares,
     sources_of,
 )
 from cosmos_app.given.distillation import DistillationTask
@@ -83,7 +83,7 @@ def supervised(data: SftDataConfig, batch: SftBatchConfig, model_dir: Path) -> S
         train, held_out, num_dropped = _examples_of(source, tokenizer, reader)
         sets[source.name] = (train, held_out)
         num_left_out += num_dropped
-    divided = Divided.of_sets(sets, data_shares(data))
+    divided = Divided.of_sets(sets, shares_of(data.sets))
     return SftTask(divided, batch, reader, num_left_out=num_left_out)
 
 
@@ -115,7 +115,7 @@ def divide(data: GivenDataConfig, load: Callable[[Path, Rows], Sequence[OfRow]])
         DataError: if nothing of one is left to train on.
     """
     sets = {source.name: split_off(source, load) for source in sources_of(data)}
-    return Divided.of_sets(sets, data_shares(data))
+    return Divided.of_sets(sets, shares_of(data.sets))
 
 
 def _preferences(

@@ -56,9 +56,8 @@ def _add_run_routes(app: FastAPI, feed: WorldModelFeed, gate: TokenGate) -> None
     async def page(
         response: Response, if_none_match: Annotated[str | None, Header()] = None
     ) -> WorldModelPageView:
-        view = world_model_page_view(feed)
-        answer_unless_known(f'"{view.revision}"', if_none_match, response)
-        return view
+        answer_unless_known(f'"{feed.revision}"', if_none_match, response)
+        return world_model_page_view(feed)
 
     @app.get("/metrics", summary="For Prometheus", response_class=Response)
     async def metrics() -> Response:

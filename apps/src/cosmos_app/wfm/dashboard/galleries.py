@@ -17,8 +17,20 @@ MEDIA_TYPES = {".png": "image/png", ".mp4": "video/mp4"}
 """Of the files that are served; there are no others."""
 
 
-class IndexedSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One sample of an index, as ``cosmos_wfm.gallery.GallerySample`` describes it."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IndexedSample:
+    """One sample of a validation, as its index has it; see ``cosmos_wfm.gallery.GallerySample``.
+
+    Attributes:
+        row: of its prompt.
+        column: which sample of the prompt.
+        prompt: what was asked for.
+        seed: of the validation's noise.
+        rewards: by name.
+        reward: weighted sum; null if there is none.
+        picture: the picture, or a video's first frame, under ``/api/gallery/STEP/``.
+        video: the video, under the same; empty for a picture.
+    """
 
     row: int
     column: int

@@ -35,9 +35,7 @@ def served_dashboard(output: Path, config: DashboardConfig) -> Generator[None]:
 def _start(output: Path, stack: ExitStack) -> None:
     (output / "logs").mkdir(exist_ok=True)
     with (output / "logs" / "dashboard.log").open("ab") as log:
-        process = start_dashboard(output, log=log, says=None)
-    if process is not None:
-        stack.callback(end_dashboard, process)
+        stack.callback(end_dashboard, start_dashboard(output, log=log, says=None))
 
 
 async def serve_beside_run(run_dir: Path) -> int:

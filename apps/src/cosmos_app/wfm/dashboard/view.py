@@ -42,36 +42,11 @@ class StepsView:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GallerySampleView:
-    """One sample of a validation.
-
-    Attributes:
-        row: of its prompt.
-        column: which sample of the prompt.
-        prompt: what was asked for.
-        seed: of the validation's noise.
-        reward: weighted sum; null if there is none.
-        rewards: by name.
-        picture: the picture, or a video's first frame, under ``/api/gallery/STEP/``.
-        video: the video, under the same; empty for a picture.
-    """
-
-    row: int
-    column: int
-    prompt: str
-    seed: int
-    reward: float | None
-    rewards: Mapping[str, float]
-    picture: str
-    video: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ValidationView:
     """The samples that were drawn after a step."""
 
     step: int
-    samples: Sequence[GallerySampleView]
+    samples: Sequence[IndexedSample]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,19 +106,6 @@ def world_model_page_view(feed: WorldModelFeed) -> WorldModelPageView:
 def gallery_view(feed: WorldModelFeed) -> list[ValidationView]:
     """Return the samples of every validation, in the order of steps."""
     return [
-        ValidationView(step=step, samples=[_sample_view(sample) for sample in samples])
+        ValidationView(step=step, samples=samples)
         for step, samples in feed.galleries.by_step().items()
     ]
-
-
-def _sample_view(sample: IndexedSample) -> GallerySampleView:
-    return GallerySampleView(
-        row=sample.row,
-        column=sample.column,
-        prompt=sample.prompt,
-        seed=sample.seed,
-        reward=sample.reward,
-        rewards=sample.rewards,
-        picture=sample.picture,
-        video=sample.video,
-    )

@@ -8,7 +8,6 @@ from typing import Any
 
 from torchtitan.models.common import Embedding, Linear, RMSNorm
 from torchtitan.models.common.attention import QKVLinear
-from torchtitan.models.common.config_utils import make_ffn_config
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.muse_glimmer.model import (
     Attention,
@@ -22,7 +21,7 @@ from torchtitan.models.muse_glimmer.state_dict_adapter import MuseGlimmerStateDi
 
 from cosmos_parallel.native.attention import ExactAttention
 from cosmos_parallel.native.names import HfNames
-from cosmos_parallel.native.pieces import UNUSED, norm, rope
+from cosmos_parallel.native.pieces import feed_forward, norm, rope
 
 _CARRIED = ("model.vision_tower.", "model.vision_adapter.", "model.vision_projection.")
 
@@ -65,12 +64,7 @@ def _layer(config: Any, index: int) -> MuseGlimmerTransformerBlock.Config:
         ffn_norm=_centred_norm(config, config.rms_norm_eps),
         post_ffn_norm=_centred_norm(config, config.post_norm_eps),
         attention=_attention(config, index),
-        feed_forward=make_ffn_config(
-            dim=config.hidden_size,
-            hidden_dim=config.intermediate_size,
-            w1_param_init=UNUSED,
-            w2w3_param_init=UNUSED,
-        ),
+        feed_forward=feed_forward(config, config.intermediate_size),
     )
 
 
