@@ -61,13 +61,16 @@ def make_learner(directory: Path, mesh) -> Learner:
 class Replica:
     """One rank of one replica; writes a line for each step that was taken or lost."""
 
+    config = CONFIG
+    dies_at = DIES_AT
+
     def __init__(self, directory: Path, address: str, name: str, place: ProcessContext) -> None:
         self.directory, self.name, self.place = directory, name, place
         self.mesh = build_mesh(ParallelConfig(), place)
         self.learner = make_learner(directory, self.mesh)
-        meeting = Meeting(address, name, CONFIG) if place.rank == 0 else None
-        store = open_meeting_store(address, CONFIG)
-        self.replicas = ElasticReplicas(meeting, store, self.mesh, CONFIG)
+        meeting = Meeting(address, name, self.config) if place.rank == 0 else None
+        store = open_meeting_store(address, self.config)
+        self.replicas = ElasticReplicas(meeting, store, self.mesh, self.config)
         self.lines: list[dict] = []
 
     def run(self) -> None:
@@ -104,7 +107,7 @@ class Replica:
     def loss(self, step: int):
         def in_mid_step(model, batch):
             result = next_token_loss(model, batch)
-            if self.name == "policy-0" and step == DIES_AT:
+            if self.name == "policy-0" and step == self.dies_at:
                 os.kill(os.getpid(), signal.SIGKILL)
             return result
 

@@ -9,6 +9,7 @@ from process_trees import run_tree
 
 pytest.importorskip("torchft")
 SCRIPT = Path(__file__).with_name("elastic_replicas.py")
+LONG_STEP = Path(__file__).with_name("long_step_replicas.py")
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one_rank_each", "two_ranks_each"])
@@ -82,3 +83,15 @@ def test_a_replica_that_sleeps_over_its_lease_comes_back_from_a_peer(written):
     before = max(x["step"] for x in sleeper if x["step"] < woken[0]["step"] and "loss" in x)
     # it slept while the other took at least three steps
     assert woken[0]["step"] - before >= 3
+
+
+@pytest.mark.slow
+def test_who_comes_during_a_long_step_takes_none_apart(tmp_path):
+    run_tree(LONG_STEP, tmp_path, deadline_s=120, environment={"RUST_LOG": "error"})
+    together = ["policy-0", "policy-1", "policy-2"]
+    members = {line["step"]: line["names"] for line in lines(tmp_path, "policy-0")}
+    assert members == {step: ["policy-0"] if step <= 2 else together for step in range(6)}
+    for name in together[1:]:
+        found = lines(tmp_path, name)
+        assert [line["step"] for line in found] == [3, 4, 5]
+        assert found[0]["healed_by"] == "policy-0"

@@ -36,6 +36,7 @@ _NO_STATE = -1
 _LOADED = -1
 _MOST_ATTEMPTS = 10
 _LOOK_S = 0.2
+_SEATED = "seated"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,9 +105,11 @@ class ElasticReplicas:
         """Settle who takes the next step, and on which state; every rank of the replica calls.
 
         A replica that is behind the others is given model, optimizer and schedule by one that is
-        not. Two may have taken the same step apart, if the others had given one up meanwhile: then
-        those go on who took it in the newest epoch, and help the other. The learner's replica group
-        is exchanged if the members are others than before.
+        not. Those who come during a step longer than ``join_s`` wait for the ones who take it, as
+        long as these are alive and no longer than ``timeout_s``. Two may have taken the same step
+        apart, if the others had given one up meanwhile: then those go on who took it in the newest
+        epoch, and help the other. The learner's replica group is exchanged if the members are
+        others than before.
 
         Args:
             learner: of this replica.
@@ -139,6 +142,8 @@ class ElasticReplicas:
             if self._agree(ok=failure is None):
                 self._has_state = True
                 self._seated = (newest, attendance.epoch)
+                if index == 0 and self._membership is not None:
+                    self._store.set(_SEATED, json.dumps([attendance.names, attendance.line]))
                 return Seat(
                     step=newest,
                     line=attendance.line,
@@ -200,12 +205,41 @@ class ElasticReplicas:
                 num_lost=self._num_lost,
                 wants_stop=wants_stop,
             )
-            attendance = self._membership.attend(me)
+            attendance = self._settle(self._membership, me)
             told = json.dumps([asdict(attendance), self._membership.name]).encode()
         found, name = json.loads(broadcast_bytes(told))
         parsed = [Attendee(**said) for said in found["attendees"]]
         attendees = tuple(replace(attendee, line=tuple(attendee.line)) for attendee in parsed)
         return Attendance(epoch=found["epoch"], attendees=attendees), str(name)
+
+    def _settle(self, membership: Membership, me: Attendee) -> Attendance:
+        """Ask for a quorum until it is none of newcomers while others take a step.
+
+        After ``join_s`` the Lighthouse gives those who asked a quorum of their own, if they are
+        more than half of all who are alive.
+        """
+        deadline = time.monotonic() + self._config.timeout_s
+        for name in self._seated_last()[0]:
+            membership.is_alive(name)  # what is heard of it from now on is new
+        while True:
+            attendance = membership.attend(me)
+            if time.monotonic() > deadline or not self._is_apart(membership, attendance):
+                return attendance
+            time.sleep(self._config.lease_s)
+
+    def _is_apart(self, membership: Membership, attendance: Attendance) -> bool:
+        """Whether a quorum lacks all who sat last, though they are alive and not fallen back from."""
+        names, line = self._seated_last()
+        if set(names) & set(attendance.names) or len(attendance.line) > len(line):
+            return False
+        return any(membership.is_alive(name) for name in names)
+
+    def _seated_last(self) -> tuple[list[str], list[int]]:
+        """Return the members that met last, and the line of their weights."""
+        if not self._store.check([_SEATED]):
+            return [], []
+        names, line = json.loads(self._store.get(_SEATED))
+        return names, line
 
     def _group_of(self, attendance: Attendance, index: int) -> StoreReplicaGroup:
         if self._group is not None and self._epoch == attendance.epoch:
