@@ -228,7 +228,7 @@ class ElasticReplicas:
             time.sleep(self._config.lease_s)
 
     def _is_apart(self, membership: Membership, attendance: Attendance) -> bool:
-        """Whether a quorum lacks all who sat last, though they are alive and not fallen back from."""
+        """Whether a quorum lacks all who sat last, who are alive and not fallen back from."""
         names, line = self._seated_last()
         if set(names) & set(attendance.names) or len(attendance.line) > len(line):
             return False
