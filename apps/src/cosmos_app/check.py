@@ -15,7 +15,7 @@ from cosmos_app.output import print_json
 from cosmos_app.prepare import check_inputs, require_trainable
 from cosmos_app.quickstart.tiny_model import TinyModelConfig
 from cosmos_app.recipe import PolicyConfig, Recipe
-from cosmos_app.shown_recipe import shown_as_json
+from cosmos_app.shown_recipe import print_recipe
 from cosmos_parallel import ModelConfig as HeldModelConfig
 from cosmos_parallel import ParameterCounts, check_trainable
 from cosmos_parallel import count_parameters as count_of_model
@@ -210,8 +210,8 @@ def forecast(recipe: Recipe, counts: ParameterCounts, rate: float) -> Forecast:
     )
 
 
-def check_recipe(recipe: Recipe, *, as_json: bool) -> int:
-    """Print the resolved recipe and its forecast; return 0.
+def check_recipe(recipe: Recipe, *, as_json: bool, whole: bool = False) -> int:
+    """Print a recipe, without its defaults or `whole`, and its forecast; return 0.
 
     Raises:
         StarvedSlotsError: after that, if admission would leave slots empty for good.
@@ -223,15 +223,15 @@ def check_recipe(recipe: Recipe, *, as_json: bool) -> int:
     if as_json:
         print_json(asdict(predicted))
     else:
-        _show(recipe, predicted)
+        _show(recipe, predicted, whole=whole)
     if predicted.starved_slots:
         raise StarvedSlotsError(predicted.warnings[0])
     return 0
 
 
-def _show(recipe: Recipe, predicted: Forecast) -> None:
+def _show(recipe: Recipe, predicted: Forecast, *, whole: bool) -> None:
     console = Console()
-    console.print_json(shown_as_json(recipe))
+    print_recipe(console, recipe, whole=whole)
     table = Table("role", "processes", "MiB each, weights and optimizer", title="placement")
     for placement in predicted.placements:
         table.add_row(placement.role, str(placement.processes), f"{placement.memory_mib:.1f}")

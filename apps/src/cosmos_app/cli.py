@@ -133,11 +133,12 @@ def run(  # noqa: PLR0913, click hands every option over by name
 @main.command()
 @_recipe_arguments
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-def check(recipe: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:
+@click.option("--all", "whole", is_flag=True, help="Show every key of the recipe, as JSON.")
+def check(recipe: Path, overrides: tuple[str, ...], *, as_json: bool, whole: bool) -> None:
     """Validate a recipe, start nothing.
 
-    Shows the resolved recipe, the processes and where they run, the memory of weights and
-    optimizer, and whether the admission depth keeps the rollout slots busy.
+    Shows what the recipe says besides defaults, the processes and where they run, the memory of
+    weights and optimizer, and whether the admission depth keeps the rollout slots busy.
 
     Of a world model's recipe: the pipeline's configuration, sizes and frames, adapters, ranks,
     prompts, rewards and data are held against each other; weights are not read.
@@ -154,10 +155,10 @@ def check(recipe: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:
     def start() -> int:
         parsed = load_any_recipe(recipe, overrides)
         if isinstance(parsed, WfmRecipe):
-            return check_wfm(parsed, as_json=as_json)
+            return check_wfm(parsed, as_json=as_json, whole=whole)
         if isinstance(parsed, Recipe):
-            return check_recipe(parsed, as_json=as_json)
-        return check_given(parsed, as_json=as_json)
+            return check_recipe(parsed, as_json=as_json, whole=whole)
+        return check_given(parsed, as_json=as_json, whole=whole)
 
     _guarded(start)
 

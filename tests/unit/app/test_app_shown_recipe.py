@@ -1,5 +1,6 @@
 """What is kept and sent of a recipe holds no password."""
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +12,15 @@ from rich.console import Console
 from cosmos_app.cli import main
 from cosmos_app.frame import open_run
 from cosmos_app.recipe import BusConfig, Recipe, load_recipe
-from cosmos_app.shown_recipe import shown_as_json, shown_recipe
+from cosmos_app.recipes import load_any_recipe
+from cosmos_app.shown_recipe import print_recipe, shown_as_json, shown_recipe
 from cosmos_app.wfm.running import load_wfm_recipe
-from cosmos_core.config import config_from_json, config_to_json
+from cosmos_core.config import config_from_json, config_to_json, load_config
 from cosmos_core.metrics import JsonlSinkConfig, MlflowSinkConfig
 
-QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.toml"
-SD3 = QUICKSTART.parent / "wfm" / "sd3_sft_mock.toml"
+CONFIGS = Path(__file__).parents[3] / "configs"
+QUICKSTART = CONFIGS / "quickstart.toml"
+SD3 = CONFIGS / "wfm" / "sd3_sft_mock.toml"
 URL = "rediss://user:p4ssword@redis:6379/2"
 SHOWN = "rediss://user:***@redis:6379/2"
 
@@ -64,3 +67,15 @@ def test_a_check_shows_no_password() -> None:
     assert result.exit_code == 0, result.output
     assert SHOWN in result.output
     assert "p4ssword" not in result.output
+
+
+@pytest.mark.parametrize(
+    "path", sorted(CONFIGS.rglob("*.toml")), ids=lambda path: str(path.relative_to(CONFIGS))
+)
+def test_the_keys_that_check_prints_make_the_same_recipe_of_an_empty_one(path: Path) -> None:
+    recipe = load_any_recipe(path)
+    console = Console(record=True, file=io.StringIO(), width=60)
+    print_recipe(console, recipe, whole=False)
+    *overrides, left = console.export_text().splitlines()
+    assert load_config(type(recipe), {}, overrides) == recipe
+    assert left.endswith("other keys have their defaults: --all shows them")

@@ -48,7 +48,7 @@ def test_check_says_what_a_recipe_of_a_world_model_would_start_and_starts_nothin
     listed = CliRunner().invoke(main, ["check", recipe, "num_steps=4", "--json"])
 
     assert shown.exit_code == 0, shown.output
-    assert '"samples_per_group": 8' in shown.stdout
+    assert "parallel.cp=2\n" in shown.stdout
     assert "ranks: 2 or a multiple; replicas that draw: 0" in shown.stdout
     found = json.loads(listed.stdout)
     assert found["warnings"] == []

@@ -12,7 +12,7 @@ from cosmos_app.given.divided import require_rest
 from cosmos_app.given.files import check_inputs
 from cosmos_app.given.recipe import GivenRecipe
 from cosmos_app.output import print_json
-from cosmos_app.shown_recipe import shown_as_json
+from cosmos_app.shown_recipe import print_recipe
 from cosmos_core.turns import CYCLE, turns_of
 from cosmos_parallel import read_rows
 
@@ -111,8 +111,8 @@ def _tell_sets(data_sets: Mapping[str, SetForecast]) -> list[str]:
     ]
 
 
-def check_given(recipe: GivenRecipe, *, as_json: bool) -> int:
-    """Print the resolved recipe and its forecast; return 0.
+def check_given(recipe: GivenRecipe, *, as_json: bool, whole: bool = False) -> int:
+    """Print a recipe, without its defaults or `whole`, and its forecast; return 0.
 
     Raises:
         DataError: if the recipe names a directory without a model in it, or a teacher that has
@@ -127,7 +127,7 @@ def check_given(recipe: GivenRecipe, *, as_json: bool) -> int:
         print_json(asdict(predicted))
         return 0
     console = Console()
-    console.print_json(shown_as_json(recipe))
+    print_recipe(console, recipe, whole=whole)
     console.print(
         f"{predicted.rows:,} rows, each seen {predicted.epochs:.2f} times; "
         f"{predicted.parameters:,} parameters, {predicted.trained_parameters:,} of them trained; "

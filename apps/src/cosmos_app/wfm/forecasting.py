@@ -8,7 +8,7 @@ from rich.console import Console
 
 from cosmos_app.errors import DataError
 from cosmos_app.output import print_json
-from cosmos_app.shown_recipe import shown_as_json
+from cosmos_app.shown_recipe import print_recipe
 from cosmos_app.wfm.object_store import use_object_store
 from cosmos_app.wfm.recipe import WfmRecipe
 from cosmos_app.wfm.rewarding import reward_client
@@ -29,8 +29,8 @@ class WfmCheck:
     warnings: tuple[str, ...]
 
 
-def check_wfm(recipe: WfmRecipe, *, as_json: bool) -> int:
-    """Print the resolved recipe and its forecast; return 0.
+def check_wfm(recipe: WfmRecipe, *, as_json: bool, whole: bool = False) -> int:
+    """Print a recipe, without its defaults or `whole`, and its forecast; return 0.
 
     Raises:
         PipelineError: if the model cannot be trained, or not on such ranks.
@@ -44,7 +44,7 @@ def check_wfm(recipe: WfmRecipe, *, as_json: bool) -> int:
     if as_json:
         print_json(asdict(found))
     else:
-        _show(recipe, found)
+        _show(recipe, found, whole=whole)
     return 0
 
 
@@ -68,9 +68,9 @@ def _warnings(recipe: WfmRecipe) -> tuple[str, ...]:
     return tuple(warnings)
 
 
-def _show(recipe: WfmRecipe, found: WfmCheck) -> None:
+def _show(recipe: WfmRecipe, found: WfmCheck, *, whole: bool) -> None:
     console, forecast = Console(), found.forecast
-    console.print_json(shown_as_json(recipe))
+    print_recipe(console, recipe, whole=whole)
     console.print(
         f"{forecast.pipeline}: {forecast.parameters:,} parameters of denoisers, "
         f"{forecast.trained_parameters:,} of them trained; {forecast.memory_mib:.1f} MiB on each "

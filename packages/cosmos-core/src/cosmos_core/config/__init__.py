@@ -4,6 +4,7 @@ A config class is a frozen, keyword-only, slotted dataclass; its docstring docum
 an "Attributes:" section; ``__post_init__`` raises ValueError for values that do not go together.
 """
 
+from cosmos_core.config.changed import changed_keys, count_keys
 from cosmos_core.config.describe import FieldDoc, TableDoc, describe_config, describe_table
 from cosmos_core.config.errors import ConfigError, ConfigProblem
 from cosmos_core.config.json_schema import json_schema
@@ -14,8 +15,10 @@ __all__ = [
     "ConfigProblem",
     "FieldDoc",
     "TableDoc",
+    "changed_keys",
     "config_from_json",
     "config_to_json",
+    "count_keys",
     "describe_config",
     "describe_table",
     "json_schema",
