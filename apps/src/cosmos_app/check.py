@@ -1,15 +1,17 @@
 """``cosmos-app check``: what a recipe would start, before anything is started."""
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from cosmos_app.bubble import Bubble, predict_bubble
 from cosmos_app.errors import StarvedSlotsError
+from cosmos_app.given_server import server_warnings
 from cosmos_app.held import held_training
 from cosmos_app.output import print_json
 from cosmos_app.prepare import check_inputs, require_trainable
@@ -217,9 +219,12 @@ def check_recipe(recipe: Recipe, *, as_json: bool, whole: bool = False) -> int:
         StarvedSlotsError: after that, if admission would leave slots empty for good.
         DataError: if a file that the recipe names cannot be used, or its teacher has other tokens.
         MeshError: if the model cannot be divided as the recipe says.
+        ServerSettingsError: if a server of the recipe's own would lose the run.
     """
     check_inputs(recipe)
     predicted = forecast(recipe, count_parameters(recipe), matrix_rate())
+    warnings = (*predicted.warnings, *server_warnings(recipe.bus))
+    predicted = replace(predicted, warnings=warnings)
     if as_json:
         print_json(asdict(predicted))
     else:
@@ -250,4 +255,4 @@ def _show(recipe: Recipe, predicted: Forecast, *, whole: bool) -> None:
         f"{predicted.generate_s:,.3f} s to sample, at the matrix rate of this machine"
     )
     for warning in predicted.warnings:
-        console.print(f"[yellow]warning:[/] {warning}")
+        console.print(f"[yellow]warning:[/] {escape(warning)}")

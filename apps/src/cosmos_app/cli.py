@@ -143,7 +143,10 @@ def check(recipe: Path, overrides: tuple[str, ...], *, as_json: bool, whole: boo
     Of a world model's recipe: the pipeline's configuration, sizes and frames, adapters, ranks,
     prompts, rewards and data are held against each other; weights are not read.
 
-    Exit codes: 0 the recipe can run, 2 the recipe or its files are wrong.
+    A Redis server of one's own (bus.url) is asked whether it would keep the run.
+
+    Exit codes: 0 the recipe can run, 1 its Redis server would lose the run, 2 the recipe or its
+    files are wrong.
     """
     from cosmos_app.check import check_recipe
     from cosmos_app.given.check import check_given

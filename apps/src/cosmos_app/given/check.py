@@ -1,9 +1,10 @@
 """``cosmos-app check`` of a recipe with given data: what it would start."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from rich.console import Console
+from rich.markup import escape
 
 from cosmos_app.check import count_parameters, trained_mib
 from cosmos_app.data_sets import shares_of
@@ -11,6 +12,7 @@ from cosmos_app.given.data_config import sources_of
 from cosmos_app.given.divided import require_rest
 from cosmos_app.given.files import check_inputs
 from cosmos_app.given.recipe import GivenRecipe
+from cosmos_app.given_server import server_warnings
 from cosmos_app.output import print_json
 from cosmos_app.shown_recipe import print_recipe
 from cosmos_core.turns import CYCLE, turns_of
@@ -45,6 +47,7 @@ class GivenForecast:
         parameters: of the model; of one with few characters when it is built from the data.
         trained_parameters: those that take a gradient: of adapters, or all that are not frozen.
         memory_mib: of weights, gradients and two moments on each rank, activations apart.
+        warnings: what a run would find wrong with a server of the recipe's own.
     """
 
     processes: int
@@ -54,6 +57,7 @@ class GivenForecast:
     parameters: int
     trained_parameters: int
     memory_mib: float
+    warnings: tuple[str, ...] = ()
 
 
 def forecast_given(recipe: GivenRecipe) -> GivenForecast:
@@ -120,9 +124,10 @@ def check_given(recipe: GivenRecipe, *, as_json: bool, whole: bool = False) -> i
         MeshError: if the model cannot be divided as the recipe says.
         CheckpointPlaceError: if nothing knows how to reach where checkpoints should lie.
         SftDataError: if the data cannot be read.
+        ServerSettingsError: if a server of the recipe's own would lose the run.
     """
     check_inputs(recipe)
-    predicted = forecast_given(recipe)
+    predicted = replace(forecast_given(recipe), warnings=server_warnings(recipe.bus))
     if as_json:
         print_json(asdict(predicted))
         return 0
@@ -136,4 +141,6 @@ def check_given(recipe: GivenRecipe, *, as_json: bool, whole: bool = False) -> i
     )
     for line in _tell_sets(predicted.data_sets):
         console.print(line)
+    for warning in predicted.warnings:
+        console.print(f"[yellow]warning:[/] {escape(warning)}")
     return 0

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from cosmos_app.errors import DataError
 from cosmos_app.output import print_json
@@ -83,4 +84,4 @@ def _show(recipe: WfmRecipe, found: WfmCheck, *, whole: bool) -> None:
     if forecast.prompts:
         console.print(f"{forecast.prompts:,} prompts, each drawn for {forecast.rounds:.2f} times")
     for warning in (*forecast.cut, *found.warnings):
-        console.print(f"[yellow]warning:[/] {warning}")
+        console.print(f"[yellow]warning:[/] {escape(warning)}")
