@@ -78,7 +78,12 @@ def share_of_step(
         groups.extend([number] * len(completed))
     num_tokens = trained_tokens(refs, mask_truncated=mask_truncated)
     advantages, weights = algorithm.step_targets(
-        StepRewards(rewards=[ref.reward for ref in refs], groups=groups, num_tokens=num_tokens)
+        StepRewards(
+            rewards=[ref.reward for ref in refs],
+            groups=groups,
+            num_tokens=num_tokens,
+            lengths=[ref.num_tokens for ref in refs],
+        )
     )
     trained = [i for i, count in enumerate(num_tokens) if count]
     lengths = [max(refs[i].length, refs[i].num_tokens) for i in trained]

@@ -11,6 +11,7 @@ import sys
 from cosmos_app.errors import REFUSED
 from cosmos_app.impatience import watch_signals
 from cosmos_app.parent import PARENT, as_parent, die_with_parent
+from cosmos_app.supervisor import describe_exit
 
 _PATIENCE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _STEP_S = 3600
@@ -31,7 +32,10 @@ def main() -> int:
         torchrun()
     except ChildFailedError as error:
         codes = {failure.exitcode for failure in error.failures.values()}
-        sys.stderr.write(f"{error}\n")
+        rank, first = error.get_first_failure()  # what it said itself is the end of the log
+        sys.stderr.write(
+            f"rank {rank} (pid {first.pid}) ended first: {describe_exit(first.exitcode)}\n"
+        )
         return REFUSED if REFUSED in codes else 1
     except SignalException as error:  # the ranks were told, and have ended
         return 128 + error.sigval

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from cosmos_algos import AggregationConfig, DrGrpoConfig
+from cosmos_algos import AggregationConfig, DrGrpoConfig, OpoConfig
 from cosmos_app.step_share import (
     BatchPlan,
     batch_sizes,
@@ -121,6 +121,13 @@ WITH_CUT = Train(
     groups=((ref("a", 1.0, 2, 3), ref("b", 0.5, 4, 2), CUT), (ref("c", 1.0, 3, 3),)),
     publish=True,
 )
+
+
+def test_a_baseline_by_lengths_has_the_length_of_what_was_cut_off() -> None:
+    share = share_of_step(WITH_CUT, OpoConfig().build(), index=0, num_shares=1, mask_truncated=True)
+    advantages = dict(zip([s.key for s in share.refs], share.advantages.tolist(), strict=True))
+    baseline = (2 * 1.0 + 4 * 0.5 + 9 * 0.0) / (2 + 4 + 9)
+    assert advantages == pytest.approx({"a": 1.0 - baseline, "b": 0.5 - baseline, "c": 0.0})
 
 
 @pytest.mark.parametrize("num_shares", [1, 2, 3])

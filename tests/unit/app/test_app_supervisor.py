@@ -14,7 +14,14 @@ from pathlib import Path
 import pytest
 
 from cosmos_app.errors import ChildFailedError, ChildRefusedError
-from cosmos_app.supervisor import ChildSpec, Incident, Restarts, Supervisor, describe_exit
+from cosmos_app.supervisor import (
+    ChildSpec,
+    Incident,
+    Restarts,
+    Supervisor,
+    describe_exit,
+    log_tail,
+)
 
 
 async def _ignore(incident: Incident) -> None:
@@ -68,6 +75,19 @@ def test_torchrun_passes_a_refusal_of_its_ranks_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "cosmos_app.torchrun", "--standalone", str(script)]
     ended = subprocess.run(command, capture_output=True, timeout=240, check=False)
     assert ended.returncode == 2, ended.stderr
+
+
+def test_what_a_rank_said_is_at_the_end_of_the_log_of_torchrun(tmp_path: Path) -> None:
+    (tmp_path / "die.py").write_text("import sys; sys.exit('no such model')")
+    argv = [sys.executable, "-m", "cosmos_app.torchrun", "--standalone", "--nproc-per-node=2"]
+    with (tmp_path / "log").open("wb") as log:
+        ended = subprocess.run(
+            [*argv, str(tmp_path / "die.py")], stderr=log, timeout=240, check=False
+        )
+    assert ended.returncode == 1
+    *_, last = log_tail(tmp_path / "log").splitlines()
+    assert "no such model" in log_tail(tmp_path / "log")
+    assert re.fullmatch(r"rank [01] \(pid \d+\) ended first: exit code 1", last)
 
 
 def test_torchrun_asks_its_ranks_to_stop_and_ends_as_by_the_signal(tmp_path: Path) -> None:

@@ -115,7 +115,6 @@ def test_a_late_answer_of_lost_weights_is_none_of_the_next_validation_of_that_nu
     """Replicas repeat what they have answered once, if asked for the same attempt."""
     run = Run(ValidationPlan(num_prompts=1, before=False, every=1))
     run.train(0)
-    run.answer(validating(run), version=0)
     run.loaded(1, lineage=0)
     lost = validating(run)
     run.fall_back(0)

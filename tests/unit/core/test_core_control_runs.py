@@ -277,6 +277,19 @@ def test_validations_are_answered_by_one_version_first_and_last_included(seed: i
     assert all(result.count == 7 for result in rounds)
 
 
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_validation_is_of_a_version_that_is_due_and_there_is_one_each_time(
+    depth: int, seed: int
+) -> None:
+    """Rollouts get a version after its step has ended; what they have until then is not due."""
+    world = _world(_config(depth, depth, validation=ValidationPlan(num_prompts=3, every=4)), seed)
+    world.run()
+    versions = [result.version for result in world.controller.state.rounds_done]
+    assert [version // 4 for version in versions] == [0, 1, 2, 3]
+    assert (versions[0], versions[-1]) == (0, 12)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_validation_of_several_answers_tells_their_mean_and_that_of_the_best(seed: int) -> None:
     world = _world(_config(2, 4, validation=ValidationPlan(num_prompts=50, num_samples=4)), seed)

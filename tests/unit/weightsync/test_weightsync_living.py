@@ -121,6 +121,28 @@ def test_training_and_freezing_and_tying_are_no_moves() -> None:
             assert torch.equal(held["1.weight"], model[1].weight)
 
 
+def test_memory_that_was_given_up_and_had_again_is_no_move() -> None:
+    """As a trainer does that shares its device with an engine: views follow their storage."""
+    model = _filled(1.0)
+    with WeightSender(shards_of(model)) as sender, WeightReceiver([sender.endpoint]) as receiver:
+        before = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
+        meanwhile: list[torch.Tensor] = []
+        for parameter in model.parameters():
+            storage = parameter.untyped_storage()
+            size = storage.nbytes()
+            storage.resize_(0)
+            meanwhile.append(torch.empty(size, dtype=torch.uint8))  # somebody else has it now
+            storage.resize_(size)
+        assert all(p.data_ptr() != before[name] for name, p in model.named_parameters())
+        nn.init.constant_(model.weight, 2.0)
+        nn.init.constant_(model.bias, 3.0)
+        sender.publish(1)
+        receiver.stage(1)
+        held = {shard.spec.name: shard.tensor for shard in receiver.staged_shards()}
+        assert held["weight"].tolist() == [[2.0] * 4] * 3
+        assert held["bias"].tolist() == [3.0] * 3
+
+
 @pytest.mark.parametrize("mode", ["staged", "in_place"])
 @pytest.mark.parametrize("transport", ["shared_memory", "tcp"])
 def test_memory_that_was_sent_or_received_into_can_still_be_given_up(mode, transport):

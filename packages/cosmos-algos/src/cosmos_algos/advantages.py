@@ -42,6 +42,9 @@ class StepRewards:
         rewards: one per sample; NaN for a failed one.
         groups: the group each sample belongs to.
         num_tokens: trained tokens of each sample.
+        lengths: sampled tokens of each, which are OPO's lengths, where not all of them are trained
+            on: a sample that is left out of the loss counts in its group's baseline. ``None`` for
+            ``num_tokens``.
 
     Raises:
         RewardError: if the lengths differ, or a reward is infinite.
@@ -50,14 +53,16 @@ class StepRewards:
     rewards: Sequence[float]
     groups: Sequence[Hashable]
     num_tokens: Sequence[int]
+    lengths: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         """Refuse columns of different lengths and rewards that no statistic survives."""
-        lengths = (len(self.rewards), len(self.groups), len(self.num_tokens))
-        if len(set(lengths)) != 1:
+        counts = (len(self.rewards), len(self.groups), len(self.num_tokens))
+        if len({*counts, len(self.sampled)}) != 1:
+            lengths = "" if self.lengths is None else f", {len(self.lengths)} lengths"
             raise RewardError(
-                f"advantages: {lengths[0]} rewards for {lengths[1]} group entries and "
-                f"{lengths[2]} token counts"
+                f"advantages: {counts[0]} rewards for {counts[1]} group entries and "
+                f"{counts[2]} token counts{lengths}"
             )
         for index, reward in enumerate(self.rewards):
             if math.isinf(reward):
@@ -65,6 +70,11 @@ class StepRewards:
                     f"sample {index} of the step (group {self.groups[index]}): reward {reward}; "
                     "a reward is finite, or NaN for a sample that failed"
                 )
+
+    @property
+    def sampled(self) -> Sequence[int]:
+        """Tokens of each sample, trained on or not."""
+        return self.num_tokens if self.lengths is None else self.lengths
 
 
 def group_ids(groups: Sequence[Hashable] | Tensor) -> Int64[Tensor, " N"]:
@@ -214,9 +224,10 @@ def step_advantages(name: AdvantageName, step: StepRewards, *, k: int = 1) -> Fl
     rewards = torch.tensor(list(step.rewards), dtype=torch.float64)
     groups = group_ids(step.groups)
     tokens = torch.tensor(list(step.num_tokens), dtype=torch.int64)
+    lengths = torch.tensor(list(step.sampled), dtype=torch.int64)
     formulas: dict[AdvantageName, Callable[[], Float64[Tensor, " N"]]] = {
         **{plain: partial(formula, rewards, groups) for plain, formula in _OF_GROUPS.items()},
-        "opo": lambda: opo_advantages(rewards, groups, tokens),
+        "opo": lambda: opo_advantages(rewards, groups, lengths),
         "pass_at_k": lambda: pass_at_k_advantages(rewards, groups, k),
         "reinforce_pp": lambda: reinforce_pp_advantages(rewards, tokens),
         "reinforce_pp_baseline": lambda: reinforce_pp_baseline_advantages(rewards, groups, tokens),

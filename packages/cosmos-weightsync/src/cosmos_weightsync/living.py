@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -13,6 +13,25 @@ from cosmos_weightsync.errors import LayoutError
 __all__ = ["LiveTensor", "Watched", "check_in_place", "live_parameter", "live_tensor"]
 
 
+class _Place(NamedTuple):
+    """Where a tensor's values are.
+
+    A storage that was emptied and filled again, as trainers do that share their device, has another
+    address, and views of it are views of it still; so it is itself that counts, or its address.
+    """
+
+    address: int
+    storage: int
+    offset: int
+
+    def is_of(self, other: "_Place | None") -> bool:
+        """Whether views of what was here are views of what is there."""
+        if other is None:
+            return False
+        is_same = (self.storage, self.offset) == (other.storage, other.offset)
+        return is_same or self.address == other.address
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class LiveTensor:
     """A tensor as it was when it was described.
@@ -20,7 +39,7 @@ class LiveTensor:
     Attributes:
         name: Under which it was described.
         tensor: Itself, no view of it: ``model.to`` gives it other memory.
-        address: Of its memory then; ``None`` of a kind of tensor that does not tell.
+        place: Of its memory then; ``None`` of a kind of tensor that does not tell.
         owner: The module it is a parameter of, as far as is known.
         attribute: As which.
         root: The model that was described.
@@ -28,14 +47,14 @@ class LiveTensor:
 
     name: str
     tensor: Tensor
-    address: int | None
+    place: "_Place | None"
     owner: "weakref.ref[nn.Module] | None" = None
     attribute: str = ""
     root: "weakref.ref[nn.Module] | None" = None
 
     def is_in_place(self, trained: "_Trained") -> bool:
         """Whether its memory is where it was, and the model has no other in its place."""
-        if self.address is None:
+        if self.place is None:
             return True
         owner = self.owner() if self.owner is not None else None
         held = None if owner is None else vars(owner)["_parameters"].get(self.attribute)
@@ -48,7 +67,7 @@ class LiveTensor:
             now = held
         elif not _is_gathered(held, now):
             return False
-        return _address(now) == self.address
+        return self.place.is_of(_place(now))
 
 
 class _Trained:
@@ -75,14 +94,14 @@ class Watched(Protocol):
 
 def live_tensor(name: str, tensor: Tensor) -> LiveTensor:
     """A tensor of nobody that is known."""
-    return LiveTensor(name, tensor, _address(tensor))
+    return LiveTensor(name, tensor, _place(tensor))
 
 
 def live_parameter(name: str, path: str, tensor: Tensor, module: nn.Module) -> LiveTensor:
     """A parameter at a path of a module."""
     place, _, attribute = path.rpartition(".")
     owner = weakref.ref(module.get_submodule(place))
-    return LiveTensor(name, tensor, _address(tensor), owner, attribute, weakref.ref(module))
+    return LiveTensor(name, tensor, _place(tensor), owner, attribute, weakref.ref(module))
 
 
 def check_in_place(shards: Iterable[Watched]) -> None:
@@ -122,13 +141,15 @@ def _is_gathered(held: Tensor, described: Tensor) -> bool:
     return not isinstance(held, DTensor) or held.device_mesh.ndim <= described.device_mesh.ndim
 
 
-def _address(tensor: Tensor) -> int | None:
+def _place(tensor: Tensor) -> _Place | None:
     local = (
         tensor._local_tensor  # pyright: ignore[reportPrivateUsage]  # Asked for at every publish.
         if isinstance(tensor, DTensor)
         else tensor
     )
     try:
-        return local.data_ptr()
+        address = local.data_ptr()
     except RuntimeError:  # A subclass that wraps others, or holds nothing.
         return None
+    storage = local.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]  # No other name.
+    return _Place(address, storage, int(local.storage_offset()))

@@ -63,12 +63,9 @@ class Rounds:
 
     def open_if_due(self, now: float) -> None:
         """Open a round for the newest version that a replica holds, if one is due."""
-        if not self._is_due():
-            return
         versions = [r.version for r in self._state.rollouts() if r.loading < 0]
         newest = max(versions, default=-1)
-        is_too_old = self._state.step >= self._num_steps and newest < self._num_steps
-        if newest >= 0 and not is_too_old and not self._is_done(newest):
+        if newest >= 0 and self._is_due(newest):
             waiting = list(range(self._plan.num_prompts))
             first = self._state.next_round_attempt
             self._state.round = RoundState(
@@ -187,16 +184,17 @@ class Rounds:
         self._state.next_round_attempt = last + 1
         self._state.round = None
 
-    def _is_due(self) -> bool:
+    def _is_due(self, version: int) -> bool:
+        """Whether a version is to be measured: the rollouts may be behind the step."""
         plan, state = self._plan, self._state
-        if not plan.num_prompts or state.round is not None:
+        if not plan.num_prompts or state.round is not None or self._is_done(version):
             return False
         if state.step >= self._num_steps:
-            return self.final_is_missing
+            return self.final_is_missing and version >= self._num_steps
         if not state.rounds_done and plan.before:
             return True
         last = max((result.version for result in state.rounds_done), default=0)
-        return bool(plan.every) and state.step // plan.every > last // plan.every
+        return bool(plan.every) and version // plan.every > last // plan.every
 
     def _is_done(self, version: int) -> bool:
         return any(result.version == version for result in self._state.rounds_done)
