@@ -1,6 +1,7 @@
 """The rows of a run: written once, then drawn from by its rollouts."""
 
 import json
+from collections import defaultdict
 from pathlib import Path
 
 from cosmos_app.data_config import DataConfig, Source
@@ -10,7 +11,7 @@ from cosmos_app.prompt_rows import prompt_rows, row_with_media_in
 from cosmos_app.quickstart.arithmetic import Row, arithmetic_rows, write_rows
 from cosmos_app.recipe import Recipe
 from cosmos_core.turns import evenly_spread
-from cosmos_rollout import PromptMixture, PromptSet, PromptSource, read_prompts
+from cosmos_rollout import PromptFile, PromptMixture, PromptSet, PromptSource, data_set_of
 
 _FEWEST_HELD_OUT = 1
 
@@ -57,17 +58,24 @@ def _media_of(files: RunFiles) -> Path:
 
 def open_prompts(recipe: Recipe, files: RunFiles) -> dict[str, PromptSource]:
     """Return what training and validation draw prompts from, by source."""
-    rows = read_prompts(files.train)
+    rows = PromptFile(files.train)
     prompts: dict[str, PromptSource] = {"train": PromptSet(rows, seed=recipe.seed)}
     if shares := recipe.data.shares:
-        sets = {
-            name: PromptSet([row for row in rows if row.data_set == name], seed=recipe.seed)
-            for name in shares
-        }
+        of_set = _rows_by_set(files.train)
+        sets = {name: PromptSet(rows.only(of_set[name]), seed=recipe.seed) for name in shares}
         prompts["train"] = PromptMixture(sets, shares)
     if files.held_out in files.with_rows:
-        prompts["validation"] = PromptSet(read_prompts(files.held_out), order="file")
+        prompts["validation"] = PromptSet(PromptFile(files.held_out), order="file")
     return prompts
+
+
+def _rows_by_set(path: Path) -> dict[str, list[int]]:
+    """Return which rows of a prepared data file are of which data set."""
+    found = defaultdict[str, list[int]](list)
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines):
+            found[data_set_of(json.loads(line))].append(number)
+    return found
 
 
 def _divided(source: Source, data: DataConfig, media: Path) -> tuple[list[Row], list[Row]]:

@@ -92,6 +92,7 @@ from cosmos_rollout.producer import (
     Publish,
     Scorer,
 )
+from cosmos_rollout.prompt_file import PromptFile
 from cosmos_rollout.prompt_mixture import PromptMixture
 from cosmos_rollout.prompts import (
     PromptConfig,
@@ -195,6 +196,7 @@ __all__ = [
     "PromptConfig",
     "PromptDataError",
     "PromptError",
+    "PromptFile",
     "PromptMixture",
     "PromptRow",
     "PromptSet",

@@ -84,7 +84,7 @@ class PromptSet:
     """Rows with a seeded order for each epoch.
 
     Args:
-        rows: at least one.
+        rows: at least one; a list is copied, and what else there is, such as a `PromptFile`, is not.
         seed: with the ordinal it determines the row.
         order: "shuffled" anew for each epoch, or as in the "file", as validation wants it.
     """
@@ -94,7 +94,7 @@ class PromptSet:
     ) -> None:
         if not rows:
             raise PromptDataError("a prompt set needs at least one row")
-        self._rows = tuple(rows)
+        self._rows = tuple(rows) if isinstance(rows, list) else rows
         self._seed = seed
         self._order: Order = order
         self._shuffle: tuple[int, npt.NDArray[np.int64]] = (-1, np.arange(0))
@@ -254,19 +254,27 @@ def prompt_text(row: PromptRow) -> str:
     return row.prompt if not row.messages else text_of(row.messages[-1]["content"])
 
 
+def json_row(line: bytes, where: str) -> Any:
+    """Return what a line of a JSON-lines file holds.
+
+    Raises:
+        PromptDataError: beginning with ``where``.
+    """
+    try:
+        return json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise PromptDataError(f"{where}: not UTF-8: {error}") from error
+    except json.JSONDecodeError as error:
+        raise PromptDataError(f"{where}: column {error.colno}: not JSON: {error.msg}") from error
+    except (ValueError, RecursionError) as error:  # numbers, nesting beyond measure
+        raise PromptDataError(f"{where}: cannot be read: {error}") from error
+
+
 def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                try:
-                    yield number, json.loads(line.decode("utf-8"))
-                except UnicodeDecodeError as error:
-                    raise PromptDataError(f"{path}:{number}: not UTF-8: {error}") from error
-                except json.JSONDecodeError as error:
-                    where = f"{path}:{number}: column {error.colno}"
-                    raise PromptDataError(f"{where}: not JSON: {error.msg}") from error
-                except (ValueError, RecursionError) as error:  # numbers, nesting beyond measure
-                    raise PromptDataError(f"{path}:{number}: cannot be read: {error}") from error
+                yield number, json_row(line, f"{path}:{number}")
 
 
 def _parquet_rows(path: Path) -> Iterable[Any]:
