@@ -6,6 +6,7 @@
 # Two at a time, since pip mostly waits for the disk; COSMOS_STANDALONE_JOBS says otherwise. What a
 # package printed comes out in one piece when it is done.
 #
+# Helpers of tests (tests/support) are on the path, siblings that are not declared are not.
 # What is installed is a wheel built from the tree, not the tree: a module that the wheel forgets, or
 # an import that the package does not declare, fails here and nowhere else.
 set -uo pipefail
@@ -58,7 +59,7 @@ check() {
         return 1
     }
     installed=$SECONDS
-    "$environment/bin/python" -m pytest -q -p no:cacheprovider -o pythonpath= -o addopts= \
+    "$environment/bin/python" -m pytest -q -p no:cacheprovider -o pythonpath=tests/support -o addopts= \
         --import-mode=importlib --strict-markers -ra -m "not gpu" "tests/unit/$package"
     status=$?
     rm -rf "$environment"

@@ -54,3 +54,28 @@ def test_every_import_is_declared(distribution, root, sources):
 @pytest.mark.parametrize("distribution", _DISTRIBUTIONS)
 def test_a_wheel_carries_the_licence(distribution, root):
     assert (root / distribution / "LICENSE").read_text() == (root / "LICENSE").read_text()
+
+
+@pytest.mark.parametrize("distribution", _DISTRIBUTIONS)
+def test_unit_tests_of_a_package_need_no_other_package(distribution, root, sources):
+    """`scripts/check_standalone.sh` runs them with tests/support and what the package declares."""
+    trees = {source.path: source.tree for source in sources}
+    name = Path(distribution).name.removeprefix("cosmos-").removesuffix("s")
+    declared = _declared(root, distribution)
+    for path in sorted(trees):
+        if path.startswith(f"tests/unit/{name}/"):
+            ours = {one for one in _with_support(path, trees) if one.startswith("cosmos_")}
+            assert {_normal(one) for one in ours} <= declared, path
+    assert "-o pythonpath=tests/support" in (root / "scripts/check_standalone.sh").read_text()
+
+
+def _with_support(path: str, trees: dict[str, ast.Module]) -> set[str]:
+    """Return what a test imports, by way of modules of tests/support too."""
+    found, left = set(), [path]
+    while left:
+        for module in _imported(trees[left.pop()]) - found:
+            found.add(module)
+            support = f"tests/support/{module}.py"
+            if support in trees:
+                left.append(support)
+    return found
