@@ -84,7 +84,7 @@ class PromptSet:
     """Rows with a seeded order for each epoch.
 
     Args:
-        rows: at least one; a list is copied, and what else there is, such as a `PromptFile`, is not.
+        rows: at least one; a list is copied, a `PromptFile` and the like are not.
         seed: with the ordinal it determines the row.
         order: "shuffled" anew for each epoch, or as in the "file", as validation wants it.
     """
