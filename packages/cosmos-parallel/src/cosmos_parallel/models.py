@@ -201,7 +201,7 @@ def _load_generic(
 ) -> "PreTrainedModel":
     divides_context = mesh.dims is not None and mesh.config.cp > 1
     wanted = "sdpa" if divides_context else config.attention
-    attention = _supported_attention(hf_config, wanted)
+    attention = supported_attention(hf_config, wanted)
     dtype = getattr(torch, config.dtype)
     # weights of few bits are turned into others by transformers, whole
     by_parts = mesh.is_distributed and getattr(hf_config, "quantization_config", None) is None
@@ -362,7 +362,7 @@ def _reads_ahead(config: "PretrainedConfig") -> bool:
     return is_either and getattr(config, "is_decoder", True) is False
 
 
-def _supported_attention(config: "PretrainedConfig", wanted: str) -> str:
+def supported_attention(config: "PretrainedConfig", wanted: str) -> str:
     """Return ``eager`` for a model whose attention cannot be torch's own (GPT-OSS has sinks)."""
     kind: Any = auto_class(config)._model_mapping.get(type(config), None)
     return wanted if wanted != "sdpa" or getattr(kind, "_supports_sdpa", True) else "eager"
