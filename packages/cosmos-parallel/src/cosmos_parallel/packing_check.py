@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from cosmos_parallel.generic_weights import auto_class
+from cosmos_parallel.generic_weights import auto_class, supported_attention
 from cosmos_parallel.mesh import ParallelConfig
-from cosmos_parallel.models import ModelConfig, chosen_implementation, supported_attention
+from cosmos_parallel.models import ModelConfig, chosen_implementation
 from cosmos_parallel.packed_attention import check_packable, use_packed_attention
 
 if TYPE_CHECKING:
