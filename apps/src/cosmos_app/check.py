@@ -3,7 +3,7 @@
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 from rich.markup import escape
@@ -19,8 +19,11 @@ from cosmos_app.quickstart.tiny_model import TinyModelConfig
 from cosmos_app.recipe import PolicyConfig, Recipe
 from cosmos_app.shown_recipe import print_recipe
 from cosmos_parallel import ModelConfig as HeldModelConfig
-from cosmos_parallel import ParameterCounts, check_trainable
+from cosmos_parallel import ParameterCounts, check_packing, check_trainable, read_config
 from cosmos_parallel import count_parameters as count_of_model
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 BYTES_OF = {"float32": 4, "bfloat16": 2}
 MIB = 1 << 20
@@ -117,25 +120,41 @@ def count_parameters(recipe: SizedRecipe) -> ParameterCounts:
         FreezeError: if no parameter is called as one that is to be frozen.
         AdapterError: if the adapters fit no layer.
     """
-    from transformers import AutoConfig, Qwen3Config
-
-    model, tiny, held = recipe.model, recipe.model.tiny, held_training(recipe)
-    if model.path is not None:
-        require_trainable(model.path, recipe.policy, held)
-        config = AutoConfig.from_pretrained(model.path)
-    else:
-        config = Qwen3Config(
-            vocab_size=16,
-            hidden_size=tiny.hidden_size,
-            intermediate_size=4 * tiny.hidden_size,
-            num_hidden_layers=tiny.num_layers,
-            num_attention_heads=tiny.num_heads,
-            num_key_value_heads=tiny.num_heads // 2,
-            head_dim=tiny.head_dim,
-            tie_word_embeddings=tiny.tie_embeddings,
-        )
-        check_trainable(config, held, recipe.policy.parallel, recipe.policy.ranks)
+    held = held_training(recipe)
+    config = _config_of(recipe, held)
+    check_trainable(config, held, recipe.policy.parallel, recipe.policy.ranks)
     return count_of_model(config, held)
+
+
+def require_layout(recipe: SizedRecipe, layout: str) -> None:
+    """Look whether the recipe's model can have several samples in a row, if they are packed.
+
+    Raises:
+        PackingError: if it cannot.
+    """
+    if layout == "packed":
+        held = held_training(recipe)
+        check_packing(_config_of(recipe, held), held, recipe.policy.parallel)
+
+
+def _config_of(recipe: SizedRecipe, held: HeldModelConfig) -> "PretrainedConfig":
+    """Return the config of the recipe's model, or of a small one such as would be built."""
+    from transformers import Qwen3Config
+
+    path, tiny = recipe.model.path, recipe.model.tiny
+    if path is not None:
+        require_trainable(path, recipe.policy, held)
+        return read_config(path)
+    return Qwen3Config(
+        vocab_size=16,
+        hidden_size=tiny.hidden_size,
+        intermediate_size=4 * tiny.hidden_size,
+        num_hidden_layers=tiny.num_layers,
+        num_attention_heads=tiny.num_heads,
+        num_key_value_heads=tiny.num_heads // 2,
+        head_dim=tiny.head_dim,
+        tie_word_embeddings=tiny.tie_embeddings,
+    )
 
 
 def trained_mib(counts: ParameterCounts, training: HeldModelConfig) -> float:
@@ -219,9 +238,11 @@ def check_recipe(recipe: Recipe, *, as_json: bool, whole: bool = False) -> int:
         StarvedSlotsError: after that, if admission would leave slots empty for good.
         DataError: if a file that the recipe names cannot be used, or its teacher has other tokens.
         MeshError: if the model cannot be divided as the recipe says.
+        PackingError: if it cannot have several samples in a row, as the recipe says.
         ServerSettingsError: if a server of the recipe's own would lose the run.
     """
     check_inputs(recipe)
+    require_layout(recipe, recipe.trainer.layout)
     predicted = forecast(recipe, count_parameters(recipe), matrix_rate())
     warnings = (*predicted.warnings, *server_warnings(recipe.bus))
     predicted = replace(predicted, warnings=warnings)

@@ -12,6 +12,7 @@ from cosmos_parallel import (
     Learner,
     LearnerConfig,
     LoraConfig,
+    LowPrecisionConfig,
     MeshError,
     ModelConfig,
     OptimizerError,
@@ -116,3 +117,19 @@ def test_frozen_parts_are_those_of_transformers_names(directory):
     assert chosen_implementation(config, frozen, tp) == "transformers"
     with pytest.raises(MeshError, match="frozen parts ask for it"):
         check_trainable(config, frozen, pp, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"lora": LoraConfig()}, "no lora"),
+        (
+            {"low_precision": LowPrecisionConfig(), "freeze": FREEZE},
+            "no low_precision and no freeze",
+        ),
+    ],
+)
+def test_torchtitans_modules_are_not_exchanged_unasked_for_what_they_have_not(changes, named):
+    with pytest.raises(ValueError, match=rf"implementation is 'native', which has {named}:"):
+        ModelConfig(implementation="native", **changes)
+    assert ModelConfig(**changes).wanted_implementation == "transformers"

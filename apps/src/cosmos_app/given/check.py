@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from rich.console import Console
 from rich.markup import escape
 
-from cosmos_app.check import count_parameters, trained_mib
+from cosmos_app.check import count_parameters, require_layout, trained_mib
 from cosmos_app.data_sets import shares_of
 from cosmos_app.given.data_config import sources_of
 from cosmos_app.given.divided import require_rest
@@ -122,11 +122,13 @@ def check_given(recipe: GivenRecipe, *, as_json: bool, whole: bool = False) -> i
         DataError: if the recipe names a directory without a model in it, or a teacher that has
             other tokens than the model or cannot be divided as the recipe says.
         MeshError: if the model cannot be divided as the recipe says.
+        PackingError: if it cannot have several examples in a row, as the recipe says.
         CheckpointPlaceError: if nothing knows how to reach where checkpoints should lie.
         SftDataError: if the data cannot be read.
         ServerSettingsError: if a server of the recipe's own would lose the run.
     """
     check_inputs(recipe)
+    require_layout(recipe, recipe.trainer.batch.layout)
     predicted = replace(forecast_given(recipe), warnings=server_warnings(recipe.bus))
     if as_json:
         print_json(asdict(predicted))

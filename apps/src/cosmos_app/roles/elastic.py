@@ -93,7 +93,7 @@ class Gathering:
                 self.seat = self._replicas.meet(learner, step, line=line)
         return self.seat
 
-    def is_first_at_end(self, is_done: Callable[[], bool], what: str) -> bool:
+    def claims(self, what: str, is_done: Callable[[], bool]) -> bool:
         """Settle who does what one of those that are left does; see `ElasticReplicas.claim`."""
         if self._replicas is None:
             self._replicas = self._open()

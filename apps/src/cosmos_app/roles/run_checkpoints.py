@@ -80,6 +80,11 @@ class RunCheckpoints:
         saved = _line_of(self._store.extra(step))
         return self._store.path(step) if len(saved) == len(line) else ""
 
+    def path_for_all(self, version: int, line: Sequence[int]) -> str:
+        """Return the same as rank 0 finds it; every rank calls."""
+        found = self.path_of(version, line).encode() if self._is_reader else None
+        return broadcast_bytes(found).decode()
+
     def _newest(self, line: Sequence[int]) -> int | None:
         for step in reversed(self._store.in_order()):
             if is_on_line(line, len(_line_of(self._store.extra(step))), step + 1):

@@ -7,6 +7,7 @@ thread that owns the replica's communicators.
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -245,24 +246,28 @@ class Trainer:
             ReplicaLostError: if another is alive and has not written it in time.
         """
         if self._gathering is not None:
-            what = f"{self.lineage}.{self.version}"
-            is_first = self._gathering.is_first_at_end(lambda: bool(self._saved()), what)
+            is_first = self._claims(self._gathering, "end")
             self._seat = replace(self._seat, replica_index=0 if is_first else 1)
 
     def save(self, cut: bytes) -> str:
         """Write a checkpoint of the present version with the controller's cut; wait until durable.
 
-        Only the first replica writes. The others return at once: its path if it is there, and an
-        empty one if they do not know.
+        Only the first replica writes; the first of a step may still do what the first of the end is
+        to do. The others return its path if it is there, and an empty one if they do not know.
         """
-        # one that joined at the very end finds what the first of the others has written
-        found = self._saved() if self._gathering is not None else ""
-        if self.is_first_replica and not found:
-            return self._checkpoints.save(self.version - 1, self._learner, cut)
-        return found
+        if self._gathering is None:
+            return self._write(cut) if self.is_first_replica else ""
+        found = self._checkpoints.path_for_all(self.version, self._line)
+        if self.is_first_replica and not found and self._claims(self._gathering, "save"):
+            return self._write(cut)
+        return found or self._checkpoints.path_for_all(self.version, self._line)
 
-    def _saved(self) -> str:
-        return self._checkpoints.path_of(self.version, self._line)
+    def _write(self, cut: bytes) -> str:
+        return self._checkpoints.save(self.version - 1, self._learner, cut)
+
+    def _claims(self, others: Gathering, what: str) -> bool:
+        find = partial(self._checkpoints.path_of, self.version, self._line)
+        return others.claims(f"{what} {self.lineage}.{self.version}", lambda: find() != "")
 
     def export(self, directory: Path) -> None:
         """Write the model in Hugging Face form, averaged if so kept, and an adapter besides."""

@@ -80,6 +80,7 @@ from cosmos_parallel.packed_attention import (
     use_packed_attention,
 )
 from cosmos_parallel.packing import balanced_parts, plan_micro_batches
+from cosmos_parallel.packing_check import check_packing
 from cosmos_parallel.passes import (
     LossFunction,
     LossResult,
@@ -244,6 +245,7 @@ __all__ = [
     "check_layout",
     "check_model_directory",
     "check_packable",
+    "check_packing",
     "check_place",
     "check_trainable",
     "chosen_implementation",

@@ -249,6 +249,12 @@ def auto_class(config: "PretrainedConfig") -> Any:  # both have the same untyped
     return AutoModelForCausalLM if as_text and as_text == sees else AutoModelForImageTextToText
 
 
+def supported_attention(config: "PretrainedConfig", wanted: str) -> str:
+    """Return ``eager`` for a model whose attention cannot be torch's own (GPT-OSS has sinks)."""
+    kind: Any = auto_class(config)._model_mapping.get(type(config), None)
+    return wanted if wanted != "sdpa" or getattr(kind, "_supports_sdpa", True) else "eager"
+
+
 def num_parameters(config: "PretrainedConfig") -> int:
     """Return how many parameters a model of transformers has, without making them."""
     with torch.device("meta"):

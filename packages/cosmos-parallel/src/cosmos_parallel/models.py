@@ -20,6 +20,7 @@ from cosmos_parallel.generic_weights import (
     build_empty,
     cannot_load_error,
     fill_parts,
+    supported_attention,
 )
 from cosmos_parallel.idle_parts import keep_idle_parts
 from cosmos_parallel.lora import LoraConfig, add_lora, start_adapters
@@ -63,7 +64,8 @@ class ModelConfig:
             samples are attended to sample by sample, and bounded scores and sinks are computed
             with all scores of a sample at once, which ``flash_attention_2`` does not hold.
         implementation: whose code computes the model. ``auto`` is that of transformers, unless the
-            mesh has an axis that it lacks and torchtitan's has.
+            mesh has an axis that it lacks and torchtitan's has. ``native`` is torchtitan's, which
+            has no ``lora``, ``low_precision`` and ``freeze``.
         value_head: add a linear layer ``value_head`` from last hidden states to one number, which
             begins at 0; for critics and reward models.
         freeze: patterns of names of parameters that are left as they are, such as
@@ -86,9 +88,25 @@ class ModelConfig:
     context_length: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a length below 0."""
+        """Refuse a length below 0, and to have torchtitan's modules changed."""
         if self.context_length is not None and self.context_length < 0:
             raise ValueError(f"context_length is {self.context_length}; it must be 0 or more")
+        if self.implementation == "native" and self.changes:
+            raise ValueError(
+                f"implementation is 'native', which has no {' and no '.join(self.changes)}: "
+                "set it to 'transformers', or to 'auto'"
+            )
+
+    @property
+    def changes(self) -> list[str]:
+        """What changes modules, or goes by their names, which takes those of transformers."""
+        wanted = {"lora": self.lora, "low_precision": self.low_precision, "freeze": self.freeze}
+        return [name for name, value in wanted.items() if value]
+
+    @property
+    def wanted_implementation(self) -> Implementation:
+        """Whose modules are asked for."""
+        return "transformers" if self.changes else self.implementation
 
     @property
     def casts(self) -> bool:
@@ -175,7 +193,7 @@ def check_trainable(
             f"this {hf_config.model_type} model is no decoder (is_decoder is false in its config): "
             "its tokens see those behind them, and have no log-probabilities"
         )
-    wanted = _wanted_implementation(config)
+    wanted = config.wanted_implementation
     check_layout(hf_config, parallel, world_size, implementation=wanted)
 
 
@@ -187,13 +205,7 @@ def chosen_implementation(
     Raises:
         MeshError: if torchtitan's is wanted or needed and does not compute this model.
     """
-    return choose_implementation(hf_config, parallel, _wanted_implementation(config))
-
-
-def _wanted_implementation(config: ModelConfig) -> Implementation:
-    """Return whose modules are asked for; what changes or names modules needs transformers'."""
-    is_plain = config.lora is None and config.low_precision is None
-    return config.implementation if is_plain and not config.freeze else "transformers"
+    return choose_implementation(hf_config, parallel, config.wanted_implementation)
 
 
 def _load_generic(
@@ -201,7 +213,7 @@ def _load_generic(
 ) -> "PreTrainedModel":
     divides_context = mesh.dims is not None and mesh.config.cp > 1
     wanted = "sdpa" if divides_context else config.attention
-    attention = _supported_attention(hf_config, wanted)
+    attention = supported_attention(hf_config, wanted)
     dtype = getattr(torch, config.dtype)
     # weights of few bits are turned into others by transformers, whole
     by_parts = mesh.is_distributed and getattr(hf_config, "quantization_config", None) is None
@@ -360,12 +372,6 @@ def _reads_ahead(config: "PretrainedConfig") -> bool:
 
     is_either = config.model_type in {*MODEL_FOR_MASKED_LM_MAPPING_NAMES, "bert-generation"}
     return is_either and getattr(config, "is_decoder", True) is False
-
-
-def _supported_attention(config: "PretrainedConfig", wanted: str) -> str:
-    """Return ``eager`` for a model whose attention cannot be torch's own (GPT-OSS has sinks)."""
-    kind: Any = auto_class(config)._model_mapping.get(type(config), None)
-    return wanted if wanted != "sdpa" or getattr(kind, "_supports_sdpa", True) else "eager"
 
 
 def _turn_jitter_off(model: nn.Module) -> None:
