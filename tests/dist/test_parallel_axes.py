@@ -319,7 +319,6 @@ LAYOUTS = {
     "fsdp2-tp2-ep2-pp2": (8, {"tp": 2, "ep": 2, "pp": 2}),
 }
 DATA_ONLY = {"fsdp4", "ddp2", "hsdp2x2"}
-WITHOUT_CP = {name for name, (_, degrees) in LAYOUTS.items() if "cp" not in degrees}
 WITHOUT_EP = {name for name, (_, degrees) in LAYOUTS.items() if "ep" not in degrees}
 GENERIC = DATA_ONLY | {"tp2", "fsdp2-tp2", "hsdp2x2-tp2", "cp2", "fsdp2-cp2", "tp2-cp2"}
 ALLOWED = {
@@ -328,8 +327,7 @@ ALLOWED = {
     "moonlight-moe": set(LAYOUTS),
     "gpt-oss": set(LAYOUTS),
     "kimi-2.5": set(LAYOUTS),
-    "qwen-3.5": WITHOUT_EP & WITHOUT_CP,
-    "qwen-3.5-moe": WITHOUT_CP,
+    "qwen-3.5-moe": set(LAYOUTS),
     **dict.fromkeys(BY_BOTH, frozenset({"tp2", "cp2"})),
     **dict.fromkeys(BY_TENSOR, frozenset({"tp2"})),
     **dict.fromkeys(BY_CONTEXT, frozenset({"cp2"})),
@@ -367,7 +365,9 @@ IN_CI = {
     ("gpt-oss", "fsdp2-tp2-ep4"),
     ("gpt-oss", "fsdp2-cp2"),
     ("qwen-3.5", "fsdp2-tp2-pp2"),
+    ("qwen-3.5", "tp2-cp2-interleaved"),
     ("qwen-3.5-moe", "fsdp2-tp2-ep4"),
+    ("qwen-3.5-moe", "fsdp2-cp2-ep2"),
     ("mistral", "tp2-cp2"),
     ("gemma-3", "tp2-cp2"),
     ("phi-3", "tp2"),
@@ -425,6 +425,18 @@ EXTRA = {
         "packed": True,
         "implementation": "native",
     },
+    "packed-states-cp4": {
+        "model": "qwen-3.5",
+        "degrees": {"cp": 4},
+        "packed": True,
+        "implementation": "native",
+    },
+    "recomputed-states-cp2": {
+        "model": "qwen-3.5-moe",
+        "degrees": {"cp": 2},
+        "checkpointing": "full",
+        "implementation": "native",
+    },
     "generic-capped-tp2": {
         "model": "muse-glimmer",
         "degrees": {"tp": 2},
@@ -464,7 +476,12 @@ def results(models, request) -> dict:
     used = {family for family, _ in chosen} | {EXTRA[name]["model"] for name in further}
     cases = [{"name": family, "model": family, **whole} for family in FAMILIES if family in used]
     packed = {EXTRA[name]["model"] for name in further if EXTRA[name].get("packed")}
-    cases += [{"name": f"packed-{m}", "model": m, "packed": True, **whole} for m in packed]
+    # a state of transformers goes on from one sample of a row into the next
+    apart = {m: {"implementation": "native"} for m in packed if "qwen-3.5" in m}
+    cases += [
+        {"name": f"packed-{m}", "model": m, "packed": True, **whole, **apart.get(m, {})}
+        for m in packed
+    ]
     adapted = {EXTRA[name]["model"] for name in further if EXTRA[name].get("lora")}
     cases += [{"name": f"adapted-{m}", "model": m, "lora": True, **whole} for m in adapted]
     for family, layout in chosen:

@@ -6,7 +6,13 @@ import sys
 import pytest
 import torch
 
-from cosmos_parallel.native.delta_rule import by_sample, causal_convolution, gated_delta_rule
+from cosmos_parallel.native.delta_rule import (
+    apart,
+    causal_convolution,
+    delta_response,
+    gated_delta_rule,
+    together,
+)
 
 
 def step_by_step(queries, keys, values, log_decay, rate):
@@ -47,13 +53,27 @@ def test_chunks_are_the_recurrence_and_so_are_their_gradients(length):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("cut", [1, 30, 64, 100, 149])
+def test_a_sample_goes_on_from_a_state_that_was_not_known(cut):
+    given = drawn(150)
+    whole = gated_delta_rule(*given)
+    both = torch.arange(2)
+    start = delta_response(both, *(each[:, :cut] for each in given))
+    rest = delta_response(both[1:], *(each[:, cut:] for each in given))
+    found = rest.outputs[1] + torch.einsum("tnk,nkv->tnv", rest.asked[0], start.state[1])
+    torch.testing.assert_close(start.outputs, whole[:, :cut], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found, whole[1, cut:], rtol=1e-12, atol=1e-12)
+    end = rest.state[1] + rest.transition[0] @ start.state[1]
+    torch.testing.assert_close(end, delta_response(both, *given).state[1], rtol=1e-12, atol=1e-12)
+
+
 def test_samples_of_one_sequence_do_not_see_each_other():
     offsets = (0, 70, 71, 150)
     given = [each[:1] for each in drawn(150)]
     channels = given[2].flatten(2)
     weight = torch.randn(channels.shape[-1], 1, 4, dtype=torch.float64)
-    rule = by_sample(gated_delta_rule, offsets, *given)
-    convolved = by_sample(lambda rows: causal_convolution(rows, weight), offsets, channels)
+    rule = together(gated_delta_rule(*apart(offsets, *given)), offsets)
+    convolved = together(causal_convolution(*apart(offsets, channels), weight), offsets)
     for start, end in ((0, 70), (70, 71), (71, 150)):
         alone = gated_delta_rule(*(each[:, start:end] for each in given))
         torch.testing.assert_close(rule[:, start:end], alone)

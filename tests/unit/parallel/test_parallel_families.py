@@ -85,7 +85,8 @@ def qwen35_mixture(**changes):
         ),
         (transformers.MistralConfig(**DENSE), {"pp": 2}, 2, "pp 2 needs torchtitan's implement"),
         (qwen35(), {"tp": 2, "pp": 2}, 4, None),
-        (qwen35(), {"cp": 2}, 2, "cp 2 would end the state that its linear_attention layers carry"),
+        (qwen35(), {"cp": 2, "tp": 2}, 4, None),
+        (qwen35_mixture(), {"cp": 2, "ep": 2, "pp": 2}, 4, None),
         (qwen35(linear_num_key_heads=3), {"tp": 2}, 2, "its 3 key heads of linear attention"),
         (qwen35(linear_num_value_heads=15), {"tp": 2}, 2, "15 value heads of linear attention"),
         (qwen35(tie_word_embeddings=True), {"pp": 2}, 2, "but this model ties them"),
@@ -222,8 +223,8 @@ def test_every_family_of_the_readme_is_listed_with_its_axes():
         assert by_type[kind].axes == (*dense, "ep")
     assert by_type["kimi_k25"].axes == (*dense, "ep")
     assert by_type["muse_glimmer"].axes == dense
-    assert by_type["qwen3_5"].axes == ("dp_replicate", "dp_shard", "tp", "pp")
-    assert by_type["qwen3_5_moe_text"].axes == ("dp_replicate", "dp_shard", "tp", "pp", "ep")
+    assert by_type["qwen3_5"].axes == dense
+    assert by_type["qwen3_5_moe_text"].axes == (*dense, "ep")
     assert by_type["qwen3_5"].native
     assert by_type["deepseek_v3"].families == "DeepSeek-V3, Moonlight-MoE"
     assert not by_type["qwen2_5_vl"].native
@@ -243,8 +244,9 @@ def test_every_family_of_the_readme_is_listed_with_its_axes():
     for kind in ("bloom", "llama4_text", "doge", "phi4_multimodal"):
         assert "cp" not in by_type[kind].axes
     # some of their layers hand a state from token to token, which would end with a rank's stretch
-    for kind in ("qwen3_next", "qwen3_5_text", "olmo_hybrid"):
+    for kind in ("qwen3_next", "qwen4_exp_text", "olmo_hybrid"):
         assert "cp" not in by_type[kind].axes
+    assert "cp" not in generic_axes(qwen35())
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def choose_implementation(
     needing = [axis for axis in ("pp", "ep") if getattr(parallel, axis) > 1]
     if parallel.tp > 1 or parallel.cp > 1:
         needing += [axis for axis in ("tp", "cp") if getattr(parallel, axis) > 1]
-        refusal = native_refusal(config) or _axis_refusal(config, parallel)
+        refusal = native_refusal(config)
         if wanted == "auto" and not sees(config) and refusal is None:
             return "native"
         needing = [axis for axis in needing if axis not in generic_axes(config)]
@@ -170,21 +170,10 @@ def choose_implementation(
         raise MeshError(_needs_native(config, parallel, needing, why))
     if wanted != "native" and not needing:
         return "transformers"
-    refusal = native_refusal(config) or _axis_refusal(config, parallel)
+    refusal = native_refusal(config)
     if refusal is not None:
         raise MeshError(_needs_native(config, parallel, needing, refusal))
     return "native"
-
-
-def _axis_refusal(config: "PretrainedConfig", parallel: ParallelConfig) -> str | None:
-    """Return why torchtitan's implementation of a model cannot have these degrees, if so."""
-    if parallel.cp == 1 or "cp" in native_axes(config.model_type):
-        return None
-    kinds = ", ".join(state_layers(config.get_text_config()))
-    return (
-        f"cp {parallel.cp} would end the state that its {kinds} layers carry along a sequence "
-        "where a rank's stretch of it ends"
-    )
 
 
 def _needs_native(
@@ -289,9 +278,7 @@ def supported_models() -> list[ModelSupport]:
 
 def native_axes(model_type: str) -> tuple[str, ...]:
     """Return the axes that torchtitan's implementation of a model type can have."""
-    carries_state = model_type.startswith("qwen3_5")
-    along = () if carries_state else ("cp",)
-    dense = ("dp_replicate", "dp_shard", *along, "tp", "pp")
+    dense = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
     return (*dense, "ep") if model_type in _MIXTURES else dense
 
 

@@ -1,18 +1,21 @@
 """Qwen3.5 of torchtitan, in words alone: most layers carry a state, every few of them attend.
 
 Imported inside `fla_or_its_names`. What samples of a row or a batch must not see of each other is
-told to both kinds of layers: to those that attend by a mask, to the others by offsets.
+told to both kinds of layers: to those that attend by a mask, to the others by offsets, and, where
+ranks share rows, by what of them is a rank's own.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torchtitan.models.common import Conv1d, Linear, SigmoidGatedFeedForward
-from torchtitan.models.common.attention import create_varlen_metadata_for_document
+from torchtitan.models.common.attention import (
+    VarlenMetadata,
+    create_varlen_metadata_for_document,
+)
 from torchtitan.models.common.config_utils import make_moe_config, make_router_config
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.moe import MoE
@@ -28,7 +31,17 @@ from torchtitan.models.qwen3_5.model import (
 )
 
 from cosmos_parallel.native.attention import ExactAttention
-from cosmos_parallel.native.delta_rule import by_sample, causal_convolution, gated_delta_rule
+from cosmos_parallel.native.delta_rule import (
+    apart,
+    causal_convolution,
+    gated_delta_rule,
+    together,
+)
+from cosmos_parallel.native.divided_states import (
+    Stretch,
+    convolve_stretch,
+    delta_rule_of_stretch,
+)
 from cosmos_parallel.native.names import HfNames, Joined
 from cosmos_parallel.native.pieces import (
     UNUSED,
@@ -97,8 +110,24 @@ def hf_names(*, sees: bool) -> HfNames:
     )
 
 
+class Samples(NamedTuple):
+    """What layers with a state are told of the rows that they get.
+
+    Attributes:
+        offsets: where samples begin, in all rows one after the other.
+        stretch: the same of a rank that shares its rows with others; ``None`` for whole rows.
+    """
+
+    offsets: VarlenMetadata
+    stretch: Stretch | None
+
+
 class DeltaKernel(GatedDeltaKernel):
-    """fla's kernel on GPUs that have it, and torch's own operations everywhere else."""
+    """fla's kernel on GPUs that have it, and torch's own operations everywhere else.
+
+    Attributes:
+        stretch: what this rank has of the rows of the pass under way, if they are shared.
+    """
 
     @dataclass(kw_only=True, slots=True)
     class Config(GatedDeltaKernel.Config):
@@ -108,6 +137,7 @@ class DeltaKernel(GatedDeltaKernel):
         """Look whether there is fla."""
         super().__init__(config)
         self._has_fla = has_fla()
+        self.stretch: Stretch | None = None
 
     def forward(  # noqa: PLR0913 - the interface of torchtitan
         self,
@@ -121,7 +151,7 @@ class DeltaKernel(GatedDeltaKernel):
         cu_seqlens_cpu: Tensor | None = None,
     ) -> Tensor:
         """Return ``[1, L, N, V]`` from what a state is asked, keyed, given, and forgets."""
-        if xv_BLNV.is_cuda and self._has_fla:
+        if self.stretch is None and xv_BLNV.is_cuda and self._has_fla:
             return super().forward(
                 xq_BLNK,
                 xk_BLNK,
@@ -132,23 +162,40 @@ class DeltaKernel(GatedDeltaKernel):
                 cu_seqlens_cpu=cu_seqlens_cpu,
             )
         shared_by = xv_BLNV.shape[2] // xq_BLNK.shape[2]
-        return by_sample(
-            gated_delta_rule,
-            _offsets(cu_seqlens_cpu),
+        sequences = (
             xq_BLNK.repeat_interleave(shared_by, dim=2),
             xk_BLNK.repeat_interleave(shared_by, dim=2),
             xv_BLNV,
             g_BLN,
             beta_BLN,
         )
+        if self.stretch is not None:
+            return delta_rule_of_stretch(self.stretch, *sequences)
+        offsets = _offsets(cu_seqlens_cpu)
+        return together(gated_delta_rule(*apart(offsets, *sequences)), offsets)
 
 
 class DeltaNet(GatedDeltaNet):
-    """torchtitan's, with a convolution on every device."""
+    """torchtitan's, with a convolution on every device, and with rows that ranks share."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(GatedDeltaNet.Config):
         """As torchtitan's."""
+
+    def __init__(self, config: Config) -> None:
+        """Make it."""
+        super().__init__(config)
+        self._stretch: Stretch | None = None
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        x_BLD: Tensor,  # noqa: N803
+        attention_masks: Samples,
+    ) -> Tensor:
+        """Return ``[B, L, D]`` of rows of samples."""
+        kernel = cast("DeltaKernel", self.kernel)
+        self._stretch = kernel.stretch = attention_masks.stretch
+        return super().forward(x_BLD, attention_masks.offsets)
 
     def _causal_conv(
         self,
@@ -157,12 +204,16 @@ class DeltaNet(GatedDeltaNet):
         cu_seqlens: Tensor | None = None,
         cu_seqlens_cpu: Tensor | None = None,
     ) -> Tensor:
-        if x_BLD.is_cuda and has_fla():
+        stretch = self._stretch
+        if stretch is None and x_BLD.is_cuda and has_fla():
             return super()._causal_conv(x_BLD, conv, cu_seqlens, cu_seqlens_cpu)
-        offsets = _offsets(cu_seqlens_cpu)
 
         def convolve(sequence: Tensor, weight: Tensor) -> Tensor:
-            return by_sample(partial(causal_convolution, weight=weight), offsets, sequence)
+            if stretch is not None:
+                return convolve_stretch(sequence, weight, stretch)
+            offsets = _offsets(cu_seqlens_cpu)
+            (samples,) = apart(offsets, sequence)
+            return together(causal_convolution(samples, weight), offsets)
 
         if isinstance(x_BLD, DTensor):
             return self._local_map_conv(x_BLD, conv, convolve)
@@ -193,12 +244,16 @@ class Words(Qwen35Model):
         """
         starts = positions.clone()
         starts[:, 0] = 0
-        offsets = create_varlen_metadata_for_document(starts, include_host_offsets=True)
+        shared = attention_masks.group is not None
+        samples = Samples(
+            create_varlen_metadata_for_document(starts, include_host_offsets=True),
+            Stretch.of(positions, attention_masks) if shared else None,
+        )
         return super().forward(
             tokens,
             positions=positions,
             attention_masks=cast(
-                "Any", {"quadratic_attention": attention_masks, "deltanet": offsets}
+                "Any", {"quadratic_attention": attention_masks, "deltanet": samples}
             ),
             special_tokens={"image_id": -1, "video_id": -1},
         )
