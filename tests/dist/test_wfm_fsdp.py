@@ -41,7 +41,8 @@ losses, rest = {}, {}
 def train(name, config, mesh, found, **options):
     config = replace(config, output=str(output / name)) if not config.output else config
     taken = found.setdefault(name, [])
-    train_sft(config, mesh=mesh, on_step=lambda step, report: taken.append(report.loss), **options)
+    note = lambda step, report, figures: taken.append(report.loss)
+    train_sft(config, mesh=mesh, on_step=note, **options)
 
 for name, tuning in tunings.items():
     for family in ("sana", "sana_video", "cosmos", "wan22"):

@@ -40,13 +40,14 @@ cases = {
     "nft-full": (NftConfig(kl=0.1), FullTuning()),
     "grpo-full": (FlowGrpoConfig(clip=0.1, kl=0.1), FullTuning()),
 }
-figures = {}
+figures, speeds = {}, {}
 for name, (algorithm, tuning) in cases.items():
     output = str(root / f"out{world_size}" / name)
     run = DiffusionRl(replace(recipe, algorithm=algorithm, tuning=tuning, output=output), mesh=mesh)
     taken = [run.step(step) for step in range(2)]
     run.save(2)
     figures[name] = [[report.loss, report.weight, extra["reward"]] for report, extra in taken]
+    speeds[name] = taken[-1][1]
 
 def train(output, **options):
     taken = []
@@ -63,6 +64,7 @@ if world_size == 1:
     figures["resumed"] = train("resumed", resume=True)
 if rank == 0:
     (root / f"figures{world_size}.json").write_text(json.dumps(figures))
+    (root / f"speeds{world_size}.json").write_text(json.dumps(speeds))
 if mesh:
     shutdown_distributed()
 """
@@ -92,6 +94,14 @@ def test_two_ranks_roll_out_train_and_save_what_one_does(tmp_path):
         # Three samples on two ranks: the fourth is drawn to keep step and counts nothing.
         for mine, theirs in zip(one[name], two[name], strict=True):
             assert theirs == pytest.approx(mine, abs=1e-5), name
+    speeds = [json.loads((tmp_path / f"speeds{n}.json").read_text()) for n in (1, 2)]
+    for name in speeds[0]:
+        alone, apart = speeds[0][name], speeds[1][name]
+        assert alone.keys() == apart.keys()
+        for figure in ("tokens_per_s_per_rank", "tflops_per_s_per_rank"):
+            done = [each[figure] * each["train_s"] for each in (alone, apart)]
+            assert 2 * done[1] == pytest.approx(4 / 3 * done[0]), "four passes for three samples"
+        assert apart["generated_per_s_per_rank"] == pytest.approx(3 / (2 * apart["sample_s"]))
     for file in (
         "nft-lora/safetensors/step_2/lora/model.safetensors",
         "nft-full/safetensors/step_2/transformer/diffusion_pytorch_model.safetensors",

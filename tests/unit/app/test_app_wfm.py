@@ -2,19 +2,24 @@
 
 import json
 import os
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 pytest.importorskip("diffusers")
 
 from cosmos_app.cli import main
+from cosmos_app.wfm.figures import step_line
+from cosmos_app.wfm.report import print_world_model_report, world_model_report
 from cosmos_app.wfm.running import load_wfm_recipe
 from cosmos_core.config import ConfigError
 from cosmos_wfm import NftConfig, VideoCaptionsConfig, tiny_captions, tiny_sd3_pipeline
 
+_SMALL = ("groups_per_step=1", "samples_per_group=2", "tuning.rank=2", "dashboard.enabled=false")
 _CONFIGS = sorted((Path(__file__).resolve().parents[3] / "configs" / "wfm").glob("*.toml"))
 
 
@@ -66,12 +71,52 @@ def test_check_refuses_checkpoints_at_an_address_that_nothing_reaches(recipe):
     assert "checkpoints at nonsense://bucket/run: Protocol not known" in result.output
 
 
-def test_a_run_of_a_world_model_says_that_it_has_no_report_in_json(recipe, tmp_path):
-    refused = CliRunner().invoke(main, ["run", recipe, "num_steps=1", "--json"])
+def test_a_run_of_a_world_model_reports_itself_to_programs(recipe, tmp_path):
+    ran = CliRunner().invoke(main, ["run", recipe, *_SMALL, "num_steps=2", "--json"])
 
-    assert (refused.exit_code, refused.stdout) == (2, "")
-    assert f"its figures are in {tmp_path}/out/metrics.jsonl" in refused.stderr
-    assert not (tmp_path / "out").exists()
+    assert ran.exit_code == 0, ran.output
+    report = json.loads(ran.stdout)
+    rows = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
+    assert (report["finished"], report["steps"], report["skipped"]) == (True, 2, 0)
+    assert report["losses"] == {str(row["step"]): row["loss"] for row in rows}
+    assert list(report["rewards"].values()) == [row["reward"] for row in rows]
+    assert report["seconds"] == pytest.approx(sum(row["step_s"] for row in rows))
+    assert report["part_s"]["train_s"] == pytest.approx(sum(row["train_s"] for row in rows) / 2)
+    assert report["speeds"]["samples_per_s"] > 0
+    assert report["memory_mib"]["peak_memory_mib"] == rows[1]["peak_memory_mib"]
+    assert report["export"] == str(tmp_path / "out" / "safetensors" / "step_2")
+    assert json.loads((tmp_path / "out" / "report.json").read_text()) == report
+    told = ran.stderr.splitlines()
+    assert any(line.startswith("step 2/2  loss ") and "samples/s" in line for line in told)
+
+
+def test_a_line_of_a_step_says_where_its_seconds_went():
+    figures = {"loss": 0.25, "reward": 0.5, "step_s": 3.0, "samples_per_s": 8 / 3}
+    figures |= {"sample_s": 1.25, "reward_s": 0.001, "wait_s": 0.25, "train_s": 1.5}
+    figures |= {"peak_memory_mib": 2048.4, "mfu": 0.31}
+
+    assert step_line(3, 10, figures) == (
+        "step 3/10  loss 0.2500  reward 0.5000  3.00 s (sampling 1.25, waiting 0.25, training "
+        "1.50)  2.67 samples/s  MFU 31%  2,048 MiB"
+    )
+    elsewhere = step_line(3, 10, {**figures, "replica_peak_memory_mib": 1.0})
+    assert "3.00 s (waiting 0.25, training 1.50)" in elsewhere
+
+
+def test_a_run_that_was_stopped_reports_how_far_it_came(tmp_path):
+    rows = [{"step": n, "loss": 1 / n, "step_s": 2.0, "skipped": n == 2} for n in (1, 2, 3)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = world_model_report(tmp_path, num_steps=5, export="")
+
+    assert (report.finished, report.steps, report.seconds, report.step_s) == (False, 3, 6.0, 2.0)
+    assert (report.part_s, report.speeds, report.memory_mib, report.rewards) == ({}, {}, {}, {})
+    console = Console(file=StringIO(), width=100)
+    print_world_model_report(report, console)
+    shown = console.file.getvalue()
+    assert "1.0000 -> 0.3333" in shown
+    assert "the run did not come to its end" in shown
+    assert print_world_model_report(world_model_report(tmp_path / "no", num_steps=1, export=""),
+                                    console) is None  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -164,6 +209,7 @@ def test_a_recipe_goes_from_a_file_to_a_checkpoint(model, tmp_path):
     rows = [json.loads(line) for line in lines]
     assert [row["step"] for row in rows] == [1]
     assert {"loss", "reward", "kl", "old_deviation", "groups_without_signal"} <= rows[0].keys()
+    assert {"step_s", "sample_s", "train_s", "wait_s", "samples_per_s"} <= rows[0].keys()
 
 
 def test_supervised_recipes_run_too_in_bfloat16_from_a_cache_with_pictures_logged(model, tmp_path):
@@ -187,6 +233,7 @@ def test_supervised_recipes_run_too_in_bfloat16_from_a_cache_with_pictures_logge
     events = EventAccumulator(str(tmp_path / "out" / "tensorboard" / "policy-0"))
     events.Reload()
     assert [point.step for point in events.Scalars("policy/loss")] == [1]
+    assert events.Scalars("policy/samples_per_s")[0].value > 0
     images = events.Images("policy/validation/grid")
     assert [(image.step, image.width, image.height) for image in images] == [
         (0, 32, 16),

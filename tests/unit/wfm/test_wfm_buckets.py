@@ -75,7 +75,7 @@ def test_losses_do_not_depend_on_how_samples_are_grouped(recipe):
     for size in (1, 5):
         run = replace(recipe, micro_batch_size=size, output=f"{recipe.output}{size}")
         found[size] = []
-        train_sft(run, on_step=lambda step, report, to=found[size]: to.append(report.loss))
+        train_sft(run, on_step=lambda step, report, figures, to=found[size]: to.append(report.loss))
 
     assert found[1] == pytest.approx(found[5], abs=1e-5)
     assert torch.tensor(found[1]).isfinite().all()

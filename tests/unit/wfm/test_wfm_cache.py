@@ -46,7 +46,7 @@ def recipe(model_dir, tmp_path):
 
 def losses(recipe):
     found = []
-    train_sft(recipe, on_step=lambda step, report: found.append(report.loss))
+    train_sft(recipe, on_step=lambda step, report, figures: found.append(report.loss))
     return found
 
 

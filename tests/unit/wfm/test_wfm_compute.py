@@ -62,7 +62,7 @@ def recipe(model_dir, data_dir, tmp_path):
 def trained(recipe, mesh=None):
     losses = []
     directory = train_sft(
-        recipe, mesh=mesh, on_step=lambda step, report: losses.append(report.loss)
+        recipe, mesh=mesh, on_step=lambda step, report, figures: losses.append(report.loss)
     )
     return directory, losses
 

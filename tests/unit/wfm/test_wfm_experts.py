@@ -196,7 +196,7 @@ def test_fine_tuning_trains_both_and_what_is_saved_is_what_was_trained(
         learner=LearnerConfig(optimizer=AdamWConfig(lr=1e-2), ema=EmaConfig(decay=0.5)),
     )
     losses = []
-    saved = train_sft(config, on_step=lambda step, report: losses.append(report.loss))
+    saved = train_sft(config, on_step=lambda step, report, figures: losses.append(report.loss))
 
     if isinstance(tuning, FullTuning):
         trained = DiffusionPipeline.from_pretrained(saved)
@@ -217,7 +217,7 @@ def test_fine_tuning_trains_both_and_what_is_saved_is_what_was_trained(
     train_sft(
         replace(short, num_steps=2),
         resume=True,
-        on_step=lambda step, report: again.append(report.loss),
+        on_step=lambda step, report, figures: again.append(report.loss),
     )
     assert again == losses[1:]
 

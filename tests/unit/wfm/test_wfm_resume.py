@@ -118,7 +118,7 @@ def test_a_run_that_is_asked_to_stop_keeps_what_it_has_done(sft, tmp_path, every
     asked = replace(sft, output=str(tmp_path / "asked"), checkpoint_every=every)
     seen = {}
 
-    def note(step, report):
+    def note(step, report, figures):
         seen[step] = (report.loss, None)
 
     for resume in (False, True):

@@ -29,6 +29,7 @@ from cosmos_wfm import (
     tiny_sd3_pipeline,
 )
 from cosmos_wfm.rl import step_parts
+from cosmos_wfm.speed import DrawingCost
 
 
 def rollout(num_steps):
@@ -54,6 +55,7 @@ def rollout(num_steps):
         text={"encoder_hidden_states": torch.randn(2, 5, 6).bfloat16()},
         negative={"encoder_hidden_states": torch.zeros(2, 5, 6)} if num_steps else None,
         rewards=rewards,
+        cost=DrawingCost(sample_s=2.5, reward_s=0.5, peak_memory_mib=100.0),
     )
 
 
@@ -67,6 +69,7 @@ def test_samples_come_back_bit_for_bit(num_steps):
     assert (list(came.numbers), came.prompts) == ([1, 3], sent.prompts)
     assert [prompt.metadata for prompt in came.prompts] == [{}, {"tag": "color"}]
     assert came.rewards.result() == [0.1, 1 / 3]
+    assert came.cost == sent.cost
     assert torch.equal(came.latents, sent.latents)
     assert torch.equal(came.text["encoder_hidden_states"], sent.text["encoder_hidden_states"])
     assert (came.negative is None) == (num_steps == 0)

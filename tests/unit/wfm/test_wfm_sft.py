@@ -40,7 +40,7 @@ def recipe(model_dir, data_dir, tmp_path):
 
 def trained(recipe):
     reports = []
-    directory = train_sft(recipe, on_step=lambda step, report: reports.append(report))
+    directory = train_sft(recipe, on_step=lambda step, report, figures: reports.append(report))
     return directory, [report.loss for report in reports]
 
 

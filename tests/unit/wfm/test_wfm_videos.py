@@ -218,7 +218,7 @@ def test_a_video_model_is_tuned_on_videos(videos, model_dirs, family, tmp_path):
         return
     reports = []
 
-    directory = train_sft(recipe, on_step=lambda step, report: reports.append(report))
+    directory = train_sft(recipe, on_step=lambda step, report, figures: reports.append(report))
 
     assert reports[0].outcome == "updated"
     assert (directory / "lora" / "model.safetensors").is_file()

@@ -9,14 +9,15 @@ _END_S = 3.0
 
 
 def start_dashboard(
-    run_dir: Path, *, log: IO[bytes], says: IO[bytes] | None
+    run_dir: Path, *, log: IO[bytes], says: IO[bytes] | int | None
 ) -> subprocess.Popen[bytes]:
     """Start it.
 
     Args:
         run_dir: of the run.
         log: where its errors go.
-        says: where it says its address, if it does; ``None`` for this process's own output.
+        says: where it says its address, if it does, a file or its descriptor; ``None`` for this
+            process's own output.
 
     Raises:
         OSError: if that cannot be done, without which a run goes on.

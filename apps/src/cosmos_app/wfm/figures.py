@@ -2,8 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import click
@@ -12,12 +11,26 @@ from cosmos_core.metrics import FanOut, MediaRecord, MetricRecord
 from cosmos_parallel import StepReport
 
 _ROLE, _REPLICA = "policy", "policy-0"
+_PARTS = {
+    "sample_s": "sampling",
+    "reward_s": "rewards",
+    "wait_s": "waiting",
+    "data_s": "data",
+    "train_s": "training",
+}
+"""Figures of a step's parts, in words."""
+_DRAWN_ELSEWHERE = "replica_peak_memory_mib"
+_SHORTEST_S = 0.005
+
+Say = Callable[[str], None]
 
 
 class RunFigures:
     """Writes what a run reports, on the one rank that does."""
 
-    def __init__(self, output: Path, num_steps: int, sinks: FanOut, *, writes: bool) -> None:
+    def __init__(
+        self, output: Path, num_steps: int, sinks: FanOut, *, writes: bool, say: Say = click.echo
+    ) -> None:
         """Get ready.
 
         Args:
@@ -25,32 +38,55 @@ class RunFigures:
             num_steps: of the run.
             sinks: the loggers, which stay the caller's.
             writes: whether this is that rank.
+            say: shows a line to who looks on.
         """
         self._metrics = output / "metrics.jsonl"
         self._num_steps = num_steps
         self._sinks = sinks
         self._writes = writes
+        self._say = say
         self._has_begun = False
 
     def write(self, step: int, report: StepReport, figures: Mapping[str, float]) -> None:
         """Write the figures of a finished step."""
         if not self._writes:
             return
-        if not self._has_begun:
-            self._has_begun = True
-            keep_before(self._metrics, step)
         values = {**_figures(report), **figures}
-        with self._metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **values}) + "\n")
-        self._sinks.write(MetricRecord(time.time(), _ROLE, _REPLICA, step, values))
-        reward = f"  reward {figures['reward']:.4f}" if "reward" in figures else ""
-        click.echo(f"step {step}/{self._num_steps}  loss {report.loss:.4f}{reward}")
+        self._add(step, values)
+        self._say(step_line(step, self._num_steps, values))
 
     def show(self, step: int, directory: Path) -> None:
         """Hand the pictures and videos of a step to the loggers."""
         files = tuple(sorted(p for p in directory.iterdir() if p.suffix in (".png", ".mp4")))
         record = MediaRecord(time.time(), _ROLE, _REPLICA, step, "validation", files)
         self._sinks.show(record)
+
+    def _add(self, step: int, values: Mapping[str, float]) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            keep_before(self._metrics, step)
+        with self._metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **values}) + "\n")
+        self._sinks.write(MetricRecord(time.time(), _ROLE, _REPLICA, step, values))
+
+
+def step_line(step: int, num_steps: int, values: Mapping[str, float]) -> str:
+    """Return what a person is told of a step."""
+    words = [f"step {step}/{num_steps}", f"loss {values['loss']:.4f}"]
+    if "reward" in values:
+        words.append(f"reward {values['reward']:.4f}")
+    elsewhere = ("sample_s", "reward_s") if _DRAWN_ELSEWHERE in values else ()
+    parts = [
+        f"{word} {values[name]:.2f}"
+        for name, word in _PARTS.items()
+        if name not in elsewhere and values.get(name, 0.0) >= _SHORTEST_S
+    ]
+    words.append(f"{values['step_s']:.2f} s ({', '.join(parts)})")
+    words.append(f"{values['samples_per_s']:.3g} samples/s")
+    if "mfu" in values:
+        words.append(f"MFU {values['mfu']:.0%}")
+    words.append(f"{values['peak_memory_mib']:,.0f} MiB")
+    return "  ".join(words)
 
 
 def keep_before(metrics: Path, step: int) -> None:
@@ -63,9 +99,14 @@ def keep_before(metrics: Path, step: int) -> None:
 
 
 def _figures(report: StepReport) -> dict[str, float]:
-    plain = asdict(report)
-    figures = {name: float(plain[name]) for name in ("loss", "grad_norm", "lr", "seconds")}
     means = {
         name: report.mean(name, over="samples") for name in report.metrics if name != "samples"
     }
-    return {**figures, **means}
+    return {
+        "loss": report.loss,
+        "grad_norm": report.grad_norm,
+        "lr": report.lr,
+        "num_passes": float(report.num_passes),
+        "skipped": float(report.outcome != "updated"),
+        **means,
+    }

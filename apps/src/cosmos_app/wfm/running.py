@@ -5,6 +5,8 @@ import time
 import tomllib
 from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager, nullcontext
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import click
@@ -13,6 +15,7 @@ from rich.console import Console
 
 from cosmos_app.dashboard.server import check_address
 from cosmos_app.errors import DataError, InterruptedRunError
+from cosmos_app.frame import hand_in
 from cosmos_app.roles.process import torchrun_place
 from cosmos_app.roles.ranks import join_ranks
 from cosmos_app.shown_recipe import shown_as_json, shown_recipe
@@ -22,6 +25,7 @@ from cosmos_app.wfm.figures import RunFigures
 from cosmos_app.wfm.joining import join_mesh
 from cosmos_app.wfm.object_store import use_object_store
 from cosmos_app.wfm.recipe import WFM_KINDS, WfmRecipe
+from cosmos_app.wfm.report import print_world_model_report, world_model_report
 from cosmos_app.wfm.rewarding import reward_client
 from cosmos_app.wfm.stopping import stop_requests
 from cosmos_core.config import load_config
@@ -67,36 +71,44 @@ def load_wfm_recipe(path: Path, overrides: Sequence[str] = ()) -> WfmRecipe:
 def run_wfm(recipe: WfmRecipe, *, resume: bool = False, as_json: bool = False) -> int:
     """Train to the end; return 0. Figures go to ``<output>/metrics.jsonl`` and, shorter, are shown.
 
-    The last line that is printed is the directory that diffusers loads.
+    A report is written to ``<output>/report.json``, and shown. The last line that is printed is
+    the directory that diffusers loads.
 
     Args:
         recipe: what to train.
         resume: go on from the newest checkpoint of its output, if there is one.
-        as_json: whether a report is asked for, which there is none of.
+        as_json: print the report as JSON, and nothing else to standard output.
 
     Raises:
-        DataError: if a report is asked for, or the dashboard's token cannot be read.
+        DataError: if the dashboard's token cannot be read.
         DashboardAddressError: if the dashboard's port cannot be had.
         InterruptedRunError: if Ctrl-C or SIGTERM stopped it, with a checkpoint.
     """
-    if as_json:
-        raise DataError(
-            f"--json: a run of kind {recipe.kind} has no report; its figures are in "
-            f"{recipe.output}/metrics.jsonl"
-        )
     if torchrun_place().rank == 0:
         check_address(recipe.dashboard)
     use_object_store(os.environ)
     mesh = join_mesh(recipe.parallel, recipe.compute)
+    first = mesh.process.rank == 0
     try:
-        directory = train(recipe, mesh, resume=resume)
+        directory = train(recipe, mesh, resume=resume, as_json=as_json)
     except TrainingStoppedError as error:
+        if first:
+            _report(recipe, "", as_json=as_json)
         raise InterruptedRunError(str(error)) from error
     finally:
         shutdown_distributed()
-    if mesh.process.rank == 0:
-        click.echo(str(directory))
+    if first:
+        _report(recipe, str(directory), as_json=as_json)
+        click.echo(str(directory), err=as_json)
     return 0
+
+
+def _report(recipe: WfmRecipe, export: str, *, as_json: bool) -> None:
+    run = RunDirectory(Path(recipe.output).absolute(), time.time(), None)
+    report = world_model_report(run.path, num_steps=recipe.num_steps, export=export)
+    console = Console(stderr=as_json)
+    show = partial(print_world_model_report, report, console)
+    hand_in(asdict(report), run, show, as_json=as_json)
 
 
 def cache_wfm(recipe: WfmRecipe) -> int:
@@ -125,8 +137,13 @@ def cache_wfm(recipe: WfmRecipe) -> int:
     return 0
 
 
-def train(recipe: WfmRecipe, mesh: TrainingMesh, *, resume: bool = False) -> Path:
-    """Run a recipe on a mesh; every rank calls. Rank 0 writes the recipe and the figures."""
+def train(
+    recipe: WfmRecipe, mesh: TrainingMesh, *, resume: bool = False, as_json: bool = False
+) -> Path:
+    """Run a recipe on a mesh; every rank calls. Rank 0 writes the recipe and the figures.
+
+    With ``as_json`` nothing is said on standard output.
+    """
     # before anything is written, and loggers open a run somewhere
     check_files(recipe)
     if not resume:
@@ -138,16 +155,17 @@ def train(recipe: WfmRecipe, mesh: TrainingMesh, *, resume: bool = False) -> Pat
         (output / "recipe.json").write_text(shown_as_json(recipe), encoding="utf-8")
     with (
         closing(_sinks(recipe) if first else FanOut(())) as sinks,
-        served_dashboard(output, recipe.dashboard) if first else nullcontext(),
+        served_dashboard(output, recipe.dashboard, as_json=as_json) if first else nullcontext(),
         stop_requests(says=first) as stopping,
     ):
-        figures = RunFigures(output, recipe.num_steps, sinks, writes=first)
+        say = partial(click.echo, err=as_json)
+        figures = RunFigures(output, recipe.num_steps, sinks, writes=first, say=say)
         if isinstance(recipe, DiffusionSftConfig):
             return train_sft(
                 recipe,
                 mesh=mesh,
                 resume=resume,
-                on_step=lambda step, report: figures.write(step, report, {}),
+                on_step=figures.write,
                 on_pictures=figures.show,
                 stopping=stopping,
             )

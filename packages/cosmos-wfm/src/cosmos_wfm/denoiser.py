@@ -76,7 +76,7 @@ def shard_denoiser(
         module.share(mesh)
     if config.compile:
         # else a graph for any size may come up between a pass and its recomputation, and differ
-        dynamic = False if _recomputes(module) else None
+        dynamic = False if recomputes(module) else None
         for block in blocks:
             block.compile(backend=config.compile, dynamic=dynamic)
     if config.dtype == "float32":
@@ -117,7 +117,7 @@ def float32_modules(module: nn.Module, names: Sequence[str]) -> list[nn.Module]:
     return list(found.values())
 
 
-def _recomputes(module: nn.Module) -> bool:
+def recomputes(module: nn.Module) -> bool:
     """Return whether backward computes activations again, as diffusers' models say it."""
     return any(getattr(part, "gradient_checkpointing", False) for part in module.modules())
 

@@ -3,7 +3,7 @@
 prompts -> rollouts (old policy) -> rewards -> advantages -> one optimizer step -> old policy
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -45,17 +45,17 @@ from cosmos_wfm.rl_algorithms import (
 )
 from cosmos_wfm.rl_config import DiffusionRlConfig
 from cosmos_wfm.rollouts import Rollout, RolloutTask, StepParts
+from cosmos_wfm.speed import SpeedMeter
 from cosmos_wfm.training_data import DataConfig, LeftOut, open_data
 from cosmos_wfm.training_run import (
     OnPictures,
+    OnStep,
     RunOutputs,
     TrainingRun,
     go_on,
     look_away,
 )
 from cosmos_wfm.tuning import recompute_blocks
-
-OnStep = Callable[[int, StepReport, Mapping[str, float]], None]
 
 
 class DiffusionRl:
@@ -117,6 +117,7 @@ class DiffusionRl:
         if isinstance(self.policies, CopiedPolicies) and old_lags(config.algorithm):
             self.learner.companion = self.policies.old_copy
         self._loss = make_loss(self.adapter, config.algorithm, self.policies)
+        self._speed = SpeedMeter(self.adapter, self._mesh, copies=self.policies.modules())
         self._parts = step_parts(config, self._mesh.data_size)
         self._remote: RemoteRollouts | None = None
         if remote is not None:
@@ -127,17 +128,17 @@ class DiffusionRl:
             self._data = self._open_pairs(config.data, config.algorithm)
 
     def step(self, step: int) -> tuple[StepReport, dict[str, float]]:
-        """Take step ``step``, from 0; return the learner's report and the rewards' figures."""
-        config = self.config
+        """Take step ``step``, from 0; return the learner's report, and rewards and speed."""
+        config, speed = self.config, self._speed
+        speed.begin()
         task = rollout_task(config, self.adapter, step, self._scorer)
-        if self._remote is None:
-            rollouts = self._roll_out(task, step)
-        else:
-            self._remote.publish(step)
-            rollouts = [each.to(self._mesh.process.device) for each in self._remote.take(step)]
-        rewards = self._all_rewards(rollouts)
+        rollouts = self._roll_out(task, step)
+        with speed.part("wait_s"):
+            rewards = self._all_rewards(rollouts)
         advantages = advantages_of(config.algorithm, rewards, config.samples_per_group)
-        batches = [b for rollout in rollouts for b in self._batches(task, rollout, advantages)]
+        with speed.part("data_s"):
+            batches = [b for rollout in rollouts for b in self._batches(task, rollout, advantages)]
+        speed.begin_training()
         report = self.learner.step(batches, self._loss)
         if isinstance(config.algorithm, NftConfig):
             self.policies.update_old(config.algorithm.decay.at(step + 1))
@@ -147,6 +148,12 @@ class DiffusionRl:
             "reward": rewards.mean().item(),
             "reward_std": rewards.std().item(),
             "groups_without_signal": flat.item(),
+            **speed.figures(report, rewards.numel()),
+            **speed.drawing_figures(
+                [rollout.cost for rollout in rollouts],
+                rewards.numel(),
+                elsewhere=self._remote is not None,
+            ),
         }
 
     def save(self, step: int) -> Path:
@@ -189,6 +196,11 @@ class DiffusionRl:
             self.policies.update_old(0.0)
 
     def _roll_out(self, task: RolloutTask, step: int) -> list[Rollout]:
+        if self._remote is not None:
+            with self._speed.part("wait_s"):
+                self._remote.publish(step)
+                taken = self._remote.take(step)
+            return [each.to(self._mesh.process.device) for each in taken]
         rollouts: list[Rollout] = []
         for numbers in self._parts.of_rank(self._mesh.data_rank):
             prompts = self._parts.prompts(self._prompts, step, numbers)
@@ -249,7 +261,7 @@ def train_rl(
         scorer: what computes rewards; ``None`` for those of this package, in this process.
         resume: go on from the newest checkpoint in the output directory, if there is one.
         on_step: called with the number of each finished step, from 1, the learner's report and
-            the figures of the rewards.
+            the figures of rewards and speed (``cosmos_wfm.speed``).
         on_pictures: called on rank 0 with a step and the directory of its validation pictures.
 
     Returns:

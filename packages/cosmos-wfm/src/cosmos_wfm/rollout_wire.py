@@ -3,7 +3,8 @@
 An order is JSON. A micro-batch of samples is a line of JSON, then tensors as safetensors has them:
 
     {"step": 3, "place": 0, "numbers": [0, 2], "prompts": [...], "metadata": [{...}, {...}],
-     "rewards": [...], "levels": [[1.0, 0.9, 0.7], ...]} <LF> SAFETENSORS...
+     "rewards": [...], "levels": [[1.0, 0.9, 0.7], ...], "cost": {"sample_s": 2.5, ...}}
+    <LF> SAFETENSORS...
 """
 
 import json
@@ -20,6 +21,7 @@ from cosmos_wfm.errors import RewardRequestError
 from cosmos_wfm.prompts import Prompt, metadata_of
 from cosmos_wfm.rollouts import Rollout
 from cosmos_wfm.sampling import NoisyStep
+from cosmos_wfm.speed import DrawingCost
 
 _STEP_TENSORS = ("latents", "following", "log_probs")
 
@@ -91,6 +93,7 @@ def pack_rollout(message: RolloutMessage) -> bytes:
         "metadata": metadata_of(rollout.prompts),
         "rewards": rollout.scores(),
         "levels": [[s.sigma, s.next_sigma, s.noise_level] for s in rollout.steps],
+        "cost": asdict(rollout.cost),
     }
     tensors = {"latents": rollout.latents}
     tensors |= {f"text.{name}": value for name, value in rollout.text.items()}
@@ -112,7 +115,7 @@ def parse_rollout(data: bytes) -> RolloutMessage:
     try:
         head = cast("dict[str, Any]", json.loads(line))
         return _message(head, load(rest))
-    except (ValueError, KeyError, SafetensorError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise RewardRequestError(f"no micro-batch of samples: {error!r}") from error
 
 
@@ -136,6 +139,7 @@ def _message(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> RolloutM
         text=_below("text.", tensors),
         negative=_below("negative.", tensors) or None,
         rewards=rewards,
+        cost=DrawingCost(**{name: float(value) for name, value in head["cost"].items()}),
     )
     return RolloutMessage(step=int(head["step"]), place=int(head["place"]), rollout=rollout)
 

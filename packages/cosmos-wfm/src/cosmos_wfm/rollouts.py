@@ -8,7 +8,7 @@ that the samples of one prompt are spread over ranks. Every random number of a s
 import math
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
 import torch
@@ -26,6 +26,7 @@ from cosmos_wfm.ranges import check_at_least, check_finite
 from cosmos_wfm.reward_client import Scorer
 from cosmos_wfm.sampling import NoisyStep, SdeConfig, flow_schedule, sample_ode, sample_sde
 from cosmos_wfm.seeds import seeded_generator
+from cosmos_wfm.speed import DrawingCost, peak_memory_mib, seconds_now
 
 _Prompt = TypeVar("_Prompt")
 
@@ -145,6 +146,7 @@ class Rollout:
         text: embedded prompts.
         negative: what guidance led away from.
         rewards: of each sample, now or later.
+        cost: what drawing them took.
     """
 
     numbers: Sequence[int]
@@ -154,6 +156,7 @@ class Rollout:
     text: TextCondition
     negative: TextCondition | None
     rewards: Future[list[float]]
+    cost: DrawingCost = field(default_factory=DrawingCost)
 
     def scores(self) -> list[float]:
         """Return the rewards, once they are there.
@@ -212,7 +215,8 @@ class RolloutTask:
             numbers: of the samples.
             prompts: of each.
         """
-        adapter, config = self.adapter, self.config
+        adapter, config, device = self.adapter, self.config, device_of(policy)
+        begun = seconds_now(device)
         text = adapter.encode_text(prompts)
         negative = adapter.encode_negative(len(prompts)) if config.guidance else None
 
@@ -223,12 +227,20 @@ class RolloutTask:
         generators = [seeded_generator(self.seed, self.step, number) for number in numbers]
         shape = adapter.latent_shape(config.frames, config.height, config.width)
         noise = torch.stack([torch.randn(shape, generator=g) for g in generators])
-        noise = noise.to(device_of(policy))
+        noise = noise.to(device)
         steps: Sequence[NoisyStep] = ()
         if self.sde is None:
             latents = sample_ode(velocity, noise, self.sigmas)
         else:
             latents, steps = sample_sde(velocity, noise, self.sigmas, self.sde, generators)
+        media = self._media(latents)
+        drawn = seconds_now(device)
+        rewards = _later(self.reward(media, prompts), prompts)
+        cost = DrawingCost(
+            sample_s=drawn - begun,
+            reward_s=seconds_now(device) - drawn,
+            peak_memory_mib=peak_memory_mib(device),
+        )
         return Rollout(
             numbers=numbers,
             prompts=prompts,
@@ -236,7 +248,8 @@ class RolloutTask:
             steps=steps,
             text=text,
             negative=negative,
-            rewards=_later(self.reward(self._media(latents), prompts), prompts),
+            rewards=rewards,
+            cost=cost,
         )
 
     def _media(self, latents: Float[Tensor, "B C *s"]) -> Tensor:

@@ -16,7 +16,6 @@ from cosmos_parallel import (
     Learner,
     LearnerConfig,
     ParallelConfig,
-    StepReport,
     TrainingMesh,
     build_mesh,
 )
@@ -34,9 +33,11 @@ from cosmos_wfm.flow_matching import FlowBatch, FlowMatchingConfig, flow_matchin
 from cosmos_wfm.loading import load_adapter
 from cosmos_wfm.ranges import check_at_least
 from cosmos_wfm.seeds import seeded_generator
+from cosmos_wfm.speed import SpeedMeter
 from cosmos_wfm.training_data import DataConfig, LeftOut, open_data
 from cosmos_wfm.training_run import (
     LoggerConfig,
+    OnStep,
     RunOutputs,
     TrainingRun,
     check_parallel,
@@ -127,7 +128,7 @@ def train_sft(
     *,
     mesh: TrainingMesh | None = None,
     resume: bool = False,
-    on_step: Callable[[int, StepReport], None] = lambda step, report: None,
+    on_step: OnStep | None = None,
     on_pictures: Callable[[int, Path], None] = lambda step, directory: None,
     stopping: Callable[[], bool] = go_on,
 ) -> Path:
@@ -137,7 +138,8 @@ def train_sft(
         config: the run.
         mesh: the ranks that share it; ``None`` for this process alone.
         resume: go on from the newest checkpoint in the output directory, if there is one.
-        on_step: called with the number of each finished step, from 1, and its report.
+        on_step: called with the number of each finished step, from 1, the learner's report and the
+            figures of its speed (``cosmos_wfm.speed``).
         on_pictures: called on rank 0 with a step and the directory of its validation pictures.
         stopping: asked before each step whether to stop, with a checkpoint.
 
@@ -164,12 +166,19 @@ def train_sft(
     encoder = _encoder(config, adapter, data)
     learner = Learner(adapter.transformer, config.learner, mesh=mesh)
     loss = flow_matching_loss(adapter, config.flow)
+    speed = SpeedMeter(adapter, mesh)
 
     def take(step: int) -> None:
-        batches = step_batches(config, encoder, step, mesh=mesh)
-        left_out.write()
+        speed.begin()
+        with speed.part("data_s"):
+            batches = step_batches(config, encoder, step, mesh=mesh)
+            left_out.write()
         filler = replace(batches[-1], weights=torch.zeros_like(batches[-1].weights))
-        on_step(step + 1, learner.step(batches, loss, filler=filler))
+        speed.begin_training()
+        report = learner.step(batches, loss, filler=filler)
+        figures = speed.figures(report, config.batch_size)
+        if on_step is not None:
+            on_step(step + 1, report, figures)
 
     run = TrainingRun(
         adapter=adapter,

@@ -18,7 +18,14 @@ from typing import Protocol
 import torch
 
 from cosmos_core.metrics import MlflowSinkConfig, TensorBoardSinkConfig, WandbSinkConfig
-from cosmos_parallel import CheckpointStore, Learner, LearnerConfig, ParallelConfig, TrainingMesh
+from cosmos_parallel import (
+    CheckpointStore,
+    Learner,
+    LearnerConfig,
+    ParallelConfig,
+    StepReport,
+    TrainingMesh,
+)
 from cosmos_wfm.adapter import DiffusionModelAdapter
 from cosmos_wfm.errors import TrainingStoppedError, WfmConfigError
 from cosmos_wfm.gallery import thin_galleries, write_gallery
@@ -29,6 +36,8 @@ from cosmos_wfm.validation import ValidationConfig, draw_samples, prompts_text, 
 _PROMPTS = "prompts.txt"
 OnPictures = Callable[[int, Path], None]
 """Told of a step and the directory of its pictures."""
+OnStep = Callable[[int, StepReport, Mapping[str, float]], None]
+"""Told of a finished step, counted from 1, the learner's report and the run's own figures."""
 
 
 def look_away(step: int, directory: Path) -> None:

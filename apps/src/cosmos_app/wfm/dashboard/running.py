@@ -17,25 +17,27 @@ from cosmos_app.wfm.dashboard.recorded import open_world_model_run, recipe_file
 from cosmos_core.serving_config import DashboardConfig
 
 _NICENESS = 10
+_STANDARD_ERROR = 2
 
 
 @contextmanager
-def served_dashboard(output: Path, config: DashboardConfig) -> Generator[None]:
+def served_dashboard(output: Path, config: DashboardConfig, *, as_json: bool) -> Generator[None]:
     """Serve the dashboard of a run while the block runs, if it is wanted; it says its address.
 
-    That it cannot be served is no reason not to train: ``logs/dashboard.log`` says why.
+    With ``as_json`` it says that on standard error. That it cannot be served is no reason not to
+    train: ``logs/dashboard.log`` says why.
     """
     with ExitStack() as stack:
         if config.enabled:
             with suppress(OSError):
-                _start(output, stack)
+                _start(output, stack, says=_STANDARD_ERROR if as_json else None)
         yield
 
 
-def _start(output: Path, stack: ExitStack) -> None:
+def _start(output: Path, stack: ExitStack, *, says: int | None) -> None:
     (output / "logs").mkdir(exist_ok=True)
     with (output / "logs" / "dashboard.log").open("ab") as log:
-        stack.callback(end_dashboard, start_dashboard(output, log=log, says=None))
+        stack.callback(end_dashboard, start_dashboard(output, log=log, says=says))
 
 
 async def serve_beside_run(run_dir: Path) -> int:

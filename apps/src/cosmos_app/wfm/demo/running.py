@@ -126,7 +126,7 @@ def build_base(recipe: DiffusionSftConfig, output: Path, *, seed: int, size: Dem
         recipe, model=str(output / "model"), data=pairs, output=str(output / "sft"), seed=seed
     )
 
-    def tell(step: int, report: StepReport) -> None:
+    def tell(step: int, report: StepReport, figures: Mapping[str, float]) -> None:
         if step % _TELL_EVERY == 0:
             click.echo(f"SFT step {step}/{recipe.num_steps}  loss {report.loss:.4f}")
 
