@@ -27,6 +27,8 @@ from cosmos_parallel import (
     load_sft_data,
     sft_loss,
     step_batches,
+    store_sft_data,
+    stored_sft_data,
 )
 
 RED, WIDE, BIG = "red-28x28.png", "blue-56x28.png", "green-56x56.png"
@@ -97,6 +99,13 @@ def test_every_way_to_name_a_picture_gives_the_tokens_it_takes(model_dir, reader
     assert spelt[5] == "hue?[red<|im_end|>]"
     images = [[Path(image).name for image in example.images] for example in data.examples]
     assert images == [[WIDE], [WIDE], [RED, WIDE], [WIDE], [WIDE], []]
+
+    store_sft_data(model_dir.parent / "store", path, model_dir, SftFormat())
+    stored = stored_sft_data(model_dir.parent / "store", path, model_dir, SftFormat())
+    assert stored is not None
+    assert [marked_spelling(tokenizer, example) for example in stored.examples] == spelt
+    for one, other in zip(stored.examples, data.examples, strict=True):
+        assert (one.images, one.name if one.images else "") == (other.images, one.name)
 
 
 def test_every_answer_of_a_conversation_is_trained_on_and_no_picture(model_dir, reader, tokenizer):

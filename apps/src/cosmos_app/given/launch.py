@@ -25,6 +25,7 @@ from cosmos_app.devices import needs_of_policies, require_devices, visible_devic
 from cosmos_app.errors import InterruptedRunError
 from cosmos_app.frame import NO_CHECKPOINT, Answers, RunFrame, hand_in, open_run
 from cosmos_app.given.data_config import num_kept_back
+from cosmos_app.given.encoded import encode_data
 from cosmos_app.given.files import (
     ask_to_stop,
     check_inputs,
@@ -95,6 +96,7 @@ async def run_given_recipe(recipe: GivenRecipe, *, resume: bool, as_json: bool) 
         parameters = prepare_model(recipe, run)
         if parameters:
             console.print(f"model: built with {parameters:,} parameters in {run.path / 'model'}")
+        await encode_data(recipe, run, console)
         if resume and not has_checkpoint(recipe, run):
             console.print(NO_CHECKPOINT)
         report = await GivenLaunch(recipe, run, console, num_rows).run()

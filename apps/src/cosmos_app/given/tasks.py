@@ -19,6 +19,7 @@ from cosmos_app.given.data_config import (
 )
 from cosmos_app.given.distillation import DistillationTask
 from cosmos_app.given.divided import Divided, OfRow, Rows, split_off
+from cosmos_app.given.encoded import stored_examples
 from cosmos_app.given.files import tokenizer_of
 from cosmos_app.given.preference_data import Encoder, PreferenceFormat, load_marked, load_pairs
 from cosmos_app.given.preferences import KtoTask, Layout, PairTask
@@ -35,6 +36,7 @@ from cosmos_app.prepare import require_one_vocabulary, require_sight
 from cosmos_parallel import (
     PictureReader,
     SftBatchConfig,
+    SftData,
     SftExample,
     SftFormat,
     TrainingMesh,
@@ -43,8 +45,16 @@ from cosmos_parallel import (
 )
 
 
-def open_task(recipe: GivenRecipe, model_dir: Path, mesh: TrainingMesh) -> Task[Any]:
+def open_task(
+    recipe: GivenRecipe, model_dir: Path, mesh: TrainingMesh, encoded: Path | None = None
+) -> Task[Any]:
     """Read the data of a recipe and load the models that only score; every rank calls.
+
+    Args:
+        recipe: what to train.
+        model_dir: the model that training starts from.
+        mesh: the ranks of this replica.
+        encoded: where the launcher has left examples (`encode_data`), if it has.
 
     Raises:
         SftDataError: if the data cannot be read.
@@ -58,7 +68,7 @@ def open_task(recipe: GivenRecipe, model_dir: Path, mesh: TrainingMesh) -> Task[
         case RewardModelRecipe():
             return _rewards(recipe, model_dir)
         case DistillationRecipe():
-            examples = supervised(recipe.data, recipe.trainer.batch, model_dir)
+            examples = supervised(recipe.data, recipe.trainer.batch, model_dir, encoded)
             require_one_vocabulary(recipe.teacher, model_dir)
             if examples.filler.image_inputs is not None:
                 for source in sources_of(recipe.data):
@@ -66,11 +76,13 @@ def open_task(recipe: GivenRecipe, model_dir: Path, mesh: TrainingMesh) -> Task[
             teacher = _frozen(recipe.teacher, mesh, recipe)
             return DistillationTask(examples, teacher, recipe.algorithm)
         case _:
-            return supervised(recipe.data, recipe.trainer.batch, model_dir)
+            return supervised(recipe.data, recipe.trainer.batch, model_dir, encoded)
 
 
-def supervised(data: SftDataConfig, batch: SftBatchConfig, model_dir: Path) -> SftTask:
-    """Read supervised examples.
+def supervised(
+    data: SftDataConfig, batch: SftBatchConfig, model_dir: Path, encoded: Path | None = None
+) -> SftTask:
+    """Read supervised examples: those that the launcher has encoded, or else their rows.
 
     Raises:
         SftDataError: if they cannot be read.
@@ -80,7 +92,12 @@ def supervised(data: SftDataConfig, batch: SftBatchConfig, model_dir: Path) -> S
     sets: dict[str, tuple[Sequence[SftExample], Sequence[SftExample]]] = {}
     num_left_out = 0
     for source in sources_of(data):
-        train, held_out, num_dropped = _examples_of(source, tokenizer, reader)
+
+        def load(path: Path, rows: SftFormat) -> SftData:
+            stored = stored_examples(encoded, path, model_dir, rows) if encoded else None
+            return stored or load_sft_data(path, tokenizer, rows, reader)
+
+        train, held_out, num_dropped = _examples_of(source, load)
         sets[source.name] = (train, held_out)
         num_left_out += num_dropped
     divided = Divided.of_sets(sets, shares_of(data.sets))
@@ -88,14 +105,14 @@ def supervised(data: SftDataConfig, batch: SftBatchConfig, model_dir: Path) -> S
 
 
 def _examples_of(
-    source: GivenSource, tokenizer: Any, reader: PictureReader | None
+    source: GivenSource, read: Callable[[Path, SftFormat], SftData]
 ) -> tuple[tuple[SftExample, ...], tuple[SftExample, ...], int]:
     """Return what is trained on and kept back, and how much of the former is too long."""
     num_dropped: list[int] = []  # of what is trained on, then of what is validated on
 
     def load(path: Path, rows: Rows) -> list[tuple[SftExample, ...]]:
         assert isinstance(rows, SftFormat)
-        found = load_sft_data(path, tokenizer, rows, reader)
+        found = read(path, rows)
         num_dropped.append(found.num_dropped)
         return found.by_row()
 

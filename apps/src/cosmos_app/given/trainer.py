@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from cosmos_app.errors import WrongStreamError
 from cosmos_app.exporting import export_trained
 from cosmos_app.given.classifier import export_classifier
+from cosmos_app.given.encoded import encoded_of
 from cosmos_app.given.files import checkpoints_of, model_of
 from cosmos_app.given.recipe import GivenRecipe, RewardModelRecipe
 from cosmos_app.given.tasks import open_task
@@ -55,7 +56,7 @@ class GivenTrainer:
         self._run = run
         self._mesh = mesh
         self._model_dir = model_of(recipe, run)
-        self._task = open_task(recipe, self._model_dir, mesh)
+        self._task = open_task(recipe, self._model_dir, mesh, encoded_of(run))
         self._is_rewarding = isinstance(recipe, RewardModelRecipe)
         self._model = load_causal_lm(self._model_dir, mesh, held_training(recipe))
         self.learner = Learner(self._model, learner_config(recipe, run), mesh=mesh)

@@ -128,6 +128,7 @@ from cosmos_parallel.sft_data import (
 )
 from cosmos_parallel.sft_examples import SftData, SftExample
 from cosmos_parallel.sft_rows import read_rows, read_rows_in
+from cosmos_parallel.sft_store import is_stored, store_sft_data, stored_sft_data
 from cosmos_parallel.sharding import (
     copy_weights,
     model_tensors,
@@ -262,6 +263,7 @@ __all__ = [
     "gather_sequence",
     "init_distributed",
     "is_of_value_head",
+    "is_stored",
     "lay_out",
     "load_causal_lm",
     "load_sft_data",
@@ -292,6 +294,8 @@ __all__ = [
     "shutdown_distributed",
     "step_batches",
     "step_examples",
+    "store_sft_data",
+    "stored_sft_data",
     "sum_gradients",
     "supported_models",
     "throughput",

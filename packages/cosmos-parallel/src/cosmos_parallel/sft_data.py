@@ -90,17 +90,26 @@ def load_sft_data(
         examples += kept
         row_sizes += [len(kept)] if kept else []
         num_dropped += len(made) - len(kept)
-    if not examples:
-        raise SftDataError(
-            f"SFT data {path} has no example of at most {rows.max_tokens} tokens "
-            f"({num_dropped} are longer)"
-        )
+    require_examples(Path(path), rows, len(examples), num_dropped)
     return SftData(
         examples=tuple(examples),
         num_dropped=num_dropped,
         reader=reader,
         row_sizes=tuple(row_sizes),
     )
+
+
+def require_examples(path: Path, rows: SftFormat, num_examples: int, num_dropped: int) -> None:
+    """Look whether there is any example of a data set.
+
+    Raises:
+        SftDataError: if all are too long, or there are no rows.
+    """
+    if not num_examples:
+        raise SftDataError(
+            f"SFT data {path} has no example of at most {rows.max_tokens} tokens "
+            f"({num_dropped} are longer)"
+        )
 
 
 def encode_examples(
