@@ -2,15 +2,17 @@
 
     python benchmarks/pairs.py rl [--most 40] [--only 3 17] [--seed 0] [--list]
     python benchmarks/pairs.py given
+    python benchmarks/pairs.py wfm
 
-The options are `LEVELS` of `pairs_rl.py` and `pairs_given.py`, each with the overrides of a recipe
-that stand for it; what does not go together, and `check` therefore refuses, is `CONFLICTS`. Any two
-options that go together meet in one of the rows, of which the first hold most pairs, so that with
---most the time is well spent. Each is checked as `cosmos-app check` does and run to its end with a
-tiny model; its books, steps, figures, validations and exported model are looked at. One in
---kill-each is killed at a random moment, whole or one process of it, and has to come to the same
-end, by itself or with --resume. What became of each is a line of `results.jsonl`, with what to run
-again by hand; rows that are there are not run again. A row takes half a minute of a CPU.
+The options are `LEVELS` of `pairs_rl.py`, `pairs_given.py` and `pairs_wfm.py`, each with the
+overrides of a recipe that stand for it; what does not go together, and `check` therefore refuses,
+is `CONFLICTS`. Any two options that go together meet in one of the rows, of which the first hold
+most pairs, so that with --most the time is well spent. Each is checked as `cosmos-app check` does
+and run to its end with a tiny model; its books, steps, figures, validations and exported model are
+looked at. One in --kill-each is killed at a random moment, whole or one process of it, and has to
+come to the same end, by itself or with --resume. What became of each is a line of `results.jsonl`,
+with what to run again by hand; rows that are there are not run again. A row takes half a minute of
+a CPU.
 """
 
 import argparse
@@ -28,20 +30,31 @@ from typing import Any
 
 import pairs_given
 import pairs_rl
+import pairs_wfm
 from measure import end_on_sigterm
 from pairs_cover import Row, covering_rows
-from pairs_judge import judge_given, judge_rl, records_of
+from pairs_judge import judge_given, judge_rl, judge_wfm, records_of
 
 ROOT = Path(__file__).resolve().parent.parent
-SWEEPS = {"rl": pairs_rl, "given": pairs_given}
-_LONGEST_S = 240.0
+SWEEPS = {"rl": pairs_rl, "given": pairs_given, "wfm": pairs_wfm}
+_LONGEST_S = 400.0
 
 
 class SweptRun:
     """One ``cosmos-app run`` of the sweep, and again with --resume if it was cut off."""
 
-    def __init__(self, output: Path, recipe: Path, overrides: Sequence[str]) -> None:
+    def __init__(
+        self,
+        output: Path,
+        recipe: Path,
+        overrides: Sequence[str],
+        victims: Sequence[str],
+        ranks: int,
+    ) -> None:
         self._output = output
+        self._victims = victims
+        torchrun = ["cosmos_app.torchrun", "--standalone", f"--nproc-per-node={ranks}", "-m"]
+        self._program = [sys.executable, "-m", *(torchrun if ranks > 1 else ()), "cosmos_app"]
         self._arguments = [str(recipe), f"output={output}", *overrides]
         self._log = output.with_suffix(".log")
         shutil.rmtree(output, ignore_errors=True)
@@ -52,7 +65,7 @@ class SweptRun:
         process = self._start()
         if rng is not None and process.poll() is None:
             self._wait_for_step(process, rng)
-            victim = rng.choice(("all", "policy", "rollout", "controller"))
+            victim = rng.choice(self._victims)
             self._note(f"killing {victim}")
             if victim != "all":
                 self._kill_one(victim)
@@ -71,7 +84,7 @@ class SweptRun:
     def _start(self, *flags: str) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "cosmos_app", "run", *self._arguments, *flags],
+                [*self._program, "run", *self._arguments, *flags],
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -85,7 +98,11 @@ class SweptRun:
     def _wait_for_step(self, process: subprocess.Popen[bytes], rng: random.Random) -> None:
         due, deadline = rng.randrange(3), time.monotonic() + _LONGEST_S
         while process.poll() is None and time.monotonic() < deadline:
-            done = {r["step"] for r in records_of(self._output) if r["role"] == "controller"}
+            done = {
+                record["step"]
+                for record in records_of(self._output)
+                if record.get("role", "controller") == "controller"
+            }
             if len(done) >= due and (self._output / "logs").exists():
                 break
             time.sleep(0.1)
@@ -134,7 +151,9 @@ def sweep_one(number: int, row: Row, options: argparse.Namespace) -> dict[str, A
         return {**found, "refused": refused}
     output = folder / f"{number:03d}"
     dies = rng.randrange(options.kill_each) == 0 if options.kill_each else False
-    problem = SweptRun(output, recipe, overrides).finish(rng if dies else None)
+    problem = SweptRun(output, recipe, overrides, sweep.VICTIMS, sweep.num_ranks(row)).finish(
+        rng if dies else None
+    )
     problems = [problem] if problem else []
     if not problems:
         try:
@@ -150,6 +169,8 @@ def judge(output: Path, row: Row, sweep: str, *, died: bool) -> list[str]:
     """Return what is wrong with a run that ended."""
     if sweep == "rl":
         return judge_rl(output, row, steps=pairs_rl.STEPS, groups=pairs_rl.GROUPS, died=died)
+    if sweep == "wfm":
+        return judge_wfm(output, steps=pairs_wfm.STEPS)
     return judge_given(output, row, steps=pairs_given.STEPS)
 
 
@@ -180,8 +201,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for number, row in enumerate(rows):
             print(number, row)
         return 0
-    pairs_rl.write_files(options.out / "files")
-    pairs_given.write_files(options.out / "files")
+    for each in SWEEPS.values():
+        each.write_files(options.out / "files")
     (options.out / options.sweep).mkdir(parents=True, exist_ok=True)
     path = options.out / options.sweep / "results.jsonl"
     results = {}

@@ -30,6 +30,8 @@ _RECIPES = {
 _ROWS = {"dpo": "pairs", "ipo": "pairs", "reward_model": "pairs", "kto": "marked"}
 _SHARED = ("model", "layout", "precision", "lora", "memory", "compile", "deterministic")
 
+VICTIMS = ("all", "policy")
+
 LEVELS: dict[str, dict[str, tuple[str, ...]]] = {
     "task": {
         "sft": (),
@@ -96,6 +98,12 @@ CONFLICTS = (
     {"layout": _STAGES, "precision": frozenset(("fp8",))},
     {"layout": _STAGES, "model": frozenset(("frozen", "tied"))},
 )
+
+
+def num_ranks(row: dict[str, str]) -> int:
+    """Return how many processes the sweep starts: the launcher starts the others."""
+    del row
+    return 1
 
 
 def recipe_of(row: dict[str, str]) -> str:

@@ -61,6 +61,22 @@ def judge_given(output: Path, row: Mapping[str, str], *, steps: int) -> list[str
     return problems
 
 
+def judge_wfm(output: Path, *, steps: int) -> list[str]:
+    """Return what is wrong with a run of a world model."""
+    records = records_of(output)
+    trained = sorted({record["step"] for record in records if "loss" in record})
+    problems = [] if trained == list(range(1, steps + 1)) else [f"losses of steps {trained}"]
+    problems += [
+        f"{name} is {value} at step {record['step']}"
+        for record in records
+        for name, value in record.items()
+        if value is None or not math.isfinite(value)
+    ]
+    if not list((output / "safetensors" / f"step_{steps}").rglob("*.safetensors")):
+        problems.append("nothing was saved")
+    return problems
+
+
 def _books(books: Mapping[str, Any], due: int) -> list[str]:
     spent = books["consumed"] + sum(books["dropped"].values()) + sum(books["in_flight"].values())
     problems = [] if books["issued"] == spent else [f"the books do not balance: {books}"]

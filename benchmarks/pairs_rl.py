@@ -68,6 +68,8 @@ _TEMPLATE = (
 _CHAT = "model.path={files}/chat_model"
 _PARITY = "reward.rewards=[{kind='python', name='parity', function='{files}/rewards.py:parity'}]"
 
+VICTIMS = ("all", "policy", "rollout", "controller")
+
 LEVELS: dict[str, dict[str, tuple[str, ...]]] = {
     "algorithm": {
         "grpo": ("algorithm.kind=grpo",),
@@ -303,6 +305,12 @@ def overrides_of(row: dict[str, str], files: Path) -> list[str]:
     """Return a row as the overrides of its recipe."""
     chosen = (override for factor, level in row.items() for override in LEVELS[factor][level])
     return [each.replace("{files}", str(files)) for each in (*FIXED, *chosen)]
+
+
+def num_ranks(row: dict[str, str]) -> int:
+    """Return how many processes the sweep starts: the launcher starts the others."""
+    del row
+    return 1
 
 
 def recipe_of(row: dict[str, str]) -> str:

@@ -10,6 +10,7 @@ sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
 import pairs_given
 import pairs_rl
+import pairs_wfm
 from pairs_cover import covering_rows, is_wrong
 
 from cosmos_app.recipes import load_any_recipe
@@ -38,7 +39,7 @@ def test_each_pair_that_goes_together_is_in_a_row_and_no_row_has_a_conflict() ->
     assert rows == list(covering_rows(FACTORS, CONFLICTS, seed=0))
 
 
-@pytest.mark.parametrize("sweep", [pairs_rl, pairs_given])
+@pytest.mark.parametrize("sweep", [pairs_rl, pairs_given, pairs_wfm])
 def test_every_level_is_of_a_recipe_beside_some_others(sweep, tmp_path: Path) -> None:
     factors = {factor: tuple(levels) for factor, levels in sweep.LEVELS.items()}
     for row in itertools.islice(covering_rows(factors, sweep.CONFLICTS, seed=0), 12):
