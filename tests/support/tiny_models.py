@@ -53,16 +53,20 @@ def write_random(config: transformers.PretrainedConfig, path: Path, *, seed: int
 def name_as_published(path: Path) -> None:
     """Give the tensors of a Kimi checkpoint their published names.
 
-    transformers writes ``blocks`` for all layers, where only those that see are called so, and
-    leaves its own prefix to one norm.
+    transformers writes ``blocks`` for all layers, where only those that see are called so, leaves
+    its own prefix to one norm, takes what cuts pictures up for a part of the encoder, and spells
+    the architecture by its own class.
     """
+    config = path / "config.json"
+    config.write_text(config.read_text().replace('"Kimi_K25For', '"KimiK25For'))
     file = path / "model.safetensors"
-    tensors = {
-        name.replace("language_model.model.blocks.", "language_model.model.layers.").replace(
-            "model.mm_projector.", "mm_projector."
-        ): value
-        for name, value in load_file(file).items()
-    }
+    tensors = load_file(file)
+    for theirs, published in (
+        ("language_model.model.blocks.", "language_model.model.layers."),
+        ("model.mm_projector.", "mm_projector."),
+        ("vision_tower.encoder.patch_embed.", "vision_tower.patch_embed."),
+    ):
+        tensors = {name.replace(theirs, published): each for name, each in tensors.items()}
     save_file(tensors, file, {"format": "pt"})
 
 

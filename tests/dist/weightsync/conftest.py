@@ -19,6 +19,7 @@ import cosmos_weightsync
 
 HERE = Path(__file__).parent
 SOURCE = Path(cosmos_weightsync.__file__).parents[1]
+SUPPORT = HERE.parents[1] / "support"
 
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -45,7 +46,7 @@ class Process:
     """A script of this folder; `ask` sends a command and waits for its answer."""
 
     def __init__(self, script: str, setup: dict[str, Any], first_on_path: str = "") -> None:
-        path = os.pathsep.join(filter(None, [first_on_path, str(SOURCE)]))
+        path = os.pathsep.join(filter(None, [first_on_path, str(SOURCE), str(SUPPORT)]))
         self._popen = subprocess.Popen(
             [sys.executable, str(HERE / script), json.dumps(setup)],
             stdin=subprocess.PIPE,

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # Importing vLLM is i
 ONE_WORKER = [
     *("llama2", "llama3", "qwen2.5", "qwen3", "qwen3-tied", "qwen3-moe", "qwen2.5-vl"),
     *("deepseek-v3", "moonlight", "mistral", "gemma", "gemma2", "gemma3", "phi2", "phi3"),
-    "gpt-oss",
+    *("gpt-oss", "qwen3.5", "qwen3.5-moe", "muse-glimmer", "kimi-2.5"),
 ]
 # Split heads, one key/value head for two workers, fused checkpoints, latent attention, experts.
 TWO_WORKERS = ["llama3", "llama-one-kv-head", "phi3", "qwen3-moe", "deepseek-v3", "gpt-oss"]

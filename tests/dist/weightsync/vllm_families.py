@@ -80,12 +80,66 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("bloom", {"n_head": 4, "n_layer": 2, "tie_word_embeddings": True}),
     "gpt-oss": ("gpt_oss", {"intermediate_size": 128, "num_local_experts": 4}),
 }
+STATES = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
+_EYES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "pos_emb_height": 4,
+    "pos_emb_width": 4,
+}
+# with a language model of its own kind, and what else is set
+SEEING: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "qwen3.5": ("qwen3_5", STATES, {"vision_config": VISION | {"num_position_embeddings": 16}}),
+    "qwen3.5-moe": (
+        "qwen3_5_moe",
+        {**STATES, **EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 32},
+        {"vision_config": VISION | {"num_position_embeddings": 16}},
+    ),
+    "muse-glimmer": (
+        "muse_glimmer",
+        {"sliding_window": 4, "pad_token_id": None},
+        {
+            # by vLLM's names too, in which four patches are one token
+            "vision_config": {**_EYES, "output_dim": 128, "adapter_dim": 32},
+            "out_hidden_size": 128,
+            "projector_hidden_size": 32,
+        },
+    ),
+    "kimi-2.5": (
+        "kimi_k25",
+        {"model_type": "deepseek_v3", **LATENT, "q_lora_rank": 32, "pad_token_id": None},
+        {"vision_config": _EYES, "projection_hidden_size": 32},
+    ),
+}
+
+
+def _seeing(family: str) -> torch.nn.Module:
+    kind, text, more = SEEING[family]
+    marks = {"image_token_id": 248, "video_token_id": 249, "tie_word_embeddings": False}
+    config = AutoConfig.for_model(kind, text_config={**DENSE, **text}, **more, **marks)
+    return AutoModelForImageTextToText.from_config(config)
 
 
 def write_checkpoint(family: str, seed: int, folder: Path) -> None:
-    """What `save_pretrained` writes of a model in float32."""
-    kind, options = FAMILIES[family]
+    """What `save_pretrained` writes of a model in float32, under its published names."""
     torch.manual_seed(seed)
+    if family in SEEING:
+        _seeing(family).float().save_pretrained(folder)
+        write_tokenizer(folder)
+        if family.startswith("kimi"):
+            from tiny_models import name_as_published
+
+            name_as_published(folder)
+        return
+    kind, options = FAMILIES[family]
     if kind == "qwen2_5_vl":
         heads = {"num_attention_heads": 2, "num_key_value_heads": 1}  # 64 // 2 is 32.
         rope = {"type": "mrope", "mrope_section": [4, 6, 6]}
@@ -123,7 +177,7 @@ def import_without_torchvision() -> None:
 def register_here(folder: Path) -> None:
     """Have vLLM look at the model's class in this process rather than in one of its own."""
     for name in json.loads((folder / "config.json").read_text())["architectures"]:
-        if "VL" in name:
+        if "VL" in name or name.startswith(("Qwen3_5", "MuseGlimmer", "KimiK25")):
             import_without_torchvision()
         known = ModelRegistry.models[name]
         if hasattr(known, "load_model_cls"):

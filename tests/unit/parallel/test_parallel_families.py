@@ -231,6 +231,9 @@ def test_every_family_of_the_readme_is_listed_with_its_axes():
     seeing = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
     for kind in (*seeing, "mistral", "gemma", "gemma3_text", "phi", "phi3"):
         assert by_type[kind].axes == ("dp_replicate", "dp_shard", "cp", "tp")
+    # they see, and count tokens of pictures as those of text
+    for kind in ("llava", "llava_next", "internvl", "mistral3", "aya_vision", "idefics3"):
+        assert by_type[kind].axes == ("dp_replicate", "dp_shard", "cp", "tp")
     # it caps its scores; mixtures of experts
     for kind in ("gemma2", "qwen2_moe", "mixtral", "glm4_moe", "olmoe", "deepseek_v2"):
         assert by_type[kind].axes == ("dp_replicate", "dp_shard", "cp", "tp")
@@ -241,7 +244,7 @@ def test_every_family_of_the_readme_is_listed_with_its_axes():
         assert "tp" in by_type[kind].axes
     assert "tp" not in by_type["diffusion_gemma"].axes
     # attention of its own, chunks of a row, pictures that see each other
-    for kind in ("bloom", "llama4_text", "doge", "phi4_multimodal"):
+    for kind in ("bloom", "llama4_text", "doge", "phi4_multimodal", "gemma3", "mllama", "glm4v"):
         assert "cp" not in by_type[kind].axes
     # some of their layers hand a state from token to token, which would end with a rank's stretch
     for kind in ("qwen3_next", "qwen4_exp_text", "olmo_hybrid"):
@@ -251,7 +254,10 @@ def test_every_family_of_the_readme_is_listed_with_its_axes():
 
 @pytest.mark.parametrize(
     "kind",
-    ["Mistral", "Phi3", "Qwen2_5_VL", "Qwen3VL", "Qwen3Next", "OlmoHybrid", "Mixtral", "Llama4"],
+    [
+        *("Mistral", "Phi3", "Qwen2_5_VL", "Qwen3VL", "Qwen3Next", "OlmoHybrid"),
+        *("Mixtral", "Llama4", "Llava", "InternVL"),
+    ],
 )
 def test_listed_axes_are_those_of_a_config(kind):
     config = getattr(transformers, f"{kind}Config")()

@@ -6,18 +6,21 @@ whole sequences, pictures among them, and its decoder is given a stretch of thos
 
     tokens   t t p p p p | p p t t t t      what rank 0 and rank 1 attend from
     vision   1 picture     2 frames         looked at by one rank each (`share_sight`)
+
+Where a vision part cannot be shared every rank looks at all, and goes on with its stretch.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
 from cosmos_parallel.changed_scores import attend_spelled_out, changes_scores
-from cosmos_parallel.context_sight import share_sight
+from cosmos_parallel.context_sight import share_pictures, share_sight
 from cosmos_parallel.errors import MeshError
 from cosmos_parallel.packed_attention import (
     CONTEXT_ATTENTION,
@@ -25,7 +28,7 @@ from cosmos_parallel.packed_attention import (
     row_layers,
     takes_any_attention,
 )
-from cosmos_parallel.rotary_axes import has_rotary_axes, whole_axes
+from cosmos_parallel.rotary_axes import has_rotary_axes, sees, whole_axes
 from cosmos_parallel.sequences import Visibility, gather_sequence, kept_columns, padded_rows
 
 if TYPE_CHECKING:
@@ -83,6 +86,9 @@ class _ContextHooks:
         if has_rotary_axes(model.config):
             body.register_forward_pre_hook(self._divide_embeddings, with_kwargs=True)
             share_sight(model, group)
+        elif sees(model.config):
+            body.register_forward_pre_hook(self._divide_counted, with_kwargs=True)
+            share_pictures(model, group)
         else:
             model.register_forward_pre_hook(self._divide_tokens, with_kwargs=True)
         body.register_forward_hook(self._gather)
@@ -128,6 +134,24 @@ class _ContextHooks:
             "inputs_embeds": self._stretch(functional.pad(embedded, (0, 0, *missing))),
             "position_ids": self._stretch(axes, dim=2),
             "visibility": Visibility.of(axes[0], self._group),
+        }
+
+    def _divide_counted(
+        self, decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Divide rows of embedded tokens and pictures, for a decoder that counts both alike."""
+        embedded: Tensor = kwargs["inputs_embeds"]
+        rows = embedded.shape[:2]
+        positions: Tensor | None = kwargs.get("position_ids")
+        if positions is None:
+            positions = torch.arange(rows[1], device=embedded.device)
+        missing = (0, -rows[1] % self._group.size())
+        # what is added belongs to the sample before it, as no position is 0
+        positions = functional.pad(positions.expand(rows), missing, value=1)
+        return args, kwargs | {
+            "inputs_embeds": self._stretch(functional.pad(embedded, (0, 0, *missing))),
+            "position_ids": self._stretch(positions),
+            "visibility": Visibility.of(positions, self._group),
         }
 
     def _stretch(self, rows: Tensor, dim: int = 1) -> Tensor:

@@ -21,6 +21,9 @@ from cosmos_parallel.sequences import gather_sequence
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+# behind their vision parts a projector works picture by picture, and nothing counts them between
+_PICTURE_BY_PICTURE = frozenset({"internvl", "llava", "llava_next", "llava_onevision", "vipllava"})
+
 
 def share_sight(model: "PreTrainedModel", group: dist.ProcessGroup) -> None:
     """Have each rank of a group look at its share of the frames, and all know what was seen.
@@ -33,6 +36,20 @@ def share_sight(model: "PreTrainedModel", group: dist.ProcessGroup) -> None:
         group: the ranks, which are given the same pictures.
     """
     _SightHooks(model.get_encoder(modality="image"), group)
+
+
+def share_pictures(model: "PreTrainedModel", group: dist.ProcessGroup) -> None:
+    """Have each rank of a group look at its share of the pictures, where they are of one shape.
+
+    In models that are none of these, or are told sizes of pictures too, every rank looks at all.
+
+    Args:
+        model: that sees.
+        group: the ranks, which are given the same pictures.
+    """
+    if model.config.model_type in _PICTURE_BY_PICTURE:
+        base: Any = model.base_model  # of Hugging Face
+        _PictureHooks(base.vision_tower, base.multi_modal_projector, group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +117,56 @@ class _SightHooks:
     def _gather(self, vision: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         deep: Sequence[Tensor] = getattr(output, "deepstack_features", None) or ()
         seen: Tensor = torch.stack([output.pooler_output, *deep], dim=1)
-        mine = self._parts[self._group.rank()].num_patches
-        lengths = [part.num_patches * len(seen) // mine for part in self._parts]
-        padded = functional.pad(seen, (0, 0, 0, 0, 0, max(lengths) - len(seen)))
-        parts = gather_sequence(padded[None], self._group)[0].split(max(lengths))
-        whole = torch.cat(
-            [
-                part[:length]
-                for part, length, frames in zip(parts, lengths, self._parts, strict=True)
-                if frames.counts
-            ]
-        )
-        output.pooler_output, *found = whole.unbind(1)
+        output.pooler_output, *found = _gathered(seen, self._parts, self._group).unbind(1)
         if deep:
             output.deepstack_features = found
         return output
+
+
+class _PictureHooks:
+    """Gives the vision part this rank's pictures, and who follows its projector those of all."""
+
+    def __init__(self, vision: nn.Module, projector: nn.Module, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._parts: list[Frames] = []
+        vision.register_forward_pre_hook(self._divide, with_kwargs=True)
+        projector.register_forward_hook(self._gather)
+
+    def _divide(
+        self, vision: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        pixels: Tensor = args[0] if args else kwargs["pixel_values"]
+        self._parts = []
+        if "image_sizes" in kwargs:
+            return args, kwargs
+        # each is a frame of one patch
+        ones = torch.ones(len(pixels), 3, dtype=torch.int64, device=pixels.device)
+        self._parts = divide_frames(ones, self._group.size())
+        mine = self._parts[self._group.rank()]
+        pixels = pixels.narrow(0, mine.first, mine.num_patches)
+        return ((pixels, *args[1:]), kwargs) if args else ((), kwargs | {"pixel_values": pixels})
+
+    def _gather(self, projector: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        return _gathered(output, self._parts, self._group) if self._parts else output
+
+
+def _gathered(seen: Tensor, parts: Sequence[Frames], group: dist.ProcessGroup) -> Tensor:
+    """Return what all ranks have seen of the frames that count, in their order.
+
+    Args:
+        seen: [N, ...] of this rank's frames, as many of each patch as other ranks have.
+        parts: of all ranks.
+        group: the ranks.
+    """
+    mine = parts[group.rank()].num_patches
+    lengths = [part.num_patches * len(seen) // mine for part in parts]
+    missing = max(lengths) - len(seen)
+    padded = functional.pad(seen, (0, 0) * (seen.ndim - 1) + (0, missing))
+    found = gather_sequence(padded[None], group)[0].split(max(lengths))
+    return torch.cat(
+        [
+            part[:length]
+            for part, length, frames in zip(found, lengths, parts, strict=True)
+            if frames.counts
+        ]
+    )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from cosmos_parallel.errors import MeshError
 from cosmos_parallel.mesh import ParallelConfig
 from cosmos_parallel.packed_attention import state_layers
-from cosmos_parallel.rotary_axes import ROTARY_TYPES, sees
+from cosmos_parallel.rotary_axes import COUNTING_TYPES, ROTARY_TYPES, sees
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -198,14 +198,14 @@ def _axes_of(settings: Any, model_type: str, *, is_text: bool) -> tuple[str, ...
 
     ``tp`` needs a plan of the model's own in which every style is known here; ``cp`` rotary axes,
     or a decoder of text whose layers all attend, by any function: that it says which of its modules
-    make a pipeline is a sign of it.
+    make a pipeline is a sign of it. It may be that of a model that sees and counts as text does.
     """
     axes = ["dp_replicate", "dp_shard"]
     styles = set((tensor_plan(settings) or {"": "none"}).values())
     says_parts = getattr(settings, "base_model_pp_plan", None) is not None
     has_sight = "vision_config" in getattr(settings, "sub_configs", ())
-    may_divide = (
-        is_text and not has_sight and (says_parts or settings.model_type in _BY_ANY_ATTENTION)
+    may_divide = (says_parts or settings.model_type in _BY_ANY_ATTENTION) and (
+        (is_text and not has_sight) or model_type in COUNTING_TYPES
     )
     if (may_divide and _attends_only(settings)) or model_type in ROTARY_TYPES:
         axes.append("cp")
@@ -220,18 +220,21 @@ def _attends_only(settings: Any) -> bool:
     Args:
         settings: of the decoder, or its class, of which the default is asked.
     """
+    if isinstance(settings, type) and hasattr(settings, "layer_types"):
+        settings = _default(settings)
+    return not state_layers(settings)
+
+
+def _default(kind: type[Any]) -> Any:
+    """Return a config with nothing set."""
     from transformers.utils import logging
 
-    if isinstance(settings, type):
-        if not hasattr(settings, "layer_types"):
-            return not state_layers(settings)
-        level = logging.get_verbosity()
-        logging.set_verbosity_error()  # tokens beyond a default vocabulary are no news
-        try:
-            settings = settings()
-        finally:
-            logging.set_verbosity(level)
-    return not state_layers(settings)
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()  # tokens beyond a default vocabulary are no news
+    try:
+        return kind()
+    finally:
+        logging.set_verbosity(level)
 
 
 def tensor_plan(settings: Any) -> Mapping[str, str]:
@@ -254,7 +257,7 @@ def supported_models() -> list[ModelSupport]:
 
     A native one can be had from transformers as well; its axes are all that one of them has.
     """
-    from transformers import CONFIG_MAPPING
+    from transformers import CONFIG_MAPPING, AutoConfig
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
@@ -266,8 +269,9 @@ def supported_models() -> list[ModelSupport]:
     ]
     sighted = set(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
     for kind in sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *sighted} - NATIVE_TYPES.keys()):
-        classes = getattr(CONFIG_MAPPING[kind], "sub_configs", {})
-        text = classes.get("text_config")
+        text = getattr(CONFIG_MAPPING[kind], "sub_configs", {}).get("text_config")
+        if text is AutoConfig:  # of any type; what it is by default
+            text = type(_default(CONFIG_MAPPING[kind]).get_text_config())
         axes = _axes_of(text or CONFIG_MAPPING[kind], kind, is_text=text is None)
         seeing = " (with images)" if kind in sighted else ""
         found.append(

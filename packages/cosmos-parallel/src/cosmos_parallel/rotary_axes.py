@@ -15,6 +15,21 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 ROTARY_TYPES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"})
+# decoders of text that count tokens, those of pictures among them, and let none see a later one
+COUNTING_TYPES = frozenset(
+    {
+        "aya_vision",
+        "cohere2_vision",
+        "idefics3",
+        "internvl",
+        "llava",
+        "llava_next",
+        "llava_onevision",
+        "mistral3",
+        "smolvlm",
+        "vipllava",
+    }
+)
 _NUM_AXES = 4
 
 
