@@ -41,9 +41,13 @@ ALLOWED: dict[str, dict[str, str]] = {
     "cosmos_parallel/nccl_groups.py": {"finish": _DONE},
     "cosmos_parallel/replicas.py": {"receive": _GROUP, "_finish": _GROUP},
     "cosmos_parallel/storage.py": {"write_state": _STORAGE, "read_state": _STORAGE},
+    "cosmos_rollout/carried_through.py": {
+        "carry_through": "for what must not be given up half-way; its parts have deadlines"
+    },
     "cosmos_rollout/engines/endpoint.py": {"_streamed": "until whoever paused it resumes it"},
     "cosmos_rollout/engines/in_process.py": {
         "generate": _ENGINE,
+        "load_version": "as the one who fetches does; the source gives up by itself",
         "aclose": _ENGINE,
         "_drive": "until whoever paused it resumes it",
     },

@@ -68,7 +68,7 @@ class EitherClient:
         self.llm = llm
         self.kv = "keep"
         self._clients = {
-            "keep": VLLMWeightClient(llm, kv_cache="keep"),
+            "keep": VLLMWeightClient(llm, kv_cache="keep", salted=True),
             "recompute": VLLMWeightClient(llm, kv_cache="recompute"),
         }
 

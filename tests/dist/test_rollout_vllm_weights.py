@@ -83,7 +83,8 @@ class Breakable:
     """The client of cosmos_weightsync, which can be told to stop in the middle of a swap."""
 
     def __init__(self, llm, kv: str) -> None:
-        self._llm, self._client, self.breaks = llm, VLLMWeightClient(llm, kv_cache=kv), False
+        self._llm, self.breaks = llm, False
+        self._client = VLLMWeightClient(llm, kv_cache=kv, salted=True)
 
     async def connect(self, endpoints: Sequence[str]) -> None:
         await self._client.connect(endpoints)

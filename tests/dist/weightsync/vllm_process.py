@@ -24,8 +24,11 @@ SETUP: dict[str, Any] = json.loads(sys.argv[1])
 class Generation:
     """One request that runs until it is stopped."""
 
-    def __init__(self, engine: AsyncLLM, prompt: list[int], name: str) -> None:
+    def __init__(
+        self, engine: AsyncLLM, prompt: list[int], name: str, client: VLLMWeightClient | None
+    ) -> None:
         self._engine = engine
+        self._salt = client.cache_salt if client is not None else None
         self._prompt = prompt
         self._name = name
         self.output: Any = None
@@ -39,7 +42,7 @@ class Generation:
             logprobs=0,
             output_kind=RequestOutputKind.CUMULATIVE,
         )
-        prompt = {"prompt_token_ids": self._prompt}
+        prompt = {"prompt_token_ids": self._prompt, "cache_salt": self._salt}
         async for output in self._engine.generate(prompt, sampling, request_id=self._name):
             self.output = output.outputs[0]
 
@@ -98,6 +101,7 @@ class Engine:
         self.client = VLLMWeightClient(
             self.engine,
             kv_cache="keep" if kv_cache == "keep" else "recompute",
+            salted=True,
             init_info={"transport": transport, "reuse": reuse},
             timeout_s=60,
         )
@@ -124,7 +128,7 @@ class Engine:
         assert self.client is not None
         self.count += 1
         running = [
-            Generation(self.engine, prompt, f"{self.count}-{index}")
+            Generation(self.engine, prompt, f"{self.count}-{index}", self.client)
             for index, prompt in enumerate(prompts)
         ]
         await asyncio.gather(*(one.until(10) for one in running))
@@ -148,7 +152,7 @@ class Engine:
 
     async def generate(self, prompt: list[int], num_tokens: int) -> dict[str, Any]:
         self.count += 1
-        one = Generation(self.engine, prompt, f"{self.count}")
+        one = Generation(self.engine, prompt, f"{self.count}", self.client)
         await one.until(num_tokens)
         return await one.stop()
 

@@ -104,6 +104,7 @@ def vllm_client(
     return VLLMWeightClient(
         engine,
         kv_cache=kv,
+        salted=True,  # as requests of `VLLMConfig` are
         init_info={
             "transport": config.transport,
             "bucket_bytes": int(config.bucket_mib * _MIB),

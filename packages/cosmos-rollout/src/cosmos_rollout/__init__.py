@@ -34,6 +34,7 @@ from cosmos_rollout.engines import (
     VLLMConfig,
     WeightClientFactory,
     answer_scores,
+    attach_vllm,
     cpu_environment,
     longest_context,
     random_script,
@@ -58,6 +59,7 @@ from cosmos_rollout.environments import (
 )
 from cosmos_rollout.episode import Episode, Message
 from cosmos_rollout.errors import (
+    DuplicateRequestError,
     EmptyPromptError,
     EngineClosedError,
     EngineDeadError,
@@ -82,6 +84,7 @@ from cosmos_rollout.errors import (
     TokenRangeError,
     UserCodeError,
     WeightLoadError,
+    WrongLoopError,
 )
 from cosmos_rollout.occupancy import OccupancyReading
 from cosmos_rollout.producer import (
@@ -148,6 +151,7 @@ __all__ = [
     "Conversation",
     "DecodedToken",
     "Decoder",
+    "DuplicateRequestError",
     "EmptyPromptError",
     "EndpointConfig",
     "EndpointEngine",
@@ -251,7 +255,9 @@ __all__ = [
     "WeightClientFactory",
     "WeightLoadError",
     "WeightSource",
+    "WrongLoopError",
     "answer_scores",
+    "attach_vllm",
     "cpu_environment",
     "data_set_of",
     "find_callable",

@@ -13,12 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cosmos_core.trajectory import FinishReason, TeacherScores, VersionSpan
-from cosmos_rollout.errors import (
-    EmptyPromptError,
-    NoPicturesError,
-    PromptTooLongError,
-    TokenRangeError,
-)
+from cosmos_rollout.whole_numbers import token_tuple, whole
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +21,7 @@ if TYPE_CHECKING:
 KvPolicy = Literal["keep", "recompute"]
 SleepPolicy = Literal["keep", "discard"]
 """What becomes of the weights while an engine sleeps: kept in host memory, or given up."""
+_SEEDS = range(-(1 << 63), 1 << 64)  # what generators of torch take
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +33,7 @@ class Sampling:
         top_p: keep the likeliest tokens whose probabilities sum to at least this.
         max_new_tokens: the response ends here with reason "length", or earlier where the model's
             context ends.
-        seed: with the prompt and the weights it determines the response.
+        seed: with the prompt and the weights it determines the response; of 64 bits.
         stop_token_ids: the response ends with the first of these, which is part of it.
     """
 
@@ -52,8 +48,14 @@ class Sampling:
             raise ValueError(f"temperature has to be 0 or more, found {self.temperature}")
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p has to be in (0, 1], found {self.top_p}")
+        for name in ("max_new_tokens", "seed"):
+            object.__setattr__(self, name, whole(getattr(self, name), name))
+        stops = token_tuple(self.stop_token_ids, "stop_token_ids")
+        object.__setattr__(self, "stop_token_ids", stops)
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens has to be 1 or more, found {self.max_new_tokens}")
+        if self.seed not in _SEEDS:
+            raise ValueError(f"seed has to be a number of 64 bits, found {self.seed}")
 
     def with_seed(self, seed: int) -> "Sampling":
         """Return the same sampling with another seed."""
@@ -80,6 +82,17 @@ class GenerationRequest:
     prompt_token_ids: tuple[int, ...]
     sampling: Sampling
     images: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Take tokens of any sequence, array or tensor of one dimension.
+
+        Raises:
+            ValueError: if the tokens are none, or the id is no text.
+        """
+        if not isinstance(self.request_id, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"request_id has to be a text, found {self.request_id!r}")
+        tokens = token_tuple(self.prompt_token_ids, "prompt_token_ids")
+        object.__setattr__(self, "prompt_token_ids", tokens)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,7 +197,9 @@ class RolloutEngine(Protocol):
         """Yield the samples as they finish, in any order; closing the generator aborts the rest.
 
         Raises:
-            PromptError: before anything is generated, if one of the requests cannot be served.
+            PromptError: before anything is generated, if one of the requests cannot be served;
+                `DuplicateRequestError` if another one in flight has its id.
+            WrongLoopError: in another event loop than the engine's.
             EngineDeadError: if the engine died; whatever was in flight is lost.
             EngineClosedError: after `aclose`.
         """
@@ -200,6 +215,9 @@ class RolloutEngine(Protocol):
 
     async def load_version(self, version: int, endpoints: Sequence[str]) -> LoadReport:
         """Fetch ``version`` or a newer one while generating, then swap at a token boundary.
+
+        Cancelled while it fetches, the engine keeps its weights; a swap that has begun is finished
+        first, so that `weight_version` is what samples the next token.
 
         Raises:
             EnginePausedError: if the engine was paused by its user.
@@ -331,56 +349,6 @@ class WeightClient(Protocol):
             Exception: anything; it becomes a `WeightLoadError`.
         """
         ...
-
-
-def check_request(
-    request: GenerationRequest, *, context_length: int, vocabulary_size: int
-) -> GenerationRequest:
-    """Return the request with ``max_new_tokens`` cut to what the context leaves.
-
-    Raises:
-        EmptyPromptError: if there is no prompt token.
-        PromptTooLongError: if the prompt leaves no room for a new token.
-        TokenRangeError: if a prompt token is outside the vocabulary.
-    """
-    prompt = request.prompt_token_ids
-    if not prompt:
-        raise EmptyPromptError(f"request {request.request_id}: the prompt has no tokens")
-    room = context_length - len(prompt)
-    if room < 1:
-        raise PromptTooLongError(
-            f"request {request.request_id}: the prompt has {len(prompt)} tokens, "
-            f"a context of {context_length} leaves room for {context_length - 1} at most"
-        )
-    if min(prompt) < 0 or max(prompt) >= vocabulary_size:
-        bad = next(token for token in prompt if not 0 <= token < vocabulary_size)
-        raise TokenRangeError(
-            f"request {request.request_id}: prompt token {bad} is outside the vocabulary "
-            f"0..{vocabulary_size - 1}"
-        )
-    if request.sampling.max_new_tokens <= room:
-        return request
-    return replace(request, sampling=replace(request.sampling, max_new_tokens=room))
-
-
-def check_requests(
-    requests: Sequence[GenerationRequest], *, context_length: int, vocabulary_size: int
-) -> list[GenerationRequest]:
-    """Return all of them as `check_request` does, or raise what it raises of the first bad one."""
-    return [
-        check_request(request, context_length=context_length, vocabulary_size=vocabulary_size)
-        for request in requests
-    ]
-
-
-def refuse_pictures(requests: Sequence[GenerationRequest], engine: str) -> None:
-    """Raise `NoPicturesError` for a request with pictures or videos to an engine without sight."""
-    for request in requests:
-        if request.images:
-            raise NoPicturesError(
-                f"request {request.request_id} has {len(request.images)} pictures or videos, and "
-                f"{engine} takes none; VLLMConfig does, with a model that sees"
-            )
 
 
 def merge_versions(versions: Sequence[int]) -> tuple[VersionSpan, ...]:

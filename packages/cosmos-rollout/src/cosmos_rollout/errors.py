@@ -44,8 +44,16 @@ class PictureError(PromptError):
     drop_as = "picture or video that cannot be used"
 
 
+class DuplicateRequestError(PromptError):
+    """Raised for a request whose id another request in flight has."""
+
+
 class NoPicturesError(PromptError):
     """Raised for a request with pictures or videos to a model, or an engine, that takes none."""
+
+
+class WrongLoopError(RolloutError):
+    """Raised when an engine or a pool is used from another event loop than its own."""
 
 
 class EngineError(RolloutError):

@@ -7,13 +7,17 @@ and what is then in its queue is never answered.
 import asyncio
 import multiprocessing
 import os
+import pickle
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import TypeVar
 
 from pebble import ProcessPool
 
+from cosmos_rollout.one_loop import OneLoop
 from cosmos_rollout.tether import start_worker
 
 T = TypeVar("T")
@@ -25,6 +29,18 @@ _IF_MAIN = (
     "each begins by importing the script that was started: if that script runs on as it is "
     'imported, put what it runs under `if __name__ == "__main__":`'
 )
+_NO_FILE = (
+    "each begins by importing the script that was started, and {} is no file, as when it is read "
+    "from standard input: put it into one"
+)
+_DAEMON = (
+    "this process is a daemon, as workers of multiprocessing.Pool and of a DataLoader are, and may "
+    "not have processes of its own: use concurrent.futures.ProcessPoolExecutor, or daemon=False"
+)
+
+
+class UnsendableError(Exception):
+    """Raised for arguments that pickle cannot take to another process."""
 
 
 class LastingPool:
@@ -48,6 +64,7 @@ class LastingPool:
         self._context.set_forkserver_preload([*preload])
         self._pool = self._make()
         self._endings: set[asyncio.Task[None]] = set()
+        self._loop = OneLoop("this pool of worker processes")
         self._closed = False
 
     async def run(
@@ -56,7 +73,7 @@ class LastingPool:
         """Call a function in a worker.
 
         Args:
-            function: importable where the workers are.
+            function: importable where the workers are; it raises nothing.
             arguments: of the call.
             timeout_s: counted from when a worker takes it; then the worker is killed.
 
@@ -64,7 +81,12 @@ class LastingPool:
             TimeoutError: it took too long.
             ProcessExpired: its worker died over it.
             BrokenProcessPool: no worker could be had, several times, or the pool was closed.
+            UnsendableError: the arguments cannot be pickled.
+            WrongLoopError: another event loop uses the pool at this moment.
         """
+        self._loop.check_if_runs()
+        if multiprocessing.current_process().daemon:
+            raise BrokenProcessPool(_DAEMON)
         reason = "the pool was closed"
         for _ in range(_TRIES):
             if self._closed:
@@ -76,8 +98,10 @@ class LastingPool:
                 except RuntimeError as error:  # it broke just now
                     raise BrokenProcessPool(str(error)) from error
                 return await _answer(pool, future)
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                raise UnsendableError(str(error)) from error
             except BrokenProcessPool as error:
-                reason = f"{str(error) or repr(error.__cause__)}; {_IF_MAIN}"
+                reason = f"{str(error) or repr(error.__cause__)}; {_advice()}"
         raise BrokenProcessPool(f"no worker process could be had: {reason}")
 
     async def aclose(self) -> None:
@@ -113,6 +137,14 @@ async def _answer(pool: ProcessPool, future: Future[T]) -> T:
         return answer.result()
     finally:
         answer.cancel()  # of no effect on one that is done
+
+
+def _advice() -> str:
+    """Return why workers may all end as they start."""
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    if script is not None and not Path(script).exists():
+        return _NO_FILE.format(script)
+    return _IF_MAIN
 
 
 def _end(pool: ProcessPool) -> None:

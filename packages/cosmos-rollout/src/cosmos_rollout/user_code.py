@@ -22,6 +22,11 @@ def check_reference(reference: str) -> str:
     Raises:
         ValueError: if the text cannot be one.
     """
+    if not isinstance(reference, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(
+            "function has to be a text, module:function or path/file.py:function, by which other "
+            f"processes find it; found {reference!r}"
+        )
     module, found, name = reference.rpartition(":")
     if not found or not module or not name.isidentifier():
         raise ValueError(

@@ -14,7 +14,12 @@ from cosmos_rollout.engines.setup import EngineSetup, WeightClientFactory
 from cosmos_rollout.engines.sglang_config import SGLangConfig
 from cosmos_rollout.engines.transformers_config import TransformersConfig
 from cosmos_rollout.engines.vllm_arguments import longest_context
-from cosmos_rollout.engines.vllm_config import GPU_MEMORY_SHARE, VLLMConfig, cpu_environment
+from cosmos_rollout.engines.vllm_config import (
+    GPU_MEMORY_SHARE,
+    VLLMConfig,
+    attach_vllm,
+    cpu_environment,
+)
 
 EngineConfig = VLLMConfig | TransformersConfig | ScriptedConfig | EndpointConfig | SGLangConfig
 
@@ -36,6 +41,7 @@ __all__ = [
     "VersionSource",
     "WeightClientFactory",
     "answer_scores",
+    "attach_vllm",
     "cpu_environment",
     "longest_context",
     "random_script",

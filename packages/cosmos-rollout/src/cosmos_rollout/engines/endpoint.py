@@ -21,18 +21,18 @@ import numpy as np
 import numpy.typing as npt
 
 from cosmos_core.trajectory import TeacherScores, VersionSpan
+from cosmos_rollout.checking import check_requests, refuse_pictures
 from cosmos_rollout.engine import (
     GeneratedSample,
     GenerationRequest,
     LoadReport,
-    check_requests,
-    refuse_pictures,
 )
 from cosmos_rollout.engines.prompt_scores import asked_scores, read_scores
 from cosmos_rollout.engines.retrying import Patience, patiently, refused
 from cosmos_rollout.engines.setup import EngineSetup
-from cosmos_rollout.engines.tasks import samples_as_finished
+from cosmos_rollout.engines.tasks import names_of, samples_as_finished
 from cosmos_rollout.errors import EngineClosedError, EngineError, EngineStartError, WeightLoadError
+from cosmos_rollout.one_loop import OneLoop
 
 _ANY_TOKEN = 1 << 31
 # Said with each request: a server takes its own from the model's generation_config.json otherwise.
@@ -142,6 +142,8 @@ class EndpointEngine:
         self._num_tokens = 0
         self._tasks: set[asyncio.Task[GeneratedSample]] = set()
         self._is_closed = False
+        self._loop = OneLoop("this engine")
+        self._loop.check()
         self._patience = Patience(
             whom=config.url, answer_s=config.timeout_s, connect_s=config.connect_s
         )
@@ -174,7 +176,10 @@ class EndpointEngine:
         refuse_pictures(requests, f"{self._config.url}, which is given tokens,")
         size = self._config.vocabulary_size or _ANY_TOKEN
         checked = check_requests(
-            requests, context_length=self._context_length, vocabulary_size=size
+            requests,
+            context_length=self._context_length,
+            vocabulary_size=size,
+            in_flight=names_of(self._tasks),
         )
         async with aclosing(samples_as_finished(checked, self._sample, self._tasks)) as samples:
             async for sample in samples:
@@ -318,5 +323,6 @@ class EndpointEngine:
         )
 
     def _raise_if_closed(self) -> None:
+        self._loop.check()
         if self._is_closed:
             raise EngineClosedError("the engine was closed")

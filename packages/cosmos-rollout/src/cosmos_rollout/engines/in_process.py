@@ -15,6 +15,8 @@ from typing import NamedTuple, Protocol, TypeVar, TypeVarTuple
 import numpy as np
 
 from cosmos_core.trajectory import FinishReason
+from cosmos_rollout.carried_through import carry_through
+from cosmos_rollout.checking import check_requests, refuse_pictures
 from cosmos_rollout.engine import (
     GeneratedSample,
     GenerationRequest,
@@ -22,9 +24,7 @@ from cosmos_rollout.engine import (
     SleepPolicy,
     StagedWeights,
     WeightSource,
-    check_requests,
     merge_versions,
-    refuse_pictures,
 )
 from cosmos_rollout.errors import (
     EngineClosedError,
@@ -33,6 +33,7 @@ from cosmos_rollout.errors import (
     EnginePausedError,
     WeightLoadError,
 )
+from cosmos_rollout.one_loop import OneLoop
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -140,11 +141,13 @@ class InProcessEngine:
         self._running: dict[str, _Running] = {}
         self._released: list[str] = []
         self._num_tokens = 0
+        self._loop = OneLoop("this engine")
         self._gate = asyncio.Event()
         self._gate.set()
         self._awake = asyncio.Event()
         self._awake.set()
         self._sleeps: SleepPolicy | None = None
+        self._staging: asyncio.Future[StagedWeights] | None = None
         self._boundary = asyncio.Lock()
         self._loading = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="decoder")
@@ -181,6 +184,7 @@ class InProcessEngine:
             requests,
             context_length=self._decoder.context_length,
             vocabulary_size=self._decoder.vocabulary_size,
+            in_flight={*self._running, *(entry.request.request_id for entry in self._waiting)},
         )
         inbox: asyncio.Queue[GeneratedSample | EngineError] = asyncio.Queue()
         self._waiting.extend(_Running(request, inbox) for request in checked)
@@ -216,19 +220,35 @@ class InProcessEngine:
         if self._sleeps is not None:
             raise EnginePausedError(f"version {version}: wake the engine before loading weights")
         async with self._loading:
+            if self._staging is not None:  # of a load that was cancelled
+                await asyncio.wait([self._staging])
             started = time.perf_counter()
+            fetched = asyncio.to_thread(self._source.stage, version, endpoints)
+            self._staging = asyncio.ensure_future(fetched)
+            self._staging.add_done_callback(_look_at_error)
             try:
-                staged = await asyncio.to_thread(self._source.stage, version, endpoints)
+                staged = await asyncio.shield(self._staging)
             except Exception as error:
                 raise WeightLoadError(f"version {version} could not be fetched: {error}") from error
             transfer_s = time.perf_counter() - started
-            async with self._boundary:
-                stopped = time.perf_counter()
-                await self._in_thread(self._decoder.load, staged)
-                self._version = staged.version
-                self._awake.set()
-                stall_s = time.perf_counter() - stopped
+            stall_s = await carry_through(self._swap(staged))
         return LoadReport(version=staged.version, transfer_s=transfer_s, stall_s=stall_s)
+
+    async def _swap(self, staged: StagedWeights) -> float:
+        """Put weights in place at a token boundary; return how long that took."""
+        async with self._boundary:
+            stopped = time.perf_counter()
+            try:
+                await self._in_thread(self._decoder.load, staged)
+            except WeightLoadError:
+                raise
+            except Exception as error:
+                raise WeightLoadError(
+                    f"version {staged.version} could not be put in place: {error!r}"
+                ) from error
+            self._version = staged.version
+            self._awake.set()
+            return time.perf_counter() - stopped
 
     async def sleep(self, weights: SleepPolicy) -> None:
         """Give the device up; see `SleepingEngine.sleep`."""
@@ -258,7 +278,7 @@ class InProcessEngine:
         if self._fault is None:
             self._fail(EngineClosedError("the engine was closed"))
         driver, self._driver = self._driver, None
-        if driver is not None:
+        if driver is not None and not driver.done():
             self._gate.set()
             self._awake.set()
             await asyncio.wait([driver])
@@ -330,8 +350,15 @@ class InProcessEngine:
         self._running.clear()
 
     def _raise_fault(self) -> None:
+        self._loop.check()
         if self._fault is not None:
             raise self._fault
 
     async def _in_thread(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call, *args)
+
+
+def _look_at_error(fetched: "asyncio.Future[StagedWeights]") -> None:
+    """Have asyncio not complain of an error that nobody waits for any more."""
+    if not fetched.cancelled():
+        fetched.exception()

@@ -27,18 +27,18 @@ import httpx
 import numpy as np
 
 from cosmos_core.trajectory import VersionSpan
+from cosmos_rollout.carried_through import carry_through
+from cosmos_rollout.checking import check_requests, refuse_pictures
 from cosmos_rollout.engine import (
     GeneratedSample,
     GenerationRequest,
     LoadReport,
     StagedWeights,
     WeightSource,
-    check_requests,
-    refuse_pictures,
 )
 from cosmos_rollout.engines.setup import EngineSetup
 from cosmos_rollout.engines.sglang_server import ServerUse, SGLangServer, own_folder, start_server
-from cosmos_rollout.engines.tasks import samples_as_finished
+from cosmos_rollout.engines.tasks import names_of, samples_as_finished
 from cosmos_rollout.errors import (
     EngineClosedError,
     EngineDeadError,
@@ -47,6 +47,7 @@ from cosmos_rollout.errors import (
     PromptError,
     WeightLoadError,
 )
+from cosmos_rollout.one_loop import OneLoop
 
 
 async def start_sglang_engine(use: ServerUse, setup: EngineSetup) -> "SGLangEngine":
@@ -120,6 +121,8 @@ class SGLangEngine:
         self._loading = asyncio.Lock()
         self._paused = False
         self._fault: EngineError | None = None
+        self._loop = OneLoop("this engine")
+        self._loop.check()
 
     @property
     def weight_version(self) -> int:
@@ -155,6 +158,7 @@ class SGLangEngine:
             requests,
             context_length=self._context_length,
             vocabulary_size=self._vocabulary_size,
+            in_flight=names_of(self._tasks),
         )
         for request in checked:
             if request.sampling.top_p < 1.0:
@@ -189,14 +193,13 @@ class SGLangEngine:
                 staged = await asyncio.to_thread(self._source.stage, version, endpoints)
                 await asyncio.to_thread(_write_checkpoint, self._model, staged, target)
                 transfer_s = time.monotonic() - begun
-                stall_s = await self._swap(staged.version, target)
+                stall_s = await carry_through(self._swap(staged.version, target))
             except EngineDeadError:
                 raise
             except Exception as error:
                 raise WeightLoadError(f"version {version} could not be loaded: {error}") from error
             finally:
                 shutil.rmtree(target, ignore_errors=True)
-            self._version = staged.version
         return LoadReport(version=staged.version, transfer_s=transfer_s, stall_s=stall_s)
 
     async def aclose(self) -> None:
@@ -226,6 +229,7 @@ class SGLangEngine:
             )
             if not told.get("success"):
                 raise WeightLoadError(str(told.get("message")))
+            self._version = version
         finally:
             await self._ask("/continue_generation", {})
         return time.monotonic() - begun
@@ -304,6 +308,7 @@ class SGLangEngine:
         return self._fault or EngineError(words)
 
     def _raise_fault(self) -> None:
+        self._loop.check()
         if self._fault is not None:
             raise self._fault
 

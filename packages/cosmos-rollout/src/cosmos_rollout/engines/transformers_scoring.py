@@ -12,7 +12,8 @@ import torch
 from transformers import PreTrainedModel
 
 from cosmos_core.trajectory import TeacherScores
-from cosmos_rollout.engine import GenerationRequest, Sampling, Shown, check_request
+from cosmos_rollout.checking import check_request
+from cosmos_rollout.engine import GenerationRequest, Sampling, Shown
 from cosmos_rollout.errors import EngineClosedError, NoPicturesError
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from cosmos_rollout.engine import KvPolicy, RolloutEngine, TokenScorer
+from cosmos_rollout.engine import KvPolicy, RolloutEngine, TokenScorer, WeightClient
 from cosmos_rollout.engines.setup import EngineSetup
 from cosmos_rollout.engines.vllm_arguments import sight_arguments
 from cosmos_rollout.errors import EngineStartError
@@ -141,6 +141,32 @@ class VLLMConfig:
         if self.compiled != "auto":
             arguments["enforce_eager"] = self.compiled == "no"
         return {**arguments, **self.extra}
+
+
+async def attach_vllm(
+    llm: Any, *, version: int = 0, weight_client: WeightClient | None = None
+) -> RolloutEngine:
+    """Return an engine over an ``AsyncLLM`` of the caller's own, which others may use beside it.
+
+    The caller made it and ends it: ``aclose`` of the engine gives up the engine's own requests, and
+    the ``AsyncLLM`` goes on. Weights are loaded by `RolloutEngine.load_version` alone: it knows by
+    which version a prompt's keys and values are shared.
+
+    Args:
+        llm: vLLM's, made in this event loop with ``logprobs_mode="processed_logprobs"``; on a CPU
+            with ``enable_chunked_prefill=False`` as well.
+        version: of the weights that it has.
+        weight_client: gives it others, as ``VLLMWeightClient(llm)`` of cosmos_weightsync does.
+
+    Raises:
+        EngineSettingsError: if it was made with settings that would falsify samples.
+    """
+    from cosmos_rollout.engines.vllm_attaching import check_settings
+    from cosmos_rollout.engines.vllm_engine import VLLMEngine
+
+    check_settings(llm)
+    await llm.update_weight_version(str(version))
+    return VLLMEngine(llm, version=version, client=weight_client, shutdown_s=None)
 
 
 def cpu_environment(*, num_threads: int = 1) -> dict[str, str]:

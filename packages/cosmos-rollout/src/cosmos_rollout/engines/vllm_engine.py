@@ -9,25 +9,24 @@ from vLLM's own spans, whose labels are our version numbers.
 import asyncio
 import dataclasses
 import itertools
-import math
 import tempfile
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError, VLLMServerError
 from vllm.inputs.engine import EngineInput, tokens_input
-from vllm.outputs import CompletionOutput
 from vllm.platforms import current_platform
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VLLMDeadError
 
-from cosmos_core.trajectory import TeacherScores, VersionSpan
+from cosmos_core.trajectory import TeacherScores
+from cosmos_rollout.carried_through import carry_through
+from cosmos_rollout.checking import check_request, check_requests
 from cosmos_rollout.engine import (
     GeneratedSample,
     GenerationRequest,
@@ -37,18 +36,17 @@ from cosmos_rollout.engine import (
     Shown,
     SleepPolicy,
     WeightClient,
-    check_request,
-    check_requests,
 )
 from cosmos_rollout.engines.prompt_scores import scores_of
 from cosmos_rollout.engines.setup import EngineSetup
-from cosmos_rollout.engines.tasks import samples_as_finished
+from cosmos_rollout.engines.tasks import names_of, samples_as_finished
 from cosmos_rollout.engines.vllm_arguments import ALWAYS, cpu_arguments, missing_for_sight
 from cosmos_rollout.engines.vllm_executors import (
     TetheredMultiprocExecutor,
     TetheredUniProcExecutor,
 )
 from cosmos_rollout.engines.vllm_pictures import Prompts, VLLMPictures
+from cosmos_rollout.engines.vllm_sampling import parameters_of, sample_of
 from cosmos_rollout.engines.vllm_starting import (
     StartReport,
     check_cache_fits,
@@ -64,6 +62,7 @@ from cosmos_rollout.errors import (
     EngineStartError,
     WeightLoadError,
 )
+from cosmos_rollout.one_loop import OneLoop
 
 # vLLM writes these into its additional configuration, which then has to be a dictionary.
 _WANT_A_DICT = frozenset({"gdn_prefill_backend", "kda_prefill_backend", "kda_decode_backend"})
@@ -124,8 +123,8 @@ def _start(arguments: dict[str, Any]) -> AsyncLLM:
 class VLLMEngine:
     """A `RolloutEngine` over vLLM; made by `VLLMConfig.build`.
 
-    The prefix cache is salted with the weight version: a request never reuses keys and values of
-    other weights than those in use when it was submitted.
+    The prefix cache is salted anew with each load: a request never reuses keys and values of other
+    weights than those in use when it was submitted.
     """
 
     def __init__(
@@ -134,8 +133,16 @@ class VLLMEngine:
         *,
         version: int,
         client: WeightClient | None = None,
-        shutdown_s: float = 10.0,
+        shutdown_s: float | None = 10.0,
     ) -> None:
+        """Use an engine that runs.
+
+        Args:
+            llm: vLLM's, with the ``logprobs_mode`` "processed_logprobs".
+            version: of the weights it has, by which vLLM was told to call them.
+            client: gives it others.
+            shutdown_s: how long its end may take; ``None``: it is somebody else's, and goes on.
+        """
         self._llm = llm
         self._version = version
         self._client = client
@@ -143,6 +150,8 @@ class VLLMEngine:
         self._pictures = VLLMPictures(llm)
         self._num_tokens = 0
         self._num_scores = itertools.count()
+        self._num_loads = itertools.count(1)
+        self._salt = f"{version}-0"
         self._tasks: set[asyncio.Task[GeneratedSample]] = set()
         self._paused = False
         self._awake = asyncio.Event()
@@ -150,6 +159,8 @@ class VLLMEngine:
         self._sleeps: SleepPolicy | None = None
         self._loading = asyncio.Lock()
         self._fault: EngineError | None = None
+        self._loop = OneLoop("this engine")
+        self._loop.check()
 
     @property
     def weight_version(self) -> int:
@@ -180,7 +191,10 @@ class VLLMEngine:
         check_requests(requests, context_length=self.context_length, vocabulary_size=size)
         expanded, prompts = await self._pictures.expand(requests)
         self._raise_fault()
-        checked = check_requests(expanded, context_length=self.context_length, vocabulary_size=size)
+        in_flight = names_of(self._tasks)
+        checked = check_requests(
+            expanded, context_length=self.context_length, vocabulary_size=size, in_flight=in_flight
+        )
         sample_one = partial(self._sample, prompts)
         async with aclosing(samples_as_finished(checked, sample_one, self._tasks)) as samples:
             async for sample in samples:
@@ -243,10 +257,13 @@ class VLLMEngine:
             try:
                 await self._client.connect(endpoints)
                 times = await self._client.load(version)
+            except asyncio.CancelledError:
+                await carry_through(self._after_cancelled_load(version))
+                raise
             except Exception as error:
                 await self._after_failed_load(version, error)
                 raise WeightLoadError(f"version {version} could not be loaded: {error}") from error
-            self._version = times.version
+            self._now_has(times.version)
             self._awake.set()
         return LoadReport(version=times.version, transfer_s=times.transfer_s, stall_s=times.stall_s)
 
@@ -289,10 +306,11 @@ class VLLMEngine:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.to_thread(self._llm.shutdown, self._shutdown_s)
+        if self._shutdown_s is not None:
+            await asyncio.to_thread(self._llm.shutdown, self._shutdown_s)
 
     async def _sample(self, prompts: Prompts, request: GenerationRequest) -> GeneratedSample:
-        parameters = _parameters(request.sampling, self._pictures.marks)
+        parameters = parameters_of(request.sampling, self._pictures.marks)
         if request.images and not self._pictures.share_prefixes:
             parameters.skip_reading_prefix_cache = True
         token_ids: list[int] = []
@@ -300,14 +318,14 @@ class VLLMEngine:
         try:
             await self._awake.wait()
             given = prompts.get(request.request_id) or tokens_input(list(request.prompt_token_ids))
-            prompt = cast(EngineInput, {**given, "cache_salt": str(self._version)})
+            prompt = cast(EngineInput, {**given, "cache_salt": self._salt})
             async for output in self._llm.generate(prompt, parameters, request.request_id):
                 part = output.outputs[0]
                 token_ids += part.token_ids
                 logprobs += part.logprobs.logprobs  # pyright: ignore  # one per token, flat
                 self._num_tokens += len(part.token_ids)
                 if output.finished:
-                    return _finish(request, token_ids, logprobs, part)
+                    return sample_of(request, token_ids, logprobs, part)
         except asyncio.CancelledError:
             self._raise_fault()  # cancelled by `aclose`
             raise
@@ -324,10 +342,33 @@ class VLLMEngine:
         if self._llm.errored:
             raise self._dead("vLLM's engine process died while loading weights") from error
         if await self._llm.is_paused():
-            fault = self._dead(f"version {version} is half loaded; the engine has to be restarted")
-            for task in self._tasks:
-                task.cancel()  # frozen for ever otherwise; each raises the fault
-            raise fault from error
+            raise self._half_loaded(version) from error
+
+    async def _after_cancelled_load(self, version: int) -> None:
+        """Find out which weights a load left that was given up: its swap may have been carried out.
+
+        vLLM knows, by the label that the client gave them.
+        """
+        if self._llm.errored:
+            self._dead("vLLM's engine process died while loading weights")
+        elif await self._llm.is_paused():
+            self._half_loaded(version)
+        else:
+            label = await self._llm.get_weight_version()
+            found = int(label) if label.isdecimal() else self._version
+            if found != self._version:
+                self._awake.set()
+            self._now_has(found)
+
+    def _now_has(self, version: int) -> None:
+        self._version = version
+        self._salt = f"{version}-{next(self._num_loads)}"  # one number may be two sets of weights
+
+    def _half_loaded(self, version: int) -> EngineError:
+        fault = self._dead(f"version {version} is half loaded; the engine has to be restarted")
+        for task in self._tasks:
+            task.cancel()  # frozen for ever otherwise; each raises the fault
+        return fault
 
     def _dead(self, words: str) -> EngineError:
         if self._fault is None:
@@ -335,38 +376,6 @@ class VLLMEngine:
         return self._fault
 
     def _raise_fault(self) -> None:
+        self._loop.check()
         if self._fault is not None:
             raise self._fault
-
-
-def _parameters(sampling: Sampling, forbidden: Iterable[int]) -> SamplingParams:
-    return SamplingParams(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        seed=sampling.seed,
-        max_tokens=sampling.max_new_tokens,
-        stop_token_ids=list(sampling.stop_token_ids),
-        ignore_eos=True,  # only the stop tokens of the request end it
-        logprobs=0,  # of the sampled token alone
-        flat_logprobs=True,
-        logit_bias=dict.fromkeys(forbidden, -math.inf) or None,
-        detokenize=False,
-        output_kind=RequestOutputKind.DELTA,
-    )
-
-
-def _finish(
-    request: GenerationRequest, token_ids: list[int], logprobs: list[float], last: CompletionOutput
-) -> GeneratedSample:
-    if last.finish_reason not in ("stop", "length"):
-        raise EngineError(f"ended with {last.finish_reason!r}: request {request.request_id}")
-    spans = last.weight_versions or ()
-    versions = tuple(VersionSpan(int(span.version), span.end - span.start) for span in spans)
-    return GeneratedSample(
-        request_id=request.request_id,
-        token_ids=np.array(token_ids, dtype=np.int32),
-        logprobs=np.array(logprobs, dtype=np.float32),
-        versions=tuple(span for span in versions if span.length),
-        finish_reason=last.finish_reason,
-        prompt_token_ids=request.prompt_token_ids if request.images else None,
-    )

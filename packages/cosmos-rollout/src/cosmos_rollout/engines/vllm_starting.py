@@ -30,6 +30,11 @@ _WITHOUT_MEMORY = (
 )
 _TOO_SMALL = "larger than the available kv cache memory"
 _KILLED = re.compile(r"': -9\b")
+_AT_ONCE = "Failed core proc(s): {}"  # it ended before vLLM's own code ran in it
+_IF_MAIN = (
+    "its process begins by importing the script that was started: if that script runs on as it is "
+    'imported, put what it runs under `if __name__ == "__main__":`'
+)
 
 
 class StartReport:
@@ -118,7 +123,8 @@ def failed_start(said: str, reason: str, arguments: Mapping[str, Any]) -> Engine
         is_short = True
     if is_short:
         return EngineMemoryError(f"vLLM did not start: {words}\n{_advice(arguments)}")
-    return EngineStartError(f"vLLM did not start: {words}")
+    is_imported = not reason and (_AT_ONCE in said or "freeze_support" in said)
+    return EngineStartError(f"vLLM did not start: {_IF_MAIN if is_imported else words}")
 
 
 def _advice(arguments: Mapping[str, Any]) -> str:

@@ -11,7 +11,8 @@ from typing import TypeVar
 from pebble import ProcessExpired
 
 from cosmos_rollout.errors import RewardCodeError, RewardError, RewardPoolClosedError
-from cosmos_rollout.lasting_pool import LastingPool
+from cosmos_rollout.lasting_pool import LastingPool, UnsendableError
+from cosmos_rollout.one_loop import OneLoop
 from cosmos_rollout.prompts import data_set_of
 from cosmos_rollout.rewards.answers import MathReward
 from cosmos_rollout.rewards.batching import Batcher
@@ -54,6 +55,7 @@ class RewardPoolConfig:
     start_timeout_s: float = 120.0
 
     def __post_init__(self) -> None:
+        _check_settings((*self.rewards, *self.group_rewards))
         names = Counter(reward.name for reward in (*self.rewards, *self.group_rewards))
         twice = [name for name, n in names.items() if n > 1]
         if not self.rewards or twice:
@@ -88,6 +90,8 @@ class RewardPoolConfig:
 class RewardPool:
     """Scores samples in worker processes that are replaced when they hang or die.
 
+    Used from one event loop at a time: another one may follow when that has ended.
+
     Quick rewards are computed for several samples in one hand-over. If a worker hangs or dies over
     such a batch, its samples are scored again one by one, so that only the culprit fails.
     """
@@ -101,6 +105,7 @@ class RewardPool:
         self._failures: Counter[str] = Counter()
         self._num_scored = 0
         self._closed = False
+        self._loop = OneLoop("this pool of rewards")
         self._due_of: dict[str, tuple[RewardConfig, ...]] = {}
 
     @property
@@ -142,6 +147,7 @@ class RewardPool:
 
         Raises:
             RewardPoolClosedError: after `aclose`.
+            WrongLoopError: while another event loop, in another thread, uses the pool.
         """
         self._refuse_if_closed()
         values = await self._batcher.call(sample)
@@ -185,6 +191,7 @@ class RewardPool:
         await self._workers.aclose()
 
     def _refuse_if_closed(self) -> None:
+        self._loop.check_if_runs()
         if self._closed:
             raise RewardPoolClosedError("this pool of rewards was closed; make another")
 
@@ -196,8 +203,8 @@ class RewardPool:
                 return await self._workers.run(
                     score_all, (due, tuple(samples)), self._config.timeout_s
                 )
-            except (TimeoutError, ProcessExpired, BrokenProcessPool):
-                pass  # one of them hangs or kills; found out below
+            except (TimeoutError, ProcessExpired, BrokenProcessPool, UnsendableError):
+                pass  # one of them hangs, kills or cannot be sent; found out below
         return [
             await asyncio.gather(*(self._score_one(config, sample) for config in rewards))
             for sample, rewards in zip(samples, due, strict=True)
@@ -237,6 +244,9 @@ class RewardPool:
             return Failure(reward=reward, error="ProcessDied", message=words)
         except BrokenProcessPool as error:
             return Failure(reward=reward, error="ProcessDied", message=str(error))
+        except UnsendableError as error:
+            words = f"the sample cannot be pickled, which takes it to a worker process: {error}"
+            return Failure(reward=reward, error="PicklingError", message=words)
 
     def _add(self, config: GroupReward, outcome: Outcome, value: float | Failure) -> Outcome:
         if isinstance(outcome, Failure):
@@ -249,6 +259,15 @@ class RewardPool:
             rewards={**outcome.rewards, config.name: value},
             total=outcome.total + config.weight * value,
         )
+
+
+def _check_settings(rewards: Sequence[object]) -> None:
+    for reward in rewards:
+        if not hasattr(reward, "build"):
+            raise ValueError(
+                "rewards are settings, such as ExactReward() or, for a function of yours, "
+                f'PythonReward(function="my_rewards.py:name"); found {reward!r}'
+            )
 
 
 def _preload(rewards: Sequence[RewardConfig]) -> list[str]:

@@ -35,6 +35,7 @@ def function_of(config: RewardConfig) -> RewardFunction:
         raise RewardError(
             f"reward {config.name} has to be callable as function(sample: RewardInput): {error}"
         ) from error
+    _refuse_async(config.name, function)
     return function
 
 
@@ -53,7 +54,16 @@ def group_function_of(config: GroupReward) -> GroupRewardFunction:
             f"reward {config.name} has to be callable as "
             f"function(samples: Sequence[RewardInput]): {error}"
         ) from error
+    _refuse_async(config.name, function)
     return function
+
+
+def _refuse_async(name: str, function: object) -> None:
+    if inspect.iscoroutinefunction(function):
+        raise RewardError(
+            f"reward {name} is an async function, and a worker process has no event loop: make it "
+            "a plain one; others are computed while it waits if num_workers is larger"
+        )
 
 
 def prepare(config: RewardConfig | GroupReward) -> str:

@@ -117,6 +117,8 @@ class AsyncEngine(Protocol):
     ) -> list[Any]: ...
     @property
     def model_config(self) -> Any: ...  # vLLM's
+    @property
+    def vllm_config(self) -> Any: ...  # vLLM's
     async def pause_generation(self, *, mode: Any = ..., clear_cache: bool = ...) -> None: ...
     async def reset_encoder_cache(self) -> None: ...
     async def resume_generation(self) -> None: ...
@@ -163,16 +165,38 @@ class VLLMWeightClient:
         engine: AsyncEngine,
         *,
         kv_cache: Literal["recompute", "keep"] = "recompute",
+        salted: bool = False,
         init_info: Mapping[str, Any] | None = None,
         timeout_s: float = 600.0,
     ) -> None:
+        """Use an engine; nothing is sent yet.
+
+        Raises:
+            ConfigurationError: if new requests would go on with keys and values of old weights.
+        """
+        if kv_cache == "keep" and not salted and _caches_prefixes(engine):
+            raise ConfigurationError(
+                "with kv_cache='keep' this engine's prefix cache would give keys and values of old "
+                "weights to new requests: give each request cache_salt=client.cache_salt and say "
+                "salted=True, or make the engine with enable_prefix_caching=False, or use "
+                "kv_cache='recompute'"
+            )
         self._engine = engine
+        self._num_loads = 0
         self._clear_cache = kv_cache == "recompute"
         self._init_info = dict(init_info or {})
         self._timeout_s = timeout_s
         self._endpoints: tuple[str, ...] = ()
         self._reports: tuple[str, ...] = ()
         self._lock = asyncio.Lock()
+
+    @property
+    def cache_salt(self) -> str:
+        """What a request is given now, as ``{"prompt_token_ids": ..., "cache_salt": ...}``.
+
+        Another one after each load: prefixes are shared only by requests of the same weights.
+        """
+        return f"{BACKEND}-{self._num_loads}"
 
     async def connect(self, endpoints: Sequence[str]) -> Sequence[str]:
         """Use these senders from now on; of no effect if they are the ones in use.
@@ -295,8 +319,13 @@ class VLLMWeightClient:
                 f"committing version {version} failed and left the engine between two versions; "
                 f"it stays paused: {error}"
             ) from error
+        self._num_loads += 1
         await self._engine.resume_generation()
         return time.monotonic() - started
+
+
+def _caches_prefixes(engine: AsyncEngine) -> bool:
+    return bool(engine.vllm_config.cache_config.enable_prefix_caching)
 
 
 def _check_init_info(info: Mapping[str, Any]) -> None:
