@@ -42,7 +42,7 @@ from cosmos_wfm.flow_matching import (
 from cosmos_wfm.forecast import RunForecast, check_files, forecast_run
 from cosmos_wfm.guidance import Guidance, guided_velocity
 from cosmos_wfm.latent_media import LatentDecoder
-from cosmos_wfm.loading import find_adapter, load_adapter, load_outline
+from cosmos_wfm.loading import adapt_pipeline, find_adapter, load_adapter, load_outline
 from cosmos_wfm.matching import AwmConfig, awm_loss
 from cosmos_wfm.mock_data import MockCaptions, MockCaptionsConfig
 from cosmos_wfm.model_rewards import MODEL_REWARDS, ScoreRequest, load_model_reward
@@ -191,6 +191,7 @@ __all__ = [
     "WantedShape",
     "WfmConfigError",
     "WfmError",
+    "adapt_pipeline",
     "awm_loss",
     "cache_key",
     "check_files",
