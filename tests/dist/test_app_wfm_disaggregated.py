@@ -85,12 +85,20 @@ def figures(recipe):
     return written(recipe)
 
 
+def rows_of(recipe):
+    lines = (Path(recipe.output) / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
 def written(recipe):
-    """Return the figures of a run's steps that are no times."""
-    rows = (Path(recipe.output) / "metrics.jsonl").read_text().splitlines()
+    """Return the figures of a run's steps that depend on neither time nor memory."""
     return [
-        {name: value for name, value in json.loads(row).items() if "second" not in name}
-        for row in rows
+        {
+            name: value
+            for name, value in row.items()
+            if not name.endswith(("_s", "_per_rank", "_mib"))
+        }
+        for row in rows_of(recipe)
     ]
 
 
@@ -148,6 +156,11 @@ def test_a_run_with_replicas_one_of_which_is_killed_is_the_run_without_any(
     assert killer.killed
     assert (len(own), len(theirs)) == (NUM_STEPS, steps)
     assert theirs[:NUM_STEPS] == own
+    for row in rows_of(recipe):
+        num = recipe.groups_per_step * recipe.samples_per_group
+        assert row["generated_per_s_per_rank"] == pytest.approx(num / row["sample_s"])
+        assert row["wait_s"] + row["train_s"] < row["step_s"]
+        assert row["replica_peak_memory_mib"] > 50
     assert (
         f"(process {killer.killed}) ended: signal 9 (SIGKILL); restarted" in capfd.readouterr().err
     )

@@ -135,8 +135,13 @@ def test_prompts_are_rows_and_validations_are_columns(page: Any) -> None:
 
 def test_curves_have_training_and_held_out_rewards(page: Any) -> None:
     names = texts(page, "figcaption")
-    assert names[:3] == ["reward", "held-out reward", "loss"]
-    assert {"held-out prompt_colour", "held-out brightness", "step_s"} <= set(names)
+    assert names[:3] == ["reward", "validation/reward", "loss"]
+    assert {
+        "validation/reward",
+        "validation/reward/prompt_colour",
+        "validation/reward/brightness",
+        "step_s",
+    } <= set(names)
     path = page.execute_script("return document.querySelector('figure path').getAttribute('d')")
     assert path.count("L") == 2, "three steps"
     assert text(page, "#state") == "finished"

@@ -283,3 +283,62 @@ def test_recipes_on_videos_take_them_at_the_rate_of_their_models():
 
     assert len(rates) >= 11
     assert set(rates) == {16}  # a second: Wan, SANA-Video, Cosmos-Predict2.5
+
+
+def _rows(output):
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_validation_rewards_are_figures_of_their_step_once_also_when_a_run_goes_on(
+    recipe, tmp_path
+):
+    shown = (
+        "validation.prompts=['a red square', 'a word']", "validation.every=1",
+        "validation.samples_per_prompt=1", "validation.sampler.num_steps=1",
+        "validation.sampler.height=16", "validation.sampler.width=16", "checkpoint_every=1",
+    )  # fmt: skip
+    ran = CliRunner().invoke(main, ["run", recipe, *_SMALL, *shown, "num_steps=1"])
+    assert ran.exit_code == 0, ran.output
+    before = _rows(tmp_path / "out")
+    told = [line for line in ran.stdout.splitlines() if line.startswith("validation after")]
+    reward = before[0]["validation/reward"]
+    assert told[0] == f"validation after step 0  reward {reward:.4f}"
+    (tmp_path / "out/validation/step_1/prompts.txt").unlink()  # killed before all was written
+    again = CliRunner().invoke(main, ["run", recipe, *_SMALL, *shown, "num_steps=2", "--resume"])
+
+    assert again.exit_code == 0, again.output
+    rows = _rows(tmp_path / "out")
+    assert [(row["step"], "loss" in row) for row in rows] == [
+        (0, False), (1, True), (1, False), (2, True), (2, False),
+    ]  # fmt: skip
+    assert rows[1] == before[1]
+    assert rows[2]["validation/reward"] == before[2]["validation/reward"]
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["validation_rewards"].keys() == {"0", "1", "2"}
+    assert report["validation_failed"] == 0
+
+
+def test_a_service_that_is_down_at_validation_is_said_and_the_run_goes_on(
+    model, tmp_path, monkeypatch
+):
+    tiny_captions(tmp_path / "pairs", size=16)
+    monkeypatch.setenv("REMOTE_REWARD_TOKEN", "a-token-of-our-own")
+    dead = "http://127.0.0.1:9"
+    (tmp_path / "sft.toml").write_text(
+        f'kind = "wfm_sft"\nmodel = "{model}"\noutput = "{tmp_path}/out"\nnum_steps = 1\n'
+        "batch_size = 1\ndashboard = { enabled = false }\n"
+        f'[data]\nkind = "images"\npath = "{tmp_path}/pairs"\nheight = 16\nwidth = 16\n'
+        '[validation]\nprompts = ["a red square"]\nsamples_per_prompt = 2\ndeadline_s = 0.5\n'
+        "sampler = { num_steps = 1, height = 16, width = 16 }\nrewards = { mine = 1.0 }\n"
+        f'reward_service = {{ enqueue_url = "{dead}/enqueue", fetch_url = "{dead}/pull" }}\n'
+    )
+    ran = CliRunner().invoke(main, ["run", str(tmp_path / "sft.toml")])
+
+    assert ran.exit_code == 0, ran.output
+    rows = [row for row in _rows(tmp_path / "out") if "validation/failed" in row]
+    assert [(row["step"], row["validation/failed"]) for row in rows] == [(0, 2.0), (1, 2.0)]
+    assert "validation after step 1  no reward  2 samples failed: no " in ran.stdout
+    assert "validation reward" in ran.stdout
+    monkeypatch.delenv("REMOTE_REWARD_TOKEN")
+    checked = CliRunner().invoke(main, ["check", str(tmp_path / "sft.toml"), "--json"])
+    assert "REMOTE_REWARD_TOKEN is not set" in json.loads(checked.stdout)["warnings"][0]

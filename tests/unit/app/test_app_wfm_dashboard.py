@@ -21,6 +21,7 @@ from cosmos_app.wfm.dashboard.galleries import Galleries
 from cosmos_app.wfm.dashboard.recorded import is_world_model_run, open_world_model_run
 from cosmos_wfm import ValidationConfig, write_samples
 from cosmos_wfm.gallery import write_gallery
+from cosmos_wfm.sample_rewards import SampleRewards
 
 httpx = pytest.importorskip("httpx")
 
@@ -35,8 +36,16 @@ def draw(run_dir: Path, step: int, *, brightness: float, frames: int = 0) -> Pat
     pixels = torch.full((2, 2, 3, *size), 2 * brightness - 1)
     directory = run_dir / "validation" / f"step_{step}"
     write_samples(pixels, directory)
-    write_gallery(pixels, directory, SHOWN, step=step, weights={"brightness": 2.0})
+    earned = SampleRewards(rewards={"brightness": brightness}, reward=2 * brightness)
+    write_gallery(pixels, directory, SHOWN, step=step, rewards=[[earned] * 2] * 2)
     return directory
+
+
+def judge(run_dir: Path, step: int, *, brightness: float) -> None:
+    """Write the figures of a validation as a run does."""
+    figures = {"validation/reward": 2 * brightness, "validation/reward/brightness": brightness}
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": step, **figures, "validation/failed": 0.0}) + "\n")
 
 
 def measure(run_dir: Path, *steps: int, **figures: float) -> None:
@@ -50,7 +59,9 @@ def run_dir(tmp_path: Path) -> Path:
     path = tmp_path / "shapes"
     path.mkdir()
     (path / "recipe.json").write_text(json.dumps({"kind": "wfm_rl", "num_steps": 4}))
+    judge(path, 0, brightness=0.25)
     measure(path, 1, 2, reward=0.5)
+    judge(path, 2, brightness=0.75)
     draw(path, 0, brightness=0.25)
     draw(path, 2, brightness=0.75)
     return path
@@ -74,13 +85,12 @@ async def test_curves_are_rewards_first_and_then_what_was_measured(client: Any) 
     curves = (await client.get("/api/curves", headers=BEARER)).json()
     assert [one["name"] for one in curves] == [
         "reward",
-        "held-out reward",
+        "validation/reward",
         "loss",
-        "held-out brightness",
+        "validation/failed",
+        "validation/reward/brightness",
     ]
-    held_out = curves[1]
-    assert held_out["steps"] == [0, 2]
-    assert held_out["values"] == pytest.approx([0.5, 1.5], abs=0.01)
+    assert curves[1] == {"name": "validation/reward", "steps": [0, 2], "values": [0.5, 1.5]}
     assert curves[2] == {"name": "loss", "steps": [1, 2], "values": [1.0, 0.5]}
 
 
@@ -237,7 +247,7 @@ async def test_the_page_says_when_nothing_is_new_and_metrics_are_prometheus(clie
     assert found["cosmos_step", ""] == 2
     assert found["cosmos_steps_planned", ""] == 4
     assert found["cosmos_measurement", "loss"] == 0.5
-    assert found["cosmos_measurement", "held-out reward"] == pytest.approx(1.5, abs=0.01)
+    assert found["cosmos_measurement", "validation/reward"] == 1.5
 
 
 async def test_the_api_describes_itself(client: Any) -> None:
@@ -280,7 +290,8 @@ def test_status_says_where_a_run_is(run_dir: Path) -> None:
     assert shown.exit_code == 0, shown.output
     assert "step 2 of 4" in shown.stdout
     listed = CliRunner().invoke(main, ["status", str(run_dir), "--json"])
-    assert json.loads(listed.stdout)["values"] == {"loss": 0.5, "reward": 0.5}
+    values = json.loads(listed.stdout)["values"]
+    assert (values["loss"], values["reward"], values["validation/reward"]) == (0.5, 0.5, 1.5)
     measure(run_dir, 3, 4)
     with (run_dir / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "lo')  # it is being written

@@ -9,9 +9,17 @@ import pytest
 import torch
 from PIL import Image
 
-from cosmos_wfm import DiffusionRlConfig, LoraTuning, SamplerConfig, ValidationConfig, train_rl
+from cosmos_wfm import (
+    DiffusionRlConfig,
+    LoraTuning,
+    SamplerConfig,
+    ValidationConfig,
+    local_sample_scorer,
+    train_rl,
+)
 from cosmos_wfm.errors import WfmConfigError
-from cosmos_wfm.gallery import gallery_steps, sample_rewards, thin_galleries, write_gallery
+from cosmos_wfm.gallery import gallery_steps, thin_galleries, write_gallery
+from cosmos_wfm.sample_rewards import collect_rewards
 from cosmos_wfm.validation import write_samples
 
 CONFIG = ValidationConfig(prompts=("a red square", "<b>nothing</b>", "a third"), gallery=2, seed=7)
@@ -24,7 +32,11 @@ def index_of(directory: Path) -> dict:
 
 def written(directory: Path, pixels: torch.Tensor, *, step: int = 4) -> dict:
     write_samples(pixels, directory)
-    write_gallery(pixels, directory, CONFIG, step=step, weights=COLOURS)
+    scorer = local_sample_scorer(COLOURS)
+    asked = [
+        [scorer(one, p) for one in row] for row, p in zip(pixels, CONFIG.prompts, strict=False)
+    ]
+    write_gallery(pixels, directory, CONFIG, step=step, rewards=collect_rewards(asked, 10))
     return index_of(directory)
 
 
@@ -55,12 +67,6 @@ def test_a_video_has_its_first_frame_as_a_picture(tmp_path):
     assert Image.open(tmp_path / sample["picture"]).getpixel((3, 3)) == (0, 0, 255)
     with av.open(str(tmp_path / sample["video"])) as video:
         assert sum(1 for _ in video.decode(video=0)) == 5
-
-
-def test_rewards_of_no_weight_are_not_told_and_nothing_is_without_any():
-    black = torch.full((3, 8, 8), -1.0)
-    assert sample_rewards(black, "x", {"brightness": 1.0}) == {"brightness": 0.0}
-    assert sample_rewards(black, "x", {}) == {}
 
 
 def test_an_index_is_away_while_what_it_names_is_written_anew(tmp_path):

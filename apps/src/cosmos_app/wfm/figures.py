@@ -2,13 +2,15 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import click
 
 from cosmos_core.metrics import FanOut, MediaRecord, MetricRecord
 from cosmos_parallel import StepReport
+from cosmos_wfm import Validated
+from cosmos_wfm.sample_rewards import FAILED, REWARD
 
 _ROLE, _REPLICA = "policy", "policy-0"
 _PARTS = {
@@ -55,8 +57,12 @@ class RunFigures:
         self._add(step, values)
         self._say(step_line(step, self._num_steps, values))
 
-    def show(self, step: int, directory: Path) -> None:
-        """Hand the pictures and videos of a step to the loggers."""
+    def show(self, validated: Validated) -> None:
+        """Write what validation samples earned, and hand them to the loggers."""
+        step, directory = validated.step, validated.directory
+        if validated.figures:
+            self._add(step, validated.figures)
+            self._say(validation_line(validated))
         files = tuple(sorted(p for p in directory.iterdir() if p.suffix in (".png", ".mp4")))
         record = MediaRecord(time.time(), _ROLE, _REPLICA, step, "validation", files)
         self._sinks.show(record)
@@ -64,7 +70,7 @@ class RunFigures:
     def _add(self, step: int, values: Mapping[str, float]) -> None:
         if not self._has_begun:
             self._has_begun = True
-            keep_before(self._metrics, step)
+            keep_before(self._metrics, step, again=values.keys())
         with self._metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
         self._sinks.write(MetricRecord(time.time(), _ROLE, _REPLICA, step, values))
@@ -89,13 +95,41 @@ def step_line(step: int, num_steps: int, values: Mapping[str, float]) -> str:
     return "  ".join(words)
 
 
-def keep_before(metrics: Path, step: int) -> None:
-    """Drop the rows of steps that are taken again, and one that was cut off."""
+def validation_line(validated: Validated) -> str:
+    """Return what a person is told of a validation's rewards."""
+    figures = validated.figures
+    earned = f"reward {figures[REWARD]:.4f}" if REWARD in figures else "no reward"
+    prefix = f"{REWARD}/"
+    parts = [
+        f"{name.removeprefix(prefix)} {value:.4f}"
+        for name, value in figures.items()
+        if name.startswith(prefix)
+    ]
+    line = f"validation after step {validated.step}  {earned}"
+    if len(parts) > 1 or (parts and REWARD not in figures):
+        line += f" ({', '.join(parts)})"
+    if figures[FAILED]:
+        line += f"  {figures[FAILED]:.0f} samples failed: {'; '.join(validated.problems[:2])}"
+    return line
+
+
+def keep_before(metrics: Path, step: int, *, again: Collection[str]) -> None:
+    """Drop the rows of steps that are taken again, and one that was cut off.
+
+    Args:
+        metrics: the file.
+        step: of the first row that comes.
+        again: its figures; a row of this step that has others stays.
+    """
     if not metrics.exists():
         return
     whole = metrics.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
-    kept = [row for row in whole if json.loads(row)["step"] < step]
+    kept = [row for row in whole if _stays(json.loads(row), step, again)]
     metrics.write_text("".join(f"{row}\n" for row in kept), encoding="utf-8")
+
+
+def _stays(row: Mapping[str, float], step: int, again: Collection[str]) -> bool:
+    return row["step"] < step or (row["step"] == step and not row.keys() & again)
 
 
 def _figures(report: StepReport) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """``cosmos-app check`` of a world model's recipe: what it would start, and what would stop it."""
 
 import os
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from cosmos_app.output import print_json
 from cosmos_app.shown_recipe import print_recipe
 from cosmos_app.wfm.object_store import use_object_store
 from cosmos_app.wfm.recipe import WfmRecipe
-from cosmos_app.wfm.rewarding import reward_client
+from cosmos_app.wfm.rewarding import reward_client, validation_scorer
 from cosmos_parallel import check_place
 from cosmos_wfm import DiffusionRlConfig, RunForecast, forecast_run
 
@@ -51,12 +52,13 @@ def check_wfm(recipe: WfmRecipe, *, as_json: bool, whole: bool = False) -> int:
 
 def _warnings(recipe: WfmRecipe) -> tuple[str, ...]:
     warnings: list[str] = []
-    if isinstance(recipe, DiffusionRlConfig):
-        try:
-            with reward_client(recipe):
-                pass
-        except DataError as error:
-            warnings.append(str(error))
+    try:
+        with ExitStack() as stack:
+            if isinstance(recipe, DiffusionRlConfig):
+                stack.enter_context(reward_client(recipe))
+            stack.enter_context(validation_scorer(recipe, draws=True))
+    except DataError as error:
+        warnings.append(str(error))
     rising = recipe.learner.optimizer.schedule.num_warmup_steps
     if rising >= recipe.num_steps:
         warnings.append(

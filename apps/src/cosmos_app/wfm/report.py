@@ -39,6 +39,8 @@ class WorldModelReport:
         memory_mib: the most that a process held: of ranks, and of replicas where there are any.
         losses: by step.
         rewards: mean reward by step; empty of supervised runs.
+        validation_rewards: mean reward of validation samples by step; empty where nobody rewards.
+        validation_failed: validation samples of which a reward failed.
         export: directory that diffusers loads; empty if the run did not come to its end.
     """
 
@@ -53,6 +55,8 @@ class WorldModelReport:
     memory_mib: Mapping[str, float]
     losses: Mapping[int, float]
     rewards: Mapping[int, float]
+    validation_rewards: Mapping[int, float]
+    validation_failed: int
     export: str
 
 
@@ -81,6 +85,8 @@ def world_model_report(run_dir: Path, *, num_steps: int, export: str) -> WorldMo
         },
         losses=losses,
         rewards=_by_step(rows, "reward"),
+        validation_rewards=_by_step(rows, "validation/reward"),
+        validation_failed=int(sum(_by_step(rows, "validation/failed").values())),
         export=export,
     )
 
@@ -93,6 +99,7 @@ def print_world_model_report(report: WorldModelReport, console: Console) -> None
         ("steps", f"{report.steps}" + (f", {report.skipped} skipped" if report.skipped else "")),
         ("loss", _from_to(report.losses)),
         *([("reward", _from_to(report.rewards))] if report.rewards else []),
+        *(("validation reward", text) for text in _validation_text(report)),
         ("seconds", f"{report.seconds:.1f}, {report.step_s:.2f} a step ({', '.join(parts)})"),
         *((name, f"{value:.3g}") for name, value in report.speeds.items()),
         *((name, f"{value:,.0f}") for name, value in report.memory_mib.items()),
@@ -101,6 +108,12 @@ def print_world_model_report(report: WorldModelReport, console: Console) -> None
     for name, value in rows:
         table.add_row(name, value)
     console.print(table)
+
+
+def _validation_text(report: WorldModelReport) -> list[str]:
+    failed = f", {report.validation_failed} samples failed" if report.validation_failed else ""
+    is_told = report.validation_rewards or failed
+    return [f"{_from_to(report.validation_rewards)}{failed}"] if is_told else []
 
 
 def _from_to(by_step: Mapping[int, float]) -> str:

@@ -1,12 +1,19 @@
 """The client of a recipe's reward service: its addresses and token come from the environment."""
 
 import os
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
 from cosmos_app.errors import DataError
-from cosmos_wfm import DiffusionRlConfig, EnqueueTimeout, RewardClient, RewardServiceConfig
+from cosmos_app.wfm.recipe import WfmRecipe
+from cosmos_wfm import (
+    DiffusionRlConfig,
+    EnqueueTimeout,
+    RewardClient,
+    RewardServiceConfig,
+    SampleScorer,
+)
 
 _PREFIXES = ("REMOTE_REWARD_", "WFM_REWARD_")
 _TIMEOUTS = {
@@ -26,8 +33,37 @@ def reward_client(recipe: DiffusionRlConfig) -> AbstractContextManager[RewardCli
     """
     if recipe.reward_service is None:
         return nullcontext()
-    config = complete(recipe.reward_service, os.environ)
-    return RewardClient(config, recipe.rewards, token=_wanted("TOKEN", os.environ))
+    return _client(recipe.reward_service, recipe.rewards)
+
+
+@contextmanager
+def validation_scorer(recipe: WfmRecipe, *, draws: bool) -> Generator[SampleScorer | None]:
+    """Give what asks a service for the rewards of validation samples, if that is a recipe's way.
+
+    Args:
+        recipe: of the run.
+        draws: whether the run has a client of its own service already, as it draws samples itself.
+
+    Raises:
+        DataError: as ``reward_client``.
+    """
+    validation = recipe.validation
+    if validation is None:
+        yield None
+        return
+    service, weights = validation.reward_service, validation.rewards
+    if not weights and isinstance(recipe, DiffusionRlConfig) and not draws:
+        service, weights = recipe.reward_service, recipe.rewards
+    if service is None:
+        yield None
+        return
+    with _client(service, weights) as client:
+        yield client.sample_scorer(validation.deadline_s)
+
+
+def _client(service: RewardServiceConfig, weights: Mapping[str, float]) -> RewardClient:
+    config = complete(service, os.environ)
+    return RewardClient(config, weights, token=_wanted("TOKEN", os.environ))
 
 
 def complete(config: RewardServiceConfig, environment: Mapping[str, str]) -> RewardServiceConfig:

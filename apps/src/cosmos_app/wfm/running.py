@@ -26,7 +26,7 @@ from cosmos_app.wfm.joining import join_mesh
 from cosmos_app.wfm.object_store import use_object_store
 from cosmos_app.wfm.recipe import WFM_KINDS, WfmRecipe
 from cosmos_app.wfm.report import print_world_model_report, world_model_report
-from cosmos_app.wfm.rewarding import reward_client
+from cosmos_app.wfm.rewarding import reward_client, validation_scorer
 from cosmos_app.wfm.stopping import stop_requests
 from cosmos_core.config import load_config
 from cosmos_core.metrics import FanOut, SinkContext, open_sinks
@@ -41,7 +41,9 @@ from cosmos_wfm import (
     DiffusionRlConfig,
     DiffusionSftConfig,
     RunOutputs,
+    SampleScorer,
     TrainingStoppedError,
+    ValidationHooks,
     check_files,
     check_is_new,
     fill_cache,
@@ -153,10 +155,12 @@ def train(
     if first:
         output.mkdir(parents=True, exist_ok=True)
         (output / "recipe.json").write_text(shown_as_json(recipe), encoding="utf-8")
+    draws = isinstance(recipe, DiffusionRlConfig) and recipe.disaggregated is None
     with (
         closing(_sinks(recipe) if first else FanOut(())) as sinks,
         served_dashboard(output, recipe.dashboard, as_json=as_json) if first else nullcontext(),
         stop_requests(says=first) as stopping,
+        validation_scorer(recipe, draws=draws) as scorer,
     ):
         say = partial(click.echo, err=as_json)
         figures = RunFigures(output, recipe.num_steps, sinks, writes=first, say=say)
@@ -166,28 +170,30 @@ def train(
                 mesh=mesh,
                 resume=resume,
                 on_step=figures.write,
-                on_pictures=figures.show,
+                validation=ValidationHooks(told=figures.show, scorer=scorer),
                 stopping=stopping,
             )
-        with _rl_run(recipe, mesh) as run:
+        with _rl_run(recipe, mesh, scorer) as run:
             return take_rl_steps(
                 run,
                 resume=resume,
                 on_step=figures.write,
-                on_pictures=figures.show,
+                on_validation=figures.show,
                 stopping=stopping,
             )
 
 
 @contextmanager
-def _rl_run(recipe: DiffusionRlConfig, mesh: TrainingMesh) -> Generator[DiffusionRl]:
+def _rl_run(
+    recipe: DiffusionRlConfig, mesh: TrainingMesh, held_out: SampleScorer | None
+) -> Generator[DiffusionRl]:
     """Give a run with what draws or scores for it, which ends with the block."""
     with remote_rollouts(recipe, mesh) as remote:
         if remote is not None:
-            yield DiffusionRl(recipe, mesh=mesh, remote=remote)
+            yield DiffusionRl(recipe, mesh=mesh, remote=remote, held_out=held_out)
             return
         with reward_client(recipe) as scorer:
-            yield DiffusionRl(recipe, mesh=mesh, scorer=scorer)
+            yield DiffusionRl(recipe, mesh=mesh, scorer=scorer, held_out=held_out)
 
 
 def _sinks(recipe: WfmRecipe) -> FanOut:

@@ -42,7 +42,7 @@ from cosmos_wfm.flow_matching import (
 from cosmos_wfm.forecast import RunForecast, check_files, forecast_run
 from cosmos_wfm.guidance import Guidance, guided_velocity
 from cosmos_wfm.latent_media import LatentDecoder
-from cosmos_wfm.loading import find_adapter, load_adapter, load_outline
+from cosmos_wfm.loading import adapt_pipeline, find_adapter, load_adapter, load_outline
 from cosmos_wfm.matching import AwmConfig, awm_loss
 from cosmos_wfm.mock_data import MockCaptions, MockCaptionsConfig
 from cosmos_wfm.model_rewards import MODEL_REWARDS, ScoreRequest, load_model_reward
@@ -59,7 +59,7 @@ from cosmos_wfm.reward_wire import (
     pack_request,
     parse_request,
 )
-from cosmos_wfm.rewards import REWARDS, local_scorer, weighted_reward
+from cosmos_wfm.rewards import REWARDS, local_sample_scorer, local_scorer, weighted_reward
 from cosmos_wfm.rl import DiffusionRl, take_rl_steps, train_rl
 from cosmos_wfm.rl_config import DiffusionRlConfig
 from cosmos_wfm.rollout_wire import (
@@ -71,6 +71,7 @@ from cosmos_wfm.rollout_wire import (
     parse_rollout,
 )
 from cosmos_wfm.rollouts import Rollout, SamplerConfig, StepParts
+from cosmos_wfm.sample_rewards import SampleRewards, SampleScorer
 from cosmos_wfm.sampling import (
     NoisyStep,
     SdeConfig,
@@ -94,7 +95,7 @@ from cosmos_wfm.tiny import (
     tiny_wan_pipeline,
     tiny_wan_small_pipeline,
 )
-from cosmos_wfm.training_run import RunOutputs, check_is_new
+from cosmos_wfm.training_run import RunOutputs, Validated, ValidationHooks, check_is_new
 from cosmos_wfm.tuning import FullTuning, LoraTuning, TuningConfig
 from cosmos_wfm.uploads import UploadConfig, upload_directory
 from cosmos_wfm.validation import ValidationConfig, draw_samples, save_grid, write_samples
@@ -160,6 +161,8 @@ __all__ = [
     "RunForecast",
     "RunOutputs",
     "SampleEncoder",
+    "SampleRewards",
+    "SampleScorer",
     "SamplerConfig",
     "SanaAdapter",
     "SanaVideoAdapter",
@@ -179,13 +182,16 @@ __all__ = [
     "TuningConfig",
     "UploadConfig",
     "UploadError",
+    "Validated",
     "ValidationConfig",
+    "ValidationHooks",
     "VideoCaptions",
     "VideoCaptionsConfig",
     "WanAdapter",
     "WantedShape",
     "WfmConfigError",
     "WfmError",
+    "adapt_pipeline",
     "awm_loss",
     "cache_key",
     "check_files",
@@ -209,6 +215,7 @@ __all__ = [
     "load_adapter",
     "load_model_reward",
     "load_outline",
+    "local_sample_scorer",
     "local_scorer",
     "log_prob",
     "media_of",

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from cosmos_algos import ClipConfig, LossSum, clipped_surrogate
 from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition
 from cosmos_wfm.errors import WfmConfigError
+from cosmos_wfm.flow_matching import LevelCheck, check_rows
 from cosmos_wfm.guidance import Guidance, guided_velocity
 from cosmos_wfm.policies import Policies
 from cosmos_wfm.ranges import check_at_least, check_positive
@@ -87,6 +88,16 @@ class StepBatch:
     advantages: Float[Tensor, " B"]
     weights: Float[Tensor, " B"]
 
+    def __post_init__(self) -> None:
+        """Check shapes.
+
+        Raises:
+            WfmConfigError: names what has another one.
+        """
+        names = ("sigmas", "next_sigmas", "noise_levels", "log_probs", "advantages", "weights")
+        rows: dict[str, Tensor] = {name: getattr(self, name) for name in names}
+        check_rows(self.latents, {"following": self.following}, rows, self.text)
+
 
 def flow_grpo_loss(
     adapter: DiffusionModelAdapter, config: FlowGrpoConfig, policies: Policies
@@ -97,8 +108,11 @@ def flow_grpo_loss(
     """
     # a ratio is above 0, so nothing is clipped below where the clip is wider than 1
     clip = ClipConfig(low=min(config.clip, 1.0), high=config.clip)
+    check = LevelCheck()
 
     def loss(transformer: nn.Module, batch: StepBatch) -> LossSum:
+        check(batch.sigmas, batch.next_sigmas)
+
         def step_of(module: nn.Module) -> Transition:
             inputs = (batch.latents, batch.sigmas)
             velocity = guided_velocity(

@@ -5,7 +5,7 @@ L = E w(σ) ‖v_θ(x_σ, c, σ) - (ε - x_0)‖², the mean over dimensions, x_
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -88,6 +88,80 @@ class FlowBatch:
     weights: Float[Tensor, " B"]
     given: Float[Tensor, "B 1 f 1 1"] | None = None
 
+    def __post_init__(self) -> None:
+        """Check shapes.
+
+        Raises:
+            WfmConfigError: names what has another one.
+        """
+        rows = {"sigmas": self.sigmas, "weights": self.weights}
+        check_rows(self.latents, {"noise": self.noise}, rows, self.text)
+
+
+def check_rows(
+    latents: Float[Tensor, "B C *s"],
+    alike: Mapping[str, Tensor],
+    rows: Mapping[str, Tensor],
+    text: TextCondition,
+) -> None:
+    """Refuse what torch would stretch to the shape of samples, and so compute something else.
+
+    Args:
+        latents: of the samples.
+        alike: what has their shape.
+        rows: what has one number for each sample.
+        text: embedded prompts.
+
+    Raises:
+        WfmConfigError: names what has another shape.
+    """
+    num = len(latents)
+    shapes = {name: (each.shape, latents.shape) for name, each in alike.items()}
+    shapes |= {name: (each.shape, torch.Size([num])) for name, each in rows.items()}
+    for name, (found, wanted) in shapes.items():
+        if found != wanted:
+            raise WfmConfigError(
+                f"batch: {name} is {tuple(found)}, and latents {tuple(latents.shape)}; it has to "
+                f"be {tuple(wanted)}"
+            )
+    for name, each in text.items():
+        if each.shape[:1] != (num,):
+            raise WfmConfigError(
+                f"batch: text[{name!r}] is {tuple(each.shape)}; its first axis has to be the {num} "
+                "samples of the batch"
+            )
+
+
+class LevelCheck:
+    """Looks at the first noise levels that a loss is given, since a mistake is one of them all."""
+
+    def __init__(self) -> None:
+        """Nothing is looked at yet."""
+        self._has_looked = False
+
+    def __call__(
+        self, sigmas: Float[Tensor, " B"], next_sigmas: Float[Tensor, " B"] | None = None
+    ) -> None:
+        """Look, the first time.
+
+        Raises:
+            WfmConfigError: if levels are not in [0, 1], or those stepped to not below.
+        """
+        if self._has_looked or not sigmas.numel():
+            return
+        self._has_looked = True
+        lowest, highest = sigmas.min().item(), sigmas.max().item()
+        if not 0.0 <= lowest <= highest <= 1.0:
+            raise WfmConfigError(
+                f"batch: sigmas are from {lowest:g} to {highest:g}; noise levels are in [0, 1], 1 "
+                "being noise: what schedulers call sigmas, or timesteps / num_train_timesteps"
+            )
+        if next_sigmas is not None and not bool((next_sigmas < sigmas).all()):
+            raise WfmConfigError(
+                f"batch: next_sigmas are up to {next_sigmas.max().item():g} where sigmas are up to "
+                f"{highest:g}; a step goes down, from noise to data"
+            )
+
 
 def per_sample(values: Float[Tensor, " B"], like: Float[Tensor, "B ..."]) -> Float[Tensor, "B ..."]:
     """Return one value for each sample in a shape that multiplies the whole sample."""
@@ -150,8 +224,10 @@ def flow_matching_loss(
 
     Metrics are sums over samples: ``samples``, and ``velocity_error`` without w(σ).
     """
+    check = LevelCheck()
 
     def loss(transformer: nn.Module, batch: FlowBatch) -> LossSum:
+        check(batch.sigmas)
         noisy = add_noise(batch.latents, batch.noise, batch.sigmas)
         target = batch.noise - batch.latents
         if batch.given is not None:

@@ -7,8 +7,7 @@
 
 import contextlib
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cosmos_core.rundir import write_atomic
-from cosmos_wfm.errors import WfmConfigError
-from cosmos_wfm.rewards import REWARDS
+from cosmos_wfm.sample_rewards import SampleRewards
 from cosmos_wfm.validation import ValidationConfig, save_grid
 
 INDEX_FILE = "index.json"
@@ -34,8 +32,9 @@ class GallerySample:
         column: which sample of the prompt.
         prompt: what was asked for.
         seed: of the validation; with row and column it fixes the noise.
-        rewards: by name, without those that mean nothing for this prompt.
-        reward: their weighted sum; ``None`` unless every one of them is there.
+        rewards: by name, without those that mean nothing for this prompt or failed.
+        reward: what a run would train on; ``None`` unless every one of them is there.
+        problems: why rewards failed.
         picture: PNG relative to the validation's directory, of a video its first frame.
         video: MP4 relative to the same; empty for a picture.
     """
@@ -46,6 +45,7 @@ class GallerySample:
     seed: int
     rewards: Mapping[str, float]
     reward: float | None
+    problems: Sequence[str]
     picture: str
     video: str
 
@@ -56,7 +56,7 @@ def write_gallery(
     config: ValidationConfig,
     *,
     step: int,
-    weights: Mapping[str, float],
+    rewards: Sequence[Sequence[SampleRewards]] = (),
 ) -> None:
     """Write the samples of the first ``config.gallery`` prompts, and then their index.
 
@@ -65,7 +65,7 @@ def write_gallery(
         directory: of the validation.
         config: what was drawn.
         step: after which.
-        weights: name of a reward of this package to its weight.
+        rewards: of each sample; empty where nobody rewards any.
     """
     index = directory / INDEX_FILE
     index.unlink(missing_ok=True)  # what it names is written anew
@@ -78,40 +78,22 @@ def write_gallery(
             name = f"{row}_{column}"
             first = sample[:, 0] if sample.dim() == 4 else sample
             save_grid(first[None, None], directory / "samples" / f"{name}.png")
-            rewards = sample_rewards(sample, config.prompts[row], weights)
+            earned = rewards[row][column] if rewards else SampleRewards()
             samples.append(
                 GallerySample(
                     row=row,
                     column=column,
                     prompt=config.prompts[row],
                     seed=config.seed,
-                    rewards=rewards,
-                    reward=_weighted(rewards, weights),
+                    rewards=earned.rewards,
+                    reward=earned.reward,
+                    problems=earned.problems,
                     picture=f"samples/{name}.png",
                     video=f"{name}.mp4" if sample.dim() == 4 else "",
                 )
             )
     told: dict[str, Any] = {"format": _FORMAT, "step": step}
     write_atomic(index, json.dumps({**told, "samples": [asdict(sample) for sample in samples]}))
-
-
-def sample_rewards(
-    pixels: Float[Tensor, "3 *F H W"], prompt: str, weights: Mapping[str, float]
-) -> dict[str, float]:
-    """Return the rewards of one sample by name, without those that the prompt says nothing for.
-
-    Args:
-        pixels: in [-1, 1].
-        prompt: what was asked for.
-        weights: name of a reward of this package to its weight.
-    """
-    unit = (pixels.float().cpu() * 0.5 + 0.5).clamp(0.0, 1.0)
-    video = unit if unit.dim() == 4 else unit.unsqueeze(1)
-    found: dict[str, float] = {}
-    for name in weights:
-        with contextlib.suppress(WfmConfigError):  # a prompt may name no colour
-            found[name] = REWARDS[name](video, prompt)
-    return {name: reward for name, reward in found.items() if math.isfinite(reward)}
 
 
 def thin_galleries(validations: Path, keep: int) -> None:
@@ -142,9 +124,3 @@ def _remove_samples(directory: Path) -> None:
         path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # somebody may have put something there
         (directory / "samples").rmdir()
-
-
-def _weighted(rewards: Mapping[str, float], weights: Mapping[str, float]) -> float | None:
-    if not weights or rewards.keys() != weights.keys():
-        return None
-    return sum(weight * rewards[name] for name, weight in weights.items())

@@ -88,6 +88,23 @@ def find_adapter(class_name: str, named: str = "") -> AdapterFactory:
     )
 
 
+def adapt_pipeline(pipeline: Any, *, adapter: str = "") -> DiffusionModelAdapter:
+    """Adapt a diffusers pipeline that is loaded already; it is used as it is, not copied or frozen.
+
+    Args:
+        pipeline: of a class that there is an adapter for, or derived from one.
+        adapter: ``module:Class`` of an adapter of your own; empty for the pipeline's class to say.
+
+    Raises:
+        PipelineError: if no adapter is for it.
+    """
+    names = [each.__name__ for each in type(pipeline).__mro__]
+    name = next((each for each in names if each in ADAPTERS), names[0])
+    if name == COSMOS:
+        resize_without_torchvision()
+    return find_adapter(name, adapter)(pipeline)
+
+
 def load_adapter(
     directory: str | Path, dtype: torch.dtype = torch.float32, *, adapter: str = ""
 ) -> DiffusionModelAdapter:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from cosmos_algos import LossSum
 from cosmos_wfm.adapter import DiffusionModelAdapter
 from cosmos_wfm.errors import WfmConfigError
-from cosmos_wfm.flow_matching import add_noise
+from cosmos_wfm.flow_matching import LevelCheck, add_noise
 from cosmos_wfm.nft import ForwardBatch
 from cosmos_wfm.policies import Policies
 from cosmos_wfm.ranges import check_at_least, check_positive
@@ -59,8 +59,10 @@ def awm_loss(
 
     Metrics are sums over samples: ``samples``, ``policy_loss`` and ``kl``.
     """
+    check = LevelCheck()
 
     def loss(transformer: nn.Module, batch: ForwardBatch) -> LossSum:
+        check(batch.sigmas)
         noisy = add_noise(batch.latents, batch.noise, batch.sigmas)
         reference: Tensor | None = None
         if config.kl > 0:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from cosmos_algos import LossSum
 from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition
 from cosmos_wfm.errors import WfmConfigError
-from cosmos_wfm.flow_matching import add_noise, per_sample
+from cosmos_wfm.flow_matching import LevelCheck, add_noise, check_rows, per_sample
 from cosmos_wfm.policies import Policies
 from cosmos_wfm.ranges import check_at_least, check_finite, check_positive
 
@@ -122,6 +122,15 @@ class ForwardBatch:
     advantages: Float[Tensor, " B"]
     weights: Float[Tensor, " B"]
 
+    def __post_init__(self) -> None:
+        """Check shapes.
+
+        Raises:
+            WfmConfigError: names what has another one.
+        """
+        rows = {"sigmas": self.sigmas, "advantages": self.advantages, "weights": self.weights}
+        check_rows(self.latents, {"noise": self.noise}, rows, self.text)
+
 
 def nft_errors(
     velocity: Float[Tensor, "B C *s"],
@@ -156,8 +165,10 @@ def nft_loss(
     Metrics are sums over samples: ``samples``, ``policy_loss``, ``old_deviation`` (mean squared
     distance to the old policy) and ``kl`` (to the reference; 0 without ``config.kl``).
     """
+    check = LevelCheck()
 
     def loss(transformer: nn.Module, batch: ForwardBatch) -> LossSum:
+        check(batch.sigmas)
         noisy = add_noise(batch.latents, batch.noise, batch.sigmas)
 
         def predict(module: nn.Module) -> Tensor:

@@ -77,7 +77,7 @@ class PassMeter:
 
         Where they are looked at they are not compiled, and would not save the same tensors.
         """
-        is_compiled = self._first_blocks[module]._compiled_call_impl is not None
+        is_compiled = "_compiled_call_impl" in vars(self._first_blocks[module])
         return is_compiled and torch.is_grad_enabled() and recomputes(module)
 
     def _end(self, module: nn.Module, args: object, output: object) -> None:

@@ -56,22 +56,25 @@ class LoraPolicies:
     """Adapters ``default`` (trained) and ``old`` in one denoiser; the reference has none active."""
 
     def __init__(self, adapter: DiffusionModelAdapter) -> None:
-        """Add the adapters ``old`` with the weights of ``default``; call before sharding.
+        """Add the adapters ``old`` with the weights of ``default``.
+
+        Call before an optimizer or an average takes the parameters, and before the denoiser is
+        sharded or wrapped.
 
         Raises:
-            WfmConfigError: if the denoiser has no adapters.
+            WfmConfigError: if the denoiser has no adapters of that name, has ``old`` ones already,
+                or if more than adapters is trained, which could not be switched off.
         """
         self._transformer = adapter.transformer
         # peft's mixin is not in nn.Module's type
         self._parts: Sequence[Any] = list(denoisers_of(adapter).values())
         for part in self._parts:
-            settings = getattr(part, "peft_config", {}).get(TRAINED)
-            if settings is None:
-                raise WfmConfigError("policies: the denoiser has no LoRA; prepare it first")
+            settings = _lora_settings(part)
             with warnings.catch_warnings():  # that there are two adapters now is the point
                 warnings.filterwarnings("ignore", message="Already found a `peft_config`")
                 part.add_adapter(settings, adapter_name=OLD)
         self._activate(TRAINED)
+        self._copy_type()
         self.update_old(0.0)
 
     @contextmanager
@@ -117,6 +120,13 @@ class LoraPolicies:
         """Return none: everything is in the denoiser."""
         return ()
 
+    def _copy_type(self) -> None:
+        """Give ``old`` the type of ``default``, which may be wider than that of the denoiser."""
+        weights = dict(self._transformer.named_parameters())
+        for name, old in weights.items():
+            if f".{OLD}." in name:
+                old.data = old.data.to(weights[name.replace(f".{OLD}.", f".{TRAINED}.")].dtype)
+
     def _activate(self, name: str) -> None:
         """Choose adapters and what takes a gradient, which peft would otherwise also decide."""
         for part in self._parts:
@@ -127,6 +137,40 @@ class LoraPolicies:
         for parameter_name, parameter in self._transformer.named_parameters():
             if f".{OLD}." in parameter_name or f".{TRAINED}." in parameter_name:
                 parameter.requires_grad_(f".{TRAINED}." in parameter_name)
+
+
+def _lora_settings(part: nn.Module) -> Any:
+    """Return the settings of the adapters that are trained.
+
+    Raises:
+        WfmConfigError: says what is wrong with them.
+    """
+    named: Mapping[str, Any] = getattr(part, "peft_config", {})
+    if TRAINED not in named or OLD in named:
+        there = ", ".join(named) or "none"
+        raise WfmConfigError(
+            f"policies: {type(part).__name__} has no LoRA adapters called {TRAINED!r} alone (there "
+            f"are: {there}); add them to the denoiser itself with add_adapter(LoraConfig(...)), "
+            "once, before it is wrapped"
+        )
+    beside = [
+        name
+        for name, parameter in part.named_parameters()
+        if parameter.requires_grad and f".{TRAINED}." not in f"{name}."
+    ]
+    if beside:
+        raise WfmConfigError(
+            f"policies: {beside[0]} is trained beside the adapters, {len(beside)} parameters in "
+            "all; the old policy and the reference would have it as trained. Train adapters alone, "
+            "or all weights with CopiedPolicies"
+        )
+    if named[TRAINED].modules_to_save:
+        raise WfmConfigError(
+            f"policies: modules_to_save is {named[TRAINED].modules_to_save}, which diffusers does "
+            "not switch with the adapters; the old policy and the reference would have them as "
+            "trained. Leave it empty"
+        )
+    return named[TRAINED]
 
 
 class CopiedPolicies:

@@ -15,16 +15,26 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 import httpx
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from cosmos_wfm.errors import RewardServiceError, WfmConfigError
 from cosmos_wfm.prompts import request_fields
 from cosmos_wfm.ranges import check_at_least, check_finite, check_positive
-from cosmos_wfm.reward_wire import RewardRequest, latents_of, media_of, pack_request
+from cosmos_wfm.reward_wire import (
+    MediaType,
+    RewardRequest,
+    latents_of,
+    media_of,
+    pack_request,
+)
+from cosmos_wfm.sample_rewards import SampleRewards, SampleScorer
 
 Scorer = Callable[[Tensor, Sequence[str]], "Future[list[float]] | Sequence[float]"]
 """From pixels [B, 3, (F,) H, W] in [-1, 1] and prompts to a finite score of each, now or later."""
 
+_Media = npt.NDArray[np.uint8] | npt.NDArray[np.float16]
 _LATER = frozenset({408, 429, 502, 503, 504})
 _NOT_YET = frozenset({202, 400})
 _SHORTEST_WAIT_S = 0.05
@@ -120,6 +130,17 @@ class RewardServiceConfig:
             raise WfmConfigError("reward_service: scale is 0, so that every reward would be")
 
 
+@dataclass(slots=True)
+class _Asked:
+    """Samples on their way through a service, and how often it has forgotten them."""
+
+    body: bytes
+    num: int
+    deadline: float
+    ticket: Mapping[str, Any] | None = None
+    num_forgotten: int = 0
+
+
 class RewardClient:
     """Asks a reward service; a ``Scorer`` that may be called from one thread.
 
@@ -162,18 +183,22 @@ class RewardClient:
         media_type, media = ("latent", latents_of(pixels))
         if self._config.send == "pixels":
             media_type, media = media_of(pixels)
-        infos = [{"video_fps": self._config.video_fps}] * len(prompts)
-        request = RewardRequest(
-            prompts=tuple(prompts),
-            rewards={name: abs(weight) for name, weight in self._weights.items()},
-            media_type=media_type,
-            media=media,
-            extra={
-                **({"video_infos": infos} if media_type != "image" else {}),
-                **request_fields(prompts),
-            },
-        )
-        return self._threads.submit(self._score, pack_request(request), len(prompts))
+        body = pack_request(self._request(prompts, media_type, media))
+        return self._threads.submit(self._score, body, len(prompts))
+
+    def sample_scorer(self, deadline_s: float = math.inf) -> SampleScorer:
+        """Return what has samples rewarded one by one, for validation.
+
+        Pixels are sent in any case. A reward that the service refuses, or that takes longer than
+        ``deadline_s`` or the deadline of the config, is a problem of that sample.
+        """
+        within_s = min(deadline_s, self._config.deadline_s)
+
+        def ask(pixels: Tensor, prompt: str) -> "Future[SampleRewards]":
+            body = pack_request(self._request([prompt], *media_of(pixels[None])))
+            return self._threads.submit(self._score_sample, body, within_s)
+
+        return ask
 
     def close(self) -> None:
         """Give up what is under way; may be called twice."""
@@ -187,20 +212,54 @@ class RewardClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _request(
+        self, prompts: Sequence[str], media_type: MediaType, media: _Media
+    ) -> RewardRequest:
+        infos = [{"video_fps": self._config.video_fps}] * len(prompts)
+        return RewardRequest(
+            prompts=tuple(prompts),
+            rewards={name: abs(weight) for name, weight in self._weights.items()},
+            media_type=media_type,
+            media=media,
+            extra={
+                **({"video_infos": infos} if media_type != "image" else {}),
+                **request_fields(prompts),
+            },
+        )
+
     def _score(self, body: bytes, num: int) -> list[float]:
-        deadline = time.monotonic() + self._config.deadline_s
-        ticket, num_forgotten = self._enqueue(body, deadline), 0
-        sums = [0.0] * num
-        for name, weight in self._weights.items():
-            while (scores := self._fetch(ticket, name, deadline)) is None:
-                self.num_retries += 1
-                why = f"{self._config.fetch_url} answered 404 for what was just enqueued"
-                self._wait(num_forgotten, deadline, f"{why}; is it the address of that service?")
-                num_forgotten += 1
-                ticket = self._enqueue(body, deadline)
-            for row, score in enumerate(_values(scores, self._key(name), name, num)):
-                sums[row] += weight * self._cut(score)
-        return [self._config.scale * self._cut(total) for total in sums]
+        asked = _Asked(body, num, time.monotonic() + self._config.deadline_s)
+        found = {name: self._values_of(name, asked) for name in self._weights}
+        return [self._total({n: values[row] for n, values in found.items()}) for row in range(num)]
+
+    def _score_sample(self, body: bytes, within_s: float) -> SampleRewards:
+        asked = _Asked(body, 1, time.monotonic() + within_s)
+        found: dict[str, float] = {}
+        problems: dict[str, None] = {}  # each once
+        for name in self._weights:
+            try:
+                [found[name]] = self._values_of(name, asked)
+            except RewardServiceError as error:
+                problems[str(error)] = None
+        total = self._total(found) if len(found) == len(self._weights) else None
+        return SampleRewards(rewards=found, reward=total, problems=tuple(problems))
+
+    def _total(self, scores: Mapping[str, float]) -> float:
+        total = sum(weight * self._cut(scores[name]) for name, weight in self._weights.items())
+        return self._config.scale * self._cut(total)
+
+    def _values_of(self, name: str, asked: "_Asked") -> list[float]:
+        """Return a score for each sample of what was asked, which is enqueued if it is not yet."""
+        if asked.ticket is None:
+            asked.ticket = self._enqueue(asked.body, asked.deadline)
+        while (scores := self._fetch(asked.ticket, name, asked.deadline)) is None:
+            self.num_retries += 1
+            why = f"{self._config.fetch_url} answered 404 for what was just enqueued"
+            whose = f"{why}; is it the address of that service?"
+            self._wait(asked.num_forgotten, asked.deadline, whose)
+            asked.num_forgotten += 1
+            asked.ticket = self._enqueue(asked.body, asked.deadline)
+        return _values(scores, self._key(name), name, asked.num)
 
     def _key(self, name: str) -> str:
         return self._config.score_keys.get(name, _USUAL_KEYS.get(name, name))

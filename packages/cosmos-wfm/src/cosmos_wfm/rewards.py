@@ -14,6 +14,7 @@ from torch import Tensor
 
 from cosmos_wfm.errors import WfmConfigError
 from cosmos_wfm.reward_client import RewardServiceConfig
+from cosmos_wfm.sample_rewards import SampleRewards, SampleScorer
 from cosmos_wfm.scenes import (
     COLOURS,
     Scene,
@@ -234,6 +235,45 @@ def local_scorer(
     def score(pixels: Tensor, prompts: Sequence[str]) -> "Future[list[float]]":
         done: Future[list[float]] = Future()
         done.set_result(reward(pixels, prompts))
+        return done
+
+    return score
+
+
+def local_sample_scorer(weights: Mapping[str, float]) -> SampleScorer:
+    """Return what rewards samples one by one in this process, each reward by itself.
+
+    A reward that the prompt says nothing for is none of that sample's, and has not failed.
+
+    Args:
+        weights: name of a reward of this package to its weight.
+
+    Raises:
+        WfmConfigError: if a name is unknown or there is none.
+    """
+    weighted_reward(weights)  # which looks at the names
+
+    def score(pixels: Tensor, prompt: str) -> "Future[SampleRewards]":
+        unit = (pixels.float().cpu() * 0.5 + 0.5).clamp(0.0, 1.0)
+        video = unit if unit.dim() == 4 else unit.unsqueeze(1)
+        found: dict[str, float] = {}
+        problems: list[str] = []
+        for name in weights:
+            try:
+                value = REWARDS[name](video, prompt)
+            except WfmConfigError:
+                continue  # a prompt may name no colour
+            except (ArithmeticError, RuntimeError, ValueError) as error:
+                problems.append(f"{name}: {type(error).__name__}: {error}")
+                continue
+            if math.isfinite(value):
+                found[name] = value
+            else:
+                problems.append(f"{name}: {value}")
+        is_whole = found.keys() == weights.keys()
+        total = sum(weights[name] * found[name] for name in weights) if is_whole else None
+        done: Future[SampleRewards] = Future()
+        done.set_result(SampleRewards(rewards=found, reward=total, problems=tuple(problems)))
         return done
 
     return score

@@ -34,8 +34,8 @@ from cosmos_wfm.policies import CopiedPolicies
 from cosmos_wfm.prompt_lengths import say_what_is_cut
 from cosmos_wfm.prompts import read_prompts
 from cosmos_wfm.remote import ConnectRollouts, RemoteRollouts
-from cosmos_wfm.reward_client import Scorer
-from cosmos_wfm.rewards import check_prompts, local_scorer
+from cosmos_wfm.reward_client import RewardClient, Scorer
+from cosmos_wfm.rewards import check_prompts, local_sample_scorer, local_scorer
 from cosmos_wfm.rl_algorithms import (
     advantages_of,
     make_loss,
@@ -45,17 +45,20 @@ from cosmos_wfm.rl_algorithms import (
 )
 from cosmos_wfm.rl_config import DiffusionRlConfig
 from cosmos_wfm.rollouts import Rollout, RolloutTask, StepParts
+from cosmos_wfm.sample_rewards import SampleScorer, scorer_of_samples
 from cosmos_wfm.speed import SpeedMeter
 from cosmos_wfm.training_data import DataConfig, LeftOut, open_data
 from cosmos_wfm.training_run import (
-    OnPictures,
     OnStep,
     RunOutputs,
     TrainingRun,
+    Validated,
+    ValidationHooks,
     go_on,
     look_away,
 )
 from cosmos_wfm.tuning import recompute_blocks
+from cosmos_wfm.validation import named_scorer
 
 
 class DiffusionRl:
@@ -75,6 +78,7 @@ class DiffusionRl:
         mesh: TrainingMesh | None = None,
         scorer: Scorer | None = None,
         remote: ConnectRollouts | None = None,
+        held_out: SampleScorer | None = None,
     ) -> None:
         """Load model and prompts, and shard.
 
@@ -83,6 +87,8 @@ class DiffusionRl:
             mesh: the ranks that share it; ``None`` for this process alone.
             scorer: what computes rewards; ``None`` for those of this package, in this process.
             remote: connects to the processes that draw samples; ``None`` to draw them here.
+            held_out: what rewards validation samples; ``None`` for the rewards that the recipe has
+                for them, or else those of the run, where this process can compute them.
 
         Raises:
             PipelineError: if the model cannot be loaded.
@@ -96,6 +102,7 @@ class DiffusionRl:
         own = _no_scorer if remote is not None else scorer
         self._scorer: Scorer = own or local_scorer(config.rewards)
         self.config = config
+        self._held_out = named_scorer(config.validation, held_out) or self._own_rewards(scorer)
         self._mesh = mesh or build_mesh(ParallelConfig())
         self._prompts = read_prompts(Path(config.prompts), config.groups_per_step)
         if scorer is None and config.reward_service is None:
@@ -161,9 +168,11 @@ class DiffusionRl:
         return self.run().save(step)
 
     def run(
-        self, drawn: OnPictures = look_away, stopping: Callable[[], bool] = go_on
+        self,
+        on_validation: Callable[[Validated], None] = look_away,
+        stopping: Callable[[], bool] = go_on,
     ) -> TrainingRun:
-        """Return this run's saves, checkpoints and pictures, which ``drawn`` is told of.
+        """Return this run's saves, checkpoints and validations, of which is told.
 
         ``stopping`` is asked before each step.
         """
@@ -175,10 +184,21 @@ class DiffusionRl:
             tuning=config.tuning,
             outputs=RunOutputs.of(config),
             resumed=self._resumed,
-            drawn=drawn,
+            validation=ValidationHooks(told=on_validation, scorer=self._held_out),
             stopping=stopping,
-            rewards=config.rewards if config.reward_service is None else {},
         )
+
+    def _own_rewards(self, scorer: Scorer | None) -> SampleScorer | None:
+        """Return what rewards validation samples as the run's own are; ``None`` if nobody here."""
+        config = self.config
+        if config.validation is None:
+            return None
+        if isinstance(scorer, RewardClient):
+            return scorer.sample_scorer(config.validation.deadline_s)
+        if scorer is not None:
+            return scorer_of_samples(scorer)
+        is_local = config.rewards and config.reward_service is None
+        return local_sample_scorer(config.rewards) if is_local else None
 
     def _open_pairs(self, data: DataConfig, algorithm: DdrlConfig) -> DataPairs:
         config, opened = self.config, open_data(data, self.adapter, self._mesh)
@@ -251,7 +271,7 @@ def train_rl(
     scorer: Scorer | None = None,
     resume: bool = False,
     on_step: OnStep | None = None,
-    on_pictures: OnPictures = look_away,
+    on_validation: Callable[[Validated], None] = look_away,
 ) -> Path:
     """Run to the end and save; every rank of the mesh calls.
 
@@ -262,7 +282,7 @@ def train_rl(
         resume: go on from the newest checkpoint in the output directory, if there is one.
         on_step: called with the number of each finished step, from 1, the learner's report and
             the figures of rewards and speed (``cosmos_wfm.speed``).
-        on_pictures: called on rank 0 with a step and the directory of its validation pictures.
+        on_validation: called on rank 0 after each validation.
 
     Returns:
         The directory of the last save, for diffusers to load.
@@ -272,7 +292,7 @@ def train_rl(
             what another run saved.
     """
     run = DiffusionRl(config, mesh=mesh, scorer=scorer)
-    return take_rl_steps(run, resume=resume, on_step=on_step, on_pictures=on_pictures)
+    return take_rl_steps(run, resume=resume, on_step=on_step, on_validation=on_validation)
 
 
 def take_rl_steps(
@@ -280,7 +300,7 @@ def take_rl_steps(
     *,
     resume: bool = False,
     on_step: OnStep | None = None,
-    on_pictures: OnPictures = look_away,
+    on_validation: Callable[[Validated], None] = look_away,
     stopping: Callable[[], bool] = go_on,
 ) -> Path:
     """Take the steps of a run that are left, and save; as ``train_rl``.
@@ -294,7 +314,7 @@ def take_rl_steps(
         if on_step is not None:
             on_step(step + 1, report, figures)
 
-    return run.run(on_pictures, stopping).take_steps(take, resume=resume)
+    return run.run(on_validation, stopping).take_steps(take, resume=resume)
 
 
 def step_parts(config: DiffusionRlConfig, num_ranks: int) -> StepParts:

@@ -11,7 +11,7 @@ levels above the schedule's second one count as that one there, not just a level
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -60,7 +60,11 @@ def sample_ode(
         sigmas: levels, falling, the last 0.
         order: 1 is Euler. 2 extrapolates the velocity over two levels (Adams and Bashforth's rule
             for uneven steps, what DPM-Solver++(2M) does in this parameterisation to leading order).
+
+    Raises:
+        WfmConfigError: if the levels do not fall, or are none.
     """
+    _check_levels(sigmas)
     latents, before, last = noise.float(), None, 0.0
     for now, then in pairwise(sigmas.tolist()):
         slope = velocity(latents, torch.full((len(noise),), now, device=noise.device)).float()
@@ -205,7 +209,7 @@ def sample_sde(
     noise: Float[Tensor, "B C *s"],
     sigmas: Float[Tensor, " S"],
     config: SdeConfig,
-    generators: list[torch.Generator],
+    generators: Sequence[torch.Generator],
 ) -> tuple[Float[Tensor, "B C *s"], list[NoisyStep]]:
     """Run the stochastic process and keep its noisy steps.
 
@@ -214,11 +218,21 @@ def sample_sde(
         noise: x at the first level.
         sigmas: levels, falling.
         config: which noise, and where.
-        generators: one for each sample, so that a sample does not depend on its batch.
+        generators: one for each sample, so that a sample does not depend on its batch; on any
+            device, all on the same.
 
     Returns:
         The final latents and the steps that have a density.
+
+    Raises:
+        WfmConfigError: if the levels do not fall, or are none, or samples have no generator each.
     """
+    _check_levels(sigmas)
+    if len(generators) != len(noise):
+        raise WfmConfigError(
+            f"sampler: {len(generators)} generators for {len(noise)} samples; want one for each, "
+            "or samples would share their noise"
+        )
     latents, steps = noise.float(), list[NoisyStep]()
     num, device = len(noise), noise.device
     for (now, then), level in zip(
@@ -229,8 +243,28 @@ def sample_sde(
         if level == 0.0:
             latents = step.mean
             continue
-        drawn = torch.stack([torch.randn(latents.shape[1:], generator=g) for g in generators])
+        drawn = torch.stack([_normal(latents.shape[1:], each) for each in generators])
         following = step.mean + per_sample(step.std, latents) * drawn.to(device)
         steps.append(NoisyStep(latents, following, now, then, level, log_prob(following, step)))
         latents = following
     return latents, steps
+
+
+def _normal(shape: torch.Size, generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=generator, device=generator.device)
+
+
+def _check_levels(sigmas: Float[Tensor, " S"]) -> None:
+    """Refuse what is no falling row of noise levels.
+
+    Raises:
+        WfmConfigError: says what was found.
+    """
+    levels: list[float] = sigmas.tolist()
+    falls = all(then < now for now, then in pairwise(levels))
+    if len(levels) < 2 or not falls or levels[0] > 1.0 or levels[-1] < 0.0:
+        shown = ", ".join(f"{level:g}" for level in (*levels[:3], *levels[-1:]))
+        raise WfmConfigError(
+            f"sampler: sigmas are {shown}; want levels that fall from at most 1 (noise) to 0, such "
+            "as sigmas of a flow-matching scheduler after set_timesteps, not its timesteps"
+        )

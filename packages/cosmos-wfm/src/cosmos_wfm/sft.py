@@ -40,13 +40,16 @@ from cosmos_wfm.training_run import (
     OnStep,
     RunOutputs,
     TrainingRun,
+    ValidationHooks,
     check_parallel,
     check_rates,
     go_on,
 )
 from cosmos_wfm.tuning import LoraTuning, TuningConfig, recompute_blocks
 from cosmos_wfm.uploads import UploadConfig
-from cosmos_wfm.validation import ValidationConfig
+from cosmos_wfm.validation import ValidationConfig, named_scorer
+
+_NOBODY = ValidationHooks()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +132,7 @@ def train_sft(
     mesh: TrainingMesh | None = None,
     resume: bool = False,
     on_step: OnStep | None = None,
-    on_pictures: Callable[[int, Path], None] = lambda step, directory: None,
+    validation: ValidationHooks = _NOBODY,
     stopping: Callable[[], bool] = go_on,
 ) -> Path:
     """Fine-tune and save; every rank of the mesh calls.
@@ -140,7 +143,8 @@ def train_sft(
         resume: go on from the newest checkpoint in the output directory, if there is one.
         on_step: called with the number of each finished step, from 1, the learner's report and the
             figures of its speed (``cosmos_wfm.speed``).
-        on_pictures: called on rank 0 with a step and the directory of its validation pictures.
+        validation: whom validations are handed to, and what rewards their samples; without that,
+            the rewards of ``config.validation``.
         stopping: asked before each step whether to stop, with a checkpoint.
 
     Returns:
@@ -153,6 +157,7 @@ def train_sft(
             checkpoints and is not to be resumed, or has what another run saved.
         TrainingStoppedError: if it was asked to stop.
     """
+    scorer = named_scorer(config.validation, validation.scorer)
     mesh = mesh or build_mesh(ParallelConfig())
     adapter = load_adapter(config.model)
     data = open_data(config.data, adapter, mesh)
@@ -186,7 +191,7 @@ def train_sft(
         mesh=mesh,
         tuning=config.tuning,
         outputs=RunOutputs.of(config),
-        drawn=on_pictures,
+        validation=replace(validation, scorer=scorer),
         stopping=stopping,
     )
     return run.take_steps(take, resume=resume)

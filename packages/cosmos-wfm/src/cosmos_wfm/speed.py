@@ -159,22 +159,27 @@ class SpeedMeter:
 
 def seconds_now(device: torch.device) -> float:
     """Return a clock's seconds, once the device has done what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if _is_accelerator(device):
+        torch.accelerator.synchronize(device)
     return time.perf_counter()
 
 
 def peak_memory_mib(device: torch.device) -> float:
-    """Return the most that was held so far: of a GPU what its allocator had given out, else RSS.
+    """Return the most that was held so far: of an accelerator what its allocator gave, else RSS.
 
     RSS is of this process alone, where the system says so (Linux); elsewhere it may be that of the
     process it began as.
     """
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / _MIB
+    if _is_accelerator(device):
+        return torch.accelerator.max_memory_allocated(device) / _MIB
     if _STATUS.exists():
         for line in _STATUS.read_text(encoding="utf-8").splitlines():
             if line.startswith(_PEAK):
                 return int(line.split()[1]) / 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / _MIB
+
+
+def _is_accelerator(device: torch.device) -> bool:
+    found = torch.accelerator.current_accelerator()
+    return found is not None and found.type == device.type

@@ -9,13 +9,15 @@ All randomness of a step comes from its number, so a run that goes on takes the 
 have taken.
 """
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from cosmos_core.metrics import MlflowSinkConfig, TensorBoardSinkConfig, WandbSinkConfig
 from cosmos_parallel import (
@@ -29,19 +31,49 @@ from cosmos_parallel import (
 from cosmos_wfm.adapter import DiffusionModelAdapter
 from cosmos_wfm.errors import TrainingStoppedError, WfmConfigError
 from cosmos_wfm.gallery import thin_galleries, write_gallery
+from cosmos_wfm.sample_rewards import SampleScorer, collect_rewards, reward_figures
 from cosmos_wfm.tuning import LoraTuning, TuningConfig, save_trained
 from cosmos_wfm.uploads import UploadConfig, upload_directory
 from cosmos_wfm.validation import ValidationConfig, draw_samples, prompts_text, write_samples
 
 _PROMPTS = "prompts.txt"
-OnPictures = Callable[[int, Path], None]
-"""Told of a step and the directory of its pictures."""
 OnStep = Callable[[int, StepReport, Mapping[str, float]], None]
 """Told of a finished step, counted from 1, the learner's report and the run's own figures."""
 
 
-def look_away(step: int, directory: Path) -> None:
-    """Do nothing with pictures."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Validated:
+    """What a validation left.
+
+    Attributes:
+        step: after which.
+        directory: its pictures, videos and index.
+        figures: means of rewards by name, and how many samples' rewards failed
+            (``cosmos_wfm.sample_rewards``), and seconds of all of it; empty where nobody rewards.
+        problems: why rewards failed, each once.
+    """
+
+    step: int
+    directory: Path
+    figures: Mapping[str, float]
+    problems: Sequence[str]
+
+
+def look_away(validated: Validated) -> None:
+    """Do nothing with a validation."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValidationHooks:
+    """Whom a run hands its validations to, on rank 0.
+
+    Attributes:
+        told: called after each.
+        scorer: rewards samples; ``None`` leaves it to the recipe.
+    """
+
+    told: Callable[[Validated], None] = look_away
+    scorer: SampleScorer | None = None
 
 
 def go_on() -> bool:
@@ -134,9 +166,8 @@ class TrainingRun:
         tuning: what of it is trained, and how that is saved.
         outputs: what is written.
         resumed: called when a checkpoint was loaded.
-        drawn: called on rank 0 with a step and the directory of its pictures.
+        validation: whom validations are handed to.
         stopping: asked before each step whether the run is to stop; one rank's word is enough.
-        rewards: of this package, by name with their weights, that validation samples are given.
     """
 
     adapter: DiffusionModelAdapter
@@ -145,9 +176,8 @@ class TrainingRun:
     tuning: TuningConfig
     outputs: RunOutputs
     resumed: Callable[[], None] = lambda: None
-    drawn: OnPictures = look_away
+    validation: ValidationHooks = field(default_factory=ValidationHooks)
     stopping: Callable[[], bool] = go_on
-    rewards: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def take_steps(self, step: Callable[[int], None], *, resume: bool) -> Path:
         """Take the steps that are left, and write what is due.
@@ -274,17 +304,34 @@ class TrainingRun:
         config = self.outputs.validation
         if config is None or not (done == 0 or _due(done, config.every, last=self._is_last(done))):
             return
-        ema = self.learner.ema
+        begun, ema = time.monotonic(), self.learner.ema
         with ema.in_place() if ema is not None else nullcontext():
             pixels = draw_samples(self.adapter, config, at_once=self.outputs.micro_batch_size)
         if self.mesh.process.rank == 0:
-            directory = self._pictures(done)
-            write_samples(pixels, directory, fps=config.fps)
-            write_gallery(pixels, directory, config, step=done, weights=self.rewards)
-            thin_galleries(directory.parent, config.keep)
-            (directory / _PROMPTS).write_text(prompts_text(config.prompts), encoding="utf-8")
-            self.drawn(done, directory)
+            self.validation.told(self._validated(done, config, pixels, begun))
         self.mesh.barrier()
+
+    def _validated(
+        self, done: int, config: ValidationConfig, pixels: Tensor, begun: float
+    ) -> Validated:
+        """Write samples while they are rewarded, then their index; return what came of it."""
+        scorer, directory = self.validation.scorer, self._pictures(done)
+        asked = [
+            [scorer(sample, prompt) for sample in row]
+            for row, prompt in zip(pixels, config.prompts, strict=True)
+            if scorer is not None
+        ]
+        write_samples(pixels, directory, fps=config.fps)
+        rewards = collect_rewards(asked, config.deadline_s)
+        write_gallery(pixels, directory, config, step=done, rewards=rewards)
+        thin_galleries(directory.parent, config.keep)
+        (directory / _PROMPTS).write_text(prompts_text(config.prompts), encoding="utf-8")
+        figures: dict[str, float] = {}
+        if rewards:
+            seconds = {"validation/seconds": time.monotonic() - begun}
+            figures = {**reward_figures(rewards), **seconds}
+        problems = {why: None for row in rewards for each in row for why in each.problems}
+        return Validated(step=done, directory=directory, figures=figures, problems=tuple(problems))
 
     def _is_last(self, done: int) -> bool:
         return done == self.outputs.num_steps

@@ -1,6 +1,6 @@
 """Pictures and videos of fixed prompts from fixed noise, drawn while training: people look."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,8 +12,11 @@ from torch import Tensor
 from cosmos_wfm.adapter import DiffusionModelAdapter, device_of
 from cosmos_wfm.errors import WfmConfigError
 from cosmos_wfm.guidance import guided_velocity
-from cosmos_wfm.ranges import check_at_least
+from cosmos_wfm.ranges import check_at_least, check_positive
+from cosmos_wfm.reward_client import RewardServiceConfig
+from cosmos_wfm.rewards import check_rewards, local_sample_scorer
 from cosmos_wfm.rollouts import SamplerConfig
+from cosmos_wfm.sample_rewards import SampleScorer
 from cosmos_wfm.sampling import flow_schedule, sample_ode
 from cosmos_wfm.seeds import seeded_generator
 from cosmos_wfm.videos import write_video
@@ -34,6 +37,10 @@ class ValidationConfig:
             its rewards, for the dashboard; 0 writes grids and videos alone.
         keep: how many validations keep these files and their videos: the first, the newest and
             evenly between; grids stay. 0 keeps all.
+        rewards: of the samples: name to weight in the sum; empty for those of the run, of which
+            fine-tuning has none.
+        reward_service: who computes these ``rewards``; this process if it is ``None``.
+        deadline_s: longest that training waits for rewards of a validation, which have failed then.
     """
 
     prompts: tuple[str, ...]
@@ -44,6 +51,9 @@ class ValidationConfig:
     fps: int = 16
     gallery: int = 16
     keep: int = 100
+    rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+    reward_service: RewardServiceConfig | None = None
+    deadline_s: float = 300.0
 
     def __post_init__(self) -> None:
         """Check that something is drawn.
@@ -53,12 +63,40 @@ class ValidationConfig:
         """
         if not self.prompts:
             raise WfmConfigError("validation: there are no prompts")
+        if self.reward_service is not None and not self.rewards:
+            raise WfmConfigError("validation: reward_service is set, but rewards names none")
+        check_rewards(self.rewards, self.reward_service)
+        check_positive("validation", self, "deadline_s")
         check_at_least("validation", self, every=1, samples_per_prompt=1, seed=0, fps=1)
         check_at_least("validation", self, gallery=0, keep=0)
         if self.keep == 1:
             raise WfmConfigError(
                 "validation: keep is 1, which leaves none to compare; want 2 or more, 0 for all"
             )
+
+
+def named_scorer(
+    config: ValidationConfig | None, given: SampleScorer | None
+) -> SampleScorer | None:
+    """Return what rewards samples by the table of validation itself.
+
+    Args:
+        config: of the run.
+        given: what was handed over, which goes before anything else.
+
+    Returns:
+        ``None`` if it names no rewards.
+
+    Raises:
+        WfmConfigError: if it names a service, and nothing was handed over that asks it.
+    """
+    if config is None or given is not None or not config.rewards:
+        return given
+    if config.reward_service is not None:
+        raise WfmConfigError(
+            "validation: reward_service is set; hand over sample_scorer() of its RewardClient"
+        )
+    return local_sample_scorer(config.rewards)
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ function drawFigures(curves) {
   box.querySelectorAll("figure").forEach((figure, i) => {
     const curve = curves[i];
     figure.querySelector("output").textContent = figureText(curve.values[curve.values.length - 1]);
-    const style = curve.name.startsWith("held-out") ? "second" : "first";
+    const style = curve.name.startsWith("validation/") ? "second" : "first";
     drawCurves(figure.querySelector("svg"), [{ xs: curve.steps, ys: curve.values, style }], false);
   });
 }
@@ -35,7 +35,10 @@ const figureText = (value) => (value !== 0 && Math.abs(value) < 0.01 ? value.toE
 // ------------------------------------------------------------------ gallery
 
 const fileAddress = (step, file) => `/api/gallery/${step}/${file.split("/").map(encodeURIComponent).join("/")}`;
-const rewardText = (sample) => (sample.reward === null ? "" : `reward ${sample.reward.toFixed(3)}`);
+const rewardText = (sample) => {
+  if (sample.reward !== null) return `reward ${sample.reward.toFixed(3)}`;
+  return sample.problems.length ? "reward failed" : "";
+};
 const chosenColumn = () => Number(byId("column").value || 0);
 
 // Prompts in the order of their rows; a run that goes on with other prompts has more rows.
@@ -115,7 +118,7 @@ function enlarge(index, row, prompt) {
   setText("enlarged-prompt", sample.prompt);
   setText("enlarged-step", `step ${validation.step}, sample ${sample.column + 1}, seed ${sample.seed}`);
   const parts = Object.entries(sample.rewards).map(([name, reward]) => `${name} ${reward.toFixed(4)}`);
-  setText("enlarged-rewards", [rewardText(sample), ...parts].filter(Boolean).join(" · ") || "no rewards");
+  setText("enlarged-rewards", [rewardText(sample), ...parts, ...sample.problems].filter(Boolean).join(" · ") || "no rewards");
   if (!byId("enlarged").open) byId("enlarged").showModal();
 }
 

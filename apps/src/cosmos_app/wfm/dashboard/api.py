@@ -44,7 +44,7 @@ def _add_run_routes(app: FastAPI, feed: WorldModelFeed, gate: TokenGate) -> None
     async def run() -> WorldModelRunView:
         return world_model_run_view(feed)
 
-    @app.get("/api/curves", summary="Every figure by step, held-out rewards too")
+    @app.get("/api/curves", summary="Every figure by step")
     async def curves() -> list[StepsView]:
         return step_curves(feed)
 
@@ -100,7 +100,7 @@ class _FeedCollector(Collector):
         figures = GaugeMetricFamily(
             "cosmos_measurement", "The newest value of each figure.", labels=["name"]
         )
-        held_out = {name: list(found.values())[-1] for name, found in self._feed.held_out().items()}
-        for name, value in {**run.figures, **held_out}.items():
-            figures.add_metric([name], value)
+        for name, curve in self._feed.curves.items():
+            if curve.newest is not None:
+                figures.add_metric([name], curve.newest.value)
         yield figures

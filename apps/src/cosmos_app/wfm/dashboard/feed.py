@@ -6,14 +6,13 @@ from collections.abc import Mapping
 
 from cosmos_app.dashboard.history import Curve, Point
 from cosmos_app.dashboard.tail import Tail
-from cosmos_app.wfm.dashboard.galleries import Galleries, IndexedSample
+from cosmos_app.wfm.dashboard.galleries import Galleries
 from cosmos_app.wfm.dashboard.recorded import planned_steps, read_figures
 from cosmos_core.rundir import RunDirectory
 
 _LOOK_EVERY_S = 1.0
 _BREATH_S = 0.01
 _MOST_CURVES = 40
-HELD_OUT = "held-out reward"
 
 
 class WorldModelFeed:
@@ -64,36 +63,18 @@ class WorldModelFeed:
             self.revision += 1
         return bool(lines)
 
-    def held_out(self) -> dict[str, dict[int, float]]:
-        """Return the means of held-out rewards by step: of their sum, and of each by its name."""
-        found: dict[str, dict[int, float]] = {}
-        for step, samples in self.galleries.by_step().items():
-            for name, values in _by_name(samples).items():
-                found.setdefault(name, {})[step] = sum(values) / len(values)
-        return found
-
     def _take(self, line: bytes) -> None:
         figures = read_figures(line)
         if figures is None:
             self.num_bad_lines += 1
             return
         step, values = figures
-        if step <= self.step:  # the run goes on from before this step
+        is_more = step == self.step and not values.keys() & self.latest.keys()
+        if step <= self.step and not is_more:  # the run goes on from before this step
             for curve in self.curves.values():
                 curve.drop_from(step)
-        self.step, self.latest = step, values
+        self.latest = {**self.latest, **values} if is_more else values
+        self.step = step
         for name, value in values.items():
             if name in self.curves or len(self.curves) < _MOST_CURVES:
                 self.curves.setdefault(name, Curve()).add(Point(math.nan, step, value))
-
-
-def _by_name(samples: tuple[IndexedSample, ...]) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
-    for sample in samples:
-        told = {f"held-out {name}": value for name, value in sample.rewards.items()}
-        if sample.reward is not None:
-            told[HELD_OUT] = sample.reward
-        for name, value in told.items():
-            if math.isfinite(value):
-                found.setdefault(name, []).append(value)
-    return found

@@ -28,6 +28,7 @@ class IndexedSample:
         seed: of the validation's noise.
         rewards: by name.
         reward: weighted sum; null if there is none.
+        problems: why rewards failed.
         picture: the picture, or a video's first frame, under ``/api/gallery/STEP/``.
         video: the video, under the same; empty for a picture.
     """
@@ -40,6 +41,7 @@ class IndexedSample:
     reward: float | None
     picture: str
     video: str
+    problems: tuple[str, ...] = ()
 
 
 class _Index(msgspec.Struct, frozen=True):

@@ -57,10 +57,11 @@ def world_model_status(run: RunDirectory) -> dict[str, Any]:
             time_s = os.fstat(file.fileno()).st_mtime
     except OSError:
         return {}
-    figures = next((found for line in reversed(whole) if (found := read_figures(line))), None)
-    if figures is None:
+    figures = [found for line in whole if (found := read_figures(line))]
+    if not figures:
         return {}
-    (step, values), num_steps = figures, planned_steps(run)
+    step, num_steps = figures[-1][0], planned_steps(run)
+    values = {name: value for at, row in figures if at == step for name, value in row.items()}
     status = {"step": step, "num_steps": num_steps, "time_s": time_s, "values": values}
     return {**status, **({"finished": "done"} if 0 < num_steps <= step else {})}
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from cosmos_app.wfm.dashboard.feed import HELD_OUT, WorldModelFeed
+from cosmos_app.wfm.dashboard.feed import WorldModelFeed
 from cosmos_app.wfm.dashboard.galleries import IndexedSample
 
-_FIRST = ("reward", HELD_OUT, "loss")
+_FIRST = ("reward", "validation/reward", "loss")
 """Names of the curves that come first."""
 
 
@@ -87,8 +87,6 @@ def step_curves(feed: WorldModelFeed) -> list[StepsView]:
         steps, values = [p.step for p in points], [p.value for p in points]
         if points:
             found[name] = StepsView(name=name, steps=steps, values=values)
-    for name, by_step in feed.held_out().items():
-        found[name] = StepsView(name=name, steps=list(by_step), values=list(by_step.values()))
     first = [name for name in _FIRST if name in found]
     return [found[name] for name in [*first, *sorted(found.keys() - set(first))]]
 

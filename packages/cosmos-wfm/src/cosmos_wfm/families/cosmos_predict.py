@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from cosmos_wfm.adapter import TextCondition
 from cosmos_wfm.families.shared import (
+    call_denoiser,
     decode_video,
     encode_video,
     own_schedule,
@@ -211,14 +212,14 @@ class CosmosPredictAdapter:
             mask = given.to(latents.dtype).expand_as(mask)
             timesteps = given * GIVEN_SIGMA + (1.0 - given) * sigmas.view(-1, 1, 1, 1, 1)
         size = self.pipeline.vae_scale_factor_spatial
-        return transformer(
-            hidden_states=latents,
-            timestep=timesteps,
+        return call_denoiser(
+            transformer,
+            latents,
+            timesteps,
             condition_mask=mask,
             padding_mask=latents.new_zeros(1, 1, height * size, width * size),
-            return_dict=False,
             **text,
-        )[0]
+        )
 
     def decode(self, latents: Float[Tensor, "B C f h w"]) -> Float[Tensor, "B 3 F H W"]:
         """Return pixels of z = latents · std + mean, not clipped."""

@@ -11,6 +11,7 @@ from cosmos_wfm.adapter import TextCondition
 from cosmos_wfm.families.shared import (
     TIMESTEPS,
     GemmaPrompts,
+    call_denoiser,
     flow_shift,
     interpolated,
     no_given_frames,
@@ -138,9 +139,7 @@ class SanaAdapter:
         """Call the transformer at timestep 1000 σ · timestep_scale."""
         no_given_frames(given, "SanaPipeline")
         scale = TIMESTEPS * self.pipeline.transformer.config.timestep_scale
-        prediction = transformer(
-            hidden_states=latents, timestep=sigmas * scale, return_dict=False, **text
-        )[0]
+        prediction = call_denoiser(transformer, latents, sigmas * scale, **text)
         return without_learned_variance(prediction, latents)
 
     @torch.no_grad()

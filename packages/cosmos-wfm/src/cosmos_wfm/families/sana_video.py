@@ -11,6 +11,7 @@ from cosmos_wfm.families.sana import SANA_LORA_TARGETS
 from cosmos_wfm.families.shared import (
     TIMESTEPS,
     GemmaPrompts,
+    call_denoiser,
     decode_video,
     encode_video,
     flow_shift,
@@ -130,9 +131,7 @@ class SanaVideoAdapter:
     ) -> Float[Tensor, "B C f h w"]:
         """Call the transformer at timestep 1000 σ."""
         no_given_frames(given, "SanaVideoPipeline")
-        prediction = transformer(
-            hidden_states=latents, timestep=sigmas * TIMESTEPS, return_dict=False, **text
-        )[0]
+        prediction = call_denoiser(transformer, latents, sigmas * TIMESTEPS, **text)
         return without_learned_variance(prediction, latents)
 
     def decode(self, latents: Float[Tensor, "B C f h w"]) -> Float[Tensor, "B 3 F H W"]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from cosmos_wfm.adapter import TextCondition
 from cosmos_wfm.families.shared import (
     TIMESTEPS,
+    call_denoiser,
     interpolated,
     no_given_frames,
     own_schedule,
@@ -135,9 +136,7 @@ class Sd3Adapter:
     ) -> Float[Tensor, "B C h w"]:
         """Call the transformer at timestep 1000 σ."""
         no_given_frames(given, "StableDiffusion3Pipeline")
-        return transformer(
-            hidden_states=latents, timestep=sigmas * TIMESTEPS, return_dict=False, **text
-        )[0]
+        return call_denoiser(transformer, latents, sigmas * TIMESTEPS, **text)
 
     @torch.no_grad()
     def decode(self, latents: Float[Tensor, "B C h w"]) -> Float[Tensor, "B 3 H W"]:

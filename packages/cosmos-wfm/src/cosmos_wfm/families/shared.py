@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition
 from cosmos_wfm.errors import PipelineError, WfmConfigError
 
 TIMESTEPS = 1000
+_HALF = (torch.bfloat16, torch.float16)
 
 
 def interpolated(
@@ -29,6 +30,31 @@ def no_given_frames(given: Tensor | None, pipeline: str) -> None:
     """
     if given is not None:
         raise PipelineError(f"{pipeline} takes no conditioning frames")
+
+
+def call_denoiser(
+    transformer: nn.Module, latents: Float[Tensor, "B C *s"], timestep: Tensor, **named: Tensor
+) -> Float[Tensor, "B D *s"]:
+    """Return a denoiser's prediction in float32, whatever type its weights have.
+
+    Outside autocast what it is given is cast to the type of its first weight, but the timestep,
+    which has no neighbour near it in half precision.
+
+    Args:
+        transformer: the denoiser, or what wraps it (DDP).
+        latents: x.
+        timestep: in the denoiser's own units.
+        **named: its other arguments.
+    """
+    weights = (each.dtype for each in transformer.parameters() if each.is_floating_point())
+    dtype = next(weights, latents.dtype)
+    if torch.is_autocast_enabled(latents.device.type) or dtype not in _HALF:
+        dtype = latents.dtype
+    given = {n: each.to(dtype) if each.is_floating_point() else each for n, each in named.items()}
+    prediction: Tensor = transformer(
+        hidden_states=latents.to(dtype), timestep=timestep, return_dict=False, **given
+    )[0]
+    return prediction.float()
 
 
 def own_schedule(scheduler: Any, num_steps: int) -> Float[Tensor, " S"]:

@@ -13,6 +13,7 @@ from cosmos_wfm.adapter import TextCondition
 from cosmos_wfm.experts import NoiseExperts
 from cosmos_wfm.families.shared import (
     TIMESTEPS,
+    call_denoiser,
     decode_video,
     encode_video,
     flow_shift,
@@ -160,7 +161,7 @@ class WanAdapter:
         timestep = sigmas * TIMESTEPS
         if self.pipeline.config.expand_timesteps:
             timestep = timestep[:, None].expand(-1, self._num_tokens(latents))
-        return transformer(hidden_states=latents, timestep=timestep, return_dict=False, **text)[0]
+        return call_denoiser(transformer, latents, timestep, **text)
 
     def _num_tokens(self, latents: Float[Tensor, "B C f h w"]) -> int:
         sizes = zip(latents.shape[2:], self.pipeline.transformer.config.patch_size, strict=True)
