@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from parallel_ranks import Layout, Place, full, run_ranks
-from seeing_in_order import config_of, pictures_of, rows_of
+from seeing_in_order import MARK, config_of, pictures_of, rows_of
 from tiny_models import write_random
 from torch import Tensor
 
@@ -29,15 +29,17 @@ GENERIC = ModelConfig(implementation="transformers")
 def run(directory: Path, family: str, mesh: TrainingMesh) -> dict:
     """Return logits, the gradients of their product with fixed numbers, and what is looked at."""
     model = load_causal_lm(directory / family, mesh, GENERIC)
+    rows = rows_of(torch.load(directory / f"{family}.tokens"))
     pictures = pictures_of(family)
-    seen = torch.load(directory / f"{family}.tokens")
+    if family == "gemma3":
+        pictures["token_type_ids"] = (rows == MARK).long()
     looked_at: list[int] = []
 
     def note(vision: torch.nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
         looked_at.append(len(args[0] if args else kwargs["pixel_values"]))
 
     model.get_encoder(modality="image").register_forward_pre_hook(note, with_kwargs=True)
-    logits = model(input_ids=rows_of(seen), **pictures, use_cache=False).logits
+    logits = model(input_ids=rows, **pictures, use_cache=False).logits
     given_to = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0))
     ((logits * given_to).sum() * mesh.gradient_scale).backward()
     gradients = {

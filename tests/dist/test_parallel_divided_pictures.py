@@ -17,6 +17,7 @@ SHARED = {
     "vipllava": "pictures",
     "llava_next": "tiles",
     "llava_onevision": "tiles",
+    "gemma3": "pictures",
     "internvl": "pictures",
 }
 

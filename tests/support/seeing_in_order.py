@@ -31,7 +31,7 @@ _EYE = {
 
 
 def _made(kind: str, text: str, eye: str | None, **settings: Any) -> PretrainedConfig:
-    words = transformers.CONFIG_MAPPING[text](**_TEXT)
+    words = transformers.CONFIG_MAPPING[text](**_TEXT | settings.pop("words", {}))
     eyes = _EYE | settings.pop("eyes", {})
     vision = transformers.CONFIG_MAPPING[eye](**eyes) if eye else eyes
     return transformers.CONFIG_MAPPING[kind](
@@ -39,6 +39,7 @@ def _made(kind: str, text: str, eye: str | None, **settings: Any) -> PretrainedC
     )
 
 
+_WINDOWS = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
 # by name: the type, its decoder and vision part, and what is set besides
 _MADE: Mapping[str, Callable[[], PretrainedConfig]] = {
     "llava": lambda: _made("llava", "llama", "clip_vision_model", vision_feature_layer=-1),
@@ -76,6 +77,10 @@ _MADE: Mapping[str, Callable[[], PretrainedConfig]] = {
     ),
     "cohere2_vision": lambda: _made(
         "cohere2_vision", "cohere2", "siglip_vision_model", alignment_intermediate_size=64
+    ),
+    # tokens of its pictures see each other both ways, those before as far as a window reaches
+    "gemma3": lambda: _made(
+        "gemma3", "gemma3_text", "siglip_vision_model", mm_tokens_per_image=4, words=_WINDOWS
     ),
     "idefics3": lambda: _made("idefics3", "llama", None, scale_factor=2),
     "smolvlm": lambda: _made("smolvlm", "llama", None, scale_factor=2),

@@ -232,7 +232,7 @@ def test_every_family_of_the_readme_is_listed_with_its_axes():
     for kind in (*seeing, "mistral", "gemma", "gemma3_text", "phi", "phi3"):
         assert by_type[kind].axes == ("dp_replicate", "dp_shard", "cp", "tp")
     # they see, and count tokens of pictures as those of text
-    for kind in ("llava", "llava_next", "internvl", "mistral3", "aya_vision", "idefics3"):
+    for kind in ("llava", "llava_next", "internvl", "mistral3", "aya_vision", "idefics3", "gemma3"):
         assert by_type[kind].axes == ("dp_replicate", "dp_shard", "cp", "tp")
     # it caps its scores; mixtures of experts
     for kind in ("gemma2", "qwen2_moe", "mixtral", "glm4_moe", "olmoe", "deepseek_v2"):
@@ -243,8 +243,8 @@ def test_every_family_of_the_readme_is_listed_with_its_axes():
     for kind in ("longcat_flash", "llama4", "llama4_text", "gemma4", "inkling_text"):
         assert "tp" in by_type[kind].axes
     assert "tp" not in by_type["diffusion_gemma"].axes
-    # attention of its own, chunks of a row, pictures that see each other
-    for kind in ("bloom", "llama4_text", "doge", "phi4_multimodal", "gemma3", "mllama", "glm4v"):
+    # attention of its own, chunks of a row, pictures that see each other otherwise than Gemma 3
+    for kind in ("bloom", "llama4_text", "doge", "phi4_multimodal", "gemma4", "mllama", "glm4v"):
         assert "cp" not in by_type[kind].axes
     # some of their layers hand a state from token to token, which would end with a rank's stretch
     for kind in ("qwen3_next", "qwen4_exp_text", "olmo_hybrid"):

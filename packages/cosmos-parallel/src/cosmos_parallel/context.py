@@ -66,10 +66,13 @@ class _Call:
     Attributes:
         length: columns that the caller gave.
         keep: columns of which the caller wants logits; 0 for all.
+        blocks: [B, length], numbers of pictures from 1 on and 0 for text, where tokens of one
+            picture see each other both ways.
     """
 
     length: int
     keep: int | Tensor
+    blocks: Tensor | None = None
 
 
 class _ContextHooks:
@@ -98,7 +101,12 @@ class _ContextHooks:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if args or kwargs.get("attention_mask") is not None:
             raise MeshError("cp: call the model with input_ids and position_ids only, by name")
-        self._call = _Call(kwargs["input_ids"].shape[1], kwargs.pop("logits_to_keep", 0))
+        kinds: Tensor | None = kwargs.get("token_type_ids")
+        self._call = _Call(
+            kwargs["input_ids"].shape[1],
+            kwargs.pop("logits_to_keep", 0),
+            None if kinds is None else _pictures(kinds == 1),
+        )
         return (), kwargs
 
     def _divide_tokens(
@@ -151,7 +159,11 @@ class _ContextHooks:
         return args, kwargs | {
             "inputs_embeds": self._stretch(functional.pad(embedded, (0, 0, *missing))),
             "position_ids": self._stretch(positions),
-            "visibility": Visibility.of(positions, self._group),
+            "visibility": Visibility.of(
+                positions,
+                self._group,
+                None if self._call.blocks is None else functional.pad(self._call.blocks, missing),
+            ),
         }
 
     def _stretch(self, rows: Tensor, dim: int = 1) -> Tensor:
@@ -162,6 +174,18 @@ class _ContextHooks:
         hidden = gather_sequence(output.last_hidden_state, self._group)
         output.last_hidden_state = kept_columns(hidden, self._call.length, self._call.keep)
         return output
+
+
+def _pictures(shown: Tensor) -> Tensor:
+    """Return the number of each token's picture, counted in its row from 1 on, and 0 for text.
+
+    Pictures with nothing between them are one, as in Gemma 3.
+
+    Args:
+        shown: bool[B, T], true on tokens of pictures.
+    """
+    begins = shown & ~functional.pad(shown, (1, 0))[:, :-1]
+    return begins.cumsum(dim=1) * shown
 
 
 def _places(seen: Tensor) -> Tensor:

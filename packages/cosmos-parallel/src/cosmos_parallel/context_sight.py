@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # behind their vision parts a projector works picture by picture, and nothing counts them between
-_PICTURE_BY_PICTURE = frozenset({"internvl", "llava", "llava_next", "llava_onevision", "vipllava"})
+_PICTURE_BY_PICTURE = frozenset(
+    {"gemma3", "internvl", "llava", "llava_next", "llava_onevision", "vipllava"}
+)
 
 
 def share_sight(model: "PreTrainedModel", group: dist.ProcessGroup) -> None:

@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 ROTARY_TYPES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"})
-# decoders of text that count tokens, those of pictures among them, and let none see a later one
+# decoders of text that count tokens, those of pictures among them, and let none see a later one but
+# of the same picture, where they are told by kinds of tokens (Gemma 3)
 COUNTING_TYPES = frozenset(
     {
         "aya_vision",
         "cohere2_vision",
+        "gemma3",
         "idefics3",
         "internvl",
         "llava",

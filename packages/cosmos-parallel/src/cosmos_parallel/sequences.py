@@ -49,12 +49,16 @@ class Visibility:
     group: dist.ProcessGroup | None
 
     @classmethod
-    def of(cls, positions: Tensor, group: dist.ProcessGroup | None) -> "Visibility":
+    def of(
+        cls, positions: Tensor, group: dist.ProcessGroup | None, blocks: Tensor | None = None
+    ) -> "Visibility":
         """Read it off positions, which start at 0 again where another sample begins.
 
         Args:
             positions: ``[B, T]`` of the whole sequences.
             group: as the attribute.
+            blocks: ``[B, T]``, a number of their own for tokens that see each other both ways, and
+                0 for all others; of rows that a group shares.
         """
         samples = (positions == 0).cumsum(dim=1)
         if group is None and int(samples.max()) <= 1:
@@ -62,6 +66,9 @@ class Visibility:
         index = torch.arange(positions.shape[1], device=positions.device)
         mine = index if group is None else index.chunk(group.size())[group.rank()]
         seen = (mine[:, None] >= index) & (samples[:, mine, None] == samples[:, None, :])
+        if blocks is not None:
+            shown = blocks[:, mine, None]
+            seen = seen | ((shown > 0) & (shown == blocks[:, None, :]))
         return cls(seen[:, None], group)
 
     def mask_of(self, keys: Tensor, window: int | None) -> Tensor:
