@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 # Weights are of the whole step; a rank takes its rows, and multiplies the loss by the number of
-# ranks, by which DDP divides. Three steps of plain gradient descent; rank 0 writes what came out.
+# ranks, by which DDP divides. Three steps of gradient descent; rank 0 writes weights and losses.
 LOOP = """
 import json, os, sys
 import torch

@@ -64,7 +64,8 @@ _SHARE = {"gpu_memory_utilization": 0.85}
         ),
         (_KILLED, "", _CACHE, EngineMemoryError, "was killed, as Linux does when memory runs out"),
         (_GENERAL, "KeyError: 'lm_head'", _CACHE, EngineStartError, "KeyError: 'lm_head'"),
-        (_GENERAL, "", _CACHE, EngineStartError, "Engine core initialization failed"),
+        # a process that ran nothing of vLLM: it imported a script that starts an engine as it runs
+        (_GENERAL, "", _CACHE, EngineStartError, 'under `if __name__ == "__main__":`'),
     ],
 )
 def test_the_reason_decides_the_error_and_the_setting_it_names(

@@ -123,8 +123,11 @@ def failed_start(said: str, reason: str, arguments: Mapping[str, Any]) -> Engine
         is_short = True
     if is_short:
         return EngineMemoryError(f"vLLM did not start: {words}\n{_advice(arguments)}")
-    is_imported = not reason and (_AT_ONCE in said or "freeze_support" in said)
-    return EngineStartError(f"vLLM did not start: {_IF_MAIN if is_imported else words}")
+    if "freeze_support" in said:  # Python's own words of it, many lines
+        words = _IF_MAIN
+    elif not reason and _AT_ONCE in said:
+        words = f"{said} {_IF_MAIN}"
+    return EngineStartError(f"vLLM did not start: {words}")
 
 
 def _advice(arguments: Mapping[str, Any]) -> str:
