@@ -18,6 +18,8 @@ from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 from cosmos_wfm.denoiser import recomputes
 from cosmos_wfm.experts import NoiseExperts
 
+_COMPILED = "_compiled_call_impl"
+"""Where ``nn.Module.compile`` puts what is called in the module's place."""
 _OF_A_TRAINED_PASS = 3
 """Forward, and twice that backward: for inputs and for weights (Kaplan et al., 2020)."""
 
@@ -49,12 +51,12 @@ class PassMeter:
         self._counting: _Counting | None = None
         self._tokens = self._flops = 0.0
         self._has_all = True
-        self._first_blocks: dict[nn.Module, nn.Module] = {}
+        self._blocks: dict[nn.Module, Sequence[nn.Module]] = {}
         for module, blocks in denoisers:
             parts = module.parts.values() if isinstance(module, NoiseExperts) else [module]
             for part in parts:
                 own = set(part.modules())
-                self._first_blocks[part] = next((b for b in blocks if b in own), part)
+                self._blocks[part] = [block for block in blocks if block in own] or [part]
                 part.register_forward_pre_hook(self._begin, with_kwargs=True)
                 part.register_forward_hook(self._end, always_call=True)
 
@@ -69,7 +71,7 @@ class PassMeter:
     def _begin(self, module: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         self._key = (id(module), *(tuple(each.shape) for each in _tensors(args, named)))
         if self._key not in self._known and not self._is_computed_again(module):
-            self._counting = _Counting(self._first_blocks[module])
+            self._counting = _Counting(self._blocks[module])
             self._counting.__enter__()
 
     def _is_computed_again(self, module: nn.Module) -> bool:
@@ -77,13 +79,13 @@ class PassMeter:
 
         Where they are looked at they are not compiled, and would not save the same tensors.
         """
-        is_compiled = "_compiled_call_impl" in vars(self._first_blocks[module])
+        is_compiled = _COMPILED in vars(self._blocks[module][0])
         return is_compiled and torch.is_grad_enabled() and recomputes(module)
 
     def _end(self, module: nn.Module, args: object, output: object) -> None:
         if self._counting is not None:
             self._counting.__exit__(None, None, None)
-            self._known[self._key] = self._counting.passes
+            self._known[self._key] = self._counting.end()
             self._counting = None
         if self._key not in self._known:
             self._has_all = False
@@ -96,18 +98,22 @@ class PassMeter:
 class _Counting(TorchDispatchMode):
     """Adds up what is computed inside, and sees what the first block is given.
 
-    The block has a hook for that pass only: one that stayed would be compiled with the block.
+    Compiled blocks are called as they were before: torch.compile, which looks into no such mode,
+    would take it that they cannot be compiled at all. The first has a hook for that pass only,
+    which would be compiled with the block if it stayed.
     """
 
-    def __init__(self, first_block: nn.Module) -> None:
+    def __init__(self, blocks: Sequence[nn.Module]) -> None:
         super().__init__()
         self._flops = self._tokens = 0.0
-        self._hook = first_block.register_forward_pre_hook(self._see_tokens, with_kwargs=True)
+        self._compiled = {b: vars(b).pop(_COMPILED) for b in blocks if _COMPILED in vars(b)}
+        self._hook = blocks[0].register_forward_pre_hook(self._see_tokens, with_kwargs=True)
 
-    @property
-    def passes(self) -> Passes:
-        """What was seen; the hook is taken off."""
+    def end(self) -> Passes:
+        """Leave everything as it was; return what was seen."""
         self._hook.remove()
+        for block, compiled in self._compiled.items():
+            vars(block)[_COMPILED] = compiled
         return Passes(tokens=self._tokens, flops=self._flops)
 
     def __torch_dispatch__(

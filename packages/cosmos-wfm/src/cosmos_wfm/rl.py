@@ -47,7 +47,7 @@ from cosmos_wfm.rl_config import DiffusionRlConfig
 from cosmos_wfm.rollouts import Rollout, RolloutTask, StepParts
 from cosmos_wfm.sample_rewards import SampleScorer, scorer_of_samples
 from cosmos_wfm.speed import SpeedMeter
-from cosmos_wfm.training_data import DataConfig, LeftOut, open_data
+from cosmos_wfm.training_data import LeftOut, open_data
 from cosmos_wfm.training_run import (
     OnStep,
     RunOutputs,
@@ -130,9 +130,7 @@ class DiffusionRl:
         if remote is not None:
             weights = self.policies.weights(old=isinstance(config.algorithm, NftConfig))
             self._remote = remote(weights, self._parts)
-        self._data: DataPairs | None = None
-        if config.data is not None and isinstance(config.algorithm, DdrlConfig):
-            self._data = self._open_pairs(config.data, config.algorithm)
+        self._data = self._open_pairs()
 
     def step(self, step: int) -> tuple[StepReport, dict[str, float]]:
         """Take step ``step``, from 0; return the learner's report, and rewards and speed."""
@@ -200,8 +198,12 @@ class DiffusionRl:
         is_local = config.rewards and config.reward_service is None
         return local_sample_scorer(config.rewards) if is_local else None
 
-    def _open_pairs(self, data: DataConfig, algorithm: DdrlConfig) -> DataPairs:
-        config, opened = self.config, open_data(data, self.adapter, self._mesh)
+    def _open_pairs(self) -> DataPairs | None:
+        """Return the data that DDRL stays close to; ``None`` for another algorithm."""
+        config, algorithm = self.config, self.config.algorithm
+        if config.data is None or not isinstance(algorithm, DdrlConfig):
+            return None
+        opened = open_data(config.data, self.adapter, self._mesh)
         return DataPairs(
             encoder=SampleEncoder(self.adapter, opened, batch_size=config.micro_batch_size),
             left_out=LeftOut(opened, Path(config.output), self._mesh.process.rank),

@@ -57,7 +57,7 @@ def scorer_of_samples(
 
         def answer(done: "Future[list[float]]") -> None:
             error = done.exception()
-            asked.set_result(_only(done.result()) if error is None else _failed(error))
+            asked.set_result(_only(done.result(0.0)) if error is None else _failed(error))
 
         given.add_done_callback(answer)
         return asked
@@ -76,13 +76,13 @@ def collect_rewards(
     """
     end = time.monotonic() + deadline_s
 
-    def wait(future: "Future[SampleRewards]") -> SampleRewards:
+    def earned(future: "Future[SampleRewards]") -> SampleRewards:
         try:
             return future.result(max(0.0, end - time.monotonic()))
         except TimeoutError:
             return SampleRewards(problems=(f"no rewards in {deadline_s:g} s",))
 
-    return [[wait(future) for future in row] for row in asked]
+    return [[earned(future) for future in row] for row in asked]
 
 
 def reward_figures(found: Sequence[Sequence[SampleRewards]]) -> dict[str, float]:

@@ -131,7 +131,7 @@ def train_sft(
     *,
     mesh: TrainingMesh | None = None,
     resume: bool = False,
-    on_step: OnStep | None = None,
+    on_step: OnStep = lambda step, report, figures: None,
     validation: ValidationHooks = _NOBODY,
     stopping: Callable[[], bool] = go_on,
 ) -> Path:
@@ -159,15 +159,8 @@ def train_sft(
     """
     scorer = named_scorer(config.validation, validation.scorer)
     mesh = mesh or build_mesh(ParallelConfig())
-    adapter = load_adapter(config.model)
-    data = open_data(config.data, adapter, mesh)
+    adapter, data = _opened(config, mesh)
     left_out = LeftOut(data, Path(config.output), mesh.process.rank)
-    config.tuning.prepare(adapter, seed=config.seed)
-    if config.recompute:
-        recompute_blocks(adapter)
-    adapter.pipeline.to(mesh.process.device)
-    share_context(adapter.transformer, adapter.blocks, mesh)
-    shard_denoiser(adapter.transformer, adapter.blocks, mesh, config.compute)
     encoder = _encoder(config, adapter, data)
     learner = Learner(adapter.transformer, config.learner, mesh=mesh)
     loss = flow_matching_loss(adapter, config.flow)
@@ -181,9 +174,7 @@ def train_sft(
         filler = replace(batches[-1], weights=torch.zeros_like(batches[-1].weights))
         speed.begin_training()
         report = learner.step(batches, loss, filler=filler)
-        figures = speed.figures(report, config.batch_size)
-        if on_step is not None:
-            on_step(step + 1, report, figures)
+        on_step(step + 1, report, speed.figures(report, config.batch_size))
 
     run = TrainingRun(
         adapter=adapter,
@@ -195,6 +186,21 @@ def train_sft(
         stopping=stopping,
     )
     return run.take_steps(take, resume=resume)
+
+
+def _opened(
+    config: DiffusionSftConfig, mesh: TrainingMesh
+) -> tuple[DiffusionModelAdapter, CaptionData]:
+    """Return the model, ready to be trained and sharded, and the data."""
+    adapter = load_adapter(config.model)
+    data = open_data(config.data, adapter, mesh)
+    config.tuning.prepare(adapter, seed=config.seed)
+    if config.recompute:
+        recompute_blocks(adapter)
+    adapter.pipeline.to(mesh.process.device)
+    share_context(adapter.transformer, adapter.blocks, mesh)
+    shard_denoiser(adapter.transformer, adapter.blocks, mesh, config.compute)
+    return adapter, data
 
 
 def step_batches(

@@ -48,13 +48,17 @@ def call_denoiser(
     """
     weights = (each.dtype for each in transformer.parameters() if each.is_floating_point())
     dtype = next(weights, latents.dtype)
-    if torch.is_autocast_enabled(latents.device.type) or dtype not in _HALF:
+    if _is_autocast(latents.device.type) or dtype not in _HALF:
         dtype = latents.dtype
     given = {n: each.to(dtype) if each.is_floating_point() else each for n, each in named.items()}
     prediction: Tensor = transformer(
         hidden_states=latents.to(dtype), timestep=timestep, return_dict=False, **given
     )[0]
     return prediction.float()
+
+
+def _is_autocast(device: str) -> bool:
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def own_schedule(scheduler: Any, num_steps: int) -> Float[Tensor, " S"]:
