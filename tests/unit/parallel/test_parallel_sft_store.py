@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from cosmos_parallel import (
+    Encoders,
     SftDataError,
     SftFormat,
     is_stored,
     load_sft_data,
-    sft_store,
     store_sft_data,
     stored_sft_data,
 )
@@ -29,14 +29,7 @@ def model(tmp_path, model_directory, tokenizer) -> Path:
     return folder
 
 
-@pytest.fixture
-def many(monkeypatch) -> None:
-    """Have few rows encoded as many are: in pieces, by other processes."""
-    monkeypatch.setattr(sft_store, "_ALONE_ROWS", 8)
-    monkeypatch.setattr(sft_store, "_CHUNK_ROWS", 4)
-
-
-def data(path: Path, num_rows: int = 50) -> Path:
+def data(path: Path, num_rows: int = 600) -> Path:
     """Prompts, conversations of two answers, and some of either that are too long."""
     rows = []
     for k in range(num_rows):
@@ -59,14 +52,21 @@ def assert_same(found, expected) -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_what_is_stored_is_what_is_loaded(tmp_path, model, tokenizer, many, processes):
+def test_what_is_stored_is_what_is_loaded(tmp_path, model, tokenizer, processes):
     path, told = data(tmp_path / "data.jsonl"), []
-    store_sft_data(tmp_path / "store", path, model, ROWS, processes=processes, told=told.append)
+    store_sft_data(
+        tmp_path / "store",
+        path,
+        model,
+        ROWS,
+        encoders=Encoders(processes=processes, alone=100),
+        told=told.append,
+    )
     expected = load_sft_data(path, tokenizer, ROWS)
     assert expected.num_dropped
     assert_same(stored_sft_data(tmp_path / "store", path, model, ROWS), expected)
     assert told == sorted(told)
-    assert told[-1] == 50
+    assert told[-1] == 600
 
 
 def test_what_has_changed_since_is_not_taken(tmp_path, model):
@@ -79,17 +79,17 @@ def test_what_has_changed_since_is_not_taken(tmp_path, model):
     (model / "tokenizer_config.json").write_text(json.dumps({**template, "eos_token": "<a>"}))
     assert stored_sft_data(store, path, model, ROWS) is None
     store_sft_data(store, path, model, ROWS)
-    data(path, 51)
+    data(path, 601)
     assert stored_sft_data(store, path, model, ROWS) is None
 
 
-def test_a_row_that_is_no_example_is_told_and_nothing_is_replaced(tmp_path, model, many):
+def test_a_row_that_is_no_example_is_told_and_nothing_is_replaced(tmp_path, model):
     path, store = data(tmp_path / "data.jsonl"), tmp_path / "store"
     store_sft_data(store, path, model, ROWS)
     before = path.read_text()
     path.write_text(before + '{"prompt": 5, "response": "x"}\n' + before)
-    with pytest.raises(SftDataError, match=r"data\.jsonl:51: .*prompt"):
-        store_sft_data(store, path, model, ROWS, processes=2)
+    with pytest.raises(SftDataError, match=r"data\.jsonl:601: .*prompt"):
+        store_sft_data(store, path, model, ROWS, encoders=Encoders(processes=2, alone=100))
     assert [one.name for one in tmp_path.iterdir() if one.is_dir()] == ["model", "store"]
     assert stored_sft_data(store, path, model, ROWS) is None
 
@@ -102,7 +102,7 @@ def test_data_without_an_example_that_fits_is_refused(tmp_path, model):
     assert not (tmp_path / "store").exists()
 
 
-def test_who_asked_may_end_it(tmp_path, model, many):
+def test_who_asked_may_end_it(tmp_path, model):
     def told(rows: int) -> None:
         raise KeyboardInterrupt
 

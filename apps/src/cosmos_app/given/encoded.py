@@ -17,7 +17,7 @@ from cosmos_app.given.data_config import SftDataConfig, sources_of
 from cosmos_app.given.files import model_of
 from cosmos_app.given.recipe import GivenRecipe
 from cosmos_core.rundir import RunDirectory
-from cosmos_parallel import SftData, SftFormat, is_stored, store_sft_data, stored_sft_data
+from cosmos_parallel import Encoders, SftData, SftFormat, is_stored, store_sft_data, stored_sft_data
 
 _MOST_PROCESSES = 32
 _WORTH_SAYING_S = 5.0
@@ -69,9 +69,9 @@ async def _shown(encode: Callable[..., None], console: Console) -> int:
             num_rows = done
             progress.update(bar, completed=done)
 
-        processes = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
+        encoders = Encoders(processes=min(len(os.sched_getaffinity(0)), _MOST_PROCESSES))
         try:
-            await asyncio.to_thread(encode, processes=processes, told=tell)
+            await asyncio.to_thread(encode, encoders=encoders, told=tell)
         except asyncio.CancelledError:
             is_given_up.set()
             raise

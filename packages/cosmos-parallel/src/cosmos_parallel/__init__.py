@@ -128,7 +128,7 @@ from cosmos_parallel.sft_data import (
 )
 from cosmos_parallel.sft_examples import SftData, SftExample
 from cosmos_parallel.sft_rows import read_rows, read_rows_in
-from cosmos_parallel.sft_store import is_stored, store_sft_data, stored_sft_data
+from cosmos_parallel.sft_store import Encoders, is_stored, store_sft_data, stored_sft_data
 from cosmos_parallel.sharding import (
     copy_weights,
     model_tensors,
@@ -170,6 +170,7 @@ __all__ = [
     "ElasticReplicas",
     "Ema",
     "EmaConfig",
+    "Encoders",
     "Evaluation",
     "ExampleMixture",
     "ExportError",

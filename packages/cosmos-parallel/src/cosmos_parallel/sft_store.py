@@ -16,6 +16,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import version
@@ -26,6 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cosmos_parallel.errors import SftDataError
 from cosmos_parallel.pictures import PictureReader
 from cosmos_parallel.sft_data import SftFormat, encode_examples, require_examples
 from cosmos_parallel.sft_examples import SftData, SftExample
@@ -34,11 +36,23 @@ from cosmos_parallel.sft_rows import Row, read_rows_in
 _FORM = 1
 _CHUNK_ROWS = 256
 _AHEAD = 4
-_ALONE_ROWS = 2048
-"""So many rows are encoded sooner than processes for more have started."""
+_LONGEST_S = 1800.0
 _OF_TOKENIZERS = {".json", ".jinja", ".model", ".tiktoken", ".txt"}
 
 _Chunk = list[tuple[Path, str, Row]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Encoders:
+    """Which processes encode a data set.
+
+    Attributes:
+        processes: started for it; below 2 the one that asks does it all.
+        alone: so many rows are encoded by the one that asks before any is started.
+    """
+
+    processes: int = 1
+    alone: int = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +73,7 @@ def store_sft_data(
     model: Path,
     rows: SftFormat,
     *,
-    processes: int = 1,
+    encoders: Encoders | None = None,
     told: Callable[[int], None] | None = None,
 ) -> None:
     """Encode a data set into a folder, whole or not at all; what was there is replaced.
@@ -69,18 +83,18 @@ def store_sft_data(
         path: of the data; see `read_rows`.
         model: directory with the tokenizer, and what shows pictures if it sees.
         rows: which fields hold what.
-        processes: at most; one does all where rows are few.
+        encoders: which processes do it; this one alone when ``None``.
         told: called now and then with how many rows are done.
 
     Raises:
-        SftDataError: as `load_sft_data`.
+        SftDataError: as `load_sft_data`, and if a process that encodes dies.
     """
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
         made_of = _made_of(path, model, rows)
-        parts = _encode(path, model, rows, processes)
+        parts = _encode(path, model, rows, encoders or Encoders())
         num_dropped, num_examples = _write(partial, parts, made_of, told or (lambda _: None))
         require_examples(path, rows, num_examples, num_dropped)
         shutil.rmtree(folder, ignore_errors=True)
@@ -173,11 +187,12 @@ def _write(
     return num_dropped, len(lengths)
 
 
-def _encode(path: Path, model: Path, rows: SftFormat, processes: int) -> Iterator[_Encoded]:
-    """Yield the examples of a data set in order; in other processes from where that is sooner."""
+def _encode(path: Path, model: Path, rows: SftFormat, encoders: Encoders) -> Iterator[_Encoded]:
+    """Yield the examples of a data set in order; other processes encode from some row on."""
+    processes = encoders.processes
     left = read_rows_in(path, rows.split)
     encoder = _Encoder(model, rows)
-    for chunk in _chunks(islice(left, _ALONE_ROWS)):
+    for chunk in _chunks(islice(left, encoders.alone)):
         yield encoder(chunk)
     rest = _chunks(left)
     if processes < 2 or (first := next(rest, None)) is None:
@@ -193,9 +208,13 @@ def _encode(path: Path, model: Path, rows: SftFormat, processes: int) -> Iterato
             for chunk in chain([first], rest):
                 running.append(pool.submit(_encode_chunk, model, rows, chunk))
                 if len(running) >= _AHEAD * processes:
-                    yield running.popleft().result()
+                    yield running.popleft().result(_LONGEST_S)
             while running:
-                yield running.popleft().result()
+                yield running.popleft().result(_LONGEST_S)
+        except BrokenProcessPool as error:
+            raise SftDataError(
+                f"SFT data {path}: a process that encodes its rows died, as when memory is full"
+            ) from error
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
