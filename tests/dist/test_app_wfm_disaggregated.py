@@ -91,12 +91,12 @@ def rows_of(recipe):
 
 
 def written(recipe):
-    """Return the figures of a run's steps that depend on neither time nor memory."""
+    """Return the figures of a run's steps, but for time, memory and passes, which ranks share."""
     return [
         {
             name: value
             for name, value in row.items()
-            if not name.endswith(("_s", "_per_rank", "_mib"))
+            if not name.endswith(("_s", "_per_rank", "_mib", "num_passes"))
         }
         for row in rows_of(recipe)
     ]

@@ -28,6 +28,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -159,8 +160,8 @@ class SpeedMeter:
 
 def seconds_now(device: torch.device) -> float:
     """Return a clock's seconds, once the device has done what it was given."""
-    if _is_accelerator(device):
-        torch.accelerator.synchronize(device)
+    if device.type != "cpu":
+        _calls_of(device).synchronize(device)
     return time.perf_counter()
 
 
@@ -170,8 +171,8 @@ def peak_memory_mib(device: torch.device) -> float:
     RSS is of this process alone, where the system says so (Linux); elsewhere it may be that of the
     process it began as.
     """
-    if _is_accelerator(device):
-        return torch.accelerator.max_memory_allocated(device) / _MIB
+    if device.type != "cpu":
+        return _calls_of(device).max_memory_allocated(device) / _MIB
     if _STATUS.exists():
         for line in _STATUS.read_text(encoding="utf-8").splitlines():
             if line.startswith(_PEAK):
@@ -180,6 +181,5 @@ def peak_memory_mib(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / _MIB
 
 
-def _is_accelerator(device: torch.device) -> bool:
-    found = torch.accelerator.current_accelerator()
-    return found is not None and found.type == device.type
+def _calls_of(device: torch.device) -> Any:  # a module of torch
+    return torch.cuda if device.type == "cuda" else torch.accelerator
