@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from process_trees import run_tree
+from process_trees import found_by_ranks
 from seeing_in_order import FAMILIES
 
 RANKS = Path(__file__).with_name("divided_pictures.py")
@@ -26,11 +26,8 @@ SHARED = {
 def found(tmp_path_factory) -> dict:
     """Return what one process found, by 1, and each rank of several."""
     directory = tmp_path_factory.mktemp("pictures")
-    run_tree(RANKS, directory, *PARALLEL, deadline_s=280, given=json.dumps(FAMILIES))
-    return {
-        number: [torch.load(directory / f"{number}-{rank}.pt") for rank in range(number)]
-        for number in (1, *PARALLEL)
-    }
+    given = json.dumps(FAMILIES)
+    return found_by_ranks(RANKS, directory, PARALLEL, deadline_s=280, given=given)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from process_trees import run_tree
+from process_trees import found_by_ranks
 
 RANKS = Path(__file__).with_name("divided_state_ranks.py")
 PARALLEL = (2, 4)
@@ -25,11 +25,8 @@ CASES = {
 def found(tmp_path_factory) -> dict:
     """Return what one process found, by 1, and each rank of several."""
     directory = tmp_path_factory.mktemp("states")
-    run_tree(RANKS, directory, *PARALLEL, deadline_s=200, given=json.dumps(CASES))
-    return {
-        number: [torch.load(directory / f"{number}-{rank}.pt") for rank in range(number)]
-        for number in (1, *PARALLEL)
-    }
+    given = json.dumps(CASES)
+    return found_by_ranks(RANKS, directory, PARALLEL, deadline_s=200, given=given)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 # A third of what importing torch costs, and a twelfth of what ranks forked from it do, is Python's
 # collector going through the modules. These processes end before their garbage is worth its while.
@@ -94,3 +95,20 @@ def run_ranks(
                 os.killpg(rank.pid, signal.SIGKILL)
     logs = "\n".join(file.read_text()[-3000:] for file in sorted(root.glob("*.log")))
     assert codes == [0] * len(commands), logs
+
+
+def found_by_ranks(
+    script: Path, directory: Path, numbers: Sequence[int], *, deadline_s: float, given: str
+) -> dict[int, list[Any]]:
+    """Run a script that leaves NUMBER-RANK.pt for one process and for each number of ranks.
+
+    Returns:
+        By number, 1 among them, what each rank found.
+    """
+    import torch
+
+    run_tree(script, directory, *numbers, deadline_s=deadline_s, given=given)
+    return {
+        number: [torch.load(directory / f"{number}-{rank}.pt") for rank in range(number)]
+        for number in (1, *numbers)
+    }

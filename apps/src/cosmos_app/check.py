@@ -121,8 +121,11 @@ def count_parameters(recipe: SizedRecipe) -> ParameterCounts:
         AdapterError: if the adapters fit no layer.
     """
     held = held_training(recipe)
-    config = _config_of(recipe, held)
-    check_trainable(config, held, recipe.policy.parallel, recipe.policy.ranks)
+    config = _config_of(recipe)
+    if recipe.model.path is not None:
+        require_trainable(recipe.model.path, recipe.policy, held)
+    else:
+        check_trainable(config, held, recipe.policy.parallel, recipe.policy.ranks)
     return count_of_model(config, held)
 
 
@@ -133,17 +136,15 @@ def require_layout(recipe: SizedRecipe, layout: str) -> None:
         PackingError: if it cannot.
     """
     if layout == "packed":
-        held = held_training(recipe)
-        check_packing(_config_of(recipe, held), held, recipe.policy.parallel)
+        check_packing(_config_of(recipe), held_training(recipe), recipe.policy.parallel)
 
 
-def _config_of(recipe: SizedRecipe, held: HeldModelConfig) -> "PretrainedConfig":
+def _config_of(recipe: SizedRecipe) -> "PretrainedConfig":
     """Return the config of the recipe's model, or of a small one such as would be built."""
     from transformers import Qwen3Config
 
     path, tiny = recipe.model.path, recipe.model.tiny
     if path is not None:
-        require_trainable(path, recipe.policy, held)
         return read_config(path)
     return Qwen3Config(
         vocab_size=16,

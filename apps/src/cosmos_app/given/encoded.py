@@ -57,16 +57,14 @@ async def encode_data(recipe: GivenRecipe, run: RunDirectory, console: Console) 
 
 async def _shown(encode: Callable[..., None], console: Console) -> int:
     """Encode with a line that says how far it is; return the number of rows."""
-    is_given_up, num_rows = threading.Event(), 0
+    is_given_up = threading.Event()
     columns = (TextColumn("data: {task.completed:,} rows encoded"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("", total=None)
 
         def tell(done: int) -> None:
-            nonlocal num_rows
             if is_given_up.is_set():
                 raise _GivenUpError
-            num_rows = done
             progress.update(bar, completed=done)
 
         encoders = Encoders(processes=min(len(os.sched_getaffinity(0)), _MOST_PROCESSES))
@@ -75,7 +73,7 @@ async def _shown(encode: Callable[..., None], console: Console) -> int:
         except asyncio.CancelledError:
             is_given_up.set()
             raise
-    return num_rows
+        return int(progress.tasks[bar].completed)
 
 
 def _supervised(recipe: GivenRecipe) -> Iterator[tuple[Path, SftFormat]]:

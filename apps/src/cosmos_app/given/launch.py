@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from rich.console import Console
-from rich.table import Table
 
 from cosmos_app.children import (
     MEETING,
@@ -34,6 +33,7 @@ from cosmos_app.given.files import (
     prepare_model,
 )
 from cosmos_app.given.recipe import GivenRecipe
+from cosmos_app.output import from_to, print_facts
 from cosmos_app.report import median
 from cosmos_app.supervisor import ChildSpec, Incident
 from cosmos_app.unsaved import UnsavedWarning
@@ -210,12 +210,10 @@ def child_specs(recipe: GivenRecipe, run: RunDirectory) -> list[ChildSpec]:
 
 def print_report(report: GivenReport, console: Console) -> None:
     """Show a report to a person."""
-    table = Table(show_header=False, title=report.run_dir)
-    losses = list(report.losses.values())
-    rows = [
+    facts = [
         ("steps", str(report.steps)),
         *(("examples", text) for text in _examples_text(report)),
-        ("loss", f"{losses[0]:.4f} -> {losses[-1]:.4f}" if losses else "none"),
+        ("loss", from_to(report.losses)),
         *(("validation loss", text) for text in _validation_text(report.validation_losses)),
         *(
             (f"  {name}", text)
@@ -227,9 +225,7 @@ def print_report(report: GivenReport, console: Console) -> None:
         *(("died", f"{i.name}: {i.how}; {i.outcome}") for i in report.incidents),
         ("model", report.export or "not written: the run did not come to its end"),
     ]
-    for name, value in rows:
-        table.add_row(name, value)
-    console.print(table)
+    print_facts(report.run_dir, facts, console)
 
 
 def _examples_text(report: GivenReport) -> list[str]:

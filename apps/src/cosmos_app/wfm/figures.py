@@ -13,7 +13,7 @@ from cosmos_wfm import Validated
 from cosmos_wfm.sample_rewards import FAILED, REWARD
 
 _ROLE, _REPLICA = "policy", "policy-0"
-_PARTS = {
+PARTS = {
     "sample_s": "sampling",
     "reward_s": "rewards",
     "wait_s": "waiting",
@@ -84,7 +84,7 @@ def step_line(step: int, num_steps: int, values: Mapping[str, float]) -> str:
     elsewhere = ("sample_s", "reward_s") if _DRAWN_ELSEWHERE in values else ()
     parts = [
         f"{word} {values[name]:.2f}"
-        for name, word in _PARTS.items()
+        for name, word in PARTS.items()
         if name not in elsewhere and values.get(name, 0.0) >= _SHORTEST_S
     ]
     words.append(f"{values['step_s']:.2f} s ({', '.join(parts)})")

@@ -6,12 +6,11 @@ from pathlib import Path
 from statistics import median
 
 from rich.console import Console
-from rich.table import Table
 
+from cosmos_app.output import from_to, print_facts
 from cosmos_app.wfm.dashboard.recorded import read_figures
+from cosmos_app.wfm.figures import PARTS
 
-PARTS = ("sample_s", "reward_s", "wait_s", "data_s", "train_s")
-"""Seconds of a step by what they went to; see ``cosmos_wfm.speed``."""
 _SPEEDS = (
     "samples_per_s",
     "generated_per_s_per_rank",
@@ -78,7 +77,7 @@ def world_model_report(run_dir: Path, *, num_steps: int, export: str) -> WorldMo
         skipped=int(sum(_by_step(rows, "skipped").values())),
         seconds=sum(_by_step(rows, "step_s").values()),
         step_s=_medians(rows, ["step_s"]).get("step_s", 0.0),
-        part_s=_medians(rows, PARTS),
+        part_s=_medians(rows, list(PARTS)),
         speeds=_medians(rows, _SPEEDS),
         memory_mib={
             name: max(found.values()) for name in _MEMORY if (found := _by_step(rows, name))
@@ -93,32 +92,24 @@ def world_model_report(run_dir: Path, *, num_steps: int, export: str) -> WorldMo
 
 def print_world_model_report(report: WorldModelReport, console: Console) -> None:
     """Show a report to a person."""
-    table = Table(show_header=False, title=report.run_dir)
     parts = [f"{name.removesuffix('_s')} {value:.2f}" for name, value in report.part_s.items()]
-    rows = [
+    facts = [
         ("steps", f"{report.steps}" + (f", {report.skipped} skipped" if report.skipped else "")),
-        ("loss", _from_to(report.losses)),
-        *([("reward", _from_to(report.rewards))] if report.rewards else []),
+        ("loss", from_to(report.losses)),
+        *([("reward", from_to(report.rewards))] if report.rewards else []),
         *(("validation reward", text) for text in _validation_text(report)),
         ("seconds", f"{report.seconds:.1f}, {report.step_s:.2f} a step ({', '.join(parts)})"),
         *((name, f"{value:.3g}") for name, value in report.speeds.items()),
         *((name, f"{value:,.0f}") for name, value in report.memory_mib.items()),
         ("model", report.export or "not written: the run did not come to its end"),
     ]
-    for name, value in rows:
-        table.add_row(name, value)
-    console.print(table)
+    print_facts(report.run_dir, facts, console)
 
 
 def _validation_text(report: WorldModelReport) -> list[str]:
     failed = f", {report.validation_failed} samples failed" if report.validation_failed else ""
     is_told = report.validation_rewards or failed
-    return [f"{_from_to(report.validation_rewards)}{failed}"] if is_told else []
-
-
-def _from_to(by_step: Mapping[int, float]) -> str:
-    values = list(by_step.values())
-    return f"{values[0]:.4f} -> {values[-1]:.4f}" if values else "none"
+    return [f"{from_to(report.validation_rewards)}{failed}"] if is_told else []
 
 
 def _rows(metrics: Path) -> list[tuple[int, dict[str, float]]]:

@@ -6,6 +6,7 @@ and videos. Token ids are made here once and travel on.
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -81,16 +82,37 @@ def load_sft_data(
             video is not there; the message names file, line and field.
     """
     rows = rows or SftFormat()
+    found = encode_rows(read_rows_in(Path(path), rows.split), tokenizer, rows, reader)
+    require_examples(Path(path), rows, len(found.examples), found.num_dropped)
+    return found
+
+
+def encode_rows(
+    given: Iterable[tuple[Path, str, Row]],
+    tokenizer: "PreTrainedTokenizerBase",
+    rows: SftFormat,
+    reader: PictureReader | None,
+) -> SftData:
+    """Turn rows into tokens, but for what is too long; it may be all of them.
+
+    Args:
+        given: each with its folder and its place, as `read_rows_in` gives them.
+        tokenizer: of the model.
+        rows: which fields hold what.
+        reader: of the model; ``None`` for one that sees nothing.
+
+    Raises:
+        SftDataError: as `encode_examples`.
+    """
     examples: list[SftExample] = []
     row_sizes: list[int] = []
     num_dropped = 0
-    for folder, where, row in read_rows_in(Path(path), rows.split):
+    for folder, where, row in given:
         made = encode_examples(row, tokenizer, where, rows=rows, reader=reader, folder=folder)
         kept = [example for example in made if len(example.token_ids) <= rows.max_tokens]
         examples += kept
         row_sizes += [len(kept)] if kept else []
         num_dropped += len(made) - len(kept)
-    require_examples(Path(path), rows, len(examples), num_dropped)
     return SftData(
         examples=tuple(examples),
         num_dropped=num_dropped,

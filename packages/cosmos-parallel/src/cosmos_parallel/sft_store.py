@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from cosmos_parallel.errors import SftDataError
 from cosmos_parallel.pictures import PictureReader
-from cosmos_parallel.sft_data import SftFormat, encode_examples, require_examples
+from cosmos_parallel.sft_data import SftFormat, encode_rows, require_examples
 from cosmos_parallel.sft_examples import SftData, SftExample
 from cosmos_parallel.sft_rows import Row, read_rows_in
 
@@ -62,9 +62,10 @@ class _Encoded:
     tokens: npt.NDArray[np.int32]
     trainable: npt.NDArray[np.bool_]
     lengths: list[int]
-    row_sizes: list[int]
+    row_sizes: tuple[int, ...]
     images: dict[int, tuple[tuple[str, ...], str]]
     num_dropped: int
+    num_rows: int
 
 
 def store_sft_data(
@@ -177,9 +178,9 @@ def _write(
             marks.write(part.trainable.tobytes())
             images += [(len(lengths) + at, *found) for at, found in part.images.items()]
             lengths += part.lengths
-            row_sizes += [size for size in part.row_sizes if size]
+            row_sizes += part.row_sizes
             num_dropped += part.num_dropped
-            num_rows += len(part.row_sizes)
+            num_rows += part.num_rows
             told(num_rows)
     np.savez(folder / "index.npz", lengths=np.array(lengths), row_sizes=np.array(row_sizes))
     about = {"made_of": made_of, "num_dropped": num_dropped, "images": images}
@@ -242,22 +243,16 @@ class _Encoder:
         Raises:
             SftDataError: naming the row that is no example.
         """
-        examples, row_sizes, num_dropped = list[SftExample](), list[int](), 0
-        for folder, where, row in chunk:
-            made = encode_examples(
-                row, self._tokenizer, where, rows=self._rows, reader=self._reader, folder=folder
-            )
-            kept = [one for one in made if len(one.token_ids) <= self._rows.max_tokens]
-            examples += kept
-            row_sizes.append(len(kept))
-            num_dropped += len(made) - len(kept)
+        found = encode_rows(chunk, self._tokenizer, self._rows, self._reader)
+        examples = found.examples
         return _Encoded(
             tokens=_joined([one.token_ids for one in examples], np.dtype(np.int32)),
             trainable=_joined([one.trainable for one in examples], np.dtype(np.bool_)),
             lengths=[len(one.token_ids) for one in examples],
-            row_sizes=row_sizes,
+            row_sizes=found.row_sizes,
             images={at: (one.images, one.name) for at, one in enumerate(examples) if one.images},
-            num_dropped=num_dropped,
+            num_dropped=found.num_dropped,
+            num_rows=len(chunk),
         )
 
 

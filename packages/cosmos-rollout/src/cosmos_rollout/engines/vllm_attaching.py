@@ -3,9 +3,10 @@
 from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from cosmos_rollout.engines.vllm_arguments import ALWAYS
 from cosmos_rollout.errors import EngineSettingsError
 
-_LOGPROBS_MODE = "processed_logprobs"
+_LOGPROBS_MODE = ALWAYS["logprobs_mode"]
 
 
 def check_settings(llm: AsyncLLM) -> None:
