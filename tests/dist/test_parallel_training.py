@@ -11,6 +11,8 @@ CASES = ("muon", "adamw_8bit", "ema", "lora")
 ONE, TWO, FOUR = "1x1r1", "1x2r1", "1x4r1"
 # Newton-Schulz runs in bfloat16, and sums of shards round elsewhere there
 WEIGHTS = {"muon": 2e-3, "adamw_8bit": 2e-4}
+# A hundredth of a step of Adam, which lifts the rounding of the smallest gradients to full size.
+OF_A_STEP = 1e-4
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,7 @@ def test_two_ranks_take_the_steps_of_one(written, name):
     for mine, theirs in zip(two["validated"], one["validated"], strict=True):
         assert mine == pytest.approx(theirs, rel=1e-4)
         assert mine[0] != pytest.approx(mine[1], rel=1e-4)  # the weights, and their averages
-    tolerance = WEIGHTS.get(name, 1e-5)
+    tolerance = WEIGHTS.get(name, OF_A_STEP)
     for part in ("weights", "averages"):
         assert set(one[part]) == set(two[part])
         for key, value in one[part].items():
@@ -54,7 +56,7 @@ def test_an_adapter_trained_on_two_ranks_is_written_whole(written):
     assert set(one) == set(two)
     assert len(one) == 2 * 7 * 2
     for name, value in one.items():
-        torch.testing.assert_close(two[name], value, rtol=0, atol=1e-5)
+        torch.testing.assert_close(two[name], value, rtol=0, atol=OF_A_STEP)
 
 
 @pytest.mark.slow
@@ -74,7 +76,7 @@ def test_an_adapter_of_split_layers_takes_the_steps_of_one_rank(written, layout)
     )
     assert set(whole) == set(joined)
     for name, value in whole.items():
-        torch.testing.assert_close(joined[name], value, rtol=0, atol=1e-5)
+        torch.testing.assert_close(joined[name], value, rtol=0, atol=OF_A_STEP)
 
 
 @pytest.mark.slow

@@ -1,13 +1,16 @@
 """``python -m cosmos_app`` is ``cosmos-app``."""
 
-from cosmos_app.cli import main
 from cosmos_app.kept_modules import begin_imports
+from cosmos_app.leaving import Leaving
 
 
 def start() -> None:
     """Run the command line in a process of its own."""
-    begin_imports()  # of the command that is asked for; `guarded` ends them
-    main()
+    with Leaving():
+        begin_imports()  # of the command that is asked for; `guarded` ends them
+        from cosmos_app.cli import main
+
+        main()
 
 
 if __name__ == "__main__":

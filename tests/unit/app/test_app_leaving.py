@@ -1,0 +1,56 @@
+"""The end of a process of ours, seen in processes of their own."""
+
+import subprocess
+import sys
+
+import pytest
+
+_ENDS = """
+import atexit, sys, threading, time
+from cosmos_app.leaving import Leaving
+
+def late():
+    time.sleep(0.2)
+    print("a thread has ended")
+
+with Leaving():
+    atexit.register(lambda: print("what was registered ran"))
+    threading.Thread(target=late).start()
+    {end}
+"""
+_COMMAND = """
+import sys
+sys.argv[1:] = ["run", "nowhere.toml"]
+import triton
+from cosmos_app.__main__ import start
+start()
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("pass", 0),
+        ("sys.exit()", 0),
+        ("sys.exit(2)", 2),
+        ("sys.exit('a reason')", 1),
+        ("raise KeyboardInterrupt", 130),
+        ("raise ValueError('unexpected')", 1),
+    ],
+)
+def test_a_process_ends_with_the_code_that_python_has_for_it(end: str, code: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _ENDS.format(end=end)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == code
+    assert done.stdout.splitlines() == ["a thread has ended", "what was registered ran"]
+    assert ("ValueError: unexpected" in done.stderr) == ("ValueError" in end)
+    assert ("a reason" in done.stderr) == ("a reason" in end)
+
+
+def test_an_error_is_the_last_thing_that_a_command_says() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _COMMAND], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("error: ")
