@@ -111,7 +111,7 @@ class SweptRun:
     def _kill_one(self, role: str) -> None:
         for entry in Path("/proc").glob("[0-9]*/cmdline"):
             try:
-                words = entry.read_bytes().decode(errors="replace").split("\0")
+                words = entry.read_bytes().decode(errors="replace").replace("\0", " ").split()
             except OSError:
                 continue
             is_it = role in words or (role == "policy" and "learner" in words)

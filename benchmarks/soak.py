@@ -202,9 +202,10 @@ class Soak:
             if not entry.name.isdigit() or int(entry.name) == self._process.pid:
                 continue
             try:
-                arguments = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                line = (entry / "cmdline").read_bytes().decode(errors="replace")
             except OSError:
                 continue
+            arguments = line.replace("\0", " ").split()  # of those that are forked, one text
             if str(self.output) in arguments and all(word in arguments for word in words):
                 found.append(int(entry.name))
         return found

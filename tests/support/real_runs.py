@@ -98,7 +98,7 @@ class Run:
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
-                    arguments = (entry / "cmdline").read_bytes().split(b"\0")
+                    arguments = (entry / "cmdline").read_bytes().replace(b"\0", b" ").split()
                 except OSError:
                     continue
                 if b"cosmos_app.kept" in arguments:

@@ -28,6 +28,7 @@ from cosmos_app.ended import failure_noted
 from cosmos_app.errors import NothingToResumeError, RunError
 from cosmos_app.full_disk import Writer, refusals_told
 from cosmos_app.output import print_json
+from cosmos_app.preloaded import Preloaded
 from cosmos_app.recipe import BusConfig, LaunchConfig
 from cosmos_app.shown_recipe import shown_as_json, shown_recipe
 from cosmos_app.stop_signals import Presses, leave_terminal, signals_heeded
@@ -227,9 +228,10 @@ class RunFrame:
         run: RunDirectory,
         console: Console,
         answers: Answers,
+        preloaded: Preloaded | None = None,
     ) -> None:
-        """Nothing is started yet."""
-        self.supervisor = Supervisor(self._on_incident)
+        """Nothing is started yet; ``preloaded`` forks what it takes of the run's processes."""
+        self.supervisor = Supervisor(self._on_incident, preloaded)
         self._presses = Presses()
         self._is_open = False
         self._recipe = recipe

@@ -18,6 +18,7 @@ from cosmos_app.children import (
     MEETING,
     child_specs,
     controller_names,
+    environment,
     policy_names,
     replica_spec,
     teacher_names,
@@ -34,6 +35,7 @@ from cosmos_app.devices import needs_of, placement_lines, require_devices, visib
 from cosmos_app.errors import InterruptedRunError
 from cosmos_app.failing import tell_failures
 from cosmos_app.frame import NO_CHECKPOINT, Answers, RunFrame, hand_in, open_run
+from cosmos_app.preloaded import Preloaded, preloading
 from cosmos_app.prepare import (
     RunFiles,
     check_inputs,
@@ -43,6 +45,7 @@ from cosmos_app.prepare import (
 from cosmos_app.prepared_data import count_rows, follow_data, prepare_data
 from cosmos_app.recipe import Recipe, controller_config
 from cosmos_app.replica_count import await_farewells, keep_replicas
+from cosmos_app.replica_modules import replica_modules
 from cosmos_app.report import Outcome, RunReport, build_report, draw_report, print_report
 from cosmos_app.samples import last_samples
 from cosmos_app.supervisor import Incident
@@ -68,28 +71,35 @@ async def run_recipe(recipe: Recipe, *, resume: bool, as_json: bool) -> int:
         InterruptedRunError: after a clean stop before the last step.
     """
     console = Console(stderr=as_json)
-    check_inputs(recipe)
-    if not recipe.launch.external:
-        _tell_devices(recipe, console)
-    run = open_run(recipe, console, resume=resume)
-    with run:
-        files = run_files(recipe, run.path)
-        if resume and files.train.exists():
-            follow_data(files)
-        else:
-            num_train, num_held_out = prepare_data(recipe, files)
-            console.print(f"data: {num_train} prompts to train on, {num_held_out} held out")
-        parameters = prepare_model(recipe, files)
-        if parameters:
-            console.print(f"model: built with {parameters:,} parameters in {files.built_model}")
-        report = await Launch(recipe, run, files, console, is_resumed=resume).run()
-        hand_in(report.to_json(), run, lambda: print_report(report, console), as_json=as_json)
-        draw_report(report, run.path / "report.png")
-        if report.finished != ALL_DONE:
-            raise InterruptedRunError(
-                f"stopped at step {report.steps}: {report.finished}; go on with --resume"
-            )
+    async with preloading(replica_modules(recipe), environment(recipe)) as preloaded:
+        check_inputs(recipe)
+        if not recipe.launch.external:
+            _tell_devices(recipe, console)
+        with open_run(recipe, console, resume=resume) as run:
+            files = _prepare(recipe, run, console, resume=resume)
+            launch = Launch(recipe, run, files, console, is_resumed=resume, preloaded=preloaded)
+            report = await launch.run()
+            hand_in(report.to_json(), run, lambda: print_report(report, console), as_json=as_json)
+            draw_report(report, run.path / "report.png")
+    if report.finished != ALL_DONE:
+        raise InterruptedRunError(
+            f"stopped at step {report.steps}: {report.finished}; go on with --resume"
+        )
     return 0
+
+
+def _prepare(recipe: Recipe, run: RunDirectory, console: Console, *, resume: bool) -> RunFiles:
+    """Lay out the data and the model of a run in its directory."""
+    files = run_files(recipe, run.path)
+    if resume and files.train.exists():
+        follow_data(files)
+    else:
+        num_train, num_held_out = prepare_data(recipe, files)
+        console.print(f"data: {num_train} prompts to train on, {num_held_out} held out")
+    parameters = prepare_model(recipe, files)
+    if parameters:
+        console.print(f"model: built with {parameters:,} parameters in {files.built_model}")
+    return files
 
 
 def _tell_devices(recipe: Recipe, console: Console) -> None:
@@ -114,6 +124,7 @@ class Launch:
         console: Console,
         *,
         is_resumed: bool = False,
+        preloaded: Preloaded | None = None,
     ) -> None:
         """Nothing is started yet."""
         self._is_resumed = is_resumed
@@ -125,7 +136,7 @@ class Launch:
         say = functools.partial(console.print, soft_wrap=True)
         self._agreement = Agreement(recipe, say)
         self._unsaved = UnsavedWarning(say)
-        self._frame = RunFrame(recipe, run, console, answers)
+        self._frame = RunFrame(recipe, run, console, answers, preloaded)
         self._supervisor = self._frame.supervisor
         self._bus: Bus | None = None
 

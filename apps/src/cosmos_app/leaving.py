@@ -1,8 +1,8 @@
 """The end of a process of ours: what was registered for it runs, and nothing is taken apart.
 
 Python would free every module that was imported, half a second where torch is one of them.
-Extensions made with nanobind, as triton is, then print thirty lines about what they "leaked": objects
-that the collector was told to leave alone (`kept_modules`).
+Extensions made with nanobind, as triton is, then print thirty lines about what they "leaked":
+objects that the collector was told to leave alone (`kept_modules`).
 """
 
 import atexit

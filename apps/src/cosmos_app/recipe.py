@@ -190,12 +190,15 @@ class LaunchConfig:
         external: policy and rollout replicas are started by somebody else, such as SLURM, and join
             when the run is there.
         stop_grace_s: time for a clean stop before processes are killed.
+        preload: replicas of one process are forked from one that has imported what they need, so
+            that they begin at once, also after a death, and share its memory.
     """
 
     restarts: int = 3
     standbys: int = 0
     external: bool = False
     stop_grace_s: float = 60.0
+    preload: bool = True
 
     def __post_init__(self) -> None:
         require_at_least(self, {"restarts": 0, "standbys": 0, "stop_grace_s": 0})

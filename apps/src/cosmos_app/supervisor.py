@@ -16,6 +16,7 @@ from typing import Literal
 
 from cosmos_app.errors import REFUSED, ChildFailedError, ChildRefusedError
 from cosmos_app.parent import as_parent
+from cosmos_app.preloaded import Preloaded, PreloadLostError, Process
 
 Outcome = Literal["restarted", "gave up", "gave up, the others go on"]
 _FIRST_BACKOFF_S = 0.5
@@ -125,12 +126,18 @@ class Supervisor:
         given_up: children that are not started again while others of their group go on.
     """
 
-    def __init__(self, on_incident: OnExit) -> None:
-        """Report each unexpected end to ``on_incident`` before anything is done about it."""
+    def __init__(self, on_incident: OnExit, preloaded: Preloaded | None = None) -> None:
+        """Report each unexpected end to ``on_incident`` before anything is done about it.
+
+        Args:
+            on_incident: see above.
+            preloaded: forks those children that it takes, as long as it is there.
+        """
         self.incidents: list[Incident] = []
         self.given_up: set[str] = set()
         self._on_incident = on_incident
-        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._preloaded = preloaded
+        self._processes: dict[str, Process] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._groups: dict[str, str] = {}
         self._dismissed: set[str] = set()
@@ -275,19 +282,33 @@ class Supervisor:
         alive = [name for name in left if not self._tasks[name].done()]
         return bool(spec.group) and len(alive) >= spec.needed
 
-    async def _spawn(self, spec: ChildSpec) -> asyncio.subprocess.Process:
+    async def _spawn(self, spec: ChildSpec) -> Process:
         spec.log.parent.mkdir(parents=True, exist_ok=True)
-        with spec.log.open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
-                *spec.argv,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **as_parent(), **spec.environment},
-                start_new_session=True,
-            )
-        self._processes[spec.name] = process
+        environment = {**os.environ, **as_parent(), **spec.environment}
+        self._processes[spec.name] = process = await self._forked(spec, environment) or (
+            await _started(spec, environment)
+        )
         return process
+
+    async def _forked(self, spec: ChildSpec, environment: Mapping[str, str]) -> Process | None:
+        if self._preloaded is None or not self._preloaded.takes(spec.argv):
+            return None
+        try:
+            return await self._preloaded.start(spec.argv, environment, spec.log)
+        except PreloadLostError:
+            return None
+
+
+async def _started(spec: ChildSpec, environment: Mapping[str, str]) -> Process:
+    with spec.log.open("ab") as log:
+        return await asyncio.create_subprocess_exec(
+            *spec.argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+        )
 
 
 def signal_session(pid: int, signum: signal.Signals) -> None:

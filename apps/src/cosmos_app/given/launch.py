@@ -32,8 +32,10 @@ from cosmos_app.given.files import (
     forget_stop,
     prepare_model,
 )
+from cosmos_app.given.modules import learner_modules
 from cosmos_app.given.recipe import GivenRecipe
 from cosmos_app.output import from_to, print_facts
+from cosmos_app.preloaded import Preloaded, preloading
 from cosmos_app.report import median
 from cosmos_app.supervisor import ChildSpec, Incident
 from cosmos_app.unsaved import UnsavedWarning
@@ -89,18 +91,20 @@ async def run_given_recipe(recipe: GivenRecipe, *, resume: bool, as_json: bool) 
         InterruptedRunError: after a clean stop before the last step.
     """
     console = Console(stderr=as_json)
-    num_rows = check_inputs(recipe)
-    require_devices(needs_of_policies(recipe.policy), len(visible_devices()))
-    run = open_run(recipe, console, resume=resume)
-    with run:
-        parameters = prepare_model(recipe, run)
-        if parameters:
-            console.print(f"model: built with {parameters:,} parameters in {run.path / 'model'}")
-        await encode_data(recipe, run, console)
-        if resume and not has_checkpoint(recipe, run):
-            console.print(NO_CHECKPOINT)
-        report = await GivenLaunch(recipe, run, console, num_rows).run()
-        hand_in(asdict(report), run, lambda: print_report(report, console), as_json=as_json)
+    surroundings = training_environment(recipe.policy)
+    async with preloading(learner_modules(recipe), surroundings) as preloaded:
+        num_rows = check_inputs(recipe)
+        require_devices(needs_of_policies(recipe.policy), len(visible_devices()))
+        with open_run(recipe, console, resume=resume) as run:
+            parameters = prepare_model(recipe, run)
+            if parameters:
+                where = run.path / "model"
+                console.print(f"model: built with {parameters:,} parameters in {where}")
+            await encode_data(recipe, run, console)
+            if resume and not has_checkpoint(recipe, run):
+                console.print(NO_CHECKPOINT)
+            report = await GivenLaunch(recipe, run, console, num_rows, preloaded).run()
+            hand_in(asdict(report), run, lambda: print_report(report, console), as_json=as_json)
     if not report.finished:
         raise InterruptedRunError(f"stopped at step {report.steps}; go on with --resume")
     return 0
@@ -110,7 +114,12 @@ class GivenLaunch:
     """One run from its first process to its last."""
 
     def __init__(
-        self, recipe: GivenRecipe, run: RunDirectory, console: Console, num_rows: int
+        self,
+        recipe: GivenRecipe,
+        run: RunDirectory,
+        console: Console,
+        num_rows: int,
+        preloaded: Preloaded | None = None,
     ) -> None:
         """Nothing is started yet; ``num_rows`` is what the data of the recipe has."""
         self._recipe = recipe
@@ -120,9 +129,8 @@ class GivenLaunch:
         self._has_told = False
         say = functools.partial(console.print, soft_wrap=True)
         self._unsaved = UnsavedWarning(say)
-        self._frame = RunFrame(
-            recipe, run, console, Answers(stop=self._ask_to_stop, record=self._look_at)
-        )
+        answers = Answers(stop=self._ask_to_stop, record=self._look_at)
+        self._frame = RunFrame(recipe, run, console, answers, preloaded)
 
     async def run(self) -> GivenReport:
         """Start everything, watch it to its end, report."""

@@ -1,0 +1,46 @@
+"""What the launcher and the process that forks for it say to each other, a JSON line each."""
+
+import msgspec
+
+FORKED = "cosmos_app"
+"""The module whose command lines are forked."""
+
+
+class Order(msgspec.Struct, frozen=True):
+    """A process to be forked.
+
+    Attributes:
+        number: of this order; its answers have it too.
+        argv: command line, as if Python were started with it.
+        environment: the whole of it.
+        log: file that gets its standard output and error.
+    """
+
+    number: int
+    argv: list[str]
+    environment: dict[str, str]
+    log: str
+
+
+class Began(msgspec.Struct, frozen=True, tag=True):
+    """An order is carried out.
+
+    Attributes:
+        number: of the order.
+        pid: the process.
+    """
+
+    number: int
+    pid: int
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """A process has ended.
+
+    Attributes:
+        number: of its order.
+        code: exit code, or a signal's number below zero.
+    """
+
+    number: int
+    code: int

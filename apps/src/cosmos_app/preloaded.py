@@ -1,0 +1,195 @@
+"""The launcher's side of `preloading`: replicas that are forked and not started anew."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from cosmos_app.fork_orders import FORKED, Began, Ended, Order
+from cosmos_app.parent import as_parent
+
+_ROLES = ("policy", "rollout", "teacher", "warmup", "learner")
+_LEAST = 4  # words of a command line: Python's, "-m", the module and the role
+_LONGEST_IMPORTS_S = 300.0
+
+
+class Process(Protocol):
+    """A child process, as asyncio has it."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        ...
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code, a signal's number below zero, or None while it runs."""
+        ...
+
+    async def wait(self) -> int:
+        """Return how it ended, when it has."""
+        ...
+
+
+class PreloadLostError(Exception):
+    """The process that forks is gone, or was not done with its imports in time."""
+
+
+class ForkedProcess:
+    """A process that was forked for the launcher."""
+
+    def __init__(self, pid: int) -> None:
+        """It runs."""
+        self.pid = pid
+        self.returncode: int | None = None
+        self._over = asyncio.Event()
+
+    async def wait(self) -> int:
+        """Return how it ended, when it has."""
+        await self._over.wait()
+        assert self.returncode is not None
+        return self.returncode
+
+    def end(self, code: int) -> None:
+        """Note how it ended."""
+        self.returncode = code
+        self._over.set()
+
+
+class Preloaded:
+    """A process that has imported what replicas do; those it is asked for begin at once."""
+
+    def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start it; it imports while the launcher does other things.
+
+        Args:
+            modules: what it imports. One that cannot be imported is left out.
+            environment: of its imports, added to this process's own; what replicas are started
+                with as well.
+        """
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            command = (sys.executable, "-m", "cosmos_app.preloading", str(theirs.fileno()))
+            self._process = subprocess.Popen(
+                [*command, *modules],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, **as_parent(), **environment},
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        self._is_lost = False
+        self._connecting = asyncio.Lock()
+        self._writer: asyncio.StreamWriter | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._number = 0
+        self._asked: dict[int, asyncio.Future[ForkedProcess]] = {}
+        self._running: dict[int, ForkedProcess] = {}
+
+    def takes(self, argv: Sequence[str]) -> bool:
+        """Whether a command line is one of those that can be forked now."""
+        if self._is_lost or len(argv) < _LEAST:
+            return False
+        return list(argv[:3]) == [sys.executable, "-m", FORKED] and argv[3] in _ROLES
+
+    async def start(
+        self, argv: Sequence[str], environment: Mapping[str, str], log: Path
+    ) -> ForkedProcess:
+        """Have a process forked that does what a command line says.
+
+        Args:
+            argv: see ``takes``.
+            environment: the whole of it.
+            log: gets its standard output and error.
+
+        Raises:
+            PreloadLostError: if that cannot be; it can be started as others are then.
+        """
+        writer = await self._connect()
+        self._number += 1
+        order = Order(self._number, list(argv), dict(environment), str(log))
+        began = self._asked[order.number] = asyncio.get_running_loop().create_future()
+        try:
+            writer.write(msgspec.json.encode(order) + b"\n")
+            return await asyncio.wait_for(began, _LONGEST_IMPORTS_S)
+        except (OSError, TimeoutError) as error:
+            self._lose()
+            raise PreloadLostError from error
+
+    async def close(self) -> None:
+        """End the process; what it forked has ended, or ends with it."""
+        self._lose()
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.gather(self._listening, return_exceptions=True)
+        if self._writer is None:
+            self._socket.close()
+        else:
+            self._writer.close()
+
+    async def _connect(self) -> asyncio.StreamWriter:
+        async with self._connecting:
+            if self._is_lost:
+                raise PreloadLostError
+            if self._writer is None:
+                reader, self._writer = await asyncio.open_unix_connection(sock=self._socket)
+                self._listening = asyncio.create_task(self._listen(reader))
+            return self._writer
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(OSError):
+            while line := await reader.readline():
+                self._hear(msgspec.json.decode(line, type=Began | Ended))
+        self._lose()
+
+    def _hear(self, answer: Began | Ended) -> None:
+        if isinstance(answer, Ended):
+            self._running.pop(answer.number).end(answer.code)
+            return
+        process = self._running[answer.number] = ForkedProcess(answer.pid)
+        asked = self._asked.pop(answer.number)
+        if not asked.done():
+            asked.set_result(process)
+
+    def _lose(self) -> None:
+        self._is_lost = True
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_exception(PreloadLostError())
+        self._asked.clear()
+        for process in self._running.values():
+            process.end(-signal.SIGKILL)
+        self._running.clear()
+
+
+@contextlib.asynccontextmanager
+async def preloading(
+    modules: Sequence[str], environment: Mapping[str, str]
+) -> AsyncGenerator[Preloaded | None]:
+    """Give a process that imports these modules; none where there are none, or it cannot be.
+
+    Args:
+        modules: of the replicas of a run.
+        environment: see `Preloaded`.
+    """
+    if not modules or not hasattr(os, "pidfd_open"):
+        yield None
+        return
+    preloaded = Preloaded(modules, environment)
+    try:
+        yield preloaded
+    finally:
+        await preloaded.close()
