@@ -67,6 +67,7 @@ PARTS = (
     Part(name="delta", quick=("--width", "128", "--layers", "2", "--steps", "2")),
     Part(name="planner", arguments=("--calibrate",), quick=("--quick", "--calibrate")),
     Part(name="controller", quick=("--steps", "2")),
+    Part(name="starts"),
     Part(name="training"),
     Part(name="torchtitan", file="training_titan"),
     Part(name="wfm"),

@@ -1,0 +1,172 @@
+"""How soon replicas of a run are there, at first and after a death: `python benchmarks/starts.py`.
+
+The smallest run of the quickstart, one policy and one rollout, of which the rollout is killed
+(SIGKILL) when two steps are done. `forked`: replicas come from a process that has imported what
+they need, as `launch.preload` has it; `started`: each imports by itself. Runs are interleaved.
+"""
+
+import argparse
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from measure import Usage, end_on_sigterm, measure
+
+from cosmos_app.event_log import parse_events
+
+RECIPE = Path(__file__).resolve().parents[1] / "configs" / "quickstart.toml"
+SMALL = (
+    "warmup.steps=0",
+    "rollout.replicas=1",
+    "rollout.slots=8",
+    "trainer.groups_per_step=8",
+    "trainer.samples_per_group=4",
+    "trainer.checkpoint_every=0",
+    "data.arithmetic.held_out=16",
+    "model.tiny.num_layers=1",
+    "model.tiny.hidden_size=32",
+    "model.tiny.num_heads=2",
+    "trainer.steps=6",
+)
+ARMS = {"forked": "launch.preload=true", "started": "launch.preload=false"}
+VICTIM = "rollout-0"
+_KILLED_AFTER = 2
+_DEADLINE_S = 600.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """What one run showed.
+
+    Attributes:
+        usage: of the whole run.
+        first_step_s: from the command to the first step that was taken.
+        back_s: from the kill to the replica that took the dead one's place.
+        samples_s: from the kill to the first samples that it made.
+    """
+
+    usage: Usage
+    first_step_s: float
+    back_s: float
+    samples_s: float
+
+
+class Killer(threading.Thread):
+    """Kills the rollout of a run once.
+
+    Attributes:
+        at_s: when, on the wall clock; 0 if it did not.
+    """
+
+    def __init__(self, output: Path) -> None:
+        super().__init__(daemon=True)
+        self.at_s = 0.0
+        self._output = output
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        log = self._output / "events.jsonl"
+        while not self._over.wait(0.02):
+            text = log.read_bytes() if log.exists() else b""
+            if text.count(b'"StepFinished"') < _KILLED_AFTER:
+                continue
+            for pid in self._victims():
+                self.at_s = time.time()
+                os.kill(pid, signal.SIGKILL)
+                return
+
+    def end(self) -> None:
+        self._over.set()
+        self.join()
+
+    def _victims(self) -> list[int]:
+        wanted = {"rollout", str(self._output), VICTIM}
+        found: list[int] = []
+        for entry in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = entry.read_bytes().decode(errors="replace").replace("\0", " ").split()
+            except OSError:
+                continue
+            if wanted <= set(words):
+                found.append(int(entry.parent.name))
+        return found
+
+
+def run_once(arm: str, engine: str, folder: Path) -> Found:
+    """Run it to its end, killing the rollout on the way."""
+    output = folder / "run"
+    killer = Killer(output)
+    killer.start()
+    try:
+        usage = measure(
+            [
+                *(sys.executable, "-m", "cosmos_app", "run", str(RECIPE), f"output={output}"),
+                *(*SMALL, ARMS[arm], f"rollout.engine.kind={engine}"),
+            ],
+            environment={},
+            log=folder / "log",
+            deadline_s=_DEADLINE_S,
+        )
+    finally:
+        killer.end()
+    events = parse_events((output / "events.jsonl").read_bytes().splitlines())
+    after = [event for event in events if event["time_s"] > killer.at_s]
+    return Found(
+        usage=usage,
+        first_step_s=_first(events, "StepFinished") - usage.started_s,
+        back_s=_first([e for e in after if e.get("replica") == VICTIM], "ReplicaJoined")
+        - killer.at_s,
+        samples_s=_first(after, "GroupFinished") - killer.at_s,
+    )
+
+
+def _first(events: Sequence[dict[str, object]], kind: str) -> float:
+    return next(float(str(event["time_s"])) for event in events if event["type"] == kind)
+
+
+def cell(values: Sequence[float], digits: int) -> str:
+    low, middle, high = min(values), statistics.median(values), max(values)
+    return f"{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--engine", choices=("transformers", "vllm"), default="transformers")
+    parser.add_argument("--quick", action="store_true", help="one round")
+    options = parser.parse_args()
+    end_on_sigterm()
+    found: dict[str, list[Found]] = {arm: [] for arm in ARMS}
+    for _ in range(1 if options.quick else options.rounds):
+        for arm in ARMS:
+            with tempfile.TemporaryDirectory() as folder:
+                found[arm].append(run_once(arm, options.engine, Path(folder)))
+    print(
+        "| replicas | s to the first step | s from a kill until it is back | until it samples "
+        "| CPU s of the run | peak PSS MiB | others |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for arm, runs in found.items():
+        usages = [run.usage for run in runs]
+        columns = (
+            cell([run.first_step_s for run in runs], 1),
+            cell([run.back_s for run in runs], 1),
+            cell([run.samples_s for run in runs], 1),
+            cell([usage.cpu_s for usage in usages], 1),
+            cell([usage.peak_pss_mib for usage in usages], 0),
+            f"{statistics.median(usage.others_cpus for usage in usages):.2f}",
+        )
+        print(f"| {arm} | {' | '.join(columns)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
