@@ -111,7 +111,6 @@ def run(  # noqa: PLR0913, click hands every option over by name
     from cosmos_app.recipe import Recipe
     from cosmos_app.recipes import load_any_recipe
     from cosmos_app.wfm.recipe import WfmRecipe
-    from cosmos_app.wfm.running import run_wfm
 
     shorthand = {"rollout.replicas": rollouts, "output": output}
     extra = [f"{path}={value}" for path, value in shorthand.items() if value is not None]
@@ -121,6 +120,8 @@ def run(  # noqa: PLR0913, click hands every option over by name
         if launcher != "local" or dry_run:
             return run_elsewhere(parsed, recipe, (*overrides, *extra), launcher, dry_run=dry_run)
         if isinstance(parsed, WfmRecipe):
+            from cosmos_app.wfm.running import run_wfm
+
             return run_wfm(parsed, resume=resume, as_json=as_json)
         if isinstance(parsed, Recipe):
             check_address(parsed.dashboard)
