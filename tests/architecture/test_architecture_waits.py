@@ -83,7 +83,10 @@ ALLOWED: dict[str, dict[str, str]] = {
     "cosmos_app/kept.py": {"keep": "wait_for is around it", "_run": "as long as a replica lives"},
     "cosmos_app/meeting_place.py": {"run_meeting": "serves until a signal ends it"},
     "cosmos_app/preloaded.py": {"wait": "as long as a replica lives, or who forked it"},
-    "cosmos_app/preloading.py": {"serve": "there is something to be received"},
+    "cosmos_app/preloading.py": {
+        "serve": "there is something to be received",
+        "_meet": "serves until who started it ends it",
+    },
     "cosmos_app/roles/colocated.py": {
         "alternate": _IDLE,
         "_work": "asyncio.timeout is around it",

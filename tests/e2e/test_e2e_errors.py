@@ -50,6 +50,7 @@ def test_a_reward_that_always_fails_is_told_to_who_started_the_run(
     file = tmp_path / "mine.py"
     file.write_text("def brevity(sample): return sample.nothing\n")
     rewards = f"[{{kind='python', function='{file}:brevity'}}]"
+    runner.forks = False
     run = runner.start(*SMALL, f"reward.rewards={rewards}", "bus.lease_s=60")
     assert run.process.stdout is not None
     said = next(line for line in run.process.stdout if "fails" in line)

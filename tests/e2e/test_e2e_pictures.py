@@ -94,7 +94,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in seeing_environment().items():
             patch.setenv(name, value)
-        started = Runner(folder).start(
+        started = Runner(folder, forks=True).start(
             f"model.path={model}",
             f"data.path={data}",
             f"data.held_out_path={data}",

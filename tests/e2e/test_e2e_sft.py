@@ -37,7 +37,9 @@ def one_thread() -> Iterator[None]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run from start to end in one process, on Parquet."""
     folder = tmp_path_factory.mktemp("sft")
-    return Runner(folder).complete(*SETTINGS, f"data.path={parquet(folder)}", recipe=RECIPE)
+    return Runner(folder, forks=True).complete(
+        *SETTINGS, f"data.path={parquet(folder)}", recipe=RECIPE
+    )
 
 
 def parquet(folder: Path) -> Path:

@@ -38,7 +38,7 @@ def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> 
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Eight steps of one policy to which nothing happens, without a checkpoint on the way."""
     folder = tmp_path_factory.mktemp("whole")
-    return Runner(folder).complete(*SMALL, *ON_POLICY, "trainer.steps=8")
+    return Runner(folder, forks=True).complete(*SMALL, *ON_POLICY, "trainer.steps=8")
 
 
 def test_a_run_stopped_by_ctrl_c_and_resumed_gives_the_weights_of_one_that_was_not(
@@ -136,6 +136,7 @@ def test_a_run_whose_launcher_was_killed_leaves_nothing_running_and_is_resumed_t
     runner: Runner, whole: Run
 ) -> None:
     every = "trainer.checkpoint_every=2"
+    runner.forks = False  # so that they descend from the launcher
     run = runner.start(*SMALL, *ON_POLICY, "trainer.steps=8", every, name="orphans")
     run.wait_for(lambda: run.steps_done() >= 4)
     family = descendants_of(run.process.pid)

@@ -147,6 +147,7 @@ def is_right(text: str) -> bool:
 
 
 def test_the_quickstart_learns_and_its_export_answers_in_transformers(runner: Runner) -> None:
+    runner.forks = False
     run = runner.start()
     assert run.finish(deadline_s=1500) == 0, run.logs()
     report = run.report

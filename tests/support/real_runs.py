@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_runs import ForkedCommand
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "configs" / "quickstart.toml"
@@ -38,7 +39,7 @@ class Run:
     """A started ``cosmos-app run``."""
 
     output: Path
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | ForkedCommand
     text: str = ""
 
     def finish(self, deadline_s: float = 240.0) -> int:
@@ -48,6 +49,7 @@ class Run:
         except subprocess.TimeoutExpired:
             self.kill()
             pytest.fail(f"{self.output} did not end in {deadline_s:g} s:\n{self.logs()}")
+        assert self.process.returncode is not None
         return self.process.returncode
 
     def kill(self) -> None:
@@ -110,9 +112,17 @@ class Run:
 
 @dataclass
 class Runner:
-    """Starts runs and takes them down with the test."""
+    """Starts runs and takes them down with the test.
+
+    Attributes:
+        folder: where they lie.
+        forks: whether they are forked from a process that has imported everything, and not started
+            as users start them.
+        runs: so far.
+    """
 
     folder: Path
+    forks: bool = False
     runs: list[Run] = field(default_factory=list)
 
     def start(
@@ -128,17 +138,19 @@ class Runner:
             "PYTHONPATH": os.pathsep.join([*map(str, SOURCES), os.environ.get("PYTHONPATH", "")]),
             "COLUMNS": "200",
         }
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "cosmos_app",
-                "run",
-                str(recipe),
-                f"output={output}",
-                *overrides,
-                *flags,
-            ],
+        words = ("run", str(recipe), f"output={output}", *overrides, *flags)
+        run = Run(output, self._begin([sys.executable, "-m", "cosmos_app", *words], environment))
+        self.runs.append(run)
+        return run
+
+    def _begin(
+        self, argv: Sequence[str], environment: Mapping[str, str]
+    ) -> subprocess.Popen[str] | ForkedCommand:
+        if self.forks:
+            log = self.folder / f"said-{len(self.runs)}.txt"
+            return ForkedCommand(argv, env=environment, cwd=self.folder, log=log)
+        return subprocess.Popen(
+            argv,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -146,9 +158,6 @@ class Runner:
             start_new_session=True,
             cwd=self.folder,
         )
-        run = Run(output, process)
-        self.runs.append(run)
-        return run
 
     def complete(
         self,

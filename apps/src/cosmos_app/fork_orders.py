@@ -5,6 +5,9 @@ import msgspec
 FORKED = "cosmos_app"
 """The module whose command lines are forked."""
 
+PRELOADER = "COSMOS_PRELOADER"
+"""Environment variable that names the socket of one that has imported everything already."""
+
 
 class Order(msgspec.Struct, frozen=True):
     """A process to be forked.
@@ -14,12 +17,14 @@ class Order(msgspec.Struct, frozen=True):
         argv: command line, as if Python were started with it.
         environment: the whole of it.
         log: file that gets its standard output and error.
+        directory: where it works.
     """
 
     number: int
     argv: list[str]
     environment: dict[str, str]
     log: str
+    directory: str
 
 
 class Began(msgspec.Struct, frozen=True, tag=True):

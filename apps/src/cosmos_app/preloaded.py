@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from cosmos_app.fork_orders import FORKED, Began, Ended, Order
+from cosmos_app.fork_orders import FORKED, PRELOADER, Began, Ended, Order
 from cosmos_app.parent import as_parent
 
 _ROLES = ("policy", "rollout", "teacher", "warmup", "learner")
@@ -75,7 +75,18 @@ class Preloaded:
             environment: of its imports, added to this process's own; what replicas are started
                 with as well.
         """
-        self._socket, theirs = socket.socketpair()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket = _connected(os.environ.get(PRELOADER)) or self._begin(modules, environment)
+        self._is_lost = False
+        self._connecting = asyncio.Lock()
+        self._writer: asyncio.StreamWriter | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._number = 0
+        self._asked: dict[int, asyncio.Future[ForkedProcess]] = {}
+        self._running: dict[int, ForkedProcess] = {}
+
+    def _begin(self, modules: Sequence[str], environment: Mapping[str, str]) -> socket.socket:
+        own, theirs = socket.socketpair()
         with theirs:
             command = (sys.executable, "-m", "cosmos_app.preloading", str(theirs.fileno()))
             self._process = subprocess.Popen(
@@ -87,13 +98,7 @@ class Preloaded:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
-        self._is_lost = False
-        self._connecting = asyncio.Lock()
-        self._writer: asyncio.StreamWriter | None = None
-        self._listening: asyncio.Task[None] | None = None
-        self._number = 0
-        self._asked: dict[int, asyncio.Future[ForkedProcess]] = {}
-        self._running: dict[int, ForkedProcess] = {}
+        return own
 
     def takes(self, argv: Sequence[str]) -> bool:
         """Whether a command line is one of those that can be forked now."""
@@ -116,7 +121,7 @@ class Preloaded:
         """
         writer = await self._connect()
         self._number += 1
-        order = Order(self._number, list(argv), dict(environment), str(log))
+        order = Order(self._number, list(argv), dict(environment), str(log), str(Path.cwd()))
         began = self._asked[order.number] = asyncio.get_running_loop().create_future()
         try:
             writer.write(msgspec.json.encode(order) + b"\n")
@@ -162,10 +167,10 @@ class Preloaded:
 
     def _lose(self) -> None:
         self._is_lost = True
-        with contextlib.suppress(ProcessLookupError):
+        if self._process is not None:
             self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)
         for asked in self._asked.values():
             if not asked.done():
                 asked.set_exception(PreloadLostError())
@@ -173,6 +178,19 @@ class Preloaded:
         for process in self._running.values():
             process.end(-signal.SIGKILL)
         self._running.clear()
+
+
+def _connected(path: str | None) -> socket.socket | None:
+    """Return a connection to who has imported everything, if there is one there."""
+    if not path:
+        return None
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(path)
+    except OSError:
+        connection.close()
+        return None
+    return connection
 
 
 @contextlib.asynccontextmanager

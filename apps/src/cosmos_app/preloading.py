@@ -1,4 +1,4 @@
-"""``python -m cosmos_app.preloading FD MODULE...``: imports what replicas do, and forks them.
+"""``python -m cosmos_app.preloading WHERE MODULE...``: imports what replicas do, and forks them.
 
 ::
 
@@ -9,6 +9,10 @@ Torch, transformers and an engine are 10 CPU seconds of imports and half a gigab
 replica and at every restart. Here they are imported once, and replicas share the pages. This
 process has one thread, never computes and never touches a device, as neither would come through a
 fork.
+
+WHERE is the number of an open socket to the launcher, or the path of one to be made. The latter is
+for who starts runs all day: it forks a process like this one for each that comes. Runs find it by
+``COSMOS_PRELOADER=PATH``, and begin without imports. It has to be of the same code and environment.
 """
 
 import contextlib
@@ -113,6 +117,8 @@ def _become(order: Order, forker: int) -> None:
     os.environ.clear()
     os.environ.update(order.environment)
     os.environ.pop(PARENT, None)  # of the launcher
+    os.chdir(order.directory)
+    sys.path[0] = order.directory  # as `python -m` has it
     tempfile.tempdir = None
     random.seed()
     if "numpy" in sys.modules:
@@ -146,18 +152,38 @@ def _is_fit() -> bool:
     return status == 0
 
 
+def _meet(where: str) -> socket.socket:
+    """Return a connection to a launcher; for a path, in a new process for each that comes."""
+    if where.isdecimal():
+        return socket.socket(fileno=int(where))
+    with socket.socket(socket.AF_UNIX) as listener:
+        os.umask(0o077)
+        listener.bind(where)
+        listener.listen()
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that serve
+        while True:
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                os.setsid()
+                return connection
+            connection.close()
+
+
 def main() -> None:
     """Import, fork what is ordered, and end when the launcher does."""
     die_with_parent(signal.SIGKILL)
     setproctitle.setproctitle("cosmos-app: imports what replicas share")
-    descriptor, *modules = sys.argv[1:]
-    connection = socket.socket(fileno=int(descriptor))
+    where, *modules = sys.argv[1:]
     os.environ.setdefault(_NVML, "1")  # modules that look for a GPU must not start CUDA here
     with Leaving():
         begin_imports()
         _import(modules)
+        if not _is_fit():
+            return
+        connection = _meet(where)
         forker = os.getpid()
-        order = _Forks(connection).serve() if _is_fit() else None
+        order = _Forks(connection).serve()
         if order is not None:
             _become(order, forker)
             from cosmos_app.cli import main as command

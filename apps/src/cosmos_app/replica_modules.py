@@ -8,10 +8,8 @@ from cosmos_app.recipe import LaunchConfig, Recipe
 
 TRAINING = ("torchtitan.distributed", "transformers.models.auto.modeling_auto", "peft")
 _TINY = "qwen3"
-_ENGINES = {
-    "transformers": ("cosmos_rollout.engines.transformers_engine",),
-    "vllm": ("cosmos_rollout.engines.vllm_engine",),
-}
+# vLLM is left to who needs it: importing it changes torch's compiler, also for those that train.
+_ENGINES = {"transformers": ("cosmos_rollout.engines.transformers_engine",)}
 
 
 def replica_modules(recipe: Recipe) -> Sequence[str]:
