@@ -183,6 +183,22 @@ class ElasticReplicas:
             told = b"mine" if self._is_mine(self._membership, task, is_done) else b"done"
         return broadcast_bytes(told) == b"mine"
 
+    def once(self, task: str, do: Callable[[], None]) -> None:
+        """Have one of the replicas do a task for all; every rank of the replica calls.
+
+        Returns when it is done, whoever died at it; or if the one that does it is alive and not
+        done in ``timeout_s``: then it goes on without who waited.
+
+        Args:
+            task: its name; it is done once in the life of a meeting place.
+            do: does it from its beginning, whatever one that died has left of it.
+        """
+        key, deadline = f"done/{task}", time.monotonic() + self._config.timeout_s
+        if self.claim(task, lambda: self._store.check([key]) or time.monotonic() > deadline):
+            do()
+            if self._membership is not None:
+                self._store.set(key, self._membership.name)
+
     def close(self) -> None:
         """Leave the others; may be called twice."""
         if self._group is not None:
