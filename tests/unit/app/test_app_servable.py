@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from real_runs import QUICKSTART
 
 from cosmos_app.data_config import DataConfig
 from cosmos_app.ended import require_all_done
@@ -17,7 +18,8 @@ from cosmos_app.errors import (
 )
 from cosmos_app.prepare import check_inputs
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
-from cosmos_app.recipe import ModelConfig, Recipe
+from cosmos_app.recipe import ModelConfig, Recipe, load_recipe
+from cosmos_core.config import ConfigError
 from cosmos_core.control import ALL_DONE, UNUSABLE
 from cosmos_rollout import EndpointConfig, ScriptedConfig, TransformersConfig
 
@@ -73,6 +75,13 @@ def test_some_prompts_that_cannot_be_served_are_a_warning_and_all_of_them_an_err
 @pytest.mark.parametrize("engine", [EndpointConfig(url="http://localhost:1/v1", model="theirs")])
 def test_what_only_a_server_knows_is_left_to_it(engine, model: Path, tmp_path: Path) -> None:
     assert check_inputs(recipe_of(model, tmp_path / "rows.jsonl", engine, ["1" * 300])) == ()
+
+
+@pytest.mark.parametrize("setting", ["rollout.sampling.top_p", "validation.top_p"])
+def test_nucleus_sampling_is_refused_where_the_engine_would_refuse_every_prompt(setting) -> None:
+    overrides = ["rollout.engine={kind='sglang'}", f"{setting}=0.9"]
+    with pytest.raises(ConfigError, match=rf"{setting} is 0\.9 and rollout\.engine\.kind 'sglang'"):
+        load_recipe(QUICKSTART, overrides)
 
 
 def test_a_run_that_ended_for_want_of_prompts_is_an_error_of_its_recipe() -> None:
