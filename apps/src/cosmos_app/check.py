@@ -242,10 +242,10 @@ def check_recipe(recipe: Recipe, *, as_json: bool, whole: bool = False) -> int:
         PackingError: if it cannot have several samples in a row, as the recipe says.
         ServerSettingsError: if a server of the recipe's own would lose the run.
     """
-    check_inputs(recipe)
+    of_inputs = check_inputs(recipe)
     require_layout(recipe, recipe.trainer.layout)
     predicted = forecast(recipe, count_parameters(recipe), matrix_rate())
-    warnings = (*predicted.warnings, *server_warnings(recipe.bus))
+    warnings = (*predicted.warnings, *of_inputs, *server_warnings(recipe.bus))
     predicted = replace(predicted, warnings=warnings)
     if as_json:
         print_json(asdict(predicted))

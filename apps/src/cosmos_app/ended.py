@@ -5,6 +5,8 @@ import json
 from collections.abc import Generator
 from typing import Any
 
+from cosmos_app.errors import InterruptedRunError, UnusablePromptsError
+from cosmos_core.control import ALL_DONE, UNUSABLE
 from cosmos_core.rundir import RunDirectory, write_atomic
 
 _FAILURE_FILE = "failure.txt"
@@ -21,6 +23,27 @@ def failure_noted(run: RunDirectory) -> Generator[None]:
         with contextlib.suppress(OSError):  # of a full disk maybe: the error itself says so
             write_atomic(path, f"{type(error).__name__}: {error}")
         raise
+
+
+def require_all_done(finished: str, steps: int) -> None:
+    """Say by an error that a run with rollouts ended before its last step.
+
+    Args:
+        finished: why it ended.
+        steps: how many it has taken.
+
+    Raises:
+        UnusablePromptsError: if none of its prompts could be sampled.
+        InterruptedRunError: if it was stopped otherwise.
+    """
+    if finished.startswith(UNUSABLE):
+        raise UnusablePromptsError(
+            f"stopped at step {steps}: {finished}; the names of all are in events.jsonl. Look at "
+            "data, tokenizer, and the engine's context and vocabulary; 'cosmos-app check' compares "
+            "them"
+        )
+    if finished != ALL_DONE:
+        raise InterruptedRunError(f"stopped at step {steps}: {finished}; go on with --resume")
 
 
 def last_words(run: RunDirectory) -> dict[str, Any]:

@@ -24,6 +24,10 @@ class DataError(RunError):
     """Raised when a data file or model directory is missing, empty or malformed."""
 
 
+class UnusablePromptsError(DataError):
+    """Raised when a run has ended because engine, tokenizer and prompts do not fit one another."""
+
+
 class StarvedSlotsError(RunError):
     """Raised by 'check' when a recipe has more rollout slots than its admission can fill."""
 

@@ -32,7 +32,7 @@ from cosmos_app.control_files import (
 )
 from cosmos_app.dashboard.address import announce_dashboard
 from cosmos_app.devices import needs_of, placement_lines, require_devices, visible_devices
-from cosmos_app.errors import InterruptedRunError
+from cosmos_app.ended import require_all_done
 from cosmos_app.failing import tell_failures
 from cosmos_app.frame import NO_CHECKPOINT, Answers, RunFrame, hand_in, open_run
 from cosmos_app.preloaded import Preloaded, preloading
@@ -51,7 +51,6 @@ from cosmos_app.samples import last_samples
 from cosmos_app.supervisor import Incident
 from cosmos_app.unsaved import UnsavedWarning
 from cosmos_core.bus import Bus
-from cosmos_core.control import ALL_DONE
 from cosmos_core.messages import ReplicaLeft, StopRequested
 from cosmos_core.metrics import MetricRecord, read_metrics
 from cosmos_core.rundir import RunDirectory
@@ -68,6 +67,7 @@ async def run_recipe(recipe: Recipe, *, resume: bool, as_json: bool) -> int:
         NothingToResumeError: if it holds none and it was.
         DataError: if data or model cannot be used, or this machine has too few GPUs.
         ChildFailedError: if a process could not be kept alive.
+        UnusablePromptsError: if none of the prompts could be sampled.
         InterruptedRunError: after a clean stop before the last step.
     """
     console = Console(stderr=as_json)
@@ -81,10 +81,7 @@ async def run_recipe(recipe: Recipe, *, resume: bool, as_json: bool) -> int:
             report = await launch.run()
             hand_in(report.to_json(), run, lambda: print_report(report, console), as_json=as_json)
             draw_report(report, run.path / "report.png")
-    if report.finished != ALL_DONE:
-        raise InterruptedRunError(
-            f"stopped at step {report.steps}: {report.finished}; go on with --resume"
-        )
+    require_all_done(report.finished, report.steps)
     return 0
 
 

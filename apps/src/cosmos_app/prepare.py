@@ -18,6 +18,7 @@ from cosmos_app.prompt_rows import prompt_rows
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_app.recipe import PolicyConfig, Recipe
 from cosmos_app.required_rewards import require_rewards
+from cosmos_app.servable import check_prompts
 from cosmos_parallel import (
     MeshError,
     PictureError,
@@ -67,8 +68,11 @@ def run_files(recipe: Recipe, run_dir: Path) -> RunFiles:
     )
 
 
-def check_inputs(recipe: Recipe) -> None:
+def check_inputs(recipe: Recipe) -> tuple[str, ...]:
     """Look at every file the recipe names, before anything is written.
+
+    Returns:
+        What is legal but unwise.
 
     Raises:
         DataError: naming file, line and what is wrong, or the setting of a function that is not
@@ -93,6 +97,7 @@ def check_inputs(recipe: Recipe) -> None:
         require_context("teacher.engine", recipe.teacher.engine, recipe.model.teacher)
     if recipe.rollout.environment is not None:
         require_chat_template(recipe.model.path, "rollout.environment")
+    return check_prompts(recipe)
 
 
 def require_sight(model: Path | None, data: Path, *, videos: bool = False) -> None:

@@ -18,7 +18,7 @@ from cosmos_app.length_reward import LengthRewardConfig
 from cosmos_app.policy_config import PolicyConfig, check_elastic
 from cosmos_app.quickstart.tiny_model import TinyModelConfig
 from cosmos_app.ranges import check_seed, require_at_least
-from cosmos_app.rollout_config import RolloutConfig, check_colocation
+from cosmos_app.rollout_config import RolloutConfig, check_colocation, check_nucleus
 from cosmos_app.teacher_config import TeacherConfig, check_teacher
 from cosmos_app.validation_config import ValidationConfig
 from cosmos_core.config import load_config
@@ -294,6 +294,7 @@ class Recipe:
             check_judged(self.data, self.reward)
         if self.elastic is not None:
             check_elastic(self.elastic, self.policy)
+        check_nucleus(self.rollout, self.validation.top_p)
         check_colocation(self.rollout, self.staleness, num_policies=self.policy.replicas)
         self.policy.parallel.resolve(self.policy.ranks)
         _check_algorithm(self)

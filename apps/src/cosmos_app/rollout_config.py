@@ -76,6 +76,26 @@ class RolloutConfig:
         require_at_least(self, {"turn_deadline_s": 0.001})
 
 
+def check_nucleus(config: RolloutConfig, validation_top_p: float) -> None:
+    """Refuse nucleus sampling by an engine that would refuse every prompt of it.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    if config.engine.kind != "sglang":
+        return
+    asked = {
+        "rollout.sampling.top_p": config.sampling.top_p,
+        "validation.top_p": validation_top_p,
+    }
+    for setting, top_p in asked.items():
+        if top_p < 1.0:
+            raise ValueError(
+                f"{setting} is {top_p} and rollout.engine.kind 'sglang', which does not tell the "
+                "log-probabilities that tokens are drawn with then; set 1, or the engine 'vllm'"
+            )
+
+
 def check_colocation(
     config: RolloutConfig, staleness: StalenessConfig, *, num_policies: int
 ) -> None:

@@ -90,7 +90,12 @@ def test_who_saves_the_last_weights_waits_for_the_first_of_the_step_to_write_the
             at_end = pool.submit(second.save, controller.cut())
             assert due.result(timeout=60) == at_end.result(timeout=60) != ""
         first.settle_end()
-        assert not first.is_first_replica  # the other one exports
+        assert not first.is_first_replica
+        export = tmp_path / "export" / "model"
+        second.export(export)
+        made = export.stat().st_ino
+        first.export(export)
+        assert export.stat().st_ino == made, "the other finds it done"
     finally:
         first.close()
         second.close()

@@ -83,6 +83,20 @@ def test_another_does_not_say_that_it_has_saved(tmp_path):
     assert stopped(tmp_path, trainer, stop_at(5)) == [saved]
 
 
+def test_all_are_asked_to_export_and_one_that_came_after_the_end_too(tmp_path):
+    """Who was to do it may have died; `Trainer.export` settles who of them does."""
+    for name in ("first", "other"):
+        trainer = Weights(5, is_first_replica=name == "first")
+        stopped(tmp_path / name, trainer, stop_at(5))
+        assert trainer.did[-1] == "exported to model"
+    trainer = Weights(Recipe().trainer.steps, is_first_replica=True)
+    assert stopped(tmp_path / "late", trainer, Stop(reason=ALL_DONE)) == []
+    assert trainer.did == ["exported to model"]
+    trainer = Weights(3, is_first_replica=True)
+    stopped(tmp_path / "early", trainer, Stop(reason=ALL_DONE))
+    assert trainer.did == []
+
+
 def test_one_that_came_late_neither_saves_nor_exports_its_older_weights(tmp_path):
     trainer = Weights(4, is_first_replica=True)
     assert stopped(tmp_path, trainer, stop_at(5)) == []

@@ -73,3 +73,33 @@ def test_one_that_lives_and_does_not_get_there_is_waited_for_in_vain_only_so_lon
     other = replica("b", lambda _: True, timeout_s=0.5)
     with pytest.raises(ReplicaLostError, match=r"b waited 0\.5 s for a, which is alive .*: 5"):
         other.claim("5", lambda: False)
+
+
+def test_what_has_to_be_done_once_is_done_once(replica):
+    did: list[str] = []
+    for name in "ab":
+        replica(name, lambda _: True).once("export", lambda name=name: did.append(name))
+    assert did == ["a"]
+
+
+def test_what_one_died_at_is_done_by_another_that_waited(replica):
+    """As by one that begins again under another name, or by a member that was waiting."""
+
+    def dies() -> None:
+        raise KeyboardInterrupt
+
+    did: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        replica("a", lambda _: True).once("export", dies)
+    replica("b", lambda name: name != "a").once("export", lambda: did.append("b"))
+    replica("c", lambda _: True).once("export", lambda: did.append("c"))
+    assert did == ["b"]
+
+
+def test_who_waits_for_one_that_lives_leaves_it_to_that_when_its_time_is_up(replica):
+    replica("a", lambda _: True).claim("export", lambda: False)
+    did: list[str] = []
+    before = time.monotonic()
+    replica("b", lambda _: True, timeout_s=0.5).once("export", lambda: did.append("b"))
+    assert did == []
+    assert 0.4 < time.monotonic() - before < 20.0

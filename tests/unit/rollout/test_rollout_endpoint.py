@@ -13,7 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_rollout import EngineError, EngineStartError, GenerationRequest, Sampling
+from cosmos_rollout import (
+    EngineError,
+    EngineStartError,
+    GenerationRequest,
+    PromptRefusedError,
+    Sampling,
+)
 from cosmos_rollout.engines.endpoint import EndpointConfig
 from cosmos_rollout.engines.setup import EngineSetup
 
@@ -208,9 +214,12 @@ async def test_a_server_that_stays_busy_has_failed_when_the_time_is_up(server):
 
 async def test_what_a_server_refuses_is_not_asked_again(server):
     server.troubles = [(400, "")]
-    with pytest.raises(EngineError, match="answered 400: later"):
+    with pytest.raises(
+        PromptRefusedError, match=r"request r: http.* answered 400: later"
+    ) as refused:
         await sampled(server)
     assert len(server.times) == 1
+    assert refused.value.drop_as == "prompt that the server refuses", "nor by another attempt"
 
 
 async def test_scores_are_asked_for_again_too(server):

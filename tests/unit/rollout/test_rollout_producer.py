@@ -24,6 +24,7 @@ from cosmos_rollout import (
     Producer,
     ProducerConfig,
     ProducerParts,
+    PromptFile,
     PromptRow,
     PromptSet,
     RewardInput,
@@ -176,15 +177,29 @@ async def test_a_store_that_is_down_is_a_failed_group():
     [
         ("1" * 64, "prompt too long", "64 tokens, a context of 64 leaves room for 63 at most"),
         ("", "empty prompt", "the prompt has no tokens"),
+        ("1\u0100", "prompt not of this vocabulary", "token 256 is outside the vocabulary 0..255"),
     ],
 )
 async def test_a_prompt_that_no_engine_takes_says_so_for_the_books(prompt, drop_as, reason):
-    async with World(rows=[PromptRow(prompt_id="0", prompt=prompt)]) as world:
+    of_set = {"data_set": "sums"}
+    async with World(rows=[PromptRow(prompt_id="0", prompt=prompt, fields=of_set)]) as world:
         world.producer.submit(generate(0))
         (event,) = await world.events(1)
         assert isinstance(event, GroupFailed)
         assert event.drop_as == drop_as
         assert reason in event.reason
+        assert event.reason.endswith("; prompt '0' of 'sums' (train)")
+
+
+async def test_a_row_that_cannot_be_read_is_dropped_by_its_name(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "fine"}\n{"prompt": 7, "answer": "7"}\n')
+    async with World(rows=PromptFile(file)) as world:
+        world.producer.submit(generate(1))
+        (event,) = await world.events(1)
+        assert isinstance(event, GroupFailed)
+        assert event.drop_as == "prompt that cannot be read"
+        assert f"{file}:2: field 'prompt' has to be a text, found 7" in event.reason
 
 
 async def test_a_dead_engine_fails_every_group_and_then_the_producer():

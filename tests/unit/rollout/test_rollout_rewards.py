@@ -332,10 +332,12 @@ def session_members(session: int) -> list[int]:
     return members
 
 
-def test_a_script_that_starts_workers_wherever_it_is_imported_is_told_what_to_do(tmp_path):
-    script = tmp_path / "train.py"
+def test_a_script_that_starts_workers_wherever_it_is_imported_is_told_so_at_once(tmp_path):
+    """Before a single worker has imported it, which would have to import all that it does."""
+    script, imports = tmp_path / "train.py", tmp_path / "imports"
     script.write_text(
         "import asyncio\n"
+        f"open({str(imports)!r}, 'a').write('once ')\n"
         "from cosmos_rollout import ExactReward, RewardPoolConfig\n"
         "asyncio.run(RewardPoolConfig(rewards=(ExactReward(),)).build().start())\n"
     )
@@ -347,3 +349,5 @@ def test_a_script_that_starts_workers_wherever_it_is_imported_is_told_what_to_do
         "RewardError: reward exact cannot be used: no worker process could be had" in ended.stderr
     )
     assert 'under `if __name__ == "__main__":`' in ended.stderr
+    assert str(script) in ended.stderr
+    assert imports.read_text() == "once "

@@ -99,6 +99,12 @@ class Gathering:
             self._replicas = self._open()
         return self._replicas.claim(what, is_done)
 
+    def once(self, what: str, do: Callable[[], None]) -> None:
+        """Have one of those that are left do what has to be done; see `ElasticReplicas.once`."""
+        if self._replicas is None:
+            self._replicas = self._open()
+        self._replicas.once(what, do)
+
     def leave_seat(self) -> None:
         """Give up a seat that was not used, as the run fell back from its step."""
         if self.seat is not None:

@@ -251,9 +251,8 @@ class PolicyProcess:
         if stop.reason == SCALED_DOWN:
             return  # the others go on
         if not stop.cut:  # the run was over before this one came: it is as it was loaded
-            whole = trainer.version == self._context.recipe.trainer.steps
-            if whole and self._context.recipe.elastic is None and trainer.is_first_replica:
-                await self._blocking(lambda: trainer.export(self._context.run.export / "model"))
+            if trainer.version == self._context.recipe.trainer.steps:
+                await self._export(trainer)  # one that had saved it may have died
             return
         if trainer.version < step_of_cut(stop.cut) or trainer.is_lost_on(line_of_cut(stop.cut)):
             return  # it came late: others save the last weights, or nobody has them
@@ -262,8 +261,11 @@ class PolicyProcess:
             await self._save(trainer, stop.cut, channel, self._saves.at_last)
         elif channel is not None:
             await self._tell_saved(trainer, "", channel)
-        if stop.reason == ALL_DONE and trainer.is_first_replica:
-            await self._blocking(lambda: trainer.export(self._context.run.export / "model"))
+        if stop.reason == ALL_DONE:
+            await self._export(trainer)
+
+    async def _export(self, trainer: StepTrainer) -> None:
+        await self._blocking(lambda: trainer.export(self._context.run.export / "model"))
 
     async def _save(
         self,

@@ -108,7 +108,7 @@ class StepTrainer(Protocol):
         ...
 
     def export(self, directory: Path) -> None:
-        """Write the weights in the form that others read."""
+        """Have one replica write the weights in the form that others read; all call."""
         ...
 
     def close(self) -> None:

@@ -108,11 +108,8 @@ class Trainer:
         self._plan = batch_plan(self._model, recipe, pictures)
         self._cost = model_cost(self._model, seat.mesh)
         self._loss = policy_loss(recipe.algorithm)
-        self._teacher = (
-            None
-            if recipe.teacher.is_beside
-            else self._frozen("teacher_logprobs", recipe.model.teacher)
-        )
+        teacher = None if recipe.teacher.is_beside else recipe.model.teacher
+        self._teacher = self._frozen("teacher_logprobs", teacher)
         self._scorers = scorers_of(self._algorithm, self._reference, self._teacher)
         for model in (self._model, self._reference, self._teacher):
             self._count_passes(model)
@@ -255,30 +252,32 @@ class Trainer:
         Only the first replica writes; the first of a step may still do what the first of the end is
         to do. The others return its path if it is there, and an empty one if they do not know.
         """
+        write = partial(self._checkpoints.save, self.version - 1, self._learner, cut)
         if self._gathering is None:
-            return self._write(cut) if self.is_first_replica else ""
+            return write() if self.is_first_replica else ""
         found = self._checkpoints.path_for_all(self.version, self._line)
         if self.is_first_replica and not found and self._claims(self._gathering, "save"):
-            return self._write(cut)
+            return write()
         return found or self._checkpoints.path_for_all(self.version, self._line)
-
-    def _write(self, cut: bytes) -> str:
-        return self._checkpoints.save(self.version - 1, self._learner, cut)
 
     def _claims(self, others: Gathering, what: str) -> bool:
         find = partial(self._checkpoints.path_of, self.version, self._line)
         return others.claims(f"{what} {self.lineage}.{self.version}", lambda: find() != "")
 
     def export(self, directory: Path) -> None:
-        """Write the model in Hugging Face form, averaged if so kept, and an adapter besides."""
+        """Have one replica write the model in Hugging Face form, averaged if so kept, and adapters.
+
+        Where they come and go, each is to call: others write it if the one that began to has died.
+        """
+        mesh, training = self._seat.mesh, self._recipe.model.training
+        write = partial(
+            export_trained, self._model, directory, mesh, base=self._model_dir, training=training
+        )
         with self._learner.averaged():
-            export_trained(
-                self._model,
-                directory,
-                self._seat.mesh,
-                base=self._model_dir,
-                training=self._recipe.model.training,
-            )
+            if self._gathering is not None:
+                self._gathering.once(f"export {self.lineage}.{self.version}", write)
+            elif self.is_first_replica:
+                write()
 
     def belongings(self) -> PutAway:
         """Return what holds the device's memory, for a policy that shares its device."""

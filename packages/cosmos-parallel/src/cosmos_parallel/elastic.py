@@ -16,8 +16,9 @@ those of replicas that never change, whoever dies and joins.
 """
 
 import json
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -32,6 +33,7 @@ from cosmos_parallel.peer_state import receive_state, send_state
 from cosmos_parallel.process import broadcast_bytes
 from cosmos_parallel.replicas import ReplicaMembership, StoreReplicaGroup
 
+_LOG = logging.getLogger(__name__)
 _NO_STATE = -1
 _LOADED = -1
 _MOST_ATTEMPTS = 10
@@ -105,8 +107,8 @@ class ElasticReplicas:
         """Settle who takes the next step, and on which state; every rank of the replica calls.
 
         A replica that is behind the others is given model, optimizer and schedule by one that is
-        not. Those who come during a step longer than ``join_s`` wait for the ones who take it, as
-        long as these are alive and no longer than ``timeout_s``. Two may have taken the same step
+        not. Those who come during a long step wait for the ones who take it, as long as one of
+        these is alive, and say so every ``timeout_s``. Two may have taken the same step
         apart, if the others had given one up meanwhile: then those go on who took it in the newest
         epoch, and help the other. The learner's replica group is exchanged if the members are
         others than before.
@@ -183,6 +185,22 @@ class ElasticReplicas:
             told = b"mine" if self._is_mine(self._membership, task, is_done) else b"done"
         return broadcast_bytes(told) == b"mine"
 
+    def once(self, task: str, do: Callable[[], None]) -> None:
+        """Have one of the replicas do a task for all; every rank of the replica calls.
+
+        Returns when it is done, whoever died at it; or if the one that does it is alive and not
+        done in ``timeout_s``: then it goes on without who waited.
+
+        Args:
+            task: its name; it is done once in the life of a meeting place.
+            do: does it from its beginning, whatever one that died has left of it.
+        """
+        key, deadline = f"done/{task}", time.monotonic() + self._config.timeout_s
+        if self.claim(task, lambda: self._store.check([key]) or time.monotonic() > deadline):
+            do()
+            if self._membership is not None:
+                self._store.set(key, self._membership.name)
+
     def close(self) -> None:
         """Leave the others; may be called twice."""
         if self._group is not None:
@@ -216,23 +234,41 @@ class ElasticReplicas:
         """Ask for a quorum until it is none of newcomers while others take a step.
 
         After ``join_s`` the Lighthouse gives those who asked a quorum of their own, if they are
-        more than half of all who are alive.
+        more than half of all who are alive; to fewer it gives none. So a newcomer goes on asking,
+        however long the step, as long as one of those who take it shows signs of life.
+
+        Raises:
+            ReplicaLostError: if there was no quorum in time, and nobody takes a step.
         """
-        deadline = time.monotonic() + self._config.timeout_s
         for name in self._seated_last()[0]:
             membership.is_alive(name)  # what is heard of it from now on is new
+        told = time.monotonic()
         while True:
-            attendance = membership.attend(me)
-            if time.monotonic() > deadline or not self._is_apart(membership, attendance):
-                return attendance
+            try:
+                attendance = membership.attend(me)
+                others = self._seated_apart(membership, attendance.names, attendance.line)
+                if not others:
+                    return attendance
+            except ReplicaLostError:
+                others = self._seated_apart(membership, (me.name,), me.line)
+                if not others:
+                    raise
             time.sleep(self._config.lease_s)
+            if time.monotonic() - told >= self._config.timeout_s:
+                told = time.monotonic()
+                _LOG.warning("%s waits for %s, who take a step", me.name, ", ".join(others))
 
-    def _is_apart(self, membership: Membership, attendance: Attendance) -> bool:
-        """Whether a quorum lacks all who sat last, who are alive and not fallen back from."""
-        names, line = self._seated_last()
-        if set(names) & set(attendance.names) or len(attendance.line) > len(line):
-            return False
-        return any(membership.is_alive(name) for name in names)
+    def _seated_apart(
+        self, membership: Membership, names: Sequence[str], line: Sequence[int]
+    ) -> list[str]:
+        """Return those who sat last and are alive, unless one is among those named.
+
+        They are none if they have been fallen back from, so that their line is the shorter one.
+        """
+        seated, their_line = self._seated_last()
+        if set(seated) & set(names) or len(line) > len(their_line):
+            return []
+        return [name for name in seated if membership.is_alive(name)]
 
     def _seated_last(self) -> tuple[list[str], list[int]]:
         """Return the members that met last, and the line of their weights."""

@@ -1,5 +1,6 @@
 """Rollout engines, prompts, rewards, and the producer that keeps an engine full."""
 
+from cosmos_rollout.checking import check_request
 from cosmos_rollout.engine import (
     GeneratedSample,
     GenerationRequest,
@@ -73,6 +74,7 @@ from cosmos_rollout.errors import (
     PictureError,
     PromptDataError,
     PromptError,
+    PromptRefusedError,
     PromptTextError,
     PromptTooLongError,
     RewardCodeError,
@@ -104,6 +106,7 @@ from cosmos_rollout.prompts import (
     PromptSource,
     Tokenizer,
     data_set_of,
+    prompt_row,
     prompt_text,
     prompt_tokens,
     read_prompts,
@@ -202,6 +205,7 @@ __all__ = [
     "PromptError",
     "PromptFile",
     "PromptMixture",
+    "PromptRefusedError",
     "PromptRow",
     "PromptSet",
     "PromptSource",
@@ -258,11 +262,13 @@ __all__ = [
     "WrongLoopError",
     "answer_scores",
     "attach_vllm",
+    "check_request",
     "cpu_environment",
     "data_set_of",
     "find_callable",
     "has_words",
     "longest_context",
+    "prompt_row",
     "prompt_text",
     "prompt_tokens",
     "random_script",

@@ -44,6 +44,12 @@ class PictureError(PromptError):
     drop_as = "picture or video that cannot be used"
 
 
+class PromptRefusedError(PromptError):
+    """Raised for a request that a server refuses as a bad one, and would refuse again."""
+
+    drop_as = "prompt that the server refuses"
+
+
 class DuplicateRequestError(PromptError):
     """Raised for a request whose id another request in flight has."""
 

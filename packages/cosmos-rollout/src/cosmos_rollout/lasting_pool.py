@@ -18,17 +18,13 @@ from typing import TypeVar
 from pebble import ProcessPool
 
 from cosmos_rollout.one_loop import OneLoop
+from cosmos_rollout.script_guard import IF_MAIN, lacking_guard
 from cosmos_rollout.tether import start_worker
 
 T = TypeVar("T")
 
 _TRIES = 3
 _LOOK_S = 1.0
-# What ends all of them as they start, as a rule; Python's own words are above it, once for each.
-_IF_MAIN = (
-    "each begins by importing the script that was started: if that script runs on as it is "
-    'imported, put what it runs under `if __name__ == "__main__":`'
-)
 _NO_FILE = (
     "each begins by importing the script that was started, and {} is no file, as when it is read "
     "from standard input: put it into one"
@@ -66,6 +62,7 @@ class LastingPool:
         self._endings: set[asyncio.Task[None]] = set()
         self._loop = OneLoop("this pool of worker processes")
         self._closed = False
+        self._unguarded = lacking_guard()
 
     async def run(
         self, function: Callable[..., T], arguments: tuple[object, ...], timeout_s: float
@@ -80,13 +77,16 @@ class LastingPool:
         Raises:
             TimeoutError: it took too long.
             ProcessExpired: its worker died over it.
-            BrokenProcessPool: no worker could be had, several times, or the pool was closed.
+            BrokenProcessPool: no worker could be had, several times or for a reason that stays, or
+                the pool was closed.
             UnsendableError: the arguments cannot be pickled.
             WrongLoopError: another event loop uses the pool at this moment.
         """
         self._loop.check_if_runs()
         if multiprocessing.current_process().daemon:
             raise BrokenProcessPool(_DAEMON)
+        if self._unguarded:
+            raise BrokenProcessPool(f"no worker process could be had: {self._unguarded}")
         reason = "the pool was closed"
         for _ in range(_TRIES):
             if self._closed:
@@ -144,7 +144,7 @@ def _advice() -> str:
     script = getattr(sys.modules["__main__"], "__file__", None)
     if script is not None and not Path(script).exists():
         return _NO_FILE.format(script)
-    return _IF_MAIN
+    return IF_MAIN  # Python's own words are above it, once for each process
 
 
 def _end(pool: ProcessPool) -> None:

@@ -58,6 +58,7 @@ GroupEvent = GroupFinished | GroupFailed
 Publish = Callable[[Sequence[Trajectory]], Awaitable[Sequence[str]]]
 """Stores trajectories durably and returns the key of each."""
 
+_UNREADABLE = "prompt that cannot be read"
 _Key = tuple[GroupId, int]
 _Fatal = EngineDeadError | EngineClosedError
 
@@ -271,13 +272,24 @@ class Producer:
         self._events.put_nowait(event)
 
     def _failed(self, command: Generate, error: BaseException) -> GroupFailed:
+        reason, drop_as = f"{type(error).__name__}: {error}", ""
+        if isinstance(error, PromptError):
+            reason, drop_as = f"{reason}; {self._named(command)}", error.drop_as
+        elif isinstance(error, PromptDataError) and command.group.source in self._parts.prompts:
+            drop_as = _UNREADABLE  # its place is named already
         return GroupFailed(
             replica=self._replica,
             group=command.group,
             attempt=command.attempt,
-            reason=f"{type(error).__name__}: {error}",
-            drop_as=error.drop_as if isinstance(error, PromptError) else "",
+            reason=reason,
+            drop_as=drop_as,
         )
+
+    def _named(self, command: Generate) -> str:
+        """Return what a prompt is called by who wrote it."""
+        row = self._parts.prompts[command.group.source].row(command.group.ordinal)
+        of_set = f" of {row.data_set!r}" if row.data_set else ""
+        return f"prompt {row.prompt_id!r}{of_set} ({command.group.source})"
 
     async def _attempt(self, command: Generate) -> GroupEvent:
         plan = self._plan(command)

@@ -13,11 +13,13 @@ from cosmos_core.control.state import (
     StepStats,
     ValidationResult,
 )
+from cosmos_core.control.unusable import UNUSABLE
 
 __all__ = [
     "ALL_DONE",
     "FAILURES_ALLOWED",
     "STOPPED",
+    "UNUSABLE",
     "Books",
     "BooksError",
     "Controller",

@@ -256,7 +256,7 @@ class Controller:
             self._replicas.occupy(replica, -1)
         if isinstance(event, GroupFailed):
             if group is not None:
-                self._groups.give_up(group, event.drop_as)
+                self._groups.give_up(group, event)
         elif group is None:
             self._discard_duplicate(event)
         elif self._may_be_of_lost_weights(replica, event):

@@ -15,6 +15,7 @@ from cosmos_core.control.state import (
     GroupStage,
     GroupState,
 )
+from cosmos_core.control.unusable import note_unusable, note_usable
 from cosmos_core.messages import GroupFailed, GroupFinished, SampleRef
 
 _MOST_KINDS = 50
@@ -130,6 +131,7 @@ class GroupTable:
             self.discard(samples)
             self.retry(group)
             return
+        note_usable(self._state)
         self._count(group, -1)
         group.stage, group.since_s, group.samples = "ready", now, samples
         versions = [sample.oldest_version for sample in completed if sample.num_tokens]
@@ -138,12 +140,13 @@ class GroupTable:
         if self._config.drop_zero_signal and len({s.reward for s in completed}) == 1:
             self.drop(group, "no signal")
 
-    def give_up(self, group: GroupState, drop_as: str) -> None:
-        """Drop a group for good reason, or have it sampled again if there is none."""
-        if drop_as:
-            self.drop(group, drop_as)
-        else:
+    def give_up(self, group: GroupState, event: GroupFailed) -> None:
+        """Drop a group if its prompt is at fault, or have it sampled again."""
+        if not event.drop_as:
             self.retry(group)
+            return
+        self.drop(group, event.drop_as)
+        note_unusable(self._state, event, self._stages["generating"])
 
     def retry(self, group: GroupState) -> None:
         """Have a group sampled again, or drop it after its last attempt."""

@@ -90,6 +90,7 @@ class ReplicaTable:
         """Have a replica rest, each time for twice as long, if nothing comes of its groups.
 
         Without it a broken engine, which always has room, would be given every prompt there is.
+        What is wrong with a prompt is no fault of who says so.
         """
         reason = _failure_of(event)
         if not reason:
@@ -98,8 +99,8 @@ class ReplicaTable:
                 self._enter(replica)
             return
         replica.last_failure = reason
-        if replica.resting:
-            return  # it was given this group before
+        if replica.resting or (isinstance(event, GroupFailed) and event.drop_as):
+            return  # resting, it was given this group before
         replica.failures += 1
         extra = replica.failures - FAILURES_ALLOWED
         if extra >= 0:

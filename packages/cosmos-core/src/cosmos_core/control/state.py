@@ -181,6 +181,7 @@ class ControllerState(msgspec.Struct, kw_only=True):
     falls back to. ``line``: the versions that policy replicas fell back to, in order
     (`cosmos_core.lineage`).
     ``next_round_attempt``: that which the next validation begins at.
+    ``unusable_in_a_row``: prompts dropped by their own fault since samples were taken in last.
     ``lineage_from``: versions after it may have existed twice; a number alone does not identify
     them. ``wanted_rollouts`` and
     ``wanted_policies``: how many replicas somebody asked for while the run went on; -1 if nobody
@@ -203,6 +204,7 @@ class ControllerState(msgspec.Struct, kw_only=True):
     last_step: StepStats | None = None
     saved: int = 0
     line: tuple[int, ...] = ()
+    unusable_in_a_row: int = 0
     lineage_from: int = UNKNOWN_VERSION
     wanted_rollouts: int = -1
     wanted_policies: int = -1

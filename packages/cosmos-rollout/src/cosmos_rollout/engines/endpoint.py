@@ -31,10 +31,17 @@ from cosmos_rollout.engines.prompt_scores import asked_scores, read_scores
 from cosmos_rollout.engines.retrying import Patience, patiently, refused
 from cosmos_rollout.engines.setup import EngineSetup
 from cosmos_rollout.engines.tasks import names_of, samples_as_finished
-from cosmos_rollout.errors import EngineClosedError, EngineError, EngineStartError, WeightLoadError
+from cosmos_rollout.errors import (
+    EngineClosedError,
+    EngineError,
+    EngineStartError,
+    PromptRefusedError,
+    WeightLoadError,
+)
 from cosmos_rollout.one_loop import OneLoop
 
 _ANY_TOKEN = 1 << 31
+_BAD_REQUEST = frozenset({400, 413, 422})  # too long, of tokens that it does not have, malformed
 # Said with each request: a server takes its own from the model's generation_config.json otherwise.
 _NOTHING_ELSE = {
     "top_k": 0,
@@ -291,6 +298,11 @@ class EndpointEngine:
         async with self._client.stream("POST", "completions", json=body) as response:
             if response.is_error:
                 text = (await response.aread()).decode(errors="replace")
+                if response.status_code in _BAD_REQUEST:
+                    raise PromptRefusedError(
+                        f"request {request.request_id}: {self._config.url} answered "
+                        f"{response.status_code}: {text[:500]}"
+                    )
                 raise refused(self._config.url, response, text)
             async for line in response.aiter_lines():
                 kind, _, data = line.partition(":")

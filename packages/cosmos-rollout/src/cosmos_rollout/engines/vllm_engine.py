@@ -21,6 +21,7 @@ from vllm.exceptions import VLLMClientError, VLLMServerError
 from vllm.inputs.engine import EngineInput, tokens_input
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
+from vllm.utils.system_utils import get_mp_context
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VLLMDeadError
 
@@ -50,6 +51,7 @@ from cosmos_rollout.engines.vllm_sampling import parameters_of, sample_of
 from cosmos_rollout.engines.vllm_starting import (
     StartReport,
     check_cache_fits,
+    check_script,
     failed_start,
     refused_settings,
 )
@@ -105,6 +107,7 @@ async def start_vllm_engine(
 
 
 def _start(arguments: dict[str, Any]) -> AsyncLLM:
+    check_script(get_mp_context().get_start_method())
     if current_platform.is_cpu():
         check_cache_fits(arguments, current_platform.get_device_total_memory())
     with tempfile.TemporaryDirectory(prefix="cosmos-engine-") as folder:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cosmos_rollout.errors import EngineMemoryError, EngineSettingsError, EngineStartError
+from cosmos_rollout.script_guard import IF_MAIN, lacking_guard
 
 _MIB = 1 << 20
 _WITHOUT_MEMORY = (
@@ -31,10 +32,7 @@ _WITHOUT_MEMORY = (
 _TOO_SMALL = "larger than the available kv cache memory"
 _KILLED = re.compile(r"': -9\b")
 _AT_ONCE = "Failed core proc(s): {}"  # it ended before vLLM's own code ran in it
-_IF_MAIN = (
-    "its process begins by importing the script that was started: if that script runs on as it is "
-    'imported, put what it runs under `if __name__ == "__main__":`'
-)
+_IF_MAIN = f"of its processes {IF_MAIN}"
 
 
 class StartReport:
@@ -87,6 +85,21 @@ def check_cache_fits(arguments: Mapping[str, Any], total_bytes: int) -> None:
             f"kv_cache_mib is {asked // _MIB}, and the device of the engine has "
             f"{total_bytes // _MIB} MiB of memory in all; set kv_cache_mib lower"
         )
+
+
+def check_script(start_method: str) -> None:
+    """Refuse to start processes that would import a script which starts them wherever it is.
+
+    Args:
+        start_method: by which multiprocessing starts vLLM's processes; one that is forked imports
+            nothing.
+
+    Raises:
+        EngineStartError: saying what to write.
+    """
+    words = "" if start_method == "fork" else lacking_guard()
+    if words:
+        raise EngineStartError(f"vLLM was not started: of its processes {words}")
 
 
 def refused_settings(error: Exception, names: Sequence[str]) -> EngineSettingsError:
