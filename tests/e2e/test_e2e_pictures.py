@@ -94,7 +94,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in seeing_environment().items():
             patch.setenv(name, value)
-        started = Runner(folder, forks=True).start(
+        started = Runner(folder).start(
             f"model.path={model}",
             f"data.path={data}",
             f"data.held_out_path={data}",
@@ -158,6 +158,7 @@ def test_people_are_shown_the_pictures_too(run: Run) -> None:
 
 
 def test_a_teacher_beside_the_rollouts_sees_what_they_saw(runner: Runner) -> None:
+    runner.forks = False  # its imports are others
     write_seeing_model(runner.folder / "model")
     write_seeing_model(runner.folder / "teacher", seed=1)
     pictures = write_pictures(runner.folder / "pictures", ((28, 28), (56, 28)))
