@@ -90,8 +90,7 @@ def run(  # noqa: PLR0913, click hands every option over by name
     (one of a world model is refused). Ctrl-C finishes the step in hand and writes a checkpoint;
     --resume goes on with the same sample stream. A second Ctrl-C kills.
 
-    With --launcher slurm or kubernetes the run is handed to a cluster, whose machines the table
-    [cluster] describes: an sbatch script or a JobSet is written beside the output and submitted.
+    --launcher slurm or kubernetes hands the run to a cluster, which the table [cluster] describes.
 
     PATH=VALUE overrides a key: 'explain' says what keys mean, 'check' what they are in a recipe.
 

@@ -1,6 +1,6 @@
 """Of which scripts it is certain that processes which import them would run them again."""
 
-import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -10,18 +10,11 @@ from cosmos_rollout.errors import EngineStartError
 from cosmos_rollout.script_guard import lacking_guard
 
 
-@pytest.fixture
-def started(tmp_path, monkeypatch):
-    """Have this process be one that runs a script of such a text."""
-
-    def start(source: str, name: str = "train.py") -> None:
-        script = tmp_path / name
-        script.write_text(source)
-        main = ModuleType("__main__")
-        main.__file__ = str(script)
-        monkeypatch.setitem(sys.modules, "__main__", main)
-
-    return start
+def running(script: Path | str) -> ModuleType:
+    """Return what a script runs in."""
+    main = ModuleType("__main__")
+    main.__file__ = str(script)
+    return main
 
 
 @pytest.mark.parametrize(
@@ -35,22 +28,21 @@ def started(tmp_path, monkeypatch):
         ("run()\n", "__main__.py", False),  # python -m package, which is not imported again
     ],
 )
-def test_a_script_that_cannot_know_that_it_is_imported_is_told(started, source, name, is_told):
-    started(source, name)
-    assert ("train" in lacking_guard()) is is_told
+def test_a_script_that_cannot_know_that_it_is_imported_is_told(tmp_path, source, name, is_told):
+    script = tmp_path / name
+    script.write_text(source)
+    assert ("train" in lacking_guard(running(script))) is is_told
 
 
-def test_what_is_no_file_is_left_to_python(monkeypatch):
-    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))  # a notebook, python -c
-    assert lacking_guard() == ""
-    main = ModuleType("__main__")
-    main.__file__ = "<stdin>"
-    monkeypatch.setitem(sys.modules, "__main__", main)
-    assert lacking_guard() == ""
+def test_what_is_no_file_is_left_to_python():
+    assert lacking_guard(ModuleType("__main__")) == ""  # a notebook, python -c
+    assert lacking_guard(running("<stdin>")) == ""
 
 
-def test_vllm_is_not_started_from_such_a_script_unless_it_is_forked(started):
-    started("run()\n")
-    check_script("fork")
+def test_vllm_is_not_started_from_such_a_script_unless_it_is_forked(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("run()\n")
+    main = running(script)
+    check_script("fork", main)
     with pytest.raises(EngineStartError, match=r'train\.py.* under `if __name__ == "__main__":`'):
-        check_script("spawn")
+        check_script("spawn", main)

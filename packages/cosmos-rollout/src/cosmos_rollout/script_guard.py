@@ -7,6 +7,7 @@ that the script does.
 
 import sys
 from pathlib import Path
+from types import ModuleType
 
 IF_MAIN = (
     "each begins by importing the script that was started: if that script runs on as it is "
@@ -16,12 +17,15 @@ _MAY_KNOW = ("__main__", "__mp_main__", "parent_process")
 _NOT_IMPORTED = {"__main__", "ipython"}
 
 
-def lacking_guard() -> str:
+def lacking_guard(main: ModuleType | None = None) -> str:
     """Return what to say of a script that cannot tell that it is imported; empty of others.
 
     Only what is certain is said: of a script in which none of the names occurs by which it could.
+
+    Args:
+        main: what the script runs in; this process's by default.
     """
-    script = getattr(sys.modules["__main__"], "__file__", None)
+    script = getattr(main or sys.modules["__main__"], "__file__", None)
     if script is None or Path(script).stem in _NOT_IMPORTED:
         return ""  # as multiprocessing has it
     try:

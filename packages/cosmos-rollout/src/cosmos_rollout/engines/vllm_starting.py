@@ -13,6 +13,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from cosmos_rollout.errors import EngineMemoryError, EngineSettingsError, EngineStartError
@@ -87,17 +88,18 @@ def check_cache_fits(arguments: Mapping[str, Any], total_bytes: int) -> None:
         )
 
 
-def check_script(start_method: str) -> None:
+def check_script(start_method: str, main: ModuleType | None = None) -> None:
     """Refuse to start processes that would import a script which starts them wherever it is.
 
     Args:
         start_method: by which multiprocessing starts vLLM's processes; one that is forked imports
             nothing.
+        main: what the script runs in; this process's by default.
 
     Raises:
         EngineStartError: saying what to write.
     """
-    words = "" if start_method == "fork" else lacking_guard()
+    words = "" if start_method == "fork" else lacking_guard(main)
     if words:
         raise EngineStartError(f"vLLM was not started: of its processes {words}")
 
