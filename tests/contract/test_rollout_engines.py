@@ -173,6 +173,11 @@ class ReloadClient:
 
     def __init__(self, llm, kv: str, paths: Sequence[Path]) -> None:
         self._llm, self._kv, self._paths = llm, kv, paths
+        self._num_loads = 0
+
+    @property
+    def cache_salt(self) -> str:
+        return str(self._num_loads)
 
     async def connect(self, endpoints: Sequence[str]) -> None:
         if "nowhere" in endpoints:
@@ -180,6 +185,7 @@ class ReloadClient:
 
     async def load(self, version: int) -> Times:
         await self._llm.pause_generation(mode="keep", clear_cache=self._kv == "recompute")
+        self._num_loads += 1
         arguments = {"weights_path": str(self._paths[version % 2])}
         await self._llm.collective_rpc("reload_weights", kwargs=arguments)
         await self._llm.update_weight_version(str(version))

@@ -72,6 +72,10 @@ class EitherClient:
             "recompute": VLLMWeightClient(llm, kv_cache="recompute"),
         }
 
+    @property
+    def cache_salt(self) -> str:
+        return self._clients[self.kv].cache_salt
+
     async def connect(self, endpoints: Sequence[str]) -> None:
         await self._clients[self.kv].connect(endpoints)
 

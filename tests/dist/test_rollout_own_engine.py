@@ -160,6 +160,18 @@ async def test_other_weights_under_the_same_number_share_no_prefix_with_those_be
     assert sample.logprobs.tolist() == pytest.approx(wanted(3, sample.token_ids), abs=1e-3)
 
 
+async def test_what_is_asked_while_the_engine_stands_still_is_of_the_new_weights_alone(own):
+    await own.load(4, version=10)
+    await one(own, "leaves keys and values", Sampling(max_new_tokens=4))
+    sender, before = await own.publish(5, version=11), own.client.cache_salt
+    load = asyncio.create_task(own.engine.load_version(11, [sender.endpoint]))
+    while own.client.cache_salt == before:  # noqa: ASYNC110 - there is no event for it
+        await asyncio.sleep(0)
+    sample, _ = await asyncio.gather(one(own, "meanwhile", Sampling(max_new_tokens=8)), load)
+    assert sample.logprobs.tolist() == pytest.approx(wanted(5, sample.token_ids), abs=1e-3)
+    await asyncio.to_thread(sender.close)
+
+
 async def test_a_load_given_up_in_its_swap_leaves_the_version_that_samples(own):
     sender = await own.publish(0, version=20)
     load = asyncio.create_task(own.engine.load_version(20, [sender.endpoint]))

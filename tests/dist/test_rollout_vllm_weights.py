@@ -86,6 +86,10 @@ class Breakable:
         self._llm, self.breaks = llm, False
         self._client = VLLMWeightClient(llm, kv_cache=kv, salted=True)
 
+    @property
+    def cache_salt(self) -> str:
+        return self._client.cache_salt
+
     async def connect(self, endpoints: Sequence[str]) -> None:
         await self._client.connect(endpoints)
 

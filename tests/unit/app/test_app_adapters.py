@@ -58,6 +58,7 @@ class Inner:
         self.source = ReceivedWeights(WeightSyncConfig())
         self.endpoints: tuple[str, ...] = ()
         self.staged = None
+        self.cache_salt = "never"
 
     async def connect(self, endpoints):
         self.endpoints = tuple(endpoints)

@@ -9,16 +9,17 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 
 from cosmos_rollout import (
     EngineError,
+    EngineSettingsError,
     EngineStartError,
     GenerationRequest,
     PromptRefusedError,
     Sampling,
+    TransformersConfig,
 )
 from cosmos_rollout.engines.endpoint import EndpointConfig
 from cosmos_rollout.engines.setup import EngineSetup
@@ -107,7 +108,7 @@ def server() -> Iterator[Server]:
 async def engine_of(server: Server, **settings):
     url = f"http://127.0.0.1:{server.server_port}/v1"
     config = EndpointConfig(url=url, model="m", **settings)
-    return await config.build(EngineSetup(model_path=Path("m")))
+    return await config.build(EngineSetup())
 
 
 def event(**choice: object) -> bytes:
@@ -253,3 +254,8 @@ async def test_a_server_that_is_started_again_after_seconds_is_found(server):
         (sample,) = await asked
     assert sample.token_ids.tolist() == [7, 8]
     await engine.aclose()
+
+
+async def test_an_engine_that_loads_a_model_wants_to_be_told_which():
+    with pytest.raises(EngineSettingsError, match=r"give EngineSetup\(model_path=\.\.\.\)"):
+        await TransformersConfig().build(EngineSetup())

@@ -100,6 +100,11 @@ class MergingClient:
         self._whole: dict[str, Tensor] = {}
         self._sender: WeightSender | None = None
 
+    @property
+    def cache_salt(self) -> str:
+        """That of the client which has the engine swap."""
+        return self._inner.cache_salt
+
     async def connect(self, endpoints: Sequence[str]) -> object:
         """Fetch adapters from these from now on; versions may begin anew with other endpoints."""
         if tuple(endpoints) != self._endpoints:

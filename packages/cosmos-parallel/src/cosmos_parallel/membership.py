@@ -99,7 +99,8 @@ class ElasticConfig:
     Attributes:
         lease_s: a replica without a sign of life for this long is left out of the next step.
         join_s: how long a step waits for a replica that is alive and has not asked to take part.
-        timeout_s: longest wait for a replica that is alive but does not get there.
+        timeout_s: longest wait for a replica that is alive but does not get there. Who joins during
+            a step waits for its end, however long it is, and says so as often.
         min_replicas: no step is taken by fewer.
     """
 

@@ -338,6 +338,15 @@ class LoadTimes(Protocol):
 class WeightClient(Protocol):
     """Moves weights into the worker processes of an engine such as vLLM, and swaps them there."""
 
+    @property
+    def cache_salt(self) -> str:
+        """Salt of the prefix cache for what is asked now; no two loads have the same.
+
+        It changes while the engine stands still for a load: whoever is given the new one has its
+        prompt computed by the new weights.
+        """
+        ...
+
     async def connect(self, endpoints: Sequence[str]) -> object:
         """Use these endpoints from now on; called when they change."""
         ...

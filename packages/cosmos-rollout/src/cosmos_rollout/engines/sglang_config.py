@@ -80,7 +80,7 @@ class SGLangConfig:
     def arguments(self, setup: EngineSetup) -> list[str]:
         """Return the options of SGLang's server, but for its address."""
         options: dict[str, Setting] = {
-            "model_path": str(setup.model_path),
+            "model_path": str(setup.model),
             "dtype": self.dtype,
             "max_running_requests": self.max_running,
             "tp_size": self.tensor_parallel,

@@ -25,6 +25,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+from transformers import AutoConfig
 
 from cosmos_core.trajectory import VersionSpan
 from cosmos_rollout.carried_through import carry_through
@@ -70,7 +71,9 @@ async def start_sglang_engine(use: ServerUse, setup: EngineSetup) -> "SGLangEngi
         await ended.enter_async_context(client)
         await server.listening(client, use.start_s)
         said = (await client.get("/server_info")).json()
-        size = json.loads((setup.model_path / "config.json").read_text())["vocab_size"]
+        # Any: of its own class in each model; that of words within one that sees
+        config: Any = await asyncio.to_thread(AutoConfig.from_pretrained, setup.model)
+        size = config.get_text_config().vocab_size
         length = int(said["max_req_input_len"]) + 1
         return SGLangEngine(
             use,
@@ -108,7 +111,7 @@ class SGLangEngine:
         self._use = use
         self._server = server
         self._client = client
-        self._model = setup.model_path
+        self._model = setup.model
         self._source: WeightSource | None = setup.weight_source
         self._version = setup.version
         self._context_length, self._vocabulary_size = limits

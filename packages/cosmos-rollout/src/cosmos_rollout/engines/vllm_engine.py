@@ -66,6 +66,7 @@ from cosmos_rollout.errors import (
 )
 from cosmos_rollout.one_loop import OneLoop
 
+_NEVER_LOADED = "as it was made"
 # vLLM writes these into its additional configuration, which then has to be a dictionary.
 _WANT_A_DICT = frozenset({"gdn_prefill_backend", "kda_prefill_backend", "kda_decode_backend"})
 
@@ -79,7 +80,7 @@ async def start_vllm_engine(
         EngineStartError: with vLLM's own words; `EngineSettingsError` or `EngineMemoryError` where
             they say that settings or memory are the cause.
     """
-    on_device = cpu_arguments(setup.model_path) if current_platform.is_cpu() else {}
+    on_device = cpu_arguments(setup.model) if current_platform.is_cpu() else {}
     workers = arguments["tensor_parallel_size"] * arguments["pipeline_parallel_size"]
     executor = TetheredUniProcExecutor if workers == 1 else TetheredMultiprocExecutor
     if setup.can_sleep and not current_platform.is_cpu():
@@ -89,19 +90,19 @@ async def start_vllm_engine(
         **arguments,
         **ALWAYS,
         **setup.engine_arguments,
-        "model": str(setup.model_path),
+        "model": str(setup.model),
         "distributed_executor_backend": executor,
     }
     try:
         llm = await asyncio.to_thread(_start, chosen)
         await llm.update_weight_version(str(setup.version))
     except EngineStartError as error:
-        lacking = missing_for_sight(setup.model_path)
+        lacking = missing_for_sight(setup.model)
         if lacking:
-            raise EngineSettingsError(f"{setup.model_path}: {lacking} ({error})") from error
-        raise type(error)(f"{setup.model_path}: {error}") from error
+            raise EngineSettingsError(f"{setup.model}: {lacking} ({error})") from error
+        raise type(error)(f"{setup.model}: {error}") from error
     except (OSError, VLLMServerError) as error:
-        raise EngineStartError(f"vLLM did not start {setup.model_path}: {error}") from error
+        raise EngineStartError(f"vLLM did not start {setup.model}: {error}") from error
     client = setup.weight_client(llm, kv) if setup.weight_client else None
     return VLLMEngine(llm, version=setup.version, client=client, shutdown_s=shutdown_s)
 
@@ -126,8 +127,9 @@ def _start(arguments: dict[str, Any]) -> AsyncLLM:
 class VLLMEngine:
     """A `RolloutEngine` over vLLM; made by `VLLMConfig.build`.
 
-    The prefix cache is salted anew with each load: a request never reuses keys and values of other
-    weights than those in use when it was submitted.
+    The prefix cache is salted anew with each load, by the weight client: a request never reuses
+    keys and values of other weights than those in use when it was submitted, and one that is
+    submitted while the engine stands still for a load none of the weights before.
     """
 
     def __init__(
@@ -153,8 +155,6 @@ class VLLMEngine:
         self._pictures = VLLMPictures(llm)
         self._num_tokens = 0
         self._num_scores = itertools.count()
-        self._num_loads = itertools.count(1)
-        self._salt = f"{version}-0"
         self._tasks: set[asyncio.Task[GeneratedSample]] = set()
         self._paused = False
         self._awake = asyncio.Event()
@@ -266,7 +266,7 @@ class VLLMEngine:
             except Exception as error:
                 await self._after_failed_load(version, error)
                 raise WeightLoadError(f"version {version} could not be loaded: {error}") from error
-            self._now_has(times.version)
+            self._version = times.version
             self._awake.set()
         return LoadReport(version=times.version, transfer_s=times.transfer_s, stall_s=times.stall_s)
 
@@ -321,7 +321,7 @@ class VLLMEngine:
         try:
             await self._awake.wait()
             given = prompts.get(request.request_id) or tokens_input(list(request.prompt_token_ids))
-            prompt = cast(EngineInput, {**given, "cache_salt": self._salt})
+            prompt = cast(EngineInput, {**given, "cache_salt": self._salt()})
             async for output in self._llm.generate(prompt, parameters, request.request_id):
                 part = output.outputs[0]
                 token_ids += part.token_ids
@@ -361,11 +361,10 @@ class VLLMEngine:
             found = int(label) if label.isdecimal() else self._version
             if found != self._version:
                 self._awake.set()
-            self._now_has(found)
+            self._version = found
 
-    def _now_has(self, version: int) -> None:
-        self._version = version
-        self._salt = f"{version}-{next(self._num_loads)}"  # one number may be two sets of weights
+    def _salt(self) -> str:
+        return _NEVER_LOADED if self._client is None else self._client.cache_salt
 
     def _half_loaded(self, version: int) -> EngineError:
         fault = self._dead(f"version {version} is half loaded; the engine has to be restarted")

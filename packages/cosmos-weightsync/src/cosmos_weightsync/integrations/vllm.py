@@ -16,6 +16,7 @@ stage (background thread of each worker, engine generates) ─► pause at a tok
 
 import asyncio
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Protocol
@@ -182,6 +183,7 @@ class VLLMWeightClient:
                 "kv_cache='recompute'"
             )
         self._engine = engine
+        self._name = uuid.uuid4().hex[:8]  # another client may have given salts before
         self._num_loads = 0
         self._clear_cache = kv_cache == "recompute"
         self._init_info = dict(init_info or {})
@@ -194,9 +196,10 @@ class VLLMWeightClient:
     def cache_salt(self) -> str:
         """What a request is given now, as ``{"prompt_token_ids": ..., "cache_salt": ...}``.
 
-        Another one after each load: prefixes are shared only by requests of the same weights.
+        Another one with each load, from when the engine stands still for it: prefixes are shared
+        only by requests of the same weights, and what is asked meanwhile is of the new ones.
         """
-        return f"{BACKEND}-{self._num_loads}"
+        return f"{BACKEND}-{self._name}-{self._num_loads}"
 
     async def connect(self, endpoints: Sequence[str]) -> Sequence[str]:
         """Use these senders from now on; of no effect if they are the ones in use.
@@ -305,6 +308,7 @@ class VLLMWeightClient:
 
         started = time.monotonic()
         await self._engine.pause_generation(mode="keep", clear_cache=self._clear_cache)
+        self._num_loads += 1
         try:
             await self._engine.start_weight_update()
             await self._engine.update_weights(
@@ -319,7 +323,6 @@ class VLLMWeightClient:
                 f"committing version {version} failed and left the engine between two versions; "
                 f"it stays paused: {error}"
             ) from error
-        self._num_loads += 1
         await self._engine.resume_generation()
         return time.monotonic() - started
 
