@@ -188,12 +188,9 @@ def _rl_run(
     recipe: DiffusionRlConfig, mesh: TrainingMesh, held_out: SampleScorer | None
 ) -> Generator[DiffusionRl]:
     """Give a run with what draws or scores for it, which ends with the block."""
-    with remote_rollouts(recipe, mesh) as remote:
-        if remote is not None:
-            yield DiffusionRl(recipe, mesh=mesh, remote=remote, held_out=held_out)
-            return
-        with reward_client(recipe) as scorer:
-            yield DiffusionRl(recipe, mesh=mesh, scorer=scorer, held_out=held_out)
+    with reward_client(recipe) as scorer, remote_rollouts(recipe, mesh) as remote:
+        own = scorer if remote is None else None  # replicas have clients of their own
+        yield DiffusionRl(recipe, mesh=mesh, scorer=own, remote=remote, held_out=held_out)
 
 
 def _sinks(recipe: WfmRecipe) -> FanOut:

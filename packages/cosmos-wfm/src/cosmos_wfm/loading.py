@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from cosmos_wfm.adapter import DiffusionModelAdapter
@@ -235,8 +235,19 @@ def _check_components(directory: Path, *, left_out: Container[str]) -> None:
         class_name, place = str(cast("list[object]", named)[-1]), directory / component
         if named[0] is not None and not place.is_dir():
             raise PipelineError(f"{directory} has no {component}/, the {class_name} of its index")
+        for path in sorted(place.glob("*.safetensors")):
+            _check_weights(path)
         if "Tokenizer" in class_name and not has_vocabulary(place):
             raise PipelineError(f"{place} has no vocabulary (tokenizer.json or the model's own)")
+
+
+def _check_weights(path: Path) -> None:
+    """Refuse a file that is cut off: its header says how long it is."""
+    try:
+        with safe_open(path, framework="pt"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise PipelineError(f"{path} is no whole file of weights: {error}") from error
 
 
 def _import_adapter(named: str) -> AdapterFactory:

@@ -28,7 +28,6 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -38,6 +37,7 @@ from cosmos_wfm.adapter import DiffusionModelAdapter
 from cosmos_wfm.passes import PassMeter
 
 _MIB = 1 << 20
+_NO_ACCELERATORS = ("cpu", "meta")
 _STATUS = Path("/proc/self/status")
 _PEAK = "VmHWM:"
 
@@ -160,8 +160,8 @@ class SpeedMeter:
 
 def seconds_now(device: torch.device) -> float:
     """Return a clock's seconds, once the device has done what it was given."""
-    if device.type != "cpu":
-        _calls_of(device).synchronize(device)
+    if device.type not in _NO_ACCELERATORS:
+        torch.get_device_module(device).synchronize(device)
     return time.perf_counter()
 
 
@@ -171,15 +171,11 @@ def peak_memory_mib(device: torch.device) -> float:
     RSS is of this process alone, where the system says so (Linux); elsewhere it may be that of the
     process it began as.
     """
-    if device.type != "cpu":
-        return _calls_of(device).max_memory_allocated(device) / _MIB
+    if device.type not in _NO_ACCELERATORS:
+        return torch.get_device_module(device).max_memory_allocated(device) / _MIB
     if _STATUS.exists():
         for line in _STATUS.read_text(encoding="utf-8").splitlines():
             if line.startswith(_PEAK):
                 return int(line.split()[1]) / 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / _MIB
-
-
-def _calls_of(device: torch.device) -> Any:  # a module of torch
-    return torch.cuda if device.type == "cuda" else torch.accelerator
