@@ -16,9 +16,10 @@
 Operations are counted as the denoiser runs: matrix products, convolutions and attention of its
 first pass of each shape. A pass with gradient counts three times that, one without (old policy,
 reference) once. What is computed again for the backward pass is the method's and does not count;
-passes that only keep step with other ranks do. Where blocks are compiled and computed again, shapes
-that were never sampled are not counted, and neither tokens nor operations said. ``mfu`` is said
-where the peak of the device (in bfloat16) is known.
+passes that only keep step with other ranks do. Where blocks are compiled and computed again, the
+first step, and one after a new shape, run them uncompiled to be counted; of the step with the new
+shape neither tokens nor operations are said. ``mfu`` is said where the peak of the device (in
+bfloat16) is known.
 """
 
 import resource
