@@ -15,7 +15,7 @@ from cosmos_wfm.denoiser import float32_modules
 from cosmos_wfm.drawing import SamplerConfig
 from cosmos_wfm.errors import CaptionDataError, WfmConfigError
 from cosmos_wfm.families.shared import check_wan_vae
-from cosmos_wfm.loading import load_outline, pipeline_class_name
+from cosmos_wfm.loading import check_directory, load_outline
 from cosmos_wfm.places import check_place
 from cosmos_wfm.prompt_lengths import MOST_LOOKED_AT, cut_prompts
 from cosmos_wfm.prompts import read_prompts
@@ -96,7 +96,7 @@ def check_files(config: Recipe) -> None:
         CaptionDataError: if there is no such directory of data.
     """
     _check_places(config)
-    pipeline_class_name(Path(config.model))
+    check_directory(Path(config.model))
     if isinstance(config, DiffusionRlConfig):
         read_prompts(Path(config.prompts), config.groups_per_step)
     if config.validation is not None:

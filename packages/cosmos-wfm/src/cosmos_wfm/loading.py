@@ -64,6 +64,17 @@ def pipeline_class_name(directory: Path) -> str:
         raise PipelineError(f"{index} names no pipeline class: {error!r}") from error
 
 
+def check_directory(directory: Path) -> None:
+    """Refuse a directory that is no pipeline, or has weights that are cut off; none are read.
+
+    Raises:
+        PipelineError: names the file.
+    """
+    pipeline_class_name(directory)
+    for path in sorted(directory.glob("*/*.safetensors")):
+        _check_weights(path)
+
+
 def find_adapter(class_name: str, named: str = "") -> AdapterFactory:
     """Return what adapts a pipeline of this class.
 
@@ -120,6 +131,7 @@ def load_adapter(
     """
     directory = Path(directory)
     name = pipeline_class_name(directory)
+    check_directory(directory)
     try:
         factory = find_adapter(name, adapter)
     except PipelineError as error:
@@ -145,6 +157,7 @@ def load_outline(directory: str | Path) -> DiffusionModelAdapter:
     name = pipeline_class_name(directory)
     if name not in ADAPTERS:
         return load_adapter(directory)
+    check_directory(directory)
     index = json.loads((directory / "model_index.json").read_text())
     outlines: dict[str, object] = {}
     for component, named in index.items():
@@ -235,8 +248,6 @@ def _check_components(directory: Path, *, left_out: Container[str]) -> None:
         class_name, place = str(cast("list[object]", named)[-1]), directory / component
         if named[0] is not None and not place.is_dir():
             raise PipelineError(f"{directory} has no {component}/, the {class_name} of its index")
-        for path in sorted(place.glob("*.safetensors")):
-            _check_weights(path)
         if "Tokenizer" in class_name and not has_vocabulary(place):
             raise PipelineError(f"{place} has no vocabulary (tokenizer.json or the model's own)")
 

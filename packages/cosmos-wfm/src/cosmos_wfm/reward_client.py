@@ -221,7 +221,8 @@ class RewardClient:
                 why = f"{url} cannot be reached: {error!r}"
             else:
                 if answer.status_code in _REFUSED:
-                    raise RewardServiceError(f"{_refusal(url, answer)}; is the token that of it?")
+                    code = answer.status_code
+                    raise RewardServiceError(f"{url} answered {code}: it does not take this token")
                 if answer.status_code not in _LATER:
                     return
                 why = _refusal(url, answer)

@@ -129,10 +129,7 @@ class DiffusionRl:
         self._loss = make_loss(self.adapter, config.algorithm, self.policies)
         self._speed = SpeedMeter(self.adapter, self._mesh, copies=self.policies.modules())
         self._parts = step_parts(config, self._mesh.data_size)
-        self._remote: RemoteRollouts | None = None
-        if remote is not None:
-            weights = self.policies.weights(old=isinstance(config.algorithm, NftConfig))
-            self._remote = remote(weights, self._parts)
+        self._remote = self._connected(remote)
         self._data = self._open_pairs()
 
     def step(self, step: int) -> tuple[StepReport, dict[str, float]]:
@@ -203,6 +200,12 @@ class DiffusionRl:
             return scorer_of_samples(self._scorer)
         is_local = config.rewards and config.reward_service is None
         return local_sample_scorer(config.rewards) if is_local else None
+
+    def _connected(self, remote: ConnectRollouts | None) -> RemoteRollouts | None:
+        if remote is None:
+            return None
+        weights = self.policies.weights(old=isinstance(self.config.algorithm, NftConfig))
+        return remote(weights, self._parts)
 
     def _open_pairs(self) -> DataPairs | None:
         """Return the data that DDRL stays close to; ``None`` for another algorithm."""
