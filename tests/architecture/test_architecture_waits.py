@@ -27,7 +27,6 @@ _ENGINE = "as long as the model takes; the replica's lease sees one that hangs"
 _STORAGE = "as long as storage takes; the status names whose checkpoint is awaited"
 _BATCH = "each call in it has a time limit of its own"
 _INSIDE = "_within_deadline ends the process that it waits for"
-_CLIENT = "the reward client gives up by itself"
 _NO_WAIT = "adds up what it was given"
 # Why a call needs no deadline, by module and function.
 ALLOWED: dict[str, dict[str, str]] = {
@@ -79,7 +78,6 @@ ALLOWED: dict[str, dict[str, str]] = {
         "begin_recv": "only begins; both ends wait",
         "_finish": _DONE,
     },
-    "cosmos_wfm/rollouts.py": {"scores": _CLIENT},
     "cosmos_app/kept.py": {"keep": "wait_for is around it", "_run": "as long as a replica lives"},
     "cosmos_app/meeting_place.py": {"run_meeting": "serves until a signal ends it"},
     "cosmos_app/preloaded.py": {"wait": "as long as a replica lives, or who forked it"},
@@ -94,6 +92,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "cosmos_app/roles/teacher.py": {"_serve": "serves until a signal ends it, or its engine dies"},
     "cosmos_app/roles/rollout.py": {"run": "the loops of the role", "_load": _IDLE},
     "cosmos_app/supervisor.py": {"wait": _DONE},
+    "cosmos_wfm/scoring.py": {"_call_all": _IDLE},
     "cosmos_app/wfm/disaggregated/replica.py": {
         "go_on": "until the run orders something or hangs up",
         "_draw": "there is something to read",

@@ -21,7 +21,7 @@ from cosmos_parallel import (
     shutdown_distributed)
 from cosmos_wfm import (
     DiffusionRl, DiffusionRlConfig, FlowGrpoConfig, FullTuning, LoraTuning, NftConfig,
-    OldPolicyDecay, SamplerConfig, train_rl)
+    NoRewardsError, OldPolicyDecay, SamplerConfig, train_rl)
 
 torch.set_num_threads(1)
 rank, world_size, root = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
@@ -59,6 +59,33 @@ def train(output, **options):
     train_rl(config, mesh=mesh, on_step=note, **options)
     return taken
 
+def darker_fails(pixels, prompts):
+    if any(float(each.mean()) < threshold for each in pixels):
+        raise ValueError("too dark")
+    return pixels.flatten(1).mean(1).tolist()
+
+def fails_here(pixels, prompts):
+    if rank == world_size - 1:
+        raise ValueError(f"rank {rank}")
+    return [1.0, 2.0][: len(prompts)]
+
+threshold = float((root / "threshold").read_text())
+left = replace(recipe, rewards={}, output=str(root / f"out{world_size}" / "left"))
+run = DiffusionRl(left, mesh=mesh, scorer=darker_fails)
+report, extra = run.step(0)
+figures["left"] = [[report.loss, report.weight, extra["reward"]]]
+failed = extra["rewards_failed"]
+run = DiffusionRl(replace(left, steps_without_rewards=2), mesh=mesh, scorer=fails_here)
+report, extra = run.step(0)
+books = [failed, report.weight, extra["rewards_failed"]]
+run = DiffusionRl(replace(left, steps_without_rewards=1), mesh=mesh, scorer=lambda p, q: None)
+try:
+    run.step(0)
+    ended = ""
+except NoRewardsError as error:
+    ended = str(error)
+(root / f"books{world_size}_{rank}.json").write_text(json.dumps([books, ended]))
+
 figures["lagging"] = train(f"out{world_size}/lagging")
 if world_size == 1:
     figures["resumed"] = train("resumed", resume=True)
@@ -80,6 +107,8 @@ def test_two_ranks_roll_out_train_and_save_what_one_does(tmp_path):
     torch.set_num_threads(1)
     tiny_sd3_pipeline(num_layers=1).save_pretrained(tmp_path / "model")
     (tmp_path / "prompts.txt").write_text("a red square\na blue square\n")
+    dark = sorted(brightness_of_samples(tmp_path))
+    (tmp_path / "threshold").write_text(str((dark[0] + dark[1]) / 2))
 
     run_ranks(WORKER, tmp_path, [(rank, 2, tmp_path) for rank in range(2)], DEADLINE_S)
     written = tmp_path / "out2" / "lagging" / "checkpoints"
@@ -90,6 +119,12 @@ def test_two_ranks_roll_out_train_and_save_what_one_does(tmp_path):
     (resumed,) = one.pop("resumed")
     assert resumed == pytest.approx(one["lagging"][2], abs=1e-5)
     assert one.keys() == two.keys()
+    books = [json.loads((tmp_path / f"books2_{rank}.json").read_text()) for rank in range(2)]
+    # of three samples the darkest has no reward, on two ranks as on one; then that of rank 1
+    assert [found for found, _ in books] == [[1.0, 2.0, 1.0]] * 2
+    assert all("no sample of step 1 has one: a NoneType for 1 samples" in e for _, e in books)
+    alone, _ = json.loads((tmp_path / "books1_0.json").read_text())
+    assert alone == [1.0, 0.0, 3.0]
     for name in one:
         # Three samples on two ranks: the fourth is drawn to keep step and counts nothing.
         for mine, theirs in zip(one[name], two[name], strict=True):
@@ -111,3 +146,28 @@ def test_two_ranks_roll_out_train_and_save_what_one_does(tmp_path):
         # Adam divides gradients that differ by rounding: at 2 steps of 1e-3 some digits are lost.
         for name, value in saved[0].items():
             torch.testing.assert_close(saved[1][name], value, atol=3e-4, rtol=0)
+
+
+def brightness_of_samples(root):
+    """Return the mean pixel of each sample of a first step."""
+    from cosmos_wfm import DiffusionRl, DiffusionRlConfig, LoraTuning, SamplerConfig
+
+    found = []
+
+    def note(pixels, prompts):
+        found.extend(pixels.flatten(1).mean(1).tolist())
+        return [0.0] * len(prompts)
+
+    config = DiffusionRlConfig(
+        model=str(root / "model"),
+        prompts=str(root / "prompts.txt"),
+        output="",
+        rewards={},
+        groups_per_step=1,
+        samples_per_group=3,
+        micro_batch_size=1,
+        sampler=SamplerConfig(num_steps=2, height=16, width=16),
+        tuning=LoraTuning(rank=2, alpha=4),
+    )
+    DiffusionRl(config, scorer=note).step(0)
+    return found

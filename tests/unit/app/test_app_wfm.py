@@ -80,6 +80,11 @@ def test_a_run_of_a_world_model_reports_itself_to_programs(recipe, tmp_path):
     assert (report["finished"], report["steps"], report["skipped"]) == (True, 2, 0)
     assert report["losses"] == {str(row["step"]): row["loss"] for row in rows}
     assert list(report["rewards"].values()) == [row["reward"] for row in rows]
+    assert [report[n] for n in ("samples_trained", "samples_left_out", "rewards_failed")] == [
+        4,
+        0,
+        0,
+    ]
     assert report["seconds"] == pytest.approx(sum(row["step_s"] for row in rows))
     assert report["part_s"]["train_s"] == pytest.approx(sum(row["train_s"] for row in rows) / 2)
     assert report["speeds"]["samples_per_s"] > 0
@@ -99,12 +104,17 @@ def test_a_line_of_a_step_says_where_its_seconds_went():
         "step 3/10  loss 0.2500  reward 0.5000  3.00 s (sampling 1.25, waiting 0.25, training "
         "1.50)  2.67 samples/s  MFU 31%  2,048 MiB"
     )
+    assert "reward 0.5000  2 samples without reward  3" in step_line(
+        3, 10, {**figures, "rewards_failed": 2.0}
+    )
     elsewhere = step_line(3, 10, {**figures, "replica_peak_memory_mib": 1.0})
     assert "3.00 s (waiting 0.25, training 1.50)" in elsewhere
 
 
 def test_a_run_that_was_stopped_reports_how_far_it_came(tmp_path):
     rows = [{"step": n, "loss": 1 / n, "step_s": 2.0, "skipped": n == 2} for n in (1, 2, 3)]
+    rows[1] |= {"samples_trained": 1000, "samples_left_out": 3, "rewards_failed": 2}
+    rows[2] |= {"samples_trained": 1003, "samples_left_out": 0, "rewards_failed": 0}
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     report = world_model_report(tmp_path, num_steps=5, export="")
 
@@ -114,6 +124,7 @@ def test_a_run_that_was_stopped_reports_how_far_it_came(tmp_path):
     print_world_model_report(report, console)
     shown = console.file.getvalue()
     assert "1.0000 -> 0.3333" in shown
+    assert "2,003 trained on, 3 left out, as 2 had no reward" in shown
     assert "the run did not come to its end" in shown
     assert print_world_model_report(world_model_report(tmp_path / "no", num_steps=1, export=""),
                                     console) is None  # fmt: skip

@@ -27,7 +27,7 @@ from cosmos_wfm import (
 
 DEADLINE_S = 240.0
 STALL_S = 8.0
-HANGS_IN_A_REWARD = """
+HANGS_IN_A_PASS = """
 import sys, time
 from multiprocessing.connection import Client
 from pathlib import Path
@@ -41,12 +41,12 @@ recipe = config_from_json(DiffusionRlConfig, Path(sys.argv[1]).read_text())
 order = RolloutOrder(step=0, place=0, numbers=(0, 1), version=0)
 progress, hangs = Progress(stall_s), []
 
-def score(pixels, prompts):
-    while hangs:
+def note(part):
+    progress.at(part)
+    while hangs and part == "a pass of the denoiser":
         time.sleep(0.1)
-    return [0.0] * len(prompts)
 
-replica = RolloutReplica(recipe, score, on_part=progress.at)
+replica = RolloutReplica(recipe, lambda pixels, prompts: [0.0] * len(prompts), on_part=note)
 replica.draw(order)  # what is slow at first is not looked at
 link = Client(("127.0.0.1", port), authkey=b"secret")
 hangs.append(True)
@@ -115,7 +115,7 @@ def test_a_process_that_hangs_ends_although_its_pulse_goes_on(recipe, tmp_path):
     (tmp_path / "recipe.json").write_text(config_to_json(recipe))
     with Listener(("127.0.0.1", 0), authkey=b"secret") as listener:
         _, port = listener.address
-        command = [sys.executable, "-c", HANGS_IN_A_REWARD, tmp_path / "recipe.json"]
+        command = [sys.executable, "-c", HANGS_IN_A_PASS, tmp_path / "recipe.json"]
         with (tmp_path / "log").open("w") as log:
             hung = subprocess.Popen([*command, str(port), str(STALL_S)], stderr=log)
         try:
@@ -125,8 +125,8 @@ def test_a_process_that_hangs_ends_although_its_pulse_goes_on(recipe, tmp_path):
             hung.kill()
             hung.wait(DEADLINE_S)
     said = (tmp_path / "log").read_text()
-    assert "decoding and rewards took more than 8 s; it ends here:" in said
-    assert " in score\n" in said  # the trace of the thread that hangs
+    assert "a pass of the denoiser took more than 8 s; it ends here:" in said
+    assert " in note\n" in said  # the trace of the thread that hangs
     assert (
         len(words) >= 3
     )  # of five in each lease, which is the stall here, and hence while it hung

@@ -34,6 +34,7 @@ from cosmos_wfm import (
 
 DEADLINE_S = 240.0
 TOKEN = "a-token-of-some-length"
+BOOKS = ("samples_trained", "samples_left_out", "rewards_failed")
 OWN_REWARDS = '''
 import os, pathlib, time
 HERE = pathlib.Path(__file__).parent
@@ -44,6 +45,12 @@ def held(request):
     while not (HERE / "release").exists():
         time.sleep(0.02)
     return {"held": [1.0] * len(request.prompts)}
+
+def picky(request):
+    """Does not do blue; 1 for each of another request."""
+    if any("blue" in prompt for prompt in request.prompts):
+        raise ValueError("no blue")
+    return {"picky": [1.0] * len(request.prompts)}
 
 def broken(request):
     print("this goes to the log, not between the frames")
@@ -90,7 +97,7 @@ def service(tmp_path_factory):
     (home / "own_rewards.py").write_text(OWN_REWARDS)
     tiny_wan_pipeline().save_pretrained(home / "video")
     started = start(home, "brightness", "held=own_rewards:held",
-                    "broken=own_rewards:broken", "--capacity", "2",
+                    "broken=own_rewards:broken", "picky=own_rewards:picky", "--capacity", "2",
                     "--latent-vae", home / "video" / "vae")  # fmt: skip
     yield started
     stop(started)
@@ -286,32 +293,59 @@ def test_a_reward_that_fails_is_an_error_for_its_request_alone(service, prompt, 
     assert service.figure("cosmos_reward_failures_total", "broken") >= 1
 
 
-def test_a_recipe_is_trained_on_the_rewards_of_the_service(service, tmp_path, monkeypatch):
+@pytest.fixture
+def recipe(tmp_path):
+    """A recipe that asks a service, in a file."""
     tiny_sd3_pipeline(num_layers=1).save_pretrained(tmp_path / "model")
     (tmp_path / "prompts.txt").write_text("a red square\na blue square\n")
     recipe = (
         f'kind = "wfm_rl"\nmodel = "{tmp_path}/model"\nprompts = "{tmp_path}/prompts.txt"\n'
         f'output = "{tmp_path}/out"\nnum_steps = 1\ngroups_per_step = 2\nsamples_per_group = 2\n'
-        "[reward_service]\n[rewards]\nbrightness = 1.0\n[sampler]\nnum_steps = 2\n"
+        "[reward_service]\n[rewards]\nbrightness = 1.0\npicky = 1.0\n[sampler]\nnum_steps = 2\n"
         "height = 16\nwidth = 16\n"
         '[tuning]\nkind = "lora"\nrank = 2\nalpha = 4\n'
     )
     (tmp_path / "rl.toml").write_text(recipe)
-    unset = CliRunner().invoke(main, ["wfm", "run", str(tmp_path / "rl.toml")])
-    assert unset.exit_code == 2
-    assert "REMOTE_REWARD_ENQUEUE_URL is not set" in unset.output
+    return str(tmp_path / "rl.toml")
 
+
+@pytest.fixture
+def known(service, monkeypatch):
+    """Have the environment say where the service is."""
     monkeypatch.setenv("WFM_REWARD_ENQUEUE_URL", f"{service.url}/enqueue")  # the older names
     monkeypatch.setenv("WFM_REWARD_FETCH_URL", f"{service.url}/pull")
     monkeypatch.setenv("REMOTE_REWARD_TOKEN", TOKEN)
-    before = service.figure("cosmos_reward_samples_total", "brightness")
-    ran = CliRunner().invoke(main, ["wfm", "run", str(tmp_path / "rl.toml")])
+
+
+def test_a_recipe_needs_to_know_where_its_service_is(recipe):
+    unset = CliRunner().invoke(main, ["wfm", "run", recipe])
+    assert unset.exit_code == 2
+    assert "REMOTE_REWARD_ENQUEUE_URL is not set" in unset.output
+
+
+def test_a_recipe_is_trained_on_the_rewards_of_the_service(service, known, recipe, tmp_path):
+    before = service.figure("cosmos_reward_samples_total", "picky")
+    ran = CliRunner().invoke(main, ["wfm", "run", recipe])
 
     assert ran.exit_code == 0, ran.output
     row = json.loads((tmp_path / "out" / "metrics.jsonl").read_text())
-    assert 0 < row["reward"] < 1
-    assert service.figure("cosmos_reward_samples_total", "brightness") == before + 4
+    assert 1 < row["reward"] < 2
+    # one request of four samples fails, and is sent again as four of one, of which two do
+    assert service.figure("cosmos_reward_samples_total", "picky") == before + 2
+    assert [row[name] for name in BOOKS] == [2.0, 2.0, 2.0]
+    assert "2 trained on, 2 left out, as 2 had no reward" in ran.output
     assert TOKEN not in (tmp_path / "out" / "recipe.json").read_text()
+
+
+@pytest.mark.slow
+def test_replicas_bring_samples_whose_reward_failed_as_such(known, recipe, tmp_path):
+    change = ("disaggregated.replicas=1", "samples_per_group=3", "micro_batch_size=4")
+    ran = CliRunner().invoke(main, ["wfm", "run", recipe, *change])
+
+    assert ran.exit_code == 0, ran.output
+    row = json.loads((tmp_path / "out" / "metrics.jsonl").read_text())
+    assert [row[name] for name in BOOKS] == [3.0, 3.0, 3.0]
+    assert 1 < row["reward"] < 2
 
 
 def test_the_environment_fills_in_what_a_recipe_leaves_out():

@@ -24,6 +24,7 @@ from cosmos_wfm import (
     DisaggregatedConfig,
     Rollout,
     RolloutMessage,
+    Scores,
     StepParts,
     pack_rollout,
     parse_order,
@@ -102,7 +103,7 @@ def ordered(link):
 
 def packed(step, place):
     rewards = Future()
-    rewards.set_result([0.0, 1.0])
+    rewards.set_result(Scores(values=(0.0, 1.0)))
     rollout = Rollout(
         numbers=[0, 1],
         prompts=["a", "b"],

@@ -14,6 +14,7 @@ from cosmos_wfm import (
     load_adapter,
 )
 from cosmos_wfm.rollouts import RolloutTask
+from cosmos_wfm.scoring import GuardedScorer
 
 META = torch.device("meta")
 FAMILIES = ["sd3", "cosmos"]  # the text encoders of others look into their values
@@ -32,7 +33,8 @@ def test_samples_are_drawn_and_noised_where_the_denoiser_is(model_dirs, family):
     adapter.pipeline.to(META)
     frames = 5 if adapter.temporal_factor else 1
     sampler = SamplerConfig(num_steps=2, height=32, width=32, frames=frames)
-    task = RolloutTask(adapter=adapter, config=sampler, sde=None, seed=0, step=0, reward=no_scores)
+    scorer = GuardedScorer(no_scores, 30.0)
+    task = RolloutTask(adapter=adapter, config=sampler, sde=None, seed=0, step=0, reward=scorer)
 
     text = adapter.encode_text(["a red square", "a blue one"])
     assert {value.device for value in text.values()} == {META}

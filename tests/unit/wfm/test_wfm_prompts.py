@@ -30,7 +30,7 @@ def test_lines_json_lines_and_directories_of_published_sets_are_read(tmp_path):
         ('\n{"text": "a"}', "line 2 has no text called prompt"),
         ("[1]", "line 1 has no text called prompt"),
         ('{"prompt": " "}', "line 1 has no text called prompt"),
-        ('{"prompt": "a"}', "1 prompts, but a step has 2 groups"),
+        ('{"prompt": "a"}', "1 prompts, but 2 are needed at once"),
     ],
 )
 def test_what_is_wrong_with_a_set_is_said_with_its_line(tmp_path, text, message):

@@ -1,6 +1,7 @@
 """Samples go to another process and back as they were; a step is divided among ranks once each."""
 
 import json
+import math
 from concurrent.futures import Future
 
 import pytest
@@ -18,6 +19,7 @@ from cosmos_wfm import (
     RolloutOrder,
     RolloutReplica,
     SamplerConfig,
+    Scores,
     StepParts,
     WfmConfigError,
     load_adapter,
@@ -35,7 +37,7 @@ from cosmos_wfm.speed import DrawingCost
 def rollout(num_steps):
     trajectory = torch.randn(num_steps + 1, 2, 4, 3, 3)
     rewards = Future()
-    rewards.set_result([0.1, 1 / 3])
+    rewards.set_result(Scores(values=(1 / 3, math.nan), problems=("KeyError: 'x'",)))
     steps = [
         NoisyStep(
             latents=trajectory[number],
@@ -68,7 +70,9 @@ def test_samples_come_back_bit_for_bit(num_steps):
     assert (message.step, message.place) == (3, 1)
     assert (list(came.numbers), came.prompts) == ([1, 3], sent.prompts)
     assert [prompt.metadata for prompt in came.prompts] == [{}, {"tag": "color"}]
-    assert came.rewards.result() == [0.1, 1 / 3]
+    earned = came.rewards.result(0.0)
+    assert (earned.values[0], earned.problems) == (1 / 3, ("KeyError: 'x'",))
+    assert math.isnan(earned.values[1])
     assert came.cost == sent.cost
     assert torch.equal(came.latents, sent.latents)
     assert torch.equal(came.text["encoder_hidden_states"], sent.text["encoder_hidden_states"])
@@ -120,7 +124,7 @@ def test_a_replica_hands_rewards_what_a_prompt_set_says_beside_its_prompts(tmp_p
     order = RolloutOrder(step=1, place=0, numbers=(1, 2, 3), version=1)
     drawn = RolloutReplica(config, worth).draw(order)
     came = parse_rollout(pack_rollout(drawn)).rollout
-    assert came.rewards.result() == [0.25, 0.5, 0.5]
+    assert came.rewards.result(0.0).values == (0.25, 0.5, 0.5)
     assert [prompt.metadata["worth"] for prompt in came.prompts] == [0.25, 0.5, 0.5]
 
 

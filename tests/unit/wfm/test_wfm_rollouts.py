@@ -1,5 +1,6 @@
 """Rollouts: whose sample is whose, and that settings reach the sampler."""
 
+import math
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 import cosmos_wfm
 from cosmos_wfm import SamplerConfig, SdeConfig, load_adapter
 from cosmos_wfm.rollouts import RolloutTask, counted_numbers
+from cosmos_wfm.scoring import GuardedScorer
 
 
 def lengths(pixels, prompts):
@@ -26,7 +28,7 @@ def task(model_dirs):
         sde=None,
         seed=0,
         step=2,
-        reward=lengths,
+        reward=GuardedScorer(lengths, 30.0),
     )
 
 
@@ -39,7 +41,7 @@ def test_samples_of_several_prompts_in_one_micro_batch_keep_their_own(task):
     alone = run(task, [2], ["bcd"])
 
     torch.testing.assert_close(together.latents[2:3], alone.latents, atol=1e-5, rtol=0)
-    assert together.rewards.result() == [1.0, 1.0, 3.0, 3.0]
+    assert together.rewards.result(30.0).values == (1.0, 1.0, 3.0, 3.0)
     assert (together.latents[2] - together.latents[3]).abs().max() > 0.1
     advantages = torch.tensor([-1.0, 1.0, -2.0, 2.0])
     batch = task.forward_batches(together, advantages, 1.0)[0]
@@ -75,7 +77,17 @@ def test_numbers_beyond_the_steps_samples_ask_for_no_level_that_no_sample_asks_f
     for batch in batches:
         assert batch.sigmas[1:].tolist() == [batch.sigmas[0].item()] * 2
     assert len({batch.sigmas[0].item() for batch in batches}) == 3
-    assert counted_numbers([2, 3, 5], 3) == [2, 2, 2]
+    assert counted_numbers([2, 3, 5], torch.tensor([True] * 3)) == [2, 2, 2]
+    assert counted_numbers([0, 2, 3], torch.tensor([True, True, False])) == [0, 1, 1]
+
+
+def test_samples_without_an_advantage_count_nothing(task):
+    rollout = run(task, [0, 1, 2], ["a", "b", "c"])
+    advantages = torch.tensor([1.0, math.nan, -1.0])
+
+    for batch in task.forward_batches(rollout, advantages, 1.0):
+        assert batch.weights.tolist() == [1.0, 0.0, 1.0]
+        assert batch.advantages.tolist() == [1.0, 0.0, -1.0]
 
 
 def test_the_sampler_is_the_ode_unless_noise_is_asked_for(task):

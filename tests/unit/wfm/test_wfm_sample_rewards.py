@@ -4,9 +4,11 @@ import json
 import math
 import socket
 import threading
+import time
 from concurrent.futures import Future
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from queue import SimpleQueue
 from urllib.parse import parse_qs
 
 import pytest
@@ -30,6 +32,7 @@ from cosmos_wfm import (
     train_sft,
 )
 from cosmos_wfm.sample_rewards import collect_rewards, reward_figures, scorer_of_samples
+from cosmos_wfm.scoring import GuardedScorer
 
 RED = torch.tensor([1.0, -1.0, -1.0])[:, None, None].expand(3, 16, 16)
 PROMPTS = ("a red square", "a blue disc")
@@ -65,25 +68,26 @@ def fails_later(pixels, prompts):
     [
         (raises, "KeyError: 'a reward of somebody else'"),
         (fails_later, "RewardServiceError: gone"),
-        (lambda pixels, prompts: [math.inf], "inf for the sample"),
-        (lambda pixels, prompts: [1.0, 2.0], "no number for the sample: too many values"),
-        (lambda pixels, prompts: 1.0, "no number for the sample"),
+        (lambda pixels, prompts: [math.inf], "inf for a sample of 'x'"),
+        (lambda pixels, prompts: [1.0, 2.0], "2 numbers for 1 samples"),
+        (lambda pixels, prompts: 1.0, "a float for 1 samples"),
+        (lambda pixels, prompts: time.sleep(5.0), "the scorer did not return in 1 s"),
+        (lambda pixels, prompts: Future(), "no rewards in 1 s"),
     ],
 )
 def test_a_scorer_that_fails_is_a_problem_of_the_sample(scorer, said):
-    found = scorer_of_samples(scorer)(RED, "x").result()
+    found = scorer_of_samples(GuardedScorer(scorer, 1.0))(RED, "x").result(30.0)
     assert found.reward is None
     assert said in found.problems[0]
 
 
 def test_a_scorer_is_given_one_sample_and_may_answer_later():
-    asked = Future()
-    seen = []
-    scorer = scorer_of_samples(lambda pixels, prompts: seen.append(pixels.shape) or asked)
-    waiting = scorer(RED, "x")
-    assert (seen, waiting.done()) == ([(1, 3, 16, 16)], False)
+    asked, seen = Future(), SimpleQueue()
+    scorer = GuardedScorer(lambda pixels, prompts: seen.put(pixels.shape) or asked, 30.0)
+    waiting = scorer_of_samples(scorer)(RED, "x")
+    assert (seen.get(timeout=30.0), waiting.done()) == ((1, 3, 16, 16), False)
     asked.set_result([0.5])
-    assert waiting.result() == SampleRewards(reward=0.5)
+    assert waiting.result(30.0) == SampleRewards(reward=0.5)
 
 
 def test_what_is_not_there_in_time_has_failed_and_means_are_over_the_others():
@@ -108,7 +112,9 @@ class Service(BaseHTTPRequestHandler):
     def do_POST(self):
         data = self.rfile.read(int(self.headers["Content-Length"]))
         if self.path == "/enqueue":
-            prompts = json.loads(data.partition(b"\n")[0])["prompts"]
+            head = json.loads(data.partition(b"\n")[0])
+            self.server.heads.append(head)
+            prompts = head["prompts"]
             self.answer(200, {"uuid": "|".join(prompts)})
             return
         form = parse_qs(data.decode())
@@ -132,10 +138,10 @@ class Service(BaseHTTPRequestHandler):
 @pytest.fixture
 def service():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Service)
-    server.daemon_threads = True
+    server.heads, server.daemon_threads = [], True
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield server.server_port
+    yield server
     server.shutdown()
     thread.join()
     server.server_close()
@@ -149,7 +155,7 @@ def client_at(port, weights, **settings):
 
 def test_a_service_is_asked_for_each_sample_and_the_total_is_that_of_training(service):
     weights = {"fine": 2.0, "other": -0.5}
-    with client_at(service, weights, clip=6.0, scale=0.5) as client:
+    with client_at(service.server_port, weights, clip=6.0, scale=0.5) as client:
         trained = client(RED[None], ["a red square"]).result()
         held_out = client.sample_scorer()(RED, "a red square").result()
 
@@ -158,7 +164,7 @@ def test_a_service_is_asked_for_each_sample_and_the_total_is_that_of_training(se
 
 
 def test_a_reward_that_the_service_refuses_fails_for_that_sample_alone(service):
-    with client_at(service, {"fine": 1.0, "broken": 1.0}) as client:
+    with client_at(service.server_port, {"fine": 1.0, "broken": 1.0}) as client:
         score = client.sample_scorer()
         red, blue = (score(RED, prompt).result() for prompt in PROMPTS)
 
@@ -166,6 +172,36 @@ def test_a_reward_that_the_service_refuses_fails_for_that_sample_alone(service):
     assert (blue.reward, blue.rewards) == (None, {"fine": 1.0})
     assert "broken: " in blue.problems[0]
     assert "answered 500" in blue.problems[0]
+
+
+def test_a_service_is_told_what_lines_of_a_set_say_beside_held_out_prompts(
+    service, model_dirs, data_dir, tmp_path
+):
+    rows = [{"prompt": f"a {c} disc", "tag": c, "include": [c]} for c in ("red", "blue", "green")]
+    (tmp_path / "held.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    shown = replace(SHOWN, prompts=(), prompt_set=str(tmp_path / "held.jsonl"), num_prompts=2)
+    recipe = DiffusionSftConfig(
+        model=str(model_dirs("sd3")),
+        data=ImageCaptionsConfig(path=str(data_dir), height=16, width=16),
+        output=str(tmp_path / "out"),
+        num_steps=1,
+        batch_size=1,
+        validation=replace(shown, samples_per_prompt=1, gallery=2),
+    )
+    seen = []
+    with client_at(service.server_port, {"fine": 1.0}) as client:
+        hooks = ValidationHooks(told=seen.append, scorer=client.sample_scorer())
+        train_sft(recipe, validation=hooks)
+
+    assert [validated.figures["validation/failed"] for validated in seen] == [0.0, 0.0]
+    told = {head["prompts"][0]: head for head in service.heads}
+    assert told.keys() == {"a red disc", "a blue disc"}
+    for colour in ("red", "blue"):
+        head = told[f"a {colour} disc"]
+        assert head["prompt_metadata"] == [{"tag": colour, "include": [colour]}]
+        assert (head["geneval_tags"], head["geneval_includes"]) == ([colour], [[colour]])
+    index = json.loads((seen[0].directory / "index.json").read_text())["samples"]
+    assert [sample["prompt"] for sample in index] == ["a red disc", "a blue disc"]
 
 
 def test_a_service_that_is_down_is_given_up_after_the_deadline_of_validation():
@@ -267,6 +303,9 @@ def test_a_supervised_run_is_rewarded_by_what_its_validation_names(model_dirs, d
         ({"reward_service": RewardServiceConfig()}, "reward_service is set, but rewards names"),
         ({"rewards": {"brightness": math.nan}}, "brightness has the weight nan"),
         ({"deadline_s": 0.0}, "deadline_s"),
+        ({"prompts": ()}, "there are no prompts; name prompts, or a prompt_set"),
+        ({"prompt_set": "held.txt"}, "prompts and prompt_set are both set"),
+        ({"num_prompts": 3}, "num_prompts is 3, but means something with prompt_set only"),
     ],
 )
 def test_rewards_that_cannot_be_had_are_refused(change, said):

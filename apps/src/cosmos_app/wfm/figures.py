@@ -81,6 +81,8 @@ def step_line(step: int, num_steps: int, values: Mapping[str, float]) -> str:
     words = [f"step {step}/{num_steps}", f"loss {values['loss']:.4f}"]
     if "reward" in values:
         words.append(f"reward {values['reward']:.4f}")
+    if failed := values.get("rewards_failed"):
+        words.append(f"{failed:.0f} samples without reward")
     elsewhere = ("sample_s", "reward_s") if _DRAWN_ELSEWHERE in values else ()
     parts = [
         f"{word} {values[name]:.2f}"

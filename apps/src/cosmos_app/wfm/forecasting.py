@@ -15,7 +15,7 @@ from cosmos_app.wfm.object_store import use_object_store
 from cosmos_app.wfm.recipe import WfmRecipe
 from cosmos_app.wfm.rewarding import reward_client, validation_scorer
 from cosmos_parallel import check_place
-from cosmos_wfm import DiffusionRlConfig, RunForecast, forecast_run
+from cosmos_wfm import DiffusionRlConfig, RewardServiceError, RunForecast, forecast_run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,9 +55,9 @@ def _warnings(recipe: WfmRecipe) -> tuple[str, ...]:
     try:
         with ExitStack() as stack:
             if isinstance(recipe, DiffusionRlConfig):
-                stack.enter_context(reward_client(recipe))
+                stack.enter_context(reward_client(recipe, patience_s=0.0))
             stack.enter_context(validation_scorer(recipe, draws=True))
-    except DataError as error:
+    except (DataError, RewardServiceError) as error:
         warnings.append(str(error))
     rising = recipe.learner.optimizer.schedule.num_warmup_steps
     if rising >= recipe.num_steps:

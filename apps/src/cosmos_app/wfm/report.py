@@ -30,7 +30,12 @@ class WorldModelReport:
         run_dir: where it all lies.
         finished: whether it took all of its steps.
         steps: optimizer steps taken.
-        skipped: steps of which loss or gradient was not finite.
+        skipped: steps that changed nothing: loss or gradient was not finite, or no two samples of a
+            prompt had a reward.
+        samples_trained: samples that were drawn and trained on; 0 of supervised runs.
+        samples_left_out: samples that were drawn and not: without reward, or alone with one in
+            their group.
+        rewards_failed: samples without a reward.
         seconds: of all steps, without what was written and drawn between them.
         step_s: of a step, median.
         part_s: of the parts of a step, medians.
@@ -47,6 +52,9 @@ class WorldModelReport:
     finished: bool
     steps: int
     skipped: int
+    samples_trained: int
+    samples_left_out: int
+    rewards_failed: int
     seconds: float
     step_s: float
     part_s: Mapping[str, float]
@@ -74,7 +82,10 @@ def world_model_report(run_dir: Path, *, num_steps: int, export: str) -> WorldMo
         run_dir=str(run_dir),
         finished=steps >= num_steps,
         steps=steps,
-        skipped=int(sum(_by_step(rows, "skipped").values())),
+        skipped=_count(rows, "skipped"),
+        samples_trained=_count(rows, "samples_trained"),
+        samples_left_out=_count(rows, "samples_left_out"),
+        rewards_failed=_count(rows, "rewards_failed"),
         seconds=sum(_by_step(rows, "step_s").values()),
         step_s=_medians(rows, ["step_s"]).get("step_s", 0.0),
         part_s=_medians(rows, list(PARTS)),
@@ -85,7 +96,7 @@ def world_model_report(run_dir: Path, *, num_steps: int, export: str) -> WorldMo
         losses=losses,
         rewards=_by_step(rows, "reward"),
         validation_rewards=_by_step(rows, "validation/reward"),
-        validation_failed=int(sum(_by_step(rows, "validation/failed").values())),
+        validation_failed=_count(rows, "validation/failed"),
         export=export,
     )
 
@@ -97,6 +108,7 @@ def print_world_model_report(report: WorldModelReport, console: Console) -> None
         ("steps", f"{report.steps}" + (f", {report.skipped} skipped" if report.skipped else "")),
         ("loss", from_to(report.losses)),
         *([("reward", from_to(report.rewards))] if report.rewards else []),
+        *(("samples", text) for text in _samples_text(report)),
         *(("validation reward", text) for text in _validation_text(report)),
         ("seconds", f"{report.seconds:.1f}, {report.step_s:.2f} a step ({', '.join(parts)})"),
         *((name, f"{value:.3g}") for name, value in report.speeds.items()),
@@ -104,6 +116,15 @@ def print_world_model_report(report: WorldModelReport, console: Console) -> None
         ("model", report.export or "not written: the run did not come to its end"),
     ]
     print_facts(report.run_dir, facts, console)
+
+
+def _samples_text(report: WorldModelReport) -> list[str]:
+    if not report.samples_left_out:
+        return []
+    return [
+        f"{report.samples_trained:,} trained on, {report.samples_left_out:,} left out, as "
+        f"{report.rewards_failed:,} had no reward"
+    ]
 
 
 def _validation_text(report: WorldModelReport) -> list[str]:
@@ -121,6 +142,10 @@ def _rows(metrics: Path) -> list[tuple[int, dict[str, float]]]:
 
 def _by_step(rows: Sequence[tuple[int, Mapping[str, float]]], name: str) -> dict[int, float]:
     return {step: values[name] for step, values in rows if name in values}
+
+
+def _count(rows: Sequence[tuple[int, Mapping[str, float]]], name: str) -> int:
+    return int(sum(_by_step(rows, name).values()))
 
 
 def _medians(

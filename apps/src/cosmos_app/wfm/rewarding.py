@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Generator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 
 from cosmos_app.errors import DataError
@@ -25,15 +25,30 @@ _TIMEOUTS = {
 }
 
 
-def reward_client(recipe: DiffusionRlConfig) -> AbstractContextManager[RewardClient | None]:
-    """Return the client of the service that a recipe names, to be closed; else ``None``.
+@contextmanager
+def reward_client(
+    recipe: DiffusionRlConfig, *, patience_s: float | None = None
+) -> Generator[RewardClient | None]:
+    """Give the client of the service that a recipe names; ``None`` if it names none.
+
+    Args:
+        recipe: of the run.
+        patience_s: how long the service may take to be there; ``None`` for as long as the recipe
+            lets it take to connect.
 
     Raises:
         DataError: if an address or the token is nowhere to be found, or a timeout is no number.
+        RewardServiceError: if the service does not answer, or refuses the token.
     """
     if recipe.reward_service is None:
-        return nullcontext()
-    return _client(recipe.reward_service, recipe.rewards)
+        yield None
+        return
+    with _client(recipe.reward_service, recipe.rewards) as client:
+        if patience_s is None:
+            service = recipe.reward_service
+            patience_s = min(service.enqueue_timeout.connect_s, service.deadline_s)
+        client.wait_until_there(patience_s)
+        yield client
 
 
 @contextmanager

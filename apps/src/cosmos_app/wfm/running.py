@@ -40,6 +40,7 @@ from cosmos_wfm import (
     DiffusionRl,
     DiffusionRlConfig,
     DiffusionSftConfig,
+    RewardClient,
     RunOutputs,
     SampleScorer,
     TrainingStoppedError,
@@ -148,8 +149,21 @@ def train(
     """
     # before anything is written, and loggers open a run somewhere
     check_files(recipe)
-    if not resume:
-        check_is_new(RunOutputs.of(recipe), mesh)
+    client = reward_client(recipe) if isinstance(recipe, DiffusionRlConfig) else nullcontext()
+    with client as rewards:
+        if not resume:
+            check_is_new(RunOutputs.of(recipe), mesh)
+        return _train(recipe, mesh, rewards, resume=resume, as_json=as_json)
+
+
+def _train(
+    recipe: WfmRecipe,
+    mesh: TrainingMesh,
+    rewards: RewardClient | None,
+    *,
+    resume: bool,
+    as_json: bool,
+) -> Path:
     output = Path(recipe.output)
     first = mesh.process.rank == 0
     if first:
@@ -173,7 +187,7 @@ def train(
                 validation=ValidationHooks(told=figures.show, scorer=scorer),
                 stopping=stopping,
             )
-        with _rl_run(recipe, mesh, scorer) as run:
+        with _rl_run(recipe, mesh, rewards, scorer) as run:
             return take_rl_steps(
                 run,
                 resume=resume,
@@ -185,15 +199,15 @@ def train(
 
 @contextmanager
 def _rl_run(
-    recipe: DiffusionRlConfig, mesh: TrainingMesh, held_out: SampleScorer | None
+    recipe: DiffusionRlConfig,
+    mesh: TrainingMesh,
+    rewards: RewardClient | None,
+    held_out: SampleScorer | None,
 ) -> Generator[DiffusionRl]:
-    """Give a run with what draws or scores for it, which ends with the block."""
+    """Give a run with what draws for it, which ends with the block."""
     with remote_rollouts(recipe, mesh) as remote:
-        if remote is not None:
-            yield DiffusionRl(recipe, mesh=mesh, remote=remote, held_out=held_out)
-            return
-        with reward_client(recipe) as scorer:
-            yield DiffusionRl(recipe, mesh=mesh, scorer=scorer, held_out=held_out)
+        own = rewards if remote is None else None  # replicas have clients of their own
+        yield DiffusionRl(recipe, mesh=mesh, scorer=own, remote=remote, held_out=held_out)
 
 
 def _sinks(recipe: WfmRecipe) -> FanOut:

@@ -7,13 +7,16 @@ from cosmos_wfm.checkup import CheckedPoint, check_model
 from cosmos_wfm.context import share_context
 from cosmos_wfm.ddrl import DdrlBatch, DdrlConfig, ddrl_loss, exponential_advantages
 from cosmos_wfm.denoiser import ComputeConfig, float32_modules, shard_denoiser
+from cosmos_wfm.drawing import DrawnSamples, SamplerConfig, draw_latents
 from cosmos_wfm.encoding import EncodedCache, EncodedSample, SampleEncoder, cache_key
 from cosmos_wfm.errors import (
     CaptionDataError,
+    NoRewardsError,
     PipelineError,
     RewardError,
     RewardRequestError,
     RewardServiceError,
+    RewardTimeoutError,
     TrainingStoppedError,
     UploadError,
     WfmConfigError,
@@ -51,7 +54,7 @@ from cosmos_wfm.policies import CopiedPolicies, LoraPolicies, Policies
 from cosmos_wfm.prompts import Prompt, read_prompts
 from cosmos_wfm.remote import ConnectRollouts, DisaggregatedConfig, RemoteRollouts
 from cosmos_wfm.replica import RolloutReplica
-from cosmos_wfm.reward_client import EnqueueTimeout, RewardClient, RewardServiceConfig, Scorer
+from cosmos_wfm.reward_client import EnqueueTimeout, RewardClient, RewardServiceConfig
 from cosmos_wfm.reward_wire import (
     RewardRequest,
     latents_of,
@@ -70,7 +73,7 @@ from cosmos_wfm.rollout_wire import (
     parse_order,
     parse_rollout,
 )
-from cosmos_wfm.rollouts import Rollout, SamplerConfig, StepParts
+from cosmos_wfm.rollouts import Rollout, StepParts
 from cosmos_wfm.sample_rewards import SampleRewards, SampleScorer
 from cosmos_wfm.sampling import (
     NoisyStep,
@@ -83,6 +86,7 @@ from cosmos_wfm.sampling import (
     transition,
 )
 from cosmos_wfm.scenes import COLOURS, Scene, SeenShape, WantedShape, find_shapes, read_scene
+from cosmos_wfm.scoring import Scorer, Scores
 from cosmos_wfm.sft import DiffusionSftConfig, fill_cache, train_sft
 from cosmos_wfm.shards import ShardCaptions, ShardCaptionsConfig
 from cosmos_wfm.tiny import (
@@ -121,6 +125,7 @@ __all__ = [
     "DiffusionRlConfig",
     "DiffusionSftConfig",
     "DisaggregatedConfig",
+    "DrawnSamples",
     "EncodedCache",
     "EncodedSample",
     "EnqueueTimeout",
@@ -138,6 +143,7 @@ __all__ = [
     "MockCaptions",
     "MockCaptionsConfig",
     "NftConfig",
+    "NoRewardsError",
     "NoSafetyChecker",
     "NoiseExperts",
     "NoisingConfig",
@@ -154,6 +160,7 @@ __all__ = [
     "RewardRequestError",
     "RewardServiceConfig",
     "RewardServiceError",
+    "RewardTimeoutError",
     "Rollout",
     "RolloutMessage",
     "RolloutOrder",
@@ -169,6 +176,7 @@ __all__ = [
     "Scene",
     "ScoreRequest",
     "Scorer",
+    "Scores",
     "Sd3Adapter",
     "SdeConfig",
     "SeenShape",
@@ -199,6 +207,7 @@ __all__ = [
     "check_model",
     "ddrl_loss",
     "denoisers_of",
+    "draw_latents",
     "draw_samples",
     "draw_sigmas",
     "exponential_advantages",

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from cosmos_wfm.encoding import SampleEncoder
 from cosmos_wfm.flow_batches import NoisingConfig, noise_encoded
@@ -30,17 +32,26 @@ class DataPairs:
     seed: int
     num_samples: int
 
-    def batches(self, step: int, rollout: Rollout) -> list[FlowBatch]:
+    def batches(
+        self, step: int, rollout: Rollout, advantages: Float[Tensor, " N"]
+    ) -> list[FlowBatch]:
         """Return a batch for each noisy step of a rollout of step ``step``.
+
+        Args:
+            step: of the run.
+            rollout: the samples.
+            advantages: of all samples of the step; NaN of those that are left out, as then their
+                data is.
 
         Raises:
             CaptionDataError: if a sample is broken and that is fatal.
         """
-        numbers = counted_numbers(rollout.numbers, self.num_samples)
+        counts = ~advantages.isnan()
+        numbers = counted_numbers(rollout.numbers, counts)
         first, data = step * self.num_samples, self.encoder.data
         rows = self.encoder.rows([data.order(first + number, self.seed) for number in numbers])
         self.left_out.write()
-        counted = [float(number < self.num_samples) for number in rollout.numbers]
+        counted = [float(n < len(counts) and bool(counts[n])) for n in rollout.numbers]
         batches: list[FlowBatch] = []
         for place in range(len(rollout.steps)):
             generators = [seeded_generator(self.seed, step, n, 2, place) for n in numbers]

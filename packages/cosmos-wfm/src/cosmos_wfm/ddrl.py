@@ -67,12 +67,13 @@ class DdrlConfig:
     def advantages(
         self, rewards: Float[Tensor, " N"], groups: Int64[Tensor, " N"]
     ) -> Float[Tensor, " N"]:
-        """Return the advantages of one step's samples in this form."""
+        """Return the advantages of one step's samples in this form; rewards may be NaN."""
         if self.form == "shortcut":
             return grpo_advantages(rewards, groups).float()
-        result = torch.empty_like(rewards)
-        for group in groups.unique():
-            mine = groups == group
+        result = torch.full_like(rewards, math.nan)
+        present = ~rewards.isnan()
+        for group in groups[present].unique():
+            mine = (groups == group) & present
             own = exponential_advantages(rewards[mine], self.beta, self.policy.advantage_clip)
             result[mine] = own
         return result

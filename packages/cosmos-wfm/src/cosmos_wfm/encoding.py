@@ -24,6 +24,7 @@ from torch import Tensor
 from cosmos_parallel import save_tensors
 from cosmos_wfm.adapter import DiffusionModelAdapter, TextCondition, device_of
 from cosmos_wfm.caption_data import CaptionData, CaptionedImage
+from cosmos_wfm.errors import WfmConfigError
 from cosmos_wfm.training_data import DataConfig
 
 _LATENTS = "latents"
@@ -55,13 +56,20 @@ class EncodedCache:
     """Encoded samples of one model and preprocessing, in files."""
 
     def __init__(self, directory: Path, key: str) -> None:
-        """Name the directory; it is made with the first file.
+        """Make the directory.
 
         Args:
             directory: of all models and sizes.
             key: of this model and size.
+
+        Raises:
+            WfmConfigError: if it cannot be made.
         """
         self._directory = directory / key
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise WfmConfigError(f"cache: {directory} cannot be made: {error.strerror}") from error
 
     def load(self, identity: str) -> tuple[EncodedSample, str] | None:
         """Return a sample and its prompt; ``None`` if there is no readable file of it."""

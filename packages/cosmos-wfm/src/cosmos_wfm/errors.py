@@ -25,8 +25,22 @@ class RewardServiceError(WfmError):
     """A reward service that refused, failed or did not answer in time: raised for its scores."""
 
 
+class RewardTimeoutError(RewardServiceError):
+    """A reward service that had not answered by its deadline: raised for all samples of a request.
+
+    It says nothing of any one of them.
+    """
+
+
 class RewardError(WfmError, ValueError):
-    """Rewards that are not one finite number for each sample: raised when they are asked for."""
+    """Rewards that are not one number for each sample, or late: raised where they are asked for."""
+
+
+class NoRewardsError(RewardError):
+    """No sample of several steps in a row has a reward: raised by every rank at the same step.
+
+    What was trained before is in a checkpoint by then.
+    """
 
 
 class TrainingStoppedError(WfmError):

@@ -12,17 +12,19 @@ from cosmos_wfm.adapter import DiffusionModelAdapter
 from cosmos_wfm.captions import ImageCaptionsConfig
 from cosmos_wfm.context import check_context
 from cosmos_wfm.denoiser import float32_modules
-from cosmos_wfm.errors import CaptionDataError
+from cosmos_wfm.drawing import SamplerConfig
+from cosmos_wfm.errors import CaptionDataError, WfmConfigError
 from cosmos_wfm.families.shared import check_wan_vae
-from cosmos_wfm.loading import load_outline, pipeline_class_name
+from cosmos_wfm.loading import check_directory, load_outline
+from cosmos_wfm.places import check_place
 from cosmos_wfm.prompt_lengths import MOST_LOOKED_AT, cut_prompts
 from cosmos_wfm.prompts import read_prompts
 from cosmos_wfm.rewards import check_prompts, weighted_reward
 from cosmos_wfm.rl_config import DiffusionRlConfig
-from cosmos_wfm.rollouts import SamplerConfig
 from cosmos_wfm.sft import DiffusionSftConfig
 from cosmos_wfm.training_data import check_sizes, sizes_of
 from cosmos_wfm.tuning import recompute_blocks
+from cosmos_wfm.uploads import check_upload
 from cosmos_wfm.videos import VideoCaptionsConfig
 
 _FLOAT32_BYTES = 4
@@ -75,9 +77,11 @@ def forecast_run(config: Recipe) -> RunForecast:
     Raises:
         PipelineError: if the model is no pipeline that can be trained, or ranks cannot share what
             it is to be trained on.
-        WfmConfigError: if sizes, adapters, prompts or rewards do not fit.
+        WfmConfigError: if sizes, adapters, prompts or rewards do not fit, or a directory cannot be
+            written to.
         CaptionDataError: if the data cannot be read.
     """
+    _check_places(config)
     if isinstance(config, DiffusionSftConfig):
         return _forecast_sft(config)
     return _forecast_rl(config)
@@ -88,15 +92,28 @@ def check_files(config: Recipe) -> None:
 
     Raises:
         PipelineError: if the model is no pipeline.
-        WfmConfigError: if there are no such prompts.
+        WfmConfigError: if there are no such prompts, or a directory cannot be written to.
         CaptionDataError: if there is no such directory of data.
     """
-    pipeline_class_name(Path(config.model))
+    _check_places(config)
+    check_directory(Path(config.model))
     if isinstance(config, DiffusionRlConfig):
         read_prompts(Path(config.prompts), config.groups_per_step)
+    if config.validation is not None:
+        config.validation.with_prompts()
     data = config.data
     if isinstance(data, ImageCaptionsConfig | VideoCaptionsConfig) and not Path(data.path).is_dir():
         raise CaptionDataError(f"{data.path} is not a directory")
+
+
+def _check_places(config: Recipe) -> None:
+    if not config.output:
+        raise WfmConfigError("output: names no directory to write to")
+    check_place("output", config.output)
+    check_place("checkpoints", config.checkpoints)
+    if isinstance(config, DiffusionSftConfig):
+        check_place("cache", config.cache)
+    check_upload(config.upload)
 
 
 def _forecast_sft(config: DiffusionSftConfig) -> RunForecast:
@@ -132,6 +149,7 @@ def _examine(
         prompts: of RL.
     """
     if config.validation is not None:
+        config.validation.with_prompts()
         samplers = {**samplers, "validation.sampler": config.validation.sampler}
     adapter, parallel = load_outline(config.model), config.parallel
     for name, sampler in samplers.items():

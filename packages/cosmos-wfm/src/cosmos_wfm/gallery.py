@@ -83,7 +83,7 @@ def write_gallery(
                 GallerySample(
                     row=row,
                     column=column,
-                    prompt=config.prompts[row],
+                    prompt=str(config.prompts[row]),
                     seed=config.seed,
                     rewards=earned.rewards,
                     reward=earned.reward,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from cosmos_wfm.adapter import DiffusionModelAdapter
@@ -62,6 +62,17 @@ def pipeline_class_name(directory: Path) -> str:
         return str(json.loads(index.read_text())["_class_name"])
     except (ValueError, KeyError, TypeError) as error:
         raise PipelineError(f"{index} names no pipeline class: {error!r}") from error
+
+
+def check_directory(directory: Path) -> None:
+    """Refuse a directory that is no pipeline, or has weights that are cut off; none are read.
+
+    Raises:
+        PipelineError: names the file.
+    """
+    pipeline_class_name(directory)
+    for path in sorted(directory.glob("*/*.safetensors")):
+        _check_weights(path)
 
 
 def find_adapter(class_name: str, named: str = "") -> AdapterFactory:
@@ -120,6 +131,7 @@ def load_adapter(
     """
     directory = Path(directory)
     name = pipeline_class_name(directory)
+    check_directory(directory)
     try:
         factory = find_adapter(name, adapter)
     except PipelineError as error:
@@ -145,6 +157,7 @@ def load_outline(directory: str | Path) -> DiffusionModelAdapter:
     name = pipeline_class_name(directory)
     if name not in ADAPTERS:
         return load_adapter(directory)
+    check_directory(directory)
     index = json.loads((directory / "model_index.json").read_text())
     outlines: dict[str, object] = {}
     for component, named in index.items():
@@ -237,6 +250,15 @@ def _check_components(directory: Path, *, left_out: Container[str]) -> None:
             raise PipelineError(f"{directory} has no {component}/, the {class_name} of its index")
         if "Tokenizer" in class_name and not has_vocabulary(place):
             raise PipelineError(f"{place} has no vocabulary (tokenizer.json or the model's own)")
+
+
+def _check_weights(path: Path) -> None:
+    """Refuse a file that is cut off: its header says how long it is."""
+    try:
+        with safe_open(path, framework="pt"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise PipelineError(f"{path} is no whole file of weights: {error}") from error
 
 
 def _import_adapter(named: str) -> AdapterFactory:

@@ -2,6 +2,10 @@
 
 Operations are counted once for each shape of arguments, by looking at every matrix product,
 convolution and attention of that pass; it computes as otherwise.
+
+Compiled blocks are looked at as they were before. Where the backward pass runs them again, both
+runs have to be of one kind: they are then left uncompiled from one `take` to the next, at first and
+after a shape that was not known.
 """
 
 import math
@@ -51,6 +55,8 @@ class PassMeter:
         self._counting: _Counting | None = None
         self._tokens = self._flops = 0.0
         self._has_all = True
+        self._looks = True
+        self._set_aside: dict[nn.Module, Any] = {}
         self._blocks: dict[nn.Module, Sequence[nn.Module]] = {}
         for module, blocks in denoisers:
             parts = module.parts.values() if isinstance(module, NoiseExperts) else [module]
@@ -61,7 +67,14 @@ class PassMeter:
                 part.register_forward_hook(self._end, always_call=True)
 
     def take(self) -> Passes:
-        """Return what was counted since the last time; nothing if a pass could not be."""
+        """Return what was counted since the last time; nothing if a pass could not be.
+
+        No backward pass may be left to come.
+        """
+        for block, compiled in self._set_aside.items():
+            vars(block)[_COMPILED] = compiled
+        self._set_aside = {}
+        self._looks = not (self._known and self._has_all)
         share = 1.0 if self._has_all else 0.0
         taken = Passes(tokens=share * self._tokens, flops=share * self._flops)
         self._tokens = self._flops = 0.0
@@ -70,6 +83,8 @@ class PassMeter:
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         self._key = (id(module), *(tuple(each.shape) for each in _tensors(args, named)))
+        if self._looks and self._is_computed_again(module):
+            self._set_aside |= _uncompiled(self._blocks[module])
         if self._key not in self._known and not self._is_computed_again(module):
             self._counting = _Counting(self._blocks[module])
             self._counting.__enter__()
@@ -95,6 +110,11 @@ class PassMeter:
         self._tokens += known.tokens if is_trained else 0.0
 
 
+def _uncompiled(blocks: Sequence[nn.Module]) -> dict[nn.Module, Any]:
+    """Have blocks run as they were before they were compiled; return what puts that back."""
+    return {block: vars(block).pop(_COMPILED) for block in blocks if _COMPILED in vars(block)}
+
+
 class _Counting(TorchDispatchMode):
     """Adds up what is computed inside, and sees what the first block is given.
 
@@ -106,7 +126,7 @@ class _Counting(TorchDispatchMode):
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
         super().__init__()
         self._flops = self._tokens = 0.0
-        self._compiled = {b: vars(b).pop(_COMPILED) for b in blocks if _COMPILED in vars(b)}
+        self._compiled = _uncompiled(blocks)
         self._hook = blocks[0].register_forward_pre_hook(self._see_tokens, with_kwargs=True)
 
     def end(self) -> Passes:

@@ -74,7 +74,7 @@ def read_prompts(path: Path, at_least: int) -> list[Prompt]:
     try:
         text = file.read_text(encoding="utf-8-sig")
     except ValueError as error:
-        raise WfmConfigError(f"rl: {file} is no text in UTF-8: {error}") from error
+        raise WfmConfigError(f"prompts: {file} is no text in UTF-8: {error}") from error
     # not splitlines(), to which a line separator within a prompt ends the line
     lines = [line.strip() for line in text.split("\n")]
     rows = [(number, line) for number, line in enumerate(lines, start=1) if line]
@@ -82,7 +82,7 @@ def read_prompts(path: Path, at_least: int) -> list[Prompt]:
     prompts = [_prompt_of(line, file, n) if is_json else Prompt(line) for n, line in rows]
     if len(prompts) < at_least:
         raise WfmConfigError(
-            f"rl: {file} has {len(prompts)} prompts, but a step has {at_least} groups"
+            f"prompts: {file} has {len(prompts)} prompts, but {at_least} are needed at once"
         )
     return prompts
 
@@ -91,10 +91,10 @@ def _file_of(path: Path) -> Path:
     if path.is_dir():
         found = next((path / name for name in _FILES if (path / name).is_file()), None)
         if found is None:
-            raise WfmConfigError(f"rl: {path} has none of {', '.join(_FILES)}")
+            raise WfmConfigError(f"prompts: {path} has none of {', '.join(_FILES)}")
         return found
     if not path.is_file():
-        raise WfmConfigError(f"rl: there is no file of prompts {path}")
+        raise WfmConfigError(f"prompts: there is no file of prompts {path}")
     return path
 
 
@@ -102,9 +102,9 @@ def _prompt_of(line: str, file: Path, number: int) -> Prompt:
     try:
         found: Any = json.loads(line)
     except ValueError as error:
-        raise WfmConfigError(f"rl: {file} line {number} is no JSON: {error}") from error
+        raise WfmConfigError(f"prompts: {file} line {number} is no JSON: {error}") from error
     row = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
     prompt: object = row.pop("prompt", None)
     if not isinstance(prompt, str) or not prompt.strip():
-        raise WfmConfigError(f"rl: {file} line {number} has no text called prompt")
+        raise WfmConfigError(f"prompts: {file} line {number} has no text called prompt")
     return Prompt(prompt.strip(), row)

@@ -40,10 +40,11 @@ class DisaggregatedConfig:
             and killed if the run has started it; replicas speak several times in it, whatever they
             compute.
         stall_s: longest that a replica may be at one part of its work: loading the model, a pass of
-            the denoiser, decoding and rewards of a micro-batch. One that is at it for longer ends,
-            and says in its log where it was; one that the run has started and that has not
-            connected by then is killed.
-        deadline_s: for the samples of a step; more is an error.
+            the denoiser, decoding a micro-batch. One that is at it for longer ends, and says in its
+            log where it was; one that the run has started and that has not connected by then is
+            killed. Rewards have a deadline of their own.
+        deadline_s: for drawing the samples of a step, beside the time that their rewards have of
+            their own; more is an error.
     """
 
     replicas: int = 1

@@ -11,10 +11,10 @@ from cosmos_wfm.denoiser import shard_denoiser
 from cosmos_wfm.errors import WfmConfigError
 from cosmos_wfm.loading import load_adapter
 from cosmos_wfm.prompts import read_prompts
-from cosmos_wfm.reward_client import Scorer
 from cosmos_wfm.rl import rollout_task, step_parts
 from cosmos_wfm.rl_config import DiffusionRlConfig
 from cosmos_wfm.rollout_wire import RolloutMessage, RolloutOrder
+from cosmos_wfm.scoring import PATIENCE_S, GuardedScorer, Scorer
 from cosmos_wfm.tuning import LoraTuning
 
 OnPart = Callable[[str], None]
@@ -61,7 +61,8 @@ class RolloutReplica:
                 "rl: this run has no table [disaggregated]: it draws samples itself"
             )
         self._config = config
-        self._scorer = scorer
+        patience_s = min(PATIENCE_S, config.disaggregated.stall_s / 4)  # rewards are no stall
+        self._scorer = GuardedScorer(scorer, config.scorer_deadline_s, patience_s=patience_s)
         self._parts = step_parts(config, 1)
         self._prompts = read_prompts(Path(config.prompts), config.groups_per_step)
         self._adapter = load_adapter(config.model)

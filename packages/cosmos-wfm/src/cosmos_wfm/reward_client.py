@@ -9,7 +9,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from cosmos_wfm.errors import RewardServiceError, WfmConfigError
+from cosmos_wfm.errors import RewardServiceError, RewardTimeoutError, WfmConfigError
 from cosmos_wfm.prompts import request_fields
 from cosmos_wfm.ranges import check_at_least, check_finite, check_positive
 from cosmos_wfm.reward_wire import (
@@ -31,11 +31,9 @@ from cosmos_wfm.reward_wire import (
 )
 from cosmos_wfm.sample_rewards import SampleRewards, SampleScorer
 
-Scorer = Callable[[Tensor, Sequence[str]], "Future[list[float]] | Sequence[float]"]
-"""From pixels [B, 3, (F,) H, W] in [-1, 1] and prompts to a finite score of each, now or later."""
-
 _Media = npt.NDArray[np.uint8] | npt.NDArray[np.float16]
 _LATER = frozenset({408, 429, 502, 503, 504})
+_REFUSED = frozenset({401, 403})
 _NOT_YET = frozenset({202, 400})
 _SHORTEST_WAIT_S = 0.05
 _LONGEST_WAIT_S = 5.0
@@ -100,7 +98,8 @@ class RewardServiceConfig:
         video_fps: told to the service about videos.
         send: pixels, or latents of Wan's VAE, which the service decodes.
         max_requests: that are under way at once.
-        deadline_s: from submission to scores; more is an error.
+        deadline_s: from submission to scores; samples whose scores are not there by then have no
+            reward. Where a request of several samples is refused, each is sent again by itself.
         pin_replica: ask the replica that took the samples for their scores.
         enqueue_timeout: of uploads.
     """
@@ -142,7 +141,7 @@ class _Asked:
 
 
 class RewardClient:
-    """Asks a reward service; a ``Scorer`` that may be called from one thread.
+    """Asks a reward service; a ``Scorer`` that may be called from any thread.
 
     Attributes:
         num_retries: requests that were sent again, for whatever reason.
@@ -169,6 +168,11 @@ class RewardClient:
             raise WfmConfigError(
                 f"reward_service: no {(missing or ['token' if not token else 'reward'])[0]}"
             )
+        for url in (config.enqueue_url, config.fetch_url):
+            if not url.startswith(("http://", "https://")):
+                raise WfmConfigError(
+                    f"reward_service: {url!r} is no address; it begins with http://"
+                )
         self._http = httpx.Client(headers={"Authorization": f"Bearer {token}"}, timeout=10.0)
         self._threads = ThreadPoolExecutor(config.max_requests, thread_name_prefix="rewards")
         self._closing = threading.Event()
@@ -178,13 +182,15 @@ class RewardClient:
         """Send samples off and return what their scores will be.
 
         With ``send = "latents"`` what is given are those, not normalised, in the place of pixels.
-        The future raises RewardServiceError if the service refuses, fails or takes too long.
+        The future raises RewardServiceError if the service refuses or fails, and
+        RewardTimeoutError if it takes too long.
         """
         media_type, media = ("latent", latents_of(pixels))
         if self._config.send == "pixels":
             media_type, media = media_of(pixels)
         body = pack_request(self._request(prompts, media_type, media))
-        return self._threads.submit(self._score, body, len(prompts))
+        deadline = time.monotonic() + self._config.deadline_s
+        return self._threads.submit(self._score, _Asked(body, len(prompts), deadline))
 
     def sample_scorer(self, deadline_s: float = math.inf) -> SampleScorer:
         """Return what has samples rewarded one by one, for validation.
@@ -199,6 +205,31 @@ class RewardClient:
             return self._threads.submit(self._score_sample, body, within_s)
 
         return ask
+
+    def wait_until_there(self, patience_s: float) -> None:
+        """Return once the service answers, whatever it says; nothing is scored.
+
+        Raises:
+            RewardTimeoutError: if it does not in time.
+            RewardServiceError: if it refuses the token.
+        """
+        url, end, waits = self._config.fetch_url, time.monotonic() + patience_s, 0
+        while True:
+            try:
+                answer = self._http.post(url, data={"uuid": "", "type": ""})
+            except httpx.TransportError as error:
+                why = f"{url} cannot be reached: {error!r}"
+            else:
+                if answer.status_code in _REFUSED:
+                    code = answer.status_code
+                    raise RewardServiceError(f"{url} answered {code}: it does not take this token")
+                if answer.status_code not in _LATER:
+                    return
+                why = _refusal(url, answer)
+            if time.monotonic() >= end:
+                raise RewardTimeoutError(f"{why}; start the service, or correct its address")
+            self._closing.wait(min(_SHORTEST_WAIT_S * 2**waits, 1.0))
+            waits += 1
 
     def close(self) -> None:
         """Give up what is under way; may be called twice."""
@@ -227,10 +258,10 @@ class RewardClient:
             },
         )
 
-    def _score(self, body: bytes, num: int) -> list[float]:
-        asked = _Asked(body, num, time.monotonic() + self._config.deadline_s)
+    def _score(self, asked: _Asked) -> list[float]:
         found = {name: self._values_of(name, asked) for name in self._weights}
-        return [self._total({n: values[row] for n, values in found.items()}) for row in range(num)]
+        rows = range(asked.num)
+        return [self._total({n: values[row] for n, values in found.items()}) for row in rows]
 
     def _score_sample(self, body: bytes, within_s: float) -> SampleRewards:
         asked = _Asked(body, 1, time.monotonic() + within_s)
@@ -315,14 +346,15 @@ class RewardClient:
         """Sleep before the next try: as long as the service asks, or else ever longer.
 
         Raises:
-            RewardServiceError: if the deadline has passed, or the client is closed.
+            RewardTimeoutError: if the deadline has passed.
+            RewardServiceError: if the client is closed.
         """
         asked = answer.headers.get("Retry-After", "") if answer is not None else ""
         growing = min(_SHORTEST_WAIT_S * 2 ** min(waits, 10), _LONGEST_WAIT_S)
         delay = float(asked) if asked.isdigit() else growing * random.uniform(1.0, 1.5)
         left = deadline - time.monotonic()
         if left <= 0:
-            raise RewardServiceError(f"no scores in {self._config.deadline_s:g} s; last: {why}")
+            raise RewardTimeoutError(f"no scores in {self._config.deadline_s:g} s; last: {why}")
         if self._closing.wait(min(delay, left)):
             raise RewardServiceError("the client was closed before its scores came")
 

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -34,7 +33,7 @@ from cosmos_wfm.policies import CopiedPolicies
 from cosmos_wfm.prompt_lengths import say_what_is_cut
 from cosmos_wfm.prompts import read_prompts
 from cosmos_wfm.remote import ConnectRollouts, RemoteRollouts
-from cosmos_wfm.reward_client import RewardClient, Scorer
+from cosmos_wfm.reward_client import RewardClient
 from cosmos_wfm.rewards import check_prompts, local_sample_scorer, local_scorer
 from cosmos_wfm.rl_algorithms import (
     advantages_of,
@@ -46,7 +45,9 @@ from cosmos_wfm.rl_algorithms import (
 from cosmos_wfm.rl_config import DiffusionRlConfig
 from cosmos_wfm.rollouts import Rollout, RolloutTask, StepParts
 from cosmos_wfm.sample_rewards import SampleScorer, scorer_of_samples
+from cosmos_wfm.scoring import GuardedScorer, Scorer
 from cosmos_wfm.speed import SpeedMeter
+from cosmos_wfm.step_rewards import RewardWatch, StepRewards, rewards_of_all
 from cosmos_wfm.training_data import LeftOut, open_data
 from cosmos_wfm.training_run import (
     OnStep,
@@ -100,10 +101,12 @@ class DiffusionRl:
         if (config.disaggregated is None) != (remote is None):
             raise WfmConfigError("rl: disaggregated and what connects to replicas go together")
         own = _no_scorer if remote is not None else scorer
-        self._scorer: Scorer = own or local_scorer(config.rewards)
+        score = own or local_scorer(config.rewards)
+        self._scorer = GuardedScorer(score, config.scorer_deadline_s)
         self.config = config
         self._held_out = named_scorer(config.validation, held_out) or self._own_rewards(scorer)
         self._mesh = mesh or build_mesh(ParallelConfig())
+        self._watch = RewardWatch(config.steps_without_rewards, self._mesh.process.rank)
         self._prompts = read_prompts(Path(config.prompts), config.groups_per_step)
         if scorer is None and config.reward_service is None:
             check_prompts(config.rewards, self._prompts)
@@ -126,37 +129,37 @@ class DiffusionRl:
         self._loss = make_loss(self.adapter, config.algorithm, self.policies)
         self._speed = SpeedMeter(self.adapter, self._mesh, copies=self.policies.modules())
         self._parts = step_parts(config, self._mesh.data_size)
-        self._remote: RemoteRollouts | None = None
-        if remote is not None:
-            weights = self.policies.weights(old=isinstance(config.algorithm, NftConfig))
-            self._remote = remote(weights, self._parts)
+        self._remote = self._connected(remote)
         self._data = self._open_pairs()
 
     def step(self, step: int) -> tuple[StepReport, dict[str, float]]:
-        """Take step ``step``, from 0; return the learner's report, and rewards and speed."""
+        """Take step ``step``, from 0; return the learner's report, and rewards and speed.
+
+        Raises:
+            NoRewardsError: on every rank, if no sample of as many steps in a row has a reward as
+                the config allows.
+        """
         config, speed = self.config, self._speed
         speed.begin()
         task = rollout_task(config, self.adapter, step, self._scorer)
         rollouts = self._roll_out(task, step)
         with speed.part("wait_s"):
             rewards = self._all_rewards(rollouts)
-        advantages = advantages_of(config.algorithm, rewards, config.samples_per_group)
+        self._watch.look(step + 1, rewards)
+        advantages = advantages_of(config.algorithm, rewards)
         with speed.part("data_s"):
             batches = [b for rollout in rollouts for b in self._batches(task, rollout, advantages)]
         speed.begin_training()
         report = self.learner.step(batches, self._loss)
         if isinstance(config.algorithm, NftConfig):
             self.policies.update_old(config.algorithm.decay.at(step + 1))
-        grouped = rewards.view(config.groups_per_step, -1)
-        flat = (grouped.amax(1) == grouped.amin(1)).double().mean()
+        num_samples = len(rewards.values)
         return report, {
-            "reward": rewards.mean().item(),
-            "reward_std": rewards.std().item(),
-            "groups_without_signal": flat.item(),
-            **speed.figures(report, rewards.numel()),
+            **rewards.figures(),
+            **speed.figures(report, num_samples),
             **speed.drawing_figures(
                 [rollout.cost for rollout in rollouts],
-                rewards.numel(),
+                num_samples,
                 elsewhere=self._remote is not None,
             ),
         }
@@ -194,9 +197,15 @@ class DiffusionRl:
         if isinstance(scorer, RewardClient):
             return scorer.sample_scorer(config.validation.deadline_s)
         if scorer is not None:
-            return scorer_of_samples(scorer)
+            return scorer_of_samples(self._scorer)
         is_local = config.rewards and config.reward_service is None
         return local_sample_scorer(config.rewards) if is_local else None
+
+    def _connected(self, remote: ConnectRollouts | None) -> RemoteRollouts | None:
+        if remote is None:
+            return None
+        weights = self.policies.weights(old=isinstance(self.config.algorithm, NftConfig))
+        return remote(weights, self._parts)
 
     def _open_pairs(self) -> DataPairs | None:
         """Return the data that DDRL stays close to; ``None`` for another algorithm."""
@@ -236,16 +245,10 @@ class DiffusionRl:
             return self.policies.old()
         return nullcontext(self.adapter.transformer)
 
-    def _all_rewards(self, rollouts: Sequence[Rollout]) -> Float[Tensor, " N"]:
-        """Return the rewards of all samples of the step, from all ranks."""
-        config, process = self.config, self._mesh.process
-        num = config.groups_per_step * config.samples_per_group
-        sums = torch.zeros(num, dtype=torch.float64, device=process.device)
-        for rollout in rollouts:
-            for number, reward in zip(rollout.numbers, rollout.scores(), strict=True):
-                if number < num:
-                    sums[number] = reward
-        return self._mesh.sum_over_data(sums).cpu()
+    def _all_rewards(self, rollouts: Sequence[Rollout]) -> StepRewards:
+        size = self.config.samples_per_group
+        num = self.config.groups_per_step * size
+        return rewards_of_all(rollouts, self._mesh, num_samples=num, group_size=size)
 
     def _batches(
         self, task: RolloutTask, rollout: Rollout, advantages: Float[Tensor, " N"]
@@ -255,7 +258,7 @@ class DiffusionRl:
         if isinstance(algorithm, DdrlConfig):
             assert self._data is not None
             steps = task.step_batches(rollout, advantages)
-            data = self._data.batches(task.step, rollout)
+            data = self._data.batches(task.step, rollout, advantages)
             return [DdrlBatch(steps=s, data=d) for s, d in zip(steps, data, strict=True)]
         if isinstance(algorithm, FlowGrpoConfig):
             return task.step_batches(rollout, advantages)
@@ -331,7 +334,7 @@ def step_parts(config: DiffusionRlConfig, num_ranks: int) -> StepParts:
 
 
 def rollout_task(
-    config: DiffusionRlConfig, adapter: DiffusionModelAdapter, step: int, scorer: Scorer
+    config: DiffusionRlConfig, adapter: DiffusionModelAdapter, step: int, scorer: GuardedScorer
 ) -> RolloutTask:
     """Return how the samples of a step are drawn."""
     steps, service = steps_config(config.algorithm), config.reward_service

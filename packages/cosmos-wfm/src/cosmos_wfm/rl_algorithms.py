@@ -1,5 +1,6 @@
 """The algorithms of RL runs: what each compares with, and its loss."""
 
+import math
 from typing import Any
 
 import torch
@@ -9,13 +10,14 @@ from torch import Tensor
 from cosmos_algos import batch_std_advantages, grpo_advantages
 from cosmos_wfm.adapter import DiffusionModelAdapter
 from cosmos_wfm.ddrl import DdrlConfig, ddrl_loss
+from cosmos_wfm.drawing import SamplerConfig
 from cosmos_wfm.errors import WfmConfigError
 from cosmos_wfm.flow_grpo import FlowGrpoConfig, flow_grpo_loss
 from cosmos_wfm.matching import AwmConfig, awm_loss
 from cosmos_wfm.nft import NftConfig, nft_loss
 from cosmos_wfm.policies import CopiedPolicies, LoraPolicies, Policies
-from cosmos_wfm.rollouts import SamplerConfig
 from cosmos_wfm.sampling import flow_schedule
+from cosmos_wfm.step_rewards import StepRewards
 from cosmos_wfm.training_data import DataConfig
 from cosmos_wfm.tuning import FullTuning, TuningConfig
 
@@ -88,13 +90,15 @@ def make_loss(adapter: DiffusionModelAdapter, algorithm: RlAlgorithm, policies: 
             return ddrl_loss(adapter, algorithm, policies)
 
 
-def advantages_of(
-    algorithm: RlAlgorithm, rewards: Float[Tensor, " N"], group_size: int
-) -> Float[Tensor, " N"]:
-    """Return the advantages of all samples of a step; groups follow each other."""
-    groups = torch.arange(len(rewards)) // group_size
+def advantages_of(algorithm: RlAlgorithm, rewards: StepRewards) -> Float[Tensor, " N"]:
+    """Return the advantages of all samples of a step; NaN of those that are not trained on."""
+    trained, size = rewards.trained, rewards.group_size
+    values = rewards.values.masked_fill(~trained, math.nan)
+    groups = torch.arange(len(values)) // size
     if isinstance(algorithm, DdrlConfig):
-        return algorithm.advantages(rewards, groups).float()
-    if algorithm.standardise == "all":
-        return batch_std_advantages(rewards, groups, eps=1e-4).float()
-    return grpo_advantages(rewards, groups, eps=1e-4).float()
+        found = algorithm.advantages(values, groups)
+    elif algorithm.standardise == "all":
+        found = batch_std_advantages(values, groups, eps=1e-4)
+    else:
+        found = grpo_advantages(values, groups, eps=1e-4)
+    return found.float().masked_fill(~trained, math.nan)

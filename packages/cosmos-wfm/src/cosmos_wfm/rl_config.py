@@ -7,19 +7,22 @@ from typing import Literal
 from cosmos_core.serving_config import DashboardConfig
 from cosmos_parallel import LearnerConfig, ParallelConfig
 from cosmos_wfm.denoiser import ComputeConfig
+from cosmos_wfm.drawing import SamplerConfig
 from cosmos_wfm.errors import WfmConfigError
 from cosmos_wfm.nft import NftConfig
-from cosmos_wfm.ranges import check_at_least
+from cosmos_wfm.ranges import check_at_least, check_finite, check_positive
 from cosmos_wfm.remote import DisaggregatedConfig
 from cosmos_wfm.reward_client import RewardServiceConfig
 from cosmos_wfm.rewards import check_rewards
 from cosmos_wfm.rl_algorithms import RlAlgorithm, check_algorithm
-from cosmos_wfm.rollouts import SamplerConfig
+from cosmos_wfm.scoring import CALLS_IN_ALL
 from cosmos_wfm.training_data import DataConfig
 from cosmos_wfm.training_run import LoggerConfig, check_parallel, check_rates
 from cosmos_wfm.tuning import LoraTuning, TuningConfig
 from cosmos_wfm.uploads import UploadConfig
 from cosmos_wfm.validation import ValidationConfig
+
+_SLACK_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +36,11 @@ class DiffusionRlConfig:
         output: directory under which ``safetensors/step_<N>`` is written.
         rewards: name of a reward to its weight in the sum; empty where a scorer is handed over.
         reward_service: who computes them; this process if it is ``None``.
+        reward_deadline_s: for the rewards of a micro-batch that this process computes. Where they
+            are late or fail, samples are rewarded one by one, in twice that all together, and those
+            that still have none are left out of the step; a service has a deadline of its own.
+        steps_without_rewards: steps in a row in which no sample has a reward, at which the run
+            ends.
         num_steps: optimizer steps.
         groups_per_step: prompts of a step.
         samples_per_group: samples of each prompt; 2 or more.
@@ -64,6 +72,8 @@ class DiffusionRlConfig:
     output: str
     rewards: Mapping[str, float]
     reward_service: RewardServiceConfig | None = None
+    reward_deadline_s: float = 120.0
+    steps_without_rewards: int = 3
     num_steps: int = 1000
     groups_per_step: int = 8
     samples_per_group: int = 8
@@ -94,7 +104,9 @@ class DiffusionRlConfig:
         """
         check_parallel(self.parallel)
         check_at_least("rl", self, num_steps=1, groups_per_step=1, micro_batch_size=1, seed=0)
-        check_at_least("rl", self, save_every=0, checkpoint_every=0)
+        check_at_least("rl", self, save_every=0, checkpoint_every=0, steps_without_rewards=1)
+        check_positive("rl", self, "reward_deadline_s")
+        check_finite("rl", self, "reward_deadline_s")
         check_rates(self.learner, self.num_steps)
         if self.samples_per_group < 2:
             raise WfmConfigError(
@@ -102,3 +114,16 @@ class DiffusionRlConfig:
             )
         check_rewards(self.rewards, self.reward_service)
         check_algorithm(self.algorithm, self.sampler, self.data, self.micro_batch_size)
+
+    @property
+    def scorer_deadline_s(self) -> float:
+        """How long a scorer may take for a micro-batch before its samples are asked for alone."""
+        if self.reward_service is None:
+            return self.reward_deadline_s
+        return self.reward_service.deadline_s + _SLACK_S  # the client gives up by itself, before
+
+    @property
+    def samples_deadline_s(self) -> float:
+        """How long replicas may take for the samples of a step, with their rewards."""
+        drawing = self.disaggregated or DisaggregatedConfig()
+        return drawing.deadline_s + CALLS_IN_ALL * self.scorer_deadline_s

@@ -3,11 +3,13 @@
 An order is JSON. A micro-batch of samples is a line of JSON, then tensors as safetensors has them:
 
     {"step": 3, "place": 0, "numbers": [0, 2], "prompts": [...], "metadata": [{...}, {...}],
-     "rewards": [...], "levels": [[1.0, 0.9, 0.7], ...], "cost": {"sample_s": 2.5, ...}}
+     "rewards": [0.5, null], "problems": [...], "levels": [[1.0, 0.9, 0.7], ...],
+     "cost": {"sample_s": 2.5, ...}}
     <LF> SAFETENSORS...
 """
 
 import json
+import math
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
@@ -21,6 +23,7 @@ from cosmos_wfm.errors import RewardRequestError
 from cosmos_wfm.prompts import Prompt, metadata_of
 from cosmos_wfm.rollouts import Rollout
 from cosmos_wfm.sampling import NoisyStep
+from cosmos_wfm.scoring import NONE, Scores
 from cosmos_wfm.speed import DrawingCost
 
 _STEP_TENSORS = ("latents", "following", "log_probs")
@@ -78,20 +81,21 @@ def parse_order(data: bytes) -> RolloutOrder:
 
 
 def pack_rollout(message: RolloutMessage) -> bytes:
-    """Return the bytes of a micro-batch; waits for its rewards.
+    """Return the bytes of a micro-batch whose rewards are there.
 
     Raises:
-        RewardError: if they are not one finite number for each sample.
-        RewardServiceError: if they cannot be had.
+        TimeoutError: if they are not.
     """
     rollout = message.rollout
+    scores = rollout.rewards.result(0.0)
     head = {
         "step": message.step,
         "place": message.place,
         "numbers": list(rollout.numbers),
         "prompts": list(rollout.prompts),
         "metadata": metadata_of(rollout.prompts),
-        "rewards": rollout.scores(),
+        "rewards": [None if math.isnan(value) else value for value in scores.values],
+        "problems": list(scores.problems),
         "levels": [[s.sigma, s.next_sigma, s.noise_level] for s in rollout.steps],
         "cost": asdict(rollout.cost),
     }
@@ -120,8 +124,10 @@ def parse_rollout(data: bytes) -> RolloutMessage:
 
 
 def _message(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> RolloutMessage:
-    rewards: Future[list[float]] = Future()
-    rewards.set_result([float(value) for value in head["rewards"]])
+    values = tuple(NONE if value is None else float(value) for value in head["rewards"])
+    problems = tuple(str(problem) for problem in head["problems"])
+    rewards: Future[Scores] = Future()
+    rewards.set_result(Scores(values=values, problems=problems))
     steps = [
         NoisyStep(
             sigma=float(sigma),

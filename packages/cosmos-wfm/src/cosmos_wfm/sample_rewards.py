@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from jaxtyping import Float
 from torch import Tensor
 
+from cosmos_wfm.scoring import GuardedScorer, Scores
+
 REWARD = "validation/reward"
 """Name of the mean of what samples earned; of a part of it, the same with ``/NAME``."""
 FAILED = "validation/failed"
@@ -39,27 +41,19 @@ The future has no exception: what fails is among the problems.
 """
 
 
-def scorer_of_samples(
-    score: Callable[[Tensor, Sequence[str]], "Future[list[float]] | Sequence[float]"],
-) -> SampleScorer:
+def scorer_of_samples(scorer: GuardedScorer) -> SampleScorer:
     """Return what rewards samples by a run's scorer, whose word is ``reward`` alone."""
 
     def one(pixels: Float[Tensor, "3 *F H W"], prompt: str) -> "Future[SampleRewards]":
         asked: Future[SampleRewards] = Future()
-        try:
-            given = score(pixels[None], [prompt])
-        except Exception as error:  # noqa: BLE001 - whatever somebody else's function raises
-            asked.set_result(_failed(error))
-            return asked
-        if not isinstance(given, Future):
-            asked.set_result(_only(given))
-            return asked
+        given = scorer(pixels[None], [prompt], waits=False)
 
-        def answer(done: "Future[list[float]]") -> None:
-            error = done.exception()
-            asked.set_result(_only(done.result(0.0)) if error is None else _failed(error))
+        def answer(done: "Future[Scores]") -> None:
+            if not done.cancelled() and asked.set_running_or_notify_cancel():
+                asked.set_result(_only(done.result(0.0)))
 
         given.add_done_callback(answer)
+        asked.add_done_callback(lambda done: done.cancelled() and given.cancel())
         return asked
 
     return one
@@ -80,6 +74,7 @@ def collect_rewards(
         try:
             return future.result(max(0.0, end - time.monotonic()))
         except TimeoutError:
+            future.cancel()
             return SampleRewards(problems=(f"no rewards in {deadline_s:g} s",))
 
     return [[earned(future) for future in row] for row in asked]
@@ -98,15 +93,6 @@ def reward_figures(found: Sequence[Sequence[SampleRewards]]) -> dict[str, float]
     return {**means, FAILED: float(sum(bool(sample.problems) for sample in samples))}
 
 
-def _only(scores: Sequence[float]) -> SampleRewards:
-    try:
-        [score] = (float(each) for each in scores)
-    except (TypeError, ValueError) as error:
-        return SampleRewards(problems=(f"no number for the sample: {error}",))
-    if not math.isfinite(score):
-        return SampleRewards(problems=(f"{score} for the sample; it must be finite",))
-    return SampleRewards(reward=score)
-
-
-def _failed(error: BaseException) -> SampleRewards:
-    return SampleRewards(problems=(f"{type(error).__name__}: {error}",))
+def _only(scores: Scores) -> SampleRewards:
+    [value] = scores.values
+    return SampleRewards(reward=None if math.isnan(value) else value, problems=scores.problems)

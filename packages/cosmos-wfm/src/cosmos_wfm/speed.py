@@ -16,9 +16,10 @@
 Operations are counted as the denoiser runs: matrix products, convolutions and attention of its
 first pass of each shape. A pass with gradient counts three times that, one without (old policy,
 reference) once. What is computed again for the backward pass is the method's and does not count;
-passes that only keep step with other ranks do. Where blocks are compiled and computed again, shapes
-that were never sampled are not counted, and neither tokens nor operations said. ``mfu`` is said
-where the peak of the device (in bfloat16) is known.
+passes that only keep step with other ranks do. Where blocks are compiled and computed again, the
+first step, and one after a new shape, run them uncompiled to be counted; of the step with the new
+shape neither tokens nor operations are said. ``mfu`` is said where the peak of the device (in
+bfloat16) is known.
 """
 
 import resource
@@ -28,7 +29,6 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -38,6 +38,7 @@ from cosmos_wfm.adapter import DiffusionModelAdapter
 from cosmos_wfm.passes import PassMeter
 
 _MIB = 1 << 20
+_NO_ACCELERATORS = ("cpu", "meta")
 _STATUS = Path("/proc/self/status")
 _PEAK = "VmHWM:"
 
@@ -160,8 +161,8 @@ class SpeedMeter:
 
 def seconds_now(device: torch.device) -> float:
     """Return a clock's seconds, once the device has done what it was given."""
-    if device.type != "cpu":
-        _calls_of(device).synchronize(device)
+    if device.type not in _NO_ACCELERATORS:
+        torch.get_device_module(device).synchronize(device)
     return time.perf_counter()
 
 
@@ -171,15 +172,11 @@ def peak_memory_mib(device: torch.device) -> float:
     RSS is of this process alone, where the system says so (Linux); elsewhere it may be that of the
     process it began as.
     """
-    if device.type != "cpu":
-        return _calls_of(device).max_memory_allocated(device) / _MIB
+    if device.type not in _NO_ACCELERATORS:
+        return torch.get_device_module(device).max_memory_allocated(device) / _MIB
     if _STATUS.exists():
         for line in _STATUS.read_text(encoding="utf-8").splitlines():
             if line.startswith(_PEAK):
                 return int(line.split()[1]) / 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / _MIB
-
-
-def _calls_of(device: torch.device) -> Any:  # a module of torch
-    return torch.cuda if device.type == "cuda" else torch.accelerator

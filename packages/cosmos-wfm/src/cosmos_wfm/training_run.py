@@ -29,7 +29,7 @@ from cosmos_parallel import (
     TrainingMesh,
 )
 from cosmos_wfm.adapter import DiffusionModelAdapter
-from cosmos_wfm.errors import TrainingStoppedError, WfmConfigError
+from cosmos_wfm.errors import NoRewardsError, TrainingStoppedError, WfmConfigError
 from cosmos_wfm.gallery import thin_galleries, write_gallery
 from cosmos_wfm.sample_rewards import SampleScorer, collect_rewards, reward_figures
 from cosmos_wfm.tuning import LoraTuning, TuningConfig, save_trained
@@ -117,7 +117,7 @@ class RunOutputs:
             num_steps=recipe.num_steps,
             save_every=recipe.save_every,
             checkpoint_every=recipe.checkpoint_every,
-            validation=recipe.validation,
+            validation=recipe.validation and recipe.validation.with_prompts(),
             checkpoints=recipe.checkpoints,
             upload=recipe.upload,
             micro_batch_size=recipe.micro_batch_size,
@@ -193,6 +193,7 @@ class TrainingRun:
             WfmConfigError: if there are checkpoints of another run and ``resume`` is not set, or
                 saves of one without checkpoints.
             TrainingStoppedError: if it was asked to stop; a checkpoint has what it has done.
+            NoRewardsError: if a step raises it; likewise.
             CheckpointError: if a checkpoint cannot be read or written.
             UploadError: if a save cannot be uploaded.
         """
@@ -207,14 +208,13 @@ class TrainingRun:
             else:
                 self._validate(0)
             for number in range(done, outputs.num_steps):
-                if self._is_to_stop():
+                try:
+                    self._check_go_on(done)
+                    step(number)
+                except (TrainingStoppedError, NoRewardsError):  # of every rank, before it trains
                     if done > kept:
                         store.start_save(done, self.learner, self._scale())
-                    raise TrainingStoppedError(
-                        f"{outputs.output}: stopped after step {done} of {outputs.num_steps}; "
-                        "--resume goes on from there"
-                    )
-                step(number)
+                    raise
                 done = number + 1
                 if _due(done, outputs.checkpoint_every, last=False):
                     store.start_save(done, self.learner, self._scale())
@@ -240,10 +240,14 @@ class TrainingRun:
     def _save_directory(self, step: int) -> Path:
         return self.outputs.saves / f"step_{step}"
 
-    def _is_to_stop(self) -> bool:
-        """Return whether any rank was asked to stop; every rank calls."""
+    def _check_go_on(self, done: int) -> None:
+        """Raise if any rank was asked to stop; every rank calls."""
         asked = torch.tensor(int(self.stopping()), device=self.mesh.process.device)
-        return bool(self.mesh.max_(asked))
+        if self.mesh.max_(asked):
+            raise TrainingStoppedError(
+                f"{self.outputs.output}: stopped after step {done} of {self.outputs.num_steps}; "
+                "--resume goes on from there"
+            )
 
     def _open(self, *, resume: bool) -> tuple[CheckpointStore, int]:
         store = CheckpointStore(self.outputs.checkpoint_place, self.mesh)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from fsspec.core import url_to_fs
+from fsspec.registry import get_filesystem_class
 
 from cosmos_wfm.errors import UploadError, WfmConfigError
 
@@ -36,6 +37,20 @@ class UploadConfig:
         """
         if not self.url.strip("/"):
             raise WfmConfigError(f"upload: url is {self.url!r}; it must be a prefix of a store")
+
+
+def check_upload(config: UploadConfig | None) -> None:
+    """Refuse an address that no driver is installed for; nobody is asked.
+
+    Raises:
+        WfmConfigError: if there is none.
+    """
+    if config is None or "://" not in config.url:
+        return
+    try:
+        get_filesystem_class(config.url.partition("://")[0])
+    except (ImportError, ValueError) as error:
+        raise WfmConfigError(f"upload: url is {config.url}: {error}") from error
 
 
 def upload_directory(directory: Path, url: str) -> int:

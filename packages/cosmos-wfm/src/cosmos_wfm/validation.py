@@ -1,7 +1,7 @@
 """Pictures and videos of fixed prompts from fixed noise, drawn while training: people look."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -9,15 +9,15 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from cosmos_wfm.adapter import DiffusionModelAdapter, device_of
+from cosmos_wfm.adapter import DiffusionModelAdapter
+from cosmos_wfm.drawing import SamplerConfig, draw
 from cosmos_wfm.errors import WfmConfigError
-from cosmos_wfm.guidance import guided_velocity
-from cosmos_wfm.ranges import check_at_least, check_positive
+from cosmos_wfm.prompt_lengths import evenly_spaced
+from cosmos_wfm.prompts import read_prompts
+from cosmos_wfm.ranges import check_at_least, check_positive, check_unused
 from cosmos_wfm.reward_client import RewardServiceConfig
 from cosmos_wfm.rewards import check_rewards, local_sample_scorer
-from cosmos_wfm.rollouts import SamplerConfig
 from cosmos_wfm.sample_rewards import SampleScorer
-from cosmos_wfm.sampling import flow_schedule, sample_ode
 from cosmos_wfm.seeds import seeded_generator
 from cosmos_wfm.videos import write_video
 
@@ -28,6 +28,9 @@ class ValidationConfig:
 
     Attributes:
         prompts: what of; a row of the grid each.
+        prompt_set: instead, a set of prompts as the run's own are, whose lines may say more than
+            the prompt, which goes to rewards; ``num_prompts`` of them are drawn.
+        num_prompts: of the set, evenly spaced; all if it has fewer.
         every: steps between; before the first and after the last step in any case.
         samples_per_prompt: columns of the grid.
         sampler: size, steps and guidance.
@@ -43,7 +46,9 @@ class ValidationConfig:
         deadline_s: longest that training waits for rewards of a validation, which have failed then.
     """
 
-    prompts: tuple[str, ...]
+    prompts: tuple[str, ...] = ()
+    prompt_set: str = ""
+    num_prompts: int = 16
     every: int = 100
     samples_per_prompt: int = 4
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
@@ -61,8 +66,15 @@ class ValidationConfig:
         Raises:
             WfmConfigError: names what is missing.
         """
-        if not self.prompts:
-            raise WfmConfigError("validation: there are no prompts")
+        if bool(self.prompts) == bool(self.prompt_set):
+            raise WfmConfigError(
+                "validation: prompts and prompt_set are both set; keep one of them"
+                if self.prompts
+                else "validation: there are no prompts; name prompts, or a prompt_set"
+            )
+        if not self.prompt_set:
+            check_unused("validation", self, {"num_prompts": 16}, "prompt_set")
+        check_at_least("validation", self, num_prompts=1)
         if self.reward_service is not None and not self.rewards:
             raise WfmConfigError("validation: reward_service is set, but rewards names none")
         check_rewards(self.rewards, self.reward_service)
@@ -73,6 +85,17 @@ class ValidationConfig:
             raise WfmConfigError(
                 "validation: keep is 1, which leaves none to compare; want 2 or more, 0 for all"
             )
+
+    def with_prompts(self) -> "ValidationConfig":
+        """Return the same with the prompts of its set, read.
+
+        Raises:
+            WfmConfigError: if the set is not there, or a line of it is wrong.
+        """
+        if not self.prompt_set:
+            return self
+        found = evenly_spaced(read_prompts(Path(self.prompt_set), 1), self.num_prompts)
+        return replace(self, prompts=tuple(found), prompt_set="", num_prompts=16)
 
 
 def named_scorer(
@@ -113,6 +136,7 @@ def draw_samples(
     Returns:
         Pixels in [-1, 1], not clipped: a row for each prompt.
     """
+    config = config.with_prompts()
     config.sampler.check_model(adapter, "validation.sampler")
     rows: list[Tensor] = []
     for row, prompt in enumerate(config.prompts):
@@ -130,20 +154,10 @@ def _draw(
     places: Sequence[tuple[int, int]],
 ) -> Float[Tensor, "K 3 *S"]:
     """Draw the samples of a prompt at some places of the grid, by row and column."""
-    sampler, num = config.sampler, len(places)
-    sigmas = flow_schedule(sampler.num_steps, sampler.shift or adapter.shift)
-    shape = adapter.latent_shape(sampler.frames, sampler.height, sampler.width)
-    text = adapter.encode_text([prompt] * num)
-    negative = adapter.encode_negative(num) if sampler.guidance else None
     generators = [seeded_generator(config.seed, *place) for place in places]
-    noise = torch.stack([torch.randn(shape, generator=each) for each in generators])
-    noise = noise.to(device_of(adapter.transformer))
-
-    def velocity(latents: Tensor, levels: Tensor) -> Tensor:
-        inputs = (latents, levels)
-        return guided_velocity(adapter, adapter.transformer, inputs, text, negative, sampler.scales)
-
-    return adapter.decode(sample_ode(velocity, noise, sigmas)).cpu()
+    prompts = [prompt] * len(places)
+    samples = draw(adapter, adapter.transformer, prompts, config.sampler, generators)
+    return adapter.decode(samples.latents).cpu()
 
 
 def write_samples(pixels: Float[Tensor, "P K 3 *S"], directory: Path, *, fps: int = 16) -> None:

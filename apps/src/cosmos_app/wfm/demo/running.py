@@ -160,7 +160,7 @@ def _recipes(sft: Path, rl: Path) -> tuple[DiffusionSftConfig, DiffusionRlConfig
 
 def _tell_reward(num_steps: int) -> Callable[[int, StepReport, Mapping[str, float]], None]:
     def tell(step: int, report: StepReport, figures: Mapping[str, float]) -> None:
-        if step % _TELL_RL_EVERY == 0:
+        if step % _TELL_RL_EVERY == 0 and "reward" in figures:
             click.echo(f"RL step {step}/{num_steps}  reward {figures['reward']:.3f}")
 
     return tell

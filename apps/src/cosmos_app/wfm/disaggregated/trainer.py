@@ -15,7 +15,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener, answer_challenge, deliver_challenge
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import cast
 
 import click
+import torch
 from torch import Tensor
 
 from cosmos_app.errors import RunError
@@ -46,6 +47,8 @@ from cosmos_wfm import (
 
 _END_S = 10.0
 _LOOKS_PER_LEASE = 4
+_TOGETHER_S = 30.0
+_HAS_ALL, _WAITS, _LOST = range(3)
 
 
 class ReplicaLostError(RunError):
@@ -93,9 +96,11 @@ class ReplicaRollouts:
         """
         assert recipe.disaggregated is not None
         self._config = recipe.disaggregated
+        self._deadline_s = recipe.samples_deadline_s
         self._num_steps = recipe.num_steps
         self._output = Path(recipe.output)
         self._rank = mesh.process.rank
+        self._mesh = mesh
         self._sharing = SampleSharing(mesh)
         self._numbers = parts.of_rank(mesh.data_rank) if self._sharing.is_first else []
         host, num_ranks = own_address(), mesh.process.world_size
@@ -144,29 +149,55 @@ class ReplicaRollouts:
     def take(self, step: int) -> list[Rollout]:
         """Return this rank's micro-batches of a step.
 
-        Raises:
-            ReplicaLostError: if one of them did not come.
-        """
-        return self._sharing.share(lambda: self._take(step))
+        Ranks look at each other while they wait: a collective has a time limit.
 
-    def _take(self, step: int) -> list[Rollout]:
-        end = time.monotonic() + self._config.deadline_s
+        Raises:
+            ReplicaLostError: if one of them did not come, on every rank.
+        """
+        end = time.monotonic() + self._deadline_s
         wanted = [(step, place) for place in range(len(self._numbers))]
-        while missing := [key for key in wanted if key not in self._kept]:
-            lack = f"rank {self._rank}: micro-batch {missing[0][1]} of step {step}"
+        while True:
+            lost: ReplicaLostError | None = None
+            missing = 0
             try:
-                came = self._arrived.get(timeout=max(0.0, end - time.monotonic()))
+                missing = self._wait_for(wanted, end)
+            except ReplicaLostError as error:
+                lost = error
+            state = _LOST if lost else _WAITS if missing else _HAS_ALL
+            worst = int(self._mesh.max_(torch.tensor(state, device=self._mesh.process.device)))
+            if worst == _LOST:
+                raise lost or ReplicaLostError(
+                    f"rank {self._rank}: samples of step {step} are missing on another rank; see "
+                    "there"
+                )
+            if worst == _HAS_ALL:
+                return self._sharing.share([self._kept.pop(key) for key in wanted])
+
+    def _wait_for(self, wanted: Sequence[tuple[int, int]], end: float) -> int:
+        """Wait for micro-batches a while; return how many are still missing.
+
+        Raises:
+            ReplicaLostError: if they cannot come any more, or the time is over.
+        """
+        until = min(end, time.monotonic() + _TOGETHER_S)
+        while missing := [key for key in wanted if key not in self._kept]:
+            step, place = missing[0]
+            lack = f"rank {self._rank}: micro-batch {place} of step {step}"
+            try:
+                came = self._arrived.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
+                if time.monotonic() < end:
+                    return len(missing)
                 with self._lock:
                     num, num_silent = len(self._ears), len(self._silent())
                 raise ReplicaLostError(
-                    f"{lack} did not come in {self._config.deadline_s:g} s; {num} "
+                    f"{lack} did not come in {self._deadline_s:g} s; {num} "
                     f"replicas are connected, {num_silent} of them say nothing"
                 ) from None
             if isinstance(came, Exception):
                 raise ReplicaLostError(f"{lack} is missing: {came}") from came
             self._kept[came.step, came.place] = came.rollout
-        return [self._kept.pop(key) for key in wanted]
+        return 0
 
     def give_up(self, error: Exception) -> None:
         """Have ``take`` raise, as replicas cannot be had any more; from any thread."""

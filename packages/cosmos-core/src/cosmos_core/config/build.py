@@ -82,7 +82,8 @@ class Builder:
         try:
             return cls(**values)
         except ValueError as error:
-            return self._note(path, f"{path}: {error}" if path else str(error))
+            said = str(error).removeprefix(f"{path.rpartition('.')[2]}: ")  # some name themselves
+            return self._note(path, f"{path}: {said}" if path else str(error))
 
     def _field(self, spec: schema.FieldSpec, raw: Mapping[str, Any], path: str, base: Any) -> Any:
         default = spec.default if base is None else getattr(base, spec.name)
