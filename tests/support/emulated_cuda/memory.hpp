@@ -19,18 +19,21 @@ using at::Tensor;
 inline thread_local DeviceIndex current_device = 0;
 inline thread_local std::array<StreamId, 64> current_streams{};
 
-// Those of CUDA_VISIBLE_DEVICES, or else EMULATED_CUDA_DEVICES.
+// Those of CUDA_VISIBLE_DEVICES, or else EMULATED_CUDA_DEVICES; what is forked looks anew.
 inline DeviceIndex num_devices() {
-  static const DeviceIndex found = [] {
-    const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-    if (visible != nullptr) {
-      const std::string names(visible);
-      const auto commas = std::count(names.begin(), names.end(), ',');
-      return static_cast<DeviceIndex>(names.empty() ? 0 : commas + 1);
-    }
-    const char* number = std::getenv("EMULATED_CUDA_DEVICES");
-    return static_cast<DeviceIndex>(number != nullptr ? std::atoi(number) : 1);
-  }();
+  static pid_t asked_by = 0;
+  static DeviceIndex found = 0;
+  if (asked_by == getpid()) return found;
+  asked_by = getpid();
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  const char* number = std::getenv("EMULATED_CUDA_DEVICES");
+  if (visible != nullptr) {
+    const std::string names(visible);
+    const auto commas = std::count(names.begin(), names.end(), ',');
+    found = static_cast<DeviceIndex>(names.empty() ? 0 : commas + 1);
+  } else {
+    found = static_cast<DeviceIndex>(number != nullptr ? std::atoi(number) : 1);
+  }
   return found;
 }
 
