@@ -16,13 +16,15 @@ _LOOK_S = 1.0
 
 
 def failing_replicas(status: Mapping[str, Any]) -> dict[str, str]:
-    """Return what each replica said that failed too often in a row to be given more for now."""
+    """Return what fails too often in a row at each replica, and what it said of it."""
     replicas: Mapping[str, Mapping[str, Any]] = status.get("replicas", {})
-    return {
-        name: str(replica["last_failure"])
-        for name, replica in replicas.items()
-        if replica.get("failures", 0) >= FAILURES_ALLOWED
-    }
+    found: dict[str, str] = {}
+    for name, replica in replicas.items():
+        if replica.get("failed_loads", 0) >= FAILURES_ALLOWED:
+            found[name] = f"cannot load new weights, and tries again: {replica['load_failure']}"
+        if replica.get("failures", 0) >= FAILURES_ALLOWED:
+            found[name] = f"fails at all it is given, and is tried again: {replica['last_failure']}"
+    return found
 
 
 async def tell_failures(bus: Bus, say: Callable[[str], None]) -> None:
@@ -35,6 +37,5 @@ async def tell_failures(bus: Bus, say: Callable[[str], None]) -> None:
         except BusUnreachableError:
             continue
         for name in sorted(failing.keys() - told):
-            said = escape(failing[name])
-            say(f"[yellow]{name} fails at all it is given, and is tried again: {said}[/]")
+            say(f"[yellow]{name} {escape(failing[name])}[/]")
         told = set(failing)

@@ -24,6 +24,7 @@ from cosmos_app.report import Sample
 from cosmos_app.roles.adapters import MergedWeights, MergingClient
 from cosmos_app.roles.colocated import Bed, Sleeper
 from cosmos_app.roles.engine_start import engine_that_shows, naming_its_keys
+from cosmos_app.roles.failed_loads import FailedLoads
 from cosmos_app.roles.finding_teachers import find_teacher
 from cosmos_app.roles.gpu_turns import STARTING, engine_that_shares, start_turn
 from cosmos_app.roles.process import RunContext, num_sharers, open_context
@@ -218,6 +219,7 @@ class RolloutProcess:
             replica=replica,
         )
         self._loads: asyncio.Queue[LoadVersion] = asyncio.Queue()
+        self._failed_loads = FailedLoads()
         self._joined = 0.0
         self._sleeper = self._make_sleeper(parts)
         self._show = SampleShow(context.run.path / "samples", replica, self._decode)
@@ -302,6 +304,7 @@ class RolloutProcess:
     async def _load_version(self, channel: ReplicaChannel, command: LoadVersion) -> None:
         event = await self._producer.load(command)
         await channel.send(event)
+        self._failed_loads.note(event)
         if isinstance(event, VersionLoaded):
             values = {"stall_s": event.stall_s, "transfer_s": event.transfer_s}
             await self._send_metrics(event.version, values)

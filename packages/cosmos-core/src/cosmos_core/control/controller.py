@@ -55,7 +55,6 @@ from cosmos_core.messages import (
 )
 
 Addressed = tuple[str, Command]
-_RELOAD_AFTER_S = 1.0
 _WORK = (Progress, GroupFinished, GroupFailed, StepFinished, VersionLoaded)
 
 
@@ -293,7 +292,7 @@ class Controller:
             self.state.counters.duplicates += 1
         if isinstance(event, LoadFailed):
             self.state.counters.loads_failed += is_answer
-            replica.retry_at_s = now + _RELOAD_AFTER_S if is_answer else replica.retry_at_s
+            self._replicas.note_failed_load(replica, event.reason, now if is_answer else None)
         elif not (is_on and is_sure):
             self._forget_samples_of(replica)
         elif is_answer or UNKNOWN_VERSION < replica.version < event.version:

@@ -13,6 +13,7 @@ from cosmos_core.control.state import (
 from cosmos_core.messages import GroupFailed, GroupFinished, ReplicaJoined
 
 _STALE_ENTRIES = 4
+_RELOAD_AFTER_S = 1.0
 _FIRST_REST_S = 0.5
 _LONGEST_REST_S = 30.0
 
@@ -75,8 +76,22 @@ class ReplicaTable:
         """Note which weights a replica holds."""
         self._count_slots(replica, -1)
         replica.version = version
+        replica.failed_loads, replica.load_failure = 0, ""
         self._count_slots(replica, 1)
         self._enter(replica)
+
+    def note_failed_load(self, replica: ReplicaState, reason: str, now: float | None) -> None:
+        """Note that a replica could not load weights, and let it try again.
+
+        Args:
+            replica: says so.
+            reason: why.
+            now: ``None`` if it was not told to load these.
+        """
+        replica.failed_loads += 1
+        replica.load_failure = reason
+        if now is not None:
+            replica.retry_at_s = now + _RELOAD_AFTER_S
 
     def set_leaving(self, replica: ReplicaState, *, is_leaving: bool) -> None:
         """Note that a replica is to be given nothing more, or that it may stay after all."""

@@ -45,6 +45,8 @@ class ReplicaState(msgspec.Struct, kw_only=True):
     a policy replica serves, ``ordered`` whether it was ordered a step since it joined. ``failures``
     counts groups that failed since the last that came back; ``resting`` says that it is given
     nothing because of them until ``rest_until_s``, and ``last_failure`` names the last.
+    ``failed_loads`` counts loads of weights that failed since the last that did not, and
+    ``load_failure`` names the last.
     ``leaving`` says that it is given nothing more, ``dismissed`` that it was told to stop.
     """
 
@@ -67,6 +69,8 @@ class ReplicaState(msgspec.Struct, kw_only=True):
     resting: bool = False
     rest_until_s: float = 0.0
     last_failure: str = ""
+    failed_loads: int = 0
+    load_failure: str = ""
     leaving: bool = False
     dismissed: bool = False
 

@@ -47,6 +47,8 @@ def status_of(
                 "leaving": replica.leaving,
                 "failures": replica.failures,
                 "last_failure": replica.last_failure,
+                "failed_loads": replica.failed_loads,
+                "load_failure": replica.load_failure,
                 "silent_s": now - replica.seen_s,
             }
             for replica in list(state.replicas.values())[:_MOST_REPLICAS]
@@ -159,4 +161,9 @@ def _weights(state: ControllerState, config: ControllerConfig, now: float) -> st
         return (
             f"endpoints of version {published}: the policy replicas that have it joined with none"
         )
-    return f"version {published} to load on {', '.join(behind)}"
+    said = "".join(
+        f"; {replica.name} could not, {replica.failed_loads} times: {replica.load_failure}"
+        for replica in state.rollouts()
+        if replica.name in behind and replica.failed_loads >= FAILURES_ALLOWED
+    )
+    return f"version {published} to load on {', '.join(behind)}{said}"
