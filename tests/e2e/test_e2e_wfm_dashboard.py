@@ -133,6 +133,16 @@ def test_prompts_are_rows_and_validations_are_columns(page: Any) -> None:
     wait_for(lambda: all_seen(page), "the pictures")
 
 
+def test_what_is_not_looked_at_first_is_folded_up_below_the_samples(page: Any) -> None:
+    main, others = texts(page, "#figures figcaption"), texts(page, "#other-figures figcaption")
+    assert {"reward", "loss", "step_s"} <= set(main)
+    assert {"train_s", "lr", "rewards_failed"} <= set(others), "none has failed"
+    assert text(page, "#others-title") == f"Other figures ({len(others)})"
+    page.execute_script("document.getElementById('others').open = true")
+    drawn = "return document.querySelectorAll('#other-figures path[d*=L]').length"
+    wait_for(lambda: page.execute_script(drawn) > 0, "the other curves")
+
+
 def test_curves_have_training_and_held_out_rewards(page: Any) -> None:
     names = texts(page, "figcaption")
     assert names[:3] == ["reward", "validation/reward", "loss"]

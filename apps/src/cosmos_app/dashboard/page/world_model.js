@@ -3,14 +3,27 @@
 // each prompt, a column for each validation.
 
 const MOST_NAME = 40;
+// What is seen before the samples; failures are once there are any. The rest is below, folded up.
+const MAIN = new Set(["reward", "loss", "validation_loss", "reward_std", "kl", "grad_norm", "samples_per_s", "step_s"]);
+const FAILURES = new Set(["skipped", "rewards_failed", "samples_left_out", "groups_without_signal", "validation/failed"]);
 let galleryRevision = -1;
 let validations = [];
 let enlarged = null;
 
 // ------------------------------------------------------------------ figures
 
+const isMain = ({ name, values }) =>
+  MAIN.has(name) || /^(validation\/)?reward(\/|$)/.test(name) || (FAILURES.has(name) && values.some((value) => value !== 0));
+
 function drawFigures(curves) {
-  const box = byId("figures");
+  const others = curves.filter((curve) => !isMain(curve));
+  drawIn(byId("figures"), curves.filter(isMain));
+  byId("others").hidden = others.length === 0;
+  setText("others-title", `Other figures (${others.length})`);
+  drawIn(byId("other-figures"), others);
+}
+
+function drawIn(box, curves) {
   const key = JSON.stringify(curves.map((curve) => curve.name));
   if (box.dataset.key !== key) {
     box.dataset.key = key;
@@ -149,5 +162,6 @@ byId("enlarged").addEventListener("keydown", (event) => {
   if (event.key === "ArrowLeft") turn(-1);
   if (event.key === "ArrowRight") turn(1);
 });
+byId("others").addEventListener("toggle", () => { if (shown) drawFigures(shown.curves); });
 window.addEventListener("resize", () => { if (shown) drawFigures(shown.curves); });
 askForEver(() => askAt("/api/page", draw));
