@@ -8,7 +8,7 @@ import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -115,10 +115,14 @@ def test_strangers_that_say_nothing_do_not_take_all_threads(endpoint):
         time.sleep(2 * SOON_S)
         for _ in range(MOST_STRANGERS // 2 + 1):
             stack.enter_context(socket.create_connection((host, int(port)), timeout=20))
-        time.sleep(2 * SOON_S)
-        for _ in range(3):
+        first.settimeout(2 * SOON_S)
+        for _ in range(10):  # on a busy machine those before are let in late
             stack.enter_context(socket.create_connection((host, int(port)), timeout=20))
-        assert first.recv(1) == b""
+            with suppress(TimeoutError):
+                assert first.recv(1) == b""
+                break
+        else:
+            pytest.fail("the oldest is still there")
         assert reply(endpoint, _LENGTH.pack(1 << 20))["class"] == "ProtocolError"
 
 
