@@ -43,7 +43,7 @@ class Server:
         self.log, self.go = folder / "log", folder / "go"
         self.model = folder / "model"
         self.model.mkdir()
-        (self.model / "config.json").write_text('{"vocab_size": 64}')
+        (self.model / "config.json").write_text('{"model_type": "qwen3", "vocab_size": 64}')
 
     def heard(self) -> list[dict[str, Any]]:
         lines = self.log.read_text().splitlines() if self.log.exists() else []
