@@ -17,13 +17,13 @@ const isMain = ({ name, values }) =>
 
 function drawFigures(curves) {
   const others = curves.filter((curve) => !isMain(curve));
-  drawIn(byId("figures"), curves.filter(isMain));
+  drawBox(byId("figures"), curves.filter(isMain));
   byId("others").hidden = others.length === 0;
   setText("others-title", `Other figures (${others.length})`);
-  drawIn(byId("other-figures"), others);
+  drawBox(byId("other-figures"), others);
 }
 
-function drawIn(box, curves) {
+function drawBox(box, curves) {
   const key = JSON.stringify(curves.map((curve) => curve.name));
   if (box.dataset.key !== key) {
     box.dataset.key = key;
