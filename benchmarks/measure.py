@@ -161,6 +161,19 @@ def _end_tree(root: psutil.Process) -> None:
         process.kill()
 
 
+def pids_of(*words: str) -> list[int]:
+    """Return the processes with all of these words in their command line or title."""
+    found: list[int] = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = entry.read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if set(words) <= set(line.replace("\0", " ").split()):
+            found.append(int(entry.parent.name))
+    return found
+
+
 def end_on_sigterm() -> None:
     """Have SIGTERM raise, as Ctrl-C does, so that what is being measured ends with us."""
 

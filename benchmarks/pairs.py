@@ -31,7 +31,7 @@ from typing import Any
 import pairs_given
 import pairs_rl
 import pairs_wfm
-from measure import end_on_sigterm
+from measure import end_on_sigterm, pids_of
 from pairs_cover import Row, covering_rows
 from pairs_judge import judge_given, judge_rl, judge_wfm, records_of
 
@@ -109,14 +109,12 @@ class SweptRun:
         time.sleep(rng.uniform(0.0, 1.0))
 
     def _kill_one(self, role: str) -> None:
-        for entry in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                words = entry.read_bytes().decode(errors="replace").replace("\0", " ").split()
-            except OSError:
-                continue
-            is_it = role in words or (role == "policy" and "learner" in words)
-            if is_it and str(self._output) in words and "cosmos_app.kept" not in words:
-                os.kill(int(entry.parent.name), signal.SIGKILL)
+        names = ("policy", "learner") if role == "policy" else (role,)
+        found = [pid for name in names for pid in pids_of(name, str(self._output))]
+        kept = pids_of("cosmos_app.kept")
+        for pid in found:
+            if pid not in kept:
+                os.kill(pid, signal.SIGKILL)
                 return
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from measure import end_on_sigterm
+from measure import end_on_sigterm, pids_of
 
 from cosmos_app.event_log import parse_events
 from cosmos_core.metrics import read_metrics
@@ -197,18 +197,7 @@ class Soak:
 
     def _pids(self, *words: str) -> list[int]:
         """Return the processes of this run whose command lines hold these words."""
-        found: list[int] = []
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit() or int(entry.name) == self._process.pid:
-                continue
-            try:
-                line = (entry / "cmdline").read_bytes().decode(errors="replace")
-            except OSError:
-                continue
-            arguments = line.replace("\0", " ").split()  # of those that are forked, one text
-            if str(self.output) in arguments and all(word in arguments for word in words):
-                found.append(int(entry.name))
-        return found
+        return [pid for pid in pids_of(str(self.output), *words) if pid != self._process.pid]
 
     def _end(self) -> None:
         if self._process.poll() is None:

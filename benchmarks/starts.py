@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from measure import Usage, end_on_sigterm, measure
+from measure import Usage, end_on_sigterm, measure, pids_of
 
 from cosmos_app.event_log import parse_events
 
@@ -77,7 +77,7 @@ class Killer(threading.Thread):
             text = log.read_bytes() if log.exists() else b""
             if text.count(b'"StepFinished"') < _KILLED_AFTER:
                 continue
-            for pid in self._victims():
+            for pid in pids_of("rollout", str(self._output), VICTIM):
                 self.at_s = time.time()
                 os.kill(pid, signal.SIGKILL)
                 return
@@ -85,18 +85,6 @@ class Killer(threading.Thread):
     def end(self) -> None:
         self._over.set()
         self.join()
-
-    def _victims(self) -> list[int]:
-        wanted = {"rollout", str(self._output), VICTIM}
-        found: list[int] = []
-        for entry in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                words = entry.read_bytes().decode(errors="replace").replace("\0", " ").split()
-            except OSError:
-                continue
-            if wanted <= set(words):
-                found.append(int(entry.parent.name))
-        return found
 
 
 def run_once(arm: str, engine: str, folder: Path) -> Found:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import is_alive
 
 pytest.importorskip("vllm")
 torch = pytest.importorskip("torch")
@@ -90,13 +91,6 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def command(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_text()
 
@@ -121,9 +115,9 @@ def test_kill_9_of_the_owner_leaves_no_orphan(model, tmp_path):
         owner.send_signal(signal.SIGKILL)
         owner.wait(10)
         deadline = time.monotonic() + 10
-        while any(alive(pid) for pid in children) and time.monotonic() < deadline:
+        while any(is_alive(pid) for pid in children) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert [pid for pid in children if alive(pid)] == []
+        assert [pid for pid in children if is_alive(pid)] == []
     finally:
         owner.kill()
         owner.wait(10)
@@ -158,7 +152,7 @@ async def test_a_dead_engine_process_fails_requests_in_flight_and_later_ones(mod
     finally:
         async with asyncio.timeout(30):
             await engine.aclose()
-    assert [pid for pid in children if alive(pid) and "vllm" in command(pid).lower()] == []
+    assert [pid for pid in children if is_alive(pid) and "vllm" in command(pid).lower()] == []
 
 
 async def test_a_model_that_is_not_there_is_a_start_error_that_names_it(tmp_path):

@@ -2,18 +2,13 @@
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
+from processes import parent_of, title_of
 from real_runs import SMALL, Run, Runner
 
 IMPORTS = "cosmos-app: imports what replicas share"
 DEVICES = {"cpu": (), "cuda": ("rollout.engine.device=cuda",)}
-
-
-def title_of_parent(pid: int) -> str:
-    parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
-    return Path(f"/proc/{parent}/cmdline").read_bytes().rstrip(b"\0").decode()
 
 
 def is_back(run: Run, dead: int) -> bool:
@@ -27,12 +22,12 @@ def test_replicas_are_forked_at_first_and_after_a_death(runner: Runner, device: 
     run = runner.start(*SMALL, *DEVICES[device], "trainer.steps=100000")
     run.wait_for(lambda: run.steps_done() >= 1)
     first = run.child("rollout-0")
-    assert title_of_parent(run.child("policy-0")) == title_of_parent(first) == IMPORTS
+    assert title_of(parent_of(run.child("policy-0"))) == title_of(parent_of(first)) == IMPORTS
     os.kill(first, signal.SIGKILL)
     run.wait_for(lambda: is_back(run, first))
     before = run.steps_done()
     run.wait_for(lambda: run.steps_done() >= before + 2)
-    assert title_of_parent(run.child("rollout-0")) == IMPORTS
+    assert title_of(parent_of(run.child("rollout-0"))) == IMPORTS
     run.process.send_signal(signal.SIGINT)
     assert run.finish() == 3
     died = [(incident["name"], incident["outcome"]) for incident in run.report["incidents"]]

@@ -6,7 +6,6 @@ start hundreds of runs, and are not about that.
 
 import atexit
 import functools
-import json
 import os
 import select
 import signal
@@ -18,9 +17,12 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
 from cosmos_app.children import QUIET
-from cosmos_app.fork_orders import PRELOADER
+from cosmos_app.fork_orders import PRELOADER, Began, Ended, Order
 from cosmos_app.parent import as_parent
+from cosmos_app.replica_modules import TRAINING, of_models
 from cosmos_rollout import cpu_environment
 
 MODULES = (
@@ -33,10 +35,8 @@ MODULES = (
     "cosmos_app.roles.teacher",
     "cosmos_app.wfm.running",
     "cosmos_rollout.engines.transformers_engine",
-    "torchtitan.distributed",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.qwen3.modeling_qwen3",
-    "peft",
+    *TRAINING,
+    *of_models([None]),
     "matplotlib.pyplot",
     "torch.utils.tensorboard",
 )
@@ -96,22 +96,17 @@ class ForkedCommand:
         self._text = b""
         self._connection = socket.socket(socket.AF_UNIX)
         self._connection.connect(preloader())
-        order = {
-            "number": 0,
-            "argv": list(argv),
-            "environment": {**env, PRELOADER: preloader()},
-            "log": str(log),
-            "directory": str(cwd),
-        }
-        self._connection.sendall(json.dumps(order).encode() + b"\n")
+        environment = {**env, PRELOADER: preloader()}
+        order = Order(0, list(argv), environment, str(log), str(cwd))
+        self._connection.sendall(msgspec.json.encode(order) + b"\n")
         answer = self._hear(60.0)
-        assert answer is not None
-        self.pid: int = answer["pid"]
+        assert isinstance(answer, Began)
+        self.pid = answer.pid
 
     def poll(self) -> int | None:
         """Return how it ended, or None while it runs."""
-        if self.returncode is None and (answer := self._hear(0.0)) is not None:
-            self.returncode = answer["code"]
+        if self.returncode is None and isinstance(answer := self._hear(0.0), Ended):
+            self.returncode = answer.code
             self._connection.close()
         return self.returncode
 
@@ -144,7 +139,7 @@ class ForkedCommand:
         """Ask it to end."""
         self.send_signal(signal.SIGTERM)
 
-    def _hear(self, longest_s: float) -> dict[str, int] | None:
+    def _hear(self, longest_s: float) -> Began | Ended | None:
         """Return the next that is said of it; None if there is nothing in this time."""
         while b"\n" not in self._text:
             if not select.select([self._connection], [], [], longest_s)[0]:
@@ -153,4 +148,4 @@ class ForkedCommand:
             assert received, "who forks has died"
             self._text += received
         line, _, self._text = self._text.partition(b"\n")
-        return json.loads(line)
+        return msgspec.json.decode(line, type=Began | Ended)

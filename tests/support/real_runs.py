@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from forked_runs import ForkedCommand
+from processes import naming
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "configs" / "quickstart.toml"
@@ -94,20 +95,10 @@ class Run:
 
     def children(self, name: str) -> list[int]:
         """Return the processes of a replica, found by their command line."""
-        wanted = [b"controller"] if name == "controller" else [b"--replica", name.encode()]
-        wanted.append(str(self.output).encode())
-        found: list[int] = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    arguments = (entry / "cmdline").read_bytes().replace(b"\0", b" ").split()
-                except OSError:
-                    continue
-                if b"cosmos_app.kept" in arguments:
-                    continue  # starts it, and is told to with the same words
-                if all(word in arguments for word in wanted):
-                    found.append(int(entry.name))
-        return found
+        wanted = ("controller",) if name == "controller" else ("--replica", name)
+        found = naming(*wanted, str(self.output))
+        kept = naming("cosmos_app.kept")  # starts it, and is told to with the same words
+        return [pid for pid in found if pid not in kept]
 
 
 @dataclass

@@ -1,12 +1,12 @@
 """``python -m cosmos_app`` is ``cosmos-app``."""
 
 from cosmos_app.kept_modules import begin_imports
-from cosmos_app.leaving import Leaving
+from cosmos_app.leaving import leaving
 
 
 def start() -> None:
     """Run the command line in a process of its own."""
-    with Leaving():
+    with leaving():
         begin_imports()  # of the command that is asked for; `guarded` ends them
         from cosmos_app.cli import main
 

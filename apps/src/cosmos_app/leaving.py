@@ -9,15 +9,12 @@ import atexit
 import contextlib
 import os
 import sys
-from types import TracebackType
-from typing import Self
+from collections.abc import Generator
 
 
-def exit_code(error: BaseException | None) -> int:
+def exit_code(error: BaseException) -> int:
     """Return what Python's own end of a process would, for what its main program ended with."""
     match error:
-        case None:
-            return 0
         case SystemExit(code=None):
             return 0
         case SystemExit(code=int(code)):
@@ -28,33 +25,25 @@ def exit_code(error: BaseException | None) -> int:
             return 1
 
 
-class Leaving:
-    """A context around all that a process does; made before anything is registered for its end.
+@contextlib.contextmanager
+def leaving() -> Generator[None]:
+    """Be around all that a process does; entered before anything is registered for its end.
 
     What is registered later is called before, as `atexit` has it, and threads are waited for before
     that.
     """
+    code = 1
 
-    def __init__(self) -> None:
-        """Nothing has ended yet."""
-        self._code = 1
-        atexit.register(self._leave)
-
-    def __enter__(self) -> Self:
-        """Do nothing."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Note what the process is to say to who started it."""
-        self._code = exit_code(error)
-
-    def _leave(self) -> None:
+    def leave() -> None:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
-        os._exit(self._code)
+        os._exit(code)
+
+    atexit.register(leave)
+    try:
+        yield
+    except BaseException as error:
+        code = exit_code(error)
+        raise
+    code = 0

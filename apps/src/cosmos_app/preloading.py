@@ -33,7 +33,7 @@ import setproctitle
 
 from cosmos_app.fork_orders import FORKED, Began, Ended, Order
 from cosmos_app.kept_modules import begin_imports
-from cosmos_app.leaving import Leaving
+from cosmos_app.leaving import leaving
 from cosmos_app.parent import PARENT, die_with_parent
 
 _NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -176,7 +176,7 @@ def main() -> None:
     setproctitle.setproctitle("cosmos-app: imports what replicas share")
     where, *modules = sys.argv[1:]
     os.environ.setdefault(_NVML, "1")  # modules that look for a GPU must not start CUDA here
-    with Leaving():
+    with leaving():
         begin_imports()
         _import(modules)
         if not _is_fit():

@@ -1,11 +1,12 @@
 """What keeps a replica of a cluster's job alive: restarts, refusals, and a signal that ends it."""
 
-import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from processes import is_alive
 
 _LONG_S = 120.0
 
@@ -85,14 +86,6 @@ def test_what_a_dead_process_leaves_behind_is_ended(tmp_path: Path) -> None:
     running.communicate(timeout=_LONG_S)
     left = int((tmp_path / "left").read_text())
     deadline = time.monotonic() + _LONG_S
-    while _is_alive(left):
+    while is_alive(left):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-    except (ProcessLookupError, FileNotFoundError):
-        return False

@@ -7,13 +7,13 @@ import pytest
 
 _ENDS = """
 import atexit, sys, threading, time
-from cosmos_app.leaving import Leaving
+from cosmos_app.leaving import leaving
 
 def late():
     time.sleep(0.2)
     print("a thread has ended")
 
-with Leaving():
+with leaving():
     atexit.register(lambda: print("what was registered ran"))
     threading.Thread(target=late).start()
     {end}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from processes import is_alive, naming
 
 DEADLINE_S = 240.0
 REPLICAS = """
@@ -117,26 +118,6 @@ def until(condition):
 def written(path):
     """Return the numbers in a file, once they are there."""
     return until(lambda: path.exists() and [int(word) for word in path.read_text().split()])
-
-
-def naming(word):
-    """Return the processes with a word in their command line that have not ended."""
-    found = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            command = file.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if word.encode() in command:
-            found.append(int(file.parent.name))
-    return found
-
-
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])

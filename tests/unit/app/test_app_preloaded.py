@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import is_alive, parent_of, title_of
 
 from cosmos_app.preloaded import Preloaded, PreloadLostError, preloading
 from cosmos_app.supervisor import ChildSpec, Incident, Supervisor
@@ -49,17 +50,6 @@ def command(*words: str) -> tuple[str, ...]:
     return (sys.executable, "-m", "cosmos_app", *words)
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def title_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode()
-
-
 def spec(folder: Path, *words: str, **environment: str) -> ChildSpec:
     return ChildSpec(
         name=words[-1],
@@ -72,10 +62,6 @@ def spec(folder: Path, *words: str, **environment: str) -> ChildSpec:
 
 async def ignore(incident: Incident) -> None:
     del incident
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 async def until(condition: Callable[[], Any]) -> Any:

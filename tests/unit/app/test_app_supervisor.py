@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from processes import is_alive
 
 from cosmos_app.errors import ChildFailedError, ChildRefusedError
 from cosmos_app.supervisor import (
@@ -36,14 +37,6 @@ def _spec(tmp_path: Path, code: str, *, restarts: int = 0, name: str = "child") 
         log=tmp_path / f"{name}.log",
         restarts=restarts,
     )
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
 
 
 async def _until(condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
@@ -222,7 +215,7 @@ async def test_stop_takes_grandchildren_down_that_ignore_sigterm(tmp_path: Path)
     supervisor.start(_spec(tmp_path, code))
     await _until(pid_file.exists)
     await supervisor.stop(grace_s=5.0)
-    await _until(lambda: not _alive(int(pid_file.read_text())))
+    await _until(lambda: not is_alive(int(pid_file.read_text())))
 
 
 def test_how_a_process_ended_is_said_in_words() -> None:

@@ -13,6 +13,7 @@ import httpx
 import pytest
 import torch
 from click.testing import CliRunner
+from processes import is_alive
 
 pytest.importorskip("diffusers")
 
@@ -138,17 +139,10 @@ def stop(service):
     service.process.send_signal(signal.SIGTERM)
     try:
         service.process.wait(DEADLINE_S)
-        wait_for(lambda: not any(alive(pid) for pid in pids))  # nobody is left behind
+        wait_for(lambda: not any(is_alive(pid) for pid in pids))  # nobody is left behind
     finally:
         if service.process.poll() is None:
             os.killpg(service.process.pid, signal.SIGKILL)
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def wait_for(condition):

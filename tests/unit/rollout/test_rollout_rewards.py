@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from processes import parent_of
 
 from cosmos_rollout import (
     BoxedMathReward,
@@ -66,10 +67,6 @@ def no_argument():
 
 value = 3
 """
-
-
-def parent_of(process: int) -> int:
-    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def sample(response: str, answer: str | None = None, **fields) -> RewardInput:

@@ -87,23 +87,23 @@ class Gathering:
             ReplicaLostError: if there was no quorum in time, or no member has a usable state.
         """
         if self.seat is None:
-            if self._replicas is None:
-                self._replicas = self._open()
+            replicas = self._opened()
             with unwatched_groups():
-                self.seat = self._replicas.meet(learner, step, line=line)
+                self.seat = replicas.meet(learner, step, line=line)
         return self.seat
 
     def claims(self, what: str, is_done: Callable[[], bool]) -> bool:
         """Settle who does what one of those that are left does; see `ElasticReplicas.claim`."""
-        if self._replicas is None:
-            self._replicas = self._open()
-        return self._replicas.claim(what, is_done)
+        return self._opened().claim(what, is_done)
 
     def once(self, what: str, do: Callable[[], None]) -> None:
         """Have one of those that are left do what has to be done; see `ElasticReplicas.once`."""
+        self._opened().once(what, do)
+
+    def _opened(self) -> ElasticReplicas:
         if self._replicas is None:
             self._replicas = self._open()
-        self._replicas.once(what, do)
+        return self._replicas
 
     def leave_seat(self) -> None:
         """Give up a seat that was not used, as the run fell back from its step."""

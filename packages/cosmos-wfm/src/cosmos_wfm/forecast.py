@@ -16,7 +16,7 @@ from cosmos_wfm.drawing import SamplerConfig
 from cosmos_wfm.errors import CaptionDataError, WfmConfigError
 from cosmos_wfm.families.shared import check_wan_vae
 from cosmos_wfm.loading import check_directory, load_outline
-from cosmos_wfm.places import check_place
+from cosmos_wfm.places import check_writable
 from cosmos_wfm.prompt_lengths import MOST_LOOKED_AT, cut_prompts
 from cosmos_wfm.prompts import read_prompts
 from cosmos_wfm.rewards import check_prompts, weighted_reward
@@ -109,10 +109,10 @@ def check_files(config: Recipe) -> None:
 def _check_places(config: Recipe) -> None:
     if not config.output:
         raise WfmConfigError("output: names no directory to write to")
-    check_place("output", config.output)
-    check_place("checkpoints", config.checkpoints)
+    check_writable("output", config.output)
+    check_writable("checkpoints", config.checkpoints)
     if isinstance(config, DiffusionSftConfig):
-        check_place("cache", config.cache)
+        check_writable("cache", config.cache)
     check_upload(config.upload)
 
 

@@ -64,15 +64,19 @@ def pipeline_class_name(directory: Path) -> str:
         raise PipelineError(f"{index} names no pipeline class: {error!r}") from error
 
 
-def check_directory(directory: Path) -> None:
+def check_directory(directory: Path) -> str:
     """Refuse a directory that is no pipeline, or has weights that are cut off; none are read.
+
+    Returns:
+        The name of its pipeline's class.
 
     Raises:
         PipelineError: names the file.
     """
-    pipeline_class_name(directory)
+    name = pipeline_class_name(directory)
     for path in sorted(directory.glob("*/*.safetensors")):
         _check_weights(path)
+    return name
 
 
 def find_adapter(class_name: str, named: str = "") -> AdapterFactory:
@@ -130,8 +134,7 @@ def load_adapter(
         PipelineError: if it is no pipeline directory, or one that no adapter is for.
     """
     directory = Path(directory)
-    name = pipeline_class_name(directory)
-    check_directory(directory)
+    name = check_directory(directory)
     try:
         factory = find_adapter(name, adapter)
     except PipelineError as error:

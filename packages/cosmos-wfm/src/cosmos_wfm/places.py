@@ -6,7 +6,7 @@ from pathlib import Path
 from cosmos_wfm.errors import WfmConfigError
 
 
-def check_place(name: str, place: str) -> None:
+def check_writable(name: str, place: str) -> None:
     """Refuse a directory that could not be made or written to; nothing is made.
 
     Args:

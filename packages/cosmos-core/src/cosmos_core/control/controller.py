@@ -291,8 +291,9 @@ class Controller:
         else:
             self.state.counters.duplicates += 1
         if isinstance(event, LoadFailed):
-            self.state.counters.loads_failed += is_answer
-            self._replicas.note_failed_load(replica, event.reason, now if is_answer else None)
+            if is_answer:
+                self.state.counters.loads_failed += 1
+                self._replicas.note_failed_load(replica, event.reason, now)
         elif not (is_on and is_sure):
             self._forget_samples_of(replica)
         elif is_answer or UNKNOWN_VERSION < replica.version < event.version:

@@ -80,18 +80,11 @@ class ReplicaTable:
         self._count_slots(replica, 1)
         self._enter(replica)
 
-    def note_failed_load(self, replica: ReplicaState, reason: str, now: float | None) -> None:
-        """Note that a replica could not load weights, and let it try again.
-
-        Args:
-            replica: says so.
-            reason: why.
-            now: ``None`` if it was not told to load these.
-        """
+    def note_failed_load(self, replica: ReplicaState, reason: str, now: float) -> None:
+        """Note why a replica could not load the weights that it was told to, which it is again."""
         replica.failed_loads += 1
         replica.load_failure = reason
-        if now is not None:
-            replica.retry_at_s = now + _RELOAD_AFTER_S
+        replica.retry_at_s = now + _RELOAD_AFTER_S
 
     def set_leaving(self, replica: ReplicaState, *, is_leaving: bool) -> None:
         """Note that a replica is to be given nothing more, or that it may stay after all."""

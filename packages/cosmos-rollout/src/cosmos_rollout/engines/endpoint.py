@@ -298,12 +298,10 @@ class EndpointEngine:
         async with self._client.stream("POST", "completions", json=body) as response:
             if response.is_error:
                 text = (await response.aread()).decode(errors="replace")
+                error = refused(self._config.url, response, text)
                 if response.status_code in _BAD_REQUEST:
-                    raise PromptRefusedError(
-                        f"request {request.request_id}: {self._config.url} answered "
-                        f"{response.status_code}: {text[:500]}"
-                    )
-                raise refused(self._config.url, response, text)
+                    raise PromptRefusedError(f"request {request.request_id}: {error}")
+                raise error
             async for line in response.aiter_lines():
                 kind, _, data = line.partition(":")
                 if kind == "data" and data.strip() != "[DONE]":

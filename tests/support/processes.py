@@ -1,0 +1,41 @@
+"""Other processes of this machine, as /proc tells of them."""
+
+from pathlib import Path
+
+
+def _stat(pid: int) -> list[str]:
+    """Return what stands behind a process's name: its state, its parent and more."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process is there and has not ended."""
+    try:
+        return _stat(pid)[0] != "Z"
+    except OSError:
+        return False
+
+
+def parent_of(pid: int) -> int:
+    """Return who started a process, or took it over."""
+    return int(_stat(pid)[1])
+
+
+def title_of(pid: int) -> str:
+    """Return a process's command line, or the title that it has given itself."""
+    line = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0")
+    return line.replace(b"\0", b" ").decode(errors="replace")
+
+
+def naming(*words: str) -> list[int]:
+    """Return the processes with all of these words in their command line or title."""
+    found: list[int] = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        pid = int(entry.name)
+        try:
+            line = title_of(pid).split()
+        except OSError:
+            continue
+        if all(word in line for word in words):
+            found.append(pid)
+    return found
