@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from process_trees import run_ranks
+from processes import parent_of, title_of
 
 pytest.importorskip("diffusers")
 pytest.importorskip("cosmos_weightsync")
@@ -112,6 +113,7 @@ class Killer(threading.Thread):
         self._by = by
         self._over = threading.Event()
         self.killed = 0
+        self.forker = ""
 
     def __enter__(self):
         self.start()
@@ -138,6 +140,7 @@ class Killer(threading.Thread):
                 continue  # it has ended
             if b"rollout" in command and output == log:
                 self.killed = int(file.parent.name)
+                self.forker = title_of(parent_of(self.killed))
                 os.kill(self.killed, self._by)
 
 
@@ -154,6 +157,7 @@ def test_a_run_with_replicas_one_of_which_is_killed_is_the_run_without_any(
         theirs = figures(recipe)
 
     assert killer.killed
+    assert "imports what replicas share" in killer.forker
     assert (len(own), len(theirs)) == (NUM_STEPS, steps)
     assert theirs[:NUM_STEPS] == own
     for row in rows_of(recipe):

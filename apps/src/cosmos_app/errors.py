@@ -4,10 +4,47 @@ Exit codes: 1 the run failed, 2 the recipe or its files are wrong, 3 stopped bef
 """
 
 import errno
+import sys
+from collections.abc import Mapping, Sequence
 
 from cosmos_core.errors import CosmosError
 
 _OF_THE_MACHINE = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS}
+PARENTS: Mapping[str, Sequence[str]] = {
+    "cosmos_algos": ("AlgosError",),
+    "cosmos_parallel": ("ParallelError",),
+    "cosmos_rollout": ("RolloutError",),
+    "cosmos_weightsync": ("WeightSyncError",),
+    "cosmos_wfm": ("WfmError",),
+}
+"""Parents of the errors of packages."""
+STAYING: Mapping[str, Sequence[str]] = {
+    "cosmos_core.bus": ("CodeVersionError",),
+    "cosmos_core.config": ("ConfigError",),
+    "cosmos_core.rundir": ("NotARunDirectoryError", "RunNotWritableError"),
+    "cosmos_algos": ("AlgorithmConfigError", "ModelHeadError", "RewardError"),
+    "cosmos_parallel": (
+        "AdapterError",
+        "CheckpointMismatchError",
+        "CheckpointPlaceError",
+        "FreezeError",
+        "MeshError",
+        "ModelMismatchError",
+        "ModelNotFoundError",
+        "OptimizerError",
+        "PackingError",
+        "PrecisionError",
+        "SftDataError",
+    ),
+    "cosmos_rollout": (
+        "EngineSettingsError",
+        "PromptDataError",
+        "RewardCodeError",
+        "UserCodeError",
+    ),
+    "cosmos_wfm": ("CaptionDataError", "PipelineError", "WfmConfigError"),
+}
+"""Errors of packages that the same recipe and files would raise again."""
 REFUSED = 2
 STOPPED = 3
 
@@ -54,21 +91,7 @@ class ChildRefusedError(ChildFailedError):
 
 def expected_errors() -> tuple[type[Exception], ...]:
     """Return the errors that are a message and an exit code, not a traceback."""
-    from cosmos_algos import AlgosError
-    from cosmos_parallel import ParallelError
-    from cosmos_rollout import RolloutError
-    from cosmos_weightsync import WeightSyncError
-    from cosmos_wfm import WfmError
-
-    return (
-        RunError,
-        CosmosError,
-        AlgosError,
-        ParallelError,
-        RolloutError,
-        WeightSyncError,
-        WfmError,
-    )
+    return RunError, CosmosError, *imported(PARENTS)
 
 
 def said_of_files(error: Exception) -> str:
@@ -91,56 +114,28 @@ def exit_code_of(error: Exception) -> int:
 
 def _errors_that_stay() -> tuple[type[Exception], ...]:
     """Return the errors that the same recipe and files would raise again."""
-    from cosmos_algos import AlgorithmConfigError, ModelHeadError, RewardError
-    from cosmos_core.bus import CodeVersionError
-    from cosmos_core.config import ConfigError
-    from cosmos_core.rundir import NotARunDirectoryError, RunNotWritableError
-    from cosmos_parallel import (
-        AdapterError,
-        CheckpointMismatchError,
-        CheckpointPlaceError,
-        FreezeError,
-        MeshError,
-        ModelMismatchError,
-        ModelNotFoundError,
-        OptimizerError,
-        PackingError,
-        PrecisionError,
-        SftDataError,
-    )
-    from cosmos_rollout import EngineSettingsError, PromptDataError, RewardCodeError, UserCodeError
-    from cosmos_wfm import CaptionDataError, PipelineError, WfmConfigError
-
-    return (
-        CodeVersionError,
-        ConfigError,
+    own = (
         DashboardAddressError,
         DataError,
-        NotARunDirectoryError,
-        RunNotWritableError,
         WrongStreamError,
         NothingToResumeError,
         StarvedSlotsError,
         ChildRefusedError,
-        AlgorithmConfigError,
-        EngineSettingsError,
-        ModelHeadError,
-        AdapterError,
-        CaptionDataError,
-        CheckpointMismatchError,
-        CheckpointPlaceError,
-        FreezeError,
-        MeshError,
-        ModelMismatchError,
-        ModelNotFoundError,
-        OptimizerError,
-        PackingError,
-        PipelineError,
-        PrecisionError,
-        PromptDataError,
-        RewardCodeError,
-        RewardError,
-        SftDataError,
-        UserCodeError,
-        WfmConfigError,
+    )
+    return *own, *imported(STAYING)
+
+
+def imported(named: Mapping[str, Sequence[str]]) -> tuple[type[Exception], ...]:
+    """Return errors of packages that are imported; those of others cannot have been raised.
+
+    To import a package to say what went wrong would take seconds.
+
+    Args:
+        named: their names, by package.
+    """
+    return tuple(
+        getattr(sys.modules[package], name)
+        for package, names in named.items()
+        if package in sys.modules
+        for name in names
     )

@@ -18,9 +18,8 @@ from cosmos_app.control_files import read_address
 from cosmos_app.dashboard.address import read_address_file
 from cosmos_app.ended import describe_end
 from cosmos_app.errors import RunError
-from cosmos_app.given.files import ask_to_stop
-from cosmos_app.recipe import Recipe
-from cosmos_app.recipes import recipe_of_run
+from cosmos_app.given.stop_file import ask_to_stop
+from cosmos_app.run_kinds import has_controller, read_tables
 from cosmos_core.bus import Bus, BusUnreachableError
 from cosmos_core.messages import Event, ScaleRequested, StopRequested
 from cosmos_core.rundir import RunDirectory
@@ -55,7 +54,7 @@ async def scale_run(run_dir: Path, wanted: Mapping[str, int]) -> int:
         RunError: if it was never started or is not running, or its policy replicas are fixed.
     """
     run = RunDirectory.open(run_dir)
-    if "policies" in wanted and recipe_of_run(run).elastic is None:
+    if "policies" in wanted and read_tables(run).get("elastic") is None:
         raise RunError(
             f"{run.path}: its policy replicas sum gradients as they are; give the recipe [elastic] "
             "for replicas that come and go"
@@ -75,7 +74,7 @@ async def _ask(run: RunDirectory, route: str, query: Mapping[str, Any], event: E
             status = await bus.read_status()
             if status.get("finished"):
                 raise RunError(f"{run.path} has ended: {status['finished']}")
-            if not isinstance(recipe_of_run(run), Recipe):  # it has no controller
+            if not has_controller(read_tables(run)):
                 if route != "stop":
                     raise RunError(
                         f"{run.path}: a run on given data has the replicas it began with"

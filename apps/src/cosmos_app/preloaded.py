@@ -16,7 +16,7 @@ import msgspec
 from cosmos_app.fork_orders import FORKED, PRELOADER, Began, Ended, Order
 from cosmos_app.parent import as_parent
 
-_ROLES = ("policy", "rollout", "teacher", "warmup", "learner")
+_ROLES = ("policy", "rollout", "teacher", "warmup", "learner", "wfm")
 _LEAST = 4  # words of a command line: Python's, "-m", the module and the role
 _LONGEST_IMPORTS_S = 300.0
 
@@ -71,7 +71,8 @@ class Preloaded:
         """Start it; it imports while the launcher does other things.
 
         Args:
-            modules: what it imports. One that cannot be imported is left out.
+            modules: what it imports, ``module`` or ``module:name`` for one that imports its names
+                when they are asked for. What cannot be imported is left out.
             environment: of its imports, added to this process's own; what replicas are started
                 with as well.
         """

@@ -18,6 +18,7 @@ for who starts runs all day: it forks a process like this one for each that come
 import contextlib
 import gc
 import importlib
+import io
 import os
 import random
 import selectors
@@ -114,6 +115,10 @@ def _become(order: Order, forker: int) -> None:
         os.dup2(nothing.fileno(), 0)
         for number in (1, 2):
             os.dup2(log.fileno(), number)
+    if order.environment.get("PYTHONUNBUFFERED"):
+        for stream in (sys.stdout, sys.stderr):
+            assert isinstance(stream, io.TextIOWrapper)
+            stream.reconfigure(write_through=True)
     os.environ.clear()
     os.environ.update(order.environment)
     os.environ.pop(PARENT, None)  # of the launcher
@@ -134,9 +139,12 @@ def _become(order: Order, forker: int) -> None:
 
 
 def _import(modules: Sequence[str]) -> None:
-    for module in modules:
+    for wanted in modules:
+        module, _, name = wanted.partition(":")
         with contextlib.suppress(Exception):  # who needs it says what is wrong
-            importlib.import_module(module)
+            imported = importlib.import_module(module)
+            if name:
+                getattr(imported, name)
     gc.freeze()
 
 

@@ -1,7 +1,6 @@
 """``cosmos-app status``: what a run's controller last said of itself, or what its steps say."""
 
 import asyncio
-import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -16,10 +15,10 @@ from cosmos_app.control_files import read_address
 from cosmos_app.dashboard.address import read_address_file
 from cosmos_app.ended import describe_end, last_words
 from cosmos_app.errors import RunError
-from cosmos_app.given.recipe import GIVEN_KINDS
 from cosmos_app.natural_order import by_number
 from cosmos_app.output import print_json
 from cosmos_app.report import describe_books
+from cosmos_app.run_kinds import has_controller, read_tables
 from cosmos_app.wfm.dashboard.recorded import (
     is_world_model_run,
     open_world_model_run,
@@ -68,13 +67,12 @@ async def show_status(run_dir: Path, *, watch: bool, as_json: bool) -> int:
 async def _show_live(run: RunDirectory, *, watch: bool, as_json: bool) -> None:
     url, namespace = read_address(run)
     connect_s = 1.0 if last_words(run) else _GONE_S  # it may have been started again just now
-    # maybe of another version, so that it is not taken as a recipe
-    config = json.loads(run.config.read_text(encoding="utf-8")) if run.config.exists() else {}
+    tables = read_tables(run)
     async with await Bus.connect(url, namespace, connect_s=connect_s, patience_s=_GONE_S) as bus:
 
         async def read() -> Mapping[str, Any]:
             said = await bus.read_status()
-            return _status_of_steps(run, config) if config.get("kind") in GIVEN_KINDS else said
+            return said if has_controller(tables) else _status_of_steps(run, tables)
 
         await _show(read, run, watch=watch, as_json=as_json)
 

@@ -103,6 +103,16 @@ async def test_what_is_forked_is_what_its_command_line_says(preloaded: Preloaded
     assert lines[-1] == f"{tmp_path} ['policy', '--help'] its own True"
 
 
+async def test_what_it_says_is_in_the_log_at_once_if_its_environment_wants_that(
+    preloaded: Preloaded, tmp_path: Path
+):
+    log = tmp_path / "one.log"
+    environment = {**os.environ, "MARK": "-", "STAYS": "yes", "PYTHONUNBUFFERED": "1"}
+    forked = await preloaded.start(command("policy", "--help"), environment, log)
+    await until(lambda: log.exists() and "['policy', '--help'] - True" in log.read_text())
+    os.killpg(forked.pid, signal.SIGKILL)
+
+
 async def test_several_begin_at_once_and_draw_other_numbers(preloaded: Preloaded, tmp_path: Path):
     names = ("policy", "rollout", "teacher")
     logs = {name: tmp_path / f"{name}.log" for name in names}

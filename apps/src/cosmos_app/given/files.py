@@ -34,8 +34,6 @@ from cosmos_parallel import (
     read_rows_in,
 )
 
-_STOP_FILE = "stop"
-
 
 def recipe_of(run: RunDirectory) -> GivenRecipe:
     """Read the recipe that the directory of a run on given data holds.
@@ -149,18 +147,3 @@ def _require_teacher(recipe: GivenRecipe, model: Path) -> None:
     if isinstance(recipe, DistillationRecipe):
         require_one_vocabulary(recipe.teacher, model)
         require_scoring(recipe.teacher, recipe.policy, recipe.model.training)
-
-
-def forget_stop(run: RunDirectory) -> None:
-    """Remove what an earlier launch was asked."""
-    (run.path / _STOP_FILE).unlink(missing_ok=True)
-
-
-def ask_to_stop(run: RunDirectory) -> None:
-    """Ask all replicas to end after the step in hand."""
-    (run.path / _STOP_FILE).touch()
-
-
-def is_asked_to_stop(run: RunDirectory) -> bool:
-    """Whether somebody asked for that."""
-    return (run.path / _STOP_FILE).exists()

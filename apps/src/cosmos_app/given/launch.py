@@ -25,15 +25,10 @@ from cosmos_app.errors import InterruptedRunError
 from cosmos_app.frame import NO_CHECKPOINT, Answers, RunFrame, hand_in, open_run
 from cosmos_app.given.data_config import num_kept_back
 from cosmos_app.given.encoded import encode_data
-from cosmos_app.given.files import (
-    ask_to_stop,
-    check_inputs,
-    checkpoints_of,
-    forget_stop,
-    prepare_model,
-)
+from cosmos_app.given.files import check_inputs, checkpoints_of, prepare_model
 from cosmos_app.given.modules import learner_modules
 from cosmos_app.given.recipe import GivenRecipe
+from cosmos_app.given.stop_file import ask_to_stop, forget_stop
 from cosmos_app.output import from_to, print_facts
 from cosmos_app.preloaded import Preloaded, preloading
 from cosmos_app.report import median

@@ -15,8 +15,9 @@ from typing import Protocol, TypeVar
 import torch
 
 from cosmos_app.control_files import read_address
-from cosmos_app.given.files import is_asked_to_stop, recipe_of
+from cosmos_app.given.files import recipe_of
 from cosmos_app.given.recipe import GivenRecipe
+from cosmos_app.given.stop_file import is_asked_to_stop
 from cosmos_app.given.trainer import GivenTrainer
 from cosmos_app.parent import die_with_parent
 from cosmos_app.roles.elastic import open_replicas

@@ -45,6 +45,8 @@ class DisaggregatedConfig:
             killed. Rewards have a deadline of their own.
         deadline_s: for drawing the samples of a step, beside the time that their rewards have of
             their own; more is an error.
+        preload: replicas are forked from a process that has imported what they need, so that one
+            that died is back at once; ``false`` starts each by itself.
     """
 
     replicas: int = 1
@@ -54,6 +56,7 @@ class DisaggregatedConfig:
     lease_s: float = 60.0
     stall_s: float = 900.0
     deadline_s: float = 1800.0
+    preload: bool = True
 
     def __post_init__(self) -> None:
         """Check the ranges.

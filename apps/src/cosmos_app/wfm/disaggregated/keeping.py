@@ -15,6 +15,7 @@ from typing import Self
 import click
 
 from cosmos_app.errors import RunError
+from cosmos_app.preloaded import preloading
 from cosmos_app.supervisor import ChildSpec, Incident, Supervisor, signal_session
 from cosmos_app.wfm.disaggregated.pulse import StartedReplica
 
@@ -60,16 +61,25 @@ class KeptReplicas:
         loss: why one of them cannot be kept alive, once that is so.
     """
 
-    def __init__(self, specs: Sequence[ChildSpec], stall_s: float = math.inf) -> None:
+    def __init__(
+        self,
+        specs: Sequence[ChildSpec],
+        stall_s: float = math.inf,
+        *,
+        modules: Sequence[str] = (),
+    ) -> None:
         """Get ready; nothing is started before the block.
 
         Args:
             specs: how they are started.
             stall_s: a process that was not heard of for as long since it began, and since there
                 was somebody to connect to, is killed.
+            modules: what they import: they are forked from a process that has. Without, each is
+                started by itself.
         """
         self.loss: Future[RunError] = Future()
         self._specs = specs
+        self._modules = modules
         self._stall_s = stall_s
         self._opened = threading.Event()
         self._heard: set[StartedReplica] = set()
@@ -103,7 +113,11 @@ class KeptReplicas:
         self._heard.add(replica)
 
     async def _keep(self) -> None:
-        supervisor, names = Supervisor(_tell), [spec.name for spec in self._specs]
+        async with preloading(self._modules, {}) as preloaded:
+            await self._keep_alive(Supervisor(_tell, preloaded))
+
+    async def _keep_alive(self, supervisor: Supervisor) -> None:
+        names = [spec.name for spec in self._specs]
         for spec in self._specs:
             supervisor.start(spec)
         kept = asyncio.create_task(supervisor.wait(names))

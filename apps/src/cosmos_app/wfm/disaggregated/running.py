@@ -10,6 +10,7 @@ from torch import Tensor
 from cosmos_app.roles.ranks import gather_texts
 from cosmos_app.wfm.disaggregated.keeping import KeptReplicas, replica_specs
 from cosmos_app.wfm.disaggregated.meeting import remove_place
+from cosmos_app.wfm.disaggregated.modules import rollout_modules
 from cosmos_app.wfm.disaggregated.trainer import ReplicaRollouts
 from cosmos_parallel import TrainingMesh
 from cosmos_wfm import ConnectRollouts, DiffusionRlConfig, StepParts
@@ -36,7 +37,8 @@ def remote_rollouts(
     num_started = config.replicas if config.start and rank == 0 else 0
     behind_ranks = mesh.process.world_size
     specs = replica_specs(output, num_started, config.restarts, first_device=behind_ranks)
-    kept = KeptReplicas(specs, config.stall_s)
+    modules = rollout_modules(recipe) if num_started and config.preload else ()
+    kept = KeptReplicas(specs, config.stall_s, modules=modules)
     with kept, ExitStack() as stack:
 
         def connect(weights: Mapping[str, Tensor], parts: StepParts) -> ReplicaRollouts:
