@@ -1,4 +1,4 @@
-"""Replicas of a run are forked from the process that imports for them, also after a death."""
+"""Replicas of a run are forked from processes that import for them, also after a death."""
 
 import os
 import signal
@@ -8,7 +8,8 @@ from processes import parent_of, title_of
 from real_runs import SMALL, Run, Runner
 
 IMPORTS = "cosmos-app: imports what replicas share"
-DEVICES = {"cpu": (), "cuda": ("rollout.engine.device=cuda",)}
+VLLM = ("rollout.engine.kind=vllm", "rollout.engine.kv_cache_mib=16")
+SETTINGS = {"transformers": (), "on cuda": ("rollout.engine.device=cuda",), "vllm": VLLM}
 
 
 def is_back(run: Run, dead: int) -> bool:
@@ -16,13 +17,17 @@ def is_back(run: Run, dead: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_replicas_are_forked_at_first_and_after_a_death(runner: Runner, device: str) -> None:
+@pytest.mark.parametrize(
+    "engine", ["transformers", pytest.param("on cuda", marks=pytest.mark.gpu), "vllm"]
+)
+def test_replicas_are_forked_at_first_and_after_a_death(runner: Runner, engine: str) -> None:
     runner.forks = False  # the launcher is not
-    run = runner.start(*SMALL, *DEVICES[device], "trainer.steps=100000")
+    run = runner.start(*SMALL, *SETTINGS[engine], "trainer.steps=100000")
     run.wait_for(lambda: run.steps_done() >= 1)
     first = run.child("rollout-0")
-    assert title_of(parent_of(run.child("policy-0"))) == title_of(parent_of(first)) == IMPORTS
+    forkers = [parent_of(run.child("policy-0")), parent_of(first)]
+    assert [title_of(pid) for pid in forkers] == [IMPORTS, IMPORTS]
+    assert len(set(forkers)) == (2 if engine == "vllm" else 1)  # it changes who trains
     os.kill(first, signal.SIGKILL)
     run.wait_for(lambda: is_back(run, first))
     before = run.steps_done()

@@ -15,7 +15,15 @@ import signal
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -228,9 +236,9 @@ class RunFrame:
         run: RunDirectory,
         console: Console,
         answers: Answers,
-        preloaded: Preloaded | None = None,
+        preloaded: Sequence[Preloaded] = (),
     ) -> None:
-        """Nothing is started yet; ``preloaded`` forks what it takes of the run's processes."""
+        """Nothing is started yet; ``preloaded`` fork what they take of the run's processes."""
         self.supervisor = Supervisor(self._on_incident, preloaded)
         self._presses = Presses()
         self._is_open = False

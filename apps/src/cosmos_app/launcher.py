@@ -8,7 +8,7 @@ files ─► redis ─► warm-up ─► controller + policies + rollouts ─►
 import asyncio
 import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -45,7 +45,7 @@ from cosmos_app.prepare import (
 from cosmos_app.prepared_data import count_rows, follow_data, prepare_data
 from cosmos_app.recipe import Recipe, controller_config
 from cosmos_app.replica_count import await_farewells, keep_replicas
-from cosmos_app.replica_modules import replica_modules
+from cosmos_app.replica_modules import shared_by_replicas
 from cosmos_app.report import Outcome, RunReport, build_report, draw_report, print_report
 from cosmos_app.samples import last_samples
 from cosmos_app.supervisor import Incident
@@ -71,7 +71,7 @@ async def run_recipe(recipe: Recipe, *, resume: bool, as_json: bool) -> int:
         InterruptedRunError: after a clean stop before the last step.
     """
     console = Console(stderr=as_json)
-    async with preloading(replica_modules(recipe), environment(recipe)) as preloaded:
+    async with preloading(shared_by_replicas(recipe), environment(recipe)) as preloaded:
         check_inputs(recipe)
         if not recipe.launch.external:
             _tell_devices(recipe, console)
@@ -121,7 +121,7 @@ class Launch:
         console: Console,
         *,
         is_resumed: bool = False,
-        preloaded: Preloaded | None = None,
+        preloaded: Sequence[Preloaded] = (),
     ) -> None:
         """Nothing is started yet."""
         self._is_resumed = is_resumed

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +17,7 @@ import msgspec
 from cosmos_app.fork_orders import FORKED, PRELOADER, Began, Ended, Order
 from cosmos_app.parent import as_parent
 
-_ROLES = ("policy", "rollout", "teacher", "warmup", "learner", "wfm")
+_ROLES = frozenset({"policy", "rollout", "teacher", "warmup", "learner", "wfm"})
 _LEAST = 4  # words of a command line: Python's, "-m", the module and the role
 _LONGEST_IMPORTS_S = 300.0
 
@@ -43,6 +44,20 @@ class PreloadLostError(Exception):
     """The process that forks is gone, or was not done with its imports in time."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shared:
+    """Replicas that come from one process, which has imported what they need.
+
+    Attributes:
+        modules: what it imports, ``module`` or ``module:name`` for one that imports its names when
+            they are asked for. What cannot be imported is left out.
+        roles: those of the replicas, as the command line has them.
+    """
+
+    modules: Sequence[str]
+    roles: frozenset[str] = _ROLES
+
+
 class ForkedProcess:
     """A process that was forked for the launcher."""
 
@@ -67,17 +82,18 @@ class ForkedProcess:
 class Preloaded:
     """A process that has imported what replicas do; those it is asked for begin at once."""
 
-    def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, shared: Shared, environment: Mapping[str, str]) -> None:
         """Start it; it imports while the launcher does other things.
 
         Args:
-            modules: what it imports, ``module`` or ``module:name`` for one that imports its names
-                when they are asked for. What cannot be imported is left out.
+            shared: what it imports, and for whom.
             environment: of its imports, added to this process's own; what replicas are started
                 with as well.
         """
         self._process: subprocess.Popen[bytes] | None = None
-        self._socket = _connected(os.environ.get(PRELOADER)) or self._begin(modules, environment)
+        self._roles = shared.roles
+        found = _connected(os.environ.get(PRELOADER))
+        self._socket = found or self._begin(shared.modules, environment)
         self._is_lost = False
         self._connecting = asyncio.Lock()
         self._writer: asyncio.StreamWriter | None = None
@@ -105,7 +121,7 @@ class Preloaded:
         """Whether a command line is one of those that can be forked now."""
         if self._is_lost or len(argv) < _LEAST:
             return False
-        return list(argv[:3]) == [sys.executable, "-m", FORKED] and argv[3] in _ROLES
+        return list(argv[:3]) == [sys.executable, "-m", FORKED] and argv[3] in self._roles
 
     async def start(
         self, argv: Sequence[str], environment: Mapping[str, str], log: Path
@@ -196,19 +212,18 @@ def _connected(path: str | None) -> socket.socket | None:
 
 @contextlib.asynccontextmanager
 async def preloading(
-    modules: Sequence[str], environment: Mapping[str, str]
-) -> AsyncGenerator[Preloaded | None]:
-    """Give a process that imports these modules; none where there are none, or it cannot be.
+    shared: Sequence[Shared], environment: Mapping[str, str]
+) -> AsyncGenerator[Sequence[Preloaded]]:
+    """Give a process for each, but for those with nothing to import; none where that cannot be.
 
     Args:
-        modules: of the replicas of a run.
+        shared: of the replicas of a run.
         environment: see `Preloaded`.
     """
-    if not modules or not hasattr(os, "pidfd_open"):
-        yield None
-        return
-    preloaded = Preloaded(modules, environment)
+    can_be = hasattr(os, "pidfd_open")
+    preloaded = [Preloaded(each, environment) for each in shared if each.modules and can_be]
     try:
         yield preloaded
     finally:
-        await preloaded.close()
+        for each in preloaded:
+            await each.close()

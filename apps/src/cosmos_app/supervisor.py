@@ -126,12 +126,12 @@ class Supervisor:
         given_up: children that are not started again while others of their group go on.
     """
 
-    def __init__(self, on_incident: OnExit, preloaded: Preloaded | None = None) -> None:
+    def __init__(self, on_incident: OnExit, preloaded: Sequence[Preloaded] = ()) -> None:
         """Report each unexpected end to ``on_incident`` before anything is done about it.
 
         Args:
             on_incident: see above.
-            preloaded: forks those children that it takes, as long as it is there.
+            preloaded: each forks those children that it takes, as long as it is there.
         """
         self.incidents: list[Incident] = []
         self.given_up: set[str] = set()
@@ -291,12 +291,11 @@ class Supervisor:
         return process
 
     async def _forked(self, spec: ChildSpec, environment: Mapping[str, str]) -> Process | None:
-        if self._preloaded is None or not self._preloaded.takes(spec.argv):
-            return None
-        try:
-            return await self._preloaded.start(spec.argv, environment, spec.log)
-        except PreloadLostError:
-            return None
+        for preloaded in self._preloaded:
+            if preloaded.takes(spec.argv):
+                with contextlib.suppress(PreloadLostError):
+                    return await preloaded.start(spec.argv, environment, spec.log)
+        return None
 
 
 async def _started(spec: ChildSpec, environment: Mapping[str, str]) -> Process:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from processes import is_alive, parent_of, title_of
 
-from cosmos_app.preloaded import Preloaded, PreloadLostError, preloading
+from cosmos_app.preloaded import Preloaded, PreloadLostError, Shared, preloading
 from cosmos_app.supervisor import ChildSpec, Incident, Supervisor
 
 # Imported by who forks; what is forked says at its end what it has become, and may stay a while.
@@ -31,10 +31,10 @@ atexit.register(tell)
 _LAUNCHER = """
 import asyncio, os, sys
 from pathlib import Path
-from cosmos_app.preloaded import Preloaded
+from cosmos_app.preloaded import Preloaded, Shared
 
 async def main():
-    preloaded = Preloaded(["cosmos_app.cli", "telling"], {})
+    preloaded = Preloaded(Shared(modules=["cosmos_app.cli", "telling"]), {})
     environment = {**os.environ, "MARK": "1", "STAYS": "1"}
     forked = await preloaded.start(
         [sys.executable, "-m", "cosmos_app", "policy", "--help"], environment, Path(sys.argv[1])
@@ -86,8 +86,8 @@ def importable(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 async def preloaded(importable: dict[str, str]) -> AsyncGenerator[Preloaded]:
-    async with preloading(["cosmos_app.cli", "telling", "not.there"], importable) as given:
-        assert given is not None
+    shared = Shared(modules=["cosmos_app.cli", "telling", "not.there", "os:none"])
+    async with preloading([shared], importable) as (given,):
         yield given
 
 
@@ -140,7 +140,7 @@ async def test_how_they_end_is_known(preloaded: Preloaded, tmp_path: Path):
 
 
 async def test_a_replica_that_died_is_forked_again(preloaded: Preloaded, tmp_path: Path):
-    supervisor = Supervisor(ignore, preloaded)
+    supervisor = Supervisor(ignore, [preloaded])
     supervisor.start(spec(tmp_path, "policy", "--help", STAYS="yes"))
     first = await until(lambda: supervisor.pid("--help"))
     os.kill(first, signal.SIGKILL)
@@ -154,7 +154,7 @@ async def test_a_replica_that_died_is_forked_again(preloaded: Preloaded, tmp_pat
 async def test_without_who_forks_replicas_are_started(
     preloaded: Preloaded, importable: dict[str, str], tmp_path: Path
 ):
-    supervisor = Supervisor(ignore, preloaded)
+    supervisor = Supervisor(ignore, [preloaded])
     supervisor.start(spec(tmp_path, "policy", "--help", STAYS="yes"))
     first = await until(lambda: supervisor.pid("--help"))
     os.kill(parent_of(first), signal.SIGKILL)
@@ -198,5 +198,21 @@ def test_all_of_them_end_with_the_launcher(importable: dict[str, str], tmp_path:
 
 
 async def test_nothing_to_import_is_no_process():
-    async with preloading([], {}) as none:
-        assert none is None
+    async with preloading([Shared(modules=())], {}) as none:
+        assert not none
+
+
+async def test_each_role_comes_from_the_process_that_is_for_it(tmp_path: Path):
+    kinds = [
+        Shared(modules=["cosmos_app.cli"], roles=frozenset(roles))
+        for roles in ({"policy", "warmup"}, {"rollout"})
+    ]
+    async with preloading(kinds, {}) as preloaded:
+        assert [each.takes(command("rollout", "run")) for each in preloaded] == [False, True]
+        assert [each.takes(command("policy", "run")) for each in preloaded] == [True, False]
+        assert not any(each.takes(command("teacher", "run")) for each in preloaded)
+        supervisor = Supervisor(ignore, preloaded)
+        for role in ("policy", "rollout", "teacher"):
+            supervisor.start(spec(tmp_path, role, "--help"))
+            await supervisor.wait(["--help"])
+            assert f"{role} [OPTIONS]" in (tmp_path / "--help.log").read_text()

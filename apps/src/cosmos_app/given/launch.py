@@ -26,7 +26,7 @@ from cosmos_app.frame import NO_CHECKPOINT, Answers, RunFrame, hand_in, open_run
 from cosmos_app.given.data_config import num_kept_back
 from cosmos_app.given.encoded import encode_data
 from cosmos_app.given.files import check_inputs, checkpoints_of, prepare_model
-from cosmos_app.given.modules import learner_modules
+from cosmos_app.given.modules import learners
 from cosmos_app.given.recipe import GivenRecipe
 from cosmos_app.given.stop_file import ask_to_stop, forget_stop
 from cosmos_app.output import from_to, print_facts
@@ -87,7 +87,7 @@ async def run_given_recipe(recipe: GivenRecipe, *, resume: bool, as_json: bool) 
     """
     console = Console(stderr=as_json)
     surroundings = training_environment(recipe.policy)
-    async with preloading(learner_modules(recipe), surroundings) as preloaded:
+    async with preloading([learners(recipe)], surroundings) as preloaded:
         num_rows = check_inputs(recipe)
         require_devices(needs_of_policies(recipe.policy), len(visible_devices()))
         with open_run(recipe, console, resume=resume) as run:
@@ -114,7 +114,7 @@ class GivenLaunch:
         run: RunDirectory,
         console: Console,
         num_rows: int,
-        preloaded: Preloaded | None = None,
+        preloaded: Sequence[Preloaded] = (),
     ) -> None:
         """Nothing is started yet; ``num_rows`` is what the data of the recipe has."""
         self._recipe = recipe

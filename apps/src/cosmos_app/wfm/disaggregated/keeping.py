@@ -15,7 +15,7 @@ from typing import Self
 import click
 
 from cosmos_app.errors import RunError
-from cosmos_app.preloaded import preloading
+from cosmos_app.preloaded import Shared, preloading
 from cosmos_app.supervisor import ChildSpec, Incident, Supervisor, signal_session
 from cosmos_app.wfm.disaggregated.pulse import StartedReplica
 
@@ -113,7 +113,7 @@ class KeptReplicas:
         self._heard.add(replica)
 
     async def _keep(self) -> None:
-        async with preloading(self._modules, {}) as preloaded:
+        async with preloading([Shared(modules=self._modules)], {}) as preloaded:
             await self._keep_alive(Supervisor(_tell, preloaded))
 
     async def _keep_alive(self, supervisor: Supervisor) -> None:
