@@ -68,6 +68,13 @@ PARTS = (
     Part(name="planner", arguments=("--calibrate",), quick=("--quick", "--calibrate")),
     Part(name="controller", quick=("--steps", "2")),
     Part(name="starts"),
+    Part(
+        name="starts-vllm",
+        file="starts",
+        arguments=("--engine", "vllm"),
+        quick=("--engine", "vllm", "--quick"),
+    ),
+    Part(name="starts-worlds", file="starts_worlds"),
     Part(name="training"),
     Part(name="torchtitan", file="training_titan"),
     Part(name="wfm"),
