@@ -13,14 +13,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from measure import Usage, end_on_sigterm, measure, pids_of
 
 from cosmos_app.event_log import parse_events
 
+T = TypeVar("T")
 RECIPE = Path(__file__).resolve().parents[1] / "configs" / "quickstart.toml"
 SMALL = (
     "warmup.steps=0",
@@ -124,36 +126,64 @@ def cell(values: Sequence[float], digits: int) -> str:
     return f"{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
 
 
-def main() -> None:
+def options_of(description: str | None) -> argparse.ArgumentParser:
+    """Return the options that benchmarks of starts have."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--engine", choices=("transformers", "vllm"), default="transformers")
     parser.add_argument("--quick", action="store_true", help="one round")
-    options = parser.parse_args()
+    return parser
+
+
+def interleaved(
+    arms: Iterable[str], run: Callable[[str, Path], T], options: argparse.Namespace
+) -> dict[str, list[T]]:
+    """Return what the runs of each arm showed, each in a folder of its own."""
     end_on_sigterm()
-    found: dict[str, list[Found]] = {arm: [] for arm in ARMS}
+    found: dict[str, list[T]] = {arm: [] for arm in arms}
     for _ in range(1 if options.quick else options.rounds):
-        for arm in ARMS:
+        for arm, runs in found.items():
             with tempfile.TemporaryDirectory() as folder:
-                found[arm].append(run_once(arm, options.engine, Path(folder)))
-    print(
-        "| replicas | s to the first step | s from a kill until it is back | until it samples "
-        "| CPU s of the run | peak PSS MiB | others |"
+                runs.append(run(arm, Path(folder)))
+    return found
+
+
+def print_table(head: str, rows: Mapping[str, Sequence[str]]) -> None:
+    """Print a row for each arm below a head, which ends in what `usage_cells` gives."""
+    print(head)
+    print("|---" * (head.count("|") - 1) + "|")
+    for arm, cells in rows.items():
+        print(f"| {arm} | {' | '.join(cells)} |", flush=True)
+
+
+def usage_cells(usages: Sequence[Usage]) -> tuple[str, str, str]:
+    """Return CPU seconds, memory, and how many cores others kept busy."""
+    return (
+        cell([usage.cpu_s for usage in usages], 1),
+        cell([usage.peak_pss_mib for usage in usages], 0),
+        f"{statistics.median(usage.others_cpus for usage in usages):.2f}",
     )
-    print("|---|---|---|---|---|---|---|")
-    for arm, runs in found.items():
-        usages = [run.usage for run in runs]
-        columns = (
-            cell([run.first_step_s for run in runs], 1),
-            cell([run.back_s for run in runs], 1),
-            cell([run.samples_s for run in runs], 1),
-            cell([usage.cpu_s for usage in usages], 1),
-            cell([usage.peak_pss_mib for usage in usages], 0),
-            f"{statistics.median(usage.others_cpus for usage in usages):.2f}",
-        )
-        print(f"| {arm} | {' | '.join(columns)} |", flush=True)
+
+
+def main() -> None:
+    parser = options_of(__doc__)
+    parser.add_argument("--engine", choices=("transformers", "vllm"), default="transformers")
+    options = parser.parse_args()
+    found = interleaved(ARMS, lambda arm, folder: run_once(arm, options.engine, folder), options)
+    print_table(
+        "| replicas | s to the first step | s from a kill until it is back | until it samples "
+        "| CPU s of the run | peak PSS MiB | others |",
+        {
+            arm: (
+                cell([run.first_step_s for run in runs], 1),
+                cell([run.back_s for run in runs], 1),
+                cell([run.samples_s for run in runs], 1),
+                *usage_cells([run.usage for run in runs]),
+            )
+            for arm, runs in found.items()
+        },
+    )
 
 
 if __name__ == "__main__":

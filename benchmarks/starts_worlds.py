@@ -6,19 +6,16 @@ imported what they need, as `disaggregated.preload` has it; `started`: each impo
 are interleaved.
 """
 
-import argparse
 import os
 import signal
-import statistics
 import sys
-import tempfile
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from measure import Usage, end_on_sigterm, measure, pids_of
-from starts import cell
+from measure import Usage, measure, pids_of
+from starts import cell, interleaved, options_of, print_table, usage_cells
 
 from cosmos_wfm import tiny_sd3_pipeline
 
@@ -125,33 +122,19 @@ def run_once(arm: str, folder: Path) -> Found:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="one round")
-    options = parser.parse_args()
-    end_on_sigterm()
-    found: dict[str, list[Found]] = {arm: [] for arm in ARMS}
-    for _ in range(1 if options.quick else options.rounds):
-        for arm in ARMS:
-            with tempfile.TemporaryDirectory() as folder:
-                found[arm].append(run_once(arm, Path(folder)))
-    print(
+    found = interleaved(ARMS, run_once, options_of(__doc__).parse_args())
+    print_table(
         "| replicas | s to the first draw | s from a kill to a draw | CPU s of the run "
-        "| peak PSS MiB | others |"
+        "| peak PSS MiB | others |",
+        {
+            arm: (
+                cell([run.first_s for run in runs], 1),
+                cell([run.back_s for run in runs], 1),
+                *usage_cells([run.usage for run in runs]),
+            )
+            for arm, runs in found.items()
+        },
     )
-    print("|---|---|---|---|---|---|")
-    for arm, runs in found.items():
-        usages = [run.usage for run in runs]
-        columns = (
-            cell([run.first_s for run in runs], 1),
-            cell([run.back_s for run in runs], 1),
-            cell([usage.cpu_s for usage in usages], 1),
-            cell([usage.peak_pss_mib for usage in usages], 0),
-            f"{statistics.median(usage.others_cpus for usage in usages):.2f}",
-        )
-        print(f"| {arm} | {' | '.join(columns)} |", flush=True)
 
 
 if __name__ == "__main__":
