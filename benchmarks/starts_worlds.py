@@ -14,14 +14,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from measure import Usage, measure, pids_of
+from measure import CommandFailedError, Usage, measure, pids_of
 from starts import cell, interleaved, options_of, print_table, usage_cells
 
 from cosmos_wfm import tiny_sd3_pipeline
 
 RECIPE = """
 kind = "wfm_rl"
-num_steps = 16
+num_steps = 40
 groups_per_step = 2
 samples_per_group = 4
 micro_batch_size = 2
@@ -114,6 +114,8 @@ def run_once(arm: str, folder: Path) -> Found:
         )
     finally:
         killer.end()
+    if not killer.back_s:
+        raise CommandFailedError(f"{output}: it was over before {VICTIM} drew again")
     return Found(
         usage=usage,
         first_s=killer.first_s - usage.started_s,
