@@ -7,7 +7,6 @@ with ``last``, which need what others leave, run in their place.
 """
 
 import dataclasses
-import importlib
 import json
 import multiprocessing
 import sys
@@ -16,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from first_use import import_for_ranks
 from torch.nn import functional
 
 from cosmos_parallel import (
@@ -38,8 +38,6 @@ from cosmos_parallel.titan import prepare
 
 NUM_STEPS = 3
 TIMEOUT_S = 300
-# imported in the middle of a first step otherwise, by each rank
-AT_FIRST_USE = ("cosmos_parallel.native.building", "torchtitan.trainer")
 # rows and columns of the micro-batches of a step: lengths that no number of ranks divides, and few
 # of them, as DTensor works out anew how each operation is divided for each
 SHAPES = ((2, 13), (1, 14), (2, 13), (1, 14), (2, 13))
@@ -149,8 +147,7 @@ def run_pool(work: Work) -> None:
     directory = Path(sys.argv[1])
     cases = [json.loads(line) for line in sys.stdin]
     prepare("cpu")
-    for module in AT_FIRST_USE:
-        importlib.import_module(module)
+    import_for_ranks()
     torch.set_num_threads(1)
     together = [case for case in cases if case["num_ranks"] > 1 or case.get("last")]
     for case in cases:

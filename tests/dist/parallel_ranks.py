@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torchtitan.distributed  # noqa: F401  (imported once, before the fork)
+from first_use import import_for_ranks
 from torch.distributed.tensor import Shard, distribute_tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
@@ -131,6 +131,7 @@ class Place:
 
 def run_ranks(layout: Layout, body: Callable[[Place], None]) -> None:
     """Run ``body`` on every rank of every replica, in forked processes."""
+    import_for_ranks()
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as meeting:
         places = [

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from engines_forked import may_fork
 from PIL import Image
 from seeing import write_pictures
 from seeing_videos import Family, write_clip, write_frames
@@ -272,6 +273,7 @@ async def main(folder: Path, family: Family) -> None:
             model_path=world.paths[0],
             weight_client=client,
             engine_arguments=engine_arguments(),
+            may_fork=may_fork(),
         )
     )
     found: dict[str, Any] = {}

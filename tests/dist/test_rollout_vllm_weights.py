@@ -16,6 +16,7 @@ pytest.importorskip("vllm")
 torch = pytest.importorskip("torch")
 pytest.importorskip("cosmos_weightsync")
 
+from engines_forked import may_fork  # noqa: E402
 from tiny_models import random_qwen3  # noqa: E402
 
 from cosmos_core.messages import (  # noqa: E402
@@ -48,7 +49,12 @@ from cosmos_weightsync.integrations.vllm import (  # noqa: E402
     engine_arguments,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+# "default": vLLM's own warnings are no errors in a process that is forked from this one either
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.filterwarnings("default"),
+]
 NUM_NEW = 250
 
 
@@ -119,8 +125,13 @@ class World:
             return [await anext(stream) for _ in range(count)]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def world(tmp_path_factory) -> AsyncIterator[World]:
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="module",
+    params=[{}, {"tensor_parallel": 2}, {"pipeline_parallel": 2}],
+    ids=["one", "tp2", "pp2"],
+)
+async def world(request, tmp_path_factory) -> AsyncIterator[World]:
     before = dict(os.environ)
     os.environ.update(cpu_environment())
     torch.set_num_threads(1)
@@ -136,10 +147,17 @@ async def world(tmp_path_factory) -> AsyncIterator[World]:
         stored.extend(trajectories)
         return [f"{t.group}/{t.sibling}" for t in trajectories]
 
-    config = VLLMConfig(dtype="float32", context_length=512, kv="recompute", progress_tokens=2)
+    config = VLLMConfig(
+        dtype="float32", context_length=512, kv="recompute", progress_tokens=2, **request.param
+    )
     arguments = engine_arguments()
     engine = await config.build(
-        EngineSetup(model_path=path, weight_client=client, engine_arguments=arguments)
+        EngineSetup(
+            model_path=path,
+            weight_client=client,
+            engine_arguments=arguments,
+            may_fork=may_fork(),
+        )
     )
     rows = [PromptRow(prompt_id=str(i), prompt=f"{i + 1} 7 21 {i + 3}") for i in range(9)]
     parts = ProducerParts(

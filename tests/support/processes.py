@@ -27,6 +27,18 @@ def title_of(pid: int) -> str:
     return line.replace(b"\0", b" ").decode(errors="replace")
 
 
+def image_of(pid: int) -> str:
+    """Return where the heap of a process is: elsewhere after a start, the same after a fork."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return next(line.partition("-")[0] for line in lines if line.endswith("[heap]"))
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the processes that a process has started and not yet seen end."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
 def naming(*words: str) -> list[int]:
     """Return the processes with all of these words in their command line or title."""
     found: list[int] = []

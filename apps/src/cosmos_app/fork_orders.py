@@ -9,6 +9,10 @@ PRELOADER = "COSMOS_PRELOADER"
 """Environment variable that names the socket of one that has imported everything already."""
 
 
+FORKED_AS = "COSMOS_FORKED_AS"
+"""Environment variable with the id of a process that was forked; what it starts sees it too."""
+
+
 class Order(msgspec.Struct, frozen=True):
     """A process to be forked.
 

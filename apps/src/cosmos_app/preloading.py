@@ -32,7 +32,7 @@ from pathlib import Path
 import msgspec
 import setproctitle
 
-from cosmos_app.fork_orders import FORKED, Began, Ended, Order
+from cosmos_app.fork_orders import FORKED, FORKED_AS, Began, Ended, Order
 from cosmos_app.kept_modules import begin_imports
 from cosmos_app.leaving import leaving
 from cosmos_app.parent import PARENT, die_with_parent
@@ -122,6 +122,7 @@ def _become(order: Order, forker: int) -> None:
     os.environ.clear()
     os.environ.update(order.environment)
     os.environ.pop(PARENT, None)  # of the launcher
+    os.environ[FORKED_AS] = str(os.getpid())
     os.chdir(order.directory)
     sys.path[0] = order.directory  # as `python -m` has it
     tempfile.tempdir = None

@@ -10,12 +10,14 @@ import ipaddress
 import os
 import socket
 import struct
+import sys
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
 from cosmos_app.control_files import read_address
 from cosmos_app.devices import SHARERS
+from cosmos_app.fork_orders import FORKED_AS
 from cosmos_app.prepare import RunFiles, run_files
 from cosmos_app.recipe import Recipe
 from cosmos_core.config import config_from_json
@@ -24,6 +26,7 @@ from cosmos_core.rundir import RunDirectory
 _SIOCGIFADDR = 0x8915  # of Linux: asks for the address of an interface
 _LONGEST_INTERFACE = 15
 _INTERFACES_IPV6 = Path("/proc/net/if_inet6")  # a line each: address, ..., name
+_ENGINE_CORE = "vllm.v1.engine.core"
 _BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 
 
@@ -73,6 +76,11 @@ def torchrun_place() -> TorchrunPlace:
 def num_sharers() -> int:
     """Return how many processes compute on this one's GPU, as the launcher says; 1 without word."""
     return int(os.environ.get(SHARERS, "1"))
+
+
+def may_fork() -> bool:
+    """Whether an engine's processes may be forked from this one, which was forked for that."""
+    return os.environ.get(FORKED_AS) == str(os.getpid()) and _ENGINE_CORE in sys.modules
 
 
 @contextlib.contextmanager

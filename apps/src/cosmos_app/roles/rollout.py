@@ -27,7 +27,7 @@ from cosmos_app.roles.engine_start import engine_that_shows, naming_its_keys
 from cosmos_app.roles.failed_loads import FailedLoads
 from cosmos_app.roles.finding_teachers import find_teacher
 from cosmos_app.roles.gpu_turns import STARTING, engine_that_shares, start_turn
-from cosmos_app.roles.process import RunContext, num_sharers, open_context
+from cosmos_app.roles.process import RunContext, may_fork, num_sharers, open_context
 from cosmos_app.roles.quantised import engine_model
 from cosmos_app.roles.sockets import own_sockets
 from cosmos_app.roles.turns import Turn, rollout_turn
@@ -131,6 +131,7 @@ def _engine_setup(
         weight_client=partial(vllm_client, sync, token=token),
         weight_source=ReceivedWeights(sync, token),
         engine_arguments=arguments,
+        may_fork=may_fork(),
     )
 
 
@@ -155,6 +156,7 @@ def _merging_setup(
         weight_client=client,
         weight_source=merged,
         engine_arguments=arguments,
+        may_fork=may_fork(),
     )
 
 

@@ -26,7 +26,7 @@ from cosmos_app.listening import http_url, listen_on
 from cosmos_app.parent import die_with_parent
 from cosmos_app.roles.engine_start import engine_that_shows, naming_its_keys
 from cosmos_app.roles.gpu_turns import STARTING, engine_that_shares, start_turn
-from cosmos_app.roles.process import num_sharers, open_context, own_address
+from cosmos_app.roles.process import may_fork, num_sharers, open_context, own_address
 from cosmos_app.roles.sockets import own_sockets
 from cosmos_core.rundir import write_atomic
 from cosmos_rollout import (
@@ -89,7 +89,7 @@ async def run_teacher(run_dir: Path, replica: str) -> int:
         raise RunError(f"{replica}: this run has no teachers of its own; set teacher.replicas")
     with own_sockets():
         with naming_its_keys("teacher.engine"):
-            setup = EngineSetup(model_path=model)
+            setup = EngineSetup(model_path=model, may_fork=may_fork())
             shown = engine_that_shows(chosen.engine, context.files)
             engine = engine_that_shares(shown, num_sharers())
             async with start_turn(context.run.path / STARTING, num_sharers()):

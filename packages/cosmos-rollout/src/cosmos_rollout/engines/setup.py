@@ -25,6 +25,9 @@ class EngineSetup:
         weight_source: gives weights to an engine of this process.
         engine_arguments: what the weight client needs vLLM to be started with, by vLLM's names.
         can_sleep: whether it will be asked to give up its device for a while.
+        may_fork: whether vLLM's processes may be forked from this one without GPUs too, where vLLM
+            starts new ones that import for 12 CPU seconds. For a process that has imported vLLM
+            and not computed anything; with GPUs vLLM forks from any that has not used one.
     """
 
     model_path: Path | None = None
@@ -33,6 +36,7 @@ class EngineSetup:
     weight_source: WeightSource | None = None
     engine_arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
     can_sleep: bool = False
+    may_fork: bool = False
 
     @property
     def model(self) -> Path:

@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +21,8 @@ from vllm.exceptions import VLLMClientError, VLLMServerError
 from vllm.inputs.engine import EngineInput, tokens_input
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
-from vllm.utils.system_utils import get_mp_context
+from vllm.usage.usage_lib import UsageContext
+from vllm.utils.system_utils import get_mp_context, set_env_var
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VLLMDeadError
 
@@ -94,7 +95,7 @@ async def start_vllm_engine(
         "distributed_executor_backend": executor,
     }
     try:
-        llm = await asyncio.to_thread(_start, chosen)
+        llm = await asyncio.to_thread(_start, chosen, may_fork=setup.may_fork)
         await llm.update_weight_version(str(setup.version))
     except EngineStartError as error:
         lacking = missing_for_sight(setup.model)
@@ -107,7 +108,7 @@ async def start_vllm_engine(
     return VLLMEngine(llm, version=setup.version, client=client, shutdown_s=shutdown_s)
 
 
-def _start(arguments: dict[str, Any]) -> AsyncLLM:
+def _start(arguments: dict[str, Any], *, may_fork: bool) -> AsyncLLM:
     check_script(get_mp_context().get_start_method())
     if current_platform.is_cpu():
         check_cache_fits(arguments, current_platform.get_device_total_memory())
@@ -116,12 +117,24 @@ def _start(arguments: dict[str, Any]) -> AsyncLLM:
         if _WANT_A_DICT.isdisjoint(arguments):
             arguments = {**arguments, "additional_config": report}
         try:
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+            return _with_processes(AsyncEngineArgs(**arguments), may_fork=may_fork)
         except (ValueError, TypeError) as error:
             names = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
             raise refused_settings(error, names) from error
         except RuntimeError as error:
             raise failed_start(str(error), report.read(), arguments) from error
+
+
+def _with_processes(arguments: AsyncEngineArgs, *, may_fork: bool) -> AsyncLLM:
+    config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    # what making a configuration for CPUs sets to "spawn", whatever it was
+    chosen = set_env_var("VLLM_WORKER_MULTIPROC_METHOD", "fork")
+    with chosen if may_fork and current_platform.is_cpu() else nullcontext():
+        return AsyncLLM.from_vllm_config(
+            config,
+            enable_log_requests=arguments.enable_log_requests,
+            disable_log_stats=arguments.disable_log_stats,
+        )
 
 
 class VLLMEngine:

@@ -7,7 +7,9 @@ worker computes with weights in formats that vLLM emulates on any device, but li
 """
 
 import os
+from typing import Any
 
+import torch
 from vllm.config import VllmConfig
 from vllm.model_executor.kernels.linear import register_linear_kernel
 from vllm.model_executor.kernels.linear.mxfp8.emulation import EmulationMxfp8LinearKernel
@@ -15,6 +17,7 @@ from vllm.model_executor.kernels.linear.nvfp4.emulation import EmulationNvFp4Lin
 from vllm.platforms import PlatformEnum, current_platform
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.worker.worker_base import WorkerBase
 
 from cosmos_rollout.engines.vllm_starting import StartReport
 from cosmos_rollout.tether import die_with
@@ -27,6 +30,8 @@ class TetheredUniProcExecutor(UniProcExecutor):
         die_with(os.getppid())
         _report_errors(self.vllm_config)
         if current_platform.is_cpu():
+            # OpenMP has a number for each thread, and a forked process begins in one of its own
+            torch.set_num_threads(torch.get_num_threads())
             register_linear_kernel(EmulationMxfp8LinearKernel, PlatformEnum.CPU, "mxfp8")
             register_linear_kernel(EmulationNvFp4LinearKernel, PlatformEnum.CPU, "nvfp4")
         super()._init_executor()
@@ -39,6 +44,17 @@ class TetheredMultiprocExecutor(MultiprocExecutor):
         die_with(os.getppid())
         _report_errors(self.vllm_config)
         super()._init_executor()
+        if current_platform.is_cpu() and self.parallel_config.pipeline_parallel_size > 1:
+            self.collective_rpc(_make_buffers_between_stages)
+
+
+def _make_buffers_between_stages(worker: WorkerBase) -> None:
+    """Do what vLLM leaves to a warm-up, which it goes without on a CPU whose cache has a size."""
+    runner: Any = worker.model_runner  # typed as torch's Module by vLLM
+    if runner.intermediate_tensors is None:
+        runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+            batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
+        )
 
 
 def _report_errors(config: VllmConfig) -> None:
