@@ -56,6 +56,24 @@ def test_a_run_stopped_by_ctrl_c_and_resumed_gives_the_weights_of_one_that_was_n
     assert difference(exported(whole), exported(again)) == 0.0
 
 
+def test_a_run_says_how_long_publications_held_the_learner_up_and_when_they_were_served(
+    whole: Run,
+) -> None:
+    stalled = [r["values"].get("publish_s") for r in whole.metrics("policy")]
+    assert len([s for s in stalled if s is not None and 0 < s < 5]) == 8
+    served = {
+        r["step"]: r["values"]["served_s"]
+        for r in whole.metrics("rollout")
+        if "served_s" in r["values"]
+    }
+    assert {*range(1, 8)} <= served.keys()  # each step waits for the version before it
+    assert all(0 <= seconds < 60 for seconds in served.values())
+    assert whole.report["served_s"] == [
+        sorted(served.values())[len(served) // 2],
+        max(served.values()),
+    ]
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_policy_killed_in_a_run_costs_no_step_and_changes_no_weight(
     runner: Runner, whole: Run, replicas: int

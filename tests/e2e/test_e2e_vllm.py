@@ -156,6 +156,8 @@ def test_the_quickstart_learns_and_its_export_answers_in_transformers(runner: Ru
     assert accuracies[max(accuracies)] - accuracies[0] >= 0.3
     assert report["num_loads"] > 1.5 * report["steps"]  # by both replicas; a newer one may overtake
     assert report["staleness"][1] <= 1
+    assert 0 < report["publish_ms"][0] <= report["publish_ms"][1] < 1000
+    assert 0 < report["served_s"][0] <= report["served_s"][1]
     assert_balanced(report["books"])
 
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -52,6 +52,9 @@ class RunReport:
         rollout_idle: share of the rollout replicas' time with nothing to decode.
         stall_ms: time generation stood still per weight commit: median and maximum.
         transfer_ms: time a weight version was on its way, generation going on: median, maximum.
+        publish_ms: time training stood still per publication, for its snapshot: median, maximum.
+        served_s: seconds from a publication until a replica sampled with it, which finishes a
+            load in hand first: median and maximum over replicas and versions.
         num_loads: weight versions committed by rollout replicas.
         staleness: mean and maximum of (training version - oldest token's version) over groups.
         mismatch: mean |log p_train - log p_rollout| per token: of tokens sampled by the version
@@ -78,6 +81,8 @@ class RunReport:
     rollout_idle: float
     stall_ms: tuple[float, float]
     transfer_ms: tuple[float, float]
+    publish_ms: tuple[float, float]
+    served_s: tuple[float, float]
     num_loads: int
     staleness: tuple[float, float]
     mismatch: tuple[float, float]
@@ -182,6 +187,8 @@ def build_report(records: Sequence[MetricRecord], outcome: Outcome) -> RunReport
         rollout_idle=_mean(_last_of_each(records, "rollout", "idle_total_share")),
         stall_ms=_median_and_max(stalls),
         transfer_ms=_median_and_max(transfers),
+        publish_ms=_median_and_max([1e3 * s for s in _values(records, "policy", "publish_s")]),
+        served_s=_median_and_max(_values(records, "rollout", "served_s")),
         num_loads=len(stalls),
         staleness=(
             _mean(_values(records, "controller", "staleness_mean")),
@@ -239,6 +246,14 @@ def _numbers(report: RunReport) -> Table:
         (
             "weight transfer, unstalled",
             f"median {report.transfer_ms[0]:.0f} ms, max {report.transfer_ms[1]:.0f} ms",
+        ),
+        (
+            "weights published, training stalled",
+            f"median {report.publish_ms[0]:.1f} ms, max {report.publish_ms[1]:.1f} ms",
+        ),
+        (
+            "weights served after",
+            f"median {report.served_s[0]:.2f} s, max {report.served_s[1]:.2f} s",
         ),
         ("staleness in versions", f"mean {staleness_mean:.2f}, max {staleness_max:.0f}"),
         ("responses over a version switch", f"{report.switched:.1%}"),

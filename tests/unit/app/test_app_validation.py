@@ -67,6 +67,8 @@ def report() -> RunReport:
         rollout_idle=0.0,
         stall_ms=(0.0, 0.0),
         transfer_ms=(0.0, 0.0),
+        publish_ms=(0.0, 0.0),
+        served_s=(0.0, 0.0),
         num_loads=9,
         staleness=(0.0, 0),
         mismatch=(0.0, 0.0),

@@ -25,7 +25,7 @@ from cosmos_app.roles.put_away import PutAway
 from cosmos_app.roles.quantised import quantised_shards
 from cosmos_app.roles.run_checkpoints import RunCheckpoints
 from cosmos_app.roles.step_trainer import Seat
-from cosmos_app.roles.weights import sender_config, trained_shards
+from cosmos_app.roles.weights import publish_timed, sender_config, trained_shards
 from cosmos_app.step_share import (
     StepShare,
     batch_sizes,
@@ -218,8 +218,7 @@ class Trainer:
         self._move_reference()
         if self._gathering is not None:
             self._gathering.take()
-        if train.publish:
-            self._sender.publish(self.version)
+        stalled = publish_timed(self._sender, self.version) if train.publish else {}
         means = summarise_metrics(_without_sizes(report.metrics))
         return {
             **step_statistics(train, mask_truncated=self._recipe.trainer.mask_truncated),
@@ -232,6 +231,7 @@ class Trainer:
             "num_passes": float(report.num_passes),
             "skipped": float(report.outcome != "updated"),
             "replicas": float(self._seat.num_replicas),
+            **stalled,
         }
 
     def settle_end(self) -> None:

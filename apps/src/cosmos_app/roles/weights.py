@@ -3,6 +3,7 @@
 This is the one place where the two packages meet.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from cosmos_weightsync import (
     SenderConfig,
     Shard,
     WeightReceiver,
+    WeightSender,
     converted_shards,
     shards_of,
 )
@@ -45,6 +47,13 @@ def trained_shards(model: nn.Module, recipe: Recipe) -> tuple[Shard, ...]:
         for name, parameter in model.named_parameters()
         if not is_of_value_head(name)
     )
+
+
+def publish_timed(sender: WeightSender, version: int) -> dict[str, float]:
+    """Publish; return in ``publish_s`` for how long this rank stood still for the snapshot."""
+    began = time.perf_counter()
+    sender.publish(version)
+    return {"publish_s": time.perf_counter() - began}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

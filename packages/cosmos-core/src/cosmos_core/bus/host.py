@@ -19,6 +19,7 @@ from cosmos_core.bus.ledger import Commit, Dispatch, Ledger, Logged, Past, Repor
 from cosmos_core.control import Controller, ControllerConfig, StepStats, ValidationResult
 from cosmos_core.control.payloads import is_over
 from cosmos_core.control.rounds import SOURCE, figures_of
+from cosmos_core.control.served import ServedTimes
 from cosmos_core.messages import (
     Command,
     Event,
@@ -26,6 +27,7 @@ from cosmos_core.messages import (
     ReplicaJoined,
     ReplicaLeft,
     Tick,
+    VersionLoaded,
     decode_event,
     encode_message,
 )
@@ -117,6 +119,7 @@ class ControllerHost:
         self._ticked = 0.0
         self._status_at = float("-inf")
         self._refused: dict[str, str] = {}
+        self._served = ServedTimes()
 
     async def run(self) -> str:
         """Control the run to its end; return why it ended.
@@ -161,7 +164,9 @@ class ControllerHost:
         else:
             controller = Controller(self._config)
         for logged in past.events:
-            controller.handle(decode_event(logged.data), logged.now)
+            event = decode_event(logged.data)
+            controller.handle(event, logged.now)
+            self._served.note(event, logged.now)
         controller.take_garbage()
         controller.take_stats()
         self._now = past.now
@@ -190,7 +195,10 @@ class ControllerHost:
                 dispatches=turn.dispatches,
                 garbage=controller.take_garbage(),
                 snapshot=controller.snapshot() if is_due and turn.logged else b"",
-                metrics=[_record_of(s, self._host.owner, queues) for s in stats],
+                metrics=[
+                    *(_record_of(s, self._host.owner, queues) for s in stats),
+                    *self._loads_among(turn.events),
+                ],
             )
         )
         if not ledger.log_length:
@@ -198,6 +206,17 @@ class ControllerHost:
         self._note(ledger, turn)
         if self._now - self._status_at >= _STATUS_EVERY_S:
             await self._write_status(controller, ledger)
+
+    def _loads_among(self, events: Sequence[Event]) -> list[MetricRecord]:
+        """Return the seconds until each replica served what it has loaded."""
+        found: list[MetricRecord] = []
+        for event in events:
+            served_s = self._served.note(event, self._now)
+            if isinstance(event, VersionLoaded) and served_s is not None:
+                values = {"served_s": served_s}
+                record = MetricRecord(time.time(), "rollout", event.replica, event.version, values)
+                found.append(record)
+        return found
 
     def _note(self, ledger: Ledger, turn: "_Turn") -> None:
         if self._journal is not None:

@@ -1,0 +1,45 @@
+"""Seconds from a publication until each replica samples with it."""
+
+from cosmos_core.control.served import ServedTimes
+from cosmos_core.messages import ReplicaJoined, Tick, VersionLoaded, VersionPublished
+
+
+def loaded(replica: str, version: int, lineage: int = 0) -> VersionLoaded:
+    return VersionLoaded(
+        replica=replica, version=version, transfer_s=0.1, stall_s=0.1, lineage=lineage
+    )
+
+
+def published(replica: str, version: int, lineage: int = 0) -> VersionPublished:
+    return VersionPublished(replica=replica, version=version, lineage=lineage)
+
+
+def test_times_count_from_the_first_publication():
+    times = ServedTimes()
+    events = [
+        (published("policy-0", 3), 10.0),
+        (published("policy-1", 3), 11.0),
+        (Tick(), 11.5),
+        (loaded("rollout-0", 3), 12.0),
+        (loaded("rollout-1", 3), 14.5),
+    ]
+    assert [times.note(event, now) for event, now in events] == [None, None, None, 2.0, 4.5]
+
+
+def test_who_joined_later_is_not_held_against_a_version():
+    times = ServedTimes()
+    times.note(published("policy-0", 3), 10.0)
+    times.note(ReplicaJoined(replica="rollout-2", role="rollout", slots=4, version=-1), 100.0)
+    assert times.note(loaded("rollout-2", 3), 101.5) == 1.5
+
+
+def test_what_was_not_seen_to_be_published_has_no_time():
+    """Of another lineage, from before a snapshot, or too long ago."""
+    times = ServedTimes()
+    times.note(published("policy-0", 3, lineage=1), 10.0)
+    assert times.note(loaded("rollout-0", 3), 12.0) is None
+    assert times.note(loaded("rollout-0", 3, lineage=1), 12.0) == 2.0
+    for version in range(4, 100):
+        times.note(published("policy-0", version, lineage=1), 20.0)
+    assert times.note(loaded("rollout-1", 3, lineage=1), 21.0) is None
+    assert times.note(loaded("rollout-1", 99, lineage=1), 21.0) == 1.0
