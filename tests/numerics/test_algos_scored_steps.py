@@ -12,6 +12,7 @@ import torch
 import transformers
 from float64_steps import Given, Scored, group_advantages, scored, truncated_weights
 from step_samples import (
+    POLICY_VERSION,
     SIZES,
     TEMPERATURE,
     exact,
@@ -80,7 +81,7 @@ def trained(written, samples, algorithm, lr, max_tokens, *, needs):
     train, plan = step_of(trajectories), app.BatchPlan(layout="padded", max_tokens=max_tokens)
     share = app.share_of_step(train, algorithm, index=0, num_shares=1, mask_truncated=False)
     mine = [trajectories[int(ref.key)] for ref in share.refs]
-    batches = app.batches_of_share(share, mine, plan, policy_version=1)
+    batches = app.batches_of_share(share, mine, plan, policy_version=POLICY_VERSION)
     if algorithm.critic is None:
         reports = [learner.step(batches, algorithm.loss, scorers=scorers) for _ in range(UPDATES)]
     else:
