@@ -314,7 +314,7 @@ class Trainer:
         return quantised_shards(shards, self._recipe.weight_sync, self._seat.mesh.process)
 
     def _take(self, batches: Sequence[TokenBatch]) -> StepReport:
-        if self._algorithm.critic is None:
+        if not self._algorithm.scores_first:
             return self._learner.step(batches, self._loss_of, scorers=self._scorers)
         is_undone = self._gathering is not None and self._algorithm.epochs > 1
         with whole_step(self._learner) if is_undone else nullcontext():
@@ -322,7 +322,7 @@ class Trainer:
                 self._learner,
                 batches,
                 self._algorithm,
-                value=self._algorithm.with_critic,
+                value=self._algorithm.with_token_advantages,
                 loss=self._loss_of,
                 scorers=self._scorers,
             )

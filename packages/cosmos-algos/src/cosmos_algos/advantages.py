@@ -185,7 +185,7 @@ def reinforce_pp_advantages(
 
     REINFORCE++ (arXiv 2501.03262) for a reward at the last token and no discount: every
     token of a sample has the return R. There is no group: equal rewards in a group are a signal.
-    For a KL penalty in the reward see ``KlConfig.place``, which acts after the whitening.
+    With a KL penalty in the reward see ``Algorithm.with_returns``, which whitens both.
     """
     check_same_shape("advantage reinforce_pp", {"rewards": rewards, "num_tokens": num_tokens})
     present = ~rewards.isnan()
