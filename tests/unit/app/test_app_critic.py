@@ -220,6 +220,10 @@ def test_steps_of_ppo_equal_a_loop_over_sequences(
         assert max(each["clipped"] for each in figures) > 0.0
         assert max(each["critic_clipped"] for each in figures) > 0.0
         assert figures[0]["critic_value"] == 0.0
+        for each in figures:  # 18 tokens of the samples, in each of two updates
+            assert each["tokens_per_s_per_rank"] * each["train_s"] == pytest.approx(2 * 18)
+            assert each["useful_tokens"] == (18 / 24 if layout == "padded" and tokens > 6 else 1.0)
+            assert each["mfu"] == 0.0, "no peak is known of a CPU"
         sent = {shard.spec.name for shard in trained_shards(trainer._model, recipe)}
         assert sent == trained.keys() - {"value_head.weight"}
     finally:

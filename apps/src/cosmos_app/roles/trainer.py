@@ -352,7 +352,7 @@ class Trainer:
                 part.register_forward_hook(count)
 
     def _speed(self, report: StepReport) -> dict[str, float]:
-        """Return tokens per second and rank, their share of what was worked on, and MFU."""
+        """Return tokens per second and rank, again in each update, share of places, and MFU."""
         tokens, places = report.metrics["batch/tokens"], report.metrics["batch/places"]
         work = Work(
             num_tokens=tokens,
@@ -363,7 +363,7 @@ class Trainer:
         speed = throughput(
             self._cost,
             work,
-            rank_seconds=report.seconds * self._seat.num_ranks,
+            rank_seconds=report.seconds / self._algorithm.epochs * self._seat.num_ranks,
             peak_flops=device_peak_flops(self._seat.mesh.process.device),
         )
         return {
