@@ -342,7 +342,10 @@ CONFLICTS = (
         "algorithm": _but("algorithm", "grpo", "max_rl", "pass_at_k"),
     },
     {"algorithm": frozenset(("dr_grpo",)), "aggregation": _but("aggregation", "own")},
-    {"algorithm": frozenset(("ppo", "ppo_two_updates")), "kl": frozenset(("reward_reset",))},
+    {
+        "algorithm": frozenset(("ppo", "ppo_two_updates", "reinforce_pp", "reinforce_pp_baseline")),
+        "kl": frozenset(("reward_reset",)),
+    },
     # rewards that an advantage has no meaning for
     {"algorithm": frozenset(("pass_at_k",)), "length_reward": _but("length_reward", "none")},
     {"algorithm": frozenset(("max_rl",)), "length_reward": frozenset(("relative", "budget"))},

@@ -34,6 +34,17 @@ def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> 
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
+def assert_speeds(run: Run, num_ranks: int, tokens: list[int]) -> None:
+    """Every replica tells of each step how fast each of its ranks was."""
+    for record in run.metrics("policy"):
+        values = record["values"]
+        if "tokens_per_s_per_rank" in values:
+            trained = values["tokens_per_s_per_rank"] * values["train_s"] * num_ranks
+            assert trained == pytest.approx(tokens[record["step"]])
+            assert values["useful_tokens"] == 1.0, "rows are packed"
+            assert values["mfu"] == 0.0, "no peak is known of a CPU"
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Eight steps of one policy to which nothing happens, without a checkpoint on the way."""
@@ -110,6 +121,12 @@ def test_two_policy_ranks_and_two_policy_replicas_give_the_weights_of_one(runner
     first, *_, last = (record["values"] for record in one.metrics("policy"))
     assert first["critic_value"] == 0.0
     assert last["critic_value"] != 0.0
+    told = [record["values"] for record in one.metrics("policy") if "train_s" in record["values"]]
+    tokens = [round(values["tokens_per_s_per_rank"] * values["train_s"]) for values in told]
+    assert all(count > 2 * values["tokens"] for count, values in zip(tokens, told, strict=True))
+    assert_speeds(one, 1, tokens)
+    assert_speeds(ranks, 2, tokens)
+    assert_speeds(replicas, 2, tokens)
 
 
 def test_rewards_that_raise_or_give_nan_and_prompts_too_long_cost_themselves_and_are_counted(

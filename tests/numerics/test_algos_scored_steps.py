@@ -12,6 +12,7 @@ import torch
 import transformers
 from float64_steps import Given, Scored, group_advantages, scored, truncated_weights
 from step_samples import (
+    POLICY_VERSION,
     SIZES,
     TEMPERATURE,
     exact,
@@ -31,6 +32,7 @@ from cosmos_algos import (
     ObjectiveConfig,
     OnPolicyDistillationConfig,
     PpoConfig,
+    ReinforcePlusPlusConfig,
 )
 from cosmos_app.roles.critic import critic_step
 from cosmos_app.token_scorers import scorers_of
@@ -80,13 +82,14 @@ def trained(written, samples, algorithm, lr, max_tokens, *, needs):
     train, plan = step_of(trajectories), app.BatchPlan(layout="padded", max_tokens=max_tokens)
     share = app.share_of_step(train, algorithm, index=0, num_shares=1, mask_truncated=False)
     mine = [trajectories[int(ref.key)] for ref in share.refs]
-    batches = app.batches_of_share(share, mine, plan, policy_version=1)
-    if algorithm.critic is None:
+    batches = app.batches_of_share(share, mine, plan, policy_version=POLICY_VERSION)
+    if not algorithm.scores_first:
         reports = [learner.step(batches, algorithm.loss, scorers=scorers) for _ in range(UPDATES)]
     else:
-        value, loss = algorithm.with_critic, algorithm.loss
+        value, loss = algorithm.with_token_advantages, algorithm.loss
         reports = [
             critic_step(learner, batches, algorithm, value=value, loss=loss, scorers=scorers)
+            for _ in range(UPDATES // algorithm.epochs)
         ]
     assert all(report.outcome == "updated" for report in reports)
     return reports, dict(model.named_parameters())
@@ -258,6 +261,52 @@ def valued(model, head, other, kept, penalty: float):
     returns = [a + one.values for a, one in zip(advantages, first, strict=True)]
     spread = (whole.var() + 1e-8).sqrt()
     return first, [(a - whole.mean()) / spread for a in advantages], returns
+
+
+def whitened_returns(ones, references, baseline: bool):
+    """Return A_t = R - β Σ γ^(s-t) k1_s, or with R less its group's mean, whitened over tokens."""
+    found = []
+    for (one, mean), reference in zip(ones, references, strict=True):
+        k1 = (one.logprobs - reference.logprobs).detach()
+        reward = one.given.reward - (mean if baseline else 0.0)
+        found.append(reward - PENALTY * to_go(k1, DISCOUNT))
+    whole = torch.cat(found)
+    return [(a - whole.mean()) / (whole.var() + 1e-8).sqrt() for a in found]
+
+
+@pytest.mark.parametrize("max_tokens", [16, 64])
+@pytest.mark.parametrize("advantage", ["reinforce_pp", "reinforce_pp_baseline"])
+def test_updates_by_whitened_returns_are_those_of_a_loop(written, samples, advantage, max_tokens):
+    # REINFORCE++ (arXiv 2501.03262): the penalty is part of what is whitened
+    lr, kl = 0.02, KlConfig(coefficient=PENALTY, estimator="k1", place="reward", discount=DISCOUNT)
+    config = ReinforcePlusPlusConfig(
+        temperature=TEMPERATURE, advantage=advantage, objective=ObjectiveConfig(kl=kl)
+    )
+    reports, found = trained(written, samples, config.build(), lr, max_tokens, needs="reference")
+    model, head, named, begun = of_model(written / "policy")
+    other, groups = exact(written / "other"), {}
+    for sample in samples:
+        groups.setdefault(sample.group, []).append(sample.reward)
+    kept = [sample for sample in samples if len(sample.trained)]
+    assert len(reports) == UPDATES
+    for report in reports:
+        ones = [scored(model, head, sample, TEMPERATURE) for sample in kept]
+        references = [scored(other, head, sample, TEMPERATURE) for sample in kept]
+        means = [sum(groups[s.group]) / len(groups[s.group]) for s in kept]
+        paired = list(zip(ones, means, strict=True))
+        advantages = whitened_returns(paired, references, advantage.endswith("baseline"))
+        losses, divergences = [], []
+        for one, reference, mine in zip(ones, references, advantages, strict=True):
+            ratios = (one.logprobs - one.logprobs.detach()).exp()
+            losses.append(-truncated_weights(one) * mine * ratios)
+            divergences.append((one.logprobs - reference.logprobs).detach())
+        loss = torch.cat(losses).mean()
+        loss.backward()
+        descend(named, lr)
+        assert report.loss == pytest.approx(loss.item(), rel=1e-4, abs=1e-6)
+        whole = torch.cat(divergences).mean().item()
+        assert report.mean("kl", over="tokens") == pytest.approx(whole, rel=1e-4, abs=1e-6)
+    assert_same({n: w.detach() for n, w in named.items()}, found, begun)
 
 
 def clipped_losses(one: Scored, old: Scored, advantage, returns):

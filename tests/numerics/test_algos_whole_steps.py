@@ -13,6 +13,7 @@ import torch
 import transformers
 from float64_steps import group_advantages, scored, step_loss
 from step_samples import (
+    POLICY_VERSION,
     ROWS,
     SIZES,
     TEMPERATURE,
@@ -30,10 +31,20 @@ from cosmos_algos import (
     AipoConfig,
     CispoConfig,
     DapoConfig,
+    DecoupledPpoConfig,
     GrpoConfig,
     GspoConfig,
+    IcePopConfig,
+    ImportanceConfig,
+    MisConfig,
+    ObjectiveConfig,
+    OffPolicyMask,
     PpoConfig,
+    RatioMask,
     SapoConfig,
+    StalenessMask,
+    TisConfig,
+    WorstTokenMask,
 )
 from cosmos_app.roles.critic import critic_step
 
@@ -74,6 +85,34 @@ KINDS = {
     "sapo": SapoConfig,
     "ppo": PpoConfig,
 }
+CORRECTIONS = {
+    "importance-sequence": ImportanceConfig(level="sequence"),
+    "tis-sequence": TisConfig(floor=0.5, cap=1.5, level="sequence"),
+    "tis-geometric": TisConfig(floor=0.9, cap=1.2, level="geometric"),
+    "icepop": IcePopConfig(low=0.5, high=2.0),
+    "mis-sequence": MisConfig(),
+    "mis-geometric": MisConfig(low=0.8, high=1.3, level="geometric"),
+}
+REJECTIONS = (
+    StalenessMask(max_lag=0),
+    WorstTokenMask(low=0.1, high=5.0),
+    RatioMask(low=0.6, high=1.5),
+    OffPolicyMask(bound=0.1),
+)
+PARTS = {
+    "decoupled_ppo": DecoupledPpoConfig(temperature=TEMPERATURE),
+    **{
+        name: GrpoConfig(temperature=TEMPERATURE, objective=ObjectiveConfig(correction=correction))
+        for name, correction in CORRECTIONS.items()
+    },
+    "rejections": GrpoConfig(
+        temperature=TEMPERATURE, objective=ObjectiveConfig(rejections=REJECTIONS)
+    ),
+    "entropy": GrpoConfig(
+        temperature=TEMPERATURE, objective=ObjectiveConfig(entropy_coefficient=0.2)
+    ),
+    "positive": PpoConfig(temperature=TEMPERATURE, imitation_coefficient=0.3),
+}
 
 
 def updates(path, algorithm, samples, head, *, layout: str, mask: bool) -> dict[str, torch.Tensor]:
@@ -94,7 +133,7 @@ def updates(path, algorithm, samples, head, *, layout: str, mask: bool) -> dict[
     for index in range(2):  # as two ranks would have them
         share = app.share_of_step(train, algorithm, index=index, num_shares=2, mask_truncated=mask)
         mine = [trajectories[int(ref.key)] for ref in share.refs]
-        batches += app.batches_of_share(share, mine, plan, policy_version=1)
+        batches += app.batches_of_share(share, mine, plan, policy_version=POLICY_VERSION)
     assert len(batches) > 2
     if algorithm.critic is None:
         report = learner.step(batches, algorithm.loss)
@@ -133,6 +172,19 @@ def written(tmp_path_factory):
     return folder
 
 
+def assert_same(path, kind, algorithm, samples, head, *, layout: str, mask: bool) -> None:
+    """Compare loss and gradients of a step with those of a loop."""
+    loop, loss = expected(path, kind, samples, head, mask=mask)
+    mine, report = updates(path, algorithm, samples, head, layout=layout, mask=mask)
+    assert report.loss == pytest.approx(loss, rel=1e-4, abs=1e-6)
+    assert loop.keys() <= mine.keys()
+    largest = max(float(g.abs().max()) for g in loop.values())
+    for name, value in mine.items():
+        target = loop.get(name, torch.zeros_like(value)).float()
+        error = float((value - target).abs().max())
+        assert error < 2e-4 * largest, f"{layout}, mask {mask}: {name} is off by {error}"
+
+
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_is_that_of_a_loop_in_float64(written, kind, model):
@@ -144,12 +196,15 @@ def test_a_step_is_that_of_a_loop_in_float64(written, kind, model):
     layouts = ("padded",) if model == "dropout" else ("padded", "packed")
     for layout in layouts:
         for mask in (False, True):
-            loop, loss = expected(path, kind, samples, head, mask=mask)
-            mine, report = updates(path, algorithm, samples, head, layout=layout, mask=mask)
-            assert report.loss == pytest.approx(loss, rel=1e-4, abs=1e-6)
-            assert loop.keys() <= mine.keys()
-            largest = max(float(g.abs().max()) for g in loop.values())
-            for name, value in mine.items():
-                target = loop.get(name, torch.zeros_like(value)).float()
-                error = float((value - target).abs().max())
-                assert error < 2e-4 * largest, f"{layout}, mask {mask}: {name} is off by {error}"
+            assert_same(path, kind, algorithm, samples, head, layout=layout, mask=mask)
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_a_step_with_other_parts_is_that_of_a_loop_in_float64(written, kind):
+    torch.manual_seed(1)
+    path, head = written / "tied", torch.randn(1, 16)
+    with torch.no_grad():
+        samples = given_samples(exact(path), head.double())
+    algorithm = PARTS[kind].build()
+    for layout, mask in (("padded", False), ("packed", True)):
+        assert_same(path, kind, algorithm, samples, head, layout=layout, mask=mask)

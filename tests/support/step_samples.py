@@ -12,6 +12,7 @@ from cosmos_core.trajectory import Trajectory, VersionSpan
 
 VOCABULARY = 31
 TEMPERATURE = 0.7
+POLICY_VERSION = 4
 SIZES = {
     "vocab_size": VOCABULARY,
     "hidden_size": 16,
@@ -39,14 +40,21 @@ ROWS = (
 )
 
 
+def versions_of(number: int, size: int) -> tuple[int, ...]:
+    """Return the version that each token is of, the second half one later than the first."""
+    return tuple(number % 4 + (place >= size // 2) for place in range(size))
+
+
 def given_samples(model, head) -> list[Given]:
     """Return the samples with log-probabilities of another policy than the model."""
     generator = torch.Generator().manual_seed(3)
     samples = []
-    for group, reward, length, begin, of_tool, _ in ROWS:
+    for number, (group, reward, length, begin, of_tool, _) in enumerate(ROWS):
         ids = torch.randint(0, VOCABULARY, (length,), generator=generator).tolist()
         trained = [place for place in range(begin, length) if place not in of_tool]
-        sample = Given(ids, trained, [0.0] * len(trained), reward, group)
+        versions = versions_of(number, length)
+        lags = [POLICY_VERSION - versions[place] for place in trained]
+        sample = Given(ids, trained, [0.0] * len(trained), reward, group, lags)
         logprobs = scored(model, head, sample, TEMPERATURE).logprobs.detach()
         moved = logprobs + 0.8 * torch.randn(len(trained), generator=generator)
         samples.append(replace(sample, behaviour=moved.float().tolist()))
@@ -62,6 +70,7 @@ def exact(path):
 
 def trajectory_of(number: int, sample: Given) -> Trajectory:
     size = len(sample.token_ids)
+    versions = versions_of(number, size)
     logprobs, trainable = np.zeros(size, np.float32), np.zeros(size, np.bool_)
     trainable[list(sample.trained)] = True
     logprobs[list(sample.trained)] = sample.behaviour
@@ -73,7 +82,9 @@ def trajectory_of(number: int, sample: Given) -> Trajectory:
         token_ids=np.array(sample.token_ids, np.int32),
         logprobs=logprobs,
         trainable=trainable,
-        versions=(VersionSpan(0, size),),
+        versions=tuple(
+            VersionSpan(version, versions.count(version)) for version in sorted(set(versions))
+        ),
         rewards={},
         reward=sample.reward,
         finish_reason="length" if ROWS[number][-1] else "stop",

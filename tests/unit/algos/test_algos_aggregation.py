@@ -1,5 +1,8 @@
 """Aggregation weights against the formulas, and their independence of any split."""
 
+from functools import reduce
+from operator import add
+
 import numpy as np
 import pytest
 import torch
@@ -18,8 +21,10 @@ from cosmos_algos import (
     RatioMask,
     ReinforcePlusPlusConfig,
     Share,
+    advantage_moments,
     empty_batch,
     sample_weights,
+    with_whitened_advantages,
 )
 from cosmos_core.trajectory import Trajectory, VersionSpan
 
@@ -77,7 +82,10 @@ WHOLE_OBJECTIVES = {
             rejections=(RatioMask(level="sequence", low=0.1, high=10.0),),
         ),
     ),
-    "kl_in_reward": ReinforcePlusPlusConfig(
+    "kl_in_reward": DapoConfig(
+        objective=ObjectiveConfig(kl=KlConfig(coefficient=0.1, estimator="k1", place="reward"))
+    ),
+    "kl_whitened": ReinforcePlusPlusConfig(
         objective=ObjectiveConfig(kl=KlConfig(coefficient=0.1, estimator="k1", place="reward"))
     ),
     "gspo": GspoConfig(),
@@ -199,15 +207,21 @@ def random_samples(seed):
 def gradient(model, algorithm, samples, shares, other=None):
     model.zero_grad()
     weight = torch.zeros((), dtype=torch.float64)
+    batches = []
     for share in shares:
         for batch in [*algorithm.batches(samples, share, policy_version=0), empty_batch()]:
             if other is not None:
                 batch = algorithm.with_teacher(other, algorithm.with_reference(other, batch))
-            if algorithm.critic is not None:
-                batch = algorithm.with_critic(model, batch)
-            part = algorithm.loss(model, batch)
-            part.total.backward()
-            weight += part.weight
+            if algorithm.scores_first:
+                batch = algorithm.with_token_advantages(model, batch)
+            batches.append(batch)
+    if algorithm.whitens:
+        moments = reduce(add, map(advantage_moments, batches))
+        batches = [with_whitened_advantages(batch, moments) for batch in batches]
+    for batch in batches:
+        part = algorithm.loss(model, batch)
+        part.total.backward()
+        weight += part.weight
     return torch.cat([p.grad.flatten() for p in model.parameters()]) / weight
 
 

@@ -1,4 +1,4 @@
-"""Corrections and rejections against loops over samples, and what a token's lag is worth."""
+"""Corrections and rejections of two samples by hand, and what a token's lag is worth."""
 
 import math
 from dataclasses import replace

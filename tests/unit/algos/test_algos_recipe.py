@@ -33,12 +33,15 @@ from cosmos_algos import (
     OnPolicyDistillationConfig,
     PassAtKConfig,
     PpoConfig,
+    ReinforcePlusPlusConfig,
     RewardModelConfig,
     SapoGate,
     SftConfig,
     Share,
     TokenIdError,
+    advantage_moments,
     policy_loss,
+    with_whitened_advantages,
 )
 from cosmos_core.config import ConfigError, config_from_json, config_to_json, load_config
 from cosmos_core.trajectory import Trajectory, VersionSpan
@@ -182,6 +185,7 @@ def test_a_reference_that_is_reset_is_the_policy_of_every_nth_version():
     ("make", "message"),
     [
         (lambda: KlConfig(place="reward"), "'k2' is not the divergence as a value"),
+        (lambda: whitened("k3").build(), "'k3' in the reward has a gradient besides, which whiten"),
         (lambda: KlConfig(reset_every=-1), "reset_every -1 must not be negative"),
         (lambda: KlConfig(discount=1.01), r"kl: discount 1\.01 must be in \[0, 1\]"),
         (lambda: PassAtKConfig(k=0), "k 0 must be at least 1"),
@@ -194,6 +198,38 @@ def test_a_reference_that_is_reset_is_the_policy_of_every_nth_version():
 def test_contradictions_are_refused_on_construction(make, message):
     with pytest.raises(AlgorithmConfigError, match=message):
         make()
+
+
+def whitened(estimator="k1", **settings):
+    kl = KlConfig(coefficient=0.5, estimator=estimator, place="reward")
+    return ReinforcePlusPlusConfig(objective=ObjectiveConfig(kl=kl), **settings)
+
+
+def test_reinforce_pp_whitens_what_its_penalty_makes_of_rewards():
+    # Three trained tokens each; k1 of a token is the gap below: A_t = R - 0.5 Σ_{s≥t} k1_s.
+    algorithm, model, other = whitened().build(), TinyModel(seed=0), TinyModel(seed=1)
+    (batch,) = algorithm.batches(samples(), Share(max_tokens=100), policy_version=2)
+
+    batch = algorithm.with_token_advantages(model, algorithm.with_reference(other, batch))
+
+    gap = model.embed.weight.log_softmax(-1) - other.embed.weight.log_softmax(-1)
+    for row, sample in enumerate(samples()):
+        k1 = [gap[a, b].item() for a, b in itertools.pairwise(sample.token_ids.tolist())]
+        expected = [sample.reward - 0.5 * sum(k1[t:]) for t in range(3)]
+        assert batch.advantages[row, :3].tolist() == pytest.approx(expected, rel=1e-5)
+    assert algorithm.whitens
+    white = with_whitened_advantages(batch, advantage_moments(batch)).advantages[batch.trainable]
+    assert (white.mean().item(), white.var().item()) == pytest.approx((0.0, 1.0), abs=1e-6)
+
+
+def test_reinforce_pp_without_a_penalty_takes_no_pass_ahead_and_with_one_says_that_it_must():
+    assert not ReinforcePlusPlusConfig().build().scores_first
+    assert not whitened(advantage="grpo").build().scores_first
+
+    algorithm, model = whitened().build(), TinyModel()
+    (batch,) = algorithm.batches(samples(), Share(max_tokens=100), policy_version=2)
+    with pytest.raises(MissingScoresError, match=r"whitening .* needs the batch's old_logprobs"):
+        algorithm.loss(model, algorithm.with_reference(model, batch))
 
 
 class TinyModel(nn.Module):

@@ -1,4 +1,4 @@
-"""PPO with a critic in a policy's trainer, against a loop written from the paper's formulas."""
+"""PPO with a critic, and REINFORCE++, in a policy's trainer, against loops over sequences."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from cosmos_algos import CriticConfig, GaeConfig, KlConfig, ObjectiveConfig, PpoConfig
+from cosmos_algos import (
+    CriticConfig,
+    GaeConfig,
+    KlConfig,
+    ObjectiveConfig,
+    PpoConfig,
+    ReinforcePlusPlusConfig,
+)
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 from cosmos_app.recipe import ModelConfig, Recipe, TrainerConfig
 from cosmos_app.roles.run_checkpoints import RunCheckpoints
@@ -213,8 +220,54 @@ def test_steps_of_ppo_equal_a_loop_over_sequences(
         assert max(each["clipped"] for each in figures) > 0.0
         assert max(each["critic_clipped"] for each in figures) > 0.0
         assert figures[0]["critic_value"] == 0.0
+        for each in figures:  # 18 tokens of the samples, in each of two updates
+            assert each["tokens_per_s_per_rank"] * each["train_s"] == pytest.approx(2 * 18)
+            assert each["useful_tokens"] == (18 / 24 if layout == "padded" and tokens > 6 else 1.0)
+            assert each["mfu"] == 0.0, "no peak is known of a CPU"
         sent = {shard.spec.name for shard in trained_shards(trainer._model, recipe)}
         assert sent == trained.keys() - {"value_head.weight"}
+    finally:
+        trainer.close()
+
+
+def take_whitened(loop: Loop) -> None:
+    """Take a step of REINFORCE++, A_t = R - β Σ_{s≥t} k1_s, whitened over the tokens."""
+    scored, returns = [loop.scores(loop.weights(), i)[0] for i in range(len(SAMPLES))], []
+    for index, (_, reward) in enumerate(SAMPLES):
+        k1 = (scored[index] - loop.scores(loop.first, index)[0]).detach()
+        returns.append(reward - KL * k1.flip(0).cumsum(0).flip(0))
+    every, loss = torch.cat(returns), torch.zeros((), dtype=torch.float64)
+    for logprobs, mine in zip(scored, returns, strict=True):
+        weight = (logprobs.detach() - BEHAVIOUR).exp().clamp(max=2.0)
+        ratio = (logprobs - logprobs.detach()).exp()
+        loss = loss - (weight * (mine - every.mean()) / every.std() * ratio).sum()
+    loop.optimizer.zero_grad()
+    (loss / len(every)).backward()
+    torch.nn.utils.clip_grad_norm_(loop.trained, 1.0)
+    loop.optimizer.step()
+
+
+def test_steps_of_reinforce_pp_whiten_rewards_with_their_penalty(
+    tmp_path: Path, recipe: Recipe
+) -> None:
+    torch.set_num_threads(1)
+    build_tiny_model(tmp_path / "model", ["0123456789+=?"], TINY, seed=0)
+    mesh = build_mesh(ParallelConfig())
+    store = RunCheckpoints(tmp_path / "checkpoints", mesh)
+    seat = Seat(replica_index=0, num_replicas=1, mesh=mesh)
+    algorithm = ReinforcePlusPlusConfig(objective=recipe.algorithm.objective)
+    trainer = Trainer(replace(recipe, algorithm=algorithm), tmp_path / "model", seat, store, None)
+    loop = Loop(tmp_path / "model", 0)
+    try:
+        figures = []
+        for step in range(3):
+            figures.append(take(trainer, step))
+            take_whitened(loop)
+        trained = dict(trainer._model.named_parameters())
+        for name, expected in loop.model.named_parameters():
+            torch.testing.assert_close(trained[name].double(), expected, rtol=1e-4, atol=1e-5)
+        assert figures[0]["kl"] == 0.0
+        assert abs(figures[2]["kl"]) > 0.01
     finally:
         trainer.close()
 

@@ -1,7 +1,8 @@
-"""What a token costs, against sums by hand."""
+"""What a token costs, against sums by hand and torch's own count."""
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
@@ -13,6 +14,8 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from cosmos_parallel import (
@@ -46,6 +49,47 @@ def test_a_token_meets_every_matrix_once_and_the_embedding_as_a_head_only(tied):
     assert cost.per_pair == 3 * 64 * 2 * 2 * 3
 
 
+LATENT = DeepseekV3Config(
+    **SIZES,
+    n_routed_experts=4,
+    num_experts_per_tok=2,
+    n_group=1,
+    topk_group=1,
+    q_lora_rank=None,
+    kv_lora_rank=16,
+    qk_nope_head_dim=12,
+    qk_rope_head_dim=4,
+    v_head_dim=10,
+    moe_intermediate_size=24,
+    first_k_dense_replace=1,
+)
+MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
+
+@pytest.mark.parametrize("num_tokens", [10, 20])
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        (Qwen3ForCausalLM, Qwen3Config(**SIZES | {"num_key_value_heads": 2}, head_dim=16)),
+        (Qwen3MoeForCausalLM, Qwen3MoeConfig(**SIZES, **MIXTURE, head_dim=16)),
+        (DeepseekV3ForCausalLM, LATENT),
+    ],
+    ids=["dense", "mixture", "latent"],
+)
+def test_the_cost_of_a_sample_is_what_torch_counts(kind, config, num_tokens):
+    plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = kind._from_config(config, **plain)
+    ids = torch.arange(num_tokens)[None]
+    with FlopCounterMode(display=False) as counted:
+        model(input_ids=ids, use_cache=False).logits.sum().backward()
+
+    cost = model_cost(model)
+    # torch counts products of matrices only, and no norms
+    vectors = sum(p.numel() for p in model.parameters() if p.dim() == 1)
+    expected = (cost.per_token - 6 * vectors) * num_tokens + cost.per_pair * num_tokens**2
+    assert counted.get_total_flops() == expected
+
+
 def test_layers_whose_heads_differ_multiply_their_own_widths():
     config = Gemma4TextConfig(
         **SIZES | {"num_hidden_layers": 2},
@@ -62,20 +106,8 @@ def test_layers_whose_heads_differ_multiply_their_own_widths():
 
 
 def test_latent_attention_multiplies_whole_keys_and_values():
-    config = DeepseekV3Config(
-        **SIZES,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        n_group=1,
-        topk_group=1,
-        q_lora_rank=None,
-        kv_lora_rank=16,
-        qk_nope_head_dim=12,
-        qk_rope_head_dim=4,
-        v_head_dim=10,
-    )
     with torch.device("meta"):
-        cost = model_cost(DeepseekV3ForCausalLM(config))
+        cost = model_cost(DeepseekV3ForCausalLM(LATENT))
     # keys of 12 + 4 features and values of 10, of 4 heads in 3 layers
     assert cost.per_pair == 3 * 4 * (16 + 10) * 2 * 3
 

@@ -1,4 +1,4 @@
-"""Steps with a critic: every sample is valued before the first update, then trained on for epochs.
+"""Steps whose advantages take a pass over all samples, for a critic or to whiten a penalty.
 
 batches ─value─► moments over ranks and replicas ─► whitened batches ─► update ─► update ...
 
@@ -14,7 +14,6 @@ from torch import nn
 
 from cosmos_algos import (
     Algorithm,
-    CriticConfig,
     LossSum,
     Moments,
     TokenBatch,
@@ -38,10 +37,10 @@ def critic_step(
     """Take the updates of one step; all ranks of all replicas call together.
 
     Args:
-        learner: of a model with a value head.
+        learner: of the model; with a critic it has a value head.
         batches: this rank's, at least one.
-        algorithm: with a critic.
-        value: returns a batch with values and the advantages made of them.
+        algorithm: one that scores first.
+        value: returns a batch with the advantages of its tokens, and values if there is a critic.
         loss: of such a batch.
         scorers: frozen models, of which the batches that ``value`` sees have scores.
 
@@ -51,8 +50,8 @@ def critic_step(
     Raises:
         ReplicaLostError: if a replica did not take part to the end; the updates before are made.
     """
-    assert algorithm.critic is not None
-    valued, seconds = _valued(learner, batches, value, algorithm.critic, scorers), 0.0
+    assert algorithm.scores_first
+    valued, seconds = _valued(learner, batches, value, scorers, whitens=algorithm.whitens), 0.0
     reports: list[StepReport] = []
     for _ in range(algorithm.epochs):
         reports.append(learner.step(valued, loss))
@@ -87,8 +86,9 @@ def _valued(
     learner: Learner,
     batches: Sequence[TokenBatch],
     value: Callable[[nn.Module, TokenBatch], TokenBatch],
-    critic: CriticConfig,
     scorers: Sequence[Scorer[TokenBatch]],
+    *,
+    whitens: bool,
 ) -> list[TokenBatch]:
     """Return this rank's batches with advantages, whitened over all samples of the step."""
     found: list[TokenBatch] = []
@@ -103,7 +103,7 @@ def _valued(
     sums = learner.evaluate(batches, measure, scorers=scorers)
     # what fills in for other ranks' batches is done with
     mine = found[: len(batches)] if found else [_unvalued(batch) for batch in batches]
-    if not critic.whiten:
+    if not whitens:
         return mine
     device = learner.mesh.process.device
     packed = torch.tensor(

@@ -314,7 +314,7 @@ class Trainer:
         return quantised_shards(shards, self._recipe.weight_sync, self._seat.mesh.process)
 
     def _take(self, batches: Sequence[TokenBatch]) -> StepReport:
-        if self._algorithm.critic is None:
+        if not self._algorithm.scores_first:
             return self._learner.step(batches, self._loss_of, scorers=self._scorers)
         is_undone = self._gathering is not None and self._algorithm.epochs > 1
         with whole_step(self._learner) if is_undone else nullcontext():
@@ -322,7 +322,7 @@ class Trainer:
                 self._learner,
                 batches,
                 self._algorithm,
-                value=self._algorithm.with_critic,
+                value=self._algorithm.with_token_advantages,
                 loss=self._loss_of,
                 scorers=self._scorers,
             )
@@ -352,7 +352,7 @@ class Trainer:
                 part.register_forward_hook(count)
 
     def _speed(self, report: StepReport) -> dict[str, float]:
-        """Return tokens per second and rank, their share of what was worked on, and MFU."""
+        """Return tokens per second and rank, again in each update, share of places, and MFU."""
         tokens, places = report.metrics["batch/tokens"], report.metrics["batch/places"]
         work = Work(
             num_tokens=tokens,
@@ -363,7 +363,7 @@ class Trainer:
         speed = throughput(
             self._cost,
             work,
-            rank_seconds=report.seconds * self._seat.num_ranks,
+            rank_seconds=report.seconds / self._algorithm.epochs * self._seat.num_ranks,
             peak_flops=device_peak_flops(self._seat.mesh.process.device),
         )
         return {

@@ -26,7 +26,7 @@ from cosmos_algos.aggregation import (
     imitation_weights,
     sample_weights,
 )
-from cosmos_algos.algorithm import Algorithm, PolicyRecipe, Share, policy_algorithm
+from cosmos_algos.algorithm import Algorithm, Share, policy_algorithm
 from cosmos_algos.batch import ScoreField, TokenBatch, batch_of_targets, collate, empty_batch
 from cosmos_algos.corrections import (
     CorrectionConfig,
@@ -64,6 +64,7 @@ from cosmos_algos.loss_sum import LossSum
 from cosmos_algos.mismatch import mismatch_sums, summarise_metrics
 from cosmos_algos.objective import ObjectiveConfig, policy_objective, proximal_logprobs
 from cosmos_algos.output_head import LogitScaling, OutputHead
+from cosmos_algos.policy_recipe import PolicyRecipe
 from cosmos_algos.preferences import (
     bradley_terry_losses,
     dpo_losses,

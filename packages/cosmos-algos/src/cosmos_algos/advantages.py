@@ -96,7 +96,10 @@ def grpo_advantages(
 def dr_grpo_advantages(
     rewards: Float[Tensor, " N"], groups: Int64[Tensor, " N"]
 ) -> Float64[Tensor, " N"]:
-    """Return A = R - mean_g, without the division that favours easy groups (arXiv 2503.20783)."""
+    """Return A = R - mean_g: GRPO without the division by std_g (Dr. GRPO, arXiv 2503.20783).
+
+    The division favours groups that are nearly all right or all wrong.
+    """
     stats = GroupStatistics(rewards, groups)
     return stats.informative(stats.centred)
 
@@ -104,7 +107,10 @@ def dr_grpo_advantages(
 def rloo_advantages(
     rewards: Float[Tensor, " N"], groups: Int64[Tensor, " N"]
 ) -> Float64[Tensor, " N"]:
-    """Return A = R - mean of the others = G/(G-1) (R - mean_g) (RLOO, arXiv 2402.14740)."""
+    """Return A_i = R_i - Σ_{j≠i} R_j / (G - 1) = G/(G-1) (R_i - mean_g).
+
+    The mean of the others as baseline leaves the gradient unbiased (RLOO, arXiv 2402.14740).
+    """
     stats = GroupStatistics(rewards, groups)
     return stats.informative(stats.centred * stats.count / (stats.count - 1).clamp(min=1))
 
@@ -112,7 +118,10 @@ def rloo_advantages(
 def batch_std_advantages(
     rewards: Float[Tensor, " N"], groups: Int64[Tensor, " N"], eps: float = 1e-6
 ) -> Float64[Tensor, " N"]:
-    """Return A = (R - mean_g) / (std + eps), std (ddof 1) over all rewards of the step."""
+    """Return A = (R - mean_g) / (std + eps), std (ddof 1) over all rewards of the step.
+
+    Normalisation by the batch, as ScaleRL has it (arXiv 2510.13786).
+    """
     stats = GroupStatistics(rewards, groups)
     present = stats.rewards[stats.present]
     std = present.std() if present.numel() > 1 else present.new_zeros(())
@@ -124,7 +133,8 @@ def max_rl_advantages(
 ) -> Float64[Tensor, " N"]:
     """Return A = (R - mean_g) / mean_g (MaxRL, arXiv 2602.02710).
 
-    The weight 1/mean of a group is what makes the gradient that of the log of its success rate.
+    For rewards 0 and 1, p = mean_g is the success rate, and ∇ log p = ∇p / p: the weight 1/p is
+    what makes a gradient of the success rate one of its logarithm.
 
     Raises:
         RewardError: if a reward is negative: no success rate is.
@@ -139,8 +149,8 @@ def opo_advantages(
 ) -> Float64[Tensor, " N"]:
     """Return A = R - Σ_j T_j R_j / Σ_j T_j over the group (OPO, arXiv 2505.23585).
 
-    The length-weighted mean is the baseline of least variance if a sample's squared gradient
-    grows with its length.
+    The baseline of least variance is b = E[‖∇ log π‖² R] / E[‖∇ log π‖²], which is this if a
+    sample's squared gradient grows with its length T.
     """
     check_same_shape("advantage opo", {"rewards": rewards, "num_tokens": num_tokens})
     stats = GroupStatistics(rewards, groups)
@@ -181,11 +191,11 @@ def pass_at_k_advantages(
 def reinforce_pp_advantages(
     rewards: Float[Tensor, " N"], num_tokens: Int64[Tensor, " N"], eps: float = 1e-8
 ) -> Float64[Tensor, " N"]:
-    """Return A = (R - mean) / sqrt(var + eps) over all tokens of the step, ddof 1.
+    """Return A_i = (R_i - mean) / sqrt(var + eps), mean = Σ_i T_i R_i / Σ_i T_i, var with ddof 1.
 
     REINFORCE++ (arXiv 2501.03262) for a reward at the last token and no discount: every
     token of a sample has the return R. There is no group: equal rewards in a group are a signal.
-    For a KL penalty in the reward see ``KlConfig.place``, which acts after the whitening.
+    With a KL penalty in the reward see ``Algorithm.with_returns``, which whitens both.
     """
     check_same_shape("advantage reinforce_pp", {"rewards": rewards, "num_tokens": num_tokens})
     present = ~rewards.isnan()
@@ -198,9 +208,10 @@ def reinforce_pp_baseline_advantages(
     num_tokens: Int64[Tensor, " N"],
     eps: float = 1e-8,
 ) -> Float64[Tensor, " N"]:
-    """Return R - mean_g, whitened over all tokens of the step (arXiv 2501.03262).
+    """Return A = (B - mean) / sqrt(var + eps), B = R - mean_g, moments over all tokens of the step.
 
-    Groups without two different rewards take part in mean and variance and keep 0.
+    REINFORCE++ with a baseline (arXiv 2501.03262). Groups without two different rewards take part
+    in mean and variance and keep 0.
     """
     check_same_shape("advantage reinforce_pp", {"rewards": rewards, "num_tokens": num_tokens})
     stats = GroupStatistics(rewards, groups)

@@ -26,11 +26,12 @@ class AggregationConfig:
 
     With N trained tokens in B samples, T_i of them in sample i and N_g in its group:
 
-    * ``token_mean``: ΣΣ l / N (DAPO).
-    * ``sequence_mean``: (1/B) Σ_i (1/T_i) Σ_t l (GRPO).
-    * ``sequence_sum``: (1/B) Σ_i Σ_t l.
-    * ``constant``: (1/(B C)) Σ_i Σ_t l (Dr.GRPO).
-    * ``prompt_mean``: the token mean of each group, averaged over groups (ScaleRL).
+    * ``token_mean``: Σ_i Σ_t l / N (DAPO, arXiv 2503.14476, eq. 8).
+    * ``sequence_mean``: (1/B) Σ_i (1/T_i) Σ_t l (GRPO, arXiv 2402.03300, eq. 3).
+    * ``sequence_sum``: (1/B) Σ_i Σ_t l, as Σ_t log π is the sample's (RLOO, arXiv 2402.14740).
+    * ``constant``: (1/(B C)) Σ_i Σ_t l (Dr. GRPO, arXiv 2503.20783).
+    * ``prompt_mean``: (1/P) Σ_g (1/N_g) Σ_{i in g} Σ_t l over P groups (ScaleRL,
+      arXiv 2510.13786).
 
     Attributes:
         mode: one of the above.

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Float64
@@ -19,12 +18,13 @@ from cosmos_algos.aggregation import (
 from cosmos_algos.arguments import check_coefficients
 from cosmos_algos.batch import ScoreField, TokenBatch, collate
 from cosmos_algos.distillation import top_k_jsd
-from cosmos_algos.divergence import KlConfig, kl_values
+from cosmos_algos.divergence import KlConfig, kl_reward, kl_values
 from cosmos_algos.errors import AlgorithmConfigError, EmptyStepError
 from cosmos_algos.likeliest import LikeliestConfig
 from cosmos_algos.logprobs import TokenScores
 from cosmos_algos.loss_sum import LossSum
 from cosmos_algos.objective import ObjectiveConfig, policy_objective
+from cosmos_algos.policy_recipe import PolicyRecipe
 from cosmos_algos.scoring import (
     model_scores,
     scores_and_candidates,
@@ -56,36 +56,6 @@ class Share:
     vocab_size: int = 0
 
 
-@runtime_checkable
-class PolicyRecipe(Protocol):
-    """What the recipes of policy-gradient algorithms have in common; see ``GrpoConfig``."""
-
-    @property
-    def advantage(self) -> AdvantageName:
-        """Formula of the advantages."""
-        ...
-
-    @property
-    def objective(self) -> ObjectiveConfig:
-        """What a token's loss is made of."""
-        ...
-
-    @property
-    def aggregation(self) -> AggregationConfig:
-        """Which mean over tokens."""
-        ...
-
-    @property
-    def temperature(self) -> float:
-        """That of the sampler."""
-        ...
-
-    @property
-    def logprob_chunk(self) -> int:
-        """Targets projected onto the vocabulary at a time."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Algorithm:
     """What the configs build; see ``GrpoConfig`` for the fields.
@@ -102,6 +72,8 @@ class Algorithm:
         critic: how a value head of the model is used and trained; ``None`` for no critic.
         epochs: optimizer steps over the samples of each step.
         likeliest: a divergence from the teacher's likeliest tokens in the loss; ``None`` for none.
+        whiten_returns: whiten rewards with the KL penalty in them, token by token over the step
+            (REINFORCE++), where the advantage alone whitens rewards without it.
     """
 
     advantage: AdvantageName
@@ -114,6 +86,7 @@ class Algorithm:
     critic: CriticConfig | None = None
     epochs: int = 1
     likeliest: LikeliestConfig | None = None
+    whiten_returns: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what is out of range, and a mean that weighs GSPO's samples by their length."""
@@ -130,6 +103,17 @@ class Algorithm:
             raise AlgorithmConfigError(
                 f"ppo: kl.estimator {kl.estimator!r} in the reward has a gradient besides, which "
                 "a critic does not give back: use 'k1', or kl.place = 'loss'"
+            )
+        if self.whiten_returns and (kl.place, kl.estimator) != ("reward", "k1"):
+            raise AlgorithmConfigError(
+                f"reinforce_pp: kl.estimator {kl.estimator!r} in the {kl.place} has a gradient "
+                "besides, which whitening does not reach: use 'k1' in the reward, or "
+                "kl.place = 'loss'"
+            )
+        if self.whiten_returns and self.advantage not in _BEFORE_WHITENING:
+            raise AlgorithmConfigError(
+                f"advantage {self.advantage!r} is not one that is whitened over the step; those "
+                f"are {', '.join(_BEFORE_WHITENING)}"
             )
         sequence_loss = isinstance(self.objective.surrogate, GspoClip)
         if sequence_loss and self.aggregation.mode != "sequence_mean":
@@ -149,6 +133,16 @@ class Algorithm:
         }
         return frozenset(field for field, needed in wanted.items() if needed)
 
+    @property
+    def scores_first(self) -> bool:
+        """Whether ``with_token_advantages`` sees all batches of a step before its first update."""
+        return self.critic is not None or self.whiten_returns
+
+    @property
+    def whitens(self) -> bool:
+        """Whether advantages of tokens are whitened by the moments of the whole step."""
+        return self.whiten_returns if self.critic is None else self.critic.whiten
+
     def step_targets(self, step: StepRewards) -> tuple[Float64[Tensor, " N"], SampleWeights]:
         """Return the advantage and the weights of every sample of a step.
 
@@ -158,7 +152,8 @@ class Algorithm:
         Raises:
             RewardError: if a reward has no meaning for the advantage; names the sample.
         """
-        advantages = step_advantages(self.advantage, step, k=self.k)
+        name = _BEFORE_WHITENING[self.advantage] if self.whiten_returns else self.advantage
+        advantages = step_advantages(name, step, k=self.k)
         weights = sample_weights(step.num_tokens, step.groups, self.aggregation)
         if self.imitation_coefficient:
             weights = imitation_weights(
@@ -273,6 +268,35 @@ class Algorithm:
         penalties = None if divergence is None else self.objective.kl.coefficient * divergence
         return with_gae(valued, self.critic.gae, penalties)
 
+    @torch.no_grad()
+    def with_returns(self, model: nn.Module, batch: TokenBatch) -> TokenBatch:
+        """Return the batch with A_t = R - β Σ_{s≥t} γ^(s-t) k1_s, k1 = log π_old - log π_ref.
+
+        REINFORCE++ (arXiv 2501.03262) before its whitening, which takes the moments of the whole
+        step. R is the batch's advantage: the reward, or with a baseline the reward less the mean
+        of its group.
+
+        Args:
+            model: the policy at the start of the step, π_old.
+            batch: with the reference's log-probabilities.
+
+        Raises:
+            MissingScoresError: if the batch has none of the reference.
+        """
+        logprobs = self.scores(model, batch).logprobs
+        reference = batch.scores_of("reference_logprobs", "kl.coefficient over 0")
+        penalties = kl_reward(logprobs, reference, batch.samples, self.objective.kl)
+        advantages = (batch.advantages + penalties).where(batch.trainable, 0.0)
+        return replace(batch, old_logprobs=logprobs, advantages=advantages)
+
+    def with_token_advantages(self, model: nn.Module, batch: TokenBatch) -> TokenBatch:
+        """Return the batch as ``with_critic`` or ``with_returns`` does; see ``scores_first``."""
+        return (
+            self.with_returns(model, batch)
+            if self.critic is None
+            else self.with_critic(model, batch)
+        )
+
     def loss(self, model: nn.Module, batch: TokenBatch) -> LossSum:
         """Run the model once over a batch and return the batch's part of the step's loss.
 
@@ -284,22 +308,32 @@ class Algorithm:
         if self.likeliest is not None:
             return self._distilling_loss(model, batch, self.likeliest)
         if self.critic is None:
-            return policy_objective(self.scores(model, batch), batch, self.objective)
+            return self._policy_loss(self.scores(model, batch), batch)
         scores, values = scores_and_values(
             model, batch, temperature=self.temperature, chunk=self.logprob_chunk
         )
-        policy = policy_objective(scores, batch, self._objective_beside_critic())
+        policy = self._policy_loss(scores, batch)
         returns = batch.scores_of("returns", "the value loss")
         critic = critic_objective(values, batch, returns, self.critic)
         sums = {f"critic/{name}": v for name, v in critic.metrics.items() if name != "tokens"}
-        divergence = self._divergence_in_reward(scores.logprobs.detach(), batch)
-        if divergence is not None:
-            sums["kl"] = (divergence * batch.trainable).sum()
         return replace(
             policy,
             total=policy.total + self.critic.coefficient * critic.total,
             metrics={**policy.metrics, **sums},
         )
+
+    def _policy_loss(self, scores: TokenScores, batch: TokenBatch) -> LossSum:
+        """Return the policy's loss; a penalty that is in its advantages is told, not added."""
+        if not self.scores_first or self.objective.kl.place != "reward":
+            return policy_objective(scores, batch, self.objective)
+        if self.whiten_returns:
+            batch.scores_of("old_logprobs", "whitening of rewards with their penalty")
+        policy = policy_objective(scores, batch, replace(self.objective, kl=KlConfig()))
+        divergence = self._divergence_in_reward(scores.logprobs.detach(), batch)
+        if divergence is None:
+            return policy
+        told = {"kl": (divergence * batch.trainable).sum()}
+        return replace(policy, metrics={**policy.metrics, **told})
 
     def _distilling_loss(
         self, model: nn.Module, batch: TokenBatch, likeliest: LikeliestConfig
@@ -335,11 +369,12 @@ class Algorithm:
         reference = batch.scores_of("reference_logprobs", "kl.coefficient over 0")
         return kl_values(logprobs, reference, kl.estimator)
 
-    def _objective_beside_critic(self) -> ObjectiveConfig:
-        """Return the objective without a penalty that is in the rewards of the critic already."""
-        if self.objective.kl.place != "reward":
-            return self.objective
-        return replace(self.objective, kl=KlConfig())
+
+# what is whitened in place of rewards by themselves
+_BEFORE_WHITENING: dict[AdvantageName, AdvantageName] = {
+    "reinforce_pp": "reward",
+    "reinforce_pp_baseline": "dr_grpo",
+}
 
 
 def policy_algorithm(

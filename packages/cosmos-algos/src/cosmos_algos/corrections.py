@@ -30,7 +30,7 @@ class NoCorrection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportanceConfig:
-    """Plain importance sampling: ρ, however large.
+    """Plain importance sampling: ρ, however large; E_μ[ρ f] = E_π_old[f].
 
     Attributes:
         level: whose ratio.
@@ -43,6 +43,9 @@ class ImportanceConfig:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TisConfig:
     """Truncated importance sampling: min(max(ρ, floor), cap).
+
+    Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", 2025, for
+    engines that sample with other probabilities than the trainer's: min(ρ_t, C).
 
     Attributes:
         cap: largest weight, commonly 2 to 5.
@@ -64,6 +67,8 @@ class TisConfig:
 class IcePopConfig:
     """Masked importance sampling of tokens: ρ where low <= ρ <= high, else 0.
 
+    IcePop (Ring-1T, arXiv 2510.18855): M(ρ_t) = ρ_t within [α, β], else 0.
+
     Attributes:
         low: smallest ratio kept.
         high: largest ratio kept.
@@ -81,6 +86,9 @@ class IcePopConfig:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MisConfig:
     """Masked importance sampling of samples: Π_t ρ_t where low <= Π_t ρ_t <= high, else 0.
+
+    Liu, Li et al., "When Speed Kills Stability: Demystifying RL Collapse from the
+    Training-Inference Mismatch", 2025.
 
     Attributes:
         low: smallest ratio kept.

@@ -112,6 +112,10 @@ def kl_loss(
 ) -> Float[Tensor, "B T"]:
     """Return per-token losses whose expected gradient is ∇KL(π‖π_ref) (not scaled by β).
 
+    sg(π/μ) k2, or (π/μ) k1 and (π/μ) k3: the factor that is left out where an estimate is
+    differentiated as if it were a loss (Tang and Munos, arXiv 2506.09477). With k3 it is the
+    unbiased estimate of DeepSeek-V3.2 (arXiv 2512.02556).
+
     Args:
         logprobs: log π, with gradient.
         reference_logprobs: log π_ref.
@@ -135,8 +139,9 @@ def kl_reward(
 ) -> Float[Tensor, "B T"]:
     """Return what a KL penalty in the reward adds to each advantage: -β Σ_{s≥t} γ^(s-t) k_s.
 
-    No gradient passes through it. With k3 the gradient of the divergence has a second term, the
-    plain gradient of k3, which the objective adds to the loss.
+    A token answers for what follows from it, which a loss of each token leaves out (Tang and
+    Munos, arXiv 2506.09477). No gradient passes through it. With k3 the gradient of the divergence
+    has a second term, the plain gradient of k3, which the objective adds to the loss.
 
     Raises:
         ShapeError: if there is not one log-probability of each for each token.

@@ -111,6 +111,11 @@ def policy_objective(
 ) -> LossSum:
     """Return the loss of a batch, as a sum over its tokens weighed by the batch's own weights.
 
+    Σ_t w_t (c_t l_t + β kl_t - η H_t) - Σ_t v_t log π_t, with w the batch's weights, l the policy
+    loss over r = π/π_old, c the correction where nothing rejects the token, kl the penalty, H the
+    entropy and v the weights of imitation. With c_t = π_old/μ and PPO's clip this is AReaL's
+    decoupled objective (arXiv 2505.24298, eq. 5).
+
     What stands where nothing is trained, padding on either side for one, does not matter: it may
     be NaN.
 

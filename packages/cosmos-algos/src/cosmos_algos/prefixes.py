@@ -24,8 +24,9 @@ def shared_prefix_masks(
 ) -> list[npt.NDArray[np.bool_]]:
     """Return, for each sample, where its tokens end a prefix that no earlier one of its group has.
 
-    And it with ``trainable``: every distinct prefix is then trained once, in the first sample that
-    has it. For samples [1 2 3] and [1 2 4] of one group these are [T T T] and [F F T].
+    m_it is true where y_i[:t+1] = y_j[:t+1] for no j < i of the group. And it with ``trainable``:
+    every distinct prefix is then trained once, in the first sample that has it. For samples
+    [1 2 3] and [1 2 4] of one group these are [T T T] and [F F T].
 
     Args:
         token_ids: the samples.
@@ -69,6 +70,9 @@ def _narrowed(trajectory: Trajectory, mask: npt.NDArray[np.bool_]) -> Trajectory
 
 def prefix_tree_mask(segments: Int[Tensor, " T"]) -> Bool[Tensor, "T T"]:
     """Return which columns each token sees, for a shared prefix and its continuations in a row.
+
+    Each prefix is computed once, as in Tree Training (arXiv 2511.00413), and every continuation
+    has the logits that it has alone.
 
     Args:
         segments: 0 for the prefix, 1, 2, … for the continuations, -1 for padding.

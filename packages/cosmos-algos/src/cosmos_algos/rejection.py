@@ -37,8 +37,10 @@ class Distances(NamedTuple):
 class RatioMask:
     """Keep what has ρ = π_old/μ within bounds.
 
-    ``geometric`` with the default bounds is Geo-mask, which does not shrink with length;
-    ``sequence`` is the product; ``token`` decides for each token.
+    ``geometric`` is exp((1/T) Σ_t log ρ_t), which with the default bounds is Geo-mask and does not
+    shrink with length; ``sequence`` is the product; ``token`` decides for each token. Liu, Li et
+    al., "When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference
+    Mismatch", 2025, part 3.
 
     Attributes:
         level: whose ratio.
@@ -58,7 +60,9 @@ class RatioMask:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorstTokenMask:
-    """Keep a sample only if *every* token of it has ρ within bounds.
+    """Keep a sample only if low <= ρ_t <= high for *every* token t of it.
+
+    The veto of verl's rollout correction, which has the lower bound alone.
 
     Attributes:
         low: smallest kept.
@@ -76,7 +80,7 @@ class WorstTokenMask:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OffPolicyMask:
-    """Leave out a sample with A < 0 and mean_t (log μ - log π) over a bound.
+    """Leave out a sample with A < 0 and (1/T) Σ_t (log μ - log π) > δ.
 
     Off-policy sequence masking (DeepSeek-V3.2, arXiv 2512.02556): what the policy has already
     moved away from need not be pushed further.

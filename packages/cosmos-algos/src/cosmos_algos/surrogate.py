@@ -237,7 +237,7 @@ def capped_surrogate(
 def sapo_surrogate(
     ratios: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], gate: SapoGate
 ) -> Surrogate:
-    """Return -(4/τ) σ(τ (r - 1)) A, τ by the sign of A (SAPO, arXiv 2511.20347)."""
+    """Return -(4/τ) σ(τ (r - 1)) A, τ by the sign of A (SAPO, arXiv 2511.20347, eq. 5 and 6)."""
     negative = torch.full_like(advantages, gate.negative)
     temperature = negative.masked_fill(advantages > 0.0, gate.positive)
     losses = -(4.0 / temperature) * torch.sigmoid(temperature * (ratios - 1.0)) * advantages

@@ -1,5 +1,6 @@
 """Dr.GRPO: no division by the group's deviation, and a constant in place of each length.
 
+A = R - mean_g, and the loss of a step is (1/(B C)) Σ_i Σ_t l_it.
 Liu et al., Understanding R1-Zero-Like Training, arXiv 2503.20783, section 3.
 """
 

@@ -1,5 +1,6 @@
 """MaxRL: advantages divided by the group's success rate, so that its logarithm is maximised.
 
+A = (R - mean_g) / mean_g, since ∇ log p = ∇p / p.
 Tajwar et al., Maximum Likelihood Reinforcement Learning, arXiv 2602.02710.
 """
 

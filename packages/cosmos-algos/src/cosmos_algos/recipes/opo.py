@@ -1,5 +1,6 @@
 """OPO: the length-weighted mean reward of a group as baseline, the one of least variance.
 
+A_i = R_i - Σ_j T_j R_j / Σ_j T_j.
 Hao et al., On-Policy RL with Optimal Reward Baseline, arXiv 2505.23585.
 """
 

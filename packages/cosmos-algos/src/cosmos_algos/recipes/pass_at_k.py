@@ -1,5 +1,6 @@
 """Pass@k training: a sample is worth what it adds to the best of k.
 
+A right one has (1 - p)/σ, p = 1 - C(N⁻,k)/C(N,k); see ``pass_at_k_advantages``.
 Chen et al., arXiv 2508.10751.
 """
 

@@ -1,9 +1,9 @@
-"""REINFORCE++: rewards whitened over all tokens of the step, and a token-level KL in the reward.
+"""REINFORCE++: A_t = R - β Σ_{s≥t} k1_s, whitened over all tokens of the step.
 
 Hu et al., arXiv 2501.03262. Advantage ``reinforce_pp_baseline`` takes the group's mean off first.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from cosmos_algos.advantages import AdvantageName
@@ -17,6 +17,8 @@ from cosmos_algos.objective import ObjectiveConfig
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReinforcePlusPlusConfig:
     """REINFORCE++; set ``objective.kl.coefficient`` for its penalty, which needs a reference.
+
+    The penalty is whitened with the rewards, so the step's samples are scored before its update.
 
     Attributes:
         advantage: formula of the advantages.
@@ -37,4 +39,7 @@ class ReinforcePlusPlusConfig:
 
     def build(self) -> Algorithm:
         """Make the algorithm."""
-        return policy_algorithm(self)
+        kl = self.objective.kl
+        whitened = self.advantage in ("reinforce_pp", "reinforce_pp_baseline")
+        penalised = kl.coefficient > 0.0 and kl.place == "reward"
+        return replace(policy_algorithm(self), whiten_returns=whitened and penalised)

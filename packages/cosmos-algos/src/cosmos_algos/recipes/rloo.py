@@ -1,5 +1,6 @@
 """RLOO: REINFORCE with the mean reward of the other samples as baseline, losses of whole samples.
 
+A_i = R_i - Σ_{j≠i} R_j / (G - 1), and the loss of a step is (1/B) Σ_i Σ_t l_it.
 Ahmadian et al., Back to Basics, arXiv 2402.14740, section 2.
 """
 

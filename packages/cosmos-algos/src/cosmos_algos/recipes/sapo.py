@@ -1,6 +1,6 @@
-"""SAPO: a smooth gate in place of the clip, steeper for negative advantages.
+"""SAPO: a smooth gate (4/τ) σ(τ (r - 1)) in place of the clip, steeper for negative advantages.
 
-Gao et al., Soft Adaptive Policy Optimization, arXiv 2511.20347.
+Gao et al., Soft Adaptive Policy Optimization, arXiv 2511.20347, eq. 5 and 6.
 """
 
 from dataclasses import dataclass, field
