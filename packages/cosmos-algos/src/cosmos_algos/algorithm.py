@@ -156,8 +156,14 @@ class Algorithm:
             step: *all* samples of the step, on every rank.
 
         Raises:
+            EmptyStepError: if there are no samples.
             RewardError: if a reward has no meaning for the advantage; names the sample.
         """
+        if not step.rewards:
+            raise EmptyStepError(
+                "the step has no samples, so there is nothing to train on: give every rank all "
+                "samples of the step, and leave out a step whose samples all failed"
+            )
         advantages = step_advantages(self.advantage, step, k=self.k)
         weights = sample_weights(step.num_tokens, step.groups, self.aggregation)
         if self.imitation_coefficient:
@@ -181,7 +187,7 @@ class Algorithm:
 
         Raises:
             TrajectoryError: if a sample cannot be trained on.
-            EmptyStepError: on every rank, if there are samples and none has a trained token.
+            EmptyStepError: on every rank, if there are no samples, or none has a trained token.
         """
         step = StepRewards(
             rewards=[trajectory.reward for trajectory in trajectories],
