@@ -26,6 +26,7 @@ from cosmos_parallel.process import broadcast_bytes, gather_bytes
 from cosmos_parallel.replicas import ReplicaGroup
 
 _SHOWN = 5
+_SHOWN_SAMPLES = 20
 _LOSS, _GRADIENT = "has loss", "has gradients that are not finite:"
 Batch = TypeVar("Batch")
 Found = list[tuple[int, str]]
@@ -83,7 +84,7 @@ class BadStep(Generic[Batch]):
             batches = [self.passes[index].batch for index in indices]
             words += dump(words, batches, directory, f"{name}-rank-{self.mesh.process.rank}")
         _, told = self._hear("words", words)
-        return _listed(_who_says(told))
+        return "; ".join(_who_says(told))
 
     @property
     def _is_first_of_copy(self) -> bool:
@@ -120,7 +121,7 @@ class BadStep(Generic[Batch]):
         batch: object = self.passes[index].batch
         names = list(batch.names) if isinstance(batch, NamesSamples) else []
         word = f"micro-batch {index}" if self.passes[index].counts else "the filler"
-        return word + (f" ({_listed(names)})" if names else "")
+        return word + (f" ({_listed(names, _SHOWN_SAMPLES)})" if names else "")
 
     def _hear(self, what: str, said: Any) -> tuple[list[Any], Mapping[str, list[Any]]]:
         """Say something that JSON can; return what the ranks of this replica say, and of each."""
@@ -188,6 +189,6 @@ def _who_says(told: Mapping[str, list[str]]) -> list[str]:
     ]
 
 
-def _listed(words: Sequence[str]) -> str:
-    more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
-    return ", ".join(words[:_SHOWN]) + more
+def _listed(words: Sequence[str], most: int = _SHOWN) -> str:
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return ", ".join(words[:most]) + more
