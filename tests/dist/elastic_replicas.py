@@ -88,10 +88,11 @@ class Replica:
                 )
             except ReplicaLostError as error:
                 self.replicas.lose()
-                self.note(step=step, lost=list(error.missing), names=seat.names)
+                self.note(step=step, lost=list(error.missing), names=seat.names,
+                          seconds=time.monotonic() - begun, at_s=time.monotonic())  # fmt: skip
                 continue
             self.note(step=step, loss=report.loss, lr=report.lr, names=seat.names,
-                      healed_by=seat.healed_by, seconds=time.monotonic() - begun)  # fmt: skip
+                      healed_by=seat.healed_by, at_s=time.monotonic())  # fmt: skip
             together = together + 1 if len(seat.names) == 2 else 0
             step += 1
             time.sleep(0.01)

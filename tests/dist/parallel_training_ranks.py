@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import torch
+from bad_step_ranks import bad_steps_of_replicas, bad_steps_of_two
 from parallel_ranks import (
     Layout,
     Place,
@@ -179,6 +180,8 @@ def train_all(directory: Path, place: Place) -> None:
         train_rows(directory, place, mesh, packed=False)
     train_rows(directory, place, mesh, packed=True)
     train_split_adapter(directory, place, mesh.process)
+    if place.data_size == 2:
+        bad_steps_of_two(directory, place, mesh.process)
 
 
 def main(directory: Path) -> None:
@@ -186,6 +189,7 @@ def main(directory: Path) -> None:
     build_model("llama", directory, tied=False)
     for ranks in (1, 2, 4):
         run_ranks(Layout(num_ranks=ranks), lambda place: train_all(directory, place))
+    bad_steps_of_replicas(directory)
 
 
 if __name__ == "__main__":

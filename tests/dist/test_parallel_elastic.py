@@ -1,5 +1,6 @@
 """Replicas die, are stopped, wake up and join; the losses are those of a run where nobody does."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from process_trees import run_tree
 
 pytest.importorskip("torchft")
 SCRIPT = Path(__file__).with_name("elastic_replicas.py")
+# of the script's replicas; and for a loaded machine, far from the 60 s and 90 s of other limits
+LEASE_S, SLACK_S = 3.0, 15.0
 LONG_STEP = Path(__file__).with_name("long_step_replicas.py")
 
 
@@ -65,6 +68,20 @@ def test_a_kill_in_mid_step_costs_that_step_only(written):
     # the one who died was there for every step before, from the one at which it came
     came, *later = (line["step"] for line in lines(written, "policy-0"))
     assert [came, *later] == list(range(came, 6))
+
+
+@pytest.mark.slow
+def test_who_dies_or_stops_is_noticed_by_the_lease_and_the_others_go_on(written):
+    survivor, joiner = lines(written, "policy-1"), lines(written, "policy-2")
+    (lost,) = (line for line in survivor if "lost" in line and line["step"] == 6)
+    assert lost["lost"] == ["policy-0"]
+    assert lost["seconds"] < LEASE_S + SLACK_S
+    # until the survivor of the death is stopped itself, and then of who goes on without it
+    before = [line for line in survivor if line["step"] <= 6]
+    assert before[-1]["names"] == ["policy-1"]
+    for found in (before, joiner):
+        assert all(b["at_s"] - a["at_s"] < LEASE_S + SLACK_S for a, b in itertools.pairwise(found))
+    assert any(line["names"] == ["policy-2"] for line in joiner)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
-"""Optimizers, adapters, averages and packed rows: two ranks take the steps of one."""
+"""Optimizers, adapters, averages, packed rows, bad steps: ranks take the steps of one."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,37 @@ def test_packed_rows_on_any_ranks_take_the_steps_of_padded_ones(written, name):
         assert mine["weight"] == theirs["weight"] == 77 - 7  # the first token of each is given
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
         assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "who"),
+    [
+        ("fsdp", "rank 1: micro-batch 1"),
+        ("replicas", "rank 1 of policy-1: micro-batch 0"),  # of two ranks each
+        ("tp", "rank 0: micro-batch 3"),  # the first of both, which have the same batches
+        ("pp", "rank 0: micro-batch 3"),
+    ],
+)
+def test_a_step_that_one_rank_makes_not_finite_is_skipped_by_all_and_told_alike(
+    written, layout, who
+):
+    files = sorted(written.glob(f"bad-{layout}-?-?.json"))
+    assert len(files) == (4 if layout == "replicas" else 2)
+    seen = [json.loads(file.read_text()) for file in files]
+    assert all(lines == seen[0] for lines in seen)
+    assert [line["outcome"] for line in seen[0]] == [
+        "updated", "non_finite", "updated", "non_finite", "ended",
+    ]  # fmt: skip
+    assert [line["unchanged"] for line in seen[0]] == [False, True, False, True, True]
+    assert [line["skipped"] for line in seen[0]] == [0, 1, 1, 2, 3]
+    dumps = sorted((written / f"bad-{layout}").iterdir())
+    bad = [line["problem"] for line in seen[0] if line["problem"]]
+    said = [(1, "has loss nan"), (3, "has gradients that are not finite: "), (4, "has loss nan")]
+    for (step, what), problem, dump in zip(said, bad, dumps, strict=True):
+        assert f"{who} (step {step} batch 3) {what}" in problem
+        assert f"; written to {dump}" in problem
+        assert problem.count("micro-batch") == 1
+        (batch,) = torch.load(dump, weights_only=False)["batches"]
+        assert batch.names == (f"step {step} batch 3",)
+    assert bad[-1].startswith("2 steps in a row were not finite (now: loss sum nan")

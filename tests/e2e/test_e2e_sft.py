@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -67,6 +68,10 @@ def test_a_supervised_run_learns_and_exports(whole: Run) -> None:
     report = whole.report
     losses = [report["losses"][str(step)] for step in range(STEPS)]
     assert losses[-1] < 0.8 * losses[0]
+    for values in (record["values"] for record in whole.metrics("controller")):
+        # all examples of a step fit into one row, as long as the next multiple of 16
+        places = 16 * -(-values["tokens"] // 16)
+        assert values["useful_tokens"] == values["tokens"] / places > 0.9
     validated = report["validation_losses"]
     assert list(map(int, validated)) == [9, 19, 29]
     assert validated["29"] < validated["9"]
@@ -98,6 +103,34 @@ def test_a_stopped_run_resumes_on_two_ranks_with_the_same_weights(
     assert refused.finish() == 2  # and is not asked again
     assert refused.text.count("died") == 1
     assert "was saved on another stream of examples (batch_size was 32 and is 16)" in refused.text
+
+
+def test_a_run_whose_loss_is_not_finite_names_rank_and_examples_and_ends(runner: Runner) -> None:
+    """After one update of a size that no weight survives, no loss is finite any more."""
+    run = runner.start(
+        "trainer.steps=9",
+        "policy.ranks=2",
+        "learner.optimizer.lr=1e38",
+        f"data.path={ROWS}",
+        name="wild",
+        recipe=RECIPE,
+    )
+    assert run.finish() == 2, run.logs()
+    notes = [record.get("note", "") for record in run.metrics("controller")]
+    assert notes[0] == ""
+    assert len(notes) == 1 + 3, "the fourth bad step in a row is the last"
+    for number, note in enumerate(notes[1:], start=1):
+        assert f"step {number + 1} changed nothing: {note}. Look at these samples" in run.text
+        for rank in range(2):
+            file = run.output / "bad_steps" / f"skipped-{number:04d}-rank-{rank}.pt"
+            (batch,) = torch.load(file, weights_only=False)["batches"]
+            named = re.escape(", ".join(batch.names))
+            assert re.search(
+                rf"rank {rank}: micro-batch 0 \({named}\) has loss (nan|inf); "
+                rf"written to {re.escape(str(file))}",
+                note,
+            )
+    assert "4 steps in a row were not finite" in run.text
 
 
 def test_a_run_without_a_controller_can_be_stopped_from_elsewhere(runner: Runner) -> None:

@@ -65,6 +65,8 @@ def test_a_run_stopped_by_ctrl_c_and_resumed_gives_the_weights_of_one_that_was_n
     again = runner.complete(*SMALL, *ON_POLICY, "trainer.steps=8", name="parts", flags=["--resume"])
     assert [r["step"] for r in again.metrics("controller")] == list(range(8))
     assert difference(exported(whole), exported(again)) == 0.0
+    steps = [record["values"] for record in again.metrics("policy") if "loss" in record["values"]]
+    assert {values["useful_tokens"] for values in steps} == {1.0}, "rows are packed, not padded"
 
 
 def test_a_run_says_how_long_publications_held_the_learner_up_and_when_they_were_served(

@@ -31,6 +31,7 @@ STAYING: Mapping[str, Sequence[str]] = {
         "MeshError",
         "ModelMismatchError",
         "ModelNotFoundError",
+        "NonFiniteStepError",
         "OptimizerError",
         "PackingError",
         "PrecisionError",
@@ -67,6 +68,10 @@ class UnusablePromptsError(DataError):
 
 class StarvedSlotsError(RunError):
     """Raised by 'check' when a recipe has more rollout slots than its admission can fill."""
+
+
+class EmptyGroupError(RunError):
+    """Raised on a step with a group that has no completed sample: names step and group."""
 
 
 class WrongStreamError(RunError):

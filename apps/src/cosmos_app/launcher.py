@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from cosmos_app.agreement import Agreement
+from cosmos_app.bad_steps import BadStepWarning
 from cosmos_app.children import (
     MEETING,
     child_specs,
@@ -133,6 +134,7 @@ class Launch:
         say = functools.partial(console.print, soft_wrap=True)
         self._agreement = Agreement(recipe, say)
         self._unsaved = UnsavedWarning(say)
+        self._bad_steps = BadStepWarning(say)
         self._frame = RunFrame(recipe, run, console, answers, preloaded)
         self._supervisor = self._frame.supervisor
         self._bus: Bus | None = None
@@ -205,6 +207,7 @@ class Launch:
     def _look_at(self, record: MetricRecord) -> None:
         self._agreement.look(record)
         self._unsaved.look(record)
+        self._bad_steps.look(record)
         steps = self._recipe.warmup.steps
         if record.role == "warmup" and (record.step + 1) % max(1, steps // _WARMUP_LINES) == 0:
             loss = record.values["loss"]

@@ -4,19 +4,19 @@ import contextlib
 import os
 from collections.abc import Generator
 from dataclasses import replace
+from pathlib import Path
 
-from cosmos_core.rundir import RunDirectory
 from cosmos_parallel import LearnerConfig, deterministic, seed_everything
 
 
-def bad_steps_kept(config: LearnerConfig, run: RunDirectory, *, keep: bool) -> LearnerConfig:
+def bad_steps_kept(config: LearnerConfig, run: Path, *, keep: bool) -> LearnerConfig:
     """Return the learner's settings with ``bad_steps/`` of the run for steps that are not finite.
 
     A directory that the recipe names stays.
     """
     if not keep or config.dump_directory is not None:
         return config
-    return replace(config, dump_directory=run.path / "bad_steps")
+    return replace(config, dump_directory=run / "bad_steps")
 
 
 @contextlib.contextmanager

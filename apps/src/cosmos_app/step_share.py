@@ -22,6 +22,7 @@ from cosmos_algos import (
     with_idle_tokens,
     without_truncated,
 )
+from cosmos_app.errors import EmptyGroupError
 from cosmos_core.messages import SampleRef, Train
 from cosmos_core.trajectory import Trajectory
 from cosmos_parallel import (
@@ -69,11 +70,18 @@ def share_of_step(
         index: which share.
         num_shares: among how many ranks, over all replicas.
         mask_truncated: leave out samples that a limit of tokens cut off.
+
+    Raises:
+        EmptyGroupError: if a group has no completed sample. No controller makes such a step: it has
+            the prompt sampled again, and drops it in the end.
+        EmptyStepError: if the step has no groups.
     """
     refs: list[SampleRef] = []
     groups: list[int] = []
     for number, group in enumerate(train.groups):
         completed = [ref for ref in group if ref.status == "completed"]
+        if not completed:
+            raise EmptyGroupError(_said_of_empty(train, number))
         refs.extend(completed)
         groups.extend([number] * len(completed))
     num_tokens = trained_tokens(refs, mask_truncated=mask_truncated)
@@ -92,6 +100,15 @@ def share_of_step(
         refs=tuple(refs[i] for i in mine),
         advantages=advantages[mine],
         weights=weights.select(mine),
+    )
+
+
+def _said_of_empty(train: Train, number: int) -> str:
+    failures = sorted({ref.failure for ref in train.groups[number]})
+    why = f"all {len(train.groups[number])} failed ({'; '.join(failures)})" if failures else "none"
+    return (
+        f"step {train.step}: group {number} of {len(train.groups)} has no completed sample: {why}; "
+        "it has to be sampled again, or left out of the step"
     )
 
 

@@ -167,6 +167,14 @@ def test_a_step_without_a_trained_token_is_an_error():
         GrpoConfig().build().batches(masked, Share(max_tokens=100), policy_version=2)
 
 
+def test_a_step_without_samples_is_an_error_on_every_rank():
+    for rank in range(2):
+        with pytest.raises(EmptyStepError, match="the step has no samples"):
+            GrpoConfig().build().batches(
+                [], Share(max_tokens=100, rank=rank, num_ranks=2), policy_version=2
+            )
+
+
 def test_a_token_beyond_the_vocabulary_names_sample_and_place():
     share = Share(max_tokens=100, vocab_size=5)
 

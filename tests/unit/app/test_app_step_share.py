@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from cosmos_algos import AggregationConfig, DrGrpoConfig, OpoConfig
+from cosmos_algos import AggregationConfig, DrGrpoConfig, EmptyStepError, OpoConfig
+from cosmos_app.errors import EmptyGroupError
 from cosmos_app.step_share import (
     BatchPlan,
     batch_sizes,
@@ -158,6 +159,25 @@ def test_a_step_of_nothing_but_samples_that_were_cut_off_is_empty() -> None:
     share = share_of_step(train, ALGORITHM, index=0, num_shares=1, mask_truncated=True)
     assert share.refs == ()
     assert step_statistics(train, mask_truncated=True)["masked"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("groups", "error", "message"),
+    [
+        (((),), EmptyGroupError, "step 3: group 0 of 1 has no completed sample: none; it has to"),
+        (
+            (TRAIN.groups[0], (FAILED, FAILED)),
+            EmptyGroupError,
+            r"group 1 of 2 .* all 2 failed \(reward exact: TimeoutError\)",
+        ),
+        ((), EmptyStepError, "the step has no samples"),
+    ],
+)
+def test_a_group_or_step_of_nothing_is_an_error_on_every_rank(groups, error, message) -> None:
+    train = Train(step=3, groups=groups, publish=True)
+    for index in range(2):
+        with pytest.raises(error, match=message):
+            share_of_step(train, ALGORITHM, index=index, num_shares=2)
 
 
 def test_staleness_is_that_of_samples_with_a_trained_token() -> None:

@@ -137,6 +137,10 @@ def test_a_replica_all_of_whose_samples_fail_rests_and_says_why() -> None:
     replica = status["replicas"]["rollout-0"]
     assert replica["failures"] >= 2
     assert replica["last_failure"].startswith("engine: not finite")
+    # the groups are sampled again: a step has none that is empty
+    assert made.state.training is None
+    assert {group.stage for group in made.state.groups.values()} <= {"waiting", "generating"}
+    assert made.state.counters.retries > 0
 
 
 def test_a_prompt_that_nobody_can_sample_is_dropped_under_its_reason_and_replaced() -> None:

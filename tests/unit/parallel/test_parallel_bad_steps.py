@@ -54,6 +54,17 @@ class Root(nn.Module):
         return self.w.sqrt() * values + self.bias
 
 
+class RootOfProduct(nn.Module):
+    """y = sqrt(w x): at x = 0 the value is finite and the gradient is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return (self.w * values).sqrt()
+
+
 def summed(model: nn.Module, batch: Rows) -> Sums:
     return Sums(model(batch.values).sum(), torch.tensor(float(len(batch.values))))
 
@@ -130,11 +141,33 @@ def test_a_checkpoint_that_does_not_say_what_was_skipped_is_read(tmp_path):
     store.close()
 
 
-def test_a_gradient_that_is_not_finite_is_named():
-    learner = learner_of(Root(0.0))
-    report = learner.step([GOOD], summed)
+def test_a_gradient_that_is_not_finite_names_the_samples_of_its_micro_batch(tmp_path):
+    learner = learner_of(RootOfProduct(), dump_directory=tmp_path)
+    zero = Rows(torch.tensor([1.0, 0.0]), ("prompt 4 sample 0", "prompt 4 sample 1"))
+    report = learner.step([GOOD, zero, GOOD], summed)
     assert report.outcome == "non_finite"
-    assert report.problem == "gradients are not finite: w"
+    assert report.problem == (
+        "micro-batch 1 (prompt 4 sample 0, prompt 4 sample 1) has gradients that are not finite: w"
+        f"; written to {tmp_path / 'skipped-0001-rank-0.pt'}"
+    )
+    found = torch.load(tmp_path / "skipped-0001-rank-0.pt", weights_only=False)
+    assert [batch.names for batch in found["batches"]] == [zero.names]
+    assert learner.step([GOOD], summed).grad_norm == pytest.approx((1 + 2**0.5) / 4)  # of 2 rows
+
+
+def test_gradients_that_are_not_finite_in_their_sum_only_keep_every_batch(tmp_path):
+    model = nn.Linear(1, 1, bias=False)
+    learner = learner_of(model, dump_directory=tmp_path)
+    huge = torch.full((1, 1), 3e38)
+
+    def product(model: nn.Module, batch: torch.Tensor) -> Sums:
+        return Sums(model(batch).sum(), torch.tensor(1.0))
+
+    report = learner.step([huge, huge], product)
+    words = "the gradient of each micro-batch is finite, and its sum is not: weight; written to "
+    assert report.problem.startswith(words)
+    found = torch.load(tmp_path / "skipped-0001-rank-0.pt", weights_only=False)
+    assert len(found["batches"]) == 2
 
 
 def test_infinity_counts_as_well_and_too_many_in_a_row_end_the_run_with_the_reason():

@@ -83,6 +83,30 @@ def test_every_replica_ends_with_the_same_sum(port, threads):
         assert all(torch.equal(a, b) for a, b in zip(other, results[0], strict=True))
 
 
+def test_members_hear_each_other_but_for_who_died_before_it_spoke(port, threads):
+    def member(index: int) -> list[dict[str, str]]:
+        store = open_store("127.0.0.1", port, hosting=False, timeout_s=20)
+        group = StoreReplicaGroup(
+            store,
+            ReplicaMembership(names=NAMES, index=index),
+            timeout_s=20,
+            commit_timeout_s=1,
+            is_alive=lambda name: name != "policy-2",
+        )
+        heard = [dict(group.exchange("losses", f"[{index}]"))]
+        if index != 2:
+            heard.append(dict(group.exchange("words", f"word {index}")))
+        return heard
+
+    everybody = {"policy-0": "[0]", "policy-1": "[1]", "policy-2": "[2]"}
+    left = {"policy-0": "word 0", "policy-1": "word 1"}
+    assert list(threads.map(member, range(3))) == [
+        [everybody, left],
+        [everybody, left],
+        [everybody],
+    ]
+
+
 def test_a_member_that_never_comes_is_named(port, threads):
     def member(index: int) -> ReplicaLostError:
         with pytest.raises(ReplicaLostError, match="policy-2") as raised:

@@ -322,7 +322,9 @@ def test_a_step_that_is_not_finite_changes_neither_weights_nor_their_average(rec
     weights, average = parameter.detach().clone(), run.learner.ema.averages[name].clone()
     whole = reference.clone()
     reference.fill_(math.nan)
-    assert run.step(1)[0].outcome == "non_finite"
+    report = run.step(1)[0]
+    assert report.outcome == "non_finite"
+    assert "(sample 0 of the step, " in report.problem
     assert torch.equal(parameter, weights)
     assert torch.equal(run.learner.ema.averages[name], average)
 

@@ -36,6 +36,11 @@ class TaughtBatch:
     examples: SftBatch
     goals: Scores = field(default_factory=dict[str, Tensor])
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the examples, for messages."""
+        return self.examples.names
+
     def parts(self, num_tokens: int) -> Iterator[Tensor | TopK]:
         """Return what the teacher said, so many tokens at a time."""
         if "logits" in self.goals:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 
 from rich.console import Console
 
+from cosmos_app.bad_steps import BadStepWarning
 from cosmos_app.children import (
     MEETING,
     meeting_command,
@@ -124,6 +125,7 @@ class GivenLaunch:
         self._has_told = False
         say = functools.partial(console.print, soft_wrap=True)
         self._unsaved = UnsavedWarning(say)
+        self._bad_steps = BadStepWarning(say)
         answers = Answers(stop=self._ask_to_stop, record=self._look_at)
         self._frame = RunFrame(recipe, run, console, answers, preloaded)
 
@@ -144,6 +146,7 @@ class GivenLaunch:
 
     def _look_at(self, record: MetricRecord) -> None:
         self._unsaved.look(record)
+        self._bad_steps.look(record)
         self._tell_left_out(record)
 
     def _tell_left_out(self, record: MetricRecord) -> None:

@@ -164,7 +164,8 @@ class GivenProcess:
             return
         now_s, step = time.time(), trainer.step - 1
         # what is said of the whole run is said in the controller's name
-        records = [MetricRecord(now_s, "controller", self._replica, step, figures)]
+        note = trainer.problem
+        records = [MetricRecord(now_s, "controller", self._replica, step, figures, note)]
         if found is not None and found.data_sets:
             sets = {f"data_set/{name}": loss for name, loss in found.data_sets.items()}
             values = {"loss": found.loss} | sets

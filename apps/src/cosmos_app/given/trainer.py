@@ -43,6 +43,7 @@ class GivenTrainer:
     Attributes:
         learner: the model and its optimizer.
         step: the step to take next.
+        problem: what was not finite in the last step, so that it changed nothing; empty if all was.
     """
 
     def __init__(self, recipe: GivenRecipe, run: RunDirectory, mesh: TrainingMesh) -> None:
@@ -64,6 +65,7 @@ class GivenTrainer:
             checkpoints_of(recipe, run), mesh, retention=recipe.trainer.retention
         )
         self.step = 0
+        self.problem = ""
         self._saved: int | None = None
         if self._store.latest() is not None:
             checkpoint = self._store.load(self.learner)
@@ -87,7 +89,7 @@ class GivenTrainer:
         report = self.learner.step(
             batches, self._task.loss, filler=self._task.filler, scorers=self._task.scorers
         )
-        self.step = seat.step + 1
+        self.step, self.problem = seat.step + 1, report.problem
         return {
             **_figures(report),
             **self._task.figures(report),
@@ -216,7 +218,7 @@ def _flat(place: Mapping[str, Any]) -> dict[str, int]:
 
 def learner_config(recipe: GivenRecipe, run: RunDirectory) -> LearnerConfig:
     """Return the learner's settings, with a place in the run directory for bad steps."""
-    return bad_steps_kept(recipe.learner, run, keep=recipe.trainer.keep_bad_steps)
+    return bad_steps_kept(recipe.learner, run.path, keep=recipe.trainer.keep_bad_steps)
 
 
 def _figures(report: StepReport) -> dict[str, float]:

@@ -58,7 +58,13 @@ def critic_step(
         seconds += reports[-1].seconds
     first, last = reports[0], reports[-1]
     clipped = {name: last.metrics[name] for name in _OF_THE_LAST if name in last.metrics}
-    return replace(last, loss=first.loss, metrics={**first.metrics, **clipped}, seconds=seconds)
+    return replace(
+        last,
+        loss=first.loss,
+        metrics={**first.metrics, **clipped},
+        seconds=seconds,
+        problem="; ".join(report.problem for report in reports if report.problem),
+    )
 
 
 def critic_figures(means: Mapping[str, float]) -> dict[str, float]:

@@ -205,7 +205,8 @@ class PolicyProcess:
             if train.publish:
                 await self._tell_published(trainer, channel)
             shares = self._meter.shares(time.monotonic())
-            await self._report(train.step, {**metrics, "idle_share": shares["waiting"]})
+            figures = {**metrics, "idle_share": shares["waiting"]}
+            await self._report(train.step, figures, trainer.problem)
         if train.cut and trainer.is_first_replica:
             await self._save(trainer, train.cut, channel, self._saves.in_passing)
 
@@ -281,9 +282,9 @@ class PolicyProcess:
         if channel is not None and path is not None:
             await self._tell_saved(trainer, path, channel)
 
-    async def _report(self, step: int, values: Mapping[str, float]) -> None:
+    async def _report(self, step: int, values: Mapping[str, float], note: str = "") -> None:
         if self._place.rank == 0:
-            record = MetricRecord(time.time(), "policy", self._replica, step, values)
+            record = MetricRecord(time.time(), "policy", self._replica, step, values, note)
             await self._bus.send_metrics([record])
 
     async def _pulse(self, channel: ReplicaChannel, trainer: StepTrainer) -> None:
@@ -315,7 +316,7 @@ class PolicyProcess:
             retention=RetentionConfig(keep=recipe.trainer.keep_checkpoints),
         )
         learner = bad_steps_kept(
-            recipe.learner, self._context.run, keep=recipe.trainer.keep_bad_steps
+            recipe.learner, self._context.run.path, keep=recipe.trainer.keep_bad_steps
         )
         trainer = Trainer(
             replace(recipe, learner=learner),

@@ -64,6 +64,11 @@ class StepTrainer(Protocol):
         ...
 
     @property
+    def problem(self) -> str:
+        """What was not finite in the last step, so that it changed nothing; empty if all was."""
+        ...
+
+    @property
     def is_first_replica(self) -> bool:
         """Whether this replica writes checkpoints and exports."""
         ...

@@ -62,8 +62,9 @@ class Trainer:
     """The state of one rank: it trains, serves weights, saves and exports.
 
     Attributes:
-        version: weight version the model holds; step k makes version k + 1.
+        version: of the weights that the model holds; step k makes version k + 1.
         num_passes: forward passes so far; grows while a step is being worked on.
+        problem: what was not finite in the last step, so that it changed nothing; empty if all was.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Trainer:
             pictures: what shows pictures to the model, if any may come.
         """
         self.num_passes = 0
+        self.problem = ""
         self._recipe = recipe
         self._seat = seat
         self._checkpoints = checkpoints
@@ -212,8 +214,8 @@ class Trainer:
             ReplicaLostError: if a replica did not take part; nothing is updated.
         """
         batches = batches_of_share(share, trajectories, self._plan, policy_version=train.step)
-        device = self._seat.mesh.process.device
-        report = self._take([batch.to(device) for batch in batches])
+        report = self._take([batch.to(self._seat.mesh.process.device) for batch in batches])
+        self.problem = report.problem
         self.version = train.step + 1
         self._move_reference()
         if self._gathering is not None:

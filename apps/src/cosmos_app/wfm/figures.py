@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from cosmos_app.bad_steps import bad_step_line
 from cosmos_core.metrics import FanOut, MediaRecord, MetricRecord
 from cosmos_parallel import StepReport
 from cosmos_wfm import Validated
@@ -54,8 +55,10 @@ class RunFigures:
         if not self._writes:
             return
         values = {**_figures(report), **figures}
-        self._add(step, values)
+        self._add(step, values, report.problem)
         self._say(step_line(step, self._num_steps, values))
+        if report.problem:
+            self._say(bad_step_line(step, report.problem))
 
     def show(self, validated: Validated) -> None:
         """Write what validation samples earned, and hand them to the loggers."""
@@ -67,13 +70,13 @@ class RunFigures:
         record = MediaRecord(time.time(), _ROLE, _REPLICA, step, "validation", files)
         self._sinks.show(record)
 
-    def _add(self, step: int, values: Mapping[str, float]) -> None:
+    def _add(self, step: int, values: Mapping[str, float], note: str = "") -> None:
         if not self._has_begun:
             self._has_begun = True
             keep_before(self._metrics, step, again=values.keys())
         with self._metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
-        self._sinks.write(MetricRecord(time.time(), _ROLE, _REPLICA, step, values))
+        self._sinks.write(MetricRecord(time.time(), _ROLE, _REPLICA, step, values, note))
 
 
 def step_line(step: int, num_steps: int, values: Mapping[str, float]) -> str:

@@ -5,7 +5,7 @@ import time
 import tomllib
 from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from cosmos_app.errors import DataError, InterruptedRunError
 from cosmos_app.frame import hand_in
 from cosmos_app.roles.process import torchrun_place
 from cosmos_app.roles.ranks import join_ranks
+from cosmos_app.settings import bad_steps_kept
 from cosmos_app.shown_recipe import shown_as_json, shown_recipe
 from cosmos_app.wfm.dashboard.running import served_dashboard
 from cosmos_app.wfm.disaggregated.running import remote_rollouts
@@ -170,6 +171,7 @@ def _train(
         output.mkdir(parents=True, exist_ok=True)
         (output / "recipe.json").write_text(shown_as_json(recipe), encoding="utf-8")
     draws = isinstance(recipe, DiffusionRlConfig) and recipe.disaggregated is None
+    recipe = replace(recipe, learner=bad_steps_kept(recipe.learner, output, keep=True))
     with (
         closing(_sinks(recipe) if first else FanOut(())) as sinks,
         served_dashboard(output, recipe.dashboard, as_json=as_json) if first else nullcontext(),

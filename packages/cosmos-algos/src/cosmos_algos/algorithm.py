@@ -150,8 +150,14 @@ class Algorithm:
             step: *all* samples of the step, on every rank.
 
         Raises:
+            EmptyStepError: if there are no samples.
             RewardError: if a reward has no meaning for the advantage; names the sample.
         """
+        if not step.rewards:
+            raise EmptyStepError(
+                "the step has no samples, so there is nothing to train on: give every rank all "
+                "samples of the step, and leave out a step whose samples all failed"
+            )
         name = _BEFORE_WHITENING[self.advantage] if self.whiten_returns else self.advantage
         advantages = step_advantages(name, step, k=self.k)
         weights = sample_weights(step.num_tokens, step.groups, self.aggregation)
@@ -176,7 +182,7 @@ class Algorithm:
 
         Raises:
             TrajectoryError: if a sample cannot be trained on.
-            EmptyStepError: on every rank, if there are samples and none has a trained token.
+            EmptyStepError: on every rank, if there are no samples, or none has a trained token.
         """
         step = StepRewards(
             rewards=[trajectory.reward for trajectory in trajectories],

@@ -26,7 +26,7 @@ class RewardError(AlgosError, ValueError):
 
 
 class EmptyStepError(AlgosError, ValueError):
-    """A step of samples none of which has a trained token: raised before the first batch."""
+    """A step without samples, or without a trained token in any: raised before the first batch."""
 
 
 class MissingScoresError(AlgosError, ValueError):

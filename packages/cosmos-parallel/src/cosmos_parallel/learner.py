@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,9 +31,16 @@ from cosmos_parallel.errors import (
 )
 from cosmos_parallel.gradients import finish_gradients, gradient_norm, sum_over_replicas
 from cosmos_parallel.mesh import ParallelConfig, TrainingMesh, build_mesh
-from cosmos_parallel.non_finite import dump, find_culprits
+from cosmos_parallel.non_finite import BadStep
 from cosmos_parallel.optimizer import AdamWConfig, OptimizerConfig, set_learning_rate
-from cosmos_parallel.passes import LossFunction, LossResult, Pass, Scorer, run_passes
+from cosmos_parallel.passes import (
+    LossFunction,
+    LossResult,
+    Pass,
+    Scorer,
+    passes_over,
+    run_passes,
+)
 from cosmos_parallel.replicas import ReplicaGroup
 from cosmos_parallel.step_report import Evaluation, Outcome, StepReport
 
@@ -192,13 +199,22 @@ class Learner:
         spare = filler if filler is not None else (batches[-1] if batches else None)
         num_passes = self._agree_on_passes(len(batches), has_spare=spare is not None)
         self.optimizer.zero_grad(set_to_none=True)
-        sums = self._accumulate(batches, spare, num_passes, loss, scorers)
+        passes = passes_over(batches, spare, num_passes)
+        sums = self._accumulate(passes, loss, scorers)
         total, weight, metrics = self._reduce(sums)
         lr = self._config.optimizer.lr * self._config.optimizer.schedule.factor(self.num_updates)
         outcome, grad_norm = self._update(total, weight, lr)
-        problem = (
-            self._account_for(batches, sums, total, grad_norm) if outcome == "non_finite" else ""
-        )
+        problem = ""
+        if outcome == "non_finite":
+            bad = BadStep(
+                model=self.model,
+                passes=passes,
+                totals=sums.totals,
+                again=lambda each: self._accumulate([each], loss, scorers),
+                mesh=self.mesh,
+                replica_group=self.replica_group,
+            )
+            problem = self._account_for(bad, f"loss sum {total}, gradient norm {grad_norm}")
         self.optimizer.zero_grad(set_to_none=True)
         return StepReport(
             outcome=outcome,
@@ -234,7 +250,7 @@ class Learner:
         spare = filler if filler is not None else (batches[-1] if batches else None)
         num_passes = self._agree_on_passes(len(batches), has_spare=spare is not None)
         with torch.no_grad():
-            sums = self._accumulate(batches, spare, num_passes, loss, scorers)
+            sums = self._accumulate(passes_over(batches, spare, num_passes), loss, scorers)
         total, weight, metrics = _unpack(sums, self.mesh.sum_over_data(sums.pack()))
         return Evaluation(loss=total / weight if weight else 0.0, weight=weight, metrics=metrics)
 
@@ -256,17 +272,12 @@ class Learner:
 
     def _accumulate(
         self,
-        batches: Sequence[Batch],
-        spare: Batch | None,
-        num_passes: int,
+        passes: Sequence[Pass[Batch]],
         loss: LossFunction[Batch],
         scorers: Sequence[Scorer[Batch]],
     ) -> _Sums:
         zero = torch.zeros((), dtype=torch.float64, device=self.mesh.process.device)
         sums = _Sums(zero, zero.clone(), {})
-        passes = [Pass(batch) for batch in batches]
-        if spare is not None:
-            passes += [Pass(spare, counts=False)] * (num_passes - len(passes))
 
         def take(each: Pass[Batch], result: LossResult) -> None:
             _check_result(result, training=torch.is_grad_enabled())
@@ -313,24 +324,20 @@ class Learner:
         self.num_updates += 1
         return "updated", norm
 
-    def _account_for(self, batches: Sequence[Batch], sums: _Sums, total: float, norm: float) -> str:
+    def _account_for(self, step: BadStep[Any], figures: str) -> str:
         """Count a step that was not finite, write its batches down, and say what was wrong.
 
         Raises:
-            NonFiniteStepError: if it was one too many in a row.
+            NonFiniteStepError: on every rank, if it was one too many in a row.
         """
         self.num_skipped_in_a_row += 1
         self.num_skipped += 1
-        culprits = find_culprits(batches, sums.totals, self.model)
-        problem = culprits.problem
-        if self._config.dump_directory is not None:
-            name = f"skipped-{self.num_skipped:04d}-rank-{self.mesh.process.rank}"
-            problem += dump(culprits, self._config.dump_directory, name)
+        problem = step.explain(self._config.dump_directory, f"skipped-{self.num_skipped:04d}")
         in_a_row = self.num_skipped_in_a_row
         if in_a_row > self._config.max_non_finite_steps:
             raise NonFiniteStepError(
-                f"{in_a_row} steps in a row were not finite (now: loss sum {total}, "
-                f"gradient norm {norm}; {problem}); look at the batches, or lower the rate"
+                f"{in_a_row} steps in a row were not finite (now: {figures}; {problem}); look at "
+                "the batches, or lower the rate"
             )
         return problem
 

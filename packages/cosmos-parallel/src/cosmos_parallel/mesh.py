@@ -133,7 +133,13 @@ class TrainingMesh:
 
         Ranks that hold parts of one copy of the model (tp, cp, pp) have the same.
         """
-        return self.process.rank // (self.config.tp * self.config.cp) % self.data_size
+        return self.data_ranks[self.process.rank]
+
+    @property
+    def data_ranks(self) -> list[int]:
+        """The ``data_rank`` of every rank of the replica, in their order."""
+        ranks_of_sample = self.config.tp * self.config.cp
+        return [rank // ranks_of_sample % self.data_size for rank in range(self.process.world_size)]
 
     @property
     def data_size(self) -> int:

@@ -59,6 +59,22 @@ class Pass(Generic[Batch]):
     counts: bool = True
 
 
+def passes_over(
+    batches: Sequence[Batch], spare: Batch | None, num_passes: int
+) -> list[Pass[Batch]]:
+    """Return a pass for each batch, and as many over the spare one as are missing.
+
+    Args:
+        batches: of this rank.
+        spare: fills in; ``None`` where none are missing.
+        num_passes: that each rank makes.
+    """
+    passes = [Pass(batch) for batch in batches]
+    if spare is not None:
+        passes += [Pass(spare, counts=False)] * (num_passes - len(passes))
+    return passes
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scorer(Generic[Batch]):
     """A frozen model, such as a reference or a teacher, and what a loss is told of it.

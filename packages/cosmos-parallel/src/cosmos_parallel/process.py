@@ -131,6 +131,27 @@ def broadcast_bytes(data: bytes | None) -> bytes:
     return buffer.numpy().tobytes()
 
 
+def gather_bytes(data: bytes) -> list[bytes]:
+    """Return the data of every rank of the default group, in rank order, on every rank.
+
+    Every rank calls. A process without a group has its own data back.
+    """
+    if not dist.is_initialized():
+        return [data]
+    size = dist.get_world_size()
+    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
+    dist.all_gather(lengths, torch.tensor([len(data)]))
+    longest = max(1, *(int(length) for length in lengths))
+    mine = torch.zeros(longest, dtype=torch.uint8)
+    if data:
+        mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    parts = [torch.zeros_like(mine) for _ in range(size)]
+    dist.all_gather(parts, mine)
+    return [
+        part.numpy().tobytes()[: int(length)] for part, length in zip(parts, lengths, strict=True)
+    ]
+
+
 def shutdown_distributed() -> None:
     """Leave the default process group, if there is one."""
     if dist.is_initialized():

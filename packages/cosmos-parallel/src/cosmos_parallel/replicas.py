@@ -50,6 +50,14 @@ class ReplicaGroup(Protocol):
         """
         ...
 
+    def exchange(self, what: str, words: str) -> Mapping[str, str]:
+        """Return what rank 0 of each member has to say of the step just committed, by its name.
+
+        Only rank 0 of each replica calls, once for each ``what``; nothing depends on the answer:
+        who does not speak before the deadline is left out.
+        """
+        ...
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplicaMembership:
@@ -155,6 +163,20 @@ class StoreReplicaGroup:
             )
         self._forget(step - 1)
 
+    def exchange(self, what: str, words: str) -> Mapping[str, str]:
+        """Return what each member has to say of the step just committed; see ``ReplicaGroup``."""
+        members, prefix = self._members, f"{self._num_commits}/said/{what}"
+        keys = {f"{prefix}/{index}": name for index, name in enumerate(members.names)}
+        with contextlib.suppress(RuntimeError, ValueError):  # the next step says it
+            self._decisions.set(f"{prefix}/{members.index}", words)
+            self._await_words(keys)
+            return {
+                name: self._decisions.get(key).decode()
+                for key, name in keys.items()
+                if self._decisions.check([key])
+            }
+        return {members.names[members.index]: words}
+
     def send(self, tensors: Sequence[Tensor], index: int) -> None:
         """Send tensors to this rank of another member, which receives as many.
 
@@ -200,7 +222,7 @@ class StoreReplicaGroup:
         """Wait for all ranks to get to this step, as long as they show signs of life."""
         members, step = self._members, self._num_commits
         awaited = self._keys(f"{step}/here")
-        for _ in range(max(1, math.ceil(self._timeout_s / self._commit_timeout.total_seconds()))):
+        for _ in range(self._num_waits):
             try:
                 self._decisions.set(f"{step}/here/{members.index}.{members.rank}", "")
                 self._decisions.wait(list(awaited), self._commit_timeout)
@@ -221,6 +243,21 @@ class StoreReplicaGroup:
             f"of {', '.join(members.names)}",
             late,
         )
+
+    def _await_words(self, keys: Mapping[str, str]) -> None:
+        """Wait until all have spoken, or as long as who has not shows signs of life."""
+        for _ in range(self._num_waits):
+            with contextlib.suppress(RuntimeError, ValueError):
+                self._decisions.wait(list(keys), self._commit_timeout)
+                return
+            is_alive = self._is_alive
+            if is_alive is not None and not all(is_alive(name) for name in self._late(keys)):
+                return
+
+    @property
+    def _num_waits(self) -> int:
+        """How often ``commit_timeout_s`` is waited before ``timeout_s`` is over."""
+        return max(1, math.ceil(self._timeout_s / self._commit_timeout.total_seconds()))
 
     def _forget(self, step: int) -> None:
         """Remove this rank's keys of a step that all have left behind: they would fill the store.

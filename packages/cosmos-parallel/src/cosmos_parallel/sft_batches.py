@@ -32,6 +32,7 @@ class SftBatch:
         num_tokens: tokens that are not padding.
         image_inputs: what a model that sees takes besides, by its own names (see
             ``PictureReader``); its ``position_ids``, if there, stand in place of those above.
+        names: of the examples, for messages.
     """
 
     token_ids: Tensor
@@ -39,6 +40,7 @@ class SftBatch:
     position_ids: Tensor | None
     num_tokens: int
     image_inputs: Mapping[str, Tensor] | None = None
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +85,8 @@ def step_batches(
 
     def chosen(step: int) -> list[SftExample]:
         source = data.mixture or len(data.examples)
-        return [data.examples[i] for i in step_examples(source, config, step)]
+        places = step_examples(source, config, step)
+        return [_named(data.examples[place], place) for place in places]
 
     batches = lay_out(chosen(step), config, rank=rank, size=size, reader=data.reader)
     if data.reader is not None:
@@ -91,6 +94,10 @@ def step_batches(
         examples = (example for group in groups for example in group)
         data.reader.show_next(image for example in examples for image in example.images)
     return batches
+
+
+def _named(example: SftExample, place: int) -> SftExample:
+    return example if example.name else replace(example, name=f"example {place}")
 
 
 def step_examples(examples: int | ExampleMixture, config: SftBatchConfig, step: int) -> list[int]:
@@ -206,9 +213,10 @@ def _collate(
 ) -> SftBatch:
     """Put examples into one batch; of a model that sees with a picture among them at least."""
     num_tokens = sum(len(example.token_ids) for example in examples)
+    names = tuple(example.name for example in examples if example.name)
     if reader is not None and not any(example.images for example in examples):
         examples = _with_blank(examples, config, reader)
-    batch = replace(_padded(examples, config.bucket), num_tokens=num_tokens)
+    batch = replace(_padded(examples, config.bucket), num_tokens=num_tokens, names=names)
     if reader is not None:
         inputs = _image_inputs(examples, batch.token_ids, reader)
         if config.layout == "packed":

@@ -22,8 +22,8 @@ class StepReport:
         num_passes: forward and backward passes that each rank of this replica made.
         seconds: wall clock of the step on this rank.
         num_skipped: steps so far whose loss or gradient was not finite, this one included.
-        problem: what this rank saw that was not finite: which of its samples, or else which
-            gradients; empty otherwise.
+        problem: what was not finite, if something was: the loss or the gradients of which
+            micro-batch, of which samples, on which rank, and where that was written down.
     """
 
     outcome: Outcome

@@ -107,6 +107,11 @@ class DdrlBatch:
     steps: StepBatch
     data: FlowBatch
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the samples and their data, for messages."""
+        return (*self.steps.names, *self.data.names)
+
 
 def ddrl_loss(
     adapter: DiffusionModelAdapter, config: DdrlConfig, policies: Policies

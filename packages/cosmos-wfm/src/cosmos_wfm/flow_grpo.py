@@ -74,6 +74,7 @@ class StepBatch:
         guidance: how far.
         advantages: of the sample that the step belongs to, standardised.
         weights: 1, or 0 for a pass that only keeps step.
+        names: of the samples, for messages.
     """
 
     latents: Float[Tensor, "B C *s"]
@@ -87,6 +88,7 @@ class StepBatch:
     guidance: Guidance = field(default_factory=lambda: Guidance(1.0))
     advantages: Float[Tensor, " B"]
     weights: Float[Tensor, " B"]
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check shapes.

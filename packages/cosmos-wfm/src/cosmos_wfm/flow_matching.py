@@ -79,6 +79,7 @@ class FlowBatch:
         text: embedded prompts.
         weights: of each sample in the step's mean: 1, or 0 for a pass that only keeps step.
         given: 1 in the latent frames that are a condition: they stay clean and have no error.
+        names: of the samples, for messages.
     """
 
     latents: Float[Tensor, "B C *s"]
@@ -87,6 +88,7 @@ class FlowBatch:
     text: TextCondition
     weights: Float[Tensor, " B"]
     given: Float[Tensor, "B 1 f 1 1"] | None = None
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check shapes.

@@ -113,6 +113,7 @@ class ForwardBatch:
         text: embedded prompts.
         advantages: of each sample, standardised.
         weights: 1, or 0 for a pass that only keeps step.
+        names: of the samples, for messages.
     """
 
     latents: Float[Tensor, "B C *s"]
@@ -121,6 +122,7 @@ class ForwardBatch:
     text: TextCondition
     advantages: Float[Tensor, " B"]
     weights: Float[Tensor, " B"]
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check shapes.

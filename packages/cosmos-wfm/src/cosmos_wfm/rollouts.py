@@ -93,6 +93,11 @@ class Rollout:
     rewards: Future[Scores]
     cost: DrawingCost = field(default_factory=DrawingCost)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the samples, for messages."""
+        return tuple(f"sample {number} of the step" for number in self.numbers)
+
     def to(self, device: torch.device) -> "Rollout":
         """Return the same samples on a device."""
         negative = self.negative
@@ -195,6 +200,7 @@ class RolloutTask:
                     text=rollout.text,
                     advantages=counted[0],
                     weights=counted[1],
+                    names=rollout.names,
                 )
             )
         return batches
@@ -221,6 +227,7 @@ class RolloutTask:
                 guidance=self.config.scales,
                 advantages=own,
                 weights=weights,
+                names=rollout.names,
             )
             for step in rollout.steps
         ]

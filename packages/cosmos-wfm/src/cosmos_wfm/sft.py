@@ -239,13 +239,17 @@ def _batch(
         caption_dropout=config.caption_dropout,
         max_given_frames=config.max_given_frames,
     )
-    return noise_encoded(
+    batch = noise_encoded(
         encoder.adapter,
         [row for _, row in samples],
         [seeded_generator(config.seed, step, place) for place, _ in samples],
         noising,
         encoder.dropped,
     )
+    orders = [
+        encoder.data.order(step * config.batch_size + place, config.seed) for place, _ in samples
+    ]
+    return replace(batch, names=tuple(f"sample {order} of the data" for order in orders))
 
 
 def fill_cache(

@@ -33,6 +33,11 @@ class KtoBatch:
     desirable: Bool[Tensor, " B"]
     baseline: Float[Tensor, ""]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the samples, for messages."""
+        return self.tokens.names
+
     def to(self, device: torch.device | str) -> "KtoBatch":
         """Return the batch with every tensor on ``device``."""
         return replace(

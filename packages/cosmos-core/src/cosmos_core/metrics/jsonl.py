@@ -51,13 +51,15 @@ class JsonlSink:
 
 def encode_record(record: MetricRecord) -> bytes:
     """Return the record as one JSON line."""
-    fields = {
+    fields: dict[str, Any] = {
         "time_s": record.time_s,
         "role": record.role,
         "replica": record.replica,
         "step": record.step,
         "values": {name: _sayable(float(value)) for name, value in record.values.items()},
     }
+    if record.note:
+        fields["note"] = record.note
     return json.dumps(fields, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 

@@ -8,13 +8,13 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 
-class MetricRecord(msgspec.Struct, frozen=True):
+class MetricRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Named values that one process measured at one moment.
 
     ``time_s`` is seconds since the epoch, ``role`` is "controller", "policy" or "rollout",
     ``replica`` the id of the process, and ``step`` the training step it belongs to. Names of values
     are words with units at the end (``loss``, ``transfer_s``); a slash groups them
-    (``reward/exact``).
+    (``reward/exact``). ``note`` is for people: what they are to know of the step, if anything.
     """
 
     time_s: float
@@ -22,6 +22,7 @@ class MetricRecord(msgspec.Struct, frozen=True):
     replica: str
     step: int
     values: Mapping[str, float]
+    note: str = ""
 
 
 def of_data_sets(values: Mapping[str, float]) -> dict[str, float]:
