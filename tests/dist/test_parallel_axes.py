@@ -399,7 +399,20 @@ EXTRA = {
         "packed": True,
         "implementation": "transformers",
     },
+    "packed-sinks-tp2": {
+        "model": "gpt-oss",
+        "degrees": {"tp": 2},
+        "packed": True,
+        "implementation": "native",
+    },
+    "packed-zero-bubble-pp2": {"model": "moonlight-moe", "degrees": ZERO_BUBBLE, "packed": True},
     "recomputed-tp2": {"model": "qwen-3-moe", "degrees": {"tp": 2}, "checkpointing": "full"},
+    "recomputed-generic-tp2": {
+        "model": "llama-2",
+        "degrees": {"tp": 2},
+        "checkpointing": "full",
+        "implementation": "transformers",
+    },
     "adapters-tp2-cp2": {"model": "qwen-3", "degrees": {"tp": 2, "cp": 2}, "lora": True},
     "generic-sinks-cp2": {
         "model": "gpt-oss",
@@ -488,7 +501,8 @@ def results(models, request) -> dict:
         # of a model that sees, it has to be asked for
         cases.append(case | ({"implementation": "native"} if family in SEEING else {}))
     for name in further:
-        num_ranks = max(2, math.prod(EXTRA[name]["degrees"].values()))
+        degrees = EXTRA[name]["degrees"].values()
+        num_ranks = max(2, math.prod(degree for degree in degrees if isinstance(degree, int)))
         cases.append({"name": name, "num_ranks": num_ranks, **EXTRA[name]})
     for family in {case["model"] for case in cases}:
         write_random(FAMILIES[family](), models / family)
