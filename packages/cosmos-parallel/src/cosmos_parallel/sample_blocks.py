@@ -88,10 +88,14 @@ def packed_rows(starts: Tensor, mask_function: MaskFunction | None = None) -> Pa
     return PackedRows(blocks, places, home, own[:, None], offsets, longest)
 
 
+@torch.compiler.disable
 def attend_in_blocks(
     query: Tensor, key: Tensor, value: Tensor, packed: PackedRows, attend: Attend
 ) -> Tensor:
     """Attend within each sample of packed rows.
+
+    Compiled layers call it as it is: rows fall apart into another number of blocks nearly each
+    time, and torch compiles a function for eight of them at most.
 
     Args:
         query: [B, T, heads, D].
