@@ -80,6 +80,7 @@ def train(case: dict, directory: Path, process: ProcessContext) -> list:
     config = ModelConfig(
         implementation=case.get("implementation", "auto"),
         activation_checkpointing=case.get("checkpointing", "none"),
+        compile=case.get("compile", "none"),
         lora=LoraConfig(rank=4) if case.get("lora") else None,
     )
     model = load_causal_lm(directory / case["model"], mesh, config)

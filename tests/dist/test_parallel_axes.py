@@ -67,6 +67,10 @@ FAMILIES = {
     "qwen-2.5": lambda: transformers.Qwen2Config(**GROUPED),
     "qwen-2.5-vl": lambda: transformers.Qwen2_5_VLConfig(**SIGHT),
     "qwen-3": lambda: transformers.Qwen3Config(**GROUPED, head_dim=8),
+    # a layer is enough where each is compiled by itself
+    "qwen-3-short": lambda: transformers.Qwen3Config(
+        **GROUPED | {"num_hidden_layers": 1}, head_dim=8
+    ),
     "qwen-3-tied": lambda: transformers.Qwen3Config(
         **GROUPED | {"tie_word_embeddings": True}, head_dim=8
     ),
@@ -318,11 +322,26 @@ LAYOUTS = {
     "ep2-pp2": (4, {"ep": 2, "pp": 2}),
     "fsdp2-tp2-ep2-pp2": (8, {"tp": 2, "ep": 2, "pp": 2}),
 }
+# further meetings of axes, of one family without experts and one with them
+MEETINGS = {
+    "tp2-ep2": (2, {"tp": 2, "ep": 2}),
+    "cp2-ep2": (2, {"cp": 2, "ep": 2}),
+    "ddp2-tp2": (4, {"dp_replicate": 2, "tp": 2}),
+    "cp2-pp2": (4, {"cp": 2, "pp": 2}),
+    "fsdp2-tp2-cp2": (8, {"tp": 2, "cp": 2}),
+    "fsdp2-cp2-pp2": (8, {"cp": 2, "pp": 2}),
+    "hsdp2x2-cp2": (8, {"dp_replicate": 2, "cp": 2}),
+    "hsdp2x2-pp2": (8, {"dp_replicate": 2, "pp": 2}),
+    "hsdp2x2-tp2-ep4": (8, {"dp_replicate": 2, "tp": 2, "ep": 4}),
+    "tp2-cp2-pp2-ep2": (8, {"tp": 2, "cp": 2, "pp": 2, "ep": 2}),
+}
+MET = {"qwen-3", "qwen-3-moe"}
 DATA_ONLY = {"fsdp4", "ddp2", "hsdp2x2"}
 WITHOUT_EP = {name for name, (_, degrees) in LAYOUTS.items() if "ep" not in degrees}
 GENERIC = DATA_ONLY | {"tp2", "fsdp2-tp2", "hsdp2x2-tp2", "cp2", "fsdp2-cp2", "tp2-cp2"}
 ALLOWED = {
     "qwen-3-tied": {name for name in WITHOUT_EP if "pp" not in LAYOUTS[name][1]},
+    "qwen-3-short": set(),
     "qwen-3-moe": set(LAYOUTS),
     "moonlight-moe": set(LAYOUTS),
     "gpt-oss": set(LAYOUTS),
@@ -383,7 +402,15 @@ TABLE = [
     for layout in LAYOUTS
     if layout in ALLOWED.get(family, WITHOUT_EP)
 ]
-# parallelism of transformers' own implementations, adapters, and what native models do besides
+TABLE += [
+    (family, layout)
+    for family in sorted(MET)
+    for layout, (_, degrees) in MEETINGS.items()
+    if family == "qwen-3-moe" or "ep" not in degrees
+]
+LAYOUTS |= MEETINGS
+# parallelism of transformers' own implementations, adapters, compiled layers, and what native
+# models do besides
 EXTRA = {
     "generic-tp2": {"model": "llama-2", "degrees": {"tp": 2}, "implementation": "transformers"},
     "generic-states-fsdp2-tp2": {
@@ -399,7 +426,20 @@ EXTRA = {
         "packed": True,
         "implementation": "transformers",
     },
+    "packed-sinks-tp2": {
+        "model": "gpt-oss",
+        "degrees": {"tp": 2},
+        "packed": True,
+        "implementation": "native",
+    },
+    "packed-zero-bubble-pp2": {"model": "moonlight-moe", "degrees": ZERO_BUBBLE, "packed": True},
     "recomputed-tp2": {"model": "qwen-3-moe", "degrees": {"tp": 2}, "checkpointing": "full"},
+    "recomputed-generic-tp2": {
+        "model": "llama-2",
+        "degrees": {"tp": 2},
+        "checkpointing": "full",
+        "implementation": "transformers",
+    },
     "adapters-tp2-cp2": {"model": "qwen-3", "degrees": {"tp": 2, "cp": 2}, "lora": True},
     "generic-sinks-cp2": {
         "model": "gpt-oss",
@@ -439,9 +479,22 @@ EXTRA = {
         "degrees": {"tp": 2},
         "implementation": "transformers",
     },
+    **{
+        f"compiled-{implementation}-{layout}": {
+            "model": "qwen-3-short",
+            "degrees": degrees,
+            "packed": True,
+            "implementation": implementation,
+            "compile": "aot_eager",
+        }
+        for implementation in ("native", "transformers")
+        for layout, degrees in {"fsdp2": {}, "tp2": {"tp": 2}}.items()
+    },
     "exported-pp2": {"model": "moonlight-moe", "degrees": {"pp": 2}, "export": "exported"},
     "exported-sight-pp2": {"model": "kimi-2.5", "degrees": {"pp": 2}, "export": "exported-sight"},
 }
+# tens of seconds of torch's compiler each
+LONG = {"compiled-native-tp2", "compiled-transformers-fsdp2", "compiled-transformers-tp2"}
 
 
 def selected(option: str) -> list[tuple[str, str]]:
@@ -449,9 +502,13 @@ def selected(option: str) -> list[tuple[str, str]]:
 
 
 def pytest_generate_tests(metafunc):
+    option = metafunc.config.getoption("--parallel-axes")
     if "case" in metafunc.fixturenames:
-        cases = selected(metafunc.config.getoption("--parallel-axes"))
+        cases = selected(option)
         metafunc.parametrize("case", cases, ids=["-".join(case) for case in cases])
+    if "name" in metafunc.fixturenames:
+        names = EXTRA if option == "all" else [name for name in EXTRA if name not in LONG]
+        metafunc.parametrize("name", names)
 
 
 @pytest.fixture(scope="module")
@@ -488,7 +545,8 @@ def results(models, request) -> dict:
         # of a model that sees, it has to be asked for
         cases.append(case | ({"implementation": "native"} if family in SEEING else {}))
     for name in further:
-        num_ranks = max(2, math.prod(EXTRA[name]["degrees"].values()))
+        degrees = EXTRA[name]["degrees"].values()
+        num_ranks = max(2, math.prod(degree for degree in degrees if isinstance(degree, int)))
         cases.append({"name": name, "num_ranks": num_ranks, **EXTRA[name]})
     for family in {case["model"] for case in cases}:
         write_random(FAMILIES[family](), models / family)
@@ -520,7 +578,6 @@ def test_a_layout_takes_the_steps_of_one_process(results, case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EXTRA)
 def test_other_implementations_and_packed_rows_take_them_too(results, name):
     reference = EXTRA[name]["model"]
     if EXTRA[name].get("packed"):

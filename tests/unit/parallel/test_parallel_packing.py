@@ -277,11 +277,16 @@ def test_compiled_layers_run_packed_rows_of_any_shape():
     compiled = copy.deepcopy(plain)
     for layer in compiled.model.layers:
         layer.compile(backend="aot_eager")
-    for parts in (samples(), samples()[2:5]):
+    graphs = []
+    for kept in (slice(None), slice(2, 5), slice(2), slice(3, 6)):
+        parts = samples()[kept]
         expected = plain(**packed_inputs(parts), use_cache=False).logits
         found = compiled(**packed_inputs(parts), use_cache=False).logits
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
         found.sum().backward()
         expected.sum().backward()
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    # one length, then all of them: blocks of samples are no shapes of a layer
+    assert graphs[1] == graphs[-1]
     for mine, theirs in zip(compiled.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-4)

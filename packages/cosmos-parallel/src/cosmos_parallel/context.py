@@ -228,7 +228,7 @@ def _context_attention(  # noqa: PLR0913 - the interface of transformers
     keys, values = (
         gather_sequence(part.transpose(1, 2), visibility.group) for part in (key, value)
     )
-    mask = visibility.mask_of(keys, sliding_window)
+    mask = visibility.mask_of(sliding_window)
     keys, values = keys.transpose(1, 2), values.transpose(1, 2)
     if changes_scores(kwargs):
         settings = kwargs | {"scaling": scaling}

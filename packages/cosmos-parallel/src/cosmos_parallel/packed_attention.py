@@ -1,31 +1,25 @@
-"""Attention over rows that hold several samples, without a mask of the row's square.
+"""Attention of transformers' models over rows that hold several samples, sample by sample.
 
 Several samples in one row, told apart by position ids that start again, are transformers' own form
 of padding-free training. Its fused kernels for GPUs run them as they are; scaled dot-product
-attention would multiply out a block-diagonal mask. ``packed_sdpa`` is that attention without it:
-
-    row        a a a a b b c c c        10 scores per sample of 4, 3 of 2, 6 of 3
-    blocks     a a a a   b b -          samples of like length side by side, causal in each;
-                         c c c          padding lives in the attention alone
-    row        a a a a b b c c c        back in place
-
-Everything else of the model sees the row and no padding. Samples are told apart by the positions
-that the model is called with: not every model hands them on to transformers' masks.
+attention would multiply out a block-diagonal mask. ``packed_sdpa`` is that attention in blocks (see
+``sample_blocks``). Samples are told apart by the positions that the model is called with: not every
+model hands them on to transformers' masks.
 """
 
 import inspect
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from cosmos_parallel.changed_scores import attend_spelled_out, changes_scores
 from cosmos_parallel.errors import PackingError
 from cosmos_parallel.rotary_axes import has_rotary_axes, sees, spread_text_positions
+from cosmos_parallel.sample_blocks import MaskFunction, PackedRows, attend_in_blocks, packed_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,41 +28,8 @@ PACKED_SDPA = "cosmos_packed"  # transformers refuses names with "sdpa" to model
 CONTEXT_ATTENTION = "cosmos_context"
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
 _MASKS_OF_THEIR_OWN = frozenset({"doge"})
-_LEAST_BLOCK = 16
 # bool[B, T], where samples begin in the rows of the pass under way, if not at a row's start alone
 _STARTS: ContextVar[Tensor | None] = ContextVar("starts of samples", default=None)
-MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SampleBlock:
-    """S samples of like length, side by side.
-
-    Attributes:
-        places: int64[S, L], where in the flattened rows each column comes from; a sample's last
-            token again where the sample is over.
-        mask: bool[S, 1, L, L], what each may attend to; ``None`` for everything before it.
-    """
-
-    places: Tensor
-    mask: Tensor | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedRows:
-    """What ``packed_sdpa`` is handed in place of a mask: how rows fall apart into samples.
-
-    Attributes:
-        blocks: every sample once.
-        places: int64[C], ``places`` of all blocks, one after the other.
-        home: int64[B * T], for each place of the flattened rows its index among the C columns.
-        own: bool[C, 1], which columns are a token of their own, and no repeated last one.
-    """
-
-    blocks: tuple[SampleBlock, ...]
-    places: Tensor
-    home: Tensor
-    own: Tensor
 
 
 def use_packed_attention(model: "PreTrainedModel") -> bool:
@@ -145,8 +106,11 @@ def runs_packed_rows(model: nn.Module) -> bool:
     """Whether a model attends within samples of a row at no more cost than by themselves.
 
     True for ``packed_sdpa`` and for the fused kernels of transformers, where no layer carries a
-    state from token to token, and pictures can be told apart too.
+    state from token to token, and pictures can be told apart too; and for torchtitan's models that
+    say so.
     """
+    if getattr(model, "tells_samples_apart", False):
+        return bool(getattr(model, "runs_packed_rows", False))
     config: Any = getattr(model, "config", None)  # any Hugging Face configuration
     if config is None:
         return False
@@ -177,36 +141,6 @@ def state_layers(settings: Any) -> list[str]:
     return others + ["dynamic-mask"] * (settings.model_type in _MASKS_OF_THEIR_OWN)
 
 
-def packed_rows(starts: Tensor, mask_function: MaskFunction | None = None) -> PackedRows:
-    """Sort the samples of rows into blocks of like length.
-
-    Args:
-        starts: bool[B, T], true at the first token of every sample; a row's first token starts
-            one anyway.
-        mask_function: transformers' ``(row, head, query, key) -> may attend``, where that is
-            narrower than causal within a sample (sliding windows).
-    """
-    flat = starts.clone()
-    flat[:, 0] = True
-    begins: list[int] = flat.flatten().nonzero().flatten().tolist()
-    ends = [*begins[1:], starts.numel()]
-    order = sorted(range(len(begins)), key=lambda index: begins[index] - ends[index])
-    groups: list[list[tuple[int, int]]] = []
-    width = 0
-    for index in order:
-        length = ends[index] - begins[index]
-        if not groups or width - length > max(_LEAST_BLOCK, width // 4):
-            groups.append([])
-            width = length
-        groups[-1].append((begins[index], ends[index]))
-    blocks = tuple(_block(group, starts.shape[1], mask_function, starts.device) for group in groups)
-    places = torch.cat([block.places.flatten() for block in blocks])
-    own = torch.cat([_own_columns(block.places).flatten() for block in blocks])
-    home = torch.empty(starts.numel(), dtype=torch.int64, device=starts.device)
-    home[places[own]] = own.nonzero().flatten()
-    return PackedRows(blocks, places, home, own[:, None])
-
-
 def packed_sdpa(
     module: nn.Module,
     query: Tensor,
@@ -230,19 +164,9 @@ def packed_sdpa(
     """
     if not isinstance(attention_mask, PackedRows):
         return _attend(module, query, key, value, attention_mask, **kwargs), None
-    columns = [_to_columns(part, attention_mask) for part in (query, key, value)]
-    outputs: list[Tensor] = []
-    start = 0
-    for block in attention_mask.blocks:
-        end = start + block.places.numel()
-        parts = [
-            part[start:end].unflatten(0, block.places.shape).transpose(1, 2) for part in columns
-        ]
-        outputs.append(_attend(module, *parts, block.mask, **kwargs).flatten(0, 1))
-        start = end
-    joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    rows = _ToRows.apply(joined, attention_mask)
-    return rows.unflatten(0, (query.shape[0], query.shape[2])), None
+    query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    attend = partial(_attend, module, **kwargs)
+    return attend_in_blocks(query, key, value, attention_mask, attend), None
 
 
 def _attend(
@@ -261,48 +185,6 @@ def _attend(
     return sdpa_attention_forward(module, query, key, value, mask, **kwargs)[0]
 
 
-def _to_columns(part: Tensor, packed: PackedRows) -> Tensor:
-    """Return [C, heads, D] of [B, heads, T, D]."""
-    flat = part.transpose(1, 2).reshape(-1, part.shape[1] * part.shape[3])
-    return _ToColumns.apply(flat, packed).unflatten(1, (part.shape[1], part.shape[3]))
-
-
-class _ToColumns(torch.autograd.Function):
-    """Tokens from their rows to their columns; backward reads instead of adding up.
-
-    A repeated token gets no gradient: its query's output is dropped, and no real query sees its
-    key or value.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, tokens: Tensor, packed: PackedRows) -> Tensor:  # torch's own context
-        """Return [C, ...] of [N, ...]."""
-        ctx.packed = packed
-        return tokens.index_select(0, packed.places)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, None]:
-        """Return the gradient of the tokens."""
-        return grad_outputs[0].index_select(0, ctx.packed.home), None
-
-
-class _ToRows(torch.autograd.Function):
-    """Tokens from their columns back to their rows."""
-
-    @staticmethod
-    def forward(ctx: Any, columns: Tensor, packed: PackedRows) -> Tensor:  # torch's own context
-        """Return [N, heads, E] of [C, heads, E]."""
-        ctx.packed = packed
-        return columns.flatten(1).index_select(0, packed.home).unflatten(1, columns.shape[1:])
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, None]:
-        """Return the gradient of the columns; that of repeated ones is 0."""
-        grad = grad_outputs[0]
-        columns = grad.flatten(1).index_select(0, ctx.packed.places)
-        return columns.mul_(ctx.packed.own).unflatten(1, grad.shape[1:]), None
-
-
 def _attention_of(model: nn.Module) -> str:
     return str(getattr(getattr(model, "config", None), "_attn_implementation", ""))
 
@@ -310,36 +192,6 @@ def _attention_of(model: nn.Module) -> str:
 def _goes_by_samples(model: nn.Module) -> bool:
     name = _attention_of(model)
     return name in (PACKED_SDPA, CONTEXT_ATTENTION) or name.startswith("flash_attention")
-
-
-def _own_columns(places: Tensor) -> Tensor:
-    """Return which columns of [S, L] are a token of their own, and no repeated last one."""
-    own = torch.ones_like(places, dtype=torch.bool)
-    own[:, 1:] = places[:, 1:] != places[:, :-1]
-    return own
-
-
-def _block(
-    samples: list[tuple[int, int]],
-    width: int,
-    mask_function: MaskFunction | None,
-    device: torch.device,
-) -> SampleBlock:
-    first = torch.tensor([begin for begin, _ in samples], device=device)
-    last = torch.tensor([end - 1 for _, end in samples], device=device)
-    columns = torch.arange(int((last - first).max()) + 1, device=device)
-    places = torch.minimum(first[:, None] + columns, last[:, None])
-    row, head = first // width, torch.zeros_like(first)
-    if mask_function is None or bool(mask_function(row, head, last % width, first % width).all()):
-        return SampleBlock(places, None)  # the last token sees the first: plainly causal
-    inside = places % width
-    seen = mask_function(
-        row[:, None, None], head[:, None, None], inside[:, :, None], inside[:, None, :]
-    )
-    causal = columns[:, None] >= columns[None, :]
-    # a repeated token sees at least itself, or its softmax would be over nothing
-    seen = (seen & causal) | torch.eye(len(columns), dtype=torch.bool, device=device)
-    return SampleBlock(places, seen[:, None])
 
 
 def _register() -> None:

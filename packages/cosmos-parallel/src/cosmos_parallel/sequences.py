@@ -8,6 +8,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
+from cosmos_parallel.sample_blocks import PackedRows, packed_rows
+
 
 class _GatherSequence(torch.autograd.Function):
     """Whole sequences from every rank's stretch; gradients are summed and cut up again."""
@@ -39,14 +41,18 @@ def gather_sequence(stretch: Tensor, group: dist.ProcessGroup) -> Tensor:
 class Visibility:
     """What each token may look at; the same for all layers of one forward pass.
 
+    Without mask and packed rows every token sees all before it.
+
     Attributes:
-        mask: ``[B, 1, Tq, Tk]``, true where a query sees a key; ``None`` where every token sees
-            all before it.
+        mask: ``[B, 1, T / ranks, T]``, true where a query of this rank's stretch sees a key; of
+            rows that a group shares.
         group: ranks that have a stretch of every sequence each; ``None`` for whole sequences.
+        packed: how whole rows fall apart into samples, where one holds several.
     """
 
     mask: Tensor | None
     group: dist.ProcessGroup | None
+    packed: PackedRows | None = None
 
     @classmethod
     def of(
@@ -60,28 +66,44 @@ class Visibility:
             blocks: ``[B, T]``, a number of their own for tokens that see each other both ways, and
                 0 for all others; of rows that a group shares.
         """
+        if group is None:
+            starts = positions == 0
+            several = bool(starts[:, 1:].any())
+            return cls(None, None, packed_rows(starts) if several else None)
         samples = (positions == 0).cumsum(dim=1)
-        if group is None and int(samples.max()) <= 1:
-            return cls(None, None)
         index = torch.arange(positions.shape[1], device=positions.device)
-        mine = index if group is None else index.chunk(group.size())[group.rank()]
+        mine = index.chunk(group.size())[group.rank()]
         seen = (mine[:, None] >= index) & (samples[:, mine, None] == samples[:, None, :])
         if blocks is not None:
             shown = blocks[:, mine, None]
             seen = seen | ((shown > 0) & (shown == blocks[:, None, :]))
         return cls(seen[:, None], group)
 
-    def mask_of(self, keys: Tensor, window: int | None) -> Tensor:
-        """Return the mask spelled out, and narrowed to the last ``window`` tokens if given.
+    def mask_of(self, window: int | None) -> Tensor:
+        """Return the mask of shared rows, narrowed to the last ``window`` tokens if given.
 
         Args:
-            keys: of whole sequences, for their number: ``[B, Tk, ...]``.
             window: how many tokens a query sees, itself the last of them.
         """
-        index = torch.arange(keys.shape[1], device=keys.device)
-        mine = index if self.group is None else index.chunk(self.group.size())[self.group.rank()]
-        mask = mine[:, None] >= index if self.mask is None else self.mask
-        return mask if window is None else mask & (mine[:, None] - index < window)
+        assert self.mask is not None, "ranks that share rows have a mask"
+        assert self.group is not None, "whole rows have no mask"
+        if window is None:
+            return self.mask
+        index = torch.arange(self.mask.shape[3], device=self.mask.device)
+        mine = index.chunk(self.group.size())[self.group.rank()]
+        return self.mask & (mine[:, None] - index < window)
+
+
+def causal_mask(queries: Tensor, window: int | None) -> Tensor:
+    """Return what each token of whole samples sees: bool ``[L, L]``.
+
+    Args:
+        queries: ``[..., L, D]``.
+        window: how many tokens a query sees, itself the last; ``None`` for all before it.
+    """
+    index = torch.arange(queries.shape[-2], device=queries.device)
+    distance = index[:, None] - index
+    return distance >= 0 if window is None else (distance >= 0) & (distance < window)
 
 
 def padded_rows(

@@ -5,6 +5,7 @@ compute in bfloat16. These have the same interfaces and take part in its shardin
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,11 +15,17 @@ from torchtitan.models.common.moe import GroupedExperts
 from torchtitan.models.common.rope import ComplexRoPE, CosSinRoPE
 from torchtitan.protocols.module import Module
 
-from cosmos_parallel.sequences import Visibility, gather_sequence
+from cosmos_parallel.native.varlen import attend_by_kernel, runs_kernel
+from cosmos_parallel.sample_blocks import attend_in_blocks
+from cosmos_parallel.sequences import Visibility, causal_mask, gather_sequence
 
 
 class ExactAttention(Module):
-    """Scaled dot-product attention over whole, packed or divided sequences."""
+    """Scaled dot-product attention over whole, packed or divided sequences.
+
+    Samples of packed rows are attended to in blocks of like length, or by a kernel for samples of
+    any length where there is one. Divided rows have a mask.
+    """
 
     @dataclass(kw_only=True, slots=True)
     class Config(Module.Config):
@@ -46,16 +53,37 @@ class ExactAttention(Module):
         enable_gqa: bool = False,
     ) -> Tensor:
         """Return ``[B, L, N, H]`` from queries ``[B, L, N, H]``, keys and values."""
-        group = attention_masks.group
+        attend = partial(self._attend, scale=scale, enable_gqa=enable_gqa)
+        packed, group = attention_masks.packed, attention_masks.group
+        if packed is not None and runs_kernel(q_BLNH, v_BLNH):
+            return attend_by_kernel(
+                q_BLNH, k_BLNH, v_BLNH, packed, scale=scale, window=self._window
+            )
+        if packed is not None:
+            return attend_in_blocks(q_BLNH, k_BLNH, v_BLNH, packed, attend)
+        mask = None
         if group is not None:
             k_BLNH, v_BLNH = gather_sequence(k_BLNH, group), gather_sequence(v_BLNH, group)  # noqa: N806
-        mask = attention_masks.mask
-        if self._window is not None:
-            mask = attention_masks.mask_of(k_BLNH, self._window)
+            mask = attention_masks.mask_of(self._window)
+        return attend(q_BLNH.transpose(1, 2), k_BLNH.transpose(1, 2), v_BLNH.transpose(1, 2), mask)
+
+    def _attend(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None,
+        *,
+        scale: float | None,
+        enable_gqa: bool,
+    ) -> Tensor:
+        """Return [B, L, N, H] of [B, N, L, H]; without a mask, of whole samples."""
+        if mask is None and self._window is not None and self._window < queries.shape[2]:
+            mask = causal_mask(queries, self._window)
         out = functional.scaled_dot_product_attention(
-            q_BLNH.transpose(1, 2),
-            k_BLNH.transpose(1, 2),
-            v_BLNH.transpose(1, 2),
+            queries,
+            keys,
+            values,
             attn_mask=mask,
             is_causal=mask is None,
             scale=scale,

@@ -26,6 +26,7 @@ from cosmos_parallel.native.model import NativeCausalLM
 from cosmos_parallel.native.pipeline import PipelinedCausalLM
 from cosmos_parallel.native.stage import Stage, divide_layers, keep_only, stages_of_rank
 from cosmos_parallel.native.weights import fill
+from cosmos_parallel.packed_attention import state_layers
 from cosmos_parallel.sharding import sum_gradients
 from cosmos_parallel.value_head import ValueHeadElsewhere, make_value_head, start_value_head
 from cosmos_parallel.weight_files import WeightFiles
@@ -79,6 +80,11 @@ def load_native(
     if mesh.config.tp > 1 and any(isinstance(part, MoE) for part in model.modules()):
         # gradients of DTensors with a dim of size 1 come out wrong around torchtitan's experts
         model.least_rows = 2
+    model.runs_packed_rows = (
+        mesh.config.cp == 1  # which takes a mask of the row's square
+        and model.least_rows == 1
+        and not state_layers(config.get_text_config())  # which pad all samples to the longest
+    )
     device = mesh.process.device
     carry(model, path, how.dtype)
     model.to_empty(device=device)

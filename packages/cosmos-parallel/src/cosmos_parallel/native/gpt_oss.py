@@ -7,6 +7,7 @@ kernel of torch hands out on all devices, so scores are spelled out here.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +30,8 @@ from torchtitan.protocols.module import Module
 
 from cosmos_parallel.native.names import HfNames
 from cosmos_parallel.native.pieces import UNUSED, norm, outside, rope, routed
-from cosmos_parallel.sequences import Visibility, gather_sequence
+from cosmos_parallel.sample_blocks import attend_in_blocks
+from cosmos_parallel.sequences import Visibility, causal_mask, gather_sequence
 
 _ATTENTION = {
     f"model.layers.{{}}.self_attn.{letter}_proj.{part}": (
@@ -104,15 +106,35 @@ class SinkAttention(Module):
         out_transform: Callable[[Tensor, Tensor], Tensor],
     ) -> Tensor:
         """Return what ``out_transform`` makes of the output ``[B, L, N, H]`` and its sums' log."""
-        group = attention_masks.group
+        attend = partial(self._attend, scale=scale, out_transform=out_transform)
+        packed, group = attention_masks.packed, attention_masks.group
+        if packed is not None:
+            return attend_in_blocks(q_BLNH, k_BLNH, v_BLNH, packed, attend)
+        mask = None
         if group is not None:
             k_BLNH, v_BLNH = gather_sequence(k_BLNH, group), gather_sequence(v_BLNH, group)  # noqa: N806
-        mask = attention_masks.mask_of(k_BLNH, self._window)
-        num_keys = k_BLNH.shape[2]  # each is shared by a run of queries
-        queries = q_BLNH.transpose(1, 2).unflatten(1, (num_keys, -1))
-        keys, values = (part.transpose(1, 2).unsqueeze(2) for part in (k_BLNH, v_BLNH))
-        scores = (queries @ keys.transpose(-1, -2)).float() * scale
-        scores = scores.masked_fill(~mask.expand(queries.shape[0], 1, -1, -1)[:, None], -torch.inf)
+            mask = attention_masks.mask_of(self._window)
+        return attend(q_BLNH.transpose(1, 2), k_BLNH.transpose(1, 2), v_BLNH.transpose(1, 2), mask)
+
+    def _attend(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None,
+        *,
+        scale: float,
+        out_transform: Callable[[Tensor, Tensor], Tensor],
+    ) -> Tensor:
+        """Return [B, L, N, H] of [B, N, L, H]; without a mask, of whole samples."""
+        if mask is None:
+            mask = causal_mask(queries, self._window)
+        num_keys = keys.shape[1]  # each is shared by a run of queries
+        queries = queries.unflatten(1, (num_keys, -1))
+        keys, values = keys.unsqueeze(2), values.unsqueeze(2)
+        scores = queries @ keys.transpose(-1, -2)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) * scale
+        scores = scores.masked_fill(~mask.unsqueeze(-3), -torch.inf)
         out = scores.softmax(dim=-1).type_as(values) @ values
         sums = scores.logsumexp(dim=-1)
         return out_transform(out.flatten(1, 2).transpose(1, 2), sums.flatten(1, 2).transpose(1, 2))

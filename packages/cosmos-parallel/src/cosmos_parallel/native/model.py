@@ -34,6 +34,7 @@ class NativeCausalLM(nn.Module):
         stages: one, with all layers; several or a part of them under pipeline parallelism.
         least_rows: batches of fewer rows get empty ones.
         tells_samples_apart: every layer goes by the samples of a row, those with a state too.
+        runs_packed_rows: and at no more cost than by samples themselves.
         body: from padded ``[B, T']`` tokens and positions to hidden states; exchanged by what runs
             the stages, see `running`.
     """
@@ -66,6 +67,7 @@ class NativeCausalLM(nn.Module):
             self.add_module(VALUE_HEAD, stages[-1].value_head)
         self.multiple_of = multiple_of
         self.least_rows = 1
+        self.runs_packed_rows = False
         self.hf_names = hf_names
         self.body: Body = self._run_stages
         # stands for a head that another rank has, where a loss only looks whether there is one
