@@ -62,9 +62,9 @@ SIGHT = {
     "tie_word_embeddings": False,
 }
 FAMILIES = {
-    "llama-2": lambda: transformers.LlamaConfig(**SIZES),
-    "llama-3": lambda: transformers.LlamaConfig(**GROUPED, rope_parameters=SCALED),
-    "qwen-2.5": lambda: transformers.Qwen2Config(**GROUPED),
+    "llama-2": lambda: transformers.LlamaConfig(**SIZES, pad_token_id=0),
+    "llama-3": lambda: transformers.LlamaConfig(**GROUPED, rope_parameters=SCALED, pad_token_id=40),
+    "qwen-2.5": lambda: transformers.Qwen2Config(**GROUPED, pad_token_id=0),
     "qwen-2.5-vl": lambda: transformers.Qwen2_5_VLConfig(**SIGHT),
     "qwen-3": lambda: transformers.Qwen3Config(**GROUPED, head_dim=8),
     # a layer is enough where each is compiled by itself
@@ -72,7 +72,7 @@ FAMILIES = {
         **GROUPED | {"num_hidden_layers": 1}, head_dim=8
     ),
     "qwen-3-tied": lambda: transformers.Qwen3Config(
-        **GROUPED | {"tie_word_embeddings": True}, head_dim=8
+        **GROUPED | {"tie_word_embeddings": True}, head_dim=8, pad_token_id=63
     ),
     "qwen-3-moe": lambda: transformers.Qwen3MoeConfig(
         **GROUPED, head_dim=8, num_experts=8, **EXPERTS
@@ -80,7 +80,12 @@ FAMILIES = {
     "moonlight-moe": lambda: transformers.DeepseekV3Config(**SIZES, **EXPERTS, **LATENT),
     "kimi-2.5": tiny_kimi,
     "gpt-oss": lambda: transformers.GptOssConfig(
-        **GROUPED, head_dim=8, num_local_experts=8, num_experts_per_tok=2, sliding_window=4
+        **GROUPED,
+        head_dim=8,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        sliding_window=4,
+        pad_token_id=0,
     ),
     # of transformers only; layers that look back over a window, alone or between others
     "mistral": lambda: transformers.MistralConfig(**GROUPED, sliding_window=4),

@@ -129,7 +129,7 @@ def tiny_kimi() -> transformers.Kimi_K25Config:
         "n_shared_experts": 2,
         "norm_topk_prob": True,
         "max_position_embeddings": 128,
-        "pad_token_id": None,  # transformers gives its row no gradient
+        "pad_token_id": 0,  # its row gets no gradient
     }
     rope = {
         "rope_type": "yarn",
@@ -160,7 +160,7 @@ def tiny_muse() -> transformers.MuseGlimmerConfig:
             "num_hidden_layers": 4,
             "head_dim": 8,
             "sliding_window": 4,
-            "pad_token_id": None,
+            "pad_token_id": 0,
             "final_logit_softcapping": 2.0,
             "output_multiplier": 0.7,
         },

@@ -6,7 +6,7 @@ nothing. The head multiplies its logits and bounds them by a hyperbolic tangent.
 
 from typing import Any
 
-from torchtitan.models.common import Embedding, Linear, RMSNorm
+from torchtitan.models.common import Linear, RMSNorm
 from torchtitan.models.common.attention import QKVLinear
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.muse_glimmer.model import (
@@ -21,7 +21,7 @@ from torchtitan.models.muse_glimmer.state_dict_adapter import MuseGlimmerStateDi
 
 from cosmos_parallel.native.attention import ExactAttention
 from cosmos_parallel.native.names import HfNames
-from cosmos_parallel.native.pieces import feed_forward, norm, rope
+from cosmos_parallel.native.pieces import embedding, feed_forward, norm, rope
 
 _CARRIED = ("model.vision_tower.", "model.vision_adapter.", "model.vision_projection.")
 
@@ -34,7 +34,7 @@ def muse_glimmer(config: Any) -> Decoder.Config:
         vocab_size=config.vocab_size,
         enable_weight_tying=False,
         tok_embeddings=EmbeddingWithNorm.Config(
-            embedding=Embedding.Config(num_embeddings=config.vocab_size, embedding_dim=dim),
+            embedding=embedding(config),
             norm=_norm_without_weight(config, dim),
         ),
         norm=norm(config),

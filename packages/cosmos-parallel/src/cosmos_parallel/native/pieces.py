@@ -1,9 +1,11 @@
 """Pieces of torchtitan's configs that families have in common."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torchtitan.models.common import Embedding, Linear, RMSNorm
 from torchtitan.models.common.config_utils import make_ffn_config
 from torchtitan.models.common.feed_forward import FeedForward
@@ -16,15 +18,45 @@ from cosmos_parallel.native.attention import ExactExperts, HalvesRoPE
 UNUSED: dict[str, Callable[..., Any]] = {}
 
 
+class PaddedEmbedding(Embedding):
+    """An embedding whose row of the padding token gets no gradient, as in transformers.
+
+    A model's embedding and head may be one parameter: as a row of the head it is trained.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Embedding.Config):
+        """torchtitan's, and the token."""
+
+        padding_token: int
+
+    def __init__(self, config: Config) -> None:
+        """Make it; not by ``padding_idx``, which would be a row of each part that ranks have."""
+        super().__init__(config)
+        self._padding_token = config.padding_token
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return rows ``[B, T, D]`` of tokens ``[B, T]``, or this rank's part of their sum."""
+        rows = super().forward(input)
+        return torch.where((input == self._padding_token)[..., None], rows.detach(), rows)
+
+
+def embedding(config: Any) -> Embedding.Config:
+    """Return the embedding of tokens; of a config without a padding token all rows are trained."""
+    sizes = {"num_embeddings": config.vocab_size, "embedding_dim": config.hidden_size}
+    token = config.pad_token_id
+    if token is None:
+        return Embedding.Config(**sizes)
+    return PaddedEmbedding.Config(**sizes, padding_token=token % config.vocab_size)
+
+
 def outside(config: Any) -> dict[str, Any]:
     """Return what every decoder has around its layers."""
     return {
         "dim": config.hidden_size,
         "vocab_size": config.vocab_size,
         "enable_weight_tying": bool(config.tie_word_embeddings),
-        "tok_embeddings": Embedding.Config(
-            num_embeddings=config.vocab_size, embedding_dim=config.hidden_size
-        ),
+        "tok_embeddings": embedding(config),
         "norm": norm(config),
         "lm_head": Linear.Config(in_features=config.hidden_size, out_features=config.vocab_size),
     }
