@@ -193,7 +193,10 @@ def test_a_reference_that_is_reset_is_the_policy_of_every_nth_version():
     ("make", "message"),
     [
         (lambda: KlConfig(place="reward"), "'k2' is not the divergence as a value"),
-        (lambda: whitened("k3").build(), "'k3' in the reward has a gradient besides, which whiten"),
+        (
+            lambda: whitened("k3").build(),
+            "whitening does not reach the gradient of 'k3' in the reward",
+        ),
         (lambda: KlConfig(reset_every=-1), "reset_every -1 must not be negative"),
         (lambda: KlConfig(discount=1.01), r"kl: discount 1\.01 must be in \[0, 1\]"),
         (lambda: PassAtKConfig(k=0), "k 0 must be at least 1"),

@@ -276,6 +276,12 @@ def group_advantages(
     return step_advantages(name, step)
 
 
+BEFORE_WHITENING: dict[AdvantageName, AdvantageName] = {
+    "reinforce_pp": "reward",
+    "reinforce_pp_baseline": "dr_grpo",
+}
+"""What is whitened with a penalty in it, in place of rewards by themselves."""
+
 _OF_GROUPS: dict[AdvantageName, Callable[[Tensor, Tensor], Float64[Tensor, " N"]]] = {
     "grpo": grpo_advantages,
     "dr_grpo": dr_grpo_advantages,

@@ -8,7 +8,12 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from cosmos_algos.advantages import AdvantageName, StepRewards, step_advantages
+from cosmos_algos.advantages import (
+    BEFORE_WHITENING,
+    AdvantageName,
+    StepRewards,
+    step_advantages,
+)
 from cosmos_algos.aggregation import (
     AggregationConfig,
     SampleWeights,
@@ -101,24 +106,23 @@ class Algorithm:
         kl = self.objective.kl
         if self.critic and kl.coefficient and kl.place == "reward" and kl.estimator != "k1":
             raise AlgorithmConfigError(
-                f"ppo: kl.estimator {kl.estimator!r} in the reward has a gradient besides, which "
-                "a critic does not give back: use 'k1', or kl.place = 'loss'"
+                f"ppo: a critic does not give back the gradient of kl.estimator {kl.estimator!r} "
+                "in the reward: use 'k1', or kl.place = 'loss'"
             )
         if self.whiten_returns and (kl.place, kl.estimator) != ("reward", "k1"):
             raise AlgorithmConfigError(
-                f"reinforce_pp: kl.estimator {kl.estimator!r} in the {kl.place} has a gradient "
-                "besides, which whitening does not reach: use 'k1' in the reward, or "
-                "kl.place = 'loss'"
+                f"reinforce_pp: whitening does not reach the gradient of {kl.estimator!r} in the "
+                f"{kl.place}: use kl.estimator = 'k1' in the reward, or kl.place = 'loss'"
             )
-        if self.whiten_returns and self.advantage not in _BEFORE_WHITENING:
+        if self.whiten_returns and self.advantage not in BEFORE_WHITENING:
             raise AlgorithmConfigError(
                 f"advantage {self.advantage!r} is not one that is whitened over the step; those "
-                f"are {', '.join(_BEFORE_WHITENING)}"
+                f"are {', '.join(BEFORE_WHITENING)}"
             )
-        sequence_loss = isinstance(self.objective.surrogate, GspoClip)
-        if sequence_loss and self.aggregation.mode != "sequence_mean":
+        mode = self.aggregation.mode
+        if isinstance(self.objective.surrogate, GspoClip) and mode != "sequence_mean":
             raise AlgorithmConfigError(
-                f"gspo: aggregation {self.aggregation.mode!r} weighs samples by their length; "
+                f"gspo: aggregation {mode!r} weighs samples by their length; "
                 "a loss of whole samples needs 'sequence_mean'"
             )
 
@@ -155,10 +159,10 @@ class Algorithm:
         """
         if not step.rewards:
             raise EmptyStepError(
-                "the step has no samples, so there is nothing to train on: give every rank all "
-                "samples of the step, and leave out a step whose samples all failed"
+                "the step has no samples: give every rank all of them, and leave out a step of "
+                "which all failed"
             )
-        name = _BEFORE_WHITENING[self.advantage] if self.whiten_returns else self.advantage
+        name = BEFORE_WHITENING[self.advantage] if self.whiten_returns else self.advantage
         advantages = step_advantages(name, step, k=self.k)
         weights = sample_weights(step.num_tokens, step.groups, self.aggregation)
         if self.imitation_coefficient:
@@ -374,13 +378,6 @@ class Algorithm:
             return None
         reference = batch.scores_of("reference_logprobs", "kl.coefficient over 0")
         return kl_values(logprobs, reference, kl.estimator)
-
-
-# what is whitened in place of rewards by themselves
-_BEFORE_WHITENING: dict[AdvantageName, AdvantageName] = {
-    "reinforce_pp": "reward",
-    "reinforce_pp_baseline": "dr_grpo",
-}
 
 
 def policy_algorithm(
