@@ -23,6 +23,7 @@ _LINK = re.compile(r"(?<!\!)\[[^\]\n]+\]\((?P<target>[^)\s]+)\)")
 _NAMED_FILE = re.compile(
     r"(?<![\w/-])((?:tests|benchmarks|configs|scripts|examples|packages|apps|docs)/[\w./-]*\w\.\w+)"
 )
+_NAMED_TEST = re.compile(r"(tests/[\w/]+\.py)::(\w+)")
 # In pieces, so that this file does not name what no file may name.
 _UNWANTED = [
     "/wo" + "rk/", "/opt/" + "pypi", "/opt/" + "wheels", "pypi" + ".org", "python" + "hosted.org",
@@ -130,6 +131,13 @@ def test_files_named_in_documents_exist():
             if not ((_ROOT / name).exists() or (path.parent / name).exists())
         ]
     assert not found, "\n".join(found)
+
+
+def test_every_test_that_a_document_names_is_there():
+    for path in _DOCUMENTS:
+        for name, test in _NAMED_TEST.findall(path.read_text(encoding="utf-8")):
+            source = (_ROOT / name).read_text(encoding="utf-8")
+            assert f"def {test}(" in source, f"{path.relative_to(_ROOT)}: no {name}::{test}"
 
 
 def test_decisions_have_their_own_number_and_say_it():
