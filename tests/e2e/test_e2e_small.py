@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from judges import Judge, judging, url_of
 from real_runs import SMALL, Run, Runner, assert_balanced
 from safetensors.torch import load_file
 
@@ -204,7 +205,10 @@ def descendants_of(leader: int) -> list[int]:
 
 
 def test_your_own_data_and_model_run_by_the_same_recipe(runner: Runner, tmp_path: Path) -> None:
-    """The README's command: a JSON-lines file and a Hugging Face directory, one rollout."""
+    """The README's command: a JSON-lines file and a Hugging Face directory, one rollout.
+
+    With a service that gives each sample half a point.
+    """
     rows = [{"prompt": f"say {word}:", "answer": word} for word in ("yes", "no", "maybe") * 8]
     data = tmp_path / "my.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -212,15 +216,20 @@ def test_your_own_data_and_model_run_by_the_same_recipe(runner: Runner, tmp_path
     config = TinyModelConfig(hidden_size=32, num_layers=1, num_heads=2, tie_embeddings=True)
     build_tiny_model(model, [json.dumps(row) for row in rows], config, seed=1)
     before = (model / "model.safetensors").read_bytes()
-    run = runner.complete(
-        *(override for override in SMALL if not override.startswith("rollout.replicas")),
-        f"data.path={data}",
-        f"model.path={model}",
-        "trainer.steps=2",
-        flags=["--rollouts", "1", "--json"],
-    )
+    with judging() as service:
+        run = runner.complete(
+            *(override for override in SMALL if not override.startswith("rollout.replicas")),
+            f"data.path={data}",
+            f"model.path={model}",
+            f"reward.rewards=[{{kind='service', url='{url_of(service)}'}}]",
+            "trainer.steps=2",
+            flags=["--rollouts", "1", "--restarts", "1", "--json"],
+        )
     report = run.report
     assert report["steps"] == 2
+    assert report["rewards"] == [0.5, 0.5]
+    assert json.loads((run.output / "config.json").read_text())["launch"]["restarts"] == 1
+    assert {sample["answer"] for sample in Judge.seen} == {"yes", "no", "maybe"}
     assert (run.output / "export" / "model" / "tokenizer.json").exists()
     assert (model / "model.safetensors").read_bytes() == before, "a model you bring is only read"
     assert not (run.output / "warm_model").exists()

@@ -57,6 +57,7 @@ def _recipe_arguments(command: Command) -> Command:
 @main.command()
 @_recipe_arguments
 @click.option("--rollouts", type=click.IntRange(1), help="Shorthand for rollout.replicas=N.")
+@click.option("--restarts", type=click.IntRange(0), help="Shorthand for launch.restarts=N.")
 @click.option("--output", type=click.Path(path_type=Path), help="Shorthand for output=DIR.")
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint of that output.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, nothing else.")
@@ -65,7 +66,7 @@ def _recipe_arguments(command: Command) -> Command:
     type=click.Choice(["local", "slurm", "kubernetes"]),
     default="local",
     show_default=True,
-    help="Where: here, or on the machines of the recipe's [cluster].",
+    help="Where: here, or on the machines that the recipe's table [cluster] describes.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what a cluster would be handed; do nothing.")
 def run(  # noqa: PLR0913, click hands every option over by name
@@ -73,6 +74,7 @@ def run(  # noqa: PLR0913, click hands every option over by name
     overrides: tuple[str, ...],
     *,
     rollouts: int | None,
+    restarts: int | None,
     output: Path | None,
     resume: bool,
     as_json: bool,
@@ -89,8 +91,6 @@ def run(  # noqa: PLR0913, click hands every option over by name
     Where the output directory holds a run already, live or over, this one goes to NAME-2 beside it
     (one of a world model is refused). Ctrl-C finishes the step in hand and writes a checkpoint;
     --resume goes on with the same sample stream. A second Ctrl-C kills.
-
-    --launcher slurm or kubernetes hands the run to a cluster, which the table [cluster] describes.
 
     PATH=VALUE overrides a key: 'explain' says what keys mean, 'check' what they are in a recipe.
 
@@ -111,7 +111,7 @@ def run(  # noqa: PLR0913, click hands every option over by name
     from cosmos_app.recipes import load_any_recipe
     from cosmos_app.wfm.recipe import WfmRecipe
 
-    shorthand = {"rollout.replicas": rollouts, "output": output}
+    shorthand = {"rollout.replicas": rollouts, "launch.restarts": restarts, "output": output}
     extra = [f"{path}={value}" for path, value in shorthand.items() if value is not None]
 
     def start() -> int:

@@ -2,7 +2,14 @@
 
 from cosmos_algos import Algorithm
 from cosmos_parallel import ModelConfig
-from cosmos_rollout import CodeReward, LengthReward, ModelReward, PythonReward, RewardPoolConfig
+from cosmos_rollout import (
+    CodeReward,
+    LengthReward,
+    ModelReward,
+    PythonReward,
+    RewardPoolConfig,
+    ServiceReward,
+)
 from cosmos_rollout import RewardConfig as Reward
 
 _WITHOUT_GROUPS = ("reinforce_pp", "reward", "none")
@@ -68,7 +75,7 @@ def check_head(training: ModelConfig) -> None:
 def _check_meaning(name: str, rewards: RewardPoolConfig) -> None:
     counted = [reward for reward in rewards.rewards if reward.weight]
     if any(reward.weight for reward in rewards.group_rewards) or any(
-        isinstance(reward, (ModelReward, PythonReward)) for reward in counted
+        isinstance(reward, (ModelReward, PythonReward, ServiceReward)) for reward in counted
     ):
         return  # what these give is only known when they do
     said = " + ".join(f"{reward.weight:g} {reward.kind}" for reward in counted)

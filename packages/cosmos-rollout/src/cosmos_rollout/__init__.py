@@ -135,6 +135,7 @@ from cosmos_rollout.rewards import (
     SandboxLimits,
     SandboxProtection,
     Scored,
+    ServiceReward,
     run_program,
     sandbox_protection,
 )
@@ -235,6 +236,7 @@ __all__ = [
     "Script",
     "ScriptDecoder",
     "ScriptedConfig",
+    "ServiceReward",
     "Shown",
     "SleepPolicy",
     "SleepingEngine",

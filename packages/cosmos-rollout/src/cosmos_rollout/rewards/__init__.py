@@ -28,6 +28,7 @@ from cosmos_rollout.rewards.scoring import (
     RewardInput,
     Scored,
 )
+from cosmos_rollout.rewards.service import ServiceReward
 
 __all__ = [
     "BoxedMathReward",
@@ -53,6 +54,7 @@ __all__ = [
     "SandboxLimits",
     "SandboxProtection",
     "Scored",
+    "ServiceReward",
     "run_program",
     "sandbox_protection",
 ]

@@ -10,6 +10,7 @@ from cosmos_rollout.rewards.builtin import (
 )
 from cosmos_rollout.rewards.code import CodeReward
 from cosmos_rollout.rewards.model import ModelReward
+from cosmos_rollout.rewards.service import ServiceReward
 
 RewardConfig = (
     ExactReward
@@ -21,5 +22,6 @@ RewardConfig = (
     | FormatReward
     | LengthReward
     | ModelReward
+    | ServiceReward
     | PythonReward
 )

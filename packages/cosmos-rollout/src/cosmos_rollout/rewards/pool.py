@@ -20,6 +20,7 @@ from cosmos_rollout.rewards.builtin import BoxedMathReward, ExactReward
 from cosmos_rollout.rewards.group import GroupReward
 from cosmos_rollout.rewards.kinds import RewardConfig
 from cosmos_rollout.rewards.scoring import Failure, Outcome, RewardInput, Scored
+from cosmos_rollout.rewards.service import ServiceReward
 from cosmos_rollout.rewards.worker import (
     prepare,
     score,
@@ -75,6 +76,12 @@ class RewardPoolConfig:
             raise ValueError(
                 "num_workers, timeout_s and start_timeout_s have to be positive and finite"
             )
+        for reward in self.rewards:
+            if isinstance(reward, ServiceReward) and reward.timeout_s >= self.timeout_s:
+                raise ValueError(
+                    f"timeout_s of reward {reward.name} is {reward.timeout_s:g}, and that of all "
+                    f"rewards {self.timeout_s:g}, which ends a worker: set that one higher"
+                )
         if self.memory_mib < 0:
             raise ValueError(f"memory_mib has to be 0 or more, found {self.memory_mib}")
 
