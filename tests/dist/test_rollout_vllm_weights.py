@@ -32,6 +32,7 @@ from cosmos_core.trajectory import Trajectory  # noqa: E402
 from cosmos_rollout import (  # noqa: E402
     EngineDeadError,
     EngineSetup,
+    GenerationRequest,
     Producer,
     ProducerConfig,
     ProducerParts,
@@ -188,6 +189,31 @@ def reference(models, trajectory) -> np.ndarray:
     picked = torch.stack([row.gather(1, ids[0, 1:, None])[:, 0] for row in rows]).numpy()
     version = np.maximum(trajectory.version_of_each_step()[1:], 0)
     return picked[version, np.arange(len(version))]
+
+
+async def test_siblings_share_the_keys_and_values_of_their_prompt(world, monkeypatch):
+    """Of 120 tokens those in whole blocks of 32, which are computed once."""
+    reused: dict[str, int] = {}
+    generate = world.engine._llm.generate
+
+    async def noting(prompt, parameters, request_id):
+        async for output in generate(prompt, parameters, request_id):
+            reused[request_id] = output.num_cached_tokens
+            yield output
+
+    monkeypatch.setattr(world.engine._llm, "generate", noting)
+    siblings = [
+        GenerationRequest(
+            request_id=f"sibling-{i}",
+            prompt_token_ids=(*range(1, 61), *range(1, 61)),
+            sampling=Sampling(max_new_tokens=3),
+        )
+        for i in range(4)
+    ]
+    async with asyncio.timeout(120):
+        samples = [sample async for sample in world.engine.generate(siblings)]
+    assert len(samples) == 4
+    assert sorted(reused.values()) == [0, 96, 96, 96]
 
 
 async def test_weights_pushed_while_groups_generate_are_exact_to_the_token(world):
