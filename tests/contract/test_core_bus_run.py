@@ -57,17 +57,26 @@ def server(tmp_path_factory):
     server.stop()
 
 
+async def measured(bus: Bus) -> list[MetricRecord]:
+    """Return all that was measured: steps, validations and when versions were served, once each."""
+    records = bus.metrics()
+    found = [await anext(records) for _ in range(await bus.num_metrics())]
+    await records.aclose()
+    served = [(r.replica, r.step) for r in found if r.role == "rollout"]
+    assert len(set(served)) == len(served) > NUM_STEPS
+    assert all(r.values["served_s"] >= 0.0 for r in found if r.role == "rollout")
+    assert len(found) == NUM_STEPS + NUM_VALIDATIONS + len(served)
+    return found
+
+
 async def test_a_run_goes_from_its_first_prompt_to_its_last_step(server) -> None:
     async with await Bus.connect(server.url, "whole") as bus:
         world = World(bus)
         await run_world(world, ControllerHost(bus, CONFIG, host=HOST).run)
         await world.assert_complete()
-        records, validated = [], []
-        async for record in bus.metrics():
-            (validated if record.role == "validation" else records).append(record)
-            if len(records) + len(validated) == NUM_STEPS + NUM_VALIDATIONS:
-                break
-        assert [record.step for record in validated] == [0, NUM_STEPS]
+        found = await measured(bus)
+        records = [record for record in found if record.role == "controller"]
+        assert [r.step for r in found if r.role == "validation"] == [0, NUM_STEPS]
         assert [record.step for record in records] == list(range(NUM_STEPS))
         assert {record.values["reward"] for record in records} == {0.5}
 
@@ -101,7 +110,7 @@ async def test_requests_that_are_carried_out_twice_change_nothing(server) -> Non
         await run_world(world, ControllerHost(bus, CONFIG, host=HOST).run)
         await world.assert_complete()
         assert (await bus.read_status())["counters"]["duplicates"] > 0
-        assert await bus.num_metrics() == NUM_STEPS + NUM_VALIDATIONS
+        await measured(bus)
 
 
 class ForgetfulClient:
@@ -169,11 +178,8 @@ async def test_figures_of_a_step_are_kept_by_the_commit_that_makes_it_true(serve
         await run_world(world, control)
         await world.assert_complete()
         assert (await bus.read_status())["epoch"] > 1
-        assert await bus.num_metrics() == NUM_STEPS + NUM_VALIDATIONS
-        records = bus.metrics()
-        found = [await anext(records) for _ in range(NUM_STEPS + NUM_VALIDATIONS)]
+        found = await measured(bus)
         assert [r.step for r in found if r.role == "controller"] == [*range(NUM_STEPS)]
-        await records.aclose()
 
 
 async def test_a_run_outlives_kill_9_of_its_server(tmp_path) -> None:

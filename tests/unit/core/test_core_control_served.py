@@ -14,6 +14,12 @@ def published(replica: str, version: int, lineage: int = 0) -> VersionPublished:
     return VersionPublished(replica=replica, version=version, lineage=lineage)
 
 
+def joined(replica: str, incarnation: str) -> ReplicaJoined:
+    return ReplicaJoined(
+        replica=replica, role="rollout", slots=4, version=-1, incarnation=incarnation
+    )
+
+
 def test_times_count_from_the_first_publication():
     times = ServedTimes()
     events = [
@@ -29,8 +35,20 @@ def test_times_count_from_the_first_publication():
 def test_who_joined_later_is_not_held_against_a_version():
     times = ServedTimes()
     times.note(published("policy-0", 3), 10.0)
-    times.note(ReplicaJoined(replica="rollout-2", role="rollout", slots=4, version=-1), 100.0)
+    times.note(joined("rollout-2", "first"), 100.0)
     assert times.note(loaded("rollout-2", 3), 101.5) == 1.5
+
+
+def test_what_is_told_twice_counts_once_but_for_who_begins_again():
+    times = ServedTimes()
+    for _ in range(2):
+        times.note(joined("rollout-0", "first"), 1.0)
+        times.note(published("policy-0", 3), 10.0)
+    assert times.note(loaded("rollout-0", 3), 12.0) == 2.0
+    times.note(joined("rollout-0", "first"), 12.5)
+    assert times.note(loaded("rollout-0", 3), 13.0) is None
+    times.note(joined("rollout-0", "second"), 20.0)
+    assert times.note(loaded("rollout-0", 3), 21.0) == 1.0
 
 
 def test_what_was_not_seen_to_be_published_has_no_time():

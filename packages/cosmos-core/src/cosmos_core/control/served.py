@@ -11,7 +11,8 @@ class ServedTimes:
     def __init__(self) -> None:
         """Nothing is published yet."""
         self._published: dict[tuple[int, int], float] = {}  # by lineage and version
-        self._joined: dict[str, float] = {}
+        self._joined: dict[str, tuple[str, float]] = {}  # by replica: its incarnation, and when
+        self._served: dict[str, tuple[int, int]] = {}  # by replica: its last lineage and version
 
     def note(self, event: Event, now: float) -> float | None:
         """Take an event in; return the seconds if by it a replica serves a version.
@@ -29,11 +30,20 @@ class ServedTimes:
                 if len(self._published) > _MOST_VERSIONS:
                     del self._published[next(iter(self._published))]
             case ReplicaJoined():
-                self._joined[event.replica] = now
+                if event.incarnation != self._joined.get(event.replica, ("", now))[0]:
+                    self._served.pop(event.replica, None)
+                    self._joined[event.replica] = event.incarnation, now
             case VersionLoaded():
-                published = self._published.get((event.lineage, event.version))
-                if published is not None:
-                    return now - max(published, self._joined.get(event.replica, published))
+                return self._served_after(event, now)
             case _:
                 pass
         return None
+
+    def _served_after(self, event: VersionLoaded, now: float) -> float | None:
+        which = event.lineage, event.version
+        published = self._published.get(which)
+        if published is None or self._served.get(event.replica) == which:  # it may be told twice
+            return None
+        self._served[event.replica] = which
+        _, joined = self._joined.get(event.replica, ("", published))
+        return now - max(published, joined)
