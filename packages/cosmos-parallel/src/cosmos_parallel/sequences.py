@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from cosmos_parallel.sample_blocks import PackedRows, packed_rows
+from cosmos_parallel.sample_blocks import Attend, PackedRows, attend_in_blocks, packed_rows
 
 
 class _GatherSequence(torch.autograd.Function):
@@ -92,6 +92,34 @@ class Visibility:
         index = torch.arange(self.mask.shape[3], device=self.mask.device)
         mine = index.chunk(self.group.size())[self.group.rank()]
         return self.mask & (mine[:, None] - index < window)
+
+
+def attend_where_seen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sight: Visibility,
+    window: int | None,
+    attend: Attend,
+) -> Tensor:
+    """Attend within samples of packed rows, from a stretch to rows that ranks share, or in rows.
+
+    Args:
+        query: ``[B, L, heads, D]``.
+        key: ``[B, L, key heads, D]``.
+        value: ``[B, L, key heads, E]``.
+        sight: of the rows.
+        window: how many tokens a query sees, itself the last; ``None`` for all before it.
+        attend: does it where heads come before tokens, and keeps to the window by itself where it
+            is given no mask.
+    """
+    if sight.packed is not None:
+        return attend_in_blocks(query, key, value, sight.packed, attend)
+    mask = None
+    if sight.group is not None:
+        key, value = gather_sequence(key, sight.group), gather_sequence(value, sight.group)
+        mask = sight.mask_of(window)
+    return attend(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), mask)
 
 
 def causal_mask(queries: Tensor, window: int | None) -> Tensor:

@@ -30,7 +30,8 @@ class ServedTimes:
                 if len(self._published) > _MOST_VERSIONS:
                     del self._published[next(iter(self._published))]
             case ReplicaJoined():
-                if event.incarnation != self._joined.get(event.replica, ("", now))[0]:
+                known, _ = self._joined.get(event.replica, (None, now))
+                if event.incarnation != known:  # it may be told twice
                     self._served.pop(event.replica, None)
                     self._joined[event.replica] = event.incarnation, now
             case VersionLoaded():

@@ -16,8 +16,7 @@ from torchtitan.models.common.rope import ComplexRoPE, CosSinRoPE
 from torchtitan.protocols.module import Module
 
 from cosmos_parallel.native.varlen import attend_by_kernel, runs_kernel
-from cosmos_parallel.sample_blocks import attend_in_blocks
-from cosmos_parallel.sequences import Visibility, causal_mask, gather_sequence
+from cosmos_parallel.sequences import Visibility, attend_where_seen, causal_mask
 
 
 class ExactAttention(Module):
@@ -53,19 +52,13 @@ class ExactAttention(Module):
         enable_gqa: bool = False,
     ) -> Tensor:
         """Return ``[B, L, N, H]`` from queries ``[B, L, N, H]``, keys and values."""
-        attend = partial(self._attend, scale=scale, enable_gqa=enable_gqa)
-        packed, group = attention_masks.packed, attention_masks.group
+        packed = attention_masks.packed
         if packed is not None and runs_kernel(q_BLNH, v_BLNH):
             return attend_by_kernel(
                 q_BLNH, k_BLNH, v_BLNH, packed, scale=scale, window=self._window
             )
-        if packed is not None:
-            return attend_in_blocks(q_BLNH, k_BLNH, v_BLNH, packed, attend)
-        mask = None
-        if group is not None:
-            k_BLNH, v_BLNH = gather_sequence(k_BLNH, group), gather_sequence(v_BLNH, group)  # noqa: N806
-            mask = attention_masks.mask_of(self._window)
-        return attend(q_BLNH.transpose(1, 2), k_BLNH.transpose(1, 2), v_BLNH.transpose(1, 2), mask)
+        attend = partial(self._attend, scale=scale, enable_gqa=enable_gqa)
+        return attend_where_seen(q_BLNH, k_BLNH, v_BLNH, attention_masks, self._window, attend)
 
     def _attend(
         self,

@@ -30,8 +30,7 @@ from torchtitan.protocols.module import Module
 
 from cosmos_parallel.native.names import HfNames
 from cosmos_parallel.native.pieces import UNUSED, norm, outside, rope, routed
-from cosmos_parallel.sample_blocks import attend_in_blocks
-from cosmos_parallel.sequences import Visibility, causal_mask, gather_sequence
+from cosmos_parallel.sequences import Visibility, attend_where_seen, causal_mask
 
 _ATTENTION = {
     f"model.layers.{{}}.self_attn.{letter}_proj.{part}": (
@@ -107,14 +106,7 @@ class SinkAttention(Module):
     ) -> Tensor:
         """Return what ``out_transform`` makes of the output ``[B, L, N, H]`` and its sums' log."""
         attend = partial(self._attend, scale=scale, out_transform=out_transform)
-        packed, group = attention_masks.packed, attention_masks.group
-        if packed is not None:
-            return attend_in_blocks(q_BLNH, k_BLNH, v_BLNH, packed, attend)
-        mask = None
-        if group is not None:
-            k_BLNH, v_BLNH = gather_sequence(k_BLNH, group), gather_sequence(v_BLNH, group)  # noqa: N806
-            mask = attention_masks.mask_of(self._window)
-        return attend(q_BLNH.transpose(1, 2), k_BLNH.transpose(1, 2), v_BLNH.transpose(1, 2), mask)
+        return attend_where_seen(q_BLNH, k_BLNH, v_BLNH, attention_masks, self._window, attend)
 
     def _attend(
         self,
