@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import is_alive
+from processes import descendants, is_alive
 
 pytest.importorskip("vllm")
 torch = pytest.importorskip("torch")
@@ -83,19 +83,6 @@ def environment():
     yield
     os.environ.clear()
     os.environ.update(before)
-
-
-def descendants(pid: int) -> set[int]:
-    found: set[int] = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except (OSError, ValueError):
-                continue  # it ended while we looked
-            if parent == pid:
-                found |= {int(entry.name)} | descendants(int(entry.name))
-    return found
 
 
 def command(pid: int) -> str:

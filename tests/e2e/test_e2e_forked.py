@@ -4,7 +4,7 @@ import os
 import signal
 
 import pytest
-from processes import children_of, image_of, parent_of, title_of
+from processes import descendants, image_of, parent_of, title_of
 from real_runs import SMALL, Run, Runner
 
 IMPORTS = "cosmos-app: imports what replicas share"
@@ -29,7 +29,7 @@ def test_replicas_are_forked_at_first_and_after_a_death(runner: Runner, engine: 
     assert [title_of(pid) for pid in forkers] == [IMPORTS, IMPORTS]
     assert len(set(forkers)) == (2 if engine == "vllm" else 1)  # it changes who trains
     if engine == "vllm":
-        cores = [pid for pid in children_of(first) if "EngineCore" in title_of(pid)]
+        cores = [pid for pid in descendants(first) if "EngineCore" in title_of(pid)]
         assert [image_of(pid) for pid in cores] == [image_of(first)]
     os.kill(first, signal.SIGKILL)
     run.wait_for(lambda: is_back(run, first))

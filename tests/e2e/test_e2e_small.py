@@ -1,6 +1,5 @@
 """The whole system on the reference engine: same numbers as a loop, resumed or not."""
 
-import contextlib
 import json
 import os
 import signal
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from judges import Judge, judging, url_of
+from processes import descendants
 from real_runs import SMALL, Run, Runner, assert_balanced
 from safetensors.torch import load_file
 
@@ -177,7 +177,7 @@ def test_a_run_whose_launcher_was_killed_leaves_nothing_running_and_is_resumed_t
     runner.forks = False  # so that they descend from the launcher
     run = runner.start(*SMALL, *ON_POLICY, "trainer.steps=8", every, name="orphans")
     run.wait_for(lambda: run.steps_done() >= 4)
-    family = descendants_of(run.process.pid)
+    family = descendants(run.process.pid)
     assert len(family) >= 5  # Redis, the controller, a policy, a rollout and its rewards
     os.kill(run.process.pid, signal.SIGKILL)
     _ = run.process.communicate(timeout=60)
@@ -190,18 +190,6 @@ def test_a_run_whose_launcher_was_killed_leaves_nothing_running_and_is_resumed_t
     )
     assert difference(exported(whole), exported(again)) == 0.0
     assert_balanced(again.report["books"])
-
-
-def descendants_of(leader: int) -> list[int]:
-    """Return whom a process started, and those whom they started."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            parents[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
-    found = [leader]
-    for pid in found:
-        found.extend(child for child, parent in parents.items() if parent == pid)
-    return found[1:]
 
 
 def test_your_own_data_and_model_run_by_the_same_recipe(runner: Runner, tmp_path: Path) -> None:

@@ -103,6 +103,12 @@ def assert_same(weights, found, begun):
         assert error < 5e-4 * moved, f"{name} is off by {error} of {moved}"
 
 
+def assert_told(report, loss, divergences):
+    assert report.loss == pytest.approx(loss.item(), rel=1e-4, abs=1e-6)
+    whole = torch.cat(divergences).mean().item()
+    assert report.mean("kl", over="tokens") == pytest.approx(whole, rel=1e-4, abs=1e-6)
+
+
 def of_model(path):
     """Return a policy with its head, and all weights by name as they are and as they began."""
     model, head = exact(path), beginning_head().double().requires_grad_()
@@ -202,9 +208,7 @@ def test_updates_with_a_penalty_are_those_of_a_loop(written, samples, estimator,
         loss = torch.stack(losses).mean()
         loss.backward()
         descend(named, lr)
-        assert report.loss == pytest.approx(loss.item(), rel=1e-4, abs=1e-6)
-        whole = torch.cat(divergences).mean().item()
-        assert report.mean("kl", over="tokens") == pytest.approx(whole, rel=1e-4, abs=1e-6)
+        assert_told(report, loss, divergences)
     assert_same({n: w.detach() for n, w in named.items()}, found, begun)
 
 
@@ -303,9 +307,7 @@ def test_updates_by_whitened_returns_are_those_of_a_loop(written, samples, advan
         loss = torch.cat(losses).mean()
         loss.backward()
         descend(named, lr)
-        assert report.loss == pytest.approx(loss.item(), rel=1e-4, abs=1e-6)
-        whole = torch.cat(divergences).mean().item()
-        assert report.mean("kl", over="tokens") == pytest.approx(whole, rel=1e-4, abs=1e-6)
+        assert_told(report, loss, divergences)
     assert_same({n: w.detach() for n, w in named.items()}, found, begun)
 
 

@@ -1,5 +1,6 @@
 """Other processes of this machine, as /proc tells of them."""
 
+import contextlib
 from pathlib import Path
 
 
@@ -33,10 +34,16 @@ def image_of(pid: int) -> str:
     return next(line.partition("-")[0] for line in lines if line.endswith("[heap]"))
 
 
-def children_of(pid: int) -> list[int]:
-    """Return the processes that a process has started and not yet seen end."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
+def descendants(leader: int) -> set[int]:
+    """Return what a process has started, and what that has, as far as it has not ended."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            parents[int(entry.name)] = parent_of(int(entry.name))
+    found = [leader]
+    for pid in found:
+        found.extend(child for child, parent in parents.items() if parent == pid)
+    return set(found[1:])
 
 
 def naming(*words: str) -> list[int]:

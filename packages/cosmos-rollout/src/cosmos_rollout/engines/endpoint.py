@@ -39,6 +39,7 @@ from cosmos_rollout.errors import (
     WeightLoadError,
 )
 from cosmos_rollout.one_loop import OneLoop
+from cosmos_rollout.web_addresses import check_url, headers_of
 
 _ANY_TOKEN = 1 << 31
 _BAD_REQUEST = frozenset({400, 413, 422})  # too long, of tokens that it does not have, malformed
@@ -82,8 +83,7 @@ class EndpointConfig:
     connect_s: float = 20.0
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"url has to begin with http:// or https://, found {self.url!r}")
+        check_url(self.url)
         limits_s = (self.timeout_s, self.connect_s)
         if self.max_running < 1 or not all(0.0 < limit_s < math.inf for limit_s in limits_s):
             raise ValueError("max_running, timeout_s and connect_s have to be positive and finite")
@@ -113,12 +113,10 @@ class EndpointConfig:
         return EndpointEngine(self, client, version=setup.version, context_length=length)
 
     def _client(self) -> httpx.AsyncClient:
-        headers: dict[str, str] = {}
-        if self.key_file is not None:
-            try:
-                headers["Authorization"] = f"Bearer {self.key_file.read_text().strip()}"
-            except OSError as error:
-                raise EngineStartError(f"cannot read the key of {self.url}: {error}") from error
+        try:
+            headers = headers_of(self.key_file)
+        except OSError as error:
+            raise EngineStartError(f"cannot read the key of {self.url}: {error}") from error
         return httpx.AsyncClient(
             base_url=self.url,
             headers=headers,

@@ -13,14 +13,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 import httpx
+from tenacity import Retrying, retry_if_exception_type, stop_before_delay, wait_exponential
 
 from cosmos_rollout.errors import RewardError, UserCodeError
 from cosmos_rollout.rewards.scoring import RewardFunction, RewardInput
+from cosmos_rollout.web_addresses import check_url, headers_of
 
 _BUSY = frozenset({408, 429, 502, 503, 504})
 _REFUSED = frozenset({401, 403})
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _MOST_WORDS = 200
+
+
+class _BusyError(Exception):
+    """An answer that asks for another try."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +52,7 @@ class ServiceReward:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"url has to begin with http:// or https://, found {self.url!r}")
+        check_url(self.url)
         if not 0.0 < self.timeout_s < math.inf:
             raise ValueError(f"timeout_s is {self.timeout_s}; it must be positive and finite")
 
@@ -57,12 +62,10 @@ class ServiceReward:
         Raises:
             UserCodeError: if nobody is, or the token cannot be read or is refused.
         """
-        headers: dict[str, str] = {}
-        if self.key_file is not None:
-            try:
-                headers["Authorization"] = f"Bearer {self.key_file.read_text().strip()}"
-            except OSError as error:
-                raise UserCodeError(f"reward {self.name}: its key_file: {error}") from error
+        try:
+            headers = headers_of(self.key_file)
+        except OSError as error:
+            raise UserCodeError(f"reward {self.name}: its key_file: {error}") from error
         # no proxy from the environment
         client = httpx.Client(headers=headers, timeout=self.timeout_s, trust_env=False)
         try:
@@ -80,20 +83,27 @@ class ServiceReward:
 
     def _score(self, client: httpx.Client, sample: RewardInput) -> float:
         given, until = asdict(sample), time.monotonic() + self.timeout_s
-        pause_s = _FIRST_PAUSE_S
-        while True:
-            try:
-                left_s = max(until - time.monotonic(), _FIRST_PAUSE_S)
-                response = client.post(self.url, json=given, timeout=left_s)
-                if response.status_code not in _BUSY:
-                    return self._value(response)
-                said = f"it is busy ({response.status_code})"
-            except httpx.TransportError as error:
-                said = repr(error)
-            if time.monotonic() + pause_s >= until:
-                raise RewardError(f"{self.url} gave no answer in {self.timeout_s:g} s: {said}")
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+        def ask() -> httpx.Response:
+            left_s = max(until - time.monotonic(), _FIRST_PAUSE_S)
+            response = client.post(self.url, json=given, timeout=left_s)
+            if response.status_code in _BUSY:
+                raise _BusyError(f"it is busy ({response.status_code})")
+            return response
+
+        retrying = Retrying(
+            retry=retry_if_exception_type((_BusyError, httpx.TransportError)),
+            wait=wait_exponential(multiplier=_FIRST_PAUSE_S, max=_LONGEST_PAUSE_S),
+            stop=stop_before_delay(self.timeout_s),
+            reraise=True,
+        )
+        try:
+            return self._value(retrying(ask))
+        except (_BusyError, httpx.TransportError) as error:
+            said = str(error) if isinstance(error, _BusyError) else repr(error)
+            raise RewardError(
+                f"{self.url} gave no answer in {self.timeout_s:g} s: {said}"
+            ) from error
 
     def _value(self, response: httpx.Response) -> float:
         words = response.text[:_MOST_WORDS]
