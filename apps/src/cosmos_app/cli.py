@@ -145,8 +145,8 @@ def check(recipe: Path, overrides: tuple[str, ...], *, as_json: bool, whole: boo
 
     A Redis server of one's own (bus.url) is asked whether it would keep the run.
 
-    Exit codes: 0 the recipe can run, 1 its Redis server would lose the run, 2 the recipe or its
-    files are wrong.
+    Exit codes: 0 the recipe can run, 1 its Redis server refuses the password or would lose the run,
+    2 the recipe or its files are wrong.
     """
     from cosmos_app.check import check_recipe
     from cosmos_app.given.check import check_given

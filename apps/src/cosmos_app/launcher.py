@@ -36,6 +36,7 @@ from cosmos_app.devices import needs_of, placement_lines, require_devices, visib
 from cosmos_app.ended import require_all_done
 from cosmos_app.failing import tell_failures
 from cosmos_app.frame import NO_CHECKPOINT, Answers, RunFrame, hand_in, open_run
+from cosmos_app.given_server import require_server
 from cosmos_app.preloaded import Preloaded, preloading
 from cosmos_app.prepare import (
     RunFiles,
@@ -67,6 +68,7 @@ async def run_recipe(recipe: Recipe, *, resume: bool, as_json: bool) -> int:
         RunExistsError: if the output directory holds a run and ``resume`` was not asked for.
         NothingToResumeError: if it holds none and it was.
         DataError: if data or model cannot be used, or this machine has too few GPUs.
+        BusError: if the recipe's Redis server cannot be used.
         ChildFailedError: if a process could not be kept alive.
         UnusablePromptsError: if none of the prompts could be sampled.
         InterruptedRunError: after a clean stop before the last step.
@@ -74,6 +76,7 @@ async def run_recipe(recipe: Recipe, *, resume: bool, as_json: bool) -> int:
     console = Console(stderr=as_json)
     async with preloading(shared_by_replicas(recipe), environment(recipe)) as preloaded:
         check_inputs(recipe)
+        await require_server(recipe.bus)
         if not recipe.launch.external:
             _tell_devices(recipe, console)
         with open_run(recipe, console, resume=resume) as run:
