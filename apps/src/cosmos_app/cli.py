@@ -101,7 +101,8 @@ def run(  # noqa: PLR0913, click hands every option over by name
       cosmos-app run configs/sft.toml data.path=my.jsonl model.path=my-hf-model
       cosmos-app run configs/quickstart.toml --resume
 
-    Exit codes: 0 done, 1 the run failed, 2 the recipe or its files are wrong, 3 stopped early.
+    Exit codes: 0 done, 1 the run failed, 2 the recipe or its files are wrong, 3 stopped early, 130
+    killed by a second Ctrl-C.
     """  # noqa: D301, click wants the character itself
     from cosmos_app.clusters.submit import run_elsewhere
     from cosmos_app.dashboard.server import check_address
