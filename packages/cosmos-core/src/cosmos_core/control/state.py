@@ -48,7 +48,7 @@ class ReplicaState(msgspec.Struct, kw_only=True):
     ``failed_loads`` counts loads of weights that failed since the last that did not, and
     ``load_failure`` names the last.
     ``leaving`` says that it is given nothing more, ``dismissed`` that it was told to stop.
-    ``first_group_s`` is how long after it joined the first group came of it; -1 before.
+    ``first_group_s`` is how long after it joined its first training group came; -1 before.
     """
 
     name: str
