@@ -1,13 +1,16 @@
-"""Replicas that hang: told to who started the run, and killed when they do not come back.
+"""Processes that hang: told to who started the run, and killed when they do not go on.
 
 A hung process lives, so nobody starts it again. The controller takes its lease and gives what it
 held to others; it joins again by itself if it goes on::
 
     progress ─lease over─► silent, told ─hung_s over─► killed ─► started again, as after a death
                               └─ goes on ─► joins again
+
+A controller that hangs itself, without another that stands by, says nothing any more.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,32 +18,78 @@ from cosmos_app.supervisor import Supervisor
 from cosmos_core.bus import Bus, BusUnreachableError
 
 _LOOK_S = 1.0
+_CONTROLLER = "controller"
+_CONTROLLER_S = 30.0
 
 
-def lost_leases(status: Mapping[str, Any]) -> dict[str, float]:
-    """Return who has lost the lease and was not heard of since, and when, since the epoch."""
-    return {name: status["time_s"] - for_s for name, for_s in status.get("silent", {}).items()}
+class HungProcesses:
+    """Looks at what a run's controller says, again and again.
 
+    Args:
+        supervisor: of the processes that run here; others are named, and left alone.
+        hung_s: a replica is killed so long after its lease was lost.
+        say: tells who started the run.
+        controller_s: the controller is killed after so many seconds without a word from any.
+    """
 
-async def end_hung(
-    bus: Bus, supervisor: Supervisor, hung_s: float, say: Callable[[str], None]
-) -> None:
-    """Say who hangs, and kill it after ``hung_s`` seconds without its lease; for ever."""
-    told: set[str] = set()
-    while True:
-        await asyncio.sleep(_LOOK_S)
-        try:
-            status = await bus.read_status()
-        except BusUnreachableError:
-            continue
-        lost = lost_leases(status)
-        for name in sorted(lost.keys() - told):
-            what = f"; it is killed in {hung_s:g} s, unless it goes on"
-            say(
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        hung_s: float,
+        say: Callable[[str], None],
+        *,
+        controller_s: float = _CONTROLLER_S,
+    ) -> None:
+        """Nobody has been looked at yet."""
+        self._supervisor = supervisor
+        self._hung_s = hung_s
+        self._say = say
+        self._controller_s = controller_s
+        self._told: set[str] = set()
+        self._said_s = 0.0
+        self._unsaid_s = 0.0
+
+    async def end(self, bus: Bus) -> None:
+        """Say who hangs, and kill it when its time is over; for ever."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            try:
+                status = await bus.read_status()
+                if status:
+                    self.look(status)
+                if self.is_mute and not await bus.refusal():  # or it waits for room on a disk
+                    self.end_controller()
+            except BusUnreachableError:
+                continue
+
+    @property
+    def is_mute(self) -> bool:
+        """Whether no controller has said anything for too long, and one runs here."""
+        is_here = self._supervisor.pid(_CONTROLLER) is not None
+        return is_here and self._unsaid_s >= self._controller_s
+
+    def end_controller(self) -> None:
+        """Kill it, unless it has been begun meanwhile."""
+        self._unsaid_s = 0.0
+        self._say(f"[yellow]no controller has said anything for {self._controller_s:g} s[/]")
+        self._supervisor.end_hung(_CONTROLLER, time.time() - self._controller_s)
+
+    def look(self, status: Mapping[str, Any]) -> None:
+        """Look at what the controller said last; called every second.
+
+        While this process is suspended itself it does not look, and nothing counts as silence.
+        """
+        said_s = status["time_s"]
+        self._unsaid_s = self._unsaid_s + _LOOK_S if said_s == self._said_s else 0.0
+        self._said_s = said_s
+        silent: Mapping[str, float] = status.get("silent", {})
+        for name in sorted(silent.keys() - self._told):
+            what = f"; it is killed in {self._hung_s:g} s, unless it goes on"
+            self._say(
                 f"[yellow]{name} hangs: it has lost its lease, bus.lease_s without progress"
-                f"{what if supervisor.pid(name) is not None else ''}[/]"
+                f"{what if self._supervisor.pid(name) is not None else ''}[/]"
             )
-        told = set(lost)
-        for name, since_s in lost.items():
-            if status["time_s"] - since_s >= hung_s:
-                supervisor.end_hung(name, since_s)
+        self._told = set(silent)
+        for name, for_s in silent.items():
+            if for_s >= self._hung_s:
+                self._supervisor.end_hung(name, said_s - for_s)

@@ -37,7 +37,7 @@ from cosmos_app.ended import require_all_done
 from cosmos_app.failing import tell_failures
 from cosmos_app.frame import NO_CHECKPOINT, Answers, RunFrame, hand_in, open_run
 from cosmos_app.given_server import require_server
-from cosmos_app.hung import end_hung
+from cosmos_app.hung import HungProcesses
 from cosmos_app.preloaded import Preloaded, preloading
 from cosmos_app.prepare import (
     RunFiles,
@@ -178,10 +178,11 @@ class Launch:
         say = functools.partial(self._console.print, soft_wrap=True)
         for spec in child_specs(self._recipe, self._run):
             self._supervisor.start(spec)
+        hung = HungProcesses(self._supervisor, self._recipe.launch.hung_s, say)
         beside = [
             asyncio.create_task(announce_dashboard(self._run, say)),
             asyncio.create_task(tell_failures(bus, say)),
-            asyncio.create_task(end_hung(bus, self._supervisor, self._recipe.launch.hung_s, say)),
+            asyncio.create_task(hung.end(bus)),
         ]
         if not is_external:
             spec_of = functools.partial(replica_spec, self._recipe, self._run)

@@ -1,0 +1,97 @@
+"""Processes that hang, as a controller tells of them: who is named, killed or spared."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from cosmos_app.hung import HungProcesses
+from cosmos_app.supervisor import ChildSpec, Incident, Supervisor
+
+
+async def _ignore(incident: Incident) -> None:
+    del incident
+
+
+@pytest.fixture
+async def supervisor(tmp_path: Path) -> AsyncIterator[Supervisor]:
+    """Have processes that wait under the names of a controller and a rollout."""
+    kept = Supervisor(_ignore)
+    for name in ("controller", "rollout-0"):
+        kept.start(
+            ChildSpec(
+                name=name,
+                argv=(sys.executable, "-c", "import time; time.sleep(600)"),
+                environment={},
+                log=tmp_path / f"{name}.log",
+                restarts=1,
+            )
+        )
+    while kept.pid("controller") is None or kept.pid("rollout-0") is None:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    yield kept
+    await kept.stop(grace_s=5.0)
+
+
+async def begun_again(supervisor: Supervisor, name: str, pid: int | None) -> None:
+    async with asyncio.timeout(30.0):
+        while supervisor.pid(name) in (None, pid):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+async def test_a_replica_is_named_once_and_killed_when_its_time_is_over(
+    supervisor: Supervisor,
+) -> None:
+    said: list[str] = []
+    hung = HungProcesses(supervisor, 5.0, said.append)
+    pids = {name: supervisor.pid(name) for name in ("controller", "rollout-0")}
+    begun = time.time()
+    for for_s in (1.0, 2.0, 4.9):
+        hung.look({"time_s": begun + for_s + 1.0, "silent": {"rollout-0": for_s, "far-1": for_s}})
+    assert [text.partition(";")[0] for text in said] == [
+        "[yellow]far-1 hangs: it has lost its lease, bus.lease_s without progress[/]",
+        "[yellow]rollout-0 hangs: it has lost its lease, bus.lease_s without progress",
+    ]
+    hung.look({"time_s": begun + 5.0, "silent": {}})
+    hung.look({"time_s": begun + 6.0, "silent": {"rollout-0": 0.0}})
+    assert len(said) == 3, "it went on, and hangs again"
+    assert supervisor.pid("rollout-0") == pids["rollout-0"]
+    hung.look({"time_s": begun + 12.0, "silent": {"rollout-0": 6.0}})
+    await begun_again(supervisor, "rollout-0", pids["rollout-0"])
+    hung.look({"time_s": begun + 13.0, "silent": {"rollout-0": 13.0}})
+    (incident,) = supervisor.incidents
+    assert (incident.name, incident.how) == ("rollout-0", "signal 9 (SIGKILL), as it hung")
+    assert supervisor.pid("controller") == pids["controller"]
+
+
+async def test_a_controller_that_says_nothing_any_more_is_begun_anew(
+    supervisor: Supervisor,
+) -> None:
+    said: list[str] = []
+    hung = HungProcesses(supervisor, 600.0, said.append, controller_s=2.0)
+    pid = supervisor.pid("controller")
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    hung.look({"time_s": 1.0})
+    assert not hung.is_mute
+    await asyncio.sleep(2.1)
+    for _ in range(2):
+        hung.look({"time_s": 1.0})
+    assert hung.is_mute
+    hung.end_controller()
+    assert said == ["[yellow]no controller has said anything for 2 s[/]"]
+    await begun_again(supervisor, "controller", pid)
+    (incident,) = supervisor.incidents
+    assert (incident.name, incident.how) == ("controller", "signal 9 (SIGKILL), as it hung")
+    for _ in range(2):
+        hung.look({"time_s": 1.0})
+    assert hung.is_mute
+    hung.end_controller()
+    assert len(supervisor.incidents) == 1, "one that has just begun is spared"
+    hung.look({"time_s": 2.0})
+    assert not hung.is_mute
