@@ -7,11 +7,14 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cosmos_app.hung import HungProcesses
+from cosmos_app.hung import HungProcesses, patience_s
+from cosmos_app.recipe import Recipe
 from cosmos_app.supervisor import ChildSpec, Incident, Supervisor
+from cosmos_core.config import load_config
 
 
 async def _ignore(incident: Incident) -> None:
@@ -36,6 +39,31 @@ async def supervisor(tmp_path: Path) -> AsyncIterator[Supervisor]:
         await asyncio.sleep(0.01)
     yield kept
     await kept.stop(grace_s=5.0)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ({}, 120.0),
+        ({"launch": {"hung_s": 5.0}}, 10.0),  # a reward may take so long
+        ({"launch": {"hung_s": 5.0}, "reward": {"timeout_s": 300.0}}, 300.0),
+        (
+            {
+                "launch": {"hung_s": 5.0},
+                "rollout": {"environment": {"kind": "python", "function": "m:f"}},
+            },
+            60.0,
+        ),
+        (
+            {"staleness": {"depth": 0, "bound": 0}, "rollout": {"colocate": "keep"}},
+            3600.0,
+        ),
+    ],
+)
+def test_who_waits_for_what_has_a_deadline_of_its_own_is_given_the_time(
+    chosen: dict[str, Any], expected: float
+) -> None:
+    assert patience_s(load_config(Recipe, chosen)) == expected
 
 
 async def begun_again(supervisor: Supervisor, name: str, pid: int | None) -> None:

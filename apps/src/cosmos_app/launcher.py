@@ -37,7 +37,7 @@ from cosmos_app.ended import require_all_done
 from cosmos_app.failing import tell_failures
 from cosmos_app.frame import NO_CHECKPOINT, Answers, RunFrame, hand_in, open_run
 from cosmos_app.given_server import require_server
-from cosmos_app.hung import HungProcesses
+from cosmos_app.hung import HungProcesses, patience_s
 from cosmos_app.preloaded import Preloaded, preloading
 from cosmos_app.prepare import (
     RunFiles,
@@ -178,7 +178,7 @@ class Launch:
         say = functools.partial(self._console.print, soft_wrap=True)
         for spec in child_specs(self._recipe, self._run):
             self._supervisor.start(spec)
-        hung = HungProcesses(self._supervisor, self._recipe.launch.hung_s, say)
+        hung = HungProcesses(self._supervisor, patience_s(self._recipe), say)
         beside = [
             asyncio.create_task(announce_dashboard(self._run, say)),
             asyncio.create_task(tell_failures(bus, say)),
