@@ -129,6 +129,10 @@ class WeightSyncConfig:
             ``wire_dtype``, bfloat16 if that is empty. Only vLLM serves them. "mxfp4" is refused.
         bucket_mib: size of a transfer bucket.
         deadline_s: longest that a version may be on its way.
+        from_rollouts: a rollout replica that joins fetches its first weights from another that has
+            them, of its own machine if there is one, and not from the policy. Rollouts keep the
+            version they serve in host memory. Not for adapters, nor where policy and rollouts take
+            turns on a device: there, and where no rollout has them, the policy serves.
     """
 
     transport: Literal["auto", "shared_memory", "process_group", "tcp"] = "auto"
@@ -136,6 +140,7 @@ class WeightSyncConfig:
     quantised: Literal["", "fp8", "mxfp8", "nvfp4", "mxfp4"] = ""
     bucket_mib: float = 16.0
     deadline_s: float = 120.0
+    from_rollouts: bool = True
 
     def __post_init__(self) -> None:
         """Check the ranges, and refuse what could not be shown to be served right.
