@@ -10,6 +10,7 @@ from cosmos_core.messages import (
     Command,
     LoadFailed,
     LoadVersion,
+    Progress,
     ReplicaJoined,
     ReplicaLeft,
     Tick,
@@ -100,6 +101,15 @@ def test_who_has_loaded_before_is_sent_to_the_policy():
     assert [(order.version, order.holder) for order in loads] == [(4, ""), (4, "")]
     run.load("near", ("near:1",), version=4)
     assert run.order(run.joined("new", "host-b")).holder == "near"
+
+
+def test_nobody_is_sent_to_who_may_hang():
+    run = Run("near", "far")
+    run.now += 8.0
+    run.tell(Progress(replica="far", count=1))
+    assert run.order(run.joined("new", "host-a")).holder == "far"
+    run.now += 8.0
+    assert run.order(run.joined("newer", "host-a")).endpoints == ("p",)
 
 
 def test_nobody_is_sent_to_who_has_an_older_version_or_is_gone():

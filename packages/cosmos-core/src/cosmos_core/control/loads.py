@@ -5,6 +5,9 @@ from collections.abc import Callable, Iterable
 from cosmos_core.control.state import UNKNOWN_VERSION, ControllerState, ReplicaState
 from cosmos_core.messages import LoadVersion
 
+_LIVELY_S = 5.0
+"""A rollout replica silent for longer may hang: a newcomer would wait for it for a minute."""
+
 
 def order_loads(
     state: ControllerState,
@@ -34,7 +37,7 @@ def order_loads(
             and now >= replica.retry_at_s
             and not is_pinned(replica)
         ):
-            holder = _nearest_holder(state, replica, target)
+            holder = _nearest_holder(state, replica, target, now)
             replica.loading, replica.loading_from = target, holder.name if holder else ""
             order = LoadVersion(
                 version=target,
@@ -47,7 +50,7 @@ def order_loads(
 
 
 def _nearest_holder(
-    state: ControllerState, newcomer: ReplicaState, target: int
+    state: ControllerState, newcomer: ReplicaState, target: int, now: float
 ) -> ReplicaState | None:
     """Return who else has the version: of the same machine if there is one, each in its turn."""
     if newcomer.has_loaded or newcomer.failed_loads:
@@ -55,7 +58,10 @@ def _nearest_holder(
     holders = [
         replica
         for replica in state.rollouts()
-        if replica.endpoints and replica.version == target and not replica.leaving
+        if replica.endpoints
+        and replica.version == target
+        and not replica.leaving
+        and now - replica.seen_s < _LIVELY_S
     ]
     near = [replica for replica in holders if replica.host == newcomer.host]
     found = near or holders
