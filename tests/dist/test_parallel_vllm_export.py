@@ -1,4 +1,4 @@
-"""vLLM serves what ranks export that have trained, with transformers' log-probs of every token."""
+"""vLLM serves what ranks have trained and exported, with transformers' log-probs of all tokens."""
 
 import json
 import os
@@ -15,23 +15,25 @@ from seeing import can_cut_pictures, seeing_environment
 
 pytest.importorskip("vllm")
 
-# one engine after the other in one process: importing vLLM is most of the time, for which it does
-# not wait for the exports. The kernel that turns queries on CPUs takes the distance of heads for
-# that of tokens where queries have three dimensions, as in latent attention, so that the form in
-# torch's own operations is used.
+# Importing vLLM is most of the time: it does not wait for the exports, and every engine is forked
+# from the process that has done it. What was imported is frozen there, as vLLM has Python's
+# collector go through everything several times for an engine. The kernel that turns queries on CPUs
+# takes the distance of heads for that of tokens where queries have three dimensions, as in latent
+# attention, so that the form in torch's own operations is used.
 SERVE = """
-import gc, json, pathlib, sys
+import gc, json, multiprocessing, os, pathlib, sys
 gc.disable()
 sys.path.insert(0, sys.argv[1])
 import torch
 from PIL import Image
 from vllm import LLM, SamplingParams
+from vllm.v1.engine import core
+from vllm.v1.worker import cpu_worker
 # vLLM reads attributes of every module there is to find kernels, and those of llvmlite have none
 sys.modules |= dict.fromkeys(("numba", "llvmlite"))
 from vllm_families import register_here
-gc.freeze()
-gc.enable()
-for name, path, prompts in json.loads(sys.stdin.read()):
+
+def serve(name, path, prompts):
     folder = pathlib.Path(path)
     register_here(folder)
     held = json.loads((folder.parent / "held.json").read_text())
@@ -61,18 +63,24 @@ for name, path, prompts in json.loads(sys.stdin.read()):
         ]
         tables.append(torch.tensor(rows))
     torch.save(tables, folder.parent / "served.pt")
-    engine.llm_engine.engine_core.shutdown()
+    os._exit(0)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("fork")
+    gc.freeze()
+    for order in json.loads(sys.stdin.read()):
+        engine = context.Process(target=serve, args=order)
+        engine.start()
+        engine.join()
+        if engine.exitcode:
+            sys.exit(f"{order[0]} is not served")
 """
-# who divides what: every family that is named in the README under ranks that each hold a part
-LAYOUTS: dict[str, tuple[dict[str, int], tuple[str, ...]]] = {
-    "pp2": ({"pp": 2}, ("llama-2",)),
-    "tp2": ({"tp": 2}, ("llama-3", "qwen2")),
-    "ep2": ({"ep": 2}, ("qwen3_moe", "moonlight")),
-    "fsdp2": (
+# who trains what: every family that is named in the README is divided between two ranks
+LAYOUTS: dict[str, tuple[int, dict[str, int], tuple[str, ...]]] = {
+    "alone": (
+        1,
         {},
         (
-            "qwen3",
-            "qwen2_5_vl",
             "deepseek_v3",
             "gpt_oss",
             "gemma2",
@@ -83,8 +91,12 @@ LAYOUTS: dict[str, tuple[dict[str, int], tuple[str, ...]]] = {
             "kimi_k25",
         ),
     ),
+    "pp2": (2, {"pp": 2}, ("llama-2",)),
+    "tp2": (2, {"tp": 2}, ("llama-3", "qwen2")),
+    "ep2": (2, {"ep": 2}, ("qwen3_moe", "moonlight")),
+    "fsdp2": (2, {}, ("qwen3", "qwen2_5_vl")),
 }
-FAMILIES = [family for _, families in LAYOUTS.values() for family in families]
+FAMILIES = [family for *_, families in LAYOUTS.values() for family in families]
 HERE = Path(__file__).parent
 
 
@@ -124,14 +136,14 @@ def serving(tmp_path_factory) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory, asked, serving) -> Path:
-    """Train and export the families that are asked for, on two ranks each."""
+    """Train and export the families that are asked for."""
     directory = tmp_path_factory.mktemp("exports")
     for family in asked:
         (directory / family).mkdir()
     cases: list[dict[str, Any]] = [{"name": "originals", "num_ranks": 1, "families": asked}]
-    for name, (degrees, all_families) in LAYOUTS.items():
+    for name, (num_ranks, degrees, all_families) in LAYOUTS.items():
         families = [family for family in all_families if family in asked]
-        case = {"name": name, "num_ranks": 2, "degrees": degrees, "families": families}
+        case = {"name": name, "num_ranks": num_ranks, "degrees": degrees, "families": families}
         cases += [case] if families else []
     given = "".join(json.dumps(case) + "\n" for case in cases)
     run_tree(HERE / "export_ranks.py", directory, deadline_s=400, given=given)
@@ -169,7 +181,7 @@ EACH = [
 @pytest.mark.slow
 @pytest.mark.parametrize("family", EACH)
 def test_an_export_has_the_weights_that_ranks_have_trained(exported, family):
-    layout = next(name for name, (_, families) in LAYOUTS.items() if family in families)
+    layout = next(name for name, (*_, families) in LAYOUTS.items() if family in families)
     ranks, alone = json.loads((exported / f"{layout}.json").read_text())["steps"][family]
     assert ranks == pytest.approx(alone, rel=1e-4)
     said = torch.load(exported / family / "said.pt")
