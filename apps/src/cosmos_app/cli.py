@@ -101,7 +101,8 @@ def run(  # noqa: PLR0913, click hands every option over by name
       cosmos-app run configs/sft.toml data.path=my.jsonl model.path=my-hf-model
       cosmos-app run configs/quickstart.toml --resume
 
-    Exit codes: 0 done, 1 the run failed, 2 the recipe or its files are wrong, 3 stopped early.
+    Exit codes: 0 done, 1 the run failed, 2 the recipe or its files are wrong, 3 stopped early, 130
+    killed by a second Ctrl-C.
     """  # noqa: D301, click wants the character itself
     from cosmos_app.clusters.submit import run_elsewhere
     from cosmos_app.dashboard.server import check_address
@@ -145,8 +146,8 @@ def check(recipe: Path, overrides: tuple[str, ...], *, as_json: bool, whole: boo
 
     A Redis server of one's own (bus.url) is asked whether it would keep the run.
 
-    Exit codes: 0 the recipe can run, 1 its Redis server would lose the run, 2 the recipe or its
-    files are wrong.
+    Exit codes: 0 the recipe can run, 1 its Redis server refuses the password or would lose the run,
+    2 the recipe or its files are wrong.
     """
     from cosmos_app.check import check_recipe
     from cosmos_app.given.check import check_given

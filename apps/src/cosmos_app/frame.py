@@ -54,6 +54,7 @@ from cosmos_core.rundir import (
 _RUN_MARKER = "run.json"
 _LAST_METRICS_S = 30.0
 _LOOK_S = 0.05
+_KILL_GRACE_S = 5.0
 NO_CHECKPOINT = (
     "[yellow]the run was stopped before its first checkpoint: it begins again at step 0[/]"
 )
@@ -241,7 +242,7 @@ class RunFrame:
         """Nothing is started yet; ``preloaded`` fork what they take of the run's processes."""
         self.supervisor = Supervisor(self._on_incident, preloaded)
         self._presses = Presses()
-        self._is_open = False
+        self._is_open = self._is_killed = False
         self._recipe = recipe
         self._run = run
         self._console = console
@@ -280,7 +281,10 @@ class RunFrame:
                     yield bus
                 finally:
                     self._is_open = False
-                    await self.supervisor.stop(self._recipe.launch.stop_grace_s)
+                    grace_s = self._recipe.launch.stop_grace_s
+                    await self.supervisor.stop(
+                        min(grace_s, _KILL_GRACE_S) if self._is_killed else grace_s
+                    )
                     with contextlib.suppress(BusError):
                         await bus.forget_payloads()
 
@@ -357,6 +361,7 @@ class RunFrame:
                 stopping.append(asyncio.ensure_future(self._answers.stop()))
                 self._say("[bold]stopping after the step in hand; Ctrl-C again kills[/]")
             elif self._presses.kills(signum):
+                self._is_killed = True
                 task.cancel()
 
         stopping: list[asyncio.Future[None]] = []

@@ -36,6 +36,8 @@ from cosmos_app.devices import needs_of, placement_lines, require_devices, visib
 from cosmos_app.ended import require_all_done
 from cosmos_app.failing import tell_failures
 from cosmos_app.frame import NO_CHECKPOINT, Answers, RunFrame, hand_in, open_run
+from cosmos_app.given_server import require_server
+from cosmos_app.hung import end_hung
 from cosmos_app.preloaded import Preloaded, preloading
 from cosmos_app.prepare import (
     RunFiles,
@@ -67,6 +69,7 @@ async def run_recipe(recipe: Recipe, *, resume: bool, as_json: bool) -> int:
         RunExistsError: if the output directory holds a run and ``resume`` was not asked for.
         NothingToResumeError: if it holds none and it was.
         DataError: if data or model cannot be used, or this machine has too few GPUs.
+        BusError: if the recipe's Redis server cannot be used.
         ChildFailedError: if a process could not be kept alive.
         UnusablePromptsError: if none of the prompts could be sampled.
         InterruptedRunError: after a clean stop before the last step.
@@ -74,6 +77,7 @@ async def run_recipe(recipe: Recipe, *, resume: bool, as_json: bool) -> int:
     console = Console(stderr=as_json)
     async with preloading(shared_by_replicas(recipe), environment(recipe)) as preloaded:
         check_inputs(recipe)
+        await require_server(recipe.bus)
         if not recipe.launch.external:
             _tell_devices(recipe, console)
         with open_run(recipe, console, resume=resume) as run:
@@ -177,6 +181,7 @@ class Launch:
         beside = [
             asyncio.create_task(announce_dashboard(self._run, say)),
             asyncio.create_task(tell_failures(bus, say)),
+            asyncio.create_task(end_hung(bus, self._supervisor, self._recipe.launch.hung_s, say)),
         ]
         if not is_external:
             spec_of = functools.partial(replica_spec, self._recipe, self._run)

@@ -194,6 +194,8 @@ class LaunchConfig:
         standbys: controllers that wait to take over from the one that has the lease.
         external: policy and rollout replicas are started by somebody else, such as SLURM, and join
             when the run is there.
+        hung_s: a replica that lost its lease, ``bus.lease_s`` without progress, and does not come
+            back for so long is killed, and started again; in runs with rollouts on one machine.
         stop_grace_s: time for a clean stop before processes are killed.
         preload: replicas of one process are forked from one that has imported what they need, so
             that they begin at once, also after a death, and share its memory.
@@ -202,11 +204,12 @@ class LaunchConfig:
     restarts: int = 3
     standbys: int = 0
     external: bool = False
+    hung_s: float = 120.0
     stop_grace_s: float = 60.0
     preload: bool = True
 
     def __post_init__(self) -> None:
-        require_at_least(self, {"restarts": 0, "standbys": 0, "stop_grace_s": 0})
+        require_at_least(self, {"restarts": 0, "standbys": 0, "hung_s": 0, "stop_grace_s": 0})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

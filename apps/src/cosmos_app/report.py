@@ -55,6 +55,8 @@ class RunReport:
         publish_ms: time training stood still per publication, for its snapshot: median, maximum.
         served_s: seconds from a publication until a replica sampled with it, which finishes a
             load in hand first: median and maximum over replicas and versions.
+        first_group_s: seconds from when a rollout replica joined until it had finished a group:
+            median and maximum over all that joined.
         num_loads: weight versions committed by rollout replicas.
         staleness: mean and maximum of (training version - oldest token's version) over groups.
         mismatch: mean |log p_train - log p_rollout| per token: of tokens sampled by the version
@@ -83,6 +85,7 @@ class RunReport:
     transfer_ms: tuple[float, float]
     publish_ms: tuple[float, float]
     served_s: tuple[float, float]
+    first_group_s: tuple[float, float]
     num_loads: int
     staleness: tuple[float, float]
     mismatch: tuple[float, float]
@@ -189,6 +192,7 @@ def build_report(records: Sequence[MetricRecord], outcome: Outcome) -> RunReport
         transfer_ms=_median_and_max(transfers),
         publish_ms=_median_and_max([1e3 * s for s in _values(records, "policy", "publish_s")]),
         served_s=_median_and_max(_values(records, "rollout", "served_s")),
+        first_group_s=_median_and_max(_values(records, "rollout", "first_group_s")),
         num_loads=len(stalls),
         staleness=(
             _mean(_values(records, "controller", "staleness_mean")),
@@ -254,6 +258,10 @@ def _numbers(report: RunReport) -> Table:
         (
             "weights served after",
             f"median {report.served_s[0]:.2f} s, max {report.served_s[1]:.2f} s",
+        ),
+        (
+            "rollouts' first group after joining",
+            f"median {report.first_group_s[0]:.2f} s, max {report.first_group_s[1]:.2f} s",
         ),
         ("staleness in versions", f"mean {staleness_mean:.2f}, max {staleness_max:.0f}"),
         ("responses over a version switch", f"{report.switched:.1%}"),

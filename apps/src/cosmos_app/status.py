@@ -144,13 +144,19 @@ def draw_status(status: Mapping[str, Any], now_s: float) -> Group:
     age_s = now_s - status["time_s"]
     if "values" in status:
         return _draw_steps(status, age_s)
-    replicas = Table("replica", "role", "version", "silent for", "")
+    replicas = Table("replica", "role", "version", "silent for", "first group after", "")
     known: Mapping[str, Any] = status.get("replicas", {})
     for name in sorted(known, key=by_number):
         replica = known[name]
         state = "leaving" if replica.get("leaving") else replica.get("last_failure", "")
+        first_s = replica.get("first_group_s")
         replicas.add_row(
-            name, replica["role"], str(replica["version"]), f"{replica['silent_s']:.1f} s", state
+            name,
+            replica["role"],
+            str(replica["version"]),
+            f"{replica['silent_s']:.1f} s",
+            "" if first_s is None else f"{first_s:.1f} s",
+            state,
         )
     books = status.get("books", {})
     lines = [
@@ -161,6 +167,10 @@ def draw_status(status: Mapping[str, Any], now_s: float) -> Group:
     for role, key in (("rollout", "wanted_rollouts"), ("policy", "wanted_policies")):
         if (wanted := status.get(key, -1)) >= 0:
             lines.append(Text(f"{role} replicas wanted: {wanted}"))
+    lines.extend(
+        Text(f"{name} lost its lease {for_s:.0f} s ago, without progress", style="yellow")
+        for name, for_s in status.get("silent", {}).items()
+    )
     refused = status.get("refused", {}).values()
     lines.extend(Text(f"refused: {reason}", style="red") for reason in refused)
     if status.get("stopping") and not status.get("finished"):

@@ -57,7 +57,7 @@ class Incident:
         time_s: wall clock, seconds since the epoch.
         name: which child.
         pid: its process id.
-        how: "signal 9 (SIGKILL)" or "exit code 1".
+        how: "signal 9 (SIGKILL)" or "exit code 1", with ", as it hung" if it was killed for that.
         outcome: what was done about it.
     """
 
@@ -142,6 +142,8 @@ class Supervisor:
         self._groups: dict[str, str] = {}
         self._dismissed: set[str] = set()
         self._recycled: set[str] = set()
+        self._hung: set[int] = set()
+        self._began_s: dict[str, float] = {}
         self._stopping = False
 
     def start(self, spec: ChildSpec) -> None:
@@ -204,18 +206,35 @@ class Supervisor:
         signal_session(pid, signal.SIGKILL)
         return True
 
+    def end_hung(self, name: str, since_s: float) -> None:
+        """Kill a child that hangs; it is started again like one that died.
+
+        Args:
+            name: of the child; whoever is not running here is none.
+            since_s: since when, in seconds since the epoch; one begun after that is another.
+        """
+        pid = self.pid(name)
+        if pid is not None and self._began_s[name] < since_s:
+            self._hung.add(pid)
+            signal_session(pid, signal.SIGKILL)
+
     async def stop(self, grace_s: float) -> None:
-        """End every child: SIGTERM, then SIGKILL to its whole session after ``grace_s``."""
+        """End every child: SIGTERM, then SIGKILL to its whole session after ``grace_s``.
+
+        Who is cancelled meanwhile kills them at once.
+        """
         self._stopping = True
         running = [p for p in self._processes.values() if p.returncode is None]
         for process in running:
             signal_session(process.pid, signal.SIGTERM)
         deadline = time.monotonic() + grace_s
-        for process in running:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), max(0.05, deadline - time.monotonic()))
-        for process in self._processes.values():
-            signal_session(process.pid, signal.SIGKILL)
+        try:
+            for process in running:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(process.wait(), max(0.05, deadline - time.monotonic()))
+        finally:
+            for process in self._processes.values():
+                signal_session(process.pid, signal.SIGKILL)
         for process in running:
             await process.wait()
         for task in self._tasks.values():
@@ -257,7 +276,7 @@ class Supervisor:
             time_s=time.time(),
             name=spec.name,
             pid=pid,
-            how=describe_exit(returncode),
+            how=describe_exit(returncode) + (", as it hung" if pid in self._hung else ""),
             outcome="restarted" if restarts else given_up,
         )
         self.incidents.append(incident)
@@ -285,6 +304,7 @@ class Supervisor:
     async def _spawn(self, spec: ChildSpec) -> Process:
         spec.log.parent.mkdir(parents=True, exist_ok=True)
         environment = {**os.environ, **as_parent(), **spec.environment}
+        self._began_s[spec.name] = time.time()
         self._processes[spec.name] = process = await self._forked(spec, environment) or (
             await _started(spec, environment)
         )

@@ -311,3 +311,47 @@ async def test_the_last_of_a_group_ends_it(tmp_path: Path) -> None:
     supervisor.start(_member(tmp_path, "rollout-1", "import sys; sys.exit(1)"))
     with pytest.raises(ChildFailedError, match="rollout-1 died"):
         await supervisor.wait(["rollout-1"])
+
+
+async def test_a_child_that_hangs_is_killed_and_started_again_unless_it_has_begun_since(
+    tmp_path: Path,
+) -> None:
+    starts = tmp_path / "starts"
+    supervisor = Supervisor(_ignore)
+    code = f"import time; open({str(starts)!r}, 'a').write('.'); time.sleep(60)"
+    supervisor.start(_spec(tmp_path, code, restarts=1))
+    await _until(lambda: starts.exists() and bool(starts.read_text()))
+    pid = supervisor.pid("child")
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    since_s = time.time()
+    supervisor.end_hung("somebody else's", since_s)
+    supervisor.end_hung("child", since_s - 3600.0)
+    assert is_alive(pid)
+    supervisor.end_hung("child", since_s)
+    await _until(lambda: len(starts.read_text()) == 2)
+    supervisor.end_hung("child", since_s)
+    (incident,) = supervisor.incidents
+    assert (incident.pid, incident.how) == (pid, "signal 9 (SIGKILL), as it hung")
+    assert incident.outcome == "restarted"
+    await supervisor.stop(grace_s=5.0)
+    assert len(supervisor.incidents) == 1
+    assert not is_alive(pid)
+
+
+async def test_who_is_cancelled_while_children_are_stopped_kills_them_at_once(
+    tmp_path: Path,
+) -> None:
+    ready = tmp_path / "ready"
+    supervisor = Supervisor(_ignore)
+    code = (
+        "import pathlib, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        f"pathlib.Path({str(ready)!r}).touch(); time.sleep(60)"
+    )
+    supervisor.start(_spec(tmp_path, code))
+    await _until(ready.exists)
+    pid = supervisor.pid("child")
+    assert pid is not None
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(supervisor.stop(grace_s=60.0), 0.5)
+    await _until(lambda: not is_alive(pid))

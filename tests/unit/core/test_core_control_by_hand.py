@@ -5,8 +5,20 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from cosmos_core.control import Controller, ControllerConfig, StalenessConfig
-from cosmos_core.messages import ReplicaJoined, VersionPublished, decode_event
+from cosmos_core.control import Controller, ControllerConfig, StalenessConfig, ValidationPlan
+from cosmos_core.messages import (
+    Generate,
+    GroupFinished,
+    GroupId,
+    LoadVersion,
+    Progress,
+    ReplicaJoined,
+    ReplicaLeft,
+    SampleRef,
+    Tick,
+    VersionPublished,
+    decode_event,
+)
 
 
 @pytest.mark.parametrize(
@@ -41,3 +53,74 @@ def test_weights_that_nobody_serves_are_what_is_waited_for() -> None:
 def test_a_run_that_would_drop_every_group_is_refused() -> None:
     with pytest.raises(ValueError, match="every group would be dropped; want 2 samples or more"):
         ControllerConfig(num_steps=1, groups_per_step=1, samples_per_group=1, drop_zero_signal=True)
+
+
+def answer(order: Generate, replica: str) -> GroupFinished:
+    samples = tuple(
+        SampleRef(sibling=i, status="completed", key=f"{order.group}.{i}", num_tokens=1)
+        for i in range(order.num_samples)
+    )
+    return GroupFinished(replica=replica, group=order.group, attempt=order.attempt, samples=samples)
+
+
+def joined(*rollouts: str, validation: ValidationPlan | None = None) -> Controller:
+    """Return a controller of a policy replica p, and of rollouts with a slot each."""
+    controller = Controller(
+        ControllerConfig(
+            num_steps=9,
+            groups_per_step=1,
+            samples_per_group=2,
+            validation=validation or ValidationPlan(),
+            lease_s=10.0,
+            first_lease_s=20.0,
+        )
+    )
+    p = ReplicaJoined(replica="p", role="policy", endpoints=("here",), incarnation="p1")
+    controller.handle(p, 0.0)
+    for name in rollouts:
+        controller.handle(ReplicaJoined(replica=name, role="rollout", slots=1), 0.0)
+    return controller
+
+
+def test_who_lost_the_lease_is_named_until_it_joins_again_or_is_known_to_have_ended() -> None:
+    controller = joined("a", "b")
+    controller.handle(Tick(), 20.0)
+    assert controller.status(20.0)["silent"] == {}
+    controller.handle(Progress(replica="p", count=1), 20.0)
+    controller.handle(Tick(), 23.0)
+    assert controller.status(25.0)["silent"] == {"a": 2.0, "b": 2.0}
+    assert controller.waiting_for(25.0) == (
+        "a rollout replica to join; a lost its lease 2.0 s ago, without progress; "
+        "b lost its lease 2.0 s ago, without progress"
+    )
+    controller.handle(ReplicaJoined(replica="a", role="rollout", slots=1), 26.0)
+    controller.handle(ReplicaLeft(replica="b", reason="signal 9 (SIGKILL)"), 26.0)
+    assert controller.status(26.0)["silent"] == {}
+    controller.handle(Tick(), 40.0)
+    assert controller.waiting_for(41.0) == (
+        "1 of 1 policy replicas to join; p lost its lease 1.0 s ago, without progress"
+    )
+
+
+def test_the_first_group_of_a_replica_is_timed_from_when_it_joined() -> None:
+    controller = joined()
+    orders = controller.handle(ReplicaJoined(replica="a", role="rollout", slots=1), 3.0)
+    assert controller.status(4.0)["replicas"]["a"]["first_group_s"] is None
+    for now in (5.0, 9.0):
+        ((_, order),) = [(n, o) for n, o in orders if isinstance(o, Generate)]
+        orders = controller.handle(answer(order, "a"), now)
+    assert controller.status(9.0)["replicas"]["a"]["first_group_s"] == 2.0
+    assert controller.status(9.0)["replicas"]["p"]["first_group_s"] is None
+
+
+def test_a_validation_holds_only_who_answers_it_back_from_newer_weights() -> None:
+    controller = joined("a", "b", validation=ValidationPlan(num_prompts=1))
+    opened = controller.state.round
+    assert opened is not None
+    (busy,) = opened.given.values()
+    (free,) = {"a", "b"} - {busy}
+    orders = controller.handle(VersionPublished(replica="p", version=1), 2.0)
+    assert [name for name, order in orders if isinstance(order, LoadVersion)] == [free]
+    ask = Generate(group=GroupId("validation", 0, 0), attempt=0, num_samples=1)
+    orders = controller.handle(answer(ask, busy), 3.0)
+    assert [name for name, order in orders if isinstance(order, LoadVersion)] == [busy]

@@ -30,6 +30,7 @@ from cosmos_app.given.files import check_inputs, checkpoints_of, prepare_model
 from cosmos_app.given.modules import learners
 from cosmos_app.given.recipe import GivenRecipe
 from cosmos_app.given.stop_file import ask_to_stop, forget_stop
+from cosmos_app.given_server import require_server
 from cosmos_app.output import from_to, print_facts
 from cosmos_app.preloaded import Preloaded, preloading
 from cosmos_app.report import median
@@ -83,6 +84,7 @@ async def run_given_recipe(recipe: GivenRecipe, *, resume: bool, as_json: bool) 
         NothingToResumeError: if it holds none and it was.
         DataError: if the model cannot be used, or this machine has too few GPUs.
         ParallelError: if the data cannot be used, or the model not be divided as the recipe says.
+        BusError: if the recipe's Redis server cannot be used.
         ChildFailedError: if a process could not be kept alive.
         InterruptedRunError: after a clean stop before the last step.
     """
@@ -90,6 +92,7 @@ async def run_given_recipe(recipe: GivenRecipe, *, resume: bool, as_json: bool) 
     surroundings = training_environment(recipe.policy)
     async with preloading([learners(recipe)], surroundings) as preloaded:
         num_rows = check_inputs(recipe)
+        await require_server(recipe.bus)
         require_devices(needs_of_policies(recipe.policy), len(visible_devices()))
         with open_run(recipe, console, resume=resume) as run:
             parameters = prepare_model(recipe, run)

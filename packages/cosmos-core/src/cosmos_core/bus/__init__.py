@@ -5,6 +5,7 @@ from cosmos_core.bus.code_version import code_version
 from cosmos_core.bus.connection import Bus
 from cosmos_core.bus.errors import (
     BusError,
+    BusPasswordError,
     BusRefusedError,
     BusUnreachableError,
     CodeVersionError,
@@ -24,6 +25,7 @@ from cosmos_core.bus.server import RedisServer
 __all__ = [
     "Bus",
     "BusError",
+    "BusPasswordError",
     "BusRefusedError",
     "BusUnreachableError",
     "CodeVersionError",

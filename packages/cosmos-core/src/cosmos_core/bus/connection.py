@@ -12,6 +12,7 @@ from cosmos_core.bus.channel import ReplicaChannel
 from cosmos_core.bus.code_version import code_version
 from cosmos_core.bus.errors import (
     BusError,
+    BusPasswordError,
     BusRefusedError,
     BusUnreachableError,
     PayloadMissingError,
@@ -96,7 +97,8 @@ class Bus:
                 minute, and half a day for the disk, unless told.
 
         Raises:
-            BusUnreachableError: if it does not answer or refuses the password, or the URL is none.
+            BusPasswordError: if it refuses the password, or wants one.
+            BusUnreachableError: if it does not answer, or the URL is none.
             BusRefusedError: if it has no such database.
         """
         try:
@@ -155,7 +157,7 @@ class Bus:
             try:
                 return await _cancellable(request(self._client))
             except _REFUSED as error:
-                raise BusUnreachableError(
+                raise BusPasswordError(
                     f"Redis at {self.address} refuses us: {error}; "
                     "give the password in the URL, redis://:PASSWORD@HOST:PORT"
                 ) from error

@@ -11,6 +11,10 @@ class BusUnreachableError(BusError, ConnectionError):
     """Raised when Redis does not answer within the patience of a call, or refuses the password."""
 
 
+class BusPasswordError(BusUnreachableError):
+    """Raised when Redis refuses the password, or wants one and was given none."""
+
+
 class BusRefusedError(BusError):
     """Raised when Redis answers, but does not do what it is asked: no memory, no disk, read-only.
 

@@ -172,6 +172,7 @@ class Controller:
             case Tick():
                 for name in self._replicas.silent(now):
                     self._lose(name, "silent")
+                    self.state.silent[name] = now
                 self._replicas.wake(now)
                 self._behind.update(self.state.replicas)
             case StopRequested():
@@ -180,6 +181,8 @@ class Controller:
                 ask(self.state, self.config, event)
             case ReplicaJoined():
                 self._join(event, now)
+            case ReplicaLeft():
+                self._lose(event.replica, event.reason)
             case _:
                 replica = self.state.replicas.get(event.replica)
                 if replica is not None:
@@ -205,8 +208,6 @@ class Controller:
                 self._loaded(replica, event, now)
             case CheckpointSaved():
                 self._ending.hear(replica, event)
-            case ReplicaLeft():
-                self._lose(replica.name, event.reason)
             case _:
                 pass
 
@@ -247,6 +248,7 @@ class Controller:
         self._replicas.note_answer(replica, event, now)
         if event.group.source == rounds.SOURCE:
             self._rounds.take_in(event)
+            self._behind.add(replica.name)
             if isinstance(event, GroupFinished):
                 self._groups.discard(event.samples)
             return
@@ -350,7 +352,7 @@ class Controller:
         """Look only at replicas for which something has changed, and at all of them with a tick."""
         if self._behind:
             behind, self._behind = sorted(self._behind), set[str]()
-            orders = order_loads(self.state, behind, now, self._rounds.pins)
+            orders = order_loads(self.state, behind, now, self._rounds.pins())
             self._commands.extend(orders)
 
     # ---------------------------------------------------------------- what follows
@@ -362,13 +364,12 @@ class Controller:
             self._ending.finish_if_done()
             return
         if not self.state.stopping:
-            train = self._steps.form(now)
-            if train is not None:
+            if self._steps.form(now) is not None:
                 self._commands.extend(self._steps.orders(self.state.policies()))
-            had_round = self.state.round is not None
+            pinned_all = self._rounds.pins_all
             self._rounds.open_if_due(now)
             self._commands.extend(self._rounds.give_out())
-            if had_round and self.state.round is None:
+            if pinned_all and not self._rounds.pins_all:
                 self._behind.update(self.state.replicas)
             self._commands.extend(dismiss(self.state, self._replicas))
             self._give_out(now)

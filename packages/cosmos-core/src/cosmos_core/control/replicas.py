@@ -49,9 +49,11 @@ class ReplicaTable:
             seat=counters.replicas_joined,
             seen_s=now,
             host=event.host,
+            joined_s=now,
             published=event.version if event.role == "policy" else UNKNOWN_VERSION,
         )
         counters.replicas_joined += 1
+        self._state.silent.pop(replica.name, None)
         self._state.replicas[replica.name] = replica
         if replica.role == "policy":
             self._state.policy_names.append(replica.name)
@@ -60,7 +62,8 @@ class ReplicaTable:
         return replica
 
     def remove(self, name: str) -> ReplicaState | None:
-        """Forget a replica."""
+        """Forget a replica, and that it was silent."""
+        self._state.silent.pop(name, None)
         if name in self._state.policy_names:
             self._state.policy_names.remove(name)
         replica = self._state.replicas.pop(name, None)
@@ -112,6 +115,8 @@ class ReplicaTable:
         """
         reason = _failure_of(event)
         if not reason:
+            if replica.first_group_s < 0:
+                replica.first_group_s = now - replica.joined_s
             if replica.failures:
                 replica.failures, replica.resting, replica.last_failure = 0, False, ""
                 self._enter(replica)

@@ -1,11 +1,12 @@
 """Validation rounds: held-out prompts, each round answered by exactly one weight version.
 
-While a round is open, the replicas that hold its version are not told to load another one. If the
-last of them is gone, the round starts again with the version that others hold.
+While a prompt of a round is yet to be given out, the replicas that hold its version are not told to
+load another one; after that, those that answer. If the last of them is gone, the round starts again
+with the version that others hold.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cosmos_core.control.config import ControllerConfig
 from cosmos_core.control.replicas import ReplicaTable
@@ -55,9 +56,20 @@ class Rounds:
             return False
         return not self._is_done(self._num_steps)
 
-    def pins(self, replica: ReplicaState) -> bool:
-        """Tell whether a replica must keep its version until the open round is over."""
-        return self._state.round is not None and replica.version == self._state.round.version
+    @property
+    def pins_all(self) -> bool:
+        """Whether every replica of the open round's version may yet be asked something of it."""
+        return self._state.round is not None and bool(self._state.round.waiting)
+
+    def pins(self) -> Callable[[ReplicaState], bool]:
+        """Return what tells of a replica whether it must keep its version for the open round."""
+        opened = self._state.round
+        if opened is None:
+            return lambda _: False
+        if opened.waiting:
+            return lambda replica: replica.version == opened.version
+        answering = set(opened.given.values())
+        return lambda replica: replica.name in answering
 
     # ---------------------------------------------------------------- changing
 

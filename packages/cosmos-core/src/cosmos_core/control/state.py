@@ -50,6 +50,7 @@ class ReplicaState(msgspec.Struct, kw_only=True):
     ``last_failure`` names the last. ``failed_loads`` counts loads of weights that failed since the
     last that did not, and ``load_failure`` names the last. ``leaving`` says that it is given
     nothing more, ``dismissed`` that it was told to stop.
+    ``first_group_s`` is how long after it joined the first group came of it; -1 before.
     """
 
     name: str
@@ -61,6 +62,8 @@ class ReplicaState(msgspec.Struct, kw_only=True):
     seat: int
     seen_s: float
     host: str = ""
+    joined_s: float = 0.0
+    first_group_s: float = -1.0
     worked: bool = False
     busy: int = 0
     loading: int = UNKNOWN_VERSION
@@ -195,6 +198,7 @@ class ControllerState(msgspec.Struct, kw_only=True):
     ``lineage_from``: versions after it may have existed twice; a number alone does not identify
     them. ``wanted_rollouts`` and
     ``wanted_policies``: how many replicas somebody asked for while the run went on; -1 if nobody
+    did. ``silent``: replicas that have lost their lease and were not heard of since, and when they
     did. ``stop`` is the cut that a run ends with, ``stop_saved`` whether a checkpoint holds it.
     """
 
@@ -202,6 +206,7 @@ class ControllerState(msgspec.Struct, kw_only=True):
     next_ordinal: int = 0
     groups: dict[int, GroupState] = msgspec.field(default_factory=dict)
     replicas: dict[str, ReplicaState] = msgspec.field(default_factory=dict)
+    silent: dict[str, float] = msgspec.field(default_factory=dict)
     policy_names: list[str] = msgspec.field(default_factory=list)
     training: StepState | None = None
     idle_since_s: float = 0.0

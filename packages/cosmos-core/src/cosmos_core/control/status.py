@@ -11,6 +11,7 @@ from cosmos_core.control.config import ControllerConfig
 from cosmos_core.control.state import FAILURES_ALLOWED, ControllerState
 
 _MOST_REPLICAS = 100
+_MOST_NAMED = 3
 
 
 def status_of(
@@ -37,6 +38,7 @@ def status_of(
         "last_step": msgspec.to_builtins(state.last_step),
         "validations": {str(r.version): msgspec.to_builtins(r) for r in state.rounds_done},
         "num_replicas": len(state.replicas),
+        "silent": {name: now - since_s for name, since_s in state.silent.items()},
         "replicas": {
             replica.name: {
                 "role": replica.role,
@@ -50,6 +52,7 @@ def status_of(
                 "failed_loads": replica.failed_loads,
                 "load_failure": replica.load_failure,
                 "silent_s": now - replica.seen_s,
+                "first_group_s": replica.first_group_s if replica.first_group_s >= 0 else None,
             }
             for replica in list(state.replicas.values())[:_MOST_REPLICAS]
         },
@@ -86,11 +89,11 @@ def _end(state: ControllerState, config: ControllerConfig, now: float) -> str:
 
 
 def _policies(state: ControllerState, config: ControllerConfig, now: float) -> str:
-    del now
     policies = state.policies()
     missing = config.policies_needed - len(policies)
     if missing > 0:
-        return f"{missing} of {config.policies_needed} policy replicas to join"
+        said = f"{missing} of {config.policies_needed} policy replicas to join"
+        return f"{said}{_silent(state, now)}"
     held = {policy.version for policy in policies}
     if state.training is None and held != {state.step} and not config.min_policies:
         found = ", ".join(f"{policy.name} at version {policy.version}" for policy in policies)
@@ -108,10 +111,19 @@ def _step(state: ControllerState, config: ControllerConfig, now: float) -> str:
 
 
 def _rollouts(state: ControllerState, config: ControllerConfig, now: float) -> str:
-    del config, now
+    del config
     if state.wanted_rollouts == 0:
         return "somebody to want a rollout replica again, by 'cosmos-app scale'"
-    return "" if state.rollouts() else "a rollout replica to join"
+    return "" if state.rollouts() else f"a rollout replica to join{_silent(state, now)}"
+
+
+def _silent(state: ControllerState, now: float) -> str:
+    """Name who may hang."""
+    names = sorted(state.silent)[:_MOST_NAMED]
+    return "".join(
+        f"; {name} lost its lease {now - state.silent[name]:.1f} s ago, without progress"
+        for name in names
+    )
 
 
 def _failing(state: ControllerState, config: ControllerConfig, now: float) -> str:
