@@ -19,7 +19,8 @@ class ValidationConfig:
         max_new_tokens: longest answer; 0 for that of ``rollout.sampling``.
         before: validate the first weights.
         after: validate the last weights.
-        every: steps between validations in between; 0 for none.
+        every: steps between validations in between, which training does not wait for; 0 for none.
+            One that falls due while another is answered is left out.
     """
 
     prompts: int = 0

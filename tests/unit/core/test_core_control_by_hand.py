@@ -111,6 +111,11 @@ def test_the_first_group_of_a_replica_is_timed_from_when_it_joined() -> None:
         orders = controller.handle(answer(order, "a"), now)
     assert controller.status(9.0)["replicas"]["a"]["first_group_s"] == 2.0
     assert controller.status(9.0)["replicas"]["p"]["first_group_s"] is None
+    ((_, order),) = [(n, o) for n, o in orders if isinstance(o, Generate)]
+    controller.handle(ReplicaJoined(replica="a", role="rollout", slots=1), 10.0)
+    controller.handle(answer(order, "a"), 10.0)
+    told = controller.status(10.0)["replicas"]["a"]["first_group_s"]
+    assert told is None, "what it was given before it joined again"
 
 
 def test_a_validation_holds_only_who_answers_it_back_from_newer_weights() -> None:

@@ -254,7 +254,7 @@ class Controller:
             return
         group = self._groups.answered(event)
         if group is not None:
-            self._replicas.occupy(replica, -1)
+            self._replicas.take_back(replica, event, now)
         if isinstance(event, GroupFailed):
             if group is not None:
                 self._groups.give_up(group, event)

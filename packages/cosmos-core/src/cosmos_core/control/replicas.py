@@ -76,6 +76,14 @@ class ReplicaTable:
         replica.busy += change
         self._enter(replica)
 
+    def take_back(
+        self, replica: ReplicaState, event: GroupFinished | GroupFailed, now: float
+    ) -> None:
+        """Note that a replica has answered for one group it held, and after how long first."""
+        if isinstance(event, GroupFinished) and replica.first_group_s < 0:
+            replica.first_group_s = now - replica.joined_s
+        self.occupy(replica, -1)
+
     def set_version(self, replica: ReplicaState, version: int) -> None:
         """Note which weights a replica holds."""
         self._count_slots(replica, -1)
@@ -115,8 +123,6 @@ class ReplicaTable:
         """
         reason = _failure_of(event)
         if not reason:
-            if replica.first_group_s < 0:
-                replica.first_group_s = now - replica.joined_s
             if replica.failures:
                 replica.failures, replica.resting, replica.last_failure = 0, False, ""
                 self._enter(replica)

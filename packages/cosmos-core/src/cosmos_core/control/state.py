@@ -49,8 +49,8 @@ class ReplicaState(msgspec.Struct, kw_only=True):
     back; ``resting`` says that it is given nothing because of them until ``rest_until_s``, and
     ``last_failure`` names the last. ``failed_loads`` counts loads of weights that failed since the
     last that did not, and ``load_failure`` names the last. ``leaving`` says that it is given
-    nothing more, ``dismissed`` that it was told to stop.
-    ``first_group_s`` is how long after it joined the first group came of it; -1 before.
+    nothing more, ``dismissed`` that it was told to stop. ``first_group_s`` is how long after it
+    joined its first training group came; -1 before.
     """
 
     name: str
