@@ -85,6 +85,8 @@ class TrainerConfig:
             apart by itself.
         checkpoint_every: steps between checkpoints; the last step always has one; 0 for only that.
         keep_checkpoints: how many are kept.
+        checkpoints: where they lie: a directory or a URL such as ``s3://bucket/run``; in the run
+            directory when empty. A new run goes on from what is there.
         drop_zero_signal: replace groups whose rewards are all equal (DAPO dynamic sampling).
         mask_truncated: leave samples that a limit of tokens cut off out of the loss (DAPO overlong
             filtering); they count among their group's rewards.
@@ -100,6 +102,7 @@ class TrainerConfig:
     layout: Literal["auto", "packed", "padded"] = "auto"
     checkpoint_every: int = 50
     keep_checkpoints: int = 2
+    checkpoints: str = ""
     drop_zero_signal: bool = False
     mask_truncated: bool = False
     keep_bad_steps: bool = True

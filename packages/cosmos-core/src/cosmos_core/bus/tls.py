@@ -73,6 +73,7 @@ def _wants_certificate(host: str, port: int) -> bool:
         _connection(host, port) as connection,
         _trusting().wrap_socket(connection, server_hostname=host) as spoken,
     ):
+        spoken.settimeout(_ANSWER_S)
         try:
             spoken.sendall(b"PING\r\n")
             return spoken.recv(1) not in (b"+", b"-")
