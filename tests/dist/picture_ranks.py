@@ -1,7 +1,7 @@
 """Trains a model that sees, on one rank and on several; some have pictures, and some have none.
 
-python picture_ranks.py DIRECTORY ROWS; DIRECTORY/model is the model, and DIRECTORY/ROWS.jsonl its
-data: rows of pictures, or of videos too.
+python picture_ranks.py DIRECTORY ROWS [all]; DIRECTORY/model is the model, and DIRECTORY/ROWS.jsonl
+its data: rows of pictures, or of videos too.
 """
 
 import dataclasses
@@ -56,6 +56,9 @@ RUNS = {
         "tp": (TWO, ParallelConfig(tp=2), ["plain", "adapted"]),
         "cp": (TWO, ParallelConfig(cp=2), ["plain", "packed", "recomputed", "adapted"]),
         "tp-cp": (FOUR, ParallelConfig(tp=2, cp=2), ["plain"]),
+        "hsdp": (FOUR, ParallelConfig(dp_replicate=2), ["plain"]),
+        "fsdp-tp": (FOUR, ParallelConfig(tp=2), ["plain"]),
+        "fsdp-cp": (FOUR, ParallelConfig(cp=2), ["packed"]),
         "ddp": (TWO, ParallelConfig(dp_replicate=2), ["plain"]),
         "replicas": (Layout(num_replicas=2), ParallelConfig(), ["plain"]),
     },
@@ -66,12 +69,21 @@ RUNS = {
         "cp": (TWO, ParallelConfig(cp=2), VIDEOS),
     },
 }
+# of runs with pictures, where all are asked for
+FURTHER = {
+    "tp": ["packed", "recomputed"],
+    "tp-cp": ["packed", "adapted"],
+    "hsdp": ["packed", "recomputed", "adapted", "language"],
+    "fsdp-tp": ["packed", "recomputed", "adapted"],
+    "fsdp-cp": ["plain", "recomputed", "adapted"],
+}
 # an eps as large as gradients, or what rounds otherwise in a small one would be a step of its own
 LEARNING = LearnerConfig(optimizer=AdamWConfig(lr=1e-3, weight_decay=0.1, eps=1e-3))
+# rows of four ranks in three steps; of two, each has those of two of them
 STEPS = {
-    # rows of two ranks in three steps: pictures and none, both, and nothing at all for one of them
-    "pictures": (((0, 1), (2, 3)), ((0, 2), (1, 3)), ((1, 0), ())),
-    # rows of four: videos, pictures, text, and nothing; then others of them, and one for all
+    # of two: pictures and none, both, and nothing at all for one of them
+    "pictures": (((0,), (1,), (2,), (3,)), ((0,), (2,), (1,), (3,)), ((1,), (0,), (), ())),
+    # videos, pictures, text, and nothing; then others of them, and one for all
     "videos": (((4,), (0,), (2,), ()), ((), (5, 3), (1,), (4, 5)), ((2,), (), (3,), (5,))),
 }
 
@@ -79,6 +91,7 @@ STEPS = {
 def run_cases(directory: Path, rows: str, run: str, place: Place) -> None:
     """Train every case of a run, one after the other, in one process group."""
     layout, degrees, cases = RUNS[rows][run]
+    cases = cases + FURTHER.get(run, []) if "all" in sys.argv else cases
     process = None
     if layout.num_ranks > 1:
         meeting = f"file://{place.meeting}/ranks"
@@ -110,14 +123,9 @@ def train(directory: Path, learning: Learning, mesh: TrainingMesh, place: Place)
     rank = place.replica if num_replicas > 1 else mesh.data_rank
     reports = []
     for groups in learning.steps:
-        mine = groups if num_replicas * mesh.data_size == 1 else [groups[rank]]
-        batches = [
-            batch
-            for rows in mine
-            for batch in lay_out(
-                [data.examples[row] for row in rows], learning.batching, reader=data.reader
-            )
-        ]
+        share = len(groups) // (num_replicas * mesh.data_size)
+        mine = [data.examples[row] for rows in groups[rank * share :][:share] for row in rows]
+        batches = lay_out(mine, learning.batching, reader=data.reader)
         report = learner.step(batches, sft_loss, filler=empty_batch(data.reader))
         reports.append(dataclasses.asdict(report))
     if learning.model.freeze and mesh.data_size > 1:

@@ -1,4 +1,7 @@
-"""A model that sees takes the same steps on one rank and on several, pictures, videos or none."""
+"""A model that sees takes the same steps on one rank and on several, pictures, videos or none.
+
+CI runs a choice of layouts with pictures; ``--parallel-axes all`` runs all.
+"""
 
 import json
 from pathlib import Path
@@ -50,13 +53,30 @@ RUNS = (
     ("tp", "adapted"),
     *(("cp", case) for case in ("plain", "packed", "recomputed", "adapted")),
     ("tp-cp", "plain"),
+    ("hsdp", "plain"),
+    ("fsdp-tp", "plain"),
+    ("fsdp-cp", "packed"),
     ("ddp", "plain"),
     ("replicas", "plain"),
 )
+FURTHER = (
+    *(("tp", case) for case in ("packed", "recomputed")),
+    *(("tp-cp", case) for case in ("packed", "adapted")),
+    *(("hsdp", case) for case in ("packed", "recomputed", "adapted", "language")),
+    *(("fsdp-tp", case) for case in ("packed", "recomputed", "adapted")),
+    *(("fsdp-cp", case) for case in ("plain", "recomputed", "adapted")),
+)
+
+
+def pytest_generate_tests(metafunc):
+    if "shown" in metafunc.fixturenames:
+        option = metafunc.config.getoption("--parallel-axes")
+        runs = RUNS + FURTHER if option == "all" else RUNS
+        metafunc.parametrize("shown", runs, ids=["-".join(each) for each in runs])
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory) -> Path:
+def written(tmp_path_factory, request) -> Path:
     directory = tmp_path_factory.mktemp("ranks")
     write_seeing_model(directory / "model")
     config = AutoConfig.from_pretrained(directory / "model")
@@ -66,7 +86,8 @@ def written(tmp_path_factory) -> Path:
     for name, rows in (("pictures", ROWS), ("videos", ROWS + MOVING)):
         path = directory / f"{name}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run_tree(RANKS, directory, "pictures", deadline_s=500)
+    option = request.config.getoption("--parallel-axes")
+    run_tree(RANKS, directory, "pictures", option, deadline_s=500)
     return directory
 
 
@@ -78,9 +99,8 @@ def moving(written) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("run", "case"), RUNS)
-def test_ranks_with_and_without_pictures_take_the_steps_of_one(written, run, case):
-    check_steps_of_one(written, run, case)
+def test_ranks_with_and_without_pictures_take_the_steps_of_one(written, shown):
+    check_steps_of_one(written, *shown)
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ from cosmos_rollout import (  # noqa: E402
     VLLMConfig,
     cpu_environment,
 )
-from cosmos_weightsync import WeightSender, shards_of  # noqa: E402
+from cosmos_weightsync import WeightReceiver, WeightSender, shards_of  # noqa: E402
 from cosmos_weightsync.integrations.vllm import (  # noqa: E402
     VLLMWeightClient,
     engine_arguments,
@@ -91,11 +91,17 @@ class Breakable:
 
     def __init__(self, llm, kv: str) -> None:
         self._llm, self.breaks = llm, False
-        self._client = VLLMWeightClient(llm, kv_cache=kv, salted=True)
+        self._client = VLLMWeightClient(
+            llm, kv_cache=kv, salted=True, init_info={"serve_host": "127.0.0.1"}
+        )
 
     @property
     def cache_salt(self) -> str:
         return self._client.cache_salt
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        return self._client.endpoints
 
     async def connect(self, endpoints: Sequence[str]) -> None:
         await self._client.connect(endpoints)
@@ -191,6 +197,20 @@ def reference(models, trajectory) -> np.ndarray:
     return picked[version, np.arange(len(version))]
 
 
+async def deviation(engine: RolloutEngine, model) -> float:
+    """The largest difference of a sample's log-probs from those of a model."""
+    prompt = (3, 1, 4, 1, 5)
+    sampling = Sampling(max_new_tokens=20, seed=7)
+    request = GenerationRequest(request_id="one", prompt_token_ids=prompt, sampling=sampling)
+    async with asyncio.timeout(120):
+        (sample,) = [sample async for sample in engine.generate([request])]
+    ids = torch.tensor([[*prompt, *sample.token_ids.tolist()]])
+    with torch.no_grad():
+        rows = torch.log_softmax(model(ids).logits[0, len(prompt) - 1 : -1], dim=-1)
+    expected = rows.gather(1, ids[0, len(prompt) :, None])[:, 0]
+    return float(np.abs(expected.numpy() - sample.logprobs).max())
+
+
 async def test_siblings_share_the_keys_and_values_of_their_prompt(world, monkeypatch):
     """Of 120 tokens those in whole blocks of 32, which are computed once."""
     reused: dict[str, int] = {}
@@ -239,6 +259,52 @@ async def test_weights_pushed_while_groups_generate_are_exact_to_the_token(world
         np.testing.assert_allclose(trajectory.logprobs[1:][sampled], expected[sampled], atol=1e-3)
     answers = {tuple(trajectory.token_ids.tolist()) for trajectory in world.stored}
     assert len(answers) == 12  # siblings draw from seeds of their own
+
+
+async def test_whoever_comes_later_fetches_what_the_engine_has(world):
+    """Every worker serves its own slices: together all that an engine needs."""
+    (client,) = world.clients
+    with WeightReceiver(client.endpoints) as newcomer:
+        assert (await asyncio.to_thread(newcomer.stage, 1)).version == 1
+        fetched = {}
+        for shard in newcomer.staged_shards():
+            fetched[shard.spec.name] = shard.tensor.clone()
+    expected = dict(build(1).named_parameters())
+    assert fetched.keys() == expected.keys()
+    for name, tensor in fetched.items():
+        torch.testing.assert_close(tensor, expected[name].detach(), rtol=0, atol=0)
+
+
+async def test_an_engine_fetches_from_an_engine_and_from_the_sender_then(world, tmp_path):
+    """Of another layout where that one is divided; the first goes on serving what it has."""
+    (first,), later = world.clients, []
+    build(5).save_pretrained(tmp_path)
+
+    def client(llm, kv) -> Breakable:
+        later.append(Breakable(llm, kv))
+        return later[-1]
+
+    config = VLLMConfig(dtype="float32", context_length=512)
+    setup = EngineSetup(
+        model_path=tmp_path,
+        weight_client=client,
+        engine_arguments=engine_arguments(),
+        may_fork=may_fork(),
+    )
+    engine = await config.build(setup)
+    try:
+        await engine.load_version(1, first.endpoints)
+        assert await deviation(engine, build(1)) < 1e-3
+        served_at = later[0].endpoints
+        assert len(served_at) == 1
+        world.trained.load_state_dict(build(2).state_dict())
+        await asyncio.to_thread(world.sender.publish, 2)
+        await engine.load_version(2, [world.sender.endpoint])
+        assert await deviation(engine, build(2)) < 1e-3
+        assert (engine.weight_version, world.engine.weight_version) == (2, 1)
+        assert later[0].endpoints == served_at
+    finally:
+        await engine.aclose()
 
 
 async def test_a_sender_that_is_gone_leaves_the_weights_there_are(world):

@@ -5,6 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -28,6 +31,35 @@ def events(run: Run, kind: str) -> list[dict[str, Any]]:
     return [e for e in read_events(run.output / "events.jsonl") if e["type"] == kind]
 
 
+@contextmanager
+def policy_held(run: Run) -> Iterator[None]:
+    """Stop the policy as soon as the rollout has all that it published; it goes on afterwards."""
+    policy = run.child("policy-0")
+    newest = lambda kind: max((e["version"] for e in events(run, kind)), default=-1)  # noqa: E731
+    has_all = lambda: newest("VersionPublished") == newest("VersionLoaded") >= 0  # noqa: E731
+    while True:
+        os.kill(policy, signal.SIGSTOP)
+        if is_soon(has_all, 3.0):
+            break
+        os.kill(policy, signal.SIGCONT)  # it was about to say or to send something
+        time.sleep(0.5)
+    try:
+        yield
+    finally:
+        os.kill(policy, signal.SIGCONT)
+
+
+def is_soon(is_true: Callable[[], bool], within_s: float) -> bool:
+    """Whether it becomes true, and stays so for a moment."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if is_true():
+            time.sleep(0.5)
+            return is_true()
+        time.sleep(0.05)
+    return False
+
+
 def test_a_run_is_scaled_up_and_down_taken_over_and_stopped_with_a_checkpoint(
     runner: Runner,
 ) -> None:
@@ -40,10 +72,13 @@ def test_a_run_is_scaled_up_and_down_taken_over_and_stopped_with_a_checkpoint(
     )
     run.wait_for(lambda: run.steps_done() >= 1, _LONG_S)
 
-    scaled = ask(run, "scale", "--rollouts", "2")
-    assert scaled.returncode == 0, scaled.stderr
-    joins = lambda: {e["replica"] for e in events(run, "ReplicaJoined")}  # noqa: E731
-    run.wait_for(lambda: "rollout-1" in joins(), _LONG_S)
+    loads = lambda name: [e for e in events(run, "VersionLoaded") if e["replica"] == name]  # noqa: E731
+    with policy_held(run):
+        scaled = ask(run, "scale", "--rollouts", "2")
+        assert scaled.returncode == 0, scaled.stderr
+        run.wait_for(lambda: bool(loads("rollout-1")), _LONG_S)
+    asked = [e for e in events(run, "LoadVersion") if e["replica"] == "rollout-1"]
+    assert asked[0]["holder"] == "rollout-0"
     made = lambda name: [e for e in events(run, "GroupFinished") if e["replica"] == name]  # noqa: E731
     run.wait_for(lambda: bool(made("rollout-1")), _LONG_S)
     waits = lambda: [r for r in run.metrics("rollout") if "first_group_s" in r["values"]]  # noqa: E731

@@ -4,15 +4,19 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from judges import Judge, judging, url_of
 from processes import descendants
 from real_runs import SMALL, Run, Runner, assert_balanced
+from s3_server import s3_server
 from safetensors.torch import load_file
 
+from cosmos_app.cli import main
 from cosmos_app.event_log import read_events
 from cosmos_app.quickstart.tiny_model import TinyModelConfig, build_tiny_model
 
@@ -88,13 +92,25 @@ def test_a_run_says_how_long_publications_held_the_learner_up_and_when_they_were
     ]
 
 
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An object store that processes find by their environment."""
+    with s3_server("bucket") as found:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", found["endpoint_url"])
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", found["key"])
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", found["secret"])
+        yield "s3://bucket"
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_policy_killed_in_a_run_costs_no_step_and_changes_no_weight(
-    runner: Runner, whole: Run, replicas: int
+    runner: Runner, whole: Run, replicas: int, bucket: str
 ) -> None:
     """It comes back from its last checkpoint; what it had trained since is trained again."""
     settings = (*SMALL, *ON_POLICY, "trainer.steps=8", f"policy.replicas={replicas}")
     checkpoints = ("trainer.checkpoint_every=2", "bus.lease_s=15")
+    if replicas == 1:
+        checkpoints += (f"trainer.checkpoints={bucket}/killed",)
     if replicas > 1:  # they add up in another order
         whole = runner.complete(*settings, *checkpoints, name="whole")
     run = runner.start(*settings, *checkpoints, name="killed")
@@ -106,6 +122,14 @@ def test_a_policy_killed_in_a_run_costs_no_step_and_changes_no_weight(
     deaths = {(i["name"], i["outcome"]) for i in run.report["incidents"]}
     assert (f"policy-{replicas - 1}", "restarted") in deaths
     assert difference(exported(whole), exported(run)) == 0.0
+    if replicas == 1:
+        assert not list((run.output / "checkpoints").iterdir())
+        again = runner.complete(*settings, *checkpoints, "trainer.steps=10", name="elsewhere")
+        assert f"goes on from the checkpoint of step 8 in {bucket}/killed" in again.text
+        assert sorted({r["step"] for r in again.metrics("controller")}) == [8, 9]
+        copied = CliRunner().invoke(main, ["export", str(again.output), str(run.output / "copy")])
+        assert copied.exit_code == 0, copied.output
+        assert difference(exported(again), load_file(run.output / "copy/model.safetensors")) == 0.0
 
 
 def test_two_policy_ranks_and_two_policy_replicas_give_the_weights_of_one(runner: Runner) -> None:

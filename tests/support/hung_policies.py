@@ -116,6 +116,7 @@ class World:
 
     Attributes:
         num_fallen_back: how often the run went back to older weights.
+        num_from_rollouts: how often a rollout loaded weights from another.
     """
 
     def __init__(self, seed: int) -> None:
@@ -146,7 +147,7 @@ class World:
         )
         self.controller = Controller(self.config)
         self.now = 0.0
-        self.num_fallen_back = 0
+        self.num_fallen_back = self.num_from_rollouts = 0
         self.disk: list[Saved] = []
         self._count = itertools.count()
         self._epochs = itertools.count()
@@ -561,20 +562,27 @@ class World:
 
     def _load(self, rollout: Rollout, order: LoadVersion) -> None:
         source = self._all[order.endpoints[0]]
-        assert isinstance(source, Policy)
+        assert isinstance(source, Policy | Rollout)
+        served = source.served if isinstance(source, Policy) else source.weights
         name, lineage = rollout.name, order.lineage
-        is_there = source.is_alive and len(source.served) >= order.version
+        is_there = source.is_alive and len(served) >= order.version
         if not is_there or self.rng.random() < 0.1:
             version = order.version
             failed = LoadFailed(replica=name, version=version, reason="gone", lineage=lineage)
             self._say(rollout, failed)
             return
-        rollout.weights = source.served
+        rollout.weights = served
+        self.num_from_rollouts += source.name == order.holder
         for _, weights in rollout.sampling.values():
             weights.append(rollout.weights)
         version = len(rollout.weights)
         loaded = VersionLoaded(
-            replica=name, version=version, transfer_s=0.0, stall_s=0.0, lineage=lineage
+            replica=name,
+            version=version,
+            transfer_s=0.0,
+            stall_s=0.0,
+            lineage=lineage,
+            endpoints=(rollout.incarnation,),
         )
         self._say(rollout, loaded)
 

@@ -119,7 +119,11 @@ def _command_fields(command: Command) -> dict[str, Any]:
         case Train():
             return {"type": "Train", "step": command.step, "num_groups": len(command.groups)}
         case LoadVersion():
-            return {"type": "LoadVersion", "version": command.version}
+            return {
+                "type": "LoadVersion",
+                "version": command.version,
+                "holder": command.holder,
+            }
         case Stop():
             return {"type": "Stop", "reason": command.reason}
         case _:
@@ -183,7 +187,9 @@ _SENTENCES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "StopRequested": lambda e: f"somebody asked the run to stop: {e['reason']}",
     "ScaleRequested": lambda e: f"somebody asked for {_wanted(e)}",
     "Train": lambda e: f"is to train step {e['step'] + 1} on {e['num_groups']} groups",
-    "LoadVersion": lambda e: f"is to load version {e['version']}",
+    "LoadVersion": lambda e: (
+        f"is to load version {e['version']}" + (f" from {e['holder']}" if e.get("holder") else "")
+    ),
     "Stop": lambda e: f"is to stop: {e['reason']}",
     "Notice": lambda e: f"is told: {e['notice']}",
 }

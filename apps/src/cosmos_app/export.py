@@ -5,10 +5,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from cosmos_app.checkpoint_places import checkpoints_of
 from cosmos_app.errors import DataError, NothingToResumeError
 from cosmos_app.exporting import export_trained
 from cosmos_app.given.classifier import export_classifier
-from cosmos_app.given.files import checkpoints_of, model_of
+from cosmos_app.given.files import model_of
 from cosmos_app.given.recipe import RewardModelRecipe
 from cosmos_app.held import held_training
 from cosmos_app.prepare import run_files
@@ -44,9 +45,10 @@ def export_checkpoint(run_dir: Path, destination: Path, *, step: int | None) -> 
     run = RunDirectory.open(run_dir)
     _refuse_to_replace(destination)
     recipe = recipe_of_run(run)
-    start, place = _places_of(recipe, run)
+    of_rl = isinstance(recipe, Recipe)
+    start = run_files(recipe, run.path).model if of_rl else model_of(recipe, run)
     mesh = build_mesh(ParallelConfig())
-    store = CheckpointStore(place, mesh)
+    store = CheckpointStore(checkpoints_of(recipe.trainer, run), mesh)
     counts = [saved + 1 for saved in store.steps()]
     if not counts:
         raise NothingToResumeError(f"{run.path} has no checkpoint yet")
@@ -95,10 +97,3 @@ def _refuse_to_replace(destination: Path) -> None:
             f"{destination} {holds} and is no model of an earlier export, which alone would be "
             "replaced: name another directory"
         )
-
-
-def _places_of(recipe: TokenRecipe, run: RunDirectory) -> tuple[Path, Path | str]:
-    """Return the model that training started from, and where its checkpoints lie."""
-    if isinstance(recipe, Recipe):
-        return run_files(recipe, run.path).model, run.checkpoints
-    return model_of(recipe, run), checkpoints_of(recipe, run)

@@ -55,9 +55,6 @@ _RUN_MARKER = "run.json"
 _LAST_METRICS_S = 30.0
 _LOOK_S = 0.05
 _KILL_GRACE_S = 5.0
-NO_CHECKPOINT = (
-    "[yellow]the run was stopped before its first checkpoint: it begins again at step 0[/]"
-)
 
 
 class Loop(Protocol):

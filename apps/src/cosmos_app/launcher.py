@@ -15,6 +15,7 @@ from rich.console import Console
 
 from cosmos_app.agreement import Agreement
 from cosmos_app.bad_steps import BadStepWarning
+from cosmos_app.checkpoint_places import open_checkpoints, tell_beginning
 from cosmos_app.children import (
     MEETING,
     child_specs,
@@ -35,7 +36,7 @@ from cosmos_app.dashboard.address import announce_dashboard
 from cosmos_app.devices import needs_of, placement_lines, require_devices, visible_devices
 from cosmos_app.ended import require_all_done
 from cosmos_app.failing import tell_failures
-from cosmos_app.frame import NO_CHECKPOINT, Answers, RunFrame, hand_in, open_run
+from cosmos_app.frame import Answers, RunFrame, hand_in, open_run
 from cosmos_app.given_server import require_server
 from cosmos_app.hung import HungProcesses, patience_s
 from cosmos_app.preloaded import Preloaded, preloading
@@ -57,7 +58,6 @@ from cosmos_core.bus import Bus
 from cosmos_core.messages import ReplicaLeft, StopRequested
 from cosmos_core.metrics import MetricRecord, read_metrics
 from cosmos_core.rundir import RunDirectory
-from cosmos_parallel import CheckpointStore, ParallelConfig, build_mesh
 
 _WARMUP_LINES = 8
 
@@ -204,10 +204,10 @@ class Launch:
 
     def _cut(self) -> bytes:
         """Return the sample stream of the newest checkpoint; empty for a run without one."""
-        store = CheckpointStore(self._run.checkpoints, build_mesh(ParallelConfig()))
+        trainer = self._recipe.trainer
+        store = open_checkpoints(trainer, self._run)
+        tell_beginning(store, trainer, self._console, is_resumed=self._is_resumed)
         step = store.latest()
-        if step is None and self._is_resumed:
-            self._console.print(NO_CHECKPOINT)
         return b"" if step is None else store.extra(step)
 
     def _look_at(self, record: MetricRecord) -> None:

@@ -24,6 +24,7 @@ from cosmos_parallel import (
     PictureError,
     PictureReader,
     check_model_directory,
+    check_place,
     check_trainable,
     read_config,
 )
@@ -78,8 +79,10 @@ def check_inputs(recipe: Recipe) -> tuple[str, ...]:
         DataError: naming file, line and what is wrong, or the setting of a function that is not
             there.
         MeshError: if the model cannot be divided as the recipe says.
+        CheckpointPlaceError: if nothing knows how to reach where checkpoints should lie.
     """
     require_rewards(recipe)
+    check_place(recipe.trainer.checkpoints)
     for source in recipe.data.sources:
         for path in (source.path, source.held_out_path):
             if path is None:

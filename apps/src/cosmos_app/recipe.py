@@ -85,6 +85,8 @@ class TrainerConfig:
             apart by itself.
         checkpoint_every: steps between checkpoints; the last step always has one; 0 for only that.
         keep_checkpoints: how many are kept.
+        checkpoints: where they lie: a directory or a URL such as ``s3://bucket/run``; in the run
+            directory when empty. A new run goes on from what is there.
         drop_zero_signal: replace groups whose rewards are all equal (DAPO dynamic sampling).
         mask_truncated: leave samples that a limit of tokens cut off out of the loss (DAPO overlong
             filtering); they count among their group's rewards.
@@ -100,6 +102,7 @@ class TrainerConfig:
     layout: Literal["auto", "packed", "padded"] = "auto"
     checkpoint_every: int = 50
     keep_checkpoints: int = 2
+    checkpoints: str = ""
     drop_zero_signal: bool = False
     mask_truncated: bool = False
     keep_bad_steps: bool = True
@@ -129,6 +132,10 @@ class WeightSyncConfig:
             ``wire_dtype``, bfloat16 if that is empty. Only vLLM serves them. "mxfp4" is refused.
         bucket_mib: size of a transfer bucket.
         deadline_s: longest that a version may be on its way.
+        from_rollouts: a rollout replica that joins fetches its first weights from another that has
+            them, of its own machine if there is one, and not from the policy. Rollouts keep the
+            version they serve in host memory. Not for adapters, nor where policy and rollouts take
+            turns on a device: there, and where no rollout has them, the policy serves.
     """
 
     transport: Literal["auto", "shared_memory", "process_group", "tcp"] = "auto"
@@ -136,6 +143,7 @@ class WeightSyncConfig:
     quantised: Literal["", "fp8", "mxfp8", "nvfp4", "mxfp4"] = ""
     bucket_mib: float = 16.0
     deadline_s: float = 120.0
+    from_rollouts: bool = True
 
     def __post_init__(self) -> None:
         """Check the ranges, and refuse what could not be shown to be served right.

@@ -92,9 +92,19 @@ def test_no_two_algorithms_share_a_kind_and_all_are_corrected_by_default():
     assert list(get_args(GivenDataConfig)) == GIVEN
 
 
-def test_a_recipe_is_a_file_of_forty_lines():
-    for config in get_args(AlgorithmConfig):
-        assert len(inspect.getsource(inspect.getmodule(config)).splitlines()) <= 60
+# recipes with settings of their own, or a rule about them
+LONGER = {
+    ReinforcePlusPlusConfig: 43,  # when returns are whitened
+    PassAtKConfig: 46,  # k, and what it may be
+    PpoConfig: 47,  # the critic, positive samples, epochs
+    OnPolicyDistillationConfig: 58,  # two forms, by one token or by the likeliest
+}
+
+
+@pytest.mark.parametrize("config", get_args(AlgorithmConfig))
+def test_a_recipe_is_a_file_of_forty_lines(config):
+    lines = inspect.getsource(inspect.getmodule(config)).splitlines()
+    assert len(lines) <= LONGER.get(config, 41)
 
 
 @pytest.mark.parametrize("config", get_args(AlgorithmConfig))

@@ -16,7 +16,7 @@ NUM_SEEDS, PER_TEST = 200, 25
 
 @pytest.mark.parametrize("first", range(0, NUM_SEEDS, PER_TEST))
 def test_one_lineage_is_trained_whoever_hangs_dies_and_comes_back(first: int) -> None:
-    num_fallen_back = 0
+    num_fallen_back = num_from_rollouts = 0
     for seed in range(first, first + PER_TEST):
         world = World(seed)
         world.go(world.rng.randint(100, 1500))
@@ -24,6 +24,7 @@ def test_one_lineage_is_trained_whoever_hangs_dies_and_comes_back(first: int) ->
         finished = world.controller.finished
         assert finished, (seed, world.controller.waiting_for(world.now))
         num_fallen_back += world.num_fallen_back > 0
+        num_from_rollouts += world.num_from_rollouts
         if finished.endswith(LOST):
             continue  # who had the last weights died before they were saved
         last = world.last_saved()
@@ -34,3 +35,4 @@ def test_one_lineage_is_trained_whoever_hangs_dies_and_comes_back(first: int) ->
         assert world.controller.books().consumed == len(trained), seed
         world.check_validations(last)
     assert num_fallen_back > PER_TEST / 4
+    assert num_from_rollouts > 0

@@ -84,6 +84,13 @@ def qwen35_mixture(**changes):
             "glm4_moe model: tp 2 does not divide its 9 features of an expert",
         ),
         (transformers.MistralConfig(**DENSE), {"pp": 2}, 2, "pp 2 needs torchtitan's implement"),
+        # pictures are seen by transformers' own model, which is not cut into stages
+        (
+            transformers.Qwen2_5_VLConfig(),
+            {"pp": 2},
+            2,
+            "a qwen2_5_vl model of transformers can have dp_replicate, dp_shard, cp, tp",
+        ),
         (qwen35(), {"tp": 2, "pp": 2}, 4, None),
         (qwen35(), {"cp": 2, "tp": 2}, 4, None),
         (qwen35_mixture(), {"cp": 2, "ep": 2, "pp": 2}, 4, None),

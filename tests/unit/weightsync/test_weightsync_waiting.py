@@ -107,6 +107,20 @@ def attend(world: World, member: str, role: Literal["sender", "receiver"], port:
     return attendance
 
 
+@pytest.mark.parametrize("prefer", ["senders", "receivers"])
+def test_a_sender_that_is_gone_before_the_directory_says_so_is_waited_for(world, prefer):
+    """It hangs up a moment before the word of its leaving arrives."""
+    mine = attend(world, "mine", "receiver", 9)
+    sources = DirectorySources(mine, prefer, find_timeout_s=20)
+    attend(world, "before", "sender", 10)
+    mine.wait_for(lambda view: len(view.members) == 2, Deadline.after(20))
+    sources.suspect("127.0.0.1:10", PeerLostError("gone"))
+    with pytest.raises(DeadlineError):
+        sources.find(1, Deadline.after(0.3))
+    attend(world, "again", "sender", 11)
+    assert [s.name for s in sources.find(1, Deadline.after(20)).sources] == ["again"]
+
+
 def test_whoever_listens_where_a_dead_sender_did_is_not_taken_for_dead(world):
     """A trainer that starts again may be given the port that it had."""
     mine = attend(world, "mine", "receiver", 9)

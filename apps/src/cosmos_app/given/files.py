@@ -50,11 +50,6 @@ def model_of(recipe: GivenRecipe, run: RunDirectory) -> Path:
     return (recipe.model.path or run.path / "model").absolute()
 
 
-def checkpoints_of(recipe: GivenRecipe, run: RunDirectory) -> Path | str:
-    """Return where the checkpoints of a run lie."""
-    return recipe.trainer.checkpoints or run.checkpoints
-
-
 def check_inputs(recipe: GivenRecipe) -> int:
     """Look at every file the recipe names, before anything is written.
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 
 from cosmos_app.bad_steps import BadStepWarning
+from cosmos_app.checkpoint_places import open_checkpoints, tell_beginning
 from cosmos_app.children import (
     MEETING,
     meeting_command,
@@ -23,10 +24,10 @@ from cosmos_app.children import (
 from cosmos_app.control_files import forget_meeting_place
 from cosmos_app.devices import needs_of_policies, require_devices, visible_devices
 from cosmos_app.errors import InterruptedRunError
-from cosmos_app.frame import NO_CHECKPOINT, Answers, RunFrame, hand_in, open_run
+from cosmos_app.frame import Answers, RunFrame, hand_in, open_run
 from cosmos_app.given.data_config import num_kept_back
 from cosmos_app.given.encoded import encode_data
-from cosmos_app.given.files import check_inputs, checkpoints_of, prepare_model
+from cosmos_app.given.files import check_inputs, prepare_model
 from cosmos_app.given.modules import learners
 from cosmos_app.given.recipe import GivenRecipe
 from cosmos_app.given.stop_file import ask_to_stop, forget_stop
@@ -38,7 +39,6 @@ from cosmos_app.supervisor import ChildSpec, Incident
 from cosmos_app.unsaved import UnsavedWarning
 from cosmos_core.metrics import MetricRecord, of_data_sets, read_metrics
 from cosmos_core.rundir import RunDirectory
-from cosmos_parallel import CheckpointStore, ParallelConfig, build_mesh
 
 _VALIDATION = "validation"
 
@@ -100,8 +100,8 @@ async def run_given_recipe(recipe: GivenRecipe, *, resume: bool, as_json: bool) 
                 where = run.path / "model"
                 console.print(f"model: built with {parameters:,} parameters in {where}")
             await encode_data(recipe, run, console)
-            if resume and not has_checkpoint(recipe, run):
-                console.print(NO_CHECKPOINT)
+            store = open_checkpoints(recipe.trainer, run)
+            tell_beginning(store, recipe.trainer, console, is_resumed=resume)
             report = await GivenLaunch(recipe, run, console, num_rows, preloaded).run()
             hand_in(asdict(report), run, lambda: print_report(report, console), as_json=as_json)
     if not report.finished:
@@ -193,12 +193,6 @@ class GivenLaunch:
             incidents=tuple(self._frame.supervisor.incidents),
             export=str(export) if export.exists() else "",
         )
-
-
-def has_checkpoint(recipe: GivenRecipe, run: RunDirectory) -> bool:
-    """Whether a run has a checkpoint to go on from."""
-    store = CheckpointStore(checkpoints_of(recipe, run), build_mesh(ParallelConfig()))
-    return store.latest() is not None
 
 
 def child_specs(recipe: GivenRecipe, run: RunDirectory) -> list[ChildSpec]:

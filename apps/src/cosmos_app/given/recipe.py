@@ -46,7 +46,7 @@ class GivenTrainerConfig:
         validate_every: steps between validations; 0 for only at checkpoints and at the end.
         checkpoint_every: steps between checkpoints; the last step always has one.
         checkpoints: where they lie: a directory or a URL such as ``s3://bucket/run``; in the run
-            directory when empty.
+            directory when empty. A new run goes on from what is there.
         export_dtype: floating-point weights of the exported model are cast to this.
         retention: which of them stay; the score is the validation loss.
         keep_bad_steps: write the batches of steps whose loss or gradient was not finite to

@@ -8,11 +8,12 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from cosmos_app.checkpoint_places import checkpoints_of
 from cosmos_app.errors import WrongStreamError
 from cosmos_app.exporting import export_trained
 from cosmos_app.given.classifier import export_classifier
 from cosmos_app.given.encoded import encoded_of
-from cosmos_app.given.files import checkpoints_of, model_of
+from cosmos_app.given.files import model_of
 from cosmos_app.given.recipe import GivenRecipe, RewardModelRecipe
 from cosmos_app.given.tasks import open_task
 from cosmos_app.held import held_training
@@ -62,7 +63,7 @@ class GivenTrainer:
         self._model = load_causal_lm(self._model_dir, mesh, held_training(recipe))
         self.learner = Learner(self._model, learner_config(recipe, run), mesh=mesh)
         self._store = CheckpointStore(
-            checkpoints_of(recipe, run), mesh, retention=recipe.trainer.retention
+            checkpoints_of(recipe.trainer, run), mesh, retention=recipe.trainer.retention
         )
         self.step = 0
         self.problem = ""

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import torch
 
+from cosmos_app.checkpoint_places import checkpoints_of
 from cosmos_app.children import policy_names
 from cosmos_app.control_files import read_weights_token
 from cosmos_app.errors import RunError
@@ -310,7 +311,7 @@ class PolicyProcess:
         elastic = recipe.elastic
         index = 0 if elastic is not None else names.index(self._replica)
         store = RunCheckpoints(
-            self._context.run.checkpoints,
+            checkpoints_of(recipe.trainer, self._context.run),
             mesh,
             self._read_line,
             retention=RetentionConfig(keep=recipe.trainer.keep_checkpoints),

@@ -14,24 +14,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import cosmos_rollout
+from msgspec import structs
+
 from cosmos_algos import prefixes_trained_once
-from cosmos_app.control_files import read_weights_token
 from cosmos_app.length_reward import scorer_of
 from cosmos_app.parent import die_with_parent
 from cosmos_app.prepared_data import open_prompts
 from cosmos_app.report import Sample
-from cosmos_app.roles.adapters import MergedWeights, MergingClient
 from cosmos_app.roles.colocated import Bed, Sleeper
+from cosmos_app.roles.engine_setup import EngineWeights, engine_setup, engine_weights
 from cosmos_app.roles.engine_start import engine_that_shows, naming_its_keys
 from cosmos_app.roles.failed_loads import FailedLoads
 from cosmos_app.roles.finding_teachers import find_teacher
 from cosmos_app.roles.gpu_turns import STARTING, engine_that_shares, start_turn
-from cosmos_app.roles.process import RunContext, may_fork, num_sharers, open_context
+from cosmos_app.roles.process import (
+    RunContext,
+    num_sharers,
+    open_context,
+    own_address,
+)
 from cosmos_app.roles.quantised import engine_model
 from cosmos_app.roles.sockets import own_sockets
 from cosmos_app.roles.turns import Turn, rollout_turn
-from cosmos_app.roles.weights import ReceivedWeights, vllm_client
 from cosmos_app.samples import append_samples, append_trajectories
 from cosmos_app.shown_samples import SampleShow
 from cosmos_core.bus import Bus, ReplicaChannel
@@ -50,9 +54,7 @@ from cosmos_core.messages import (
 from cosmos_core.metrics import MetricRecord
 from cosmos_core.trajectory import Trajectory, encode_trajectory
 from cosmos_rollout import (
-    EngineSetup,
     Environment,
-    KvPolicy,
     OccupancyReading,
     Producer,
     ProducerConfig,
@@ -95,8 +97,9 @@ async def run_rollout(run_dir: Path, redis_url: str | None, replica: str) -> int
             context.run.path,
             replica,
         )
-        setup = _engine_setup(context, model, ended)
         turn = rollout_turn(context)
+        weights = engine_weights(context, shares_device=turn is not None)
+        setup = engine_setup(context, model, weights, ended)
         if turn is not None:
             await turn.take()
             setup = replace(setup, can_sleep=True)
@@ -108,56 +111,16 @@ async def run_rollout(run_dir: Path, redis_url: str | None, replica: str) -> int
         ended.push_async_callback(engine.aclose)
         teacher = await find_teacher(context, ended)
         parts = ReplicaParts(
-            engine=engine, pool=pool, environment=environment, teacher=teacher, turn=turn
+            engine=engine,
+            pool=pool,
+            environment=environment,
+            weights=weights,
+            teacher=teacher,
+            turn=turn,
         )
         async with await Bus.connect(context.redis_url, context.namespace) as bus:
             await RolloutProcess(context, bus, replica, parts).run()
     return 0
-
-
-def _engine_setup(
-    context: RunContext, model: Path, ended: contextlib.AsyncExitStack
-) -> EngineSetup:
-    sync, token = context.recipe.weight_sync, read_weights_token(context.run)
-    arguments: dict[str, Any] = {}
-    if isinstance(context.recipe.rollout.engine, cosmos_rollout.VLLMConfig):
-        from cosmos_weightsync.integrations.vllm import engine_arguments
-
-        arguments = engine_arguments()
-    if context.recipe.model.training.lora is not None:
-        return _merging_setup(context, model, arguments, ended)
-    return EngineSetup(
-        model_path=model,
-        weight_client=partial(vllm_client, sync, token=token),
-        weight_source=ReceivedWeights(sync, token),
-        engine_arguments=arguments,
-        may_fork=may_fork(),
-    )
-
-
-def _merging_setup(
-    context: RunContext,
-    model: Path,
-    arguments: dict[str, Any],
-    ended: contextlib.AsyncExitStack,
-) -> EngineSetup:
-    """Return how an engine gets whole weights where the policy sends adapters."""
-    sync = context.recipe.weight_sync
-    merged = MergedWeights(sync, context.files.model, read_weights_token(context.run))
-    ended.callback(merged.close)
-
-    def client(engine: Any, kv: KvPolicy) -> MergingClient:  # vLLM's AsyncLLM
-        made = MergingClient(vllm_client(sync, engine, kv), merged, sync)
-        ended.callback(made.close)
-        return made
-
-    return EngineSetup(
-        model_path=model,
-        weight_client=client,
-        weight_source=merged,
-        engine_arguments=arguments,
-        may_fork=may_fork(),
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,6 +133,7 @@ class ReplicaParts:
         environment: what episodes are played in, if there is one.
         teacher: scores what is trained on, if somebody other than the policy does.
         turn: on devices that the policy shares, if it does.
+        weights: where others fetch the engine's weights, if they do.
     """
 
     engine: RolloutEngine
@@ -177,6 +141,7 @@ class ReplicaParts:
     environment: Environment | None
     teacher: TeacherReplicas | None = None
     turn: Turn | None = None
+    weights: EngineWeights | None = None
 
 
 class RolloutProcess:
@@ -197,6 +162,7 @@ class RolloutProcess:
         self._bus = bus
         self._replica = replica
         self._engine = parts.engine
+        self._weights = parts.weights
         self._tokenizer: Any = AutoTokenizer.from_pretrained(files.model)
         ends = stop_tokens(self._tokenizer, files.model)
         sampling = recipe.rollout.sampling.build(recipe.seed, ends)
@@ -234,6 +200,7 @@ class RolloutProcess:
             role="rollout",
             slots=chosen.slots + chosen.scoring,
             version=self._engine.weight_version,
+            host=own_address(),
         )
         async with self._bus.join(joined) as channel:
             self._joined = time.monotonic()
@@ -305,6 +272,8 @@ class RolloutProcess:
 
     async def _load_version(self, channel: ReplicaChannel, command: LoadVersion) -> None:
         event = await self._producer.load(command)
+        if isinstance(event, VersionLoaded) and self._weights is not None:
+            event = structs.replace(event, endpoints=self._weights.endpoints)
         await channel.send(event)
         self._failed_loads.note(event)
         if isinstance(event, VersionLoaded):

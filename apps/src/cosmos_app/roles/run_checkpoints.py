@@ -29,7 +29,7 @@ class RunCheckpoints:
 
     def __init__(
         self,
-        place: Path,
+        place: Path | str,
         mesh: TrainingMesh,
         read_line: ReadLine = tuple,
         *,
@@ -38,7 +38,7 @@ class RunCheckpoints:
         """Open the place.
 
         Args:
-            place: a directory that all ranks see.
+            place: a directory that all ranks see, or the URL of an object store.
             mesh: the ranks that save and load.
             read_line: of a run that may fall back while a replica hangs.
             retention: what stays after each save.

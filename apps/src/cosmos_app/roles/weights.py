@@ -13,7 +13,7 @@ from torch import nn
 
 from cosmos_app.recipe import Recipe, WeightSyncConfig
 from cosmos_parallel import HasHfNames, PeftView, carried_weights, is_of_value_head
-from cosmos_rollout import KvPolicy, WeightClient
+from cosmos_rollout import KvPolicy
 from cosmos_weightsync import (
     ReceiverConfig,
     SenderConfig,
@@ -24,6 +24,7 @@ from cosmos_weightsync import (
     shards_of,
 )
 from cosmos_weightsync.encodings import adapter_shards
+from cosmos_weightsync.integrations.vllm import VLLMWeightClient
 
 _MIB = 1 << 20
 
@@ -67,10 +68,17 @@ class Staged:
 class ReceivedWeights:
     """A ``WeightSource`` for engines of this process: whole tensors, fetched and verified."""
 
-    def __init__(self, config: WeightSyncConfig, token: str = "") -> None:
-        """Nothing is connected before the first version is asked for; ``token`` opens senders."""
+    def __init__(self, config: WeightSyncConfig, token: str = "", *, serve_host: str = "") -> None:
+        """Nothing is connected before the first version is asked for.
+
+        Args:
+            config: how to fetch.
+            token: opens senders, and this one.
+            serve_host: where others can fetch what is here; empty for nobody.
+        """
         self._config = config
         self._token = token
+        self._serve_host = serve_host
         self._endpoints: tuple[str, ...] = ()
         self._receiver: WeightReceiver | None = None
 
@@ -80,22 +88,30 @@ class ReceivedWeights:
         Raises:
             WeightSyncError: if it cannot be had in time.
         """
-        if self._receiver is None or tuple(endpoints) != self._endpoints:
-            self.close()
+        if self._receiver is None:
             self._receiver = WeightReceiver(
                 endpoints=tuple(endpoints),
                 config=ReceiverConfig(
                     transport=self._config.transport,
                     bucket_bytes=int(self._config.bucket_mib * _MIB),
                     token=self._token,
+                    serve_host=self._serve_host,
                 ),
             )
-            self._endpoints = tuple(endpoints)
+        elif tuple(endpoints) != self._endpoints:
+            self._receiver.connect(endpoints)
+        self._endpoints = tuple(endpoints)
         staged = self._receiver.stage(version, timeout_s=self._config.deadline_s)
         tensors = {
             shard.spec.name: shard.tensor.clone() for shard in self._receiver.staged_shards()
         }
         return Staged(version=staged.version, tensors=tensors)
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """Where others can fetch what was staged last; none before, or if they are not to."""
+        receiver = self._receiver
+        return () if receiver is None or not self._serve_host else (receiver.endpoint,)
 
     def close(self) -> None:
         """Hang up; may be called twice."""
@@ -105,11 +121,9 @@ class ReceivedWeights:
 
 
 def vllm_client(
-    config: WeightSyncConfig, engine: Any, kv: KvPolicy, *, token: str = ""
-) -> WeightClient:
-    """Return what moves weights into vLLM's workers; ``engine`` is vLLM's AsyncLLM."""
-    from cosmos_weightsync.integrations.vllm import VLLMWeightClient
-
+    config: WeightSyncConfig, engine: Any, kv: KvPolicy, *, token: str = "", serve_host: str = ""
+) -> VLLMWeightClient:
+    """Return what moves weights into vLLM's workers, which serve them at ``serve_host`` if any."""
     return VLLMWeightClient(
         engine,
         kv_cache=kv,
@@ -118,6 +132,7 @@ def vllm_client(
             "transport": config.transport,
             "bucket_bytes": int(config.bucket_mib * _MIB),
             "token": token,
+            "serve_host": serve_host,
         },
         timeout_s=config.deadline_s,
     )

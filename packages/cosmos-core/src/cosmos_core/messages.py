@@ -65,7 +65,8 @@ class ReplicaJoined(Message, frozen=True, kw_only=True, tag=True):
     ``version`` the weights it holds now, -1 if it must load some before it can sample;
     ``endpoints`` where a policy replica serves that version and later ones, one per rank: without,
     no rollout replica is told to load them; ``lineage`` is that of its weights
-    (`cosmos_core.lineage`). ``incarnation`` tells processes of one name apart; the bus fills it in.
+    (`cosmos_core.lineage`). ``host`` is the machine it runs on, by any name that others there use
+    too. ``incarnation`` tells processes of one name apart; the bus fills it in.
     ValueError for another role, and for a rollout replica without slots.
     """
 
@@ -75,6 +76,7 @@ class ReplicaJoined(Message, frozen=True, kw_only=True, tag=True):
     version: int = 0
     lineage: int = 0
     endpoints: tuple[str, ...] = ()
+    host: str = ""
     incarnation: str = ""
 
     def __post_init__(self) -> None:
@@ -147,13 +149,17 @@ class VersionPublished(Message, frozen=True, kw_only=True, tag=True):
 
 
 class VersionLoaded(Message, frozen=True, kw_only=True, tag=True):
-    """A rollout replica verified and committed this weight version: it samples with it now."""
+    """A rollout replica verified and committed this weight version: it samples with it now.
+
+    ``endpoints`` are where it serves that version to replicas that join; none if it does not.
+    """
 
     replica: str
     version: int
     transfer_s: float
     stall_s: float
     lineage: int = 0
+    endpoints: tuple[str, ...] = ()
 
 
 class LoadFailed(Message, frozen=True, kw_only=True, tag=True):
@@ -234,11 +240,13 @@ class LoadVersion(Message, frozen=True, kw_only=True, tag=True):
     """Rollout: fetch this version (or a newer one) from these endpoints, commit, acknowledge.
 
     The answer repeats the ``lineage``, by which one to an order from before a fall-back is known.
+    ``holder`` names the rollout replica that serves there; empty for a policy replica.
     """
 
     version: int
     endpoints: tuple[str, ...]
     lineage: int = 0
+    holder: str = ""
 
 
 class Train(Message, frozen=True, kw_only=True, tag=True):

@@ -209,6 +209,11 @@ class VersionFetcher:
                     raise DigestError(f"{piece.name} {piece.box}: not what {edge.source.name} sent")
         return version_digest(self._sums)
 
+    def follow(self, roster: Roster) -> None:
+        """Fetch from others from now on."""
+        self._hang_up()
+        self._roster = roster
+
     def close(self) -> None:
         """Hang up; a `fetch` in another thread fails, a later one connects again."""
         self._num_closings += 1

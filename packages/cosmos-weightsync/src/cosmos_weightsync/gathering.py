@@ -181,8 +181,10 @@ class DirectorySources:
         newest = max((member.version for member in have), default=-1)
         have = [member for member in have if member.version == newest]
         first, second = (have, senders) if self._prefer == "receivers" else (senders, have)
-        alive = [member for member in first if member.endpoint not in self._suspects]
-        return first if alive else second
+        return next((some for some in (first, second) if self._has_living(some)), [])
+
+    def _has_living(self, members: Iterable[Member]) -> bool:
+        return any(member.endpoint not in self._suspects for member in members)
 
     def _is_of_use(self, member: Member) -> bool:
         return bool(member.endpoint and member.layout) and member.id != self._attendance.id

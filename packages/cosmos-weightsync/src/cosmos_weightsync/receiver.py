@@ -99,7 +99,7 @@ class WeightReceiver:
         self._wanted = WantedWeights(
             wanted, config.mode, "shared" if config.serve_host else "private"
         )
-        dialer = HolderDialer(
+        self._dialer = dialer = HolderDialer(
             known,
             config.transport,
             token=config.token,
@@ -107,12 +107,7 @@ class WeightReceiver:
             connect_timeout_s=config.connect_timeout_s,
             device=self._wanted.device,
         )
-        if isinstance(endpoints, str):
-            raise ConfigurationError(f"endpoints are a list: [{endpoints!r}]")
-        endpoints = tuple(endpoints)
-        if config.directory and endpoints:
-            raise ConfigurationError("endpoints beside a directory, which tells them")
-        listed = None if config.directory else ListedSources(endpoints, dialer)
+        listed = self._listed(endpoints)
         self._shadow = Shadow()
         self._buckets = BucketPool(config.bucket_bytes)
         self._staged: StagedVersion | None = None
@@ -159,6 +154,19 @@ class WeightReceiver:
         if self._server is None:
             raise ConfigurationError("set ReceiverConfig.serve_host for this receiver to serve")
         return self._server.endpoint
+
+    def connect(self, endpoints: Iterable[str]) -> None:
+        """Fetch from these from now on, instead of those that it was made with.
+
+        What is staged or in use stays, and so does `endpoint`: others go on fetching from it.
+
+        Raises:
+            ConfigurationError: an endpoint makes no sense, or there is a directory.
+        """
+        listed = self._listed(endpoints)
+        if listed is None:
+            raise ConfigurationError("a directory tells this receiver whom to fetch from")
+        self._fetcher.follow(listed)
 
     def stage(self, version: int = 0, *, timeout_s: float = 600.0) -> StagedVersion:
         """Fetch a version into the shadow; the weights in use are not touched.
@@ -329,6 +337,17 @@ class WeightReceiver:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _listed(self, endpoints: Iterable[str]) -> ListedSources | None:
+        """Sources at these endpoints; none where a directory tells them."""
+        if isinstance(endpoints, str):
+            raise ConfigurationError(f"endpoints are a list: [{endpoints!r}]")
+        listed = tuple(endpoints)
+        if not self._config.directory:
+            return ListedSources(listed, self._dialer)
+        if listed:
+            raise ConfigurationError("endpoints beside a directory, which tells them")
+        return None
 
     def _announce(self) -> None:
         """Tell the directory what can be had here."""

@@ -3,7 +3,7 @@
 Wu et al., LlamaRL, arXiv 2505.24034.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from cosmos_algos.advantages import AdvantageName
@@ -29,12 +29,10 @@ class AipoConfig:
 
     kind: Literal["aipo"] = "aipo"
     advantage: AdvantageName = "grpo"
-    objective: ObjectiveConfig = field(
-        default_factory=lambda: ObjectiveConfig(
-            surrogate=AipoClip(), anchor="behaviour", correction=NoCorrection()
-        )
+    objective: ObjectiveConfig = ObjectiveConfig(
+        surrogate=AipoClip(), anchor="behaviour", correction=NoCorrection()
     )
-    aggregation: AggregationConfig = field(default_factory=AggregationConfig)
+    aggregation: AggregationConfig = AggregationConfig()
     temperature: float = 1.0
     logprob_chunk: int = DEFAULT_CHUNK
 

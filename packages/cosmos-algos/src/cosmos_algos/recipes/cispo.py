@@ -3,7 +3,7 @@
 MiniMax-M1, arXiv 2506.13585, eq. 4 and 5.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from cosmos_algos.advantages import AdvantageName
@@ -29,12 +29,10 @@ class CispoConfig:
 
     kind: Literal["cispo"] = "cispo"
     advantage: AdvantageName = "grpo"
-    objective: ObjectiveConfig = field(
-        default_factory=lambda: ObjectiveConfig(
-            surrogate=CispoClip(), anchor="behaviour", correction=NoCorrection()
-        )
+    objective: ObjectiveConfig = ObjectiveConfig(
+        surrogate=CispoClip(), anchor="behaviour", correction=NoCorrection()
     )
-    aggregation: AggregationConfig = field(default_factory=AggregationConfig)
+    aggregation: AggregationConfig = AggregationConfig()
     temperature: float = 1.0
     logprob_chunk: int = DEFAULT_CHUNK
 

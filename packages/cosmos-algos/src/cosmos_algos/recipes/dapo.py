@@ -5,7 +5,7 @@ the controller's business, its overlong filtering that of who weighs a step
 (``without_truncated``), its overlong penalty a reward (``overlong_penalties``).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from cosmos_algos.advantages import AdvantageName
@@ -30,10 +30,8 @@ class DapoConfig:
 
     kind: Literal["dapo"] = "dapo"
     advantage: AdvantageName = "grpo"
-    objective: ObjectiveConfig = field(
-        default_factory=lambda: ObjectiveConfig(surrogate=ClipConfig(low=0.2, high=0.28))
-    )
-    aggregation: AggregationConfig = field(default_factory=AggregationConfig)
+    objective: ObjectiveConfig = ObjectiveConfig(surrogate=ClipConfig(low=0.2, high=0.28))
+    aggregation: AggregationConfig = AggregationConfig()
     temperature: float = 1.0
     logprob_chunk: int = DEFAULT_CHUNK
 

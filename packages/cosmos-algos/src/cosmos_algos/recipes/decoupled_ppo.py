@@ -4,7 +4,7 @@ Fu et al., AReaL, arXiv 2505.24298, eq. 5; the proximal policy guessed from each
 A-3PO, arXiv 2512.06547, or scored (``Algorithm.with_old``) with ``objective.anchor = "old"``.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from cosmos_algos.advantages import AdvantageName
@@ -29,12 +29,10 @@ class DecoupledPpoConfig:
 
     kind: Literal["decoupled_ppo"] = "decoupled_ppo"
     advantage: AdvantageName = "grpo"
-    objective: ObjectiveConfig = field(
-        default_factory=lambda: ObjectiveConfig(
-            anchor="interpolated", correction=IcePopConfig(low=0.0, high=5.0)
-        )
+    objective: ObjectiveConfig = ObjectiveConfig(
+        anchor="interpolated", correction=IcePopConfig(low=0.0, high=5.0)
     )
-    aggregation: AggregationConfig = field(default_factory=AggregationConfig)
+    aggregation: AggregationConfig = AggregationConfig()
     temperature: float = 1.0
     logprob_chunk: int = DEFAULT_CHUNK
 

@@ -4,7 +4,7 @@ A = R - mean_g, and the loss of a step is (1/(B C)) Σ_i Σ_t l_it.
 Liu et al., Understanding R1-Zero-Like Training, arXiv 2503.20783, section 3.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from cosmos_algos.advantages import AdvantageName
@@ -28,10 +28,8 @@ class DrGrpoConfig:
 
     kind: Literal["dr_grpo"] = "dr_grpo"
     advantage: AdvantageName = "dr_grpo"
-    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    aggregation: AggregationConfig = field(
-        default_factory=lambda: AggregationConfig(mode="constant", constant=1024)
-    )
+    objective: ObjectiveConfig = ObjectiveConfig()
+    aggregation: AggregationConfig = AggregationConfig(mode="constant", constant=1024)
     temperature: float = 1.0
     logprob_chunk: int = DEFAULT_CHUNK
 

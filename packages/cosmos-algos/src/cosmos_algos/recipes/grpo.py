@@ -3,7 +3,7 @@
 Shao et al., DeepSeekMath, arXiv 2402.03300, eq. 3.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from cosmos_algos.advantages import AdvantageName
@@ -27,10 +27,8 @@ class GrpoConfig:
 
     kind: Literal["grpo"] = "grpo"
     advantage: AdvantageName = "grpo"
-    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    aggregation: AggregationConfig = field(
-        default_factory=lambda: AggregationConfig(mode="sequence_mean")
-    )
+    objective: ObjectiveConfig = ObjectiveConfig()
+    aggregation: AggregationConfig = AggregationConfig(mode="sequence_mean")
     temperature: float = 1.0
     logprob_chunk: int = DEFAULT_CHUNK
 

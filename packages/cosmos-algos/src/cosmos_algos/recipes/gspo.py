@@ -3,7 +3,7 @@
 Zheng et al., Group Sequence Policy Optimization, arXiv 2507.18071, eq. 5.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from cosmos_algos.advantages import AdvantageName
@@ -28,12 +28,8 @@ class GspoConfig:
 
     kind: Literal["gspo"] = "gspo"
     advantage: AdvantageName = "grpo"
-    objective: ObjectiveConfig = field(
-        default_factory=lambda: ObjectiveConfig(surrogate=GspoClip())
-    )
-    aggregation: AggregationConfig = field(
-        default_factory=lambda: AggregationConfig(mode="sequence_mean")
-    )
+    objective: ObjectiveConfig = ObjectiveConfig(surrogate=GspoClip())
+    aggregation: AggregationConfig = AggregationConfig(mode="sequence_mean")
     temperature: float = 1.0
     logprob_chunk: int = DEFAULT_CHUNK
 

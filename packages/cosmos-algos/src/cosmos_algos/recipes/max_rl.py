@@ -4,7 +4,7 @@ A = (R - mean_g) / mean_g, since ∇ log p = ∇p / p.
 Tajwar et al., Maximum Likelihood Reinforcement Learning, arXiv 2602.02710.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from cosmos_algos.advantages import AdvantageName
@@ -28,10 +28,8 @@ class MaxRlConfig:
 
     kind: Literal["max_rl"] = "max_rl"
     advantage: AdvantageName = "max_rl"
-    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    aggregation: AggregationConfig = field(
-        default_factory=lambda: AggregationConfig(mode="sequence_mean")
-    )
+    objective: ObjectiveConfig = ObjectiveConfig()
+    aggregation: AggregationConfig = AggregationConfig(mode="sequence_mean")
     temperature: float = 1.0
     logprob_chunk: int = DEFAULT_CHUNK
 

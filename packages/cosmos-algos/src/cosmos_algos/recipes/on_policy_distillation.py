@@ -5,7 +5,7 @@ without return-to-go: A_t = log π_teacher - log π. With ``top_k`` the teacher'
 compared, not what was drawn: GKD's generalised Jensen-Shannon divergence of each token, eq. 1.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from cosmos_algos.advantages import AdvantageName
@@ -40,10 +40,8 @@ class OnPolicyDistillationConfig:
 
     kind: Literal["on_policy_distillation"] = "on_policy_distillation"
     advantage: AdvantageName = "none"
-    objective: ObjectiveConfig = field(
-        default_factory=lambda: ObjectiveConfig(teacher_coefficient=1.0)
-    )
-    aggregation: AggregationConfig = field(default_factory=AggregationConfig)
+    objective: ObjectiveConfig = ObjectiveConfig(teacher_coefficient=1.0)
+    aggregation: AggregationConfig = AggregationConfig()
     temperature: float = 1.0
     logprob_chunk: int = DEFAULT_CHUNK
     top_k: int = 0

@@ -4,7 +4,7 @@ A_i = R_i - Σ_j T_j R_j / Σ_j T_j.
 Hao et al., On-Policy RL with Optimal Reward Baseline, arXiv 2505.23585.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from cosmos_algos.advantages import AdvantageName
@@ -28,10 +28,8 @@ class OpoConfig:
 
     kind: Literal["opo"] = "opo"
     advantage: AdvantageName = "opo"
-    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    aggregation: AggregationConfig = field(
-        default_factory=lambda: AggregationConfig(mode="sequence_sum")
-    )
+    objective: ObjectiveConfig = ObjectiveConfig()
+    aggregation: AggregationConfig = AggregationConfig(mode="sequence_sum")
     temperature: float = 1.0
     logprob_chunk: int = DEFAULT_CHUNK
 

@@ -4,7 +4,7 @@ A right one has (1 - p)/σ, p = 1 - C(N⁻,k)/C(N,k); see ``pass_at_k_advantages
 Chen et al., arXiv 2508.10751.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from cosmos_algos.advantages import AdvantageName
@@ -30,10 +30,8 @@ class PassAtKConfig:
 
     kind: Literal["pass_at_k"] = "pass_at_k"
     advantage: AdvantageName = "pass_at_k"
-    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    aggregation: AggregationConfig = field(
-        default_factory=lambda: AggregationConfig(mode="sequence_mean")
-    )
+    objective: ObjectiveConfig = ObjectiveConfig()
+    aggregation: AggregationConfig = AggregationConfig(mode="sequence_mean")
     temperature: float = 1.0
     logprob_chunk: int = DEFAULT_CHUNK
     k: int = 4

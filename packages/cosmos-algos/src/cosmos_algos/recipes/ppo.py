@@ -4,7 +4,7 @@ Schulman et al., arXiv 1707.06347, eq. 7 and 9. The loss of positive samples is 
 (arXiv 2504.05118).
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from cosmos_algos.advantages import AdvantageName
@@ -33,11 +33,11 @@ class PpoConfig:
 
     kind: Literal["ppo"] = "ppo"
     advantage: AdvantageName = "reward"
-    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    aggregation: AggregationConfig = field(default_factory=AggregationConfig)
+    objective: ObjectiveConfig = ObjectiveConfig()
+    aggregation: AggregationConfig = AggregationConfig()
     temperature: float = 1.0
     logprob_chunk: int = DEFAULT_CHUNK
-    critic: CriticConfig = field(default_factory=CriticConfig)
+    critic: CriticConfig = CriticConfig()
     imitation_coefficient: float = 0.0
     epochs: int = 1
 

@@ -3,7 +3,7 @@
 Hu et al., arXiv 2501.03262. Advantage ``reinforce_pp_baseline`` takes the group's mean off first.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from cosmos_algos.advantages import AdvantageName
@@ -30,10 +30,8 @@ class ReinforcePlusPlusConfig:
 
     kind: Literal["reinforce_pp"] = "reinforce_pp"
     advantage: AdvantageName = "reinforce_pp"
-    objective: ObjectiveConfig = field(
-        default_factory=lambda: ObjectiveConfig(kl=KlConfig(estimator="k1", place="reward"))
-    )
-    aggregation: AggregationConfig = field(default_factory=AggregationConfig)
+    objective: ObjectiveConfig = ObjectiveConfig(kl=KlConfig(estimator="k1", place="reward"))
+    aggregation: AggregationConfig = AggregationConfig()
     temperature: float = 1.0
     logprob_chunk: int = DEFAULT_CHUNK
 

@@ -4,7 +4,7 @@ A_i = R_i - Σ_{j≠i} R_j / (G - 1), and the loss of a step is (1/B) Σ_i Σ_t 
 Ahmadian et al., Back to Basics, arXiv 2402.14740, section 2.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from cosmos_algos.advantages import AdvantageName
@@ -28,10 +28,8 @@ class RlooConfig:
 
     kind: Literal["rloo"] = "rloo"
     advantage: AdvantageName = "rloo"
-    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    aggregation: AggregationConfig = field(
-        default_factory=lambda: AggregationConfig(mode="sequence_sum")
-    )
+    objective: ObjectiveConfig = ObjectiveConfig()
+    aggregation: AggregationConfig = AggregationConfig(mode="sequence_sum")
     temperature: float = 1.0
     logprob_chunk: int = DEFAULT_CHUNK
 

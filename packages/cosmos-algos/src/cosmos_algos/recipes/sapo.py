@@ -3,7 +3,7 @@
 Gao et al., Soft Adaptive Policy Optimization, arXiv 2511.20347, eq. 5 and 6.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from cosmos_algos.advantages import AdvantageName
@@ -28,12 +28,8 @@ class SapoConfig:
 
     kind: Literal["sapo"] = "sapo"
     advantage: AdvantageName = "grpo"
-    objective: ObjectiveConfig = field(
-        default_factory=lambda: ObjectiveConfig(surrogate=SapoGate())
-    )
-    aggregation: AggregationConfig = field(
-        default_factory=lambda: AggregationConfig(mode="sequence_mean")
-    )
+    objective: ObjectiveConfig = ObjectiveConfig(surrogate=SapoGate())
+    aggregation: AggregationConfig = AggregationConfig(mode="sequence_mean")
     temperature: float = 1.0
     logprob_chunk: int = DEFAULT_CHUNK
 

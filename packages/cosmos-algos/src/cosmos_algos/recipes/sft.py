@@ -1,6 +1,6 @@
 """Supervised fine-tuning: the negative log-likelihood of given tokens."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from torch import nn
@@ -22,7 +22,7 @@ class SftConfig:
     """
 
     kind: Literal["sft"] = "sft"
-    aggregation: AggregationConfig = field(default_factory=AggregationConfig)
+    aggregation: AggregationConfig = AggregationConfig()
     logprob_chunk: int = DEFAULT_CHUNK
 
     def loss(self, model: nn.Module, batch: TokenBatch) -> LossSum:

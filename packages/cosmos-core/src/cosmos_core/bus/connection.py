@@ -24,7 +24,7 @@ from cosmos_core.bus.passwords import mask_password, what_is_wrong
 from cosmos_core.bus.patience import DISK_FULL, Patience, advice_on
 from cosmos_core.bus.server_settings import problems_of, server_facts, warnings_of
 from cosmos_core.bus.streams import Entry, stream_entries
-from cosmos_core.bus.tls import tls_advice
+from cosmos_core.bus.tls import absent_files, tls_advice
 from cosmos_core.messages import (
     Event,
     ReplicaJoined,
@@ -88,7 +88,9 @@ class Bus:
         """Reach a server and return the bus of one run on it.
 
         Args:
-            url: ``redis://[:password@]host:port/db``, ``rediss://`` for TLS, ``unix://path``.
+            url: ``redis://[:password@]host:port/db``, ``rediss://`` for TLS, ``unix://path``. TLS
+                takes ``?ssl_ca_certs=FILE`` for a server whose certificate is of one's own
+                authority, ``ssl_certfile`` and ``ssl_keyfile`` for one that wants ours.
             namespace: the run; runs of other namespaces on the server are never touched.
             connect_s: how long the server may take to answer at first.
             patience_s: how long every later call tries to reach it, and waits for its disk; a
@@ -113,6 +115,8 @@ class Bus:
             raise BusUnreachableError(
                 f"{mask_password(url)!r} is not the URL of a Redis server: {reason}"
             ) from error
+        if absent := absent_files(url):
+            raise BusUnreachableError(f"{mask_password(url)}: {absent}")
         bus = cls(client, url, namespace, patience_s)
         try:
             # not a ping, which a server whose disk is full refuses like a write
@@ -121,7 +125,7 @@ class Bus:
             await client.aclose()
             is_gone = isinstance(error.__cause__, _GONE)
             if is_gone and not isinstance(error.__cause__, _REFUSED):
-                advice = await asyncio.to_thread(tls_advice, url)
+                advice = await asyncio.to_thread(tls_advice, url, str(error))
                 raise BusUnreachableError(f"{error}{advice}") from error
             raise
         return bus

@@ -300,8 +300,7 @@ class Controller:
             self._forget_samples_of(replica)
         elif is_answer or UNKNOWN_VERSION < replica.version < event.version:
             # or it was ordered before the replica was taken for dead, and joined again
-            self.state.counters.loads += 1
-            self._replicas.set_version(replica, event.version)
+            self._replicas.note_load(replica, event)
 
     def _settle(self, joined: ReplicaState, now: float) -> None:
         """Find out from a policy replica that joined which step the run is at."""

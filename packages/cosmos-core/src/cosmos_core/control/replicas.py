@@ -10,7 +10,7 @@ from cosmos_core.control.state import (
     ControllerState,
     ReplicaState,
 )
-from cosmos_core.messages import GroupFailed, GroupFinished, ReplicaJoined
+from cosmos_core.messages import GroupFailed, GroupFinished, ReplicaJoined, VersionLoaded
 
 _STALE_ENTRIES = 4
 _RELOAD_AFTER_S = 1.0
@@ -48,6 +48,7 @@ class ReplicaTable:
             incarnation=event.incarnation,
             seat=counters.replicas_joined,
             seen_s=now,
+            host=event.host,
             joined_s=now,
             published=event.version if event.role == "policy" else UNKNOWN_VERSION,
         )
@@ -90,6 +91,15 @@ class ReplicaTable:
         replica.failed_loads, replica.load_failure = 0, ""
         self._count_slots(replica, 1)
         self._enter(replica)
+
+    def note_load(self, replica: ReplicaState, event: VersionLoaded) -> None:
+        """Note which weights a replica has loaded, from whom, and where it serves them."""
+        counters = self._state.counters
+        counters.loads += 1
+        counters.loads_from_rollouts += bool(replica.loading_from)
+        replica.loading_from, replica.has_loaded = "", True
+        replica.endpoints = event.endpoints
+        self.set_version(replica, event.version)
 
     def note_failed_load(self, replica: ReplicaState, reason: str, now: float) -> None:
         """Note why a replica could not load the weights that it was told to, which it is again."""

@@ -41,14 +41,16 @@ class ReplicaState(msgspec.Struct, kw_only=True):
     """A replica that joined and is thought alive.
 
     ``seat`` numbers joins; ``worked`` says whether it has done anything since it joined; ``busy``
-    counts groups given to it; ``loading`` is the version it was told to load; ``published`` is what
-    a policy replica serves, ``ordered`` whether it was ordered a step since it joined. ``failures``
-    counts groups that failed since the last that came back; ``resting`` says that it is given
-    nothing because of them until ``rest_until_s``, and ``last_failure`` names the last.
-    ``failed_loads`` counts loads of weights that failed since the last that did not, and
-    ``load_failure`` names the last.
-    ``leaving`` says that it is given nothing more, ``dismissed`` that it was told to stop.
-    ``first_group_s`` is how long after it joined its first training group came; -1 before.
+    counts groups given to it; ``loading`` is the version it was told to load, from the rollout
+    replica ``loading_from`` if that is not empty; ``has_loaded`` says whether it has loaded any
+    since it joined; ``published`` is what a policy replica serves, ``endpoints`` where it does, or
+    where a rollout replica serves the version it loaded last; ``ordered`` says whether it was
+    ordered a step since it joined. ``failures`` counts groups that failed since the last that came
+    back; ``resting`` says that it is given nothing because of them until ``rest_until_s``, and
+    ``last_failure`` names the last. ``failed_loads`` counts loads of weights that failed since the
+    last that did not, and ``load_failure`` names the last. ``leaving`` says that it is given
+    nothing more, ``dismissed`` that it was told to stop. ``first_group_s`` is how long after it
+    joined its first training group came; -1 before.
     """
 
     name: str
@@ -59,11 +61,14 @@ class ReplicaState(msgspec.Struct, kw_only=True):
     incarnation: str
     seat: int
     seen_s: float
+    host: str = ""
     joined_s: float = 0.0
     first_group_s: float = -1.0
     worked: bool = False
     busy: int = 0
     loading: int = UNKNOWN_VERSION
+    loading_from: str = ""
+    has_loaded: bool = False
     retry_at_s: float = 0.0
     published: int = UNKNOWN_VERSION
     ordered: bool = False
@@ -170,6 +175,7 @@ class Counters(msgspec.Struct, kw_only=True):
     replicas_joined: int = 0
     replicas_lost: int = 0
     loads: int = 0
+    loads_from_rollouts: int = 0
     loads_failed: int = 0
     reports_lost: int = 0
     steps_void: int = 0

@@ -157,7 +157,7 @@ class VLLMWeightClient:
             in flight: ``"recompute"`` them under the new weights, or ``"keep"`` them. What they
             made of pictures, which vLLM keeps for later requests, is forgotten either way.
         init_info: More fields of the engine's `InitInfo`: ``transport``, ``token``, ``reuse``,
-            ``bucket_bytes``, ``num_threads``, ``stall_s`` and so on, as in `ReceiverConfig`.
+            ``bucket_bytes``, ``serve_host``, ``stall_s`` and so on, as in `ReceiverConfig`.
         timeout_s: How long a staging may take.
     """
 
@@ -190,6 +190,7 @@ class VLLMWeightClient:
         self._timeout_s = timeout_s
         self._endpoints: tuple[str, ...] = ()
         self._reports: tuple[str, ...] = ()
+        self._served_at: tuple[str, ...] = ()
         self._lock = asyncio.Lock()
 
     @property
@@ -200,6 +201,14 @@ class VLLMWeightClient:
         only by requests of the same weights, and what is asked meanwhile is of the new ones.
         """
         return f"{BACKEND}-{self._name}-{self._num_loads}"
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """Where other engines can fetch the version loaded last: `connect` them to all of these.
+
+        One per worker; none before the first load, and without ``serve_host`` in ``init_info``.
+        """
+        return self._served_at
 
     async def connect(self, endpoints: Sequence[str]) -> Sequence[str]:
         """Use these senders from now on; of no effect if they are the ones in use.
@@ -268,6 +277,7 @@ class VLLMWeightClient:
             states = await self._until_staged(deadline)
             versions = [int(state["version"]) for state in states]
             if min(versions) == max(versions):
+                self._served_at = tuple(filter(None, (str(s["endpoint"]) for s in states)))
                 return versions[0], _largest(states, "num_bytes"), _largest(states, "wire_bytes")
             version = max(versions)  # Published in between; the workers behind fetch it too.
 

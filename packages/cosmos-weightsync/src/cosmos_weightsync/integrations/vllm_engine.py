@@ -11,7 +11,7 @@ init ─► senders' layout ─► discover (this worker's boxes) ─► stage, 
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -31,7 +31,7 @@ from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import ConfigurationError, TransferError, VersionError
 from cosmos_weightsync.integrations.vllm_layout import Fill, Step, WorkerLayout, discover_layout
 from cosmos_weightsync.integrations.vllm_reload import Filler, Reload
-from cosmos_weightsync.layout import Layout
+from cosmos_weightsync.layout import Layout, ShardSpec
 from cosmos_weightsync.planning import plan_transfer
 from cosmos_weightsync.receiver import ReceiverConfig, StagedVersion, WeightReceiver
 from cosmos_weightsync.receiver_session import ReceiverSession
@@ -45,8 +45,9 @@ class InitInfo(WeightTransferInitInfo):
     """Where the weights come from.
 
     Attributes:
-        endpoints: Of every sender rank.
+        endpoints: Of every sender rank; or of every worker of an engine that serves what it has.
         transport: This and the following as in `ReceiverConfig`.
+        serve_host: Where each worker serves what it has to other engines; empty for nobody.
         token: What the senders want to be shown.
         bucket_bytes: One bucket per thread.
         num_threads: How many senders a worker reads from at the same time.
@@ -61,6 +62,7 @@ class InitInfo(WeightTransferInitInfo):
 
     endpoints: list[str] = field(default_factory=list)
     transport: str = "auto"
+    serve_host: str = ""
     token: str = ""
     bucket_bytes: int = 16 << 20
     num_threads: int = 4
@@ -79,6 +81,7 @@ class InitInfo(WeightTransferInitInfo):
         """
         return ReceiverConfig(
             transport=self.transport,
+            serve_host=self.serve_host,
             token=self.token,
             bucket_bytes=self.bucket_bytes,
             num_threads=self.num_threads,
@@ -117,11 +120,13 @@ class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._layout: WorkerLayout | None = None
         self._known: tuple[object, WorkerLayout] | None = None
         self._receiver: WeightReceiver | None = None
+        self._resting: WeightReceiver | None = None
+        self._received_as: tuple[ReceiverConfig, Sequence[ShardSpec]] | None = None
         self._task: threading.Thread | None = None
         self._failure: Exception | None = None
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Use these senders from now on.
+        """Use these senders from now on. What was staged from others is served on.
 
         Raises:
             WeightSyncError: they cannot be reached, or do not have what the model needs.
@@ -129,7 +134,7 @@ class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
                 its workers as it runs.
         """
         init_info.receiver_config()
-        self.shutdown()
+        self._rest()
         if self.parallel_config.enable_eplb:
             raise ConfigurationError(
                 "enable_eplb moves experts between workers, whose slices would then be others'; "
@@ -164,12 +169,8 @@ class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             self._known = (offered, found)
         layout = self._known[1]
         plan_transfer(self._senders, Layout.from_ranks([layout.specs]))
+        self._receiver = self._receiver_of(layout)
         self._layout = layout
-        self._receiver = WeightReceiver(
-            info.endpoints,
-            wanted=layout.specs,
-            config=info.receiver_config(),
-        )
         return layout.report()
 
     def begin_stage(self, version: int, timeout_s: float) -> None:
@@ -188,8 +189,9 @@ class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         if self._failure is not None:
             kind, words = type(self._failure).__name__, str(self._failure)
             return {"state": "failed", "kind": kind, "error": words}
-        staged = self._receiver.staged if self._receiver is not None else None
-        if staged is None:
+        receiver = self._receiver
+        staged = receiver.staged if receiver is not None else None
+        if receiver is None or staged is None:
             return {"state": "idle" if self._senders is None else "described"}
         return {
             "state": "staged",
@@ -198,6 +200,7 @@ class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             "wire_bytes": staged.wire_bytes,
             "seconds": staged.seconds,
             "digest": staged.digest,
+            "endpoint": receiver.endpoint if self._init_info.serve_host else "",
         }
 
     @property
@@ -249,14 +252,35 @@ class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Nothing is left to do: `receive_weights` made the model ready to run."""
 
     def shutdown(self) -> None:
-        """Hang up on the senders."""
-        receiver, self._receiver = self._receiver, None
-        self._layout = None
-        if receiver is not None:
+        """Hang up on the senders, and on whoever fetches from here."""
+        receivers = [one for one in (self._receiver, self._resting) if one is not None]
+        self._receiver = self._resting = self._layout = None
+        for receiver in receivers:
             receiver.close()
         if self._task is not None:
             self._task.join(10.0)
             self._task = None
+
+    def _rest(self) -> None:
+        """Fetch nothing until the next `discover`, but serve on what is there."""
+        if self._task is not None and self._task.is_alive():
+            self.shutdown()
+        elif self._receiver is not None:
+            self._resting, self._receiver = self._receiver, None
+        self._layout = None
+
+    def _receiver_of(self, layout: WorkerLayout) -> WeightReceiver:
+        """The one there was, if it fits, as others fetch from it; else another."""
+        config = self._init_info.receiver_config()
+        before = self._receiver or self._resting
+        self._receiver = self._resting = None
+        if before is not None and self._received_as == (config, layout.specs):
+            before.connect(self._init_info.endpoints)
+            return before
+        if before is not None:
+            before.close()
+        self._received_as = config, layout.specs
+        return WeightReceiver(self._init_info.endpoints, wanted=layout.specs, config=config)
 
     def _connected(self) -> tuple[WeightReceiver, WorkerLayout]:
         if self._receiver is None or self._layout is None:
@@ -285,8 +309,9 @@ class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             for endpoint in info.endpoints:  # Kept one by one: a failure closes those before.
                 sessions += [ReceiverSession(endpoint, info.token, deadline)]
             sessions.sort(key=lambda session: session.rank)
-            ranks = [session.rank for session in sessions]
-            if not ranks or ranks != list(range(sessions[0].num_ranks)):
+            senders = [session for session in sessions if session.role == "sender"]
+            ranks = [session.rank for session in senders]
+            if not sessions or (senders and ranks != list(range(senders[0].num_ranks))):
                 raise ConfigurationError(
                     f"endpoints of sender ranks {ranks} were given, not of all"
                 )

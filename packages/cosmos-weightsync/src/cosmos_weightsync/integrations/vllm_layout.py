@@ -51,7 +51,8 @@ class Step:
     def apply(self, received: Tensor, parameter: Tensor) -> None:
         """Do it, given the contiguous tensor of the box."""
         flat = received.reshape(-1)
-        values = flat.as_strided(self.source.shape, self.source.strides, self.source.offset)
+        offset = flat.storage_offset() + self.source.offset  # It may lie among others.
+        values = flat.as_strided(self.source.shape, self.source.strides, offset)
         for to in self.casts:
             values = to(values)
         _view(parameter, self.target).copy_(values)

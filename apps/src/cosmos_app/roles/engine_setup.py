@@ -1,0 +1,87 @@
+"""What a rollout replica's engine is made with, and how it gets weights and serves them."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from cosmos_app.control_files import read_weights_token
+from cosmos_app.recipe import WeightSyncConfig
+from cosmos_app.roles.adapters import MergedWeights, MergingClient
+from cosmos_app.roles.process import RunContext, may_fork, own_address
+from cosmos_app.roles.weights import ReceivedWeights, vllm_client
+from cosmos_rollout import EngineSetup, KvPolicy, VLLMConfig
+from cosmos_weightsync.integrations.vllm import VLLMWeightClient, engine_arguments
+
+
+class EngineWeights:
+    """How one engine gets its weights, by a source or by a client, whichever it asks for."""
+
+    def __init__(self, config: WeightSyncConfig, token: str, *, serve_host: str) -> None:
+        """Nothing is connected yet; the arguments are those of `ReceivedWeights`."""
+        self._config = config
+        self._token = token
+        self._serve_host = serve_host
+        self._client: VLLMWeightClient | None = None
+        self.source = ReceivedWeights(config, token, serve_host=serve_host)
+
+    def client(self, engine: Any, kv: KvPolicy) -> VLLMWeightClient:
+        """Return what moves weights into vLLM's workers."""
+        self._client = vllm_client(
+            self._config, engine, kv, token=self._token, serve_host=self._serve_host
+        )
+        return self._client
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """Where other replicas can fetch the version loaded last; none if they are not to."""
+        return self.source.endpoints if self._client is None else self._client.endpoints
+
+
+def engine_weights(context: RunContext, *, shares_device: bool) -> EngineWeights:
+    """Return how an engine gets its weights, and whether it serves them to others."""
+    sync = context.recipe.weight_sync
+    host = own_address() if sync.from_rollouts and not shares_device else ""
+    return EngineWeights(sync, read_weights_token(context.run), serve_host=host)
+
+
+def engine_setup(
+    context: RunContext, model: Path, weights: EngineWeights, ended: contextlib.AsyncExitStack
+) -> EngineSetup:
+    """Return what an engine is made with; what is opened for it is closed with ``ended``."""
+    arguments: dict[str, Any] = {}
+    if isinstance(context.recipe.rollout.engine, VLLMConfig):
+        arguments = engine_arguments()
+    if context.recipe.model.training.lora is not None:
+        return _merging_setup(context, model, arguments, ended)
+    return EngineSetup(
+        model_path=model,
+        weight_client=weights.client,
+        weight_source=weights.source,
+        engine_arguments=arguments,
+        may_fork=may_fork(),
+    )
+
+
+def _merging_setup(
+    context: RunContext,
+    model: Path,
+    arguments: dict[str, Any],
+    ended: contextlib.AsyncExitStack,
+) -> EngineSetup:
+    """Return how an engine gets whole weights where the policy sends adapters."""
+    sync = context.recipe.weight_sync
+    merged = MergedWeights(sync, context.files.model, read_weights_token(context.run))
+    ended.callback(merged.close)
+
+    def client(engine: Any, kv: KvPolicy) -> MergingClient:  # vLLM's AsyncLLM
+        made = MergingClient(vllm_client(sync, engine, kv), merged, sync)
+        ended.callback(made.close)
+        return made
+
+    return EngineSetup(
+        model_path=model,
+        weight_client=client,
+        weight_source=merged,
+        engine_arguments=arguments,
+        may_fork=may_fork(),
+    )
