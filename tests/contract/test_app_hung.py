@@ -58,6 +58,7 @@ async def supervisor(tmp_path: Path) -> AsyncIterator[Supervisor]:
             {"staleness": {"depth": 0, "bound": 0}, "rollout": {"colocate": "keep"}},
             3600.0,
         ),
+        ({"model": {"training": {"compile": "inductor"}}}, 900.0),
     ],
 )
 def test_who_waits_for_what_has_a_deadline_of_its_own_is_given_the_time(

@@ -21,6 +21,8 @@ from cosmos_core.bus import Bus, BusUnreachableError
 _LOOK_S = 1.0
 _CONTROLLER = "controller"
 _CONTROLLER_S = 30.0
+_COMPILE_S = 900.0
+"""A large model's layers may take minutes to compile, for each length of rows under ``tp``."""
 
 
 def patience_s(recipe: Recipe) -> float:
@@ -31,6 +33,8 @@ def patience_s(recipe: Recipe) -> float:
         waits.append(rollout.episode.timeout_s)
     if rollout.colocate:
         waits.append(rollout.turn_deadline_s)
+    if recipe.model.training.compile != "none":
+        waits.append(_COMPILE_S)
     return max(waits)
 
 
