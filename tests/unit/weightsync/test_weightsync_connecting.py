@@ -6,6 +6,7 @@ import torch
 from cosmos_weightsync import (
     ConfigurationError,
     ReceiverConfig,
+    VersionError,
     WeightDirectory,
     WeightReceiver,
     WeightSender,
@@ -37,6 +38,8 @@ def test_what_it_has_is_served_before_and_after():
             with WeightReceiver([served_at]) as newcomer:
                 assert newcomer.stage(1).version == 1
                 assert value_of(newcomer) == 1.0
+                with pytest.raises(VersionError, match="nothing is staged"):
+                    holder.commit()
                 assert holder.stage(2).version == 2
                 assert holder.endpoint == served_at
                 assert newcomer.stage(2).version == 2

@@ -158,7 +158,8 @@ class WeightReceiver:
     def connect(self, endpoints: Iterable[str]) -> None:
         """Fetch from these from now on, instead of those that it was made with.
 
-        What is staged or in use stays, and so does `endpoint`: others go on fetching from it.
+        What is in use stays, and so do `endpoint` and what is there: others go on fetching it. A
+        version that was staged and not committed cannot be any more.
 
         Raises:
             ConfigurationError: an endpoint makes no sense, or there is a directory.
@@ -166,6 +167,7 @@ class WeightReceiver:
         listed = self._listed(endpoints)
         if listed is None:
             raise ConfigurationError("a directory tells this receiver whom to fetch from")
+        self._staged = None
         self._fetcher.follow(listed)
 
     def stage(self, version: int = 0, *, timeout_s: float = 600.0) -> StagedVersion:
