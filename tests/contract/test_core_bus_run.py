@@ -50,13 +50,6 @@ asyncio.run(main())
 """
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    server = RedisServer.start(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
-
-
 async def measured(bus: Bus) -> list[MetricRecord]:
     """Return all that was measured: steps, validations and when versions were served, once each."""
     records = bus.metrics()

@@ -15,13 +15,6 @@ import redis
 from cosmos_core.bus import Bus, RedisServer, ServerStartError
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    server = RedisServer.start(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
-
-
 def test_a_busy_port_is_answered_with_the_log_of_the_server(server, tmp_path) -> None:
     with pytest.raises(ServerStartError, match="did not start"):
         RedisServer.start(tmp_path, port=server.port)

@@ -69,13 +69,6 @@ class Authority:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    server = RedisServer.start(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
-
-
-@pytest.fixture(scope="module")
 def authority(tmp_path_factory) -> Authority:
     return Authority(tmp_path_factory.mktemp("authority") / "ours", "ours")
 

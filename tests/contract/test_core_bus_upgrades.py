@@ -13,7 +13,6 @@ from cosmos_core.bus import (
     CodeVersionError,
     ControllerHost,
     HostConfig,
-    RedisServer,
     code_version,
 )
 from cosmos_core.bus.ledger import Commit, Ledger, Past
@@ -37,13 +36,6 @@ CONFIG = ControllerConfig(
     num_steps=400, groups_per_step=8, samples_per_group=4, min_group_samples=1
 )
 DEADLINE_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    server = RedisServer.start(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
 
 
 @pytest.fixture

@@ -37,10 +37,16 @@ def open_checkpoints(trainer: NamesPlace, run: RunDirectory) -> CheckpointStore:
 
 
 def tell_beginning(
-    store: CheckpointStore, trainer: NamesPlace, console: Console, *, is_resumed: bool
+    newest: int | None, trainer: NamesPlace, console: Console, *, is_resumed: bool
 ) -> None:
-    """Say what people may not expect: that a resumed run begins anew, or a new one goes on."""
-    newest = store.latest()
+    """Say what people may not expect: that a resumed run begins anew, or a new one goes on.
+
+    Args:
+        newest: the step of the newest checkpoint, if there is one.
+        trainer: says where it lies.
+        console: where to say it.
+        is_resumed: whether somebody asked for the run to go on.
+    """
     if newest is None and is_resumed:
         console.print(NO_CHECKPOINT)
     elif newest is not None and not is_resumed:

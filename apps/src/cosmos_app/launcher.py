@@ -206,8 +206,8 @@ class Launch:
         """Return the sample stream of the newest checkpoint; empty for a run without one."""
         trainer = self._recipe.trainer
         store = open_checkpoints(trainer, self._run)
-        tell_beginning(store, trainer, self._console, is_resumed=self._is_resumed)
         step = store.latest()
+        tell_beginning(step, trainer, self._console, is_resumed=self._is_resumed)
         return b"" if step is None else store.extra(step)
 
     def _look_at(self, record: MetricRecord) -> None:

@@ -100,8 +100,8 @@ async def run_given_recipe(recipe: GivenRecipe, *, resume: bool, as_json: bool) 
                 where = run.path / "model"
                 console.print(f"model: built with {parameters:,} parameters in {where}")
             await encode_data(recipe, run, console)
-            store = open_checkpoints(recipe.trainer, run)
-            tell_beginning(store, recipe.trainer, console, is_resumed=resume)
+            newest = open_checkpoints(recipe.trainer, run).latest()
+            tell_beginning(newest, recipe.trainer, console, is_resumed=resume)
             report = await GivenLaunch(recipe, run, console, num_rows, preloaded).run()
             hand_in(asdict(report), run, lambda: print_report(report, console), as_json=as_json)
     if not report.finished:

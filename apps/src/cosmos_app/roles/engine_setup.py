@@ -51,37 +51,29 @@ def engine_setup(
     arguments: dict[str, Any] = {}
     if isinstance(context.recipe.rollout.engine, VLLMConfig):
         arguments = engine_arguments()
-    if context.recipe.model.training.lora is not None:
-        return _merging_setup(context, model, arguments, ended)
+    has_adapters = context.recipe.model.training.lora is not None
+    given = _MergingWeights(context, ended) if has_adapters else weights
     return EngineSetup(
         model_path=model,
-        weight_client=weights.client,
-        weight_source=weights.source,
+        weight_client=given.client,
+        weight_source=given.source,
         engine_arguments=arguments,
         may_fork=may_fork(),
     )
 
 
-def _merging_setup(
-    context: RunContext,
-    model: Path,
-    arguments: dict[str, Any],
-    ended: contextlib.AsyncExitStack,
-) -> EngineSetup:
-    """Return how an engine gets whole weights where the policy sends adapters."""
-    sync = context.recipe.weight_sync
-    merged = MergedWeights(sync, context.files.model, read_weights_token(context.run))
-    ended.callback(merged.close)
+class _MergingWeights:
+    """How an engine gets whole weights where the policy sends adapters."""
 
-    def client(engine: Any, kv: KvPolicy) -> MergingClient:  # vLLM's AsyncLLM
-        made = MergingClient(vllm_client(sync, engine, kv), merged, sync)
-        ended.callback(made.close)
+    def __init__(self, context: RunContext, ended: contextlib.AsyncExitStack) -> None:
+        self._sync = context.recipe.weight_sync
+        self._ended = ended
+        token = read_weights_token(context.run)
+        self.source = MergedWeights(self._sync, context.files.model, token)
+        ended.callback(self.source.close)
+
+    def client(self, engine: Any, kv: KvPolicy) -> MergingClient:
+        inner = vllm_client(self._sync, engine, kv)
+        made = MergingClient(inner, self.source, self._sync)
+        self._ended.callback(made.close)
         return made
-
-    return EngineSetup(
-        model_path=model,
-        weight_client=client,
-        weight_source=merged,
-        engine_arguments=arguments,
-        may_fork=may_fork(),
-    )

@@ -27,12 +27,7 @@ from cosmos_app.roles.engine_start import engine_that_shows, naming_its_keys
 from cosmos_app.roles.failed_loads import FailedLoads
 from cosmos_app.roles.finding_teachers import find_teacher
 from cosmos_app.roles.gpu_turns import STARTING, engine_that_shares, start_turn
-from cosmos_app.roles.process import (
-    RunContext,
-    num_sharers,
-    open_context,
-    own_address,
-)
+from cosmos_app.roles.process import RunContext, num_sharers, open_context, own_address
 from cosmos_app.roles.quantised import engine_model
 from cosmos_app.roles.sockets import own_sockets
 from cosmos_app.roles.turns import Turn, rollout_turn

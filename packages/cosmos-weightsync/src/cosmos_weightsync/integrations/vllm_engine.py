@@ -120,7 +120,6 @@ class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._layout: WorkerLayout | None = None
         self._known: tuple[object, WorkerLayout] | None = None
         self._receiver: WeightReceiver | None = None
-        self._resting: WeightReceiver | None = None
         self._received_as: tuple[ReceiverConfig, Sequence[ShardSpec]] | None = None
         self._task: threading.Thread | None = None
         self._failure: Exception | None = None
@@ -134,7 +133,9 @@ class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
                 its workers as it runs.
         """
         init_info.receiver_config()
-        self._rest()
+        if self._task is not None and self._task.is_alive():
+            self.shutdown()
+        self._layout = None
         if self.parallel_config.enable_eplb:
             raise ConfigurationError(
                 "enable_eplb moves experts between workers, whose slices would then be others'; "
@@ -189,7 +190,7 @@ class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         if self._failure is not None:
             kind, words = type(self._failure).__name__, str(self._failure)
             return {"state": "failed", "kind": kind, "error": words}
-        receiver = self._receiver
+        receiver = self._receiver if self._layout is not None else None
         staged = receiver.staged if receiver is not None else None
         if receiver is None or staged is None:
             return {"state": "idle" if self._senders is None else "described"}
@@ -253,30 +254,22 @@ class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def shutdown(self) -> None:
         """Hang up on the senders, and on whoever fetches from here."""
-        receivers = [one for one in (self._receiver, self._resting) if one is not None]
-        self._receiver = self._resting = self._layout = None
-        for receiver in receivers:
+        receiver, self._receiver = self._receiver, None
+        self._layout = None
+        if receiver is not None:
             receiver.close()
         if self._task is not None:
             self._task.join(10.0)
             self._task = None
 
-    def _rest(self) -> None:
-        """Fetch nothing until the next `discover`, but serve on what is there."""
-        if self._task is not None and self._task.is_alive():
-            self.shutdown()
-        elif self._receiver is not None:
-            self._resting, self._receiver = self._receiver, None
-        self._layout = None
-
     def _receiver_of(self, layout: WorkerLayout) -> WeightReceiver:
         """The one there was, if it fits, as others fetch from it; else another."""
         config = self._init_info.receiver_config()
-        before = self._receiver or self._resting
-        self._receiver = self._resting = None
+        before = self._receiver
         if before is not None and self._received_as == (config, layout.specs):
             before.connect(self._init_info.endpoints)
             return before
+        self._receiver = None
         if before is not None:
             before.close()
         self._received_as = config, layout.specs
