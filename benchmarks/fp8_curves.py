@@ -63,7 +63,7 @@ def curve(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     if options.arm not in {"bfloat16", OTHER_ROWS}:
         low = LowPrecisionConfig(recipe=options.arm, emulate=device == "cpu" or options.emulate)
     config = ModelConfig(
-        implementation="native",
+        implementation="transformers",
         compute_dtype="bfloat16",
         compile="inductor" if options.compile else "none",
         low_precision=low,

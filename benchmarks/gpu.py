@@ -71,6 +71,14 @@ def near_torchtitan(rows: Rows) -> bool:
     return float(ours["x torchtitan"]) >= 0.97 and abs(losses[1] / losses[0] - 1) < 0.01
 
 
+def spares_memory(rows: Rows) -> bool:
+    """Whether each way of not keeping activations needs less memory, for the same losses."""
+    kept = float(rows["kept"]["last loss"])
+    others = [cells for name, cells in rows.items() if name != "kept"]
+    same = all(abs(float(cells["last loss"]) / kept - 1) < 0.001 for cells in others)
+    return same and all(float(cells["of kept"]) < 0.8 for cells in others)
+
+
 def near_bfloat16(rows: Rows) -> bool:
     """Whether products in 8 bits end within 1 % of bfloat16's loss, or as near as other rows do."""
     found = {
@@ -101,10 +109,21 @@ PARTS = (
         holds=near_torchtitan,
     ),
     Part(
+        name="memory",
+        command=(str(HERE / "activation_memory.py"),),
+        quick=(
+            *(str(HERE / "activation_memory.py"), "--size", "tiny", "--rows", "1"),
+            *("--length", "64", "--steps", "1"),
+        ),
+        limit_s=120,
+        wanted="0.8 of the memory, the same losses",
+        holds=spares_memory,
+    ),
+    Part(
         name="fp8",
-        command=(str(HERE / "fp8_curves.py"),),
+        command=(str(HERE / "fp8_curves.py"), "--steps", "120", "--rows", "4"),
         quick=(str(HERE / "fp8_curves.py"), "--quick", "--emulate", "--recipes", "rowwise"),
-        limit_s=600,
+        limit_s=480,
         wanted="within 1 % of bfloat16's loss, or as near as other rows",
         holds=near_bfloat16,
     ),

@@ -266,7 +266,7 @@ def weights(tmp_path_factory) -> list[Path]:
 def environment() -> Iterator[None]:
     """What vLLM wants to find, and a clean-up of what it leaves in the environment."""
     before = dict(os.environ)
-    os.environ.update(cpu_environment())
+    os.environ.update({} if torch.cuda.is_available() else cpu_environment())
     yield
     os.environ.clear()
     os.environ.update(before)

@@ -140,7 +140,7 @@ class World:
 )
 async def world(request, tmp_path_factory) -> AsyncIterator[World]:
     before = dict(os.environ)
-    os.environ.update(cpu_environment())
+    os.environ.update({} if torch.cuda.is_available() else cpu_environment())
     torch.set_num_threads(1)
     path, trained = tmp_path_factory.mktemp("model"), build(0)
     trained.save_pretrained(path)

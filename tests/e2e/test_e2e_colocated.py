@@ -5,6 +5,12 @@ from real_runs import SMALL, Run, Runner, assert_balanced
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS = 3
+VLLM = (
+    "rollout.engine.kind=vllm",
+    "rollout.engine.kv_cache_mib=256",
+    "rollout.engine.gpu_memory_share=0.3",
+    "rollout.engine.compiled=no",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -16,8 +22,15 @@ def losses(run: Run) -> list[float]:
     return [record["values"]["loss"] for record in run.metrics("policy")]
 
 
-def test_a_run_that_takes_turns_is_the_run_that_does_not(runner: Runner) -> None:
-    same = (*SMALL, f"trainer.steps={STEPS}", "staleness.depth=0", "staleness.bound=0",
+@pytest.mark.parametrize(
+    "engine",
+    [(), pytest.param(VLLM, marks=pytest.mark.gpu, id="vllm")],
+)
+def test_a_run_that_takes_turns_is_the_run_that_does_not(
+    engine: tuple[str, ...], runner: Runner
+) -> None:
+    runner.forks = not engine  # what is forked for all tests has an environment for processors
+    same = (*SMALL, *engine, f"trainer.steps={STEPS}", "staleness.depth=0", "staleness.bound=0",
             "trainer.groups_per_step=4", "algorithm.objective.entropy_coefficient=0.5")  # fmt: skip
     apart = runner.complete(*same, name="apart")
     shared = runner.complete(*same, "rollout.colocate=discard", name="shared")

@@ -16,6 +16,7 @@ from gpu import (
     rows_of,
     run_part,
     section,
+    spares_memory,
 )
 from run import RESULTS, replace_section
 
@@ -43,6 +44,15 @@ def test_packing_has_four_fifths_of_a_copy_and_ipc_takes_a_fifth_longer(pack, ip
 def test_training_has_97_hundredths_of_torchtitans_on_the_same_step(ratio, loss, holds):
     table = "| step | x torchtitan | first loss |\n|---|---|---|\n| torchtitan | 1.000 | 7.66 |\n"
     assert near_torchtitan(rows_of(f"{table}| cosmos | {ratio} | {loss} |\n")) is holds
+
+
+@pytest.mark.parametrize(
+    ("share", "loss", "holds"),
+    [("0.30", "7.6604", True), ("0.85", "7.66", False), ("0.30", "7.70", False)],
+)
+def test_activations_that_are_not_kept_spare_memory_and_change_no_loss(share, loss, holds):
+    table = "| activations | of kept | last loss |\n|---|---|---|\n| kept | 1.00 | 7.66 |\n"
+    assert spares_memory(rows_of(f"{table}| recomputed | {share} | {loss} |\n")) is holds
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
+from cosmos_parallel.cross_entropy import summed_cross_entropy
 from cosmos_parallel.learner import Evaluation, Learner, StepReport
 from cosmos_parallel.sft_batches import (
     SftBatch,
@@ -18,8 +18,6 @@ from cosmos_parallel.sft_batches import (
     step_batches,
 )
 from cosmos_parallel.sft_examples import SftData
-
-CHUNK_TOKENS = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,15 +39,15 @@ class SftLoss:
 def sft_loss(model: nn.Module, batch: SftBatch) -> SftLoss:
     """Return the summed next-token cross-entropy over the trained tokens.
 
-    Logits are computed only in columns where some row is trained, and turned to float32 in chunks
-    that are computed again in the backward pass.
+    Logits are computed only in columns where some row is trained, and turned to float32 some rows
+    at a time.
 
     Args:
         model: a transformers causal language model.
         batch: on any device.
     """
     answers = answer_logits(model, batch)
-    total, num_correct = _cross_entropy(answers.logits, answers.targets, answers.mask)
+    total, num_correct = summed_cross_entropy(answers.logits, answers.targets, answers.mask)
     return SftLoss(
         total=total,
         weight=answers.mask.sum(),
@@ -138,23 +136,3 @@ def _columns(trainable: Tensor) -> Tensor:
 
 def _keeps_columns(model: nn.Module) -> bool:
     return "logits_to_keep" in inspect.signature(model.forward).parameters
-
-
-def _cross_entropy(logits: Tensor, targets: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the masked sum over N tokens of logits [N, V] against targets [N], and the hits."""
-    total = logits.new_zeros((), dtype=torch.float32)
-    num_correct = torch.zeros((), dtype=torch.int64, device=logits.device)
-    for part, goals, kept in zip(
-        logits.split(CHUNK_TOKENS),
-        targets.split(CHUNK_TOKENS),
-        mask.split(CHUNK_TOKENS),
-        strict=True,
-    ):
-        total = total + checkpoint(_chunk_total, part, goals, kept, use_reentrant=False)
-        num_correct += ((part.detach().argmax(dim=-1) == goals) & kept).sum()
-    return total, num_correct
-
-
-def _chunk_total(logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
-    losses = nn.functional.cross_entropy(logits.float(), targets, reduction="none")
-    return torch.where(mask, losses, 0.0).sum()

@@ -22,6 +22,7 @@ from cosmos_weightsync.checksums import (
 from cosmos_weightsync.errors import LayoutError
 from cosmos_weightsync.planning import Piece
 from cosmos_weightsync.version_checksums import VersionChecksums
+from cosmos_weightsync.wide_views import copy_wide
 
 __all__ = [
     "Chunk",
@@ -190,7 +191,7 @@ def pack(message: Message, held: HeldBoxes, bucket: Tensor) -> Tensor:
         if rows is not None and rows.shape[1] > 1:  # Rows with gaps: NumPy copies them faster.
             np.copyto(part.numpy().reshape(rows.shape), rows)
         else:
-            part.view(view.dtype).view(view.shape).copy_(view)
+            _copy(view, part.view(view.dtype).view(view.shape))
     return bucket[: message.num_bytes]
 
 
@@ -198,7 +199,14 @@ def unpack(message: Message, held: HeldBoxes, bucket: Tensor) -> None:
     """Copy the chunks out of the bucket to where they belong."""
     for chunk, part in message_parts(message, bucket):
         view = held.view(chunk.name, chunk.box)
-        view.copy_(part.view(view.dtype).view(view.shape))
+        _copy(part.view(view.dtype).view(view.shape), view)
+
+
+def _copy(source: Tensor, target: Tensor) -> None:
+    if source.device.type == "cuda":
+        copy_wide(source, target)
+    else:
+        target.copy_(source)
 
 
 def message_parts(message: Message, bucket: Tensor) -> Iterator[tuple[Chunk, Tensor]]:

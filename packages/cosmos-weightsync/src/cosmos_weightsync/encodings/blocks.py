@@ -27,8 +27,11 @@ __all__ = [
     "unpadded",
 ]
 
-BAND_NUMEL = 1 << 20
-"""Elements that are worked on at a time, so that the float32 temporaries stay small."""
+BAND_NUMEL = {"cpu": 1 << 20, "cuda": 1 << 26}
+"""Elements that are worked on at a time by device: float32 temporaries of 4 or 256 MiB.
+
+A processor's lie in its cache. A GPU computes on a mebielement in the time that starting it takes.
+"""
 
 
 def grid_shape(shape: Extents, block: Extents) -> Extents:
@@ -73,8 +76,12 @@ def cut_cells(shape: Extents, box: Box, block: Extents) -> tuple[IntArray, IntAr
     return np.asarray(position, dtype=np.int64), local, shared.ravel()[local]
 
 
-def bands(box: Box, block: Extents, max_numel: int = BAND_NUMEL) -> Iterator[Box]:
-    """Cut a box along block boundaries into boxes of about ``max_numel`` elements."""
+def bands(values: Tensor, box: Box, block: Extents) -> Iterator[Box]:
+    """Cut the box of some values along block boundaries into what their device takes at a time."""
+    return _bands(box, block, BAND_NUMEL.get(values.device.type, BAND_NUMEL["cpu"]))
+
+
+def _bands(box: Box, block: Extents, max_numel: int) -> Iterator[Box]:
     cells = grid_box(box, block)
     dim = next((d for d, count in enumerate(cells.shape) if count > 1), None)
     if box.numel <= max_numel or dim is None:
@@ -88,11 +95,11 @@ def bands(box: Box, block: Extents, max_numel: int = BAND_NUMEL) -> Iterator[Box
             (*box.start[:dim], low, *box.start[dim + 1 :]),
             (*box.stop[:dim], high, *box.stop[dim + 1 :]),
         )
-        yield from bands(part, block, max_numel)
+        yield from _bands(part, block, max_numel)
 
 
 def padded_blocks(values: Tensor, box: Box, block: Extents) -> Tensor:
-    """The values of a box in float32 as [cells 0, block 0, cells 1, block 1, ...], padded by zero.
+    """The values of a box as [cells 0, block 0, cells 1, block 1, ...], padded by zero.
 
     In a dim where the box touches a single cell, the block is cut to the box instead of padded.
     """
@@ -101,7 +108,7 @@ def padded_blocks(values: Tensor, box: Box, block: Extents) -> Tensor:
         count * size - front - extent
         for count, size, front, extent in zip(counts, sizes, fronts, box.shape, strict=True)
     ]
-    padded = values.to(torch.float32)
+    padded = values
     if any(fronts) or any(backs):
         pads = reversed(list(zip(fronts, backs, strict=True)))
         padded = functional.pad(padded, list(itertools.chain.from_iterable(pads)))
@@ -136,7 +143,9 @@ def block_maxima(values: Tensor, box: Box, block: Extents) -> Tensor:
     cells = grid_box(box, block)
     maxima = torch.empty(cells.shape, dtype=torch.float32, device=values.device)
     inner = tuple(range(1, 2 * len(block), 2))
-    for band in bands(box, block):
+    for band in bands(values, box, block):
         part = padded_blocks(values[band.relative_to(box)], band, block)
-        maxima[grid_box(band, block).relative_to(cells)] = part.abs().amax(dim=inner)
+        # two reads of memory, where magnitudes would be a read and a write of it before a read
+        largest = torch.maximum(part.amax(dim=inner), -part.amin(dim=inner))
+        maxima[grid_box(band, block).relative_to(cells)] = largest
     return maxima

@@ -212,7 +212,7 @@ class NvFp4:
         scales = stored.to(torch.float32) * per_matrix
         block, box = self.blocks(shard.spec)[0], shard.spec.box
         cells = grid_box(box, block)
-        for band in bands(box, block):
+        for band in bands(shard.tensor, box, block):
             within = band.relative_to(box)
             codes = _e2m1_codes(
                 _scaled(shard.tensor[within], band, block, _of_cells(scales, band, block, cells))
@@ -272,11 +272,11 @@ def _write_fp8(shard: Shard, block: Extents, scales: Tensor, into: Sequence[Tens
     """Write the values, and the scales where there is a second tensor."""
     box = shard.spec.box
     cells = grid_box(box, block)
-    for band in bands(box, block):
+    for band in bands(shard.tensor, box, block):
         within = band.relative_to(box)
         mine = _of_cells(scales, band, block, cells)
         quotients = _scaled(shard.tensor[within], band, block, mine)
-        into[0][within].copy_(quotients.to(torch.float8_e4m3fn), non_blocking=True)
+        into[0][within].copy_(quotients, non_blocking=True)
     for stored in into[1:]:
         stored.copy_(scales, non_blocking=True)
 
@@ -289,7 +289,8 @@ def _scaled(values: Tensor, box: Box, block: Extents, scales: Tensor) -> Tensor:
     """Every value over the scale of its block, in float32."""
     ndim = len(block)
     spread = scales[tuple(x for _ in range(ndim) for x in (slice(None), None))]
-    return unpadded(padded_blocks(values, box, block) / spread, box, block)
+    exact = values.to(torch.float32)
+    return unpadded(padded_blocks(exact, box, block) / spread, box, block)
 
 
 def _e2m1_codes(values: Tensor) -> Tensor:
