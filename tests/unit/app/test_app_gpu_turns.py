@@ -22,6 +22,9 @@ def test_engines_divide_the_memory_unless_it_is_divided_already():
     assert engine_that_shares(SGLangConfig(), 2).memory_share == pytest.approx(0.85 / 2)
     chosen = VLLMConfig(gpu_memory_share=0.4)
     assert engine_that_shares(chosen, 3) == chosen
+    sized = VLLMConfig(kv_cache_mib=256)  # needs no memory to be free that it will not take
+    assert engine_that_shares(sized, 3) == sized
+    assert sized.engine_arguments()["gpu_memory_utilization"] == 0.01
     assert engine_that_shares(ScriptedConfig(), 3) == ScriptedConfig()
 
 

@@ -45,6 +45,21 @@ _SHARE = {"gpu_memory_utilization": 0.85}
             EngineMemoryError,
             "gpu_memory_share is 0.85",
         ),
+        (
+            _GENERAL,
+            "ValueError: Free memory on device cuda:0 (3/80 GiB) on startup is less than desired "
+            "GPU memory utilization (0.85, 68 GiB).",
+            _CACHE,
+            EngineMemoryError,
+            "gpu_memory_share is 0.85",
+        ),
+        (
+            _GENERAL,
+            "AssertionError: Error in memory profiling. Initial free memory 138 GiB, current 139",
+            _SHARE,
+            EngineStartError,
+            "start it again once the others are up, or set kv_cache_mib",
+        ),
         # a cache of chosen size never grows; what others leave of a device may
         (
             _GENERAL,

@@ -25,9 +25,13 @@ _LOOK_S = 0.2
 
 
 def engine_that_shares(engine: EngineT, sharers: int) -> EngineT:
-    """Return an engine that takes an equal part of the GPU's memory; a share that is set stays."""
-    if sharers > 1 and isinstance(engine, VLLMConfig) and not engine.gpu_memory_share:
-        return replace(engine, gpu_memory_share=GPU_MEMORY_SHARE / sharers)
+    """Return an engine that takes an equal part of the GPU's memory; a share that is set stays.
+
+    So does a cache of vLLM's that has a size: such an engine measures no memory.
+    """
+    if sharers > 1 and isinstance(engine, VLLMConfig):
+        is_set = engine.gpu_memory_share or engine.kv_cache_mib
+        return engine if is_set else replace(engine, gpu_memory_share=GPU_MEMORY_SHARE / sharers)
     if sharers > 1 and isinstance(engine, SGLangConfig) and not engine.memory_share:
         return replace(engine, memory_share=GPU_MEMORY_SHARE / sharers)
     return engine

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 GPU_MEMORY_SHARE = 0.85
 """Of a GPU's memory, what engines take where nothing else is said: one, or all on it together."""
+_NO_SHARE = 0.01  # where the cache has a size, vLLM asks at the start alone whether so much is free
 _VLLM_LOGPROBS = 20  # what vLLM allows by itself
 
 
@@ -31,7 +32,7 @@ class VLLMConfig:
         kv_cache_mib: memory for keys and values. 0: 64 MiB on CPU, where vLLM would otherwise
             take most of the machine; on GPU what ``gpu_memory_share`` leaves.
         gpu_memory_share: share of a GPU's memory that the engine may use. 0: 0.85, or what the
-            launcher leaves to each that shares the GPU.
+            launcher leaves to each that shares the GPU; none is asked for with ``kv_cache_mib``.
         block_size: tokens per block of the KV cache, the grain of prefix sharing. 0: 32 on CPU,
             vLLM's choice on GPU.
         compiled: "auto" compiles on GPU and runs eagerly on CPU.
@@ -123,10 +124,11 @@ class VLLMConfig:
 
     def engine_arguments(self) -> dict[str, Any]:
         """Return the settings under vLLM's names; those that depend on the device are left out."""
+        share = _NO_SHARE if self.kv_cache_mib else GPU_MEMORY_SHARE
         arguments: dict[str, Any] = {
             "dtype": self.dtype,
             "max_num_seqs": self.max_running,
-            "gpu_memory_utilization": self.gpu_memory_share or GPU_MEMORY_SHARE,
+            "gpu_memory_utilization": self.gpu_memory_share or share,
             "tensor_parallel_size": self.tensor_parallel,
             "pipeline_parallel_size": self.pipeline_parallel,
             "enable_prefix_caching": self.prefix_caching,

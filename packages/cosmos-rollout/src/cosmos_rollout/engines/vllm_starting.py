@@ -30,6 +30,8 @@ _WITHOUT_MEMORY = (
     "no available memory",
     "free memory on device",
 )
+_OF_SHARE = "desired gpu memory utilization"
+_MEASURING = "error in memory profiling"
 _TOO_SMALL = "larger than the available kv cache memory"
 _KILLED = re.compile(r"': -9\b")
 _AT_ONCE = "Failed core proc(s): {}"  # it ended before vLLM's own code ran in it
@@ -137,7 +139,12 @@ def failed_start(said: str, reason: str, arguments: Mapping[str, Any]) -> Engine
         words = f"its process was killed, as Linux does when memory runs out ({words})"
         is_short = True
     if is_short:
-        return EngineMemoryError(f"vLLM did not start: {words}\n{_advice(arguments)}")
+        return EngineMemoryError(f"vLLM did not start: {words}\n{_advice(words, arguments)}")
+    if _MEASURING in words.lower():
+        words += (
+            "\nanother process freed memory of this device while the engine measured what is left; "
+            "start it again once the others are up, or set kv_cache_mib, which measures nothing"
+        )
     if "freeze_support" in said:  # Python's own words of it, many lines
         words = _IF_MAIN
     elif not reason and _AT_ONCE in said:
@@ -145,9 +152,9 @@ def failed_start(said: str, reason: str, arguments: Mapping[str, Any]) -> Engine
     return EngineStartError(f"vLLM did not start: {words}")
 
 
-def _advice(arguments: Mapping[str, Any]) -> str:
+def _advice(words: str, arguments: Mapping[str, Any]) -> str:
     cache = int(arguments.get("kv_cache_memory_bytes") or 0)
-    if cache:
+    if cache and _OF_SHARE not in words.lower():
         return (
             f"kv_cache_mib is {cache // _MIB}: set it lower, share the model among more devices "
             "by tensor_parallel, or free memory that others use"
