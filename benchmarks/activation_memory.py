@@ -18,14 +18,13 @@ from typing import Any, Literal
 
 import torch
 from torch._C._distributed_c10d import HashStore
-from training_titan_data import SIZES, finished, model_in, result_in, write_model
+from training_titan_data import SIZES, batch_of, finished, model_in, result_in, write_model
 
 from cosmos_parallel import (
     Learner,
     LearnerConfig,
     ModelConfig,
     ParallelConfig,
-    SftBatch,
     build_mesh,
     init_distributed,
     load_causal_lm,
@@ -42,7 +41,7 @@ WAYS: dict[str, tuple[Literal["none", "full"], bool]] = {
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Take the steps one way; return peak and resting bytes, seconds, and the first loss."""
+    """Take the steps one way; return peak bytes, seconds a step, and the losses."""
     checkpointing, offloaded = WAYS[options.way]
     process = init_distributed(0, 1, store=HashStore(), device="cuda:0")
     mesh = build_mesh(ParallelConfig(), process)
@@ -57,11 +56,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         rows = torch.randint(
             0, SIZES[options.size]["vocab_size"], (options.rows, options.length), generator=chance
         )
-        trainable = torch.ones_like(rows, dtype=torch.bool)
-        trainable[:, 0] = False
-        batch = SftBatch(
-            token_ids=rows, trainable=trainable, position_ids=None, num_tokens=rows.numel()
-        )
+        batch = batch_of(rows)
         started = finished()
         losses.append(learner.step([batch], sft_loss).loss)
         seconds.append(finished() - started)
@@ -72,7 +67,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     shutdown_distributed()
     return {
         "peak": peak - resting,
-        "resting": resting,
         "seconds": statistics.median(seconds[1:]),
         "losses": losses,
     }

@@ -20,7 +20,15 @@ from typing import Any
 
 import torch
 from torch._C._distributed_c10d import HashStore
-from training_titan_data import SIZES, device_type, finished, model_in, result_in, write_model
+from training_titan_data import (
+    SIZES,
+    batch_of,
+    device_type,
+    finished,
+    model_in,
+    result_in,
+    write_model,
+)
 
 from cosmos_parallel import (
     AdamWConfig,
@@ -30,7 +38,6 @@ from cosmos_parallel import (
     ModelConfig,
     ParallelConfig,
     ScheduleConfig,
-    SftBatch,
     build_mesh,
     init_distributed,
     load_causal_lm,
@@ -75,15 +82,7 @@ def curve(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     first = 10**6 if options.arm == OTHER_ROWS else 0
     losses, seconds = [], []
     for step in range(options.steps):
-        rows = walks(options.rows, options.length, first + step)
-        batch = SftBatch(
-            token_ids=rows,
-            trainable=torch.ones_like(rows, dtype=torch.bool).index_fill(
-                1, torch.tensor([0]), value=False
-            ),
-            position_ids=torch.arange(options.length).repeat(options.rows, 1),
-            num_tokens=rows.numel(),
-        )
+        batch = batch_of(walks(options.rows, options.length, first + step))
         started = finished()
         losses.append(learner.step([batch], sft_loss).loss)
         seconds.append(finished() - started)

@@ -34,6 +34,7 @@ from training_titan_data import (
     WEIGHT_DECAY,
     Result,
     Work,
+    batch_of,
     device_type,
     finished,
     model_in,
@@ -48,7 +49,6 @@ from cosmos_parallel import (
     LearnerConfig,
     ModelConfig,
     ParallelConfig,
-    SftBatch,
     build_mesh,
     device_peak_flops,
     init_distributed,
@@ -79,15 +79,7 @@ def run_cosmos(directory: Path, work: Work, rank: int) -> Result:
     learner = Learner(model, LearnerConfig(optimizer=optimizer, max_grad_norm=1.0), mesh=mesh)
     seconds, reports = [], []
     for step in range(WARM_STEPS + work.steps):
-        rows = tokens_of(work, step, rank)
-        trainable = torch.ones_like(rows, dtype=torch.bool)
-        trainable[:, 0] = False
-        batch = SftBatch(
-            token_ids=rows,
-            trainable=trainable,
-            position_ids=torch.arange(work.length + 1).repeat(work.rows, 1),
-            num_tokens=rows.numel(),
-        )
+        batch = batch_of(tokens_of(work, step, rank))
         started = finished()
         reports.append(learner.step([batch], sft_loss))
         seconds.append(finished() - started)

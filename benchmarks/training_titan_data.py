@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from cosmos_parallel import SftBatch
+
 LR = 1e-4
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1
@@ -80,6 +82,18 @@ def tokens_of(work: Work, step: int, rank: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1000 * step + rank)
     shape = (work.rows, work.length + 1)
     return torch.randint(0, SIZES[work.size]["vocab_size"], shape, generator=generator)
+
+
+def batch_of(rows: torch.Tensor) -> SftBatch:
+    """Rows of one sample each, ``int64[rows, length]``, of which all but the first is trained."""
+    trainable = torch.ones_like(rows, dtype=torch.bool)
+    trainable[:, 0] = False
+    return SftBatch(
+        token_ids=rows,
+        trainable=trainable,
+        position_ids=torch.arange(rows.shape[1]).repeat(len(rows), 1),
+        num_tokens=rows.numel(),
+    )
 
 
 def finished() -> float:

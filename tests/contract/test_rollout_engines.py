@@ -19,6 +19,7 @@ import pytest_asyncio
 
 torch = pytest.importorskip("torch")
 
+from engines_forked import engine_environment  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from tiny_models import random_qwen3  # noqa: E402
 from transformers import AutoModelForCausalLM, DynamicCache  # noqa: E402
@@ -44,7 +45,6 @@ from cosmos_rollout import (  # noqa: E402
     VersionSource,
     VLLMConfig,
     WeightLoadError,
-    cpu_environment,
 )
 
 pytest.importorskip("fastapi")
@@ -266,7 +266,7 @@ def weights(tmp_path_factory) -> list[Path]:
 def environment() -> Iterator[None]:
     """What vLLM wants to find, and a clean-up of what it leaves in the environment."""
     before = dict(os.environ)
-    os.environ.update({} if torch.cuda.is_available() else cpu_environment())
+    os.environ.update(engine_environment())
     yield
     os.environ.clear()
     os.environ.update(before)

@@ -16,7 +16,7 @@ pytest.importorskip("vllm")
 torch = pytest.importorskip("torch")
 pytest.importorskip("cosmos_weightsync")
 
-from engines_forked import may_fork  # noqa: E402
+from engines_forked import engine_environment, may_fork  # noqa: E402
 from tiny_models import random_qwen3  # noqa: E402
 
 from cosmos_core.messages import (  # noqa: E402
@@ -42,7 +42,6 @@ from cosmos_rollout import (  # noqa: E402
     Sampling,
     Scored,
     VLLMConfig,
-    cpu_environment,
 )
 from cosmos_weightsync import WeightReceiver, WeightSender, shards_of  # noqa: E402
 from cosmos_weightsync.integrations.vllm import (  # noqa: E402
@@ -140,7 +139,7 @@ class World:
 )
 async def world(request, tmp_path_factory) -> AsyncIterator[World]:
     before = dict(os.environ)
-    os.environ.update({} if torch.cuda.is_available() else cpu_environment())
+    os.environ.update(engine_environment())
     torch.set_num_threads(1)
     path, trained = tmp_path_factory.mktemp("model"), build(0)
     trained.save_pretrained(path)
