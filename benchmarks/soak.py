@@ -1,17 +1,20 @@
 """The soak: real runs whose processes are killed at random moments, and what became of it all.
 
     python benchmarks/soak.py [--kills 200] [--kills-per-run 50] [--seed 0] [--victims redis policy]
-                              [--json out.json]
+                              [--hangs 0.1] [--standbys 1] [--engine vllm] [--json out.json]
 
 Each run is `cosmos-app run` of the quickstart with a tiny model, the scripted engine and a random
-choice of victims: controller, policy, a rollout, a reward worker or the Redis server, killed with
-signal 9 every few seconds, also while the last one is being started again. The launcher restarts
-what died; Redis, which the launcher does not watch, is started again here on the same directory,
-port and password. A run passes if it reaches its step count, every step was committed exactly once
-in the end, the books balance with nothing in flight, and no sample was trained on twice or lost:
-consumed = steps x groups. Every other run is synchronous. What it trains on is then determined, so
-its final weights have to be those of the same run without a kill, bit for bit: a sample that is
-lost, doubled or out of order would show. With --json an interrupted soak goes on after it.
+choice of victims: controller, policy, a rollout, its engine's process (vLLM's; the scripted one
+has none), a reward worker or the Redis server. Every few seconds one is killed with signal 9, or
+stopped for good, which is to hang, also while the last one is being started again. The launcher
+restarts what died and ends what hangs; Redis, which the launcher does not watch, is started again
+here on the same directory, port and password. A run passes if it reaches its step count, every
+step was committed exactly once in the end, the books balance with nothing in flight, and no
+sample was trained on twice or lost: consumed = steps x groups. Every other run is synchronous.
+What it trains on is then determined, so its final weights have to be those of the same run
+without a kill, bit for bit: a sample that is lost, doubled or out of order would show. (With vLLM
+they are not compared: its log-probs depend on the batch.) With --json an interrupted soak goes on
+after it.
 """
 
 import argparse
@@ -37,12 +40,18 @@ from cosmos_core.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 # How often each is chosen: a policy takes longest to come back, and nothing else is hit meanwhile.
-VICTIMS = {"controller": 3, "policy": 1, "rollout": 2, "reward": 3, "redis": 2}
+VICTIMS = {"controller": 3, "policy": 1, "rollout": 2, "engine": 2, "reward": 3, "redis": 2}
 GROUPS = 4
 _LONGEST_START_S = 300.0
 _POLL_S = 0.2
 _KILLS_WITHOUT_A_STEP = 8
-_ENGINE = "rollout.engine={{kind='scripted', vocabulary_size=32, step_s={step_s}}}"
+_BELOW_ROLLOUTS = {"reward": "forkserver", "engine": "EngineCore"}  # by their command lines
+_MAY_HANG = {"controller", "policy", "rollout", "engine"}
+_ENGINES = {
+    "scripted": "rollout.engine={kind='scripted', vocabulary_size=32, step_s=0.05}",
+    "vllm": "rollout.engine={kind='vllm', dtype='float32', context_length=256}",
+}
+_AT_ONCE = "rollout.engine={kind='scripted', vocabulary_size=32, step_s=0.0}"
 _SETTINGS = (
     "warmup.steps=0",
     "reward.rewards=[{kind='length', target=1, limit=16}]",
@@ -57,6 +66,7 @@ _SETTINGS = (
     "model.tiny.hidden_size=32",
     "model.tiny.num_heads=2",
     "launch.restarts=1000",
+    "launch.hung_s=5",
     "bus.lease_s=15",
     "dashboard.enabled=false",
     "sinks=[{kind='jsonl'}]",
@@ -72,7 +82,8 @@ class Soaked:
         seed: of its victims and moments.
         steps: it was to take.
         is_in_step: whether it was synchronous, and compared with one that was left alone.
-        kills: how many of each kind.
+        kills: how many of each kind; those that were stopped instead are among them.
+        hangs: how many were.
         seconds: it took.
         problems: what was wrong; empty if nothing was.
     """
@@ -81,6 +92,7 @@ class Soaked:
     steps: int
     is_in_step: bool
     kills: dict[str, int] = field(default_factory=dict)
+    hangs: int = 0
     seconds: float = 0.0
     problems: list[str] = field(default_factory=list)
 
@@ -92,26 +104,29 @@ class Soak:
         output: its run directory; its log lies beside it.
         soaked: what to do; filled in.
         victims: kinds of processes to choose from.
-        step_s: that engines take for a token of every sample.
+        hangs: share of them that is stopped instead of killed.
+        settings: of the recipe, beside those of all soaks.
     """
 
     def __init__(
         self,
         output: Path,
         soaked: Soaked,
-        victims: Sequence[str] = tuple(VICTIMS),
-        step_s: float = 0.05,
+        victims: Sequence[str] = (),
+        hangs: float = 0.0,
+        settings: Sequence[str] = (_AT_ONCE,),
     ) -> None:
         self.soaked = soaked
         self.output = output
         self._rng = random.Random(soaked.seed)
         self._victims = victims
+        self._hangs = hangs
         self._kills: Counter[str] = Counter()
         self._redis: list[subprocess.Popen[bytes]] = []
         self._steps = StepCount(output / "events.jsonl")
         self._log = output.with_suffix(".log").open("wb")
         command = [sys.executable, "-m", "cosmos_app", "run", str(ROOT / "configs/quickstart.toml")]
-        shape = (f"output={output}", f"trainer.steps={soaked.steps}", _ENGINE.format(step_s=step_s))
+        shape = (f"output={output}", f"trainer.steps={soaked.steps}", *settings)
         pace = _IN_STEP if soaked.is_in_step else ()
         self._process = subprocess.Popen(
             [*command, *shape, *_SETTINGS, *pace],
@@ -157,14 +172,16 @@ class Soak:
             time.sleep(_POLL_S)
 
     def _kill_one(self) -> None:
-        """Kill somebody who lives; a kind of which nobody does is just being started again."""
+        """Kill or stop somebody who lives; of some kinds nobody may, until they are started."""
         left = list(self._victims)
         while left:
             (victim,) = self._rng.choices(left, [VICTIMS[each] for each in left])
             left.remove(victim)
             found = self._living(victim)
             if found:
-                os.kill(self._rng.choice(found), signal.SIGKILL)
+                hangs = victim in _MAY_HANG and self._rng.random() < self._hangs
+                self.soaked.hangs += hangs
+                os.kill(self._rng.choice(found), signal.SIGSTOP if hangs else signal.SIGKILL)
                 self._kills[victim] += 1
                 if victim == "redis":
                     time.sleep(self._rng.uniform(0.0, 2.0))
@@ -174,9 +191,10 @@ class Soak:
     def _living(self, victim: str) -> list[int]:
         if victim == "redis":
             return self._redis_pid()
-        if victim == "reward":
+        if victim in _BELOW_ROLLOUTS:
             rollouts = self._pids("rollout", "--replica")
-            return [worker for rollout in rollouts for worker in reward_processes(rollout)]
+            title = _BELOW_ROLLOUTS[victim]
+            return [pid for rollout in rollouts for pid in processes_below(rollout, title)]
         return self._pids(victim)
 
     def _redis_pid(self) -> list[int]:
@@ -234,11 +252,11 @@ class StepCount:
         return self._steps
 
 
-def reward_processes(rollout: int) -> list[int]:
-    """Return the fork server of a rollout replica's rewards and the workers that it made."""
+def processes_below(rollout: int, title: str) -> list[int]:
+    """Return what a rollout replica has started, directly or not, under such a title."""
     try:
         below = psutil.Process(rollout).children(recursive=True)
-        return [each.pid for each in below if "forkserver" in " ".join(each.cmdline())]
+        return [each.pid for each in below if title in " ".join(each.cmdline())]
     except psutil.NoSuchProcess:
         return []
 
@@ -277,7 +295,7 @@ def left_alone(folder: Path, steps: int, longest_s: float) -> dict[str, bytes]:
     if not (output / "export").exists():
         shutil.rmtree(output, ignore_errors=True)
         soaked = Soaked(seed=-1, steps=steps, is_in_step=True)
-        problems = Soak(output, soaked, step_s=0.0).run(0, 1.0, longest_s).problems
+        problems = Soak(output, soaked).run(0, 1.0, longest_s).problems
         if problems:
             raise RuntimeError(f"a run without a kill failed: {'; '.join(problems)}; see {output}")
     return weights_of(output)
@@ -287,8 +305,10 @@ def soak_once(folder: Path, soaked: Soaked, num_kills: int, options: argparse.Na
     """Soak one run; what is left of one that passed is its log."""
     output = folder / f"run-{soaked.seed}"
     shutil.rmtree(output, ignore_errors=True)
-    Soak(output, soaked, options.victims).run(num_kills, options.pause, options.longest)
-    if soaked.is_in_step and not soaked.problems:
+    settings = (_ENGINES[options.engine], f"launch.standbys={options.standbys}")
+    soak = Soak(output, soaked, options.victims, options.hangs, settings)
+    soak.run(num_kills, options.pause, options.longest)
+    if soaked.is_in_step and options.engine == "scripted" and not soaked.problems:
         expected = left_alone(folder, soaked.steps, options.longest)
         if not expected or weights_of(output) != expected:
             soaked.problems.append("the weights are not those of a run without kills")
@@ -307,6 +327,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--pause", type=float, default=5.0, help="mean seconds between kills")
     parser.add_argument("--seed", type=int, default=0, help="of the first run; others follow")
     parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=tuple(VICTIMS))
+    parser.add_argument("--hangs", type=float, default=0.1, help="share stopped, not killed")
+    parser.add_argument("--standbys", type=int, default=0, help="controllers that stand by")
+    parser.add_argument("--engine", choices=_ENGINES, default="scripted", help="of rollouts")
     parser.add_argument("--longest", type=float, default=300.0, help="seconds without a step")
     parser.add_argument("--out", type=Path, default=ROOT / "runs/bench/soak", help="scratch")
     parser.add_argument("--json", type=Path, help="what became of each run; resumed from if there")
@@ -332,7 +355,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         verdict = "; ".join(run.problems) or "passed"
         kind = "in step" if run.is_in_step else "ahead"
         print(
-            f"seed {seed}, {kind}: {steps} steps, {run.kills}, {run.seconds:.0f} s: {verdict}",
+            f"seed {seed}, {kind}: {steps} steps, {run.kills}, of which {run.hangs} hung, "
+            f"{run.seconds:.0f} s: {verdict}",
             flush=True,
         )
         if options.json:
@@ -341,7 +365,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             break  # it never got so far
     failed = [run.seed for run in runs if run.problems]
     total = sum((Counter(run.kills) for run in runs), Counter[str]())
-    print(f"{total.total()} kills in {len(runs)} runs, {dict(total)}; failed: {failed or 'none'}")
+    print(
+        f"{total.total()} kills in {len(runs)} runs, {dict(total)}, of which "
+        f"{sum(run.hangs for run in runs)} hung; failed: {failed or 'none'}"
+    )
     return 1 if failed else 0
 
 

@@ -29,7 +29,7 @@ fi
 sources_of() {
     local core=packages/cosmos-core
     case $1 in
-        core) echo "$core[server]" ;;
+        core) echo "$core[server,mlflow]" ;;
         weightsync) echo packages/cosmos-weightsync ;;
         parallel | rollout | algos) echo "$core packages/cosmos-$1" ;;
         wfm) echo "$core packages/cosmos-parallel packages/cosmos-rollout packages/cosmos-algos" \

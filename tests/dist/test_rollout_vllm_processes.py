@@ -14,6 +14,7 @@ from processes import descendants, is_alive
 
 pytest.importorskip("vllm")
 torch = pytest.importorskip("torch")
+pytest.importorskip("cosmos_weightsync")
 
 from engines_forked import may_fork  # noqa: E402
 from transformers import Qwen3Config, Qwen3ForCausalLM  # noqa: E402
@@ -26,6 +27,12 @@ from cosmos_rollout import (  # noqa: E402
     Sampling,
     VLLMConfig,
     cpu_environment,
+)
+from cosmos_weightsync import WeightSender, shards_of  # noqa: E402
+from cosmos_weightsync.integrations.vllm import (  # noqa: E402
+    EngineBrokenError,
+    VLLMWeightClient,
+    engine_arguments,
 )
 
 # "default": vLLM's own warnings are no errors in a process that is forked from this one either
@@ -119,6 +126,17 @@ def test_kill_9_of_the_owner_leaves_no_orphan(model, tmp_path, workers, processe
         owner.stdout.close()
 
 
+def ask(name: str) -> GenerationRequest:
+    sampling = Sampling(max_new_tokens=240)
+    return GenerationRequest(request_id=name, prompt_token_ids=(1, 2), sampling=sampling)
+
+
+def send_engines(number: int) -> None:
+    for process in multiprocessing.active_children():
+        if process.name == "EngineCore":
+            os.kill(process.pid, number)
+
+
 async def test_a_dead_engine_process_fails_requests_in_flight_and_later_ones(model):
     config = VLLMConfig(
         dtype="float32", context_length=256, kv_cache_mib=16, progress_tokens=1, shutdown_s=5.0
@@ -128,19 +146,13 @@ async def test_a_dead_engine_process_fails_requests_in_flight_and_later_ones(mod
     children = descendants(os.getpid()) - before
     assert engine.weight_version == 3
 
-    def ask(name: str) -> GenerationRequest:
-        sampling = Sampling(max_new_tokens=240)
-        return GenerationRequest(request_id=name, prompt_token_ids=(1, 2), sampling=sampling)
-
     try:
         samples = engine.generate([ask("a"), ask("b")])
         task = asyncio.ensure_future(anext(samples))
         async with asyncio.timeout(60):
             while not engine.num_tokens_generated:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.001)
-        for process in multiprocessing.active_children():
-            if process.name == "EngineCore":
-                process.kill()
+        send_engines(signal.SIGKILL)
         async with asyncio.timeout(20):
             with pytest.raises(EngineDeadError):
                 await task
@@ -154,6 +166,86 @@ async def test_a_dead_engine_process_fails_requests_in_flight_and_later_ones(mod
     assert [pid for pid in children if is_alive(pid) and "vllm" in command(pid).lower()] == []
 
 
+async def test_an_engine_process_that_hangs_ends_a_load_and_what_is_in_flight(model):
+    clients: list[VLLMWeightClient] = []
+
+    def client(llm, kv) -> VLLMWeightClient:
+        clients.append(VLLMWeightClient(llm, salted=True, timeout_s=30.0, answer_s=2.0))
+        return clients[-1]
+
+    config = VLLMConfig(
+        dtype="float32", context_length=256, kv_cache_mib=16, progress_tokens=1, shutdown_s=1.0
+    )
+    before = descendants(os.getpid())
+    setup = EngineSetup(
+        model_path=model,
+        weight_client=client,
+        engine_arguments=engine_arguments(),
+        may_fork=may_fork(),
+    )
+    engine = await config.build(setup)
+    children = descendants(os.getpid()) - before
+    sender = WeightSender(shards_of(Qwen3ForCausalLM.from_pretrained(model)))
+    try:
+        await asyncio.to_thread(sender.publish, 1)
+        await engine.load_version(1, [sender.endpoint])
+        samples = engine.generate([ask("a")])
+        task = asyncio.ensure_future(anext(samples))
+        async with asyncio.timeout(60):
+            while not engine.num_tokens_generated:  # noqa: ASYNC110 - there is no event for it
+                await asyncio.sleep(0.001)
+        send_engines(signal.SIGSTOP)
+        async with asyncio.timeout(60):  # it is asked once more for 30 s
+            with pytest.raises(EngineBrokenError, match="no answer for 2 s"):
+                await clients[0].load(2)
+            with pytest.raises(EngineDeadError, match="hangs"):
+                await engine.load_version(2, [sender.endpoint])
+            with pytest.raises(EngineDeadError, match="hangs"):
+                await task
+            await samples.aclose()
+        assert engine.num_running == 0
+    finally:
+        async with asyncio.timeout(30):
+            await engine.aclose()
+        sender.close()
+    assert [pid for pid in children if is_alive(pid) and "vllm" in command(pid).lower()] == []
+
+
 async def test_a_model_that_is_not_there_is_a_start_error_that_names_it(tmp_path):
     with pytest.raises(EngineStartError, match="nothing-here"):
         await VLLMConfig().build(EngineSetup(model_path=tmp_path / "nothing-here"))
+
+
+WITHIN = """
+import asyncio, resource, sys
+from pathlib import Path
+from cosmos_rollout import EngineMemoryError, EngineSetup, VLLMConfig
+
+async def main():
+    config = VLLMConfig(dtype="float32", context_length=256, kv_cache_mib=4000)
+    try:
+        await config.build(EngineSetup(model_path=Path(sys.argv[1])))
+    except EngineMemoryError as error:
+        sys.stdout.write(str(error))
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_DATA, (4000 << 20, 4000 << 20))
+    asyncio.run(main())
+"""
+
+
+def test_an_engine_that_runs_out_of_memory_says_what_to_change(model, tmp_path):
+    script = tmp_path / "within.py"
+    script.write_text(WITHIN)
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    done = subprocess.run(
+        [sys.executable, str(script), str(model)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": path},
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "can't allocate memory: you tried to allocate 4194304000 bytes" in done.stdout
+    assert "kv_cache_mib is 4000: set it lower" in done.stdout

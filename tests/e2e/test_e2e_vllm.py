@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import descendants, title_of
 from real_runs import Run, Runner, assert_balanced
 
 from cosmos_app.samples import read_trajectories
@@ -117,9 +118,22 @@ def test_tokens_of_one_response_have_the_logprobs_of_the_versions_that_sampled_t
     assert furthest > 1e-2, "the versions must differ for this to say anything"
 
 
-def test_kill_minus_nine_of_a_rollout_and_of_the_controller_loses_nothing(runner: Runner) -> None:
-    run = runner.start(*VLLM, "trainer.steps=40", "bus.lease_s=10")
+def stop_engines(run: Run) -> None:
+    """Have the engines of both rollouts hang, in processes of their own; the rollouts live."""
+    for name in ("rollout-0", "rollout-1"):
+        cores = [pid for pid in descendants(run.child(name)) if "EngineCore" in title_of(pid)]
+        assert cores, f"{name} has no engine process"
+        for pid in cores:
+            os.kill(pid, signal.SIGSTOP)
+
+
+def test_engines_that_hang_and_kills_lose_nothing(runner: Runner) -> None:
+    deadlines = ("bus.lease_s=10", "launch.hung_s=5", "weight_sync.deadline_s=10")
+    run = runner.start(*VLLM, "trainer.steps=40", *deadlines)
     run.wait_for(lambda: run.steps_done() >= 3)
+    stop_engines(run)
+    before = run.steps_done()
+    run.wait_for(lambda: run.steps_done() >= before + 4)  # more than was in flight
     os.kill(run.child("rollout-1"), signal.SIGKILL)
     before = run.steps_done()
     run.wait_for(lambda: run.steps_done() >= before + 2)
@@ -129,11 +143,14 @@ def test_kill_minus_nine_of_a_rollout_and_of_the_controller_loses_nothing(runner
     assert [r["step"] for r in run.metrics("controller")] == list(range(40))
     assert_balanced(report["books"])
     assert report["books"]["consumed"] == 40 * 16
-    deaths = {(i["name"], i["how"], i["outcome"]) for i in report["incidents"]}
-    assert deaths == {
+    deaths = [(i["name"], i["how"], i["outcome"]) for i in report["incidents"]]
+    hung = {"signal 9 (SIGKILL), as it hung", "exit code 1"}  # in mid-generation, or in a load
+    assert sorted(name for name, how, _ in deaths if how in hung) == ["rollout-0", "rollout-1"]
+    assert {death for death in deaths if death[1] not in hung} == {
         ("rollout-1", "signal 9 (SIGKILL)", "restarted"),
         ("controller", "signal 9 (SIGKILL)", "restarted"),
     }
+    assert {outcome for *_, outcome in deaths} == {"restarted"}
     assert "rollout-1 died" in run.text
     assert "compute different models" not in run.text
     assert "controller died" in run.text
@@ -148,7 +165,7 @@ def is_right(text: str) -> bool:
 
 def test_the_quickstart_learns_and_its_export_answers_in_transformers(runner: Runner) -> None:
     runner.forks = False
-    run = runner.start("trainer.steps=240")  # of 480; rewards hardly grow after that
+    run = runner.start()  # half of its steps gains 0.25 to 0.34
     assert run.finish(deadline_s=1500) == 0, run.logs()
     report = run.report
     accuracies = {int(version): value for version, value in report["accuracies"].items()}

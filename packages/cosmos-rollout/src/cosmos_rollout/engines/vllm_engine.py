@@ -7,22 +7,16 @@ from vLLM's own spans, whose labels are our version numbers.
 """
 
 import asyncio
-import dataclasses
 import itertools
-import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing, nullcontext
+from contextlib import aclosing
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
-from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError, VLLMServerError
 from vllm.inputs.engine import EngineInput, tokens_input
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
-from vllm.usage.usage_lib import UsageContext
-from vllm.utils.system_utils import get_mp_context, set_env_var
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VLLMDeadError
 
@@ -47,15 +41,9 @@ from cosmos_rollout.engines.vllm_executors import (
     TetheredMultiprocExecutor,
     TetheredUniProcExecutor,
 )
+from cosmos_rollout.engines.vllm_launching import launch
 from cosmos_rollout.engines.vllm_pictures import Prompts, VLLMPictures
 from cosmos_rollout.engines.vllm_sampling import parameters_of, sample_of
-from cosmos_rollout.engines.vllm_starting import (
-    StartReport,
-    check_cache_fits,
-    check_script,
-    failed_start,
-    refused_settings,
-)
 from cosmos_rollout.errors import (
     EngineClosedError,
     EngineDeadError,
@@ -68,8 +56,10 @@ from cosmos_rollout.errors import (
 from cosmos_rollout.one_loop import OneLoop
 
 _NEVER_LOADED = "as it was made"
-# vLLM writes these into its additional configuration, which then has to be a dictionary.
-_WANT_A_DICT = frozenset({"gdn_prefill_backend", "kda_prefill_backend", "kda_decode_backend"})
+_HALF_LOADED = "version {} is half loaded"
+_ANSWER_S = (
+    30.0  # asked whether it stands still, the engine's process may be in the midst of a step
+)
 
 
 async def start_vllm_engine(
@@ -95,7 +85,7 @@ async def start_vllm_engine(
         "distributed_executor_backend": executor,
     }
     try:
-        llm = await asyncio.to_thread(_start, chosen, may_fork=setup.may_fork)
+        llm = await asyncio.to_thread(launch, chosen, may_fork=setup.may_fork)
         await llm.update_weight_version(str(setup.version))
     except EngineStartError as error:
         lacking = missing_for_sight(setup.model)
@@ -106,35 +96,6 @@ async def start_vllm_engine(
         raise EngineStartError(f"vLLM did not start {setup.model}: {error}") from error
     client = setup.weight_client(llm, kv) if setup.weight_client else None
     return VLLMEngine(llm, version=setup.version, client=client, shutdown_s=shutdown_s)
-
-
-def _start(arguments: dict[str, Any], *, may_fork: bool) -> AsyncLLM:
-    check_script(get_mp_context().get_start_method())
-    if current_platform.is_cpu():
-        check_cache_fits(arguments, current_platform.get_device_total_memory())
-    with tempfile.TemporaryDirectory(prefix="cosmos-engine-") as folder:
-        report = StartReport(Path(folder) / "error")
-        if _WANT_A_DICT.isdisjoint(arguments):
-            arguments = {**arguments, "additional_config": report}
-        try:
-            return _with_processes(AsyncEngineArgs(**arguments), may_fork=may_fork)
-        except (ValueError, TypeError) as error:
-            names = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
-            raise refused_settings(error, names) from error
-        except RuntimeError as error:
-            raise failed_start(str(error), report.read(), arguments) from error
-
-
-def _with_processes(arguments: AsyncEngineArgs, *, may_fork: bool) -> AsyncLLM:
-    config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
-    # what making a configuration for CPUs sets to "spawn", whatever it was
-    chosen = set_env_var("VLLM_WORKER_MULTIPROC_METHOD", "fork")
-    with chosen if may_fork and current_platform.is_cpu() else nullcontext():
-        return AsyncLLM.from_vllm_config(
-            config,
-            enable_log_requests=arguments.enable_log_requests,
-            disable_log_stats=arguments.disable_log_stats,
-        )
 
 
 class VLLMEngine:
@@ -357,8 +318,8 @@ class VLLMEngine:
         """Find out whether the engine still runs; if not, no later request may use it."""
         if self._llm.errored:
             raise self._dead("vLLM's engine process died while loading weights") from error
-        if await self._llm.is_paused():
-            raise self._half_loaded(version) from error
+        if await self._stands_still():
+            raise self._given_up(_HALF_LOADED.format(version)) from error
 
     async def _after_cancelled_load(self, version: int) -> None:
         """Find out which weights a load left that was given up: its swap may have been carried out.
@@ -367,8 +328,8 @@ class VLLMEngine:
         """
         if self._llm.errored:
             self._dead("vLLM's engine process died while loading weights")
-        elif await self._llm.is_paused():
-            self._half_loaded(version)
+        elif await self._stands_still():
+            self._given_up(_HALF_LOADED.format(version))
         else:
             label = await self._llm.get_weight_version()
             found = int(label) if label.isdecimal() else self._version
@@ -379,8 +340,18 @@ class VLLMEngine:
     def _salt(self) -> str:
         return _NEVER_LOADED if self._client is None else self._client.cache_salt
 
-    def _half_loaded(self, version: int) -> EngineError:
-        fault = self._dead(f"version {version} is half loaded; the engine has to be restarted")
+    async def _stands_still(self) -> bool:
+        """Ask whether a load left the engine paused; one that does not answer is given up."""
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                return await self._llm.is_paused()
+        except TimeoutError as error:
+            raise self._given_up(
+                f"vLLM's engine process hangs: no answer for {_ANSWER_S:g} s"
+            ) from error
+
+    def _given_up(self, words: str) -> EngineError:
+        fault = self._dead(f"{words}; the engine has to be restarted")
         for task in self._tasks:
             task.cancel()  # frozen for ever otherwise; each raises the fault
         return fault

@@ -17,9 +17,9 @@ stage (background thread of each worker, engine generates) ─► pause at a tok
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from cosmos_weightsync import errors
 from cosmos_weightsync.errors import (
@@ -44,9 +44,11 @@ __all__ = [
 
 BACKEND = "cosmos"
 
+T = TypeVar("T")
+
 
 class EngineBrokenError(WeightSyncError):
-    """A commit failed half-way inside the engine; it stays paused and must be restarted."""
+    """The engine must be restarted: it hangs, or a commit failed half-way and left it paused."""
 
 
 def register() -> None:
@@ -158,7 +160,8 @@ class VLLMWeightClient:
             made of pictures, which vLLM keeps for later requests, is forgotten either way.
         init_info: More fields of the engine's `InitInfo`: ``transport``, ``token``, ``reuse``,
             ``bucket_bytes``, ``serve_host``, ``stall_s`` and so on, as in `ReceiverConfig`.
-        timeout_s: How long a staging may take.
+        timeout_s: How long a staging may take, and a commit.
+        answer_s: An engine hangs that has not said for so long how its staging goes.
     """
 
     def __init__(
@@ -169,6 +172,7 @@ class VLLMWeightClient:
         salted: bool = False,
         init_info: Mapping[str, Any] | None = None,
         timeout_s: float = 600.0,
+        answer_s: float = 60.0,
     ) -> None:
         """Use an engine; nothing is sent yet.
 
@@ -188,6 +192,7 @@ class VLLMWeightClient:
         self._clear_cache = kv_cache == "recompute"
         self._init_info = dict(init_info or {})
         self._timeout_s = timeout_s
+        self._answer_s = min(answer_s, timeout_s)
         self._endpoints: tuple[str, ...] = ()
         self._reports: tuple[str, ...] = ()
         self._served_at: tuple[str, ...] = ()
@@ -222,6 +227,7 @@ class VLLMWeightClient:
         Raises:
             UnknownTensorError: the senders' tensors are not those of the engine's model.
             TransferError: the senders cannot be reached.
+            EngineBrokenError: the engine hangs.
             ConfigurationError: the engine was made without `engine_arguments`, or ``init_info``
                 makes no sense.
         """
@@ -235,11 +241,12 @@ class VLLMWeightClient:
             deadline = time.monotonic() + self._timeout_s
             await self._until_settled(deadline)  # A load that was cancelled may still be staging.
             self._endpoints = ()
-            await self._engine.init_weight_transfer_engine(
-                WeightTransferInitRequest(init_info=info)
-            )
+            request = WeightTransferInitRequest(init_info=info)
+            await self._answered(self._engine.init_weight_transfer_engine(request), self._timeout_s)
             _raise_failure(await self._until_settled(deadline), "asking the senders failed")
-            found = await self._engine.collective_rpc("cosmos_discover")
+            found = await self._answered(
+                self._engine.collective_rpc("cosmos_discover"), self._timeout_s
+            )
             _raise_failure(found, "the senders' tensors do not fit")
             self._reports = tuple(str(one["report"]) for one in found)
             self._endpoints = tuple(endpoints)
@@ -253,7 +260,7 @@ class VLLMWeightClient:
 
         Raises:
             TransferError: staging failed; the engine goes on with the weights it has.
-            EngineBrokenError: the commit failed; the engine stays paused.
+            EngineBrokenError: the commit failed, and the engine stays paused; or it hangs.
             VersionError: nothing is connected, or the version is no whole number.
         """
         version = version_number(version)
@@ -264,7 +271,8 @@ class VLLMWeightClient:
             staged, num_bytes, wire_bytes = await self._stage(version)
             transfer_s = time.monotonic() - started
             # Given up half-way, it would leave the engine paused.
-            stall_s = await carry_through(self._commit(staged))
+            commit = self._answered(self._commit(staged), self._timeout_s)
+            stall_s = await carry_through(commit)
             return LoadTimes(staged, transfer_s, stall_s, num_bytes, wire_bytes)
 
     async def _stage(self, version: int) -> tuple[int, int, int]:
@@ -273,7 +281,8 @@ class VLLMWeightClient:
         await self._until_settled(deadline)  # A load that was cancelled may still be staging.
         while True:
             left = deadline - time.monotonic()
-            await self._engine.collective_rpc("cosmos_stage", None, (version, left))
+            begun = self._engine.collective_rpc("cosmos_stage", None, (version, left))
+            await self._answered(begun, self._answer_s)
             states = await self._until_staged(deadline)
             versions = [int(state["version"]) for state in states]
             if min(versions) == max(versions):
@@ -303,13 +312,28 @@ class VLLMWeightClient:
 
     async def _stage_states(self) -> list[dict[str, Any]]:
         try:
-            return await self._engine.collective_rpc("cosmos_staged")
+            return await self._answered(
+                self._engine.collective_rpc("cosmos_staged"), self._answer_s
+            )
         except Exception as error:
             if "cosmos_staged" not in str(error):
                 raise
             raise ConfigurationError(
                 "the engine's workers lack cosmos_weightsync's extension: make the engine with "
                 "AsyncEngineArgs(..., **engine_arguments())"
+            ) from error
+
+    async def _answered(self, answer: Awaitable[T], within_s: float) -> T:
+        """Wait for the engine, but not for ever: its process may hang, and lives then."""
+        waiting = asyncio.timeout(within_s)
+        try:
+            async with waiting:
+                return await answer
+        except TimeoutError as error:
+            if not waiting.expired():
+                raise
+            raise EngineBrokenError(
+                f"the engine hangs: no answer for {within_s:g} s; end it and start another"
             ) from error
 
     async def _commit(self, version: int) -> float:
