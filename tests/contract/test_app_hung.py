@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from cosmos_app.hung import HungProcesses, patience_s
+from cosmos_app.hung import HungProcesses
+from cosmos_app.patience import patience_s
 from cosmos_app.recipe import Recipe
 from cosmos_app.supervisor import ChildSpec, Incident, Supervisor
 from cosmos_core.config import load_config

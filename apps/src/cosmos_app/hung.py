@@ -14,28 +14,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cosmos_app.recipe import Recipe
 from cosmos_app.supervisor import Supervisor
 from cosmos_core.bus import Bus, BusUnreachableError
 
 _LOOK_S = 1.0
 _CONTROLLER = "controller"
 _CONTROLLER_S = 30.0
-_COMPILE_S = 900.0
-"""A large model's layers may take minutes to compile, for each length of rows under ``tp``."""
-
-
-def patience_s(recipe: Recipe) -> float:
-    """Return how long a replica without a lease may yet wait for what has a deadline of its own."""
-    rollout = recipe.rollout
-    waits = [recipe.launch.hung_s, recipe.reward.timeout_s]
-    if rollout.environment is not None:
-        waits.append(rollout.episode.timeout_s)
-    if rollout.colocate:
-        waits.append(rollout.turn_deadline_s)
-    if recipe.model.training.compile != "none":
-        waits.append(_COMPILE_S)
-    return max(waits)
 
 
 class HungProcesses:

@@ -38,7 +38,8 @@ from cosmos_app.ended import require_all_done
 from cosmos_app.failing import tell_failures
 from cosmos_app.frame import Answers, RunFrame, hand_in, open_run
 from cosmos_app.given_server import require_server
-from cosmos_app.hung import HungProcesses, patience_s
+from cosmos_app.hung import HungProcesses
+from cosmos_app.patience import patience_s
 from cosmos_app.preloaded import Preloaded, preloading
 from cosmos_app.prepare import (
     RunFiles,

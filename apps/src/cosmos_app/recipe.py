@@ -198,9 +198,9 @@ class LaunchConfig:
         external: policy and rollout replicas are started by somebody else, such as SLURM, and join
             when the run is there.
         hung_s: a replica that lost its lease, ``bus.lease_s`` without progress, and does not come
-            back for so long is killed, and started again; in runs with rollouts on one machine. It
-            is given longer where a reward, an environment, a turn on shared devices or a compiler
-            may take it.
+            back for so long is killed, and started again, or ends itself on another machine. It is
+            given longer where a reward, an environment, a turn on shared devices or a compiler may
+            take it.
         stop_grace_s: time for a clean stop before processes are killed.
         preload: replicas of one process are forked from one that has imported what they need, so
             that they begin at once, also after a death, and share its memory.

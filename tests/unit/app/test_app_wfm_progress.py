@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("diffusers")
 pytest.importorskip("cosmos_weightsync")
 
+from cosmos_app.progress_watch import ProgressWatch
 from cosmos_app.supervisor import ChildSpec
 from cosmos_app.wfm.disaggregated.keeping import KeptReplicas
-from cosmos_app.wfm.disaggregated.progress import Progress
 from cosmos_app.wfm.disaggregated.pulse import StartedReplica, started_replica
 from cosmos_core.config import config_to_json
 from cosmos_wfm import (
@@ -31,7 +31,7 @@ HANGS_IN_A_PASS = """
 import sys, time
 from multiprocessing.connection import Client
 from pathlib import Path
-from cosmos_app.wfm.disaggregated.progress import Progress
+from cosmos_app.progress_watch import ProgressWatch
 from cosmos_app.wfm.disaggregated.pulse import Pulse
 from cosmos_core.config import config_from_json
 from cosmos_wfm import DiffusionRlConfig, RolloutOrder, RolloutReplica
@@ -39,7 +39,7 @@ from cosmos_wfm import DiffusionRlConfig, RolloutOrder, RolloutReplica
 port, stall_s = int(sys.argv[2]), float(sys.argv[3])
 recipe = config_from_json(DiffusionRlConfig, Path(sys.argv[1]).read_text())
 order = RolloutOrder(step=0, place=0, numbers=(0, 1), version=0)
-progress, hangs = Progress(stall_s), []
+progress, hangs = ProgressWatch("replica0", stall_s), []
 
 def note(part):
     progress.at(part)
@@ -87,7 +87,7 @@ def looks_until_told(progress):
 
 
 def test_a_part_may_take_as_many_looks_as_there_are_however_many_were_before_it():
-    progress = Progress(1.0)
+    progress = ProgressWatch("replica0", 1.0)
     progress.at("loading")
     most = looks_until_told(progress)
 

@@ -25,8 +25,10 @@ from cosmos_app.children import policy_names
 from cosmos_app.control_files import read_weights_token
 from cosmos_app.errors import RunError
 from cosmos_app.parent import die_with_parent
+from cosmos_app.patience import silence_s
 from cosmos_app.roles.batch_plan import shown_pictures
 from cosmos_app.roles.elastic import Gathering, open_replicas
+from cosmos_app.roles.lease import Standing, keep_lease
 from cosmos_app.roles.meeting import meet_replicas
 from cosmos_app.roles.process import (
     RunContext,
@@ -51,7 +53,6 @@ from cosmos_core.messages import (
     CheckpointSaved,
     Command,
     FallBack,
-    Progress,
     ReplicaJoined,
     StepFinished,
     Stop,
@@ -72,7 +73,6 @@ from cosmos_parallel import (
     shutdown_distributed,
 )
 
-_PULSE_S = 2.0
 Value = TypeVar("Value")
 
 
@@ -289,13 +289,12 @@ class PolicyProcess:
             await self._bus.send_metrics([record])
 
     async def _pulse(self, channel: ReplicaChannel, trainer: StepTrainer) -> None:
-        """Renew the lease while waiting for commands or while passes are being made."""
-        passes = -1
-        while True:
-            await asyncio.sleep(_PULSE_S)
-            if self._meter.state != "training" or trainer.num_passes != passes:
-                passes = trainer.num_passes
-                await channel.send(Progress(replica=self._replica, count=passes))
+        """Keep the lease while waiting for commands or while passes are being made."""
+
+        def standing() -> Standing:
+            return Standing(trainer.num_passes, is_busy=self._meter.state == "training")
+
+        await keep_lease(channel, self._replica, standing, silence_s(self._context.recipe))
 
     async def _blocking(self, call: Callable[[], Value]) -> Value:
         """Run a blocking call on the one thread that owns communicators."""

@@ -19,6 +19,7 @@ from msgspec import structs
 from cosmos_algos import prefixes_trained_once
 from cosmos_app.length_reward import scorer_of
 from cosmos_app.parent import die_with_parent
+from cosmos_app.patience import silence_s
 from cosmos_app.prepared_data import open_prompts
 from cosmos_app.report import Sample
 from cosmos_app.roles.colocated import Bed, Sleeper
@@ -27,6 +28,7 @@ from cosmos_app.roles.engine_start import engine_that_shows, naming_its_keys
 from cosmos_app.roles.failed_loads import FailedLoads
 from cosmos_app.roles.finding_teachers import find_teacher
 from cosmos_app.roles.gpu_turns import STARTING, engine_that_shares, start_turn
+from cosmos_app.roles.lease import Standing, keep_lease
 from cosmos_app.roles.process import RunContext, num_sharers, open_context, own_address
 from cosmos_app.roles.quantised import engine_model
 from cosmos_app.roles.sockets import own_sockets
@@ -41,7 +43,6 @@ from cosmos_core.messages import (
     Generate,
     GroupFinished,
     LoadVersion,
-    Progress,
     ReplicaJoined,
     Stop,
     VersionLoaded,
@@ -61,7 +62,6 @@ from cosmos_rollout import (
     stop_tokens,
 )
 
-_PULSE_S = 2.0
 _METRICS_S = 2.0
 
 
@@ -276,13 +276,12 @@ class RolloutProcess:
             await self._send_metrics(event.version, values)
 
     async def _pulse(self, channel: ReplicaChannel) -> None:
-        """Renew the lease while tokens come, or while there is nothing to do."""
-        before = -1
-        while True:
-            if self._producer.progress != before or not self._producer.num_groups:
-                before = self._producer.progress
-                await channel.send(Progress(replica=self._replica, count=before))
-            await asyncio.sleep(_PULSE_S)
+        """Keep the lease while tokens come, or while there is nothing to do."""
+        silence = silence_s(self._context.recipe)
+        await keep_lease(channel, self._replica, self._standing, silence)
+
+    def _standing(self) -> Standing:
+        return Standing(self._producer.progress, is_busy=self._producer.num_groups > 0)
 
     async def _measure(self, channel: ReplicaChannel) -> None:
         del channel

@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 import torch
 
+from cosmos_app.progress_watch import ProgressWatch
 from cosmos_app.wfm.disaggregated.meeting import Place, read_places
-from cosmos_app.wfm.disaggregated.progress import Progress
 from cosmos_app.wfm.disaggregated.pulse import Pulse
 from cosmos_app.wfm.joining import join_mesh
 from cosmos_app.wfm.rewarding import reward_client
@@ -50,7 +50,7 @@ def serve_rollouts(output: Path, *, deadline_s: float, child: str = "") -> int:
     recipe = config_from_json(DiffusionRlConfig, (output / "recipe.json").read_text("utf-8"))
     config = recipe.disaggregated or DisaggregatedConfig()  # without one, the replica refuses
     with ExitStack() as stack:
-        progress = stack.enter_context(Progress(config.stall_s))
+        progress = stack.enter_context(ProgressWatch("rollout replica", config.stall_s))
         progress.at("loading the model")
         scorer = stack.enter_context(reward_client(recipe)) or local_scorer(recipe.rewards)
         stack.callback(shutdown_distributed)
@@ -83,7 +83,7 @@ class _Drawing:
         replica: RolloutReplica,
         receiver: WeightReceiver,
         links: Sequence[Connection],
-        signs: tuple[Pulse, Progress],
+        signs: tuple[Pulse, ProgressWatch],
         *,
         deadline_s: float,
     ) -> None:

@@ -1,7 +1,7 @@
 """The parts of a replica's work, and the end of the process where it stays in one of them.
 
-A pulse comes from a thread of its own and goes on where the main thread hangs: in a device, in a
-file system that is gone, in a reward. Whoever hangs there cannot say so; this thread does.
+Whoever hangs, in a device, in a file system that is gone, in a reward, cannot say so; a thread of
+its own does.
 """
 
 import faulthandler
@@ -22,19 +22,23 @@ def _end_process() -> None:
     os._exit(1)  # the main thread cannot be asked to end
 
 
-class Progress(AbstractContextManager["Progress"]):
-    """Ends this process if its main thread stays at one part of its work, inside a block.
+class ProgressWatch(AbstractContextManager["ProgressWatch"]):
+    """Ends this process if it stays at one part of its work, inside a block.
 
     Looks are counted, not seconds: a process that was stopped as a whole did not hang.
     """
 
-    def __init__(self, stall_s: float, end: Callable[[], None] = _end_process) -> None:
+    def __init__(
+        self, replica: str, stall_s: float, end: Callable[[], None] = _end_process
+    ) -> None:
         """Get ready; nothing is looked at before the block.
 
         Args:
+            replica: that this process is.
             stall_s: longest that a part may take.
             end: ends the process, once it has said why.
         """
+        self._replica = replica
         self._stall_s = stall_s
         self._end = end
         self._part = ""
@@ -65,7 +69,7 @@ class Progress(AbstractContextManager["Progress"]):
     def _watch(self) -> None:
         while not self._over.wait(self._stall_s / _LOOKS):
             if part := self.look():
-                said = f"rollout replica: {part} took more than {self._stall_s:g} s; it ends here:"
-                click.echo(said, err=True)
+                said = f"{part} took more than {self._stall_s:g} s; it ends here:"
+                click.echo(f"{self._replica}: {said}", err=True)
                 self._end()
                 return

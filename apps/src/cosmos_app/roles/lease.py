@@ -1,0 +1,63 @@
+"""A replica's lease: renewed while it gets further; if it does not for too long, it ends itself.
+
+::
+
+    progress, or nothing to do ─► Progress ─► the controller renews the lease
+    neither, for silence_s ─► stacks of all threads, and the end of the process ─► started again
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from cosmos_app.progress_watch import ProgressWatch
+from cosmos_core.messages import Event, Progress
+
+
+class Standing(NamedTuple):
+    """Where a replica is.
+
+    Attributes:
+        progress: grows with what it does.
+        is_busy: whether it has something to do.
+    """
+
+    progress: int
+    is_busy: bool
+
+
+class Sender(Protocol):
+    """What is used of a `ReplicaChannel`."""
+
+    async def send(self, event: Event) -> None:
+        """Tell the controller."""
+        ...
+
+
+async def keep_lease(
+    channel: Sender,
+    replica: str,
+    standing: Callable[[], Standing],
+    silence_s: float,
+    pulse_s: float = 2.0,
+) -> None:
+    """Renew a lease for ever, and end this process where it cannot be renewed.
+
+    Args:
+        channel: of the replica.
+        replica: its name.
+        standing: tells where it is; asked again and again.
+        silence_s: longest that it may be busy without progress, or this loop not be run at all.
+        pulse_s: how often it is asked.
+    """
+    before = -1
+    with ProgressWatch(replica, silence_s) as watch:
+        watch.at("what it began with")
+        while True:
+            now = standing()
+            if now.progress != before or not now.is_busy:
+                before = now.progress
+                watch.rest()  # waiting for Redis has a deadline of its own
+                await channel.send(Progress(replica=replica, count=before))
+                watch.at("what it was given")
+            await asyncio.sleep(pulse_s)

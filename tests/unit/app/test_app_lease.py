@@ -1,0 +1,87 @@
+"""Replicas keep their lease while they get further, and end themselves when they do not."""
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("cosmos_algos")
+from cosmos_app.patience import patience_s, silence_s
+from cosmos_app.recipe import Recipe
+from cosmos_app.roles.lease import Standing, keep_lease
+from cosmos_core.messages import Progress
+
+GETS_STUCK = """
+import asyncio, sys, time
+from cosmos_app.roles.lease import Standing, keep_lease
+
+class Channel:
+    async def send(self, event):
+        print("renewed", flush=True)
+
+def engine_that_hangs():
+    time.sleep(3600)
+
+async def main():
+    loop = asyncio.get_running_loop()
+    if sys.argv[1] == "loop":
+        loop.call_later(0.5, engine_that_hangs)
+    busy_from = loop.time() + 0.5
+    standing = lambda: Standing(1, is_busy=loop.time() > busy_from)
+    await keep_lease(Channel(), "rollout-7", standing, 2.0, pulse_s=0.05)
+
+asyncio.run(main())
+"""
+
+
+class Channel:
+    def __init__(self):
+        self.counts = []
+
+    async def send(self, event):
+        assert isinstance(event, Progress)
+        self.counts.append(event.count)
+
+
+async def renewals(standings):
+    """Return the counts that are sent at each of these looks, one after the other."""
+    channel, left = Channel(), iter(standings)
+
+    def standing():
+        try:
+            return next(left)
+        except StopIteration:
+            raise asyncio.CancelledError from None
+
+    with contextlib.suppress(asyncio.CancelledError):
+        await keep_lease(channel, "rollout-0", standing, 60.0, pulse_s=0.0)
+    return channel.counts
+
+
+async def test_a_lease_is_renewed_by_progress_and_where_there_is_nothing_to_do():
+    looks = [Standing(5, is_busy=True), Standing(5, is_busy=True), Standing(6, is_busy=True)]
+    assert await renewals(looks) == [5, 6]
+    looks = [Standing(6, is_busy=False), Standing(6, is_busy=False), Standing(6, is_busy=True)]
+    assert await renewals(looks) == [6, 6]
+
+
+def test_a_launcher_that_looks_is_sooner_than_the_replica_itself():
+    recipe = Recipe()
+    assert silence_s(recipe) == recipe.bus.lease_s + (recipe.bus.lease_s + patience_s(recipe))
+
+
+@pytest.mark.parametrize("what", ["loop", "engine"])
+def test_who_hangs_ends_with_the_stacks_of_its_threads(what):
+    done = subprocess.run(
+        [sys.executable, "-c", GETS_STUCK, what],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "renewed\n" in done.stdout
+    assert "rollout-7: what it was given took more than 2 s; it ends here:" in done.stderr
+    assert ("in engine_that_hangs" in done.stderr) == (what == "loop")
