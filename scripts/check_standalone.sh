@@ -41,14 +41,15 @@ sources_of() {
 }
 
 install() {
-    local package=$1 python=$2 sources
+    local package=$1 python=$2 sources constraints=(-c constraints.txt)
     read -ra sources <<<"$(sources_of "$package")"
     case $package in
-        core | rollout) ;; # neither requires torch
+        core) constraints=() ;; # MLflow asks for older versions than the others
+        rollout) ;;             # neither requires torch
         *) scripts/install_torch.sh "$python" || return 1 ;;
     esac
     "$python" -m pip install --disable-pip-version-check \
-        -c constraints.txt "${sources[@]/#/./}" "${test_tools[@]}"
+        "${constraints[@]}" "${sources[@]/#/./}" "${test_tools[@]}"
 }
 
 check() {
