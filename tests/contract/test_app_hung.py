@@ -125,3 +125,24 @@ async def test_a_controller_that_says_nothing_any_more_is_begun_anew(
     assert len(supervisor.incidents) == 1, "one that has just begun is spared"
     hung.look({"time_s": 2.0})
     assert not hung.is_mute
+
+
+async def test_one_that_stands_by_and_says_so_no_more_is_begun_anew(
+    supervisor: Supervisor,
+) -> None:
+    said: list[str] = []
+    hung = HungProcesses(supervisor, 600.0, said.append, controller_s=2.0)
+    pid = supervisor.pid("controller")
+    waits = {"controller": 5.0, "rollout-0": 1.0, "standby-9": 1.0}
+    for said_s in (1.0, 2.0, 3.0, 4.0):
+        assert not hung.look_at_standbys("rollout-0", {**waits, "controller": said_s})
+    assert [hung.look_at_standbys("rollout-0", waits) for _ in range(3)] == [
+        [],  # it said something new
+        [],
+        ["controller"],  # not who has the lease, nor who runs elsewhere
+    ]
+    await asyncio.sleep(2.1)
+    hung.end_standbys(["controller"])
+    assert said == ["[yellow]controller, which stands by, says nothing[/]"]
+    await begun_again(supervisor, "controller", pid)
+    assert hung.look_at_standbys("rollout-0", waits) == []

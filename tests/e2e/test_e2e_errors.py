@@ -65,6 +65,15 @@ def test_a_reward_that_always_fails_is_told_to_who_started_the_run(
     assert run.finish() == 3
 
 
+def test_replicas_that_take_too_long_to_start_end_and_say_what_to_set(runner: Runner) -> None:
+    run = runner.start(*SMALL, "launch.start_s=0.1", "launch.restarts=0")
+    assert run.finish() == 1
+    assert (
+        "its start (launch.start_s) took more than 0.1 s, so it ends; its threads are listed above"
+        in run.logs()
+    )
+
+
 def test_a_busy_port_is_named(runner: Runner) -> None:
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]

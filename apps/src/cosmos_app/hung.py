@@ -6,12 +6,13 @@ held to others; it joins again by itself if it goes on::
     progress ─lease over─► silent, told ─hung_s over─► killed ─► started again, as after a death
                               └─ goes on ─► joins again
 
-A controller that hangs itself, without another that stands by, says nothing any more.
+A controller that hangs itself, without another that stands by, says nothing any more; one that
+stands by does not say any more that it does.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cosmos_app.supervisor import Supervisor
@@ -29,7 +30,8 @@ class HungProcesses:
         supervisor: of the processes that run here; others are named, and left alone.
         hung_s: a replica is killed so long after its lease was lost.
         say: tells who started the run.
-        controller_s: the controller is killed after so many seconds without a word from any.
+        controller_s: the controller is killed after so many seconds without a word from any, and
+            one that stands by after as many without a word of its own.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class HungProcesses:
         self._told: set[str] = set()
         self._said_s = 0.0
         self._unsaid_s = 0.0
+        self._standbys: dict[str, tuple[float, float]] = {}
 
     async def end(self, bus: Bus) -> None:
         """Say who hangs, and kill it when its time is over; for ever."""
@@ -57,8 +60,12 @@ class HungProcesses:
                 status = await bus.read_status()
                 if status:
                     self.look(status)
-                if self.is_mute and not await bus.refusal():  # or it waits for room on a disk
+                mute = self.look_at_standbys(*await bus.read_standbys())
+                if not (mute or self.is_mute) or await bus.refusal():
+                    continue  # no room on a disk is what they wait for
+                if self.is_mute:
                     self.end_controller()
+                self.end_standbys(mute)
             except BusUnreachableError:
                 continue
 
@@ -73,6 +80,27 @@ class HungProcesses:
         self._unsaid_s = 0.0
         self._say(f"[yellow]no controller has said anything for {self._controller_s:g} s[/]")
         self._supervisor.end_hung(_CONTROLLER, time.time() - self._controller_s)
+
+    def look_at_standbys(self, holder: str, said: Mapping[str, float]) -> list[str]:
+        """Return who waits for the lease here, and has not said so for too long.
+
+        Args:
+            holder: of the lease, who says other things.
+            said: when each that has ever waited last said so.
+        """
+        for name, said_s in said.items():
+            before_s, unsaid_s = self._standbys.get(name, (0.0, 0.0))
+            is_news = said_s != before_s or name == holder
+            self._standbys[name] = (said_s, 0.0 if is_news else unsaid_s + _LOOK_S)
+        mute = [name for name, (_, s) in self._standbys.items() if s >= self._controller_s]
+        return [name for name in mute if self._supervisor.pid(name) is not None]
+
+    def end_standbys(self, names: Sequence[str]) -> None:
+        """Kill them, unless they have been begun meanwhile."""
+        for name in names:
+            self._standbys[name] = (self._standbys[name][0], 0.0)
+            self._say(f"[yellow]{name}, which stands by, says nothing[/]")
+            self._supervisor.end_hung(name, time.time() - self._controller_s)
 
     def look(self, status: Mapping[str, Any]) -> None:
         """Look at what the controller said last; called every second.

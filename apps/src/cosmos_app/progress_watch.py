@@ -18,7 +18,6 @@ _LOOKS = 8
 
 
 def _end_process() -> None:
-    faulthandler.dump_traceback(sys.stderr, all_threads=True)
     os._exit(1)  # the main thread cannot be asked to end
 
 
@@ -69,7 +68,8 @@ class ProgressWatch(AbstractContextManager["ProgressWatch"]):
     def _watch(self) -> None:
         while not self._over.wait(self._stall_s / _LOOKS):
             if part := self.look():
-                said = f"{part} took more than {self._stall_s:g} s; it ends here:"
-                click.echo(f"{self._replica}: {said}", err=True)
+                faulthandler.dump_traceback(sys.stderr, all_threads=True)
+                said = f"{self._replica}: {part} took more than {self._stall_s:g} s"
+                click.echo(f"{said}, so it ends; its threads are listed above", err=True)
                 self._end()
                 return

@@ -201,6 +201,8 @@ class LaunchConfig:
             back for so long is killed, and started again, or ends itself on another machine. It is
             given longer where a reward, an environment, a turn on shared devices or a compiler may
             take it.
+        start_s: a replica that takes longer from its start until it joins ends itself; that is to
+            load its model, and for an engine to start and compile.
         stop_grace_s: time for a clean stop before processes are killed.
         preload: replicas of one process are forked from one that has imported what they need, so
             that they begin at once, also after a death, and share its memory.
@@ -210,11 +212,14 @@ class LaunchConfig:
     standbys: int = 0
     external: bool = False
     hung_s: float = 120.0
+    start_s: float = 3600.0
     stop_grace_s: float = 60.0
     preload: bool = True
 
     def __post_init__(self) -> None:
         require_at_least(self, {"restarts": 0, "standbys": 0, "hung_s": 0, "stop_grace_s": 0})
+        if not 0.0 < self.start_s < math.inf:
+            raise ValueError(f"start_s is {self.start_s}; it must be above 0, and finite")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

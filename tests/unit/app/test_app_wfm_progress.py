@@ -125,7 +125,10 @@ def test_a_process_that_hangs_ends_although_its_pulse_goes_on(recipe, tmp_path):
             hung.kill()
             hung.wait(DEADLINE_S)
     said = (tmp_path / "log").read_text()
-    assert "a pass of the denoiser took more than 8 s; it ends here:" in said
+    assert (
+        "a pass of the denoiser took more than 8 s, so it ends; its threads are listed above"
+        in said
+    )
     assert " in note\n" in said  # the trace of the thread that hangs
     assert (
         len(words) >= 3

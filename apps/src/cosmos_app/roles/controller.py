@@ -38,6 +38,7 @@ async def run_controller(run_dir: Path, redis_url: str | None, owner: str) -> in
                 try:
                     await host.run()
                 except LeaseHeldError:
+                    await bus.stand_by(owner)
                     await asyncio.sleep(_STANDBY_S)
                 else:
                     return 0

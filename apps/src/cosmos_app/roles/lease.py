@@ -7,10 +7,12 @@
 """
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Generator
 from typing import NamedTuple, Protocol
 
 from cosmos_app.progress_watch import ProgressWatch
+from cosmos_app.recipe import Recipe
 from cosmos_core.messages import Event, Progress
 
 
@@ -32,6 +34,19 @@ class Sender(Protocol):
     async def send(self, event: Event) -> None:
         """Tell the controller."""
         ...
+
+
+@contextlib.contextmanager
+def watch_start(replica: str, recipe: Recipe) -> Generator[ProgressWatch]:
+    """End this process if it takes longer to start than it may, inside the block or until a rest.
+
+    Args:
+        replica: its name.
+        recipe: says how long.
+    """
+    with ProgressWatch(replica, recipe.launch.start_s) as watch:
+        watch.at("its start (launch.start_s)")
+        yield watch
 
 
 async def keep_lease(

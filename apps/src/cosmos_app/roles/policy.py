@@ -26,9 +26,10 @@ from cosmos_app.control_files import read_weights_token
 from cosmos_app.errors import RunError
 from cosmos_app.parent import die_with_parent
 from cosmos_app.patience import silence_s
+from cosmos_app.progress_watch import ProgressWatch
 from cosmos_app.roles.batch_plan import shown_pictures
 from cosmos_app.roles.elastic import Gathering, open_replicas
-from cosmos_app.roles.lease import Standing, keep_lease
+from cosmos_app.roles.lease import Standing, keep_lease, watch_start
 from cosmos_app.roles.meeting import meet_replicas
 from cosmos_app.roles.process import (
     RunContext,
@@ -73,6 +74,7 @@ from cosmos_parallel import (
     shutdown_distributed,
 )
 
+_END_S = 120.0
 Value = TypeVar("Value")
 
 
@@ -111,10 +113,11 @@ class PolicyProcess:
     async def run(self) -> None:
         """Load, join, obey until told to stop."""
         self._loop = asyncio.get_running_loop()
-        await self._take_turn()
-        trainer = self._trainer = await self._blocking(self._make)
-        endpoints = await self._blocking(lambda: gather_texts(trainer.endpoint))
-        await self._give_turn()
+        with watch_start(self._replica, self._context.recipe):
+            await self._take_turn()
+            trainer = self._trainer = await self._blocking(self._make)
+            endpoints = await self._blocking(lambda: gather_texts(trainer.endpoint))
+            await self._give_turn()
         try:
             if self._place.rank == 0:
                 await self._lead(trainer, tuple(endpoints))
@@ -371,5 +374,7 @@ async def run_policy(run_dir: Path, redis_url: str | None, replica: str) -> int:
             with kernels(recipe.seed, are_deterministic=recipe.trainer.deterministic):
                 await PolicyProcess(context, bus, replica, torchrun_place()).run()
     finally:
-        shutdown_distributed()
+        with ProgressWatch(replica, _END_S) as watch:
+            watch.at("leaving its process groups")
+            shutdown_distributed()
     return 0

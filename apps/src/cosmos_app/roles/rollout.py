@@ -28,7 +28,7 @@ from cosmos_app.roles.engine_start import engine_that_shows, naming_its_keys
 from cosmos_app.roles.failed_loads import FailedLoads
 from cosmos_app.roles.finding_teachers import find_teacher
 from cosmos_app.roles.gpu_turns import STARTING, engine_that_shares, start_turn
-from cosmos_app.roles.lease import Standing, keep_lease
+from cosmos_app.roles.lease import Standing, keep_lease, watch_start
 from cosmos_app.roles.process import RunContext, num_sharers, open_context, own_address
 from cosmos_app.roles.quantised import engine_model
 from cosmos_app.roles.sockets import own_sockets
@@ -79,6 +79,7 @@ async def run_rollout(run_dir: Path, redis_url: str | None, replica: str) -> int
     context = open_context(run_dir, redis_url)
     pool = context.recipe.reward.build()
     async with contextlib.AsyncExitStack() as ended:
+        start = ended.enter_context(watch_start(replica, context.recipe))
         ended.push_async_callback(pool.aclose)
         await pool.start()
         chosen = context.recipe.rollout.environment
@@ -113,6 +114,7 @@ async def run_rollout(run_dir: Path, redis_url: str | None, replica: str) -> int
             teacher=teacher,
             turn=turn,
         )
+        start.rest()
         async with await Bus.connect(context.redis_url, context.namespace) as bus:
             await RolloutProcess(context, bus, replica, parts).run()
     return 0

@@ -1,6 +1,7 @@
 """A process's connection to Redis; its calls have deadlines and survive a server that restarts."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -353,6 +354,17 @@ class Bus:
         """Leave what the controller says of itself for people to read."""
         data = msgspec.json.encode(status)
         await self.call(lambda c: c.set(self.keys.status, data, ex=KEPT_S))
+
+    async def stand_by(self, name: str) -> None:
+        """Say that a controller lives, which waits for the lease."""
+        await self.call(lambda c: c.hset(self.keys.standbys, name, str(time.time())))
+
+    async def read_standbys(self) -> tuple[str, dict[str, float]]:
+        """Return who has the controller's lease, and when each that has waited last said so."""
+        holder = await self.call(lambda c: c.get(self.keys.lease))
+        said = await self.call(lambda c: c.hgetall(self.keys.standbys))
+        names = {name.decode(): float(said_s) for name, said_s in said.items()}
+        return (holder or b"").decode(), names
 
     async def read_status(self) -> dict[str, Any]:
         """Return what the controller last said of itself; empty if it never did."""

@@ -5,6 +5,7 @@
 {namespace}:log                     stream: batches of events the controller took in, in order
 {namespace}:snapshot                its state before the first entry of the log
 {namespace}:lease, token, sequence  who is the controller, and how often it committed
+{namespace}:standbys                hash: who waits for the lease, and when it last said so
 {namespace}:metrics                 stream: measurements on their way to the sinks
 {namespace}:payloads                hash: encoded trajectories by their keys
 {namespace}:status                  JSON for people
@@ -48,6 +49,11 @@ class Keys:
     def sequence(self) -> str:
         """Number of commits."""
         return self._key("sequence")
+
+    @property
+    def standbys(self) -> str:
+        """Hash of controllers that wait, and when they last said so."""
+        return self._key("standbys")
 
     @property
     def metrics(self) -> str:
