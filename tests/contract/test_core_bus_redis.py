@@ -5,6 +5,7 @@ import contextlib
 import socket
 import ssl
 import threading
+import time
 
 import pytest
 
@@ -125,10 +126,22 @@ async def test_nothing_of_a_run_stays_on_a_server_for_ever(bus) -> None:
         await bus.write_status({"finished": "done"})
         await bus.put_payloads({"a": b"1"})
         await bus.send_event(Progress(replica="rollout-0", count=0))
+        await bus.stand_by("two")
         keys = await bus.call(lambda c: c.keys(f"{{{bus.keys.namespace}}}:*"))
         left_s = {key.decode(): await bus.call(lambda c, k=key: c.ttl(k)) for key in keys}
-    assert len(left_s) == 10
+    assert len(left_s) == 11
     assert all(0 < each <= 7 * 24 * 3600 for each in left_s.values()), left_s
+
+
+async def test_it_is_known_who_has_the_lease_and_who_waits_for_it(bus) -> None:
+    assert await bus.read_standbys() == ("", {})
+    await Ledger.acquire(bus, owner="one", lease_s=60)
+    before_s = time.time()
+    await bus.stand_by("two")
+    holder, said = await bus.read_standbys()
+    assert holder == "one"
+    assert said.keys() == {"two"}
+    assert before_s <= said["two"] <= time.time()
 
 
 async def test_events_that_were_not_committed_are_read_again(bus) -> None:

@@ -357,7 +357,14 @@ class Bus:
 
     async def stand_by(self, name: str) -> None:
         """Say that a controller lives, which waits for the lease."""
-        await self.call(lambda c: c.hset(self.keys.standbys, name, str(time.time())))
+
+        async def say(client: Any) -> None:
+            async with client.pipeline(transaction=False) as pipe:
+                pipe.hset(self.keys.standbys, name, str(time.time()))
+                pipe.expire(self.keys.standbys, KEPT_S)
+                await pipe.execute()
+
+        await self.call(say)
 
     async def read_standbys(self) -> tuple[str, dict[str, float]]:
         """Return who has the controller's lease, and when each that has waited last said so."""

@@ -57,9 +57,8 @@ from cosmos_rollout.one_loop import OneLoop
 
 _NEVER_LOADED = "as it was made"
 _HALF_LOADED = "version {} is half loaded"
-_ANSWER_S = (
-    30.0  # asked whether it stands still, the engine's process may be in the midst of a step
-)
+_ANSWER_S = 30.0
+"""Asked whether it stands still, the engine's process may be in the midst of a step."""
 
 
 async def start_vllm_engine(
