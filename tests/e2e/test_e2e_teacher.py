@@ -1,4 +1,4 @@
-"""On-policy distillation with teachers beside the rollouts: a real run, one of them killed."""
+"""On-policy distillation with teachers beside the rollouts: real runs, and one that hangs."""
 
 import os
 import signal
@@ -65,20 +65,24 @@ def assert_scored(recorded: Sequence[Trajectory], teacher: Path, num_likeliest: 
         )
 
 
-def test_samples_are_scored_by_teachers_of_whom_one_is_killed(runner: Runner) -> None:
+def test_samples_are_scored_by_a_teacher_that_hangs_and_is_begun_anew(runner: Runner) -> None:
     student, teacher = tiny_pair(runner.folder)
     run = runner.start(
         *SMALL, f"trainer.steps={STEPS}", f"model.path={student}", f"model.teacher={teacher}",
         "algorithm.kind=on_policy_distillation", "rollout.record=true",
         "teacher.replicas=1", "teacher.engine.kind=transformers", "teacher.top_k=2",
         "learner.optimizer.lr=0.03", "validation.after=false", "validation.before=false",
+        "launch.hung_s=8",
     )  # fmt: skip
     run.wait_for(lambda: run.steps_done() >= 1)
-    os.kill(run.child("teacher-0"), signal.SIGKILL)
+    os.kill(run.child("teacher-0"), signal.SIGSTOP)
     assert run.finish(deadline_s=400.0) == 0, run.logs()
     assert_balanced(run.report["books"])
     (incident,) = [one for one in run.report["incidents"] if one["name"] == "teacher-0"]
-    assert (incident["how"], incident["outcome"]) == ("signal 9 (SIGKILL)", "restarted")
+    assert (incident["how"], incident["outcome"]) == (
+        "signal 9 (SIGKILL), as it hung",
+        "restarted",
+    )
     recorded = list(read_trajectories(run.output / "trajectories" / "rollout-0.bin"))
     assert len(recorded) >= STEPS * 32
     assert_scored(recorded[:: len(recorded) // 20], teacher, 2)

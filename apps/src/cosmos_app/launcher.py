@@ -39,6 +39,7 @@ from cosmos_app.failing import tell_failures
 from cosmos_app.frame import Answers, RunFrame, hand_in, open_run
 from cosmos_app.given_server import require_server
 from cosmos_app.hung import HungProcesses
+from cosmos_app.hung_teachers import HungTeachers
 from cosmos_app.patience import patience_s
 from cosmos_app.preloaded import Preloaded, preloading
 from cosmos_app.prepare import (
@@ -180,10 +181,14 @@ class Launch:
         for spec in child_specs(self._recipe, self._run):
             self._supervisor.start(spec)
         hung = HungProcesses(self._supervisor, patience_s(self._recipe), say)
+        silence_s = self._recipe.launch.hung_s
+        teachers = teacher_names(self._recipe)
+        mute = HungTeachers(self._run, self._supervisor, teachers, silence_s, say)
         beside = [
             asyncio.create_task(announce_dashboard(self._run, say)),
             asyncio.create_task(tell_failures(bus, say)),
             asyncio.create_task(hung.end(bus)),
+            asyncio.create_task(mute.end()),
         ]
         if not is_external:
             spec_of = functools.partial(replica_spec, self._recipe, self._run)

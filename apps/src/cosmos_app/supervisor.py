@@ -218,6 +218,10 @@ class Supervisor:
             self._hung.add(pid)
             signal_session(pid, signal.SIGKILL)
 
+    def has_begun_before(self, name: str, moment_s: float) -> bool:
+        """Whether a child runs, since before a moment in seconds since the epoch."""
+        return self.pid(name) is not None and self._began_s[name] < moment_s
+
     async def stop(self, grace_s: float) -> None:
         """End every child: SIGTERM, then SIGKILL to its whole session after ``grace_s``.
 

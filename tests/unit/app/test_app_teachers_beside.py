@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cosmos_app.recipe import Recipe
-from cosmos_app.roles.teacher import scoring_app
+from cosmos_app.roles.teacher import Scores, scoring_app
 from cosmos_core.config import ConfigError, load_config
 from cosmos_core.trajectory import TeacherScores
 from cosmos_rollout import EngineDeadError, PromptTooLongError, Shown
@@ -53,13 +53,15 @@ class Scorer:
 
     context_length = 4
 
-    def __init__(self) -> None:
+    def __init__(self, scores: Scores) -> None:
         self.shown: list[Shown | None] = []
+        self._scores = scores
 
     async def score(
         self, token_ids: Sequence[int], top_k: int, shown: Shown | None = None
     ) -> TeacherScores:
         self.shown.append(shown)
+        assert self._scores.standing() == (len(self.shown) - 1, True)
         if len(token_ids) > 4:
             raise PromptTooLongError("5 tokens, 4 at most")
         if 9 in token_ids:
@@ -75,9 +77,9 @@ class Scorer:
 
 
 async def test_a_teacher_answers_refuses_and_dies():
-    died = asyncio.Event()
-    scorer = Scorer()
-    transport = httpx.ASGITransport(app=scoring_app(scorer, died))
+    died, scores = asyncio.Event(), Scores()
+    scorer = Scorer(scores)
+    transport = httpx.ASGITransport(app=scoring_app(scorer, died, scores))
     async with httpx.AsyncClient(transport=transport, base_url="http://teacher/v1/") as client:
         models = (await client.get("models")).json()
         assert models == {"data": [{"id": "teacher", "max_model_len": 4}]}
@@ -110,3 +112,4 @@ async def test_a_teacher_answers_refuses_and_dies():
         assert not died.is_set()
         assert (await ask([9])).status_code == 503
         assert died.is_set()
+    assert scores.standing() == (len(scorer.shown), False)

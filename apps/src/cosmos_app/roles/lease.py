@@ -8,7 +8,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from typing import NamedTuple, Protocol
 
 from cosmos_app.progress_watch import ProgressWatch
@@ -65,6 +65,30 @@ async def keep_lease(
         silence_s: longest that it may be busy without progress, or this loop not be run at all.
         pulse_s: how often it is asked.
     """
+
+    async def renew(count: int) -> None:
+        await channel.send(Progress(replica=replica, count=count))
+
+    await watch_work(replica, standing, silence_s, pulse_s, renew=renew)
+
+
+async def watch_work(
+    replica: str,
+    standing: Callable[[], Standing],
+    silence_s: float,
+    pulse_s: float = 2.0,
+    *,
+    renew: Callable[[int], Awaitable[None]] | None = None,
+) -> None:
+    """End this process if it gets no further; for ever.
+
+    Args:
+        replica: what it is.
+        standing: tells where it is; asked again and again.
+        silence_s: longest that it may be busy without progress, or this loop not be run at all.
+        pulse_s: how often it is asked.
+        renew: told of progress, and that there is nothing to do; it may take its time.
+    """
     before = -1
     with ProgressWatch(replica, silence_s) as watch:
         watch.at("what it began with")
@@ -72,7 +96,8 @@ async def keep_lease(
             now = standing()
             if now.progress != before or not now.is_busy:
                 before = now.progress
-                watch.rest()  # waiting for Redis has a deadline of its own
-                await channel.send(Progress(replica=replica, count=before))
+                if renew is not None:
+                    watch.rest()  # waiting for Redis has a deadline of its own
+                    await renew(before)
                 watch.at("what it was given")
             await asyncio.sleep(pulse_s)

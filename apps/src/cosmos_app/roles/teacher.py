@@ -8,6 +8,7 @@ while it listens; a new start has a new one::
 
 import asyncio
 import contextlib
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +27,7 @@ from cosmos_app.listening import http_url, listen_on
 from cosmos_app.parent import die_with_parent
 from cosmos_app.roles.engine_start import engine_that_shows, naming_its_keys
 from cosmos_app.roles.gpu_turns import STARTING, engine_that_shares, start_turn
+from cosmos_app.roles.lease import Standing, watch_work
 from cosmos_app.roles.process import may_fork, num_sharers, open_context, own_address
 from cosmos_app.roles.sockets import own_sockets
 from cosmos_core.rundir import write_atomic
@@ -41,12 +43,34 @@ from cosmos_rollout import (
 _GRACE_S = 2
 
 
-def scoring_app(scorer: TokenScorer, died: asyncio.Event) -> FastAPI:
+class Scores:
+    """How many samples are being scored, and how many have been."""
+
+    def __init__(self) -> None:
+        """None."""
+        self._begun = self._over = 0
+
+    @contextlib.contextmanager
+    def one(self) -> Generator[None]:
+        """Count what is scored inside the block."""
+        self._begun += 1
+        try:
+            yield
+        finally:
+            self._over += 1
+
+    def standing(self) -> Standing:
+        """Return where the teacher is."""
+        return Standing(self._over, is_busy=self._begun > self._over)
+
+
+def scoring_app(scorer: TokenScorer, died: asyncio.Event, scores: Scores) -> FastAPI:
     """Return the application that answers.
 
     Args:
         scorer: the engine.
         died: set when the engine cannot go on.
+        scores: counts.
     """
     app = FastAPI(title="teacher", docs_url=None, redoc_url=None)
 
@@ -63,13 +87,14 @@ def scoring_app(scorer: TokenScorer, died: asyncio.Event) -> FastAPI:
     ) -> JSONResponse:
         shown = Shown(marked_token_ids=marked_prompt, images=images) if images else None
         try:
-            scores = await scorer.score(prompt, prompt_logprobs, shown)
+            with scores.one():
+                found = await scorer.score(prompt, prompt_logprobs, shown)
         except PromptError as error:
             return _error(400, error)
         except EngineError as error:
             died.set()
             return _error(503, error)
-        told = answer_scores(prompt, scores)
+        told = answer_scores(prompt, found)
         return JSONResponse({"choices": [{"index": 0, "prompt_logprobs": told}]})
 
     return app
@@ -96,17 +121,33 @@ async def run_teacher(run_dir: Path, replica: str) -> int:
                 scorer = await engine.build_scorer(setup, top_k=chosen.top_k)
         address = teacher_url_file(context.run, replica)
         try:
-            await _serve(scorer, address, read_teacher_token(context.run))
+            silence_s = max(chosen.deadline_s, context.recipe.launch.hung_s)
+            async with watched_scores(replica, silence_s) as scores:
+                await _serve(scorer, scores, address, read_teacher_token(context.run))
         finally:
             address.unlink(missing_ok=True)
             await scorer.aclose()
     return 0
 
 
-async def _serve(scorer: TokenScorer, address: Path, token: str) -> None:
+@contextlib.asynccontextmanager
+async def watched_scores(replica: str, silence_s: float) -> AsyncGenerator[Scores]:
+    """End this process if what is scored inside the block gets no further for so long."""
+    scores = Scores()
+    watching = asyncio.create_task(watch_work(replica, scores.standing, silence_s))
+    try:
+        yield scores
+    finally:
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
+
+
+async def _serve(scorer: TokenScorer, scores: Scores, address: Path, token: str) -> None:
     died = asyncio.Event()
     with listen_on(own_address(), 0) as taken:
-        server = http_server(TokenGate(scoring_app(scorer, died), token), grace_s=_GRACE_S)
+        app = TokenGate(scoring_app(scorer, died, scores), token)
+        server = http_server(app, grace_s=_GRACE_S)
         address.parent.mkdir(exist_ok=True)
         write_atomic(address, f"{http_url(taken)}/v1")
         serving = asyncio.create_task(server.serve(sockets=[taken]))
