@@ -173,7 +173,9 @@ def test_a_policy_that_hung_while_its_run_fell_back_begins_again(runner: Runner)
     assert run.finish(_LONG_S) == 0, run.logs()
     assert "policy-0" in [i["name"] for i in run.report["incidents"]], "it went on as it was"
     log = (run.output / "logs" / "policy-0.log").read_text()
-    assert "is lost: the run has fallen back" in log, log[-3000:]
+    # asked to go on, as it meets the other, or in the midst of a step whose samples were trained on
+    said = ("is lost: the run has fallen back", "fell back from", "payloads are not in the store")
+    assert any(words in log for words in said), log[-3000:]
     saved = [
         *events(run, "CheckpointSaved", "policy-0"),
         *events(run, "CheckpointSaved", "policy-1"),
