@@ -16,7 +16,7 @@ python=${PYTHON:-python3}
 export PIP_NO_COMPILE=1  # most of what is installed here is never imported
 export OMP_NUM_THREADS=1
 jobs=${COSMOS_STANDALONE_JOBS:-2}
-test_tools=(pytest pytest-asyncio pytest-timeout hypothesis beartype)
+test_tools=(pytest pytest-asyncio pytest-timeout hypothesis beartype jsonschema)
 if [ -n "${COSMOS_STANDALONE_DIR:-}" ]; then
     scratch=$COSMOS_STANDALONE_DIR
     mkdir -p "$scratch"

@@ -2,6 +2,8 @@
 
 import logging
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -127,3 +129,33 @@ def test_a_report_keeps_the_last_error_that_its_process_logs(tmp_path: Path) -> 
     finally:
         for handler in set(logger.handlers) - set(before):
             logger.removeHandler(handler)
+
+
+_WITHOUT_TORCH = """
+import asyncio, sys
+from pathlib import Path
+from cosmos_rollout import EngineSetup, EngineStartError, TransformersConfig
+
+sys.modules["torch"] = None
+setup = EngineSetup(model_path=Path("my-model"))
+for start in (TransformersConfig().build, TransformersConfig().build_scorer):
+    try:
+        asyncio.run(start(setup))
+    except EngineStartError as error:
+        print(error)
+"""
+
+
+def test_an_engine_that_needs_torch_says_what_to_install():
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_TORCH],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    said = "my-model: the transformers engine cannot be imported; install what it needs with "
+    said += "pip install 'cosmos-rollout[torch]' ("
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith(said) for line in lines)

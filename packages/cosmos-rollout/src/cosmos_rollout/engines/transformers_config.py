@@ -1,10 +1,13 @@
 """Settings of the transformers engine; importing them does not import torch."""
 
+import contextlib
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Literal
 
 from cosmos_rollout.engine import KvPolicy, RolloutEngine, TokenScorer
 from cosmos_rollout.engines.setup import EngineSetup
+from cosmos_rollout.errors import EngineStartError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,9 +34,10 @@ class TransformersConfig:
         """Load the model and start the engine.
 
         Raises:
-            EngineStartError: if there is no such model.
+            EngineStartError: if there is no such model, or no torch.
         """
-        from cosmos_rollout.engines.transformers_engine import start_transformers_engine
+        with _naming_what_is_missing(setup):
+            from cosmos_rollout.engines.transformers_engine import start_transformers_engine
 
         return await start_transformers_engine(
             setup,
@@ -48,11 +52,29 @@ class TransformersConfig:
         """Load the model to score tokens that are given; ``top_k`` may be anything.
 
         Raises:
-            EngineStartError: if there is no such model.
+            EngineStartError: if there is no such model, or no torch.
         """
         del top_k
-        from cosmos_rollout.engines.transformers_engine import start_transformers_scorer
+        with _naming_what_is_missing(setup):
+            from cosmos_rollout.engines.transformers_engine import start_transformers_scorer
 
         return await start_transformers_scorer(
             setup, dtype=self.dtype, device=self.device, context_length=self.context_length
         )
+
+
+@contextlib.contextmanager
+def _naming_what_is_missing(setup: EngineSetup) -> Generator[None]:
+    """Say what to install, where the engine cannot be imported inside the block.
+
+    Raises:
+        EngineSettingsError: before it, if there is no model that it could load.
+    """
+    model = setup.model
+    try:
+        yield
+    except ImportError as error:
+        raise EngineStartError(
+            f"{model}: the transformers engine cannot be imported; install what it needs with "
+            f"pip install 'cosmos-rollout[torch]' ({error})"
+        ) from error
