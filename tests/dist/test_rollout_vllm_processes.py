@@ -92,6 +92,11 @@ def environment():
     os.environ.update(before)
 
 
+def what_is_imported_here() -> dict[str, str]:
+    """Return an environment in which another process finds it."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+
+
 def until_gone(processes: set[int]) -> list[int]:
     """Wait for the end of those that are vLLM's; return who is left."""
     deadline = time.monotonic() + 10
@@ -106,12 +111,11 @@ def until_gone(processes: set[int]) -> list[int]:
 def test_kill_9_of_the_owner_leaves_no_orphan(model, tmp_path, workers, processes):
     script = tmp_path / "owner.py"
     script.write_text(OWNER)
-    path = os.pathsep.join(entry for entry in sys.path if entry)
     owner = subprocess.Popen(
         [sys.executable, str(script), str(model), str(workers)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": path},
+        env=what_is_imported_here(),
         text=True,
         start_new_session=True,
     )
@@ -243,12 +247,11 @@ if __name__ == "__main__":
 def test_an_engine_that_runs_out_of_memory_says_what_to_change(model, tmp_path):
     script = tmp_path / "within.py"
     script.write_text(WITHIN)
-    path = os.pathsep.join(entry for entry in sys.path if entry)
     done = subprocess.run(
         [sys.executable, str(script), str(model)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": path},
+        env=what_is_imported_here(),
         text=True,
         timeout=120,
         check=True,

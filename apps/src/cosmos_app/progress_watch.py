@@ -8,7 +8,6 @@ import faulthandler
 import os
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Self
 
@@ -17,29 +16,21 @@ import click
 _LOOKS = 8
 
 
-def _end_process() -> None:
-    os._exit(1)  # the main thread cannot be asked to end
-
-
 class ProgressWatch(AbstractContextManager["ProgressWatch"]):
     """Ends this process if it stays at one part of its work, inside a block.
 
     Looks are counted, not seconds: a process that was stopped as a whole did not hang.
     """
 
-    def __init__(
-        self, replica: str, stall_s: float, end: Callable[[], None] = _end_process
-    ) -> None:
+    def __init__(self, replica: str, stall_s: float) -> None:
         """Get ready; nothing is looked at before the block.
 
         Args:
             replica: that this process is.
             stall_s: longest that a part may take.
-            end: ends the process, once it has said why.
         """
         self._replica = replica
         self._stall_s = stall_s
-        self._end = end
         self._part = ""
         self._looks = 0
         self._over = threading.Event()
@@ -71,5 +62,4 @@ class ProgressWatch(AbstractContextManager["ProgressWatch"]):
                 faulthandler.dump_traceback(sys.stderr, all_threads=True)
                 said = f"{self._replica}: {part} took more than {self._stall_s:g} s"
                 click.echo(f"{said}, so it ends; its threads are listed above", err=True)
-                self._end()
-                return
+                os._exit(1)  # the main thread cannot be asked to end
