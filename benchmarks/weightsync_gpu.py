@@ -48,7 +48,7 @@ def encoding_row(encoding: Encoding, source: Tensor, repeats: int) -> tuple[int,
         for s in published.specs
     ]
     moved = source.nbytes + sum(item.nbytes for item in into)
-    return moved, seconds(lambda: published.write(into), repeats)
+    return moved, seconds(lambda: published.prepare(spoils=True)(into, None), repeats)
 
 
 def packing_row(source: Tensor, repeats: int) -> tuple[int, float]:

@@ -1,5 +1,10 @@
 """Cross-entropy in one pass, against torch's in float64."""
 
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
 import pytest
 import torch
 from torch import nn
@@ -53,3 +58,67 @@ def test_without_gradients_none_are_made():
     total.backward()
     assert total.item() == 0.0
     assert not logits.grad.any()
+
+
+# Each program of a GPU's kernels is a row; an interpreter runs one after the other.
+INTERPRETED = """
+import torch
+from torch import nn
+from cosmos_parallel.cross_entropy_kernel import row_slopes, row_sums
+chance = torch.Generator().manual_seed(3)
+for tokens, words, within in [(7, 5000, 1e-6), (5, 9001, 0.01), (3, 50, 1e-6)]:
+    logits = 4 * torch.randn(tokens, words, generator=chance)
+    logits[0] = 0.5
+    logits = logits.bfloat16() if within == 0.01 else logits
+    targets = torch.randint(0, words, (tokens,), generator=chance)
+    targets[:2] = torch.tensor([0, int(logits[1].argmax())])
+    mask = torch.arange(tokens) != 2
+    exact = logits.double().requires_grad_()
+    losses = nn.functional.cross_entropy(exact, targets, reduction="none")
+    (0.37 * losses[mask].sum()).backward()
+    normalisers, logprobs, hits = row_sums(logits, targets)
+    torch.testing.assert_close(-logprobs.double(), losses.detach(), rtol=1e-6, atol=1e-6)
+    assert hits.tolist() == (exact.argmax(-1) == targets).int().tolist()
+    slopes = row_slopes(logits, targets, mask, normalisers, torch.tensor([0.37]))
+    assert slopes.dtype == logits.dtype
+    torch.testing.assert_close(slopes.double(), exact.grad, rtol=within, atol=1e-7)
+for bad in (float("nan"), float("inf")):
+    logits[1, 7] = bad
+    assert row_sums(logits, targets)[1].isnan().tolist() == [False, True, False]
+logits[1, 7] = -float("inf")
+assert row_sums(logits, targets)[1].isfinite().all()
+print("all of it")
+"""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="there is one for Linux only")
+def test_the_kernels_of_a_gpu_compute_the_same():
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", INTERPRETED],
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.stdout == "all of it\n", run.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 1e-5), (torch.bfloat16, 0.01)])
+@pytest.mark.parametrize("words", [37, 128_256])
+def test_on_a_gpu_too_they_are_those_of_double_precision(dtype, within, words):
+    """A processor's float32 would not do: adding up 128 thousand terms it is off by 4e-5."""
+    chance = torch.Generator().manual_seed(3)
+    logits = (4 * torch.randn(300, words, generator=chance)).to(dtype)
+    targets = torch.randint(0, words, (300,), generator=chance)
+    targets[:100] = logits[:100].argmax(-1)
+    mask = torch.rand(300, generator=chance) < 0.7
+    exact, there = logits.double().requires_grad_(), logits.cuda().requires_grad_()
+    losses = nn.functional.cross_entropy(exact, targets, reduction="none")
+    (0.37 * losses[mask].sum()).backward()
+    found, num_correct = summed_cross_entropy(there, targets.cuda(), mask.cuda())
+    (0.37 * found).backward()
+    assert found.item() == pytest.approx(losses[mask].sum().item(), rel=1e-6)
+    assert num_correct.item() == int((exact.argmax(-1) == targets)[mask].sum())
+    torch.testing.assert_close(there.grad.cpu().double(), exact.grad, rtol=within, atol=1e-7)
+    assert not there.grad[~mask.cuda()].any()

@@ -122,14 +122,15 @@ class SometimesFull:
     """A source whose copies fail where there is no memory."""
 
     is_cuda = False
+    may_spoil = False
 
     def __init__(self, source: EncodedShards) -> None:
         self._source = source
         self.specs = source.specs
         self.is_full = False
 
-    def prepare(self):
-        return self._write if self.is_full else self._source.prepare()
+    def prepare(self, *, spoils: bool = False):
+        return self._write if self.is_full else self._source.prepare(spoils=spoils)
 
     def _write(self, tensors: Sequence[torch.Tensor], followed: object) -> None:
         raise MemoryError

@@ -1,5 +1,6 @@
 """Cross-entropy of logits over a large vocabulary, in one pass over them."""
 
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -11,16 +12,40 @@ _CHUNK_TOKENS = 1024
 def summed_cross_entropy(logits: Tensor, targets: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return the masked sum over N tokens, in nats with gradient, and how many were the likeliest.
 
-    Some rows at a time are turned to float32, and their gradient is made beside their loss, in the
-    dtype of the logits: what the forward pass reads is not read again for the backward one.
+    On a GPU one kernel reads the logits for the loss, and one for its gradient. Elsewhere some rows
+    at a time are turned to float32, and their gradient is made beside their loss, in the dtype of
+    the logits: what the forward pass reads is not read again for the backward one.
 
     Args:
         logits: floating [N, V].
         targets: int64[N], in 0 to V - 1.
         mask: bool[N], the tokens that count.
     """
-    total, num_correct = _SummedCrossEntropy.apply(logits, targets, mask)  # pyright: ignore
+    is_plain = type(logits) is Tensor and logits.stride(-1) == 1
+    by_kernel = logits.is_cuda and is_plain and find_spec("triton") is not None
+    function = _CrossEntropyByKernel if by_kernel else _SummedCrossEntropy
+    total, num_correct = function.apply(logits, targets.contiguous(), mask.contiguous())  # pyright: ignore
     return total, num_correct
+
+
+class _CrossEntropyByKernel(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        from cosmos_parallel.cross_entropy_kernel import row_sums
+
+        normalisers, logprobs, hits = row_sums(logits, targets)
+        num_correct = (hits * mask).sum()
+        ctx.save_for_backward(logits, targets, mask, normalisers)
+        ctx.mark_non_differentiable(num_correct)
+        return -torch.where(mask, logprobs, 0.0).sum(), num_correct
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, None, None]:
+        from cosmos_parallel.cross_entropy_kernel import row_slopes
+
+        logits, targets, mask, normalisers = ctx.saved_tensors
+        factor = grad_outputs[0].reshape(1)
+        return row_slopes(logits, targets, mask, normalisers, factor), None, None
 
 
 class _SummedCrossEntropy(torch.autograd.Function):

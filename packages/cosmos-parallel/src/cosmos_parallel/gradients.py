@@ -50,27 +50,29 @@ def num_copies(tensor: Tensor, num_ranks: int = 1) -> int:
     return inside * max(num_ranks // mesh.size(), 1)
 
 
-def gradient_norm(parameters: Sequence[nn.Parameter], mesh: TrainingMesh) -> float:
-    """Return the 2-norm of all gradients together; every rank of the replica calls.
+def gradient_squares(parameters: Sequence[nn.Parameter], mesh: TrainingMesh) -> Tensor:
+    """Return the square of the 2-norm of all gradients together, float64; all ranks call.
 
     Each rank adds up the squares of the parts it holds, divided by how many ranks hold the same
     part; one reduction over the replica gives the square of the norm, on whichever axes the
-    parameters are sharded.
+    parameters are sharded. The host waits for nothing where the mesh is one device.
     """
-    squares = torch.zeros((), dtype=torch.float64, device=mesh.process.device)
-    for parameter in parameters:
-        if parameter.grad is not None:
-            part = local_part(parameter.grad)
-            norm = torch.linalg.vector_norm(part, dtype=torch.float32).double()
-            squares += norm.square() / num_copies(parameter.grad, mesh.ranks_per_stage)
-    return math.sqrt(mesh.sum_(squares).item())
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    copies = [num_copies(gradient, mesh.ranks_per_stage) for gradient in gradients]
+    if not gradients:
+        return mesh.sum_(torch.zeros((), dtype=torch.float64, device=mesh.process.device))
+    norms = torch._foreach_norm([local_part(g) for g in gradients], 2, torch.float32)  # pyright: ignore
+    squares = torch.stack(norms).double().square()
+    if any(count > 1 for count in copies):
+        squares /= torch.tensor(copies, dtype=torch.float64, device=squares.device)
+    return mesh.sum_(squares.sum())
 
 
 def finish_gradients(parameters: Sequence[nn.Parameter], *, factor: float) -> None:
     """Multiply every gradient by ``factor``, in place."""
-    for parameter in parameters:
-        if parameter.grad is not None:
-            local_part(parameter.grad).mul_(factor)
+    parts = [local_part(p.grad) for p in parameters if p.grad is not None]
+    if parts:
+        torch._foreach_mul_(parts, factor)  # pyright: ignore
 
 
 def sum_over_replicas(parameters: Sequence[nn.Parameter], group: ReplicaGroup) -> None:

@@ -29,7 +29,7 @@ from cosmos_parallel.errors import (
     NonFiniteStepError,
     OptimizerError,
 )
-from cosmos_parallel.gradients import finish_gradients, gradient_norm, sum_over_replicas
+from cosmos_parallel.gradients import finish_gradients, gradient_squares, sum_over_replicas
 from cosmos_parallel.mesh import ParallelConfig, TrainingMesh, build_mesh
 from cosmos_parallel.non_finite import BadStep
 from cosmos_parallel.optimizer import AdamWConfig, OptimizerConfig, set_learning_rate
@@ -201,9 +201,9 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         passes = passes_over(batches, spare, num_passes)
         sums = self._accumulate(passes, loss, scorers)
-        total, weight, metrics = self._reduce(sums)
+        total, weight, metrics, squares = self._reduce(sums)
         lr = self._config.optimizer.lr * self._config.optimizer.schedule.factor(self.num_updates)
-        outcome, grad_norm = self._update(total, weight, lr)
+        outcome, grad_norm = self._update(total, weight, lr, squares)
         problem = ""
         if outcome == "non_finite":
             bad = BadStep(
@@ -295,23 +295,27 @@ class Learner:
     def _saved_activations(self) -> AbstractContextManager[object]:
         if not self._config.offload_activations:
             return nullcontext()
-        on_gpu = self.mesh.process.device_type == "cuda"
-        return torch.autograd.graph.save_on_cpu(pin_memory=on_gpu)
+        return torch.autograd.graph.save_on_cpu(pin_memory=self.mesh.process.device_type == "cuda")
 
-    def _reduce(self, sums: _Sums) -> tuple[float, float, dict[str, float]]:
-        packed = self.mesh.sum_over_data(sums.pack())
+    def _reduce(self, sums: _Sums) -> tuple[float, float, dict[str, float], Tensor | None]:
+        packed, squares = self.mesh.sum_over_data(sums.pack()), None
         if self.replica_group is not None:
             self.replica_group.sum_([packed])
-        return _unpack(sums, packed)
+        else:  # asked for before the host waits for the sums, so that it waits once
+            squares = gradient_squares(self._parameters, self.mesh)
+        return *_unpack(sums, packed), squares
 
-    def _update(self, total: float, weight: float, lr: float) -> tuple[Outcome, float]:
+    def _update(
+        self, total: float, weight: float, lr: float, squares: Tensor | None
+    ) -> tuple[Outcome, float]:
         if self.replica_group is not None:
             if weight:
                 sum_over_replicas(self._parameters, self.replica_group)
             self.replica_group.commit()
         if weight == 0.0:
             return "no_weight", 0.0
-        norm = gradient_norm(self._parameters, self.mesh) / abs(weight)
+        squares = gradient_squares(self._parameters, self.mesh) if squares is None else squares
+        norm = math.sqrt(squares.item()) / abs(weight)
         if not (math.isfinite(norm) and math.isfinite(total)):
             return "non_finite", norm
         self.num_skipped_in_a_row = 0

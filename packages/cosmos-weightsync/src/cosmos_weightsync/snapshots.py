@@ -46,11 +46,22 @@ class Published(Protocol):
         """Whether the live values lie on a CUDA device."""
         ...
 
-    def prepare(self) -> Callable[[Sequence[Tensor], FollowedTensors | None], None]:
+    @property
+    def may_spoil(self) -> bool:
+        """Whether ``prepare(spoils=True)`` is another than ``prepare()``."""
+        ...
+
+    def prepare(
+        self, *, spoils: bool = False
+    ) -> Callable[[Sequence[Tensor], FollowedTensors | None], None]:
         """Look at the values as they are now, and return what writes them.
 
         That fills one contiguous tensor for each of `specs`, all of them complete on return; the
         followed ones fill them, or are told that they are full.
+
+        Args:
+            spoils: What is returned may find too late that values cannot be encoded, and raise
+                with the tensors spoiled, where that is faster.
 
         Raises:
             EncodingError: the values cannot be encoded.
@@ -136,10 +147,13 @@ class SnapshotStore:
         """
         with self._changed:
             self._check_next(version)
-        write = self._source.prepare()  # The newest version may be what is overwritten below.
+        write = self._source.prepare(spoils=True)  # raises before the newest may be overwritten
         with self._changed:
             self._check_next(version)
             buffer = self._free_buffer(version, deadline)
+            is_newest = buffer.version == self._last != NOT_WRITTEN
+            if is_newest and self._source.may_spoil:  # It can be had as long as nothing is wrong.
+                write = self._source.prepare()
             buffer.version = NOT_WRITTEN
             buffer.was_read = False
         buffer.held.checksums = checksums = self._checksums.start()

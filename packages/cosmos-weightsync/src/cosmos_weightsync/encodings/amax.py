@@ -23,7 +23,7 @@ from cosmos_weightsync.errors import EncodingError
 from cosmos_weightsync.layout import IntArray, Layout, ShardSpec
 from cosmos_weightsync.shards import Shard
 
-__all__ = ["AmaxGroup", "BlockMaxima", "BlockRules", "CutBlocks"]
+__all__ = ["AmaxGroup", "BlockMaxima", "BlockRules", "CutBlocks", "check_finite"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +218,17 @@ def _advice(
         f"rest of it; shard on multiples of the block ({wide[0]}), or hand over the ranks that "
         "hold the rest as group=AmaxGroup.of_process_group(shards)"
     )
+
+
+def check_finite(found: Sequence[BlockMaxima]) -> None:
+    """Refuse maxima of blocks that hold infinity or NaN.
+
+    Raises:
+        EncodingError: names the first such block.
+    """
+    reason = _first_not_finite(found)
+    if reason:
+        raise EncodingError(reason)
 
 
 def _first_not_finite(found: Sequence[BlockMaxima]) -> str:

@@ -8,10 +8,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from cosmos_weightsync.encodings.amax import AmaxGroup, BlockMaxima, BlockRules, CutBlocks
+from cosmos_weightsync.encodings.amax import (
+    AmaxGroup,
+    BlockMaxima,
+    BlockRules,
+    CutBlocks,
+    check_finite,
+)
 from cosmos_weightsync.encodings.blocks import block_maxima
 from cosmos_weightsync.encodings.cast import Cast
 from cosmos_weightsync.encodings.contract import Encoding, Extents
+from cosmos_weightsync.encodings.one_pass import has_one_pass, quantise_in_one_pass
 from cosmos_weightsync.errors import EncodingError
 from cosmos_weightsync.followed import FollowedTensors
 from cosmos_weightsync.layout import ShardSpec
@@ -39,6 +46,7 @@ class EncodedShards:
         specs: What receivers see and get, in order.
         hollow: What they see of tensors that have no element.
         is_cuda: Whether live values lie on a CUDA device.
+        may_spoil: Whether ``prepare(spoils=True)`` is another than ``prepare()``.
     """
 
     def __init__(
@@ -61,6 +69,13 @@ class EncodedShards:
             specs.extend(found)
         self._cast = [entry for entry in self._entries if isinstance(entry.encoding, Cast)]
         self._encoded = [e for e in self._entries if not isinstance(e.encoding, Cast)]
+        # A group's ranks agree before any of them writes that none has an infinity.
+        self._once: list[_Entry] = []
+        self._twice: list[_Entry] = []
+        for entry in self._encoded:
+            is_once = group is None and has_one_pass(entry.encoding, entry.shard)
+            (self._once if is_once else self._twice).append(entry)
+        self.may_spoil = bool(self._once)
         self.specs, self.hollow = tuple(specs), tuple(hollow)
         self.is_cuda = any(entry.shard.tensor.is_cuda for entry in self._entries)
         self._cut_blocks = CutBlocks(
@@ -76,22 +91,28 @@ class EncodedShards:
         """
         check_in_place(entry.shard for entry in self._entries)
 
-    def prepare(self) -> Callable[[Sequence[Tensor], FollowedTensors | None], None]:
+    def prepare(
+        self, *, spoils: bool = False
+    ) -> Callable[[Sequence[Tensor], FollowedTensors | None], None]:
         """Look at the shards as they are now; what is returned writes them, as `write` does.
 
         With an `AmaxGroup`, all its ranks call this together.
 
+        Args:
+            spoils: What is returned may find values that cannot be encoded as it writes, and leave
+                the tensors spoiled: on a GPU FP8 then takes one pass over its memory.
+
         Raises:
             EncodingError: values cannot be encoded; nothing was written yet.
         """
-        entries = self._encoded
+        once, entries = (self._once, self._twice) if spoils else ([], self._encoded)
         with torch.no_grad():
             maxima = [
                 [BlockMaxima(e.shard, b, _maxima_of(e.shard, b)) for b in e.blocks] for e in entries
             ]
         self._cut_blocks.complete([item for items in maxima for item in items])
         grids = [[item.grid for item in items] for items in maxima]
-        return partial(self._write, grids)
+        return partial(self._write, list(zip(entries, grids, strict=True)), once)
 
     def write(self, tensors: Sequence[Tensor], followed: FollowedTensors | None = None) -> None:
         """Encode the shards as they are now.
@@ -109,7 +130,8 @@ class EncodedShards:
 
     def _write(
         self,
-        grids: Sequence[Sequence[Tensor]],
+        measured: Sequence[tuple[_Entry, Sequence[Tensor]]],
+        once: Sequence[_Entry],
         tensors: Sequence[Tensor],
         followed: FollowedTensors | None,
     ) -> None:
@@ -121,8 +143,9 @@ class EncodedShards:
             else:
                 for entry in self._cast:
                     entry.encoding.write(entry.shard, [], _into(entry, tensors))
-            for entry, maxima in zip(self._encoded, grids, strict=True):
+            for entry, maxima in measured:
                 entry.encoding.write(entry.shard, maxima, _into(entry, tensors))
+            check_finite([_in_one_pass(entry, _into(entry, tensors)) for entry in once])
         devices = {e.shard.tensor.device for e in self._entries if e.shard.tensor.is_cuda}
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
@@ -174,6 +197,11 @@ def encode(
         >>> sender = WeightSender(encoded, rank=rank, num_ranks=num_ranks)
     """
     return EncodedShards(handed_over(shards, (Shard,)), encodings, group)
+
+
+def _in_one_pass(entry: _Entry, into: Sequence[Tensor]) -> BlockMaxima:
+    (block,) = entry.blocks
+    return BlockMaxima(entry.shard, block, quantise_in_one_pass(entry.shard, block, into))
 
 
 def _maxima_of(shard: Shard, block: Extents) -> Tensor:
