@@ -22,7 +22,8 @@ def summed_cross_entropy(logits: Tensor, targets: Tensor, mask: Tensor) -> tuple
         mask: bool[N], the tokens that count.
     """
     is_plain = type(logits) is Tensor and logits.stride(-1) == 1
-    by_kernel = logits.is_cuda and is_plain and find_spec("triton") is not None
+    has_kernels = torch.version.cuda is not None and find_spec("triton") is not None
+    by_kernel = logits.is_cuda and is_plain and has_kernels
     function = _CrossEntropyByKernel if by_kernel else _SummedCrossEntropy
     total, num_correct = function.apply(logits, targets.contiguous(), mask.contiguous())  # pyright: ignore
     return total, num_correct

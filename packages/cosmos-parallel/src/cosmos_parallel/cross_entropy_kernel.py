@@ -69,7 +69,9 @@ def row_sums(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     normalisers = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     logprobs, hits = torch.empty_like(normalisers), torch.empty_like(targets, dtype=torch.int32)
-    if len(logits):
+    if not len(logits):
+        return normalisers, logprobs, hits
+    with torch.cuda.device_of(logits):
         _row_sums[(len(logits),)](
             logits,
             targets,
@@ -98,7 +100,9 @@ def row_slopes(
     """
     rows, columns = logits.shape
     slopes = torch.empty_like(logits, memory_format=torch.contiguous_format)
-    if rows:
+    if not rows:
+        return slopes
+    with torch.cuda.device_of(logits):
         _row_slopes[(rows, triton.cdiv(columns, _LANES))](
             logits,
             targets,

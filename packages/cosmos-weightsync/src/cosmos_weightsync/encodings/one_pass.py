@@ -31,7 +31,8 @@ def has_one_pass(encoding: Encoding, shard: Shard) -> bool:
         return False
     (block,) = encoding.blocks(spec)
     return (
-        find_spec("triton") is not None
+        torch.version.cuda is not None
+        and find_spec("triton") is not None
         and torch.cuda.get_device_capability(values.device) >= _FIRST_CAPABILITY
         and values.dim() in (2, 3)
         and values.stride(-1) == 1
@@ -89,25 +90,26 @@ def write_blocks(
     tile = (_power_of_two(block[-2]), _power_of_two(block[-1]))
     _, down, across = maxima.shape
     kernel: Any = quantise_blocks
-    kernel[(down * across, matrices)](
-        values,
-        found,
-        maxima,
-        scales,
-        rows,
-        columns,
-        across,
-        *values.stride()[:2],
-        *found.stride()[:2],
-        *maxima.stride()[:2],
-        largest=E4M3_MAX,
-        tiny=torch.finfo(torch.float32).tiny,
-        block_rows=block[-2],
-        block_columns=block[-1],
-        tile_rows=tile[0],
-        tile_columns=tile[1],
-        num_warps=max(1, min(16, tile[0] * tile[1] // (32 * _THREAD_VALUES))),
-    )
+    with torch.cuda.device_of(values):
+        kernel[(down * across, matrices)](
+            values,
+            found,
+            maxima,
+            scales,
+            rows,
+            columns,
+            across,
+            *values.stride()[:2],
+            *found.stride()[:2],
+            *maxima.stride()[:2],
+            largest=E4M3_MAX,
+            tiny=torch.finfo(torch.float32).tiny,
+            block_rows=block[-2],
+            block_columns=block[-1],
+            tile_rows=tile[0],
+            tile_columns=tile[1],
+            num_warps=max(1, min(16, tile[0] * tile[1] // (32 * _THREAD_VALUES))),
+        )
 
 
 def _power_of_two(size: int) -> int:
