@@ -1,10 +1,10 @@
 """Cross-entropy of logits over a large vocabulary, in one pass over them."""
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _triton
 
 _CHUNK_TOKENS = 1024
 
@@ -22,8 +22,7 @@ def summed_cross_entropy(logits: Tensor, targets: Tensor, mask: Tensor) -> tuple
         mask: bool[N], the tokens that count.
     """
     is_plain = type(logits) is Tensor and logits.stride(-1) == 1
-    has_kernels = torch.version.cuda is not None and find_spec("triton") is not None
-    by_kernel = logits.is_cuda and is_plain and has_kernels
+    by_kernel = logits.is_cuda and is_plain and _triton.has_triton()
     function = _CrossEntropyByKernel if by_kernel else _SummedCrossEntropy
     total, num_correct = function.apply(logits, targets.contiguous(), mask.contiguous())  # pyright: ignore
     return total, num_correct

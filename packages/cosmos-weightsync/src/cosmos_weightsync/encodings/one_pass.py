@@ -5,11 +5,11 @@ an infinity is seen too late to leave the tensors alone: who may lose what they 
 """
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _triton
 
 from cosmos_weightsync.encodings.blocks import bands, cut_cells, grid_box
 from cosmos_weightsync.encodings.contract import Encoding, Extents
@@ -31,8 +31,8 @@ def has_one_pass(encoding: Encoding, shard: Shard) -> bool:
         return False
     (block,) = encoding.blocks(spec)
     return (
-        torch.version.cuda is not None
-        and find_spec("triton") is not None
+        _triton.has_triton()
+        and torch.version.hip is None
         and torch.cuda.get_device_capability(values.device) >= _FIRST_CAPABILITY
         and values.dim() in (2, 3)
         and values.stride(-1) == 1
