@@ -64,6 +64,7 @@ PARTS = (
         arguments=("--model", "mixture", "--mib", "2048"),
         quick=("--model", "mixture", "--mib", "16", "--rounds", "2", "--without-peers"),
     ),
+    Part(name="relays"),
     Part(name="delta", quick=("--width", "128", "--layers", "2", "--steps", "2")),
     Part(name="planner", arguments=("--calibrate",), quick=("--quick", "--calibrate")),
     Part(name="controller", quick=("--steps", "2")),

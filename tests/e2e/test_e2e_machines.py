@@ -59,9 +59,9 @@ def environment() -> dict[str, str]:
     }
 
 
-def rendered(output: Path, num_steps: int) -> Path:
+def rendered(output: Path, num_steps: int, *others: str) -> Path:
     """Write the script that a cluster would be handed."""
-    changes = (f"output={output}", f"trainer.steps={num_steps}", *SETTINGS)
+    changes = (f"output={output}", f"trainer.steps={num_steps}", *SETTINGS, *others)
     command = ["cosmos-app", "run", str(QUICKSTART), *changes]
     done = subprocess.run(
         [*command, "--launcher", "slurm", "--dry-run"],
@@ -121,3 +121,39 @@ def test_a_job_runs_where_machines_have_no_ipv4(cluster: Slurm, tmp_path: Path) 
     script = rendered(output, FEWER_STEPS)
     assert_finishes(Run(output, cluster.sbatch(script, environment())), FEWER_STEPS)
     assert_carried(cluster, output, FEWER_STEPS)
+
+
+@pytest.mark.parametrize("cluster", [IPV4], indirect=True)
+def test_a_version_leaves_the_policy_once_and_goes_from_rollout_to_rollout(
+    cluster: Slurm, tmp_path: Path
+) -> None:
+    """Three rollouts are a chain of machines; one in its middle is killed on the way."""
+    output = tmp_path / "run"
+    script = rendered(output, NUM_STEPS, "policy.ranks=1", "rollout.replicas=3")
+    run = Run(output, cluster.sbatch(script, environment()))
+    run.wait_for(lambda: run.steps_done() >= 2, _LONG_S)
+    weights = (output / "model" / "model.safetensors").stat().st_size
+    begun, sent_before = run.steps_done(), cluster.machines[0].bytes_sent()
+    came_before = [machine.bytes_received() for machine in cluster.machines[1:]]
+    run.wait_for(lambda: run.steps_done() >= begun + 4, _LONG_S)
+    num_versions = run.steps_done() - begun
+    sent = cluster.machines[0].bytes_sent() - sent_before
+    came = [machine.bytes_received() for machine in cluster.machines[1:]]
+    assert all(
+        now - before > (num_versions - 1) * weights
+        for now, before in zip(came, came_before, strict=True)
+    ), "every rollout got every version"
+    assert sent < 1.6 * (num_versions + 1) * weights, "and the policy sent each once"
+    os.kill(run.child("rollout-1"), signal.SIGKILL)
+    assert_finishes(run, NUM_STEPS)
+    holders: dict[int, dict[str, str]] = {}
+    for event in read_events(output / "events.jsonl"):
+        if event["type"] == "LoadVersion" and event["version"] > begun:
+            holders.setdefault(event["version"], {})[event["replica"]] = event["holder"]
+    of_all = [each for each in holders.values() if len(each) == 3]
+    assert of_all, "a version was ordered by all"
+    for each in of_all:
+        order = [name for name, holder in each.items() if not holder]
+        while after := [name for name, holder in each.items() if holder == order[-1]]:
+            order += after
+        assert len(order) == 3, f"one from the policy, and a chain: {each}"

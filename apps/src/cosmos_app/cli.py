@@ -297,7 +297,8 @@ def policy(run_dir: Path, redis_url: str | None, *, replica: str, wait_s: float)
     from cosmos_app.roles.policy import run_policy
 
     async def start() -> int:
-        await await_run(run_dir, wait_s)
+        if not await await_run(run_dir, wait_s):
+            return 0
         return await run_policy(run_dir, redis_url, replica)
 
     _guarded(lambda: asyncio.run(start()))
@@ -316,7 +317,8 @@ def rollout(run_dir: Path, redis_url: str | None, *, replica: str, wait_s: float
     from cosmos_app.roles.rollout import run_rollout
 
     async def start() -> int:
-        await await_run(run_dir, wait_s)
+        if not await await_run(run_dir, wait_s):
+            return 0
         return await run_rollout(run_dir, redis_url, replica)
 
     _guarded(lambda: asyncio.run(start()))
@@ -336,7 +338,8 @@ def teacher(run_dir: Path, *, replica: str, wait_s: float) -> None:
     from cosmos_app.roles.teacher import run_teacher
 
     async def start() -> int:
-        await await_run(run_dir, wait_s)
+        if not await await_run(run_dir, wait_s):
+            return 0
         return await run_teacher(run_dir, replica)
 
     _guarded(lambda: asyncio.run(start()))

@@ -3,11 +3,12 @@
 import contextlib
 import json
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 from cosmos_app.errors import InterruptedRunError, UnusablePromptsError
 from cosmos_core.control import ALL_DONE, UNUSABLE
-from cosmos_core.rundir import RunDirectory, write_atomic
+from cosmos_core.rundir import NotARunDirectoryError, RunDirectory, write_atomic
 
 _FAILURE_FILE = "failure.txt"
 
@@ -65,6 +66,16 @@ def last_words(run: RunDirectory) -> dict[str, Any]:
         "export": str(export) if export.exists() else "",
         "report": str(run.report),
     }
+
+
+def ended_after(run_dir: Path, since_s: float) -> bool:
+    """Whether a start of a run has ended, well or not, after a time (seconds since 1970)."""
+    try:
+        run = RunDirectory.open(run_dir)
+    except NotARunDirectoryError:
+        return False
+    left = [path for path in (run.report, run.path / _FAILURE_FILE) if path.exists()]
+    return any(path.stat().st_mtime > since_s for path in left)
 
 
 def _why(finished: str | bool) -> str:

@@ -1,18 +1,23 @@
 """``python -m cosmos_app.kept NAME RESTARTS COMMAND...``: a process of a cluster's job, kept alive.
 
 It is started again when it dies, by the rules of `Supervisor`: after pauses that grow, so often and
-no more, and never after a refusal. SIGTERM ends it for good.
+no more, and never after a refusal. SIGTERM ends it for good. It is told since when it is kept: a run
+that has ended since then is not waited for.
 """
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cosmos_app.errors import REFUSED
 from cosmos_app.supervisor import Restarts, describe_exit, signal_session
+
+KEPT_SINCE = "COSMOS_KEPT_SINCE"
+"""Variable of the environment: when the first of these processes was started, seconds since 1970."""
 
 _GRACE_S = 60.0
 
@@ -32,9 +37,10 @@ async def keep(name: str, restarts: int, command: Sequence[str]) -> int:
     for signum in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signum, told.set)
     again = Restarts(restarts)
+    environment = {**os.environ, KEPT_SINCE: repr(time.time())}
     while True:
         started = time.monotonic()
-        code = await _run(command, told)
+        code = await _run(command, environment, told)
         if code == 0 or told.is_set():
             break
         died = f"{name} died: {describe_exit(code)}"
@@ -56,9 +62,9 @@ def _why_given_up(code: int, restarts: int) -> str:
     return f"it was started again {restarts} times (launch.restarts)"
 
 
-async def _run(command: Sequence[str], told: asyncio.Event) -> int:
+async def _run(command: Sequence[str], environment: Mapping[str, str], told: asyncio.Event) -> int:
     process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+        *command, stdin=asyncio.subprocess.DEVNULL, start_new_session=True, env=environment
     )
     ending = asyncio.create_task(told.wait())
     living = asyncio.create_task(process.wait())

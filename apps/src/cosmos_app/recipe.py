@@ -132,10 +132,12 @@ class WeightSyncConfig:
             ``wire_dtype``, bfloat16 if that is empty. Only vLLM serves them. "mxfp4" is refused.
         bucket_mib: size of a transfer bucket.
         deadline_s: longest that a version may be on its way.
-        from_rollouts: a rollout replica that joins fetches its first weights from another that has
-            them, of its own machine if there is one, and not from the policy. Rollouts keep the
-            version they serve in host memory. Not for adapters, nor where policy and rollouts take
-            turns on a device: there, and where no rollout has them, the policy serves.
+        from_rollouts: rollout replicas pass weights on. One that joins fetches its first from
+            another that has them, of its own machine if there is one. Later versions enter each
+            machine once, and go from machine to machine in as many chains as the policy has ranks
+            for. Rollouts keep the version they serve in host memory. Not for adapters, nor where
+            policy and rollouts take turns on a device: there the policy serves everybody, and
+            everywhere those who failed to load.
     """
 
     transport: Literal["auto", "shared_memory", "process_group", "tcp"] = "auto"

@@ -93,16 +93,6 @@ def test_after_a_load_that_failed_it_is_sent_to_the_policy():
     assert run.num_from_rollouts == 0
 
 
-def test_who_has_loaded_before_is_sent_to_the_policy():
-    """All of them want the next version at the same time, from who has it."""
-    run = Run("near", "far")
-    orders = [c for _, c in run.tell(VersionPublished(replica="policy", version=4))]
-    loads = [order for order in orders if isinstance(order, LoadVersion)]
-    assert [(order.version, order.holder) for order in loads] == [(4, ""), (4, "")]
-    run.load("near", ("near:1",), version=4)
-    assert run.order(run.joined("new", "host-b")).holder == "near"
-
-
 def test_nobody_is_sent_to_who_may_hang():
     run = Run("near", "far")
     run.now += 8.0

@@ -20,7 +20,7 @@ from cosmos_core.control.config import ControllerConfig
 from cosmos_core.control.cut import cut_of, state_from_cut
 from cosmos_core.control.ending import STOPPED, Ending
 from cosmos_core.control.groups import GroupTable
-from cosmos_core.control.loads import order_loads
+from cosmos_core.control.loads import LoadOrders
 from cosmos_core.control.replicas import ReplicaTable
 from cosmos_core.control.scaling import ask, dismiss
 from cosmos_core.control.state import (
@@ -77,6 +77,7 @@ class Controller:
         self._ending = Ending(self.state, self._steps, self._rounds)
         self._commands: list[Addressed] = []
         self._behind: set[str] = set()
+        self._loads = LoadOrders(self.state)
 
     @classmethod
     def from_cut(cls, config: ControllerConfig, cut: bytes) -> "Controller":
@@ -352,8 +353,7 @@ class Controller:
         """Look only at replicas for which something has changed, and at all of them with a tick."""
         if self._behind:
             behind, self._behind = sorted(self._behind), set[str]()
-            orders = order_loads(self.state, behind, now, self._rounds.pins())
-            self._commands.extend(orders)
+            self._commands.extend(self._loads.give(behind, now, self._rounds.pins()))
 
     # ---------------------------------------------------------------- what follows
 
