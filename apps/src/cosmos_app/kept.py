@@ -1,8 +1,8 @@
 """``python -m cosmos_app.kept NAME RESTARTS COMMAND...``: a process of a cluster's job, kept alive.
 
 It is started again when it dies, by the rules of `Supervisor`: after pauses that grow, so often and
-no more, and never after a refusal. SIGTERM ends it for good. It is told since when it is kept: a run
-that has ended since then is not waited for.
+no more, and never after a refusal. SIGTERM ends it for good. It is told since when it is kept: a
+run that has ended since then is not waited for.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from cosmos_app.errors import REFUSED
 from cosmos_app.supervisor import Restarts, describe_exit, signal_session
 
 KEPT_SINCE = "COSMOS_KEPT_SINCE"
-"""Variable of the environment: when the first of these processes was started, seconds since 1970."""
+"""Variable of the environment: when the first of them was started, in seconds since 1970."""
 
 _GRACE_S = 60.0
 
