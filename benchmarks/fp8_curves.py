@@ -1,11 +1,15 @@
 """Loss curves with products in 8 bits beside those in bfloat16, from one model over the same rows.
 
     python benchmarks/fp8_curves.py [--size 1b] [--steps 200] [--recipes rowwise,tensorwise]
+        [--leave o_proj,down_proj]
 
 Rows are walks through a random graph of 1,024 tokens with eight ways on from each, so that there is
-something to learn. The rate rises for the first tenth of the steps. The figure is the mean loss of
-the last tenth against bfloat16's; beside it a second bfloat16 run over other rows, which says what
-such a difference means. Without a GPU all is emulated, which shows the rounding and no speed.
+something to learn. The rate rises for the first tenth of the steps. The figures are the mean loss
+of the last tenth against bfloat16's, and how many steps later than bfloat16 half of the fall is
+done that it makes in the second half of the run: a model that leaves a plateau late has a large gap
+and may meet the others afterwards. A second bfloat16 run over other rows says what such figures
+mean, and so does ``float32`` among the recipes: the same rows, without bfloat16's rounding. Without
+a GPU all is emulated, which shows the rounding and no speed.
 """
 
 import argparse
@@ -15,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +52,7 @@ from cosmos_parallel import (
 
 TOKENS, WAYS = 1024, 8
 OTHER_ROWS = "bfloat16, other rows"
+FLOAT32 = "float32"
 
 
 def walks(rows: int, length: int, seed: int) -> torch.Tensor:
@@ -67,11 +73,13 @@ def curve(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     process = init_distributed(0, 1, store=HashStore(), device=device)
     mesh = build_mesh(ParallelConfig(), process)
     low = None
-    if options.arm not in {"bfloat16", OTHER_ROWS}:
+    if options.arm not in {"bfloat16", OTHER_ROWS, FLOAT32}:
         low = LowPrecisionConfig(recipe=options.arm, emulate=device == "cpu" or options.emulate)
+        more = tuple(part for part in options.leave.split(",") if part)
+        low = replace(low, leave=low.leave + more)
     config = ModelConfig(
         implementation="transformers",
-        compute_dtype="bfloat16",
+        compute_dtype="float32" if options.arm == FLOAT32 else "bfloat16",
         compile="inductor" if options.compile else "none",
         low_precision=low,
     )
@@ -90,22 +98,46 @@ def curve(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     return {"losses": losses, "seconds": statistics.median(seconds[len(seconds) // 2 :])}
 
 
+def half_fallen(base: list[float], losses: list[float]) -> int | None:
+    """The step after which half of the fall is done that ``base`` makes in its second half.
+
+    Losses are means of a fortieth of the steps; ``None`` if it is not done within the run.
+    """
+    width = max(1, len(base) // 40)
+    smooth = [statistics.mean(base[max(0, end - width) : end]) for end in range(1, len(base) + 1)]
+    level = (smooth[len(base) // 2] + smooth[-1]) / 2
+    for end in range(1, len(losses) + 1):
+        if statistics.mean(losses[max(0, end - width) : end]) <= level:
+            return end
+    return None
+
+
+def delay(base: list[float], losses: list[float]) -> str:
+    """By how many steps later than ``base`` half of its fall is done, or more than how many."""
+    first, then = half_fallen(base, base), half_fallen(base, losses)
+    if first is None:
+        return "no fall"
+    return f"> {len(losses) - first}" if then is None else f"{then - first:+d}"
+
+
 def table(found: dict[str, dict[str, Any]]) -> str:
-    """The loss at a few steps, the mean of the last tenth against bfloat16's, and the speed."""
+    """The loss at a few steps, gap and delay against bfloat16, and the speed."""
     steps = len(found["bfloat16"]["losses"])
     marks = sorted({0, steps // 10, steps // 4, steps // 2, steps - 1})
     tail = max(1, steps // 10)
     base = statistics.mean(found["bfloat16"]["losses"][-tail:])
     names = [f"step {mark + 1}" for mark in marks]
     lines = [
-        "| products | " + " | ".join(names) + " | last tenth | of bfloat16 | s a step |",
-        "|---" * (len(marks) + 4) + "|",
+        f"| products | {' | '.join(names)} | last tenth | of bfloat16 | steps later | s a step |",
+        "|---" * (len(marks) + 5) + "|",
     ]
     for arm, one in found.items():
         last = statistics.mean(one["losses"][-tail:])
         values = " | ".join(f"{one['losses'][mark]:.4f}" for mark in marks)
+        later = delay(found["bfloat16"]["losses"], one["losses"])
         lines.append(
-            f"| {arm} | {values} | {last:.4f} | {last / base - 1:+.2%} | {one['seconds']:.3f} |"
+            f"| {arm} | {values} | {last:.4f} | {last / base - 1:+.2%} | {later} "
+            f"| {one['seconds']:.3f} |"
         )
     return "\n".join(lines)
 
@@ -121,7 +153,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8 if on_gpu else 4)
     parser.add_argument("--length", type=int, default=2048 if on_gpu else 64)
     parser.add_argument("--lr", type=float, default=3e-4)
-    parser.add_argument("--recipes", default="rowwise,tensorwise")
+    parser.add_argument("--recipes", default="rowwise,tensorwise", help="or float32")
+    parser.add_argument("--leave", default="", help="parts of names of layers to leave as they are")
     parser.add_argument("--compile", action="store_true", help="every layer, by inductor")
     parser.add_argument("--emulate", action="store_true", help="products without the hardware's")
     parser.add_argument("--quick", action="store_true", help="the smallest form")
