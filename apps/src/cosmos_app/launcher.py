@@ -8,10 +8,11 @@ files ─► redis ─► warm-up ─► controller + policies + rollouts ─►
 import asyncio
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from cosmos_app.agreement import Agreement
 from cosmos_app.bad_steps import BadStepWarning
@@ -40,6 +41,7 @@ from cosmos_app.frame import Answers, RunFrame, hand_in, open_run
 from cosmos_app.given_server import require_server
 from cosmos_app.hung import HungProcesses
 from cosmos_app.hung_teachers import HungTeachers
+from cosmos_app.late import LatePolicies
 from cosmos_app.patience import patience_s
 from cosmos_app.preloaded import Preloaded, preloading
 from cosmos_app.prepare import (
@@ -57,6 +59,7 @@ from cosmos_app.samples import last_samples
 from cosmos_app.supervisor import Incident
 from cosmos_app.unsaved import UnsavedWarning
 from cosmos_core.bus import Bus
+from cosmos_core.control import ALL_DONE
 from cosmos_core.messages import ReplicaLeft, StopRequested
 from cosmos_core.metrics import MetricRecord, read_metrics
 from cosmos_core.rundir import RunDirectory
@@ -180,20 +183,7 @@ class Launch:
         say = functools.partial(self._console.print, soft_wrap=True)
         for spec in child_specs(self._recipe, self._run):
             self._supervisor.start(spec)
-        hung = HungProcesses(self._supervisor, patience_s(self._recipe), say)
-        silence_s = self._recipe.launch.hung_s
-        teachers = teacher_names(self._recipe)
-        mute = HungTeachers(self._run, self._supervisor, teachers, silence_s, say)
-        beside = [
-            asyncio.create_task(announce_dashboard(self._run, say)),
-            asyncio.create_task(tell_failures(bus, say)),
-            asyncio.create_task(hung.end(bus)),
-            asyncio.create_task(mute.end()),
-        ]
-        if not is_external:
-            spec_of = functools.partial(replica_spec, self._recipe, self._run)
-            keeping = keep_replicas(bus, self._supervisor, spec_of, say)
-            beside.append(asyncio.create_task(keeping))
+        beside = self._look_after(bus, say)
         try:
             policies = [] if is_external else policy_names(self._recipe.policy)
             await self._supervisor.wait([*controller_names(self._recipe), *policies])
@@ -207,6 +197,26 @@ class Launch:
         await self._supervisor.wait_briefly(leaving, grace_s)
         if is_external:
             await await_farewells(bus, grace_s)
+
+    def _look_after(self, bus: Bus, say: Callable[[str], None]) -> list[asyncio.Task[None]]:
+        """Begin what goes on beside a run that trains, and has to be cancelled at its end."""
+        recipe, supervisor = self._recipe, self._supervisor
+        hung = HungProcesses(supervisor, patience_s(recipe), say)
+        teachers = teacher_names(recipe)
+        mute = HungTeachers(self._run, supervisor, teachers, recipe.launch.hung_s, say)
+        loops = [announce_dashboard(self._run, say), tell_failures(bus, say)]
+        loops += [hung.end(bus), mute.end()]
+        if not recipe.launch.external:
+            late = LatePolicies(
+                supervisor,
+                policy_names(recipe.policy),
+                silence_s=recipe.bus.lease_s + patience_s(recipe),
+                start_s=recipe.launch.start_s,
+                say=say,
+            )
+            spec_of = functools.partial(replica_spec, recipe, self._run)
+            loops += [late.end(bus), keep_replicas(bus, supervisor, spec_of, say)]
+        return [asyncio.create_task(loop) for loop in loops]
 
     def _cut(self) -> bytes:
         """Return the sample stream of the newest checkpoint; empty for a run without one."""
@@ -232,7 +242,8 @@ class Launch:
         if self._bus is None or incident.name in unheard:
             return
         await self._bus.send_event(ReplicaLeft(replica=incident.name, reason=incident.how))
-        if self._recipe.elastic is None and incident.name in policy_names(self._recipe.policy):
+        is_begun_anew = incident.outcome == "restarted" and self._recipe.elastic is None
+        if is_begun_anew and incident.name in policy_names(self._recipe.policy):
             await self._recycle_policies(self._bus, incident.name)
 
     async def _recycle_policies(self, bus: Bus, dead: str) -> None:
@@ -252,6 +263,12 @@ class Launch:
     def _report(self, status: Mapping[str, Any], seconds: float) -> RunReport:
         records = read_metrics(self._run.metrics) if self._run.metrics.exists() else []
         export = self._run.export / "model"
+        if status.get("finished") == ALL_DONE and not export.exists():
+            self._console.print(
+                f"[yellow]the export is missing: 'cosmos-app export {escape(str(self._run.path))} "
+                "DESTINATION' writes it from the last checkpoint[/]",
+                soft_wrap=True,
+            )
         outcome = Outcome(
             run_dir=self._run.path,
             finished=status.get("finished") or self._frame.stop_reason or "nothing was started",

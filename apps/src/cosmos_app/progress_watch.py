@@ -6,7 +6,6 @@ its own does.
 
 import faulthandler
 import os
-import sys
 import threading
 from contextlib import AbstractContextManager
 from typing import Self
@@ -14,6 +13,7 @@ from typing import Self
 import click
 
 _LOOKS = 8
+_TELL_S = 5.0
 
 
 class ProgressWatch(AbstractContextManager["ProgressWatch"]):
@@ -59,7 +59,18 @@ class ProgressWatch(AbstractContextManager["ProgressWatch"]):
     def _watch(self) -> None:
         while not self._over.wait(self._stall_s / _LOOKS):
             if part := self.look():
-                faulthandler.dump_traceback(sys.stderr, all_threads=True)
                 said = f"{self._replica}: {part} took more than {self._stall_s:g} s"
-                click.echo(f"{said}, so it ends; its threads are listed above", err=True)
+                telling = threading.Thread(target=_tell, args=(said,), daemon=True)
+                telling.start()
+                telling.join(_TELL_S)  # the log may be in the file system that is gone
                 os._exit(1)  # the main thread cannot be asked to end
+
+
+def _tell(said: str) -> None:
+    """Say it, below the stacks of all threads."""
+    with os.fdopen(os.memfd_create("stacks"), "r+b") as stacks:
+        # it keeps the interpreter's lock while it writes: not to a log that may block
+        faulthandler.dump_traceback(stacks, all_threads=True)
+        stacks.seek(0)
+        click.echo(stacks.read().decode(errors="replace"), err=True, nl=False)
+    click.echo(f"{said}, so it ends; its threads are listed above", err=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 from cosmos_app.supervisor import ChildSpec, Supervisor
 from cosmos_core.bus import Bus, BusUnreachableError
+from cosmos_core.messages import ReplicaLeft
 
 _LOOK_S = 1.0
 _KINDS = {"wanted_rollouts": "rollout-", "wanted_policies": "policy-"}
@@ -61,6 +62,6 @@ async def await_farewells(bus: Bus, longest_s: float) -> None:
     """
     known = set((await bus.read_status()).get("replicas", {}))
     for _ in range(math.ceil(longest_s / _LOOK_S)):
-        if known <= await bus.farewells():
+        if known <= {e.replica for e in await bus.unheard() if isinstance(e, ReplicaLeft)}:
             return
         await asyncio.sleep(_LOOK_S)

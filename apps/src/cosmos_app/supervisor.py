@@ -218,6 +218,14 @@ class Supervisor:
             self._hung.add(pid)
             signal_session(pid, signal.SIGKILL)
 
+    def give_up(self, name: str) -> None:
+        """Kill a child that hangs and is not needed any more; it is not started again."""
+        self._dismissed.add(name)
+        pid = self.pid(name)
+        if pid is not None:
+            self._hung.add(pid)
+            signal_session(pid, signal.SIGKILL)
+
     def has_begun_before(self, name: str, moment_s: float) -> bool:
         """Whether a child runs, since before a moment in seconds since the epoch."""
         return self.pid(name) is not None and self._began_s[name] < moment_s
@@ -255,6 +263,8 @@ class Supervisor:
             returncode = await process.wait()
             signal_session(process.pid, signal.SIGKILL)  # what it may have left behind
             if returncode == 0 or self._is_over(spec.name):
+                if returncode and process.pid in self._hung:
+                    await self._note(spec, process.pid, returncode, "gave up")
                 return
             if spec.name in self._recycled:
                 self._recycled.remove(spec.name)
@@ -276,17 +286,10 @@ class Supervisor:
     ) -> None:
         goes_on = not restarts and returncode != REFUSED and self._others_go_on(spec)
         given_up: Outcome = "gave up, the others go on" if goes_on else "gave up"
-        incident = Incident(
-            time_s=time.time(),
-            name=spec.name,
-            pid=pid,
-            how=describe_exit(returncode) + (", as it hung" if pid in self._hung else ""),
-            outcome="restarted" if restarts else given_up,
-        )
-        self.incidents.append(incident)
         if goes_on:
             self.given_up.add(spec.name)
-        await self._on_incident(incident)
+        outcome = "restarted" if restarts else given_up
+        incident = await self._note(spec, pid, returncode, outcome)
         if not restarts and not goes_on:
             said = f"the end of {spec.log}:\n{log_tail(spec.log)}"
             if returncode == REFUSED:
@@ -294,6 +297,18 @@ class Supervisor:
             raise ChildFailedError(
                 f"{spec.name} died ({incident.how}) and has no restarts left; {said}"
             )
+
+    async def _note(self, spec: ChildSpec, pid: int, returncode: int, outcome: Outcome) -> Incident:
+        incident = Incident(
+            time_s=time.time(),
+            name=spec.name,
+            pid=pid,
+            how=describe_exit(returncode) + (", as it hung" if pid in self._hung else ""),
+            outcome=outcome,
+        )
+        self.incidents.append(incident)
+        await self._on_incident(incident)
+        return incident
 
     def _others_go_on(self, spec: ChildSpec) -> bool:
         """Whether enough of a child's group are left without it."""

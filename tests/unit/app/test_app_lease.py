@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import sys
 
@@ -33,6 +34,31 @@ async def main():
     await keep_lease(Channel(), "rollout-7", standing, 2.0, pulse_s=0.05)
 
 asyncio.run(main())
+"""
+
+
+WRITES = """
+import time
+from cosmos_app.recipe import LaunchConfig
+from cosmos_app.roles.lease import watch_saving
+
+launch = LaunchConfig(save_s=1.0)
+with watch_saving("policy-3", launch, "s3://quick/run"):
+    pass
+time.sleep(2.0)
+print("it may rest", flush=True)
+with watch_saving("policy-3", launch, "s3://slow/run"):
+    time.sleep(3600)
+"""
+
+
+HANGS = """
+import time
+from cosmos_app.progress_watch import ProgressWatch
+
+with ProgressWatch("policy-3", 0.5) as watch:
+    watch.at("all it does")
+    time.sleep(3600)
 """
 
 
@@ -88,3 +114,29 @@ def test_who_hangs_ends_with_the_stacks_of_its_threads(what):
         in done.stderr
     )
     assert ("in engine_that_hangs" in done.stderr) == (what == "loop")
+
+
+def test_who_writes_for_too_long_ends_and_names_the_place():
+    done = subprocess.run(
+        [sys.executable, "-c", WRITES], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "it may rest\n")
+    said = "policy-3: writing to s3://slow/run (launch.save_s) took more than 1 s, so it ends"
+    assert said in done.stderr
+    assert "quick" not in done.stderr
+
+
+def test_who_hangs_ends_even_if_its_log_takes_no_words():
+    """As where the log is in the file system that is gone; a pipe that is full blocks as well."""
+    reader, writer = os.pipe()
+    try:
+        os.set_blocking(writer, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writer, bytes(1 << 12))
+        os.set_blocking(writer, True)
+        done = subprocess.run([sys.executable, "-c", HANGS], stderr=writer, timeout=60, check=False)
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert done.returncode == 1

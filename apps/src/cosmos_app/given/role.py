@@ -9,11 +9,13 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 import torch
 
+from cosmos_app.checkpoint_places import checkpoints_of
 from cosmos_app.control_files import read_address
 from cosmos_app.given.files import recipe_of
 from cosmos_app.given.recipe import GivenRecipe
@@ -21,6 +23,7 @@ from cosmos_app.given.stop_file import is_asked_to_stop
 from cosmos_app.given.trainer import GivenTrainer
 from cosmos_app.parent import die_with_parent
 from cosmos_app.roles.elastic import open_replicas
+from cosmos_app.roles.lease import watch_saving
 from cosmos_app.roles.process import TorchrunPlace, torchrun_place, unwatched_groups
 from cosmos_app.roles.ranks import join_ranks
 from cosmos_app.settings import kernels
@@ -94,7 +97,7 @@ class GivenProcess:
     async def run(self) -> None:
         """Train until the last step, or until asked to stop."""
         mesh = await self._blocking(self._build_mesh)
-        trainer = await self._blocking(lambda: GivenTrainer(self._recipe, self._run, mesh))
+        trainer = await self._blocking(lambda: self._make_trainer(mesh))
         replicas = await self._blocking(lambda: self._open_replicas(mesh))
         try:
             await self._train(trainer, replicas)
@@ -178,10 +181,10 @@ class GivenProcess:
         """Begin a checkpoint; that the one before could not be written is told with the step."""
         failure = None
         try:
-            await self._blocking(lambda: trainer.save(loss))
+            await self._writing(lambda: trainer.save(loss))
         except CheckpointWriteError as error:
             failure = error
-            await self._blocking(lambda: trainer.save(loss))
+            await self._writing(lambda: trainer.save(loss))
         figures |= self._saves.measured(failure)
 
     async def _finish(self, trainer: GivenTrainer) -> None:
@@ -192,18 +195,32 @@ class GivenProcess:
                 )
                 await self._bus.send_metrics([record])
 
-        await self._saves.at_last(lambda: self._blocking(trainer.save_now), report)
+        await self._saves.at_last(lambda: self._writing(trainer.save_now), report)
         if trainer.step == self._recipe.trainer.steps:
-            await self._blocking(trainer.export)
+            with self._while_writing(self._run.export):
+                await self._blocking(trainer.export)
 
     def _build_mesh(self) -> TrainingMesh:
         process = join_ranks(self._place, casts=self._recipe.model.training.casts)
         return build_mesh(self._recipe.policy.parallel, process)
 
+    def _make_trainer(self, mesh: TrainingMesh) -> GivenTrainer:
+        return GivenTrainer(self._recipe, self._run, mesh, self._while_writing)
+
     def _open_replicas(self, mesh: TrainingMesh) -> Replicas:
         if self._recipe.policy.replicas == 1:
             return Alone(self._replica, mesh)
         return open_replicas(self._run, self._replica, mesh, self._recipe.elastic)
+
+    def _while_writing(self, where: Path | None = None) -> AbstractContextManager[None]:
+        """Return what ends this process if it takes too long to write, checkpoints by default."""
+        place = checkpoints_of(self._recipe.trainer, self._run) if where is None else where
+        return watch_saving(self._replica, self._recipe.launch, place)
+
+    async def _writing(self, call: Callable[[], Value]) -> Value:
+        """Run a blocking call that writes a checkpoint, or waits for one that is being written."""
+        with self._while_writing():
+            return await self._blocking(call)
 
     async def _blocking(self, call: Callable[[], Value]) -> Value:
         """Run a blocking call on the one thread that owns communicators."""

@@ -5,7 +5,8 @@ and the recipe alone, so they are the same whoever takes the step, and after a r
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 from cosmos_app.checkpoint_places import checkpoints_of
@@ -47,8 +48,20 @@ class GivenTrainer:
         problem: what was not finite in the last step, so that it changed nothing; empty if all was.
     """
 
-    def __init__(self, recipe: GivenRecipe, run: RunDirectory, mesh: TrainingMesh) -> None:
+    def __init__(
+        self,
+        recipe: GivenRecipe,
+        run: RunDirectory,
+        mesh: TrainingMesh,
+        while_writing: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
         """Load model, data and the newest checkpoint, if there is one.
+
+        Args:
+            recipe: of the run.
+            run: its directory.
+            mesh: the ranks of this replica.
+            while_writing: what each checkpoint is written inside of.
 
         Raises:
             CheckpointError: if that cannot be loaded; nothing is begun anew.
@@ -63,7 +76,10 @@ class GivenTrainer:
         self._model = load_causal_lm(self._model_dir, mesh, held_training(recipe))
         self.learner = Learner(self._model, learner_config(recipe, run), mesh=mesh)
         self._store = CheckpointStore(
-            checkpoints_of(recipe.trainer, run), mesh, retention=recipe.trainer.retention
+            checkpoints_of(recipe.trainer, run),
+            mesh,
+            retention=recipe.trainer.retention,
+            while_writing=while_writing,
         )
         self.step = 0
         self.problem = ""

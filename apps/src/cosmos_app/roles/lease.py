@@ -9,10 +9,11 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Generator
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from cosmos_app.progress_watch import ProgressWatch
-from cosmos_app.recipe import Recipe
+from cosmos_app.recipe import LaunchConfig, Recipe
 from cosmos_core.messages import Event, Progress
 
 
@@ -47,6 +48,20 @@ def watch_start(replica: str, recipe: Recipe) -> Generator[ProgressWatch]:
     with ProgressWatch(replica, recipe.launch.start_s) as watch:
         watch.at("its start (launch.start_s)")
         yield watch
+
+
+@contextlib.contextmanager
+def watch_saving(replica: str, launch: LaunchConfig, where: Path | str) -> Generator[None]:
+    """End this process if it takes longer to write than it may, inside the block.
+
+    Args:
+        replica: its name.
+        launch: says how long.
+        where: it writes to, for people.
+    """
+    with ProgressWatch(replica, launch.save_s) as watch:
+        watch.at(f"writing to {where} (launch.save_s)")
+        yield
 
 
 async def keep_lease(

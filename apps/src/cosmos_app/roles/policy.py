@@ -29,7 +29,7 @@ from cosmos_app.patience import silence_s
 from cosmos_app.progress_watch import ProgressWatch
 from cosmos_app.roles.batch_plan import shown_pictures
 from cosmos_app.roles.elastic import Gathering, open_replicas
-from cosmos_app.roles.lease import Standing, keep_lease, watch_start
+from cosmos_app.roles.lease import Standing, keep_lease, watch_saving, watch_start
 from cosmos_app.roles.meeting import meet_replicas
 from cosmos_app.roles.process import (
     RunContext,
@@ -270,7 +270,8 @@ class PolicyProcess:
             await self._export(trainer)
 
     async def _export(self, trainer: StepTrainer) -> None:
-        await self._blocking(lambda: trainer.export(self._context.run.export / "model"))
+        place = self._context.run.export / "model"
+        await self._writing(place, lambda: trainer.export(place))
 
     async def _save(
         self,
@@ -280,7 +281,8 @@ class PolicyProcess:
         how: HowToSave,
     ) -> None:
         self._meter.enter("saving", time.monotonic())
-        saving = functools.partial(self._blocking, lambda: trainer.save(cut))
+        place = checkpoints_of(self._context.recipe.trainer, self._context.run)
+        saving = functools.partial(self._writing, place, lambda: trainer.save(cut))
         path = await how(saving, functools.partial(self._report, trainer.version - 1))
         self._meter.enter("waiting", time.monotonic())
         if channel is not None and path is not None:
@@ -302,6 +304,11 @@ class PolicyProcess:
     async def _blocking(self, call: Callable[[], Value]) -> Value:
         """Run a blocking call on the one thread that owns communicators."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+    async def _writing(self, where: Path | str, call: Callable[[], Value]) -> Value:
+        """Run a blocking call that writes, for no longer than it may."""
+        with watch_saving(self._replica, self._context.recipe.launch, where):
+            return await self._blocking(call)
 
     # ---------------------------------------------------------------- loading
 

@@ -13,6 +13,7 @@ import json
 import operator
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -72,6 +73,7 @@ class CheckpointStore:
         *,
         retention: RetentionConfig | None = None,
         before_it_appears: Callable[[bytes], None] = lambda _: None,
+        while_writing: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         """Open the place; a directory is made if it is not there.
 
@@ -82,6 +84,8 @@ class CheckpointStore:
             retention: what stays after each save; the two newest when ``None``.
             before_it_appears: called on the writer with the caller's bytes once all is written; a
                 ``CheckpointRefusedError`` that it raises is that of the save, and nothing appears.
+            while_writing: what each save is written inside of, on every rank and in the thread
+                that writes: it may end a process that does for too long.
 
         Raises:
             CheckpointError: if the place cannot be opened or made.
@@ -90,6 +94,7 @@ class CheckpointStore:
         self._mesh = mesh
         self._retention = retention or RetentionConfig()
         self._before_it_appears = before_it_appears
+        self._while_writing = while_writing
         self._is_writer = mesh.process.rank == 0
         self._files = open_files(place, is_writer=self._is_writer)
         self._group = _private_group() if mesh.is_distributed else None
@@ -264,6 +269,10 @@ class CheckpointStore:
             self._thread.shutdown()
 
     def _write(self, step: int, state: State, extra: bytes, score: float | None) -> str:
+        with self._while_writing():
+            return self._write_whole(step, state, extra, score)
+
+    def _write_whole(self, step: int, state: State, extra: bytes, score: float | None) -> str:
         writing = self._files.next_path(step)
         self._agree(lambda: None)  # all have named the place before the writer changes anything
         try:

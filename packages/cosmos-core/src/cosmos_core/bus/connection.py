@@ -29,7 +29,6 @@ from cosmos_core.bus.tls import absent_files, tls_advice
 from cosmos_core.messages import (
     Event,
     ReplicaJoined,
-    ReplicaLeft,
     decode_event,
     encode_message,
 )
@@ -216,12 +215,11 @@ class Bus:
         fields = {b"r": b"", b"i": b"", b"v": code, b"m": encode_message(event)}
         await self.call(lambda c: c.xadd(self.keys.events, fields))
 
-    async def farewells(self) -> set[str]:
-        """Return the replicas that have said that they leave, since a controller last listened."""
+    async def unheard(self) -> list[Event]:
+        """Return what has been said since a controller last listened, in order."""
         entries = await self.call(lambda c: c.xrange(self.keys.events))
         ours = code_version().encode()
-        events = [decode_event(f[b"m"]) for _, f in entries if f.get(b"v") == ours]
-        return {event.replica for event in events if isinstance(event, ReplicaLeft)}
+        return [decode_event(f[b"m"]) for _, f in entries if f.get(b"v") == ours]
 
     # ------------------------------------------------------------------ payloads
 
