@@ -68,19 +68,17 @@ class LoadOrders:
     def _order(
         self, replica: ReplicaState, serving: Sequence[ReplicaState], now: float
     ) -> LoadVersion:
-        here = [policy for policy in serving if policy.host == replica.host]
-        policy = (here or serving)[replica.seat % len(here or serving)]
         holder = None
+        number = -1
         if replica.failed_loads == 0 and not replica.has_loaded:
             holder = self._nearest_holder(replica, now)
         elif replica.failed_loads == 0 and (number := self._number_of(replica.host)) >= 0:
-            feeders = _feeders(serving, len(replica.endpoints))
-            policy = feeders[number % len(feeders)]
-            holder = self._before(replica, number, len(feeders), now)
+            ranks = len(replica.endpoints)
+            holder = self._before(replica, number, sum(_feeds(p, ranks) for p in serving), now)
         replica.loading_from = holder.name if holder else ""
         return LoadVersion(
             version=replica.loading,
-            endpoints=(holder or policy).endpoints,
+            endpoints=(holder or _policy_for(replica, number, serving)).endpoints,
             lineage=len(self._state.line),
             holder=replica.loading_from,
         )
@@ -130,18 +128,27 @@ class LoadOrders:
         return self._numbers.get(machine, -1)
 
 
-def _feeders(serving: Sequence[ReplicaState], ranks: int) -> list[ReplicaState]:
-    """Return the policy at the beginning of each chain of replicas with so many ranks.
+def _feeds(policy: ReplicaState, ranks: int) -> int:
+    """How many chains of replicas with so many ranks a policy feeds as fast as one of them."""
+    return max(1, len(policy.endpoints) // max(1, ranks))
 
-    One that has ten ranks feeds five replicas of two as fast as one of them.
-    """
-    counts = [max(1, len(policy.endpoints) // max(1, ranks)) for policy in serving]
-    return [
+
+def _policy_for(
+    replica: ReplicaState, number: int, serving: Sequence[ReplicaState]
+) -> ReplicaState:
+    """Return the policy of a replica: of its own machine, that of its chain, or in turns."""
+    here = [policy for policy in serving if policy.host == replica.host]
+    if here or number < 0:
+        choice = here or serving
+        return choice[replica.seat % len(choice)]
+    counts = [_feeds(policy, len(replica.endpoints)) for policy in serving]
+    feeders = [
         policy
         for turn in range(max(counts))
         for policy, count in zip(serving, counts, strict=True)
         if turn < count
     ]
+    return feeders[number % len(feeders)]
 
 
 def _will_have(replica: ReplicaState, version: int) -> bool:

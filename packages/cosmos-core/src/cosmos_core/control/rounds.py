@@ -75,6 +75,8 @@ class Rounds:
 
     def open_if_due(self, now: float) -> None:
         """Open a round for the newest version that a replica holds, if one is due."""
+        if not self._plan.num_prompts or self._state.round is not None:
+            return  # with each event: nobody is looked at
         versions = [r.version for r in self._state.rollouts() if r.loading < 0]
         newest = max(versions, default=-1)
         if newest >= 0 and self._is_due(newest):
@@ -199,7 +201,7 @@ class Rounds:
     def _is_due(self, version: int) -> bool:
         """Whether a version is to be measured: the rollouts may be behind the step."""
         plan, state = self._plan, self._state
-        if not plan.num_prompts or state.round is not None or self._is_done(version):
+        if self._is_done(version):
             return False
         if state.step >= self._num_steps:
             return self.final_is_missing and version >= self._num_steps
