@@ -23,6 +23,7 @@ _LIVELY_S = 5.0
 """A rollout replica silent for longer may hang: others would wait for it for a minute."""
 _TRIES = 4
 """So many replicas of a machine, and machines before it, are looked at for one that passes on."""
+_ANYWHERE = None
 
 
 class LoadOrders:
@@ -34,6 +35,7 @@ class LoadOrders:
         self._made_of = (-1, -1)
         self._machines: list[list[str]] = []
         self._numbers: dict[str, int] = {}
+        self._holders: dict[str | None, list[ReplicaState]] = {}  # of the version ordered now
 
     def give(
         self, names: Iterable[str], now: float, is_pinned: Callable[[ReplicaState], bool]
@@ -63,6 +65,7 @@ class LoadOrders:
             ):
                 replica.loading, replica.loading_from = target, ""
                 ready.append(replica)
+        self._holders.clear()
         return [(replica.name, self._order(replica, serving, now)) for replica in ready]
 
     def _order(
@@ -85,13 +88,13 @@ class LoadOrders:
 
     def _nearest_holder(self, newcomer: ReplicaState, now: float) -> ReplicaState | None:
         """Return who else has the version: of the same machine if any is, each in its turn."""
-        holders = [
-            replica
-            for replica in self._state.rollouts()
-            if replica.version == newcomer.loading and _can_serve(replica, now)
-        ]
-        near = [replica for replica in holders if replica.host == newcomer.host]
-        found = near or holders
+        if not self._holders:
+            everybody = self._holders.setdefault(_ANYWHERE, [])
+            for replica in self._state.rollouts():
+                if replica.version == newcomer.loading and _can_serve(replica, now):
+                    everybody.append(replica)
+                    self._holders.setdefault(replica.host, []).append(replica)
+        found = self._holders.get(newcomer.host) or self._holders[_ANYWHERE]
         return found[newcomer.seat % len(found)] if found else None
 
     def _before(
