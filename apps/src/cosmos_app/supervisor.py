@@ -6,6 +6,7 @@ each is kept as a list of incidents for the report.
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import time
@@ -221,10 +222,7 @@ class Supervisor:
     def give_up(self, name: str) -> None:
         """Kill a child that hangs and is not needed any more; it is not started again."""
         self._dismissed.add(name)
-        pid = self.pid(name)
-        if pid is not None:
-            self._hung.add(pid)
-            signal_session(pid, signal.SIGKILL)
+        self.end_hung(name, math.inf)
 
     def has_begun_before(self, name: str, moment_s: float) -> bool:
         """Whether a child runs, since before a moment in seconds since the epoch."""

@@ -93,6 +93,15 @@ def test_after_a_load_that_failed_it_is_sent_to_the_policy():
     assert run.num_from_rollouts == 0
 
 
+def test_a_newcomer_is_sent_to_who_has_all_of_the_version_while_others_load_it():
+    run = Run("near", "far")
+    orders = [c for _, c in run.tell(VersionPublished(replica="policy", version=4))]
+    loads = {order.holder for order in orders if isinstance(order, LoadVersion)}
+    assert loads == {"", "near"}, "the second has it from the first"
+    run.load("near", ("near:1",), version=4)
+    assert run.order(run.joined("new", "host-b")).holder == "near"
+
+
 def test_nobody_is_sent_to_who_may_hang():
     run = Run("near", "far")
     run.now += 8.0

@@ -14,7 +14,7 @@ little later than the first (decision 0376).
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from cosmos_core.control.state import UNKNOWN_VERSION, ControllerState, ReplicaState
 from cosmos_core.messages import LoadVersion
@@ -24,6 +24,9 @@ _LIVELY_S = 5.0
 _TRIES = 4
 """So many replicas of a machine, and machines before it, are looked at for one that passes on."""
 _ANYWHERE = None
+
+Holders = Mapping[str | None, Sequence[ReplicaState]]
+"""Who has a version whole and serves it, by machine; all of them under ``_ANYWHERE``."""
 
 
 class LoadOrders:
@@ -35,7 +38,6 @@ class LoadOrders:
         self._made_of = (-1, -1)
         self._machines: list[list[str]] = []
         self._numbers: dict[str, int] = {}
-        self._holders: dict[str | None, list[ReplicaState]] = {}  # of the version ordered now
 
     def give(
         self, names: Iterable[str], now: float, is_pinned: Callable[[ReplicaState], bool]
@@ -65,16 +67,17 @@ class LoadOrders:
             ):
                 replica.loading, replica.loading_from = target, ""
                 ready.append(replica)
-        self._holders.clear()
-        return [(replica.name, self._order(replica, serving, now)) for replica in ready]
+        has_newcomers = any(not replica.has_loaded for replica in ready)
+        holders = self._holders_of(target, now) if has_newcomers else {}
+        return [(r.name, self._order(r, serving, holders, now)) for r in ready]
 
     def _order(
-        self, replica: ReplicaState, serving: Sequence[ReplicaState], now: float
+        self, replica: ReplicaState, serving: Sequence[ReplicaState], holders: Holders, now: float
     ) -> LoadVersion:
         holder = None
         number = -1
         if replica.failed_loads == 0 and not replica.has_loaded:
-            holder = self._nearest_holder(replica, now)
+            holder = _nearest(replica, holders)
         elif replica.failed_loads == 0 and (number := self._number_of(replica.host)) >= 0:
             ranks = len(replica.endpoints)
             holder = self._before(replica, number, sum(_feeds(p, ranks) for p in serving), now)
@@ -86,16 +89,13 @@ class LoadOrders:
             holder=replica.loading_from,
         )
 
-    def _nearest_holder(self, newcomer: ReplicaState, now: float) -> ReplicaState | None:
-        """Return who else has the version: of the same machine if any is, each in its turn."""
-        if not self._holders:
-            everybody = self._holders.setdefault(_ANYWHERE, [])
-            for replica in self._state.rollouts():
-                if replica.version == newcomer.loading and _can_serve(replica, now):
-                    everybody.append(replica)
-                    self._holders.setdefault(replica.host, []).append(replica)
-        found = self._holders.get(newcomer.host) or self._holders[_ANYWHERE]
-        return found[newcomer.seat % len(found)] if found else None
+    def _holders_of(self, version: int, now: float) -> Holders:
+        holders: dict[str | None, list[ReplicaState]] = {_ANYWHERE: []}
+        for replica in self._state.rollouts():
+            if replica.version == version and _can_serve(replica, now):
+                holders[_ANYWHERE].append(replica)
+                holders.setdefault(replica.host, []).append(replica)
+        return holders
 
     def _before(
         self, replica: ReplicaState, number: int, step: int, now: float
@@ -123,12 +123,18 @@ class LoadOrders:
                 machines.setdefault(rollout.host, []).append(rollout)
             for policy in self._state.policies():
                 machines.pop(policy.host, None)
-            by_seat = [sorted(each, key=_seat) for each in machines.values()]
+            by_seat = [sorted(each, key=lambda rollout: rollout.seat) for each in machines.values()]
             by_seat.sort(key=lambda each: each[0].seat)
             self._machines = [[rollout.name for rollout in each] for each in by_seat]
             self._numbers = {each[0].host: number for number, each in enumerate(by_seat)}
             self._made_of = made_of
         return self._numbers.get(machine, -1)
+
+
+def _nearest(newcomer: ReplicaState, holders: Holders) -> ReplicaState | None:
+    """Return who else has the version: of the same machine if any is, each in its turn."""
+    found = holders.get(newcomer.host) or holders[_ANYWHERE]
+    return found[newcomer.seat % len(found)] if found else None
 
 
 def _feeds(policy: ReplicaState, ranks: int) -> int:
@@ -166,7 +172,3 @@ def _will_have(replica: ReplicaState, version: int) -> bool:
 
 def _can_serve(replica: ReplicaState, now: float) -> bool:
     return bool(replica.endpoints and not replica.leaving and now - replica.seen_s < _LIVELY_S)
-
-
-def _seat(replica: ReplicaState) -> int:
-    return replica.seat
