@@ -104,13 +104,13 @@ PARTS = (
             *("--attention", "sdpa", "--steps", "12", "--repeats", "2"),
         ),
         quick=(str(HERE / "training_titan.py"), "--quick", "--attention", "sdpa"),
-        limit_s=420,
+        limit_s=360,
         wanted="0.97 of torchtitan's MFU",
         holds=near_torchtitan,
     ),
     Part(
         name="memory",
-        command=(str(HERE / "activation_memory.py"),),
+        command=(str(HERE / "activation_memory.py"), "--steps", "2"),
         quick=(
             *(str(HERE / "activation_memory.py"), "--size", "tiny", "--rows", "1"),
             *("--length", "64", "--steps", "1"),
@@ -121,9 +121,9 @@ PARTS = (
     ),
     Part(
         name="fp8",
-        command=(str(HERE / "fp8_curves.py"), "--steps", "120", "--rows", "4"),
+        command=(str(HERE / "fp8_curves.py"), "--steps", "300", "--rows", "4"),
         quick=(str(HERE / "fp8_curves.py"), "--quick", "--emulate", "--recipes", "rowwise"),
-        limit_s=360,
+        limit_s=540,
         wanted="within 1 % of bfloat16's loss, or as near as other rows",
         holds=near_bfloat16,
     ),

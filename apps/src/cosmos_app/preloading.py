@@ -33,6 +33,7 @@ import msgspec
 import setproctitle
 
 from cosmos_app.fork_orders import FORKED, FORKED_AS, Began, Ended, Order
+from cosmos_app.gpu_answers import answering_for_gpus
 from cosmos_app.kept_modules import begin_imports
 from cosmos_app.leaving import leaving
 from cosmos_app.parent import PARENT, die_with_parent
@@ -187,7 +188,8 @@ def main() -> None:
     os.environ.setdefault(_NVML, "1")  # modules that look for a GPU must not start CUDA here
     with leaving():
         begin_imports()
-        _import(modules)
+        with answering_for_gpus():
+            _import(modules)
         if not _is_fit():
             return
         connection = _meet(where)

@@ -32,7 +32,7 @@ def test_the_sum_and_its_gradient_are_those_of_double_precision(dtype, within):
     assert total.item() == pytest.approx(losses[mask].sum().item(), rel=1e-6)
     assert num_correct.item() == int((exact.argmax(-1) == targets)[mask].sum())
     assert logits.grad.dtype == dtype
-    torch.testing.assert_close(logits.grad.double(), exact.grad, rtol=within, atol=1e-7)
+    torch.testing.assert_close(logits.grad.double(), exact.grad, rtol=within, atol=4e-7)
     assert not logits.grad[~mask].any()
 
 
@@ -79,7 +79,7 @@ for tokens, words, within in [(7, 5000, 1e-6), (5, 9001, 0.01), (3, 50, 1e-6)]:
     assert hits.tolist() == (exact.argmax(-1) == targets).int().tolist()
     slopes = row_slopes(logits, targets, mask, normalisers, torch.tensor([0.37]))
     assert slopes.dtype == logits.dtype
-    torch.testing.assert_close(slopes.double(), exact.grad, rtol=within, atol=1e-7)
+    torch.testing.assert_close(slopes.double(), exact.grad, rtol=within, atol=4e-7)
 for bad in (float("nan"), float("inf")):
     logits[1, 7] = bad
     assert row_sums(logits, targets)[1].isnan().tolist() == [False, True, False]
@@ -97,7 +97,10 @@ def test_the_kernels_of_a_gpu_compute_the_same():
 @pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 1e-5), (torch.bfloat16, 0.01)])
 @pytest.mark.parametrize("words", [37, 128_256])
 def test_on_a_gpu_too_they_are_those_of_double_precision(dtype, within, words):
-    """A processor's float32 would not do: adding up 128 thousand terms it is off by 4e-5."""
+    """A processor's float32 would not do: adding up 128 thousand terms it is off by 4e-5.
+
+    Gradients are 0.37 of what is left of a probability, whose exponent of up to 16 is off by 1e-6.
+    """
     chance = torch.Generator().manual_seed(3)
     logits = (4 * torch.randn(300, words, generator=chance)).to(dtype)
     targets = torch.randint(0, words, (300,), generator=chance)
@@ -110,5 +113,5 @@ def test_on_a_gpu_too_they_are_those_of_double_precision(dtype, within, words):
     (0.37 * found).backward()
     assert found.item() == pytest.approx(losses[mask].sum().item(), rel=1e-6)
     assert num_correct.item() == int((exact.argmax(-1) == targets)[mask].sum())
-    torch.testing.assert_close(there.grad.cpu().double(), exact.grad, rtol=within, atol=1e-7)
+    torch.testing.assert_close(there.grad.cpu().double(), exact.grad, rtol=within, atol=4e-7)
     assert not there.grad[~mask.cuda()].any()
