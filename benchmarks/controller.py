@@ -2,7 +2,8 @@
 
 Measures `Controller.handle` alone, decisions and books and all, in a simulated world of rollout
 replicas that answer every command at once. Seconds are those of the process, so that whatever else
-a busy machine does is not counted. With ``--live N`` a real controller, a real Redis and N replicas
+a busy machine does is not counted. With ``--validation N`` the first version and every second one
+are validated by N prompts. With ``--live N`` a real controller, a real Redis and N replicas
 with connections of their own are measured instead, by the clock. Figures: RESULTS.md.
 """
 
@@ -16,7 +17,7 @@ from pathlib import Path
 import psutil
 from controller_live import show_live
 
-from cosmos_core.control import Controller, ControllerConfig, StalenessConfig
+from cosmos_core.control import Controller, ControllerConfig, StalenessConfig, ValidationPlan
 from cosmos_core.messages import (
     Event,
     Generate,
@@ -112,7 +113,7 @@ class Measured:
     state_mib: float
 
 
-def run(num_replicas: int, slots: int, num_steps: int) -> Measured:
+def run(num_replicas: int, slots: int, num_steps: int, held_out: int) -> Measured:
     """Run some steps of the simulated world; seconds are CPU time of this process."""
     groups_per_step = num_replicas * slots // 2
     config = ControllerConfig(
@@ -120,6 +121,7 @@ def run(num_replicas: int, slots: int, num_steps: int) -> Measured:
         groups_per_step=groups_per_step,
         samples_per_group=8,
         staleness=StalenessConfig(depth=2, bound=4),
+        validation=ValidationPlan(num_prompts=held_out, every=2, after=False),
     )
     before, largest_state = psutil.Process().memory_info().rss, 0
     controller = Controller(config)
@@ -167,6 +169,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--validation", type=int, default=0, help="held-out prompts")
     parser.add_argument("--live", type=int, help="so many replicas with connections to a Redis")
     parser.add_argument("--seconds", type=float, default=20.0, help="of --live")
     parser.add_argument("--json", type=Path, help="write the figures of --live here")
@@ -179,7 +182,7 @@ def main() -> None:
         "| longest ms | longest tick ms | memory MiB | state MiB |\n" + "|---" * 11 + "|"
     )
     for replicas, slots in ((10, 32), (100, 32), (1000, 8), (10_000, 4)):
-        found = run(replicas, slots, options.steps)
+        found = run(replicas, slots, options.steps, options.validation)
         print(
             f"| {replicas} | {slots} | {replicas * slots // 2} | {found.events} "
             f"| {found.events_per_s:,.0f} | {found.p50_us:.0f} | {found.p99_us:.0f} "

@@ -1,7 +1,7 @@
 """Loss curves with products in 8 bits beside those in bfloat16, from one model over the same rows.
 
     python benchmarks/fp8_curves.py [--size 1b] [--steps 200] [--recipes rowwise,tensorwise]
-        [--leave o_proj,down_proj]
+        [--leave o_proj,down_proj] [--figure curves.png]
 
 Rows are walks through a random graph of 1,024 tokens with eight ways on from each, so that there is
 something to learn. The rate rises for the first tenth of the steps. The figures are the mean loss
@@ -142,6 +142,29 @@ def table(found: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def draw(found: dict[str, dict[str, Any]], path: Path) -> None:
+    """Draw the losses: all of them, and on a scale of their own those of the second half."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    whole, end = figure.subplots(1, 2)
+    for arm, one in found.items():
+        losses = one["losses"]
+        half = len(losses) // 2
+        numbers = range(1, len(losses) + 1)
+        whole.plot(numbers, losses, label=arm, linewidth=1)
+        end.plot(numbers[half:], losses[half:], linewidth=1)
+    for panel in (whole, end):
+        panel.set(xlabel="step")
+        panel.grid(alpha=0.3)
+    whole.set(ylabel="loss, nats a token")
+    whole.legend()
+    figure.savefig(path, dpi=110)
+
+
 def main() -> None:
     """Train every arm in a process of its own and print the table."""
     on_gpu = device_type() == "cuda"
@@ -157,6 +180,7 @@ def main() -> None:
     parser.add_argument("--leave", default="", help="parts of names of layers to leave as they are")
     parser.add_argument("--compile", action="store_true", help="every layer, by inductor")
     parser.add_argument("--emulate", action="store_true", help="products without the hardware's")
+    parser.add_argument("--figure", type=Path, help="draw the curves here")
     parser.add_argument("--quick", action="store_true", help="the smallest form")
     parser.add_argument("--arm", default="", help=argparse.SUPPRESS)
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
@@ -178,6 +202,8 @@ def main() -> None:
             )
             found[arm] = result_in(done.stdout)
             print(f"{arm}: {found[arm]['losses'][-1]:.4f}", file=sys.stderr, flush=True)
+    if options.figure is not None:
+        draw(found, options.figure)
     print(table(found))
 
 

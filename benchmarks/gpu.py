@@ -121,7 +121,10 @@ PARTS = (
     ),
     Part(
         name="fp8",
-        command=(str(HERE / "fp8_curves.py"), "--steps", "300", "--rows", "4"),
+        command=(
+            *(str(HERE / "fp8_curves.py"), "--steps", "300", "--rows", "4"),
+            *("--figure", str(HERE / "fp8_curves.png")),
+        ),
         quick=(str(HERE / "fp8_curves.py"), "--quick", "--emulate", "--recipes", "rowwise"),
         limit_s=540,
         wanted="within 1 % of bfloat16's loss, or as near as other rows",

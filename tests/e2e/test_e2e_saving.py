@@ -1,15 +1,14 @@
 """Policies that save or export and do not come to an end: their runs do.
 
-What stands for such a file system is a pipe that nobody reads, in the place of a file of the
-checkpoint: to open it for writing takes for ever. Others are suspended.
+Or they are suspended.
 """
 
-import contextlib
 import os
 import signal
 from pathlib import Path
 
 import pytest
+from blocked_saves import block_a_save
 from real_runs import ROOT, SMALL, Run, Runner, assert_balanced
 
 SAVE_S = 2.0
@@ -18,25 +17,6 @@ NUM_STEPS = 6
 HASTY = ("bus.lease_s=2", "launch.hung_s=5", "reward.timeout_s=2")
 SETTINGS = (*SMALL, f"trainer.steps={NUM_STEPS}", f"launch.save_s={SAVE_S}")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-
-def block_a_save(run: Run) -> Path:
-    """Put the pipe where a save that is going on has yet to write; return its directory."""
-    found = list[Path]()
-
-    def is_put() -> bool:
-        for writing in run.output.glob("checkpoints/.writing-[0-9]*"):
-            # it has got so far already, or is over
-            with contextlib.suppress(FileExistsError, FileNotFoundError):
-                os.mkfifo(writing / "manifest.json")
-                found.append(writing)
-                return True
-        return False
-
-    while run.process.poll() is None and not is_put():
-        pass
-    assert found, "no save could be blocked"
-    return found[0]
 
 
 def assert_it_said_so(run: Run, place: Path) -> None:
@@ -55,7 +35,7 @@ def test_a_save_that_never_ends_is_given_up_and_the_run_goes_on_from_a_whole_che
     run = runner.start(*SETTINGS, "trainer.checkpoint_every=1")
     place = run.output / "checkpoints"
     run.wait_for(lambda: (place / "step-00000000").exists())
-    blocked = block_a_save(run)
+    blocked = block_a_save(run.output / "checkpoints", run.process)
     assert run.finish() == 0, run.logs()
     assert_it_said_so(run, place)
     lost = int(blocked.name.rpartition("-")[2])
@@ -67,7 +47,7 @@ def test_a_save_that_never_ends_is_given_up_and_the_run_goes_on_from_a_whole_che
 
 def test_a_last_save_that_never_ends_ends_the_run_which_says_what_is_lost(runner: Runner) -> None:
     run = runner.start(*SETTINGS, "trainer.checkpoint_every=0")
-    block_a_save(run)
+    block_a_save(run.output / "checkpoints", run.process)
     assert run.finish() == 3, run.logs()
     assert_it_said_so(run, run.output / "checkpoints")
     assert "policy replicas died before the last weights were saved" in run.text
@@ -78,7 +58,7 @@ def test_a_save_in_the_background_that_never_ends_is_given_up_too(runner: Runner
     rows = ROOT / "configs" / "data" / "sums.jsonl"
     sft = ROOT / "configs" / "sft.toml"
     run = runner.start(*settings, f"data.path={rows}", recipe=sft)
-    block_a_save(run)
+    block_a_save(run.output / "checkpoints", run.process)
     assert run.finish() == 0, run.logs()
     assert_it_said_so(run, run.output / "checkpoints")
     assert len(run.report["losses"]) == 30
@@ -88,7 +68,7 @@ def test_a_policy_suspended_before_its_last_save_is_ended_and_what_is_lost_is_sa
     runner: Runner,
 ) -> None:
     run = runner.start(*SETTINGS, *HASTY, "launch.save_s=600", "trainer.checkpoint_every=0")
-    block_a_save(run)
+    block_a_save(run.output / "checkpoints", run.process)
     os.kill(run.child("policy-0"), signal.SIGSTOP)
     assert run.finish(120.0) == 3, run.logs()
     assert "policy-0 has not ended with its run, and has given no sign of life for 7 s" in run.text

@@ -2,6 +2,7 @@
 
 import shutil
 import tarfile
+from contextlib import contextmanager
 from dataclasses import replace
 
 import av
@@ -19,9 +20,11 @@ from cosmos_wfm import (
     LoraTuning,
     NftConfig,
     OldPolicyDecay,
+    RunControl,
     SamplerConfig,
     ShardCaptionsConfig,
     TrainingStoppedError,
+    UploadConfig,
     ValidationConfig,
     WfmConfigError,
     save_grid,
@@ -128,13 +131,35 @@ def test_a_run_that_is_asked_to_stop_keeps_what_it_has_done(sft, tmp_path, every
                 asked,
                 resume=resume,
                 on_step=note,
-                stopping=lambda begun=begun: len(seen) == begun + 2,
+                control=RunControl(stopping=lambda begun=begun: len(seen) == begun + 2),
             )
     with pytest.raises(WfmConfigError, match="checkpoints of a run, the newest of step 4"):
         train_sft(asked)
     train_sft(asked, resume=True, on_step=note)
 
     assert seen == whole
+
+
+def test_saves_uploads_and_checkpoints_are_written_inside_of_what_watches_them(sft, tmp_path):
+    upload = UploadConfig(url=f"file://{tmp_path}/store")
+    recipe = replace(sft, num_steps=2, checkpoint_every=1, save_every=1, upload=upload)
+    places = [tmp_path / "whole", tmp_path / "store"]
+    writings = []
+
+    def written():
+        return {path.name for place in places for path in place.glob("**/step[_-]*")}
+
+    @contextmanager
+    def watched():
+        before = written()
+        yield
+        writings.append(written() - before)
+
+    train_sft(recipe, control=RunControl(while_writing=watched))
+
+    assert len(writings) == 4
+    assert set().union(*writings) == {"step-00000001", "step-00000002", "step_1", "step_2"}
+    assert (tmp_path / "store" / "step_2" / FULL).is_file()
 
 
 def test_fine_tuning_goes_on_in_the_middle_of_an_epoch_with_the_same_losses(sft, tmp_path):

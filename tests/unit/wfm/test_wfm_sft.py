@@ -184,6 +184,8 @@ def test_dropped_captions_are_empty(recipe, adapter):
         ({"caption_dropout": 1.5}, "caption_dropout is 1.5"),
         ({"max_given_frames": -1}, "max_given_frames is -1"),
         ({"checkpoint_every": -1}, "checkpoint_every is -1"),
+        ({"save_s": 0.0}, "save_s is 0.0; it must be above 0"),
+        ({"save_s": float("inf")}, "save_s is inf; it must be finite"),
     ],
 )
 def test_settings_out_of_range_are_refused(recipe, change, message):

@@ -16,6 +16,7 @@ from rich.console import Console
 from cosmos_app.dashboard.server import check_address
 from cosmos_app.errors import DataError, InterruptedRunError
 from cosmos_app.frame import hand_in
+from cosmos_app.progress_watch import ProgressWatch
 from cosmos_app.roles.process import torchrun_place
 from cosmos_app.roles.ranks import join_ranks
 from cosmos_app.settings import bad_steps_kept
@@ -42,6 +43,7 @@ from cosmos_wfm import (
     DiffusionRlConfig,
     DiffusionSftConfig,
     RewardClient,
+    RunControl,
     RunOutputs,
     SampleScorer,
     TrainingStoppedError,
@@ -179,6 +181,8 @@ def _train(
         validation_scorer(recipe, draws=draws) as scorer,
     ):
         say = partial(click.echo, err=as_json)
+        watch = partial(_watch_saving, recipe, mesh)
+        control = RunControl(stopping=stopping, while_writing=watch)
         figures = RunFigures(output, recipe.num_steps, sinks, writes=first, say=say)
         if isinstance(recipe, DiffusionSftConfig):
             return train_sft(
@@ -187,7 +191,7 @@ def _train(
                 resume=resume,
                 on_step=figures.write,
                 validation=ValidationHooks(told=figures.show, scorer=scorer),
-                stopping=stopping,
+                control=control,
             )
         with _rl_run(recipe, mesh, rewards, scorer) as run:
             return take_rl_steps(
@@ -195,8 +199,16 @@ def _train(
                 resume=resume,
                 on_step=figures.write,
                 on_validation=figures.show,
-                stopping=stopping,
+                control=control,
             )
+
+
+@contextmanager
+def _watch_saving(recipe: WfmRecipe, mesh: TrainingMesh) -> Generator[None]:
+    """End this process if it takes longer to write than it may, inside the block."""
+    with ProgressWatch(f"rank {mesh.process.rank}", recipe.save_s) as watch:
+        watch.at(f"writing for {recipe.output} (save_s; --resume goes on from a checkpoint)")
+        yield
 
 
 @contextmanager

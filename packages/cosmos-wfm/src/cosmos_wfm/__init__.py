@@ -99,7 +99,7 @@ from cosmos_wfm.tiny import (
     tiny_wan_pipeline,
     tiny_wan_small_pipeline,
 )
-from cosmos_wfm.training_run import RunOutputs, Validated, ValidationHooks, check_is_new
+from cosmos_wfm.training_run import RunControl, RunOutputs, Validated, ValidationHooks, check_is_new
 from cosmos_wfm.tuning import FullTuning, LoraTuning, TuningConfig
 from cosmos_wfm.uploads import UploadConfig, upload_directory
 from cosmos_wfm.validation import ValidationConfig, draw_samples, save_grid, write_samples
@@ -165,6 +165,7 @@ __all__ = [
     "RolloutMessage",
     "RolloutOrder",
     "RolloutReplica",
+    "RunControl",
     "RunForecast",
     "RunOutputs",
     "SampleEncoder",

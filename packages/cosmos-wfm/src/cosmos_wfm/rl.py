@@ -51,15 +51,17 @@ from cosmos_wfm.step_rewards import RewardWatch, StepRewards, rewards_of_all
 from cosmos_wfm.training_data import LeftOut, open_data
 from cosmos_wfm.training_run import (
     OnStep,
+    RunControl,
     RunOutputs,
     TrainingRun,
     Validated,
     ValidationHooks,
-    go_on,
     look_away,
 )
 from cosmos_wfm.tuning import recompute_blocks
 from cosmos_wfm.validation import named_scorer
+
+_ALONE = RunControl()
 
 
 class DiffusionRl:
@@ -171,11 +173,11 @@ class DiffusionRl:
     def run(
         self,
         on_validation: Callable[[Validated], None] = look_away,
-        stopping: Callable[[], bool] = go_on,
+        control: RunControl = _ALONE,
     ) -> TrainingRun:
         """Return this run's saves, checkpoints and validations, of which is told.
 
-        ``stopping`` is asked before each step.
+        ``control`` may stop it.
         """
         config = self.config
         return TrainingRun(
@@ -186,7 +188,7 @@ class DiffusionRl:
             outputs=RunOutputs.of(config),
             resumed=self._resumed,
             validation=ValidationHooks(told=on_validation, scorer=self._held_out),
-            stopping=stopping,
+            control=control,
         )
 
     def _own_rewards(self, scorer: Scorer | None) -> SampleScorer | None:
@@ -306,12 +308,12 @@ def take_rl_steps(
     resume: bool = False,
     on_step: OnStep | None = None,
     on_validation: Callable[[Validated], None] = look_away,
-    stopping: Callable[[], bool] = go_on,
+    control: RunControl = _ALONE,
 ) -> Path:
     """Take the steps of a run that are left, and save; as ``train_rl``.
 
     Raises:
-        TrainingStoppedError: if ``stopping``, which is asked before each step, says so.
+        TrainingStoppedError: if ``control`` stops it.
     """
 
     def take(step: int) -> None:
@@ -319,7 +321,7 @@ def take_rl_steps(
         if on_step is not None:
             on_step(step + 1, report, figures)
 
-    return run.run(on_validation, stopping).take_steps(take, resume=resume)
+    return run.run(on_validation, control).take_steps(take, resume=resume)
 
 
 def step_parts(config: DiffusionRlConfig, num_ranks: int) -> StepParts:

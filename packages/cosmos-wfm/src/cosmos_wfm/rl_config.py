@@ -16,8 +16,9 @@ from cosmos_wfm.reward_client import RewardServiceConfig
 from cosmos_wfm.rewards import check_rewards
 from cosmos_wfm.rl_algorithms import RlAlgorithm, check_algorithm
 from cosmos_wfm.scoring import CALLS_IN_ALL
+from cosmos_wfm.training_checks import check_parallel, check_rates
 from cosmos_wfm.training_data import DataConfig
-from cosmos_wfm.training_run import LoggerConfig, check_parallel, check_rates
+from cosmos_wfm.training_run import LoggerConfig
 from cosmos_wfm.tuning import LoraTuning, TuningConfig
 from cosmos_wfm.uploads import UploadConfig
 from cosmos_wfm.validation import ValidationConfig
@@ -47,6 +48,7 @@ class DiffusionRlConfig:
         micro_batch_size: samples of one forward pass.
         save_every: steps between saves; 0 saves at the end only.
         checkpoint_every: steps between checkpoints to go on from; 0 writes one only on Ctrl-C.
+        save_s: longest that the app lets a save, with its upload, or a checkpoint take.
         checkpoints: their directory or address (``s3://...``); empty for the output's own.
         upload: where saves go beside the output.
         loggers: which services the app sends figures and pictures to, beside the output.
@@ -80,6 +82,7 @@ class DiffusionRlConfig:
     micro_batch_size: int = 4
     save_every: int = 0
     checkpoint_every: int = 0
+    save_s: float = 1800.0
     checkpoints: str = ""
     upload: UploadConfig | None = None
     loggers: tuple[LoggerConfig, ...] = ()
@@ -105,8 +108,8 @@ class DiffusionRlConfig:
         check_parallel(self.parallel)
         check_at_least("rl", self, num_steps=1, groups_per_step=1, micro_batch_size=1, seed=0)
         check_at_least("rl", self, save_every=0, checkpoint_every=0, steps_without_rewards=1)
-        check_positive("rl", self, "reward_deadline_s")
-        check_finite("rl", self, "reward_deadline_s")
+        check_positive("rl", self, "reward_deadline_s", "save_s")
+        check_finite("rl", self, "reward_deadline_s", "save_s")
         check_rates(self.learner, self.num_steps)
         if self.samples_per_group < 2:
             raise WfmConfigError(

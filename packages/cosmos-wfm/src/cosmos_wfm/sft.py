@@ -31,25 +31,24 @@ from cosmos_wfm.flow_batches import (
 )
 from cosmos_wfm.flow_matching import FlowBatch, FlowMatchingConfig, flow_matching_loss
 from cosmos_wfm.loading import load_adapter
-from cosmos_wfm.ranges import check_at_least
+from cosmos_wfm.ranges import check_at_least, check_finite, check_positive
 from cosmos_wfm.seeds import seeded_generator
 from cosmos_wfm.speed import SpeedMeter
+from cosmos_wfm.training_checks import check_parallel, check_rates
 from cosmos_wfm.training_data import DataConfig, LeftOut, open_data
 from cosmos_wfm.training_run import (
     LoggerConfig,
     OnStep,
+    RunControl,
     RunOutputs,
     TrainingRun,
     ValidationHooks,
-    check_parallel,
-    check_rates,
-    go_on,
 )
 from cosmos_wfm.tuning import LoraTuning, TuningConfig, recompute_blocks
 from cosmos_wfm.uploads import UploadConfig
 from cosmos_wfm.validation import ValidationConfig, named_scorer
 
-_NOBODY = ValidationHooks()
+_NOBODY, _ALONE = ValidationHooks(), RunControl()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +69,7 @@ class DiffusionSftConfig:
             many as it takes (Cosmos-Predict2.5 two); each sample has from none to so many.
         save_every: steps between saves; 0 saves at the end only.
         checkpoint_every: steps between checkpoints to go on from; 0 writes one only on Ctrl-C.
+        save_s: longest that the app lets a save, with its upload, or a checkpoint take.
         checkpoints: their directory or address (``s3://...``); empty for the output's own.
         upload: where saves go beside the output.
         loggers: which services the app sends figures and pictures to, beside the output.
@@ -97,6 +97,7 @@ class DiffusionSftConfig:
     max_given_frames: int = 2
     save_every: int = 0
     checkpoint_every: int = 0
+    save_s: float = 1800.0
     checkpoints: str = ""
     upload: UploadConfig | None = None
     loggers: tuple[LoggerConfig, ...] = ()
@@ -119,6 +120,8 @@ class DiffusionSftConfig:
         check_parallel(self.parallel)
         check_at_least("sft", self, num_steps=1, batch_size=1, micro_batch_size=1, seed=0)
         check_at_least("sft", self, max_given_frames=0, save_every=0, checkpoint_every=0)
+        check_positive("sft", self, "save_s")
+        check_finite("sft", self, "save_s")
         check_rates(self.learner, self.num_steps)
         if not 0.0 <= self.caption_dropout <= 1.0:
             raise WfmConfigError(
@@ -133,7 +136,7 @@ def train_sft(
     resume: bool = False,
     on_step: OnStep = lambda step, report, figures: None,
     validation: ValidationHooks = _NOBODY,
-    stopping: Callable[[], bool] = go_on,
+    control: RunControl = _ALONE,
 ) -> Path:
     """Fine-tune and save; every rank of the mesh calls.
 
@@ -145,7 +148,7 @@ def train_sft(
             figures of its speed (``cosmos_wfm.speed``).
         validation: whom validations are handed to, and what rewards their samples; without that,
             the rewards of ``config.validation``.
-        stopping: asked before each step whether to stop, with a checkpoint.
+        control: who stops it, and looks on while it writes.
 
     Returns:
         The directory of the last save, for diffusers to load.
@@ -183,7 +186,7 @@ def train_sft(
         tuning=config.tuning,
         outputs=RunOutputs.of(config),
         validation=replace(validation, scorer=scorer),
-        stopping=stopping,
+        control=control,
     )
     return run.take_steps(take, resume=resume)
 

@@ -11,7 +11,7 @@ have taken.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -23,8 +23,6 @@ from cosmos_core.metrics import MlflowSinkConfig, TensorBoardSinkConfig, WandbSi
 from cosmos_parallel import (
     CheckpointStore,
     Learner,
-    LearnerConfig,
-    ParallelConfig,
     StepReport,
     TrainingMesh,
 )
@@ -76,9 +74,19 @@ class ValidationHooks:
     scorer: SampleScorer | None = None
 
 
-def go_on() -> bool:
-    """Return that a run is not to stop."""
-    return False
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunControl:
+    """Who stops a run, and who looks on while it writes; on every rank.
+
+    Attributes:
+        stopping: asked before each step whether the run is to stop, with a checkpoint; one rank's
+            word is enough.
+        while_writing: what each save, with its upload, and each checkpoint is written inside of;
+            the latter in the thread that writes.
+    """
+
+    stopping: Callable[[], bool] = lambda: False
+    while_writing: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 LoggerConfig = TensorBoardSinkConfig | WandbSinkConfig | MlflowSinkConfig
@@ -167,7 +175,7 @@ class TrainingRun:
         outputs: what is written.
         resumed: called when a checkpoint was loaded.
         validation: whom validations are handed to.
-        stopping: asked before each step whether the run is to stop; one rank's word is enough.
+        control: who stops it, and looks on while it writes.
     """
 
     adapter: DiffusionModelAdapter
@@ -177,7 +185,7 @@ class TrainingRun:
     outputs: RunOutputs
     resumed: Callable[[], None] = lambda: None
     validation: ValidationHooks = field(default_factory=ValidationHooks)
-    stopping: Callable[[], bool] = go_on
+    control: RunControl = field(default_factory=RunControl)
 
     def take_steps(self, step: Callable[[int], None], *, resume: bool) -> Path:
         """Take the steps that are left, and write what is due.
@@ -229,12 +237,13 @@ class TrainingRun:
     def save(self, step: int) -> Path:
         """Write what was trained after ``step`` steps, averaged if the learner keeps an average."""
         target = self._save_directory(step)
-        save_trained(self.tuning, self.adapter, self.learner, target)
         upload = self.outputs.upload
         due = upload is not None and (upload.saves == "all" or self._is_last(step))
-        if upload is not None and due and self.mesh.process.rank == 0:
-            upload_directory(target, f"{upload.url.rstrip('/')}/{target.name}")
-        self.mesh.barrier()
+        with self.control.while_writing():
+            save_trained(self.tuning, self.adapter, self.learner, target)
+            if upload is not None and due and self.mesh.process.rank == 0:
+                upload_directory(target, f"{upload.url.rstrip('/')}/{target.name}")
+            self.mesh.barrier()
         return target
 
     def _save_directory(self, step: int) -> Path:
@@ -242,7 +251,7 @@ class TrainingRun:
 
     def _check_go_on(self, done: int) -> None:
         """Raise if any rank was asked to stop; every rank calls."""
-        asked = torch.tensor(int(self.stopping()), device=self.mesh.process.device)
+        asked = torch.tensor(int(self.control.stopping()), device=self.mesh.process.device)
         if self.mesh.max_(asked):
             raise TrainingStoppedError(
                 f"{self.outputs.output}: stopped after step {done} of {self.outputs.num_steps}; "
@@ -250,7 +259,8 @@ class TrainingRun:
             )
 
     def _open(self, *, resume: bool) -> tuple[CheckpointStore, int]:
-        store = CheckpointStore(self.outputs.checkpoint_place, self.mesh)
+        place = self.outputs.checkpoint_place
+        store = CheckpointStore(place, self.mesh, while_writing=self.control.while_writing)
         newest = store.latest()
         if newest is not None and resume:
             return store, self._load(store, newest)
@@ -366,33 +376,6 @@ def _refuse_others(outputs: RunOutputs, newest: int | None, mesh: TrainingMesh) 
             f"{outputs.output} has what a run saved ({saves[0].name}); name another output, or "
             "remove it"
         )
-
-
-def check_parallel(parallel: ParallelConfig) -> None:
-    """Refuse axes that denoisers have no plan for.
-
-    Raises:
-        WfmConfigError: if ranks are to share anything but samples, weights and tokens.
-    """
-    none = ParallelConfig()
-    for name in ("tp", "pp", "ep", "pp_schedule"):
-        if getattr(parallel, name) != getattr(none, name):
-            raise WfmConfigError(
-                f"parallel.{name} is {getattr(parallel, name)}; denoisers are shared by dp_shard, "
-                "dp_replicate and cp only"
-            )
-
-
-def check_rates(learner: LearnerConfig, num_steps: int) -> None:
-    """Refuse a schedule that leaves the last steps without a learning rate.
-
-    Raises:
-        WfmConfigError: names the settings.
-    """
-    try:
-        learner.optimizer.schedule.check_updates(num_steps)
-    except ValueError as error:
-        raise WfmConfigError(str(error)) from error
 
 
 def _due(done: int, every: int, *, last: bool) -> bool:

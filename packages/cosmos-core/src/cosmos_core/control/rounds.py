@@ -76,7 +76,9 @@ class Rounds:
     def open_if_due(self, now: float) -> None:
         """Open a round for the newest version that a replica holds, if one is due."""
         if not self._plan.num_prompts or self._state.round is not None:
-            return  # with each event: nobody is looked at
+            return
+        if not self._is_due(self._state.step):
+            return  # nor is any before it; with each event nobody is looked at
         versions = [r.version for r in self._state.rollouts() if r.loading < 0]
         newest = max(versions, default=-1)
         if newest >= 0 and self._is_due(newest):
