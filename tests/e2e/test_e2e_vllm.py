@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import descendants, title_of
+from processes import descendants, is_alive, title_of
 from real_runs import Run, Runner, assert_balanced
 
 from cosmos_app.samples import read_trajectories
@@ -131,9 +131,12 @@ def test_engines_that_hang_and_kills_lose_nothing(runner: Runner) -> None:
     deadlines = ("bus.lease_s=10", "launch.hung_s=5", "weight_sync.deadline_s=10")
     run = runner.start(*VLLM, "trainer.steps=40", *deadlines)
     run.wait_for(lambda: run.steps_done() >= 3)
+    hanging = [run.child(name) for name in ("rollout-0", "rollout-1")]
     stop_engines(run)
+    run.wait_for(lambda: not any(map(is_alive, hanging)))  # who hangs is killed, or ends itself
     before = run.steps_done()
     run.wait_for(lambda: run.steps_done() >= before + 4)  # more than was in flight
+    run.wait_for(lambda: bool(run.children("rollout-1")))
     os.kill(run.child("rollout-1"), signal.SIGKILL)
     before = run.steps_done()
     run.wait_for(lambda: run.steps_done() >= before + 2)

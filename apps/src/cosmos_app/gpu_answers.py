@@ -1,6 +1,6 @@
 """Answers modules that ask, as they are imported, what GPU there is.
 
-torchao, and fla, ask so. CUDA would start in the process that imports, and does not come through a
+torchao asks so. CUDA would start in the process that imports, and does not come through a
 fork (https://docs.pytorch.org/docs/stable/notes/multiprocessing.html).
 """
 

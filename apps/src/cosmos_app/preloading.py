@@ -39,6 +39,8 @@ from cosmos_app.leaving import leaving
 from cosmos_app.parent import PARENT, die_with_parent
 
 _NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+_OWN_QUESTIONS = "fla"
+"""Asks the driver by Triton as it is imported, and keeps lesser answers without CUDA."""
 _LOOK_S = 60.0
 _CHUNK = 65536
 
@@ -155,6 +157,8 @@ def _is_fit() -> bool:
     torch = sys.modules.get("torch")
     if torch is None:
         return True
+    if _OWN_QUESTIONS in sys.modules and torch.cuda.is_available():
+        return False
     pid = os.fork()
     if pid == 0:
         os._exit(torch.cuda._is_in_bad_fork())

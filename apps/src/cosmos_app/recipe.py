@@ -202,7 +202,7 @@ class LaunchConfig:
         hung_s: a replica that lost its lease, ``bus.lease_s`` without progress, and does not come
             back for so long is killed, and started again, or ends itself on another machine. It is
             given longer where a reward, an environment, a turn on shared devices or a compiler may
-            take it.
+            take it. A learner on given data, which has no lease, is if it is suspended for so long.
         start_s: a replica that takes longer from its start until it joins ends itself; that is to
             load its model, and for an engine to start and compile.
         save_s: a policy that writes a checkpoint or an export for longer ends itself, as one whose

@@ -91,6 +91,17 @@ async def preloaded(importable: dict[str, str]) -> AsyncGenerator[Preloaded]:
         yield given
 
 
+async def test_nothing_is_forked_from_who_has_asked_for_gpus_in_vain(tmp_path: Path):
+    pretending = (
+        "import sys, torch; torch.cuda.is_available = lambda: True; sys.modules['fla'] = sys"
+    )
+    (tmp_path / "pretending.py").write_text(pretending)
+    path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    async with preloading([Shared(modules=["pretending"])], path) as (given,):
+        with pytest.raises(PreloadLostError):
+            await given.start(command("policy", "--help"), {**os.environ}, tmp_path / "log")
+
+
 async def test_what_is_forked_is_what_its_command_line_says(preloaded: Preloaded, tmp_path: Path):
     log = tmp_path / "one.log"
     log.write_text("an earlier attempt\n")

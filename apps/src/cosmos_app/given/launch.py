@@ -4,6 +4,7 @@ files ─► redis (metrics) ─► meeting place + replicas ─► (watch) ─�
                               ▲  restarted when they die; the others go on without them
 """
 
+import asyncio
 import functools
 import time
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,7 @@ from cosmos_app.output import from_to, print_facts
 from cosmos_app.preloaded import Preloaded, preloading
 from cosmos_app.report import median
 from cosmos_app.supervisor import ChildSpec, Incident
+from cosmos_app.suspended import SuspendedProcesses
 from cosmos_app.unsaved import UnsavedWarning
 from cosmos_core.metrics import MetricRecord, of_data_sets, read_metrics
 from cosmos_core.rundir import RunDirectory
@@ -126,9 +128,9 @@ class GivenLaunch:
         self._console = console
         self._num_rows = num_rows
         self._has_told = False
-        say = functools.partial(console.print, soft_wrap=True)
-        self._unsaved = UnsavedWarning(say)
-        self._bad_steps = BadStepWarning(say)
+        self._say = functools.partial(console.print, soft_wrap=True)
+        self._unsaved = UnsavedWarning(self._say)
+        self._bad_steps = BadStepWarning(self._say)
         answers = Answers(stop=self._ask_to_stop, record=self._look_at)
         self._frame = RunFrame(recipe, run, console, answers, preloaded)
 
@@ -141,7 +143,12 @@ class GivenLaunch:
         async with self._frame.open():
             for spec in child_specs(self._recipe, self._run):
                 supervisor.start(spec)
-            await supervisor.wait(policy_names(self._recipe.policy))
+            hung_s = self._recipe.launch.hung_s
+            suspended = asyncio.create_task(SuspendedProcesses(supervisor, hung_s, self._say).end())
+            try:
+                await supervisor.wait(policy_names(self._recipe.policy))
+            finally:
+                suspended.cancel()
         return self._report(time.monotonic() - started)
 
     async def _ask_to_stop(self) -> None:
