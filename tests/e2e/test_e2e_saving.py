@@ -66,15 +66,15 @@ def test_a_save_in_the_background_that_never_ends_is_given_up_too(runner: Runner
 
 def test_a_learner_on_given_data_that_is_suspended_is_started_again(runner: Runner) -> None:
     rows = ROOT / "configs" / "data" / "sums.jsonl"
-    settings = ("trainer.steps=200", "trainer.checkpoint_every=10", "launch.hung_s=2")
+    settings = ("trainer.checkpoint_every=5", "launch.hung_s=2")
     run = runner.start(*settings, f"data.path={rows}", recipe=ROOT / "configs" / "sft.toml")
-    run.wait_for(lambda: (run.output / "checkpoints" / "step-00000009").exists())
+    run.wait_for(lambda: any(run.output.glob("checkpoints/step-*")))
     os.kill(run.child("policy-0"), signal.SIGSTOP)
     assert run.finish() == 0, run.logs()
     assert "policy-0 is suspended, for 2 s: it is killed" in run.text
     died = [(i["name"], i["how"], i["outcome"]) for i in run.report["incidents"]]
     assert died == [("policy-0", "signal 9 (SIGKILL), as it hung", "restarted")]
-    assert len(run.report["losses"]) == 200
+    assert len(run.report["losses"]) == 100
 
 
 def test_a_policy_suspended_before_its_last_save_is_ended_and_what_is_lost_is_said(
