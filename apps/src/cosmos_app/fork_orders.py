@@ -43,6 +43,16 @@ class Began(msgspec.Struct, frozen=True, tag=True):
     pid: int
 
 
+class Unfit(msgspec.Struct, frozen=True, tag=True):
+    """Nothing can be forked; said once, before the end.
+
+    Attributes:
+        why: for people.
+    """
+
+    why: str
+
+
 class Ended(msgspec.Struct, frozen=True, tag=True):
     """A process has ended.
 

@@ -80,7 +80,8 @@ async def run_recipe(recipe: Recipe, *, resume: bool, as_json: bool) -> int:
         InterruptedRunError: after a clean stop before the last step.
     """
     console = Console(stderr=as_json)
-    async with preloading(shared_by_replicas(recipe), environment(recipe)) as preloaded:
+    say = functools.partial(console.print, soft_wrap=True)
+    async with preloading(shared_by_replicas(recipe), environment(recipe), say) as preloaded:
         check_inputs(recipe)
         await require_server(recipe.bus)
         if not recipe.launch.external:

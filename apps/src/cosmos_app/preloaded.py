@@ -7,14 +7,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
-from cosmos_app.fork_orders import FORKED, PRELOADER, Began, Ended, Order
+from cosmos_app.fork_orders import FORKED, PRELOADER, Began, Ended, Order, Unfit
 from cosmos_app.parent import as_parent
 
 _ROLES = frozenset({"policy", "rollout", "teacher", "warmup", "learner", "wfm"})
@@ -82,14 +82,21 @@ class ForkedProcess:
 class Preloaded:
     """A process that has imported what replicas do; those it is asked for begin at once."""
 
-    def __init__(self, shared: Shared, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        shared: Shared,
+        environment: Mapping[str, str],
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
         """Start it; it imports while the launcher does other things.
 
         Args:
             shared: what it imports, and for whom.
             environment: of its imports, added to this process's own; what replicas are started
                 with as well.
+            say: told why nothing can be forked, if so.
         """
+        self._say = say
         self._process: subprocess.Popen[bytes] | None = None
         self._roles = shared.roles
         found = _connected(os.environ.get(PRELOADER))
@@ -170,10 +177,13 @@ class Preloaded:
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         with contextlib.suppress(OSError):
             while line := await reader.readline():
-                self._hear(msgspec.json.decode(line, type=Began | Ended))
+                self._hear(msgspec.json.decode(line, type=Began | Ended | Unfit))
         self._lose()
 
-    def _hear(self, answer: Began | Ended) -> None:
+    def _hear(self, answer: Began | Ended | Unfit) -> None:
+        if isinstance(answer, Unfit):
+            self._say(f"each replica starts by itself, which takes longer: {answer.why}")
+            return
         if isinstance(answer, Ended):
             self._running.pop(answer.number).end(answer.code)
             return
@@ -212,16 +222,19 @@ def _connected(path: str | None) -> socket.socket | None:
 
 @contextlib.asynccontextmanager
 async def preloading(
-    shared: Sequence[Shared], environment: Mapping[str, str]
+    shared: Sequence[Shared],
+    environment: Mapping[str, str],
+    say: Callable[[str], None] = lambda _: None,
 ) -> AsyncGenerator[Sequence[Preloaded]]:
     """Give a process for each, but for those with nothing to import; none where that cannot be.
 
     Args:
         shared: of the replicas of a run.
         environment: see `Preloaded`.
+        say: likewise.
     """
     can_be = hasattr(os, "pidfd_open")
-    preloaded = [Preloaded(each, environment) for each in shared if each.modules and can_be]
+    preloaded = [Preloaded(each, environment, say) for each in shared if each.modules and can_be]
     try:
         yield preloaded
     finally:

@@ -32,7 +32,7 @@ from pathlib import Path
 import msgspec
 import setproctitle
 
-from cosmos_app.fork_orders import FORKED, FORKED_AS, Began, Ended, Order
+from cosmos_app.fork_orders import FORKED, FORKED_AS, Began, Ended, Order, Unfit
 from cosmos_app.gpu_answers import answering_for_gpus
 from cosmos_app.kept_modules import begin_imports
 from cosmos_app.leaving import leaving
@@ -152,18 +152,24 @@ def _import(modules: Sequence[str]) -> None:
     gc.freeze()
 
 
-def _is_fit() -> bool:
-    """Whether a process that is forked from here can use GPUs."""
+def _unfit() -> str:
+    """Return why a process that is forked from here could not use GPUs as others do, or nothing."""
     torch = sys.modules.get("torch")
     if torch is None:
-        return True
+        return ""
     if _OWN_QUESTIONS in sys.modules and torch.cuda.is_available():
-        return False
+        return f"{_OWN_QUESTIONS} asks for GPUs as it is imported"
     pid = os.fork()
     if pid == 0:
         os._exit(torch.cuda._is_in_bad_fork())
     _, status = os.waitpid(pid, 0)
-    return status == 0
+    return "a module that they import starts CUDA" if status else ""
+
+
+def _say_so(why: str, where: str) -> None:
+    """Tell a launcher that nothing is forked for it."""
+    with _meet(where) as connection, contextlib.suppress(OSError):
+        connection.sendall(msgspec.json.encode(Unfit(why)) + b"\n")
 
 
 def _meet(where: str) -> socket.socket:
@@ -194,7 +200,9 @@ def main() -> None:
         begin_imports()
         with answering_for_gpus():
             _import(modules)
-        if not _is_fit():
+        if why := _unfit():
+            if where.isdecimal():
+                _say_so(why, where)
             return
         connection = _meet(where)
         forker = os.getpid()

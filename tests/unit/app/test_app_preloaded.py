@@ -97,9 +97,13 @@ async def test_nothing_is_forked_from_who_has_asked_for_gpus_in_vain(tmp_path: P
     )
     (tmp_path / "pretending.py").write_text(pretending)
     path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
-    async with preloading([Shared(modules=["pretending"])], path) as (given,):
+    said: list[str] = []
+    async with preloading([Shared(modules=["pretending"])], path, said.append) as (given,):
         with pytest.raises(PreloadLostError):
             await given.start(command("policy", "--help"), {**os.environ}, tmp_path / "log")
+    assert said == [
+        "each replica starts by itself, which takes longer: fla asks for GPUs as it is imported"
+    ]
 
 
 async def test_what_is_forked_is_what_its_command_line_says(preloaded: Preloaded, tmp_path: Path):

@@ -92,7 +92,8 @@ async def run_given_recipe(recipe: GivenRecipe, *, resume: bool, as_json: bool) 
     """
     console = Console(stderr=as_json)
     surroundings = training_environment(recipe.policy)
-    async with preloading([learners(recipe)], surroundings) as preloaded:
+    say = functools.partial(console.print, soft_wrap=True)
+    async with preloading([learners(recipe)], surroundings, say) as preloaded:
         num_rows = check_inputs(recipe)
         await require_server(recipe.bus)
         require_devices(needs_of_policies(recipe.policy), len(visible_devices()))

@@ -1,6 +1,7 @@
 """Replicas that a run starts on its own host, and starts again when they die or hang."""
 
 import asyncio
+import functools
 import math
 import queue
 import signal
@@ -113,7 +114,8 @@ class KeptReplicas:
         self._heard.add(replica)
 
     async def _keep(self) -> None:
-        async with preloading([Shared(modules=self._modules)], {}) as preloaded:
+        say = functools.partial(click.echo, err=True)
+        async with preloading([Shared(modules=self._modules)], {}, say) as preloaded:
             await self._keep_alive(Supervisor(_tell, preloaded))
 
     async def _keep_alive(self, supervisor: Supervisor) -> None:
