@@ -1,7 +1,4 @@
-"""Policies that save or export and do not come to an end: their runs do.
-
-Or they are suspended.
-"""
+"""Policies that do not come to an end, as they save or are suspended: their runs do."""
 
 import os
 import signal

@@ -1,6 +1,6 @@
 """Processes that are suspended and do not go on: killed, and started again as after a death.
 
-For runs whose processes have no leases. A process that hangs otherwise ends itself; one that is
+For runs whose processes have no leases. One that writes for too long ends itself; one that is
 suspended cannot, and lives, so that nobody would start it again.
 """
 
