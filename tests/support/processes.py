@@ -17,6 +17,11 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process is suspended by a signal."""
+    return _stat(pid)[0] == "T"
+
+
 def parent_of(pid: int) -> int:
     """Return who started a process, or took it over."""
     return int(_stat(pid)[1])

@@ -13,6 +13,7 @@ import threading
 import time
 from pathlib import Path
 
+from cosmos_app.process_table import processes
 from cosmos_app.supervisor import signal_session
 
 _SAME_PRESS_S = 1.0
@@ -38,17 +39,16 @@ def watch_signals(longest_s: float) -> None:
 def ranks_of(pid: int) -> dict[int, str]:
     """Return the children of a process that are ranks and run, by process id, with their names."""
     found: dict[int, str] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
+    for process in processes():
+        if process.parent != pid or process.state == "Z":
             continue
         try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            environment = (entry / "environ").read_bytes().split(b"\0")
+            environment = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
         except OSError:
-            continue  # it ended meanwhile, or is somebody else's
+            continue  # it ended meanwhile
         rank = next((e[5:].decode() for e in environment if e.startswith(b"RANK=")), "")
-        if fields[0] != "Z" and int(fields[1]) == pid and rank:
-            found[int(entry.name)] = f"rank {rank} (process {entry.name})"
+        if rank:
+            found[process.pid] = f"rank {rank} (process {process.pid})"
     return dict(sorted(found.items(), key=lambda item: item[1]))
 
 

@@ -7,12 +7,11 @@ suspended cannot, and lives, so that nobody would start it again.
 import asyncio
 import math
 from collections.abc import Callable
-from pathlib import Path
 
+from cosmos_app.process_table import processes
 from cosmos_app.supervisor import Supervisor
 
 _LOOK_S = 1.0
-_PROC = Path("/proc")
 
 
 class SuspendedProcesses:
@@ -42,7 +41,7 @@ class SuspendedProcesses:
 
         While this process is suspended itself it does not look, and nothing counts.
         """
-        sessions = _suspended_sessions()
+        sessions = {process.session for process in processes() if process.state == "T"}
         found = {
             pid: name
             for name in self._supervisor.running()
@@ -53,17 +52,3 @@ class SuspendedProcesses:
             if self._suspended_s[pid] >= self._hung_s:
                 self._say(f"[yellow]{name} is suspended, for {self._hung_s:g} s: it is killed[/]")
                 self._supervisor.end_hung(name, math.inf)
-
-
-def _suspended_sessions() -> set[int]:
-    """Return the sessions in which a process is stopped by a signal."""
-    found = set[int]()
-    for process in _PROC.glob("[0-9]*/stat"):
-        try:
-            # behind the command in brackets: state, parent, group, session
-            state, _, _, session, *_ = process.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it has ended
-        if state == "T":
-            found.add(int(session))
-    return found

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 from processes import is_alive, parent_of, title_of
+from supervised import ignore
 
 from cosmos_app.preloaded import Preloaded, PreloadLostError, Shared, preloading
-from cosmos_app.supervisor import ChildSpec, Incident, Supervisor
+from cosmos_app.supervisor import ChildSpec, Supervisor
 
 # Imported by who forks; what is forked says at its end what it has become, and may stay a while.
 _TELLING = """
@@ -58,10 +59,6 @@ def spec(folder: Path, *words: str, **environment: str) -> ChildSpec:
         log=folder / f"{words[-1]}.log",
         restarts=1,
     )
-
-
-async def ignore(incident: Incident) -> None:
-    del incident
 
 
 async def until(condition: Callable[[], Any]) -> Any:

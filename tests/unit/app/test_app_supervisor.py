@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from processes import is_alive
+from supervised import child, ignore
 
 from cosmos_app.errors import ChildFailedError, ChildRefusedError
 from cosmos_app.supervisor import (
@@ -25,18 +26,8 @@ from cosmos_app.supervisor import (
 )
 
 
-async def _ignore(incident: Incident) -> None:
-    del incident
-
-
 def _spec(tmp_path: Path, code: str, *, restarts: int = 0, name: str = "child") -> ChildSpec:
-    return ChildSpec(
-        name=name,
-        argv=(sys.executable, "-c", code),
-        environment={},
-        log=tmp_path / f"{name}.log",
-        restarts=restarts,
-    )
+    return child(tmp_path, name, code, restarts=restarts)
 
 
 async def _until(condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
@@ -47,14 +38,14 @@ async def _until(condition: Callable[[], bool], deadline_s: float = 20.0) -> Non
 
 
 async def test_a_child_that_exits_with_zero_has_finished(tmp_path: Path) -> None:
-    supervisor = Supervisor(_ignore)
+    supervisor = Supervisor(ignore)
     supervisor.start(_spec(tmp_path, "pass"))
     await supervisor.wait(["child"])
     assert supervisor.incidents == []
 
 
 async def test_a_child_that_refuses_its_recipe_is_not_asked_again(tmp_path: Path) -> None:
-    supervisor = Supervisor(_ignore)
+    supervisor = Supervisor(ignore)
     code = "import sys; print('no such model'); sys.exit(2)"
     supervisor.start(_spec(tmp_path, code, restarts=5))
     with pytest.raises(ChildRefusedError, match="no such model"):
@@ -155,7 +146,7 @@ def test_torchrun_gives_ranks_time_to_end_their_step(set_to: str | None, waits_s
 
 
 async def test_a_child_that_dies_is_restarted_then_given_up_with_its_log(tmp_path: Path) -> None:
-    supervisor = Supervisor(_ignore)
+    supervisor = Supervisor(ignore)
     supervisor.start(_spec(tmp_path, "import sys; sys.exit('no such model')", restarts=1))
     with pytest.raises(ChildFailedError, match="no such model"):
         await supervisor.wait(["child"])
@@ -198,7 +189,7 @@ async def test_a_killed_child_is_reported_with_its_signal_and_comes_back(tmp_pat
     assert [(incident.pid, incident.how) for incident in seen] == [(pid, "signal 9 (SIGKILL)")]
 
 
-async def test_stop_takes_grandchildren_down_that_ignore_sigterm(tmp_path: Path) -> None:
+async def test_stop_takes_grandchildren_down_thatignore_sigterm(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     grandchild = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
@@ -211,7 +202,7 @@ async def test_stop_takes_grandchildren_down_that_ignore_sigterm(tmp_path: Path)
         "partial.write_text(str(child.pid)); partial.rename(path)\n"
         "time.sleep(60)"
     )
-    supervisor = Supervisor(_ignore)
+    supervisor = Supervisor(ignore)
     supervisor.start(_spec(tmp_path, code))
     await _until(pid_file.exists)
     await supervisor.stop(grace_s=5.0)
@@ -229,7 +220,7 @@ async def test_a_recycled_child_begins_anew_and_that_is_no_incident(tmp_path: Pa
         f"import pathlib, time; f = pathlib.Path({str(flag)!r})\n"
         "if not f.exists():\n    f.touch(); time.sleep(60)"
     )
-    supervisor = Supervisor(_ignore)
+    supervisor = Supervisor(ignore)
     supervisor.start(_spec(tmp_path, code, restarts=0))
     await _until(flag.exists)
     assert supervisor.recycle("child")
@@ -245,7 +236,7 @@ async def test_a_child_that_is_dismissed_between_two_starts_is_not_started_again
     tmp_path: Path,
 ) -> None:
     starts = tmp_path / "starts"
-    supervisor = Supervisor(_ignore)
+    supervisor = Supervisor(ignore)
     supervisor.start(_spec(tmp_path, _DIES.format(starts=starts), restarts=5))
     await _until(lambda: bool(supervisor.incidents))
     supervisor.terminate("child")
@@ -256,7 +247,7 @@ async def test_a_child_that_is_dismissed_between_two_starts_is_not_started_again
 async def test_nothing_is_started_again_while_all_are_stopped(tmp_path: Path) -> None:
     """Another child takes its time to end, longer than the pause before the next start."""
     starts, ready = tmp_path / "starts", tmp_path / "ready"
-    supervisor = Supervisor(_ignore)
+    supervisor = Supervisor(ignore)
     slow = (
         "import pathlib, signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(2), sys.exit()))\n"
@@ -276,7 +267,7 @@ def _member(tmp_path: Path, name: str, code: str, *, needed: int = 1) -> ChildSp
 
 
 async def test_a_group_goes_on_without_one_that_is_given_up(tmp_path: Path) -> None:
-    supervisor = Supervisor(_ignore)
+    supervisor = Supervisor(ignore)
     flag = tmp_path / "flag"
     waits = f"import pathlib, time\nwhile not pathlib.Path({str(flag)!r}).exists(): time.sleep(0.1)"
     supervisor.start(_member(tmp_path, "rollout-0", waits))
@@ -294,7 +285,7 @@ async def test_a_group_goes_on_without_one_that_is_given_up(tmp_path: Path) -> N
 async def test_a_group_ends_with_too_few_of_it_or_with_a_refusal(
     tmp_path: Path, needed: int, code: int, error: type[Exception]
 ) -> None:
-    supervisor = Supervisor(_ignore)
+    supervisor = Supervisor(ignore)
     supervisor.start(_member(tmp_path, "rollout-0", "import time; time.sleep(60)", needed=needed))
     dies = f"import sys; sys.exit({code})"
     supervisor.start(_member(tmp_path, "rollout-1", dies, needed=needed))
@@ -305,7 +296,7 @@ async def test_a_group_ends_with_too_few_of_it_or_with_a_refusal(
 
 async def test_the_last_of_a_group_ends_it(tmp_path: Path) -> None:
     """One that has finished, as when it was sent away, is not one that goes on."""
-    supervisor = Supervisor(_ignore)
+    supervisor = Supervisor(ignore)
     supervisor.start(_member(tmp_path, "rollout-0", "pass"))
     await supervisor.wait(["rollout-0"])
     supervisor.start(_member(tmp_path, "rollout-1", "import sys; sys.exit(1)"))
@@ -317,7 +308,7 @@ async def test_a_child_that_hangs_is_killed_and_started_again_unless_it_has_begu
     tmp_path: Path,
 ) -> None:
     starts = tmp_path / "starts"
-    supervisor = Supervisor(_ignore)
+    supervisor = Supervisor(ignore)
     code = f"import time; open({str(starts)!r}, 'a').write('.'); time.sleep(60)"
     supervisor.start(_spec(tmp_path, code, restarts=1))
     await _until(lambda: starts.exists() and bool(starts.read_text()))
@@ -343,7 +334,7 @@ async def test_who_is_cancelled_while_children_are_stopped_kills_them_at_once(
     tmp_path: Path,
 ) -> None:
     ready = tmp_path / "ready"
-    supervisor = Supervisor(_ignore)
+    supervisor = Supervisor(ignore)
     code = (
         "import pathlib, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
         f"pathlib.Path({str(ready)!r}).touch(); time.sleep(60)"

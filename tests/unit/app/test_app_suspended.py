@@ -8,18 +8,14 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
-from processes import descendants, is_alive
+from processes import descendants, is_alive, is_stopped
+from supervised import SLEEPING, child, ignore
 
-from cosmos_app.supervisor import ChildSpec, Incident, Supervisor
+from cosmos_app.supervisor import Supervisor
 from cosmos_app.suspended import SuspendedProcesses
 
 # The child of a child, as ranks are of torchrun.
-_SLEEPING = "import time; time.sleep(100)"
-_PAIR = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {_SLEEPING!r}])"
-
-
-async def ignore(incident: Incident) -> None:
-    del incident
+_PAIR = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SLEEPING!r}])"
 
 
 async def until(condition) -> None:
@@ -34,15 +30,7 @@ async def until(condition) -> None:
 async def pair(tmp_path: Path) -> AsyncGenerator[Supervisor]:
     """Give the supervisor of a child, "pair", that has one of its own."""
     supervisor = Supervisor(ignore)
-    supervisor.start(
-        ChildSpec(
-            name="pair",
-            argv=(sys.executable, "-c", _PAIR),
-            environment={},
-            log=tmp_path / "pair.log",
-            restarts=1,
-        )
-    )
+    supervisor.start(child(tmp_path, "pair", _PAIR))
     await until(lambda: children_of(supervisor))
     yield supervisor
     await supervisor.stop(1.0)
@@ -78,7 +66,7 @@ async def test_who_goes_on_is_left_alone_and_so_are_others(pair):
     suspended = SuspendedProcesses(pair, 3.0, pytest.fail)
     own = pair.pid("pair")
     other = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", _SLEEPING, start_new_session=True
+        sys.executable, "-c", SLEEPING, start_new_session=True
     )
     other.send_signal(signal.SIGSTOP)
     for _ in range(3):
@@ -93,7 +81,3 @@ async def test_who_goes_on_is_left_alone_and_so_are_others(pair):
     assert other.returncode is None
     other.kill()
     await other.wait()
-
-
-def is_stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
