@@ -266,6 +266,7 @@ class PacedTrainer:
         self.version = 0
         self.lineage = 0
         self.num_passes = 0
+        self.is_waiting = False
         self.problem = ""
         self.is_first_replica = True
         self._system = system

@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from one_thread import busiest_thread, can_stop_threads, is_computing, stopped
 from real_runs import SMALL, SOURCES, Run, Runner, assert_balanced
 from safetensors.torch import load_file
 
@@ -93,17 +95,20 @@ def status(run: Run) -> dict[str, Any]:
     return json.loads(ask(run, "status", "--json"))
 
 
+def slow_rewards(folder: Path) -> str:
+    """Return a setting: steps take a second, or on a busy machine all are over before two meet."""
+    slow = folder / "slow.py"
+    slow.write_text("import time\n\ndef slow(_):\n    time.sleep(0.06)\n    return 0.0\n")
+    return f"reward.rewards=[{LENGTH}, {{kind='python', function='{slow}:slow', name='slow'}}]"
+
+
 def test_the_others_go_on_when_a_policy_dies_and_it_joins_again_by_a_peers_weights(
     runner: Runner, tmp_path: Path
 ) -> None:
     """The weights at the end are those of one policy that nothing happened to."""
     pytest.importorskip("torchft")
     one = runner.complete(*SETTINGS, name="one")
-    # steps take a second, or on a busy machine all are over before it meets the other
-    slow = tmp_path / "slow.py"
-    slow.write_text("import time\n\ndef slow(_):\n    time.sleep(0.06)\n    return 0.0\n")
-    rewards = f"[{LENGTH}, {{kind='python', function='{slow}:slow', name='slow'}}]"
-    run = runner.start(*SETTINGS, *ELASTIC, f"reward.rewards={rewards}", name="elastic")
+    run = runner.start(*SETTINGS, *ELASTIC, slow_rewards(tmp_path), name="elastic")
     join_before_more_is_generated(run, {"policy-0": 1, "policy-1": 1})
     run.wait_for(lambda: 2.0 in taken_by(run).values(), _LONG_S)
     killed = run.child("policy-0")
@@ -188,3 +193,57 @@ def test_a_policy_that_hung_while_its_run_fell_back_begins_again(runner: Runner)
     counted = [r["step"] for r in run.metrics("controller")]
     begun_again = counted.index(5, counted.index(5) + 1)
     assert counted == [*range(begun_again), *range(5, NUM_STEPS)]
+
+
+def test_one_that_hangs_in_a_step_is_begun_anew_and_the_others_have_waited_for_it(
+    runner: Runner, tmp_path: Path
+) -> None:
+    """The thread that trains stands still, its signs of life go on: they are another thread's."""
+    pytest.importorskip("torchft")
+    if not can_stop_threads():
+        pytest.skip("waits for a system that lets a process trace its children")
+    run = runner.start(
+        *SETTINGS,
+        slow_rewards(tmp_path),
+        "policy.replicas=2",
+        "elastic.lease_s=10",  # longer than the other's own lease: it must not lose that
+        "bus.lease_s=6",
+        "launch.hung_s=6",
+        "reward.timeout_s=5",
+        "trainer.checkpoint_every=1000",
+        name="stuck",
+    )
+    join_before_more_is_generated(run, {"policy-0": 1, "policy-1": 1})
+    run.wait_for(lambda: run.steps_done() >= 3, _LONG_S)
+    hang_in_a_step(run, run.child("policy-0"))
+    join_before_more_is_generated(run, {"policy-0": 2})
+    assert run.finish(_LONG_S) == 0, run.logs()
+    died = [(i["name"], i["how"], i["outcome"]) for i in run.report["incidents"]]
+    assert died == [("policy-0", "signal 9 (SIGKILL), as it hung", "restarted")], run.logs()
+    assert "policy-1 hangs" not in run.text
+    counted = [r["step"] for r in run.metrics("controller")]
+    assert counted == list(range(NUM_STEPS)), "nobody fell back to a checkpoint"
+    assert_balanced(run.report["books"])
+
+
+def hang_in_a_step(run: Run, pid: int) -> None:
+    """Stop the thread of policy-0 that trains, in a step, until the policy is killed."""
+    thread = busiest_thread(pid)
+    for _ in range(10):
+        while not is_computing(pid, thread):
+            pass
+        with stopped(thread):
+            if loses_its_lease(run, "policy-0"):
+                run.wait_for(lambda: pid not in run.children("policy-0"), _LONG_S)
+                return
+    pytest.fail(f"it was never stopped in a step, only between two:\n{run.logs()}")
+
+
+def loses_its_lease(run: Run, name: str) -> bool:
+    """Whether a policy loses its lease, as one does that is in a step, and gets no further."""
+    deadline = time.monotonic() + 20.0
+    while name not in status(run).get("silent", {}):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+    return True

@@ -1,7 +1,7 @@
-"""Saves that do not come to an end, as in a file system that is gone.
+"""Saves, and reading, that do not come to an end, as in a file system that is gone.
 
-What stands for it is a pipe that nobody reads, in the place of a file of the checkpoint: to open it
-for writing takes for ever.
+What stands for it is a pipe in the place of a file, of which nobody has the other end: to open it
+takes for ever.
 """
 
 import contextlib
@@ -35,3 +35,12 @@ def block_a_save(checkpoints: Path, process: Polled) -> Path:
         pass
     assert found, "no save could be blocked"
     return found[0]
+
+
+def block_reading(file: Path) -> Path:
+    """Put the pipe in the place of a file at once; return where that lies now, beside it."""
+    kept, pipe = file.with_suffix(".kept"), file.with_suffix(".pipe")
+    os.link(file, kept)
+    os.mkfifo(pipe)
+    pipe.rename(file)
+    return kept

@@ -57,7 +57,7 @@ class ProgressWatch(AbstractContextManager["ProgressWatch"]):
         return self._part if self._looks > _LOOKS else ""
 
     def _watch(self) -> None:
-        while not self._over.wait(self._stall_s / _LOOKS):
+        while not self._over.wait(min(self._stall_s / _LOOKS, threading.TIMEOUT_MAX)):
             if part := self.look():
                 said = f"{self._replica}: {part} took more than {self._stall_s:g} s"
                 telling = threading.Thread(target=_tell, args=(said,), daemon=True)

@@ -80,6 +80,7 @@ def test_the_kind_says_which_recipe_it_is(tmp_path, file):
         ("policy.parallel.dp_replicate=2", "2"),
         ("launch.standbys=1", "a run on given data has no controller"),
         ("launch.external=true", "a run on given data has no controller"),
+        ("launch.stall_s=0", "stall_s is 0.0; it must be above 0, and finite"),
         ("model.training.value_head=true", "a run has a value head by its algorithm"),
         ("seed=-1", "seed is -1; it must be 0 or more"),
     ],

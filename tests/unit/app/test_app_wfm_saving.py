@@ -1,19 +1,21 @@
-"""A run of a world model that saves and does not come to an end is ended, and can go on."""
+"""A run of a world model that does not end, as it saves or reads, is ended, and can go on."""
 
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from blocked_saves import block_a_save
+from blocked_saves import block_a_save, block_reading
 
 pytest.importorskip("diffusers")
 
-from cosmos_wfm import save_pipeline, tiny_sd3_pipeline
+from cosmos_wfm import save_pipeline, tiny_captions, tiny_sd3_pipeline
 
 DEADLINE_S = 120.0
 SAVE_S = 2.0
+STALL_S = 8.0
 
 
 def run(recipe: Path, *words: str) -> subprocess.Popen[str]:
@@ -50,3 +52,36 @@ def test_a_checkpoint_that_never_ends_ends_the_run_which_goes_on_from_a_whole_on
     rows = (output / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(row)["step"] for row in rows][-2:] == [lost, lost + 1]
     assert (output / "safetensors" / f"step_{lost + 1}").is_dir()
+
+
+def test_pictures_that_are_never_read_end_the_run_which_goes_on_when_they_can_be(tmp_path):
+    save_pipeline(tiny_sd3_pipeline(num_layers=1), tmp_path / "model")
+    tiny_captions(tmp_path / "pairs", size=16)
+    recipe, output = tmp_path / "sft.toml", tmp_path / "out"
+    recipe.write_text(
+        f'kind = "wfm_sft"\nmodel = "{tmp_path}/model"\noutput = "{output}"\n'
+        f"batch_size = 1\ncheckpoint_every = 1\nsave_s = {SAVE_S}\nstall_s = {STALL_S}\n"
+        f'[data]\nkind = "images"\npath = "{tmp_path}/pairs"\nheight = 16\nwidth = 16\n'
+    )
+    hung = run(recipe, "num_steps=100000", "dashboard.enabled=false")
+    while hung.poll() is None and not any(output.glob("checkpoints/step-*")):
+        time.sleep(0.01)
+    pictures = sorted((tmp_path / "pairs").glob("*.png"))
+    kept = [block_reading(picture) for picture in pictures]
+    _, said = hung.communicate(timeout=DEADLINE_S)
+
+    assert hung.returncode == 1, said
+    why = (
+        "rank 0: a part of its work (stall_s, and what it may wait for; --resume goes on) took more"
+    )
+    assert said.count(why) == 1
+    assert "caption_data.py" in said.partition(why)[0]
+
+    for picture, there in zip(pictures, kept, strict=True):
+        there.rename(picture)
+    steps = [int(path.name.rpartition("-")[2]) for path in output.glob("checkpoints/step-*")]
+    more = run(recipe, f"num_steps={max(steps) + 1}", "dashboard.enabled=false", "--resume")
+    _, said = more.communicate(timeout=DEADLINE_S)
+    assert more.returncode == 0, said
+    rows = (output / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["step"] for row in rows] == list(range(1, max(steps) + 2))

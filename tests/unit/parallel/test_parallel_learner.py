@@ -22,6 +22,7 @@ from cosmos_parallel import (
     ScheduleConfig,
     SgdConfig,
     TrainingMesh,
+    tell_passes,
 )
 
 
@@ -69,6 +70,20 @@ def test_gradient_is_the_sum_over_micro_batches_divided_once_by_the_whole_weight
     assert report.mean("inputs") == 4.0
     assert report.mean("inputs", over="inputs") == 1.0
     assert report.per_second("inputs") == pytest.approx(16.0 / report.seconds)
+
+
+def test_a_model_or_its_stages_tell_of_each_pass_in_training_and_in_evaluation():
+    told: list[None] = []
+    model, cut = Scale(), nn.Module()
+    cut.stages = nn.ModuleList([Scale(), Scale()])
+    tell_passes(lambda: told.append(None), model, None, cut)
+    learner, batches = Learner(model, sgd()), [torch.tensor([1.0]), torch.tensor([2.0])]
+    learner.step(batches, sum_loss)
+    learner.evaluate(batches, sum_loss)
+    assert len(told) == 4
+    for stage in cut.stages:
+        stage(torch.tensor([1.0]))
+    assert len(told) == 6
 
 
 def test_reported_loss_is_taken_before_the_update():

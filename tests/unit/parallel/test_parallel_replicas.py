@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -139,6 +141,37 @@ def test_a_member_lost_between_sums_is_named_and_the_next_epoch_works(port, thre
         return one.item()
 
     assert list(threads.map(again, range(3))) == [3.0] * 3
+
+
+def test_who_waits_for_other_replicas_is_told_from_who_waits_for_a_rank_of_its_own(port):
+    def member(index: int, rank: int) -> StoreReplicaGroup:
+        store = open_store("127.0.0.1", port, hosting=False, timeout_s=20)
+        members = ReplicaMembership(names=NAMES[:2], index=index, rank=rank, num_ranks=2)
+        return StoreReplicaGroup(
+            store, members, timeout_s=20, commit_timeout_s=0.5, is_alive=lambda _: True
+        )
+
+    def waiting(groups: Sequence[StoreReplicaGroup], *, within_s: float) -> bool:
+        end = time.monotonic() + within_s
+        while not all(group.is_waiting for group in groups):
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.01)
+        return True
+
+    places = [(0, 0), (0, 1), (1, 0), (1, 1)]
+    with ThreadPoolExecutor(len(places)) as pool:
+        groups = list(pool.map(member, *zip(*places, strict=True)))
+        sums = [torch.ones(1) for _ in places]
+        adding = [pool.submit(groups[0].sum_, sums[:1])]
+        assert not waiting(groups[:1], within_s=1.5)
+        adding.append(pool.submit(groups[1].sum_, sums[1:2]))
+        assert waiting(groups[:2], within_s=10.0)
+        adding += [pool.submit(groups[i].sum_, sums[i : i + 1]) for i in (2, 3)]
+        for each in adding:
+            each.result()
+    assert [group.is_waiting for group in groups] == [False] * 4
+    assert [each.item() for each in sums] == [2.0] * 4
 
 
 def test_a_step_without_all_replicas_updates_nothing(port, threads):

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from cosmos_parallel import AdamWConfig, EmaConfig, LearnerConfig
 from cosmos_wfm import (
+    DiffusionRl,
     DiffusionRlConfig,
     DiffusionSftConfig,
     FullTuning,
@@ -28,6 +29,7 @@ from cosmos_wfm import (
     ValidationConfig,
     WfmConfigError,
     save_grid,
+    take_rl_steps,
     train_rl,
     train_sft,
     write_samples,
@@ -143,11 +145,12 @@ def test_a_run_that_is_asked_to_stop_keeps_what_it_has_done(sft, tmp_path, every
 def test_saves_uploads_and_checkpoints_are_written_inside_of_what_watches_them(sft, tmp_path):
     upload = UploadConfig(url=f"file://{tmp_path}/store")
     recipe = replace(sft, num_steps=2, checkpoint_every=1, save_every=1, upload=upload)
-    places = [tmp_path / "whole", tmp_path / "store"]
+    whole = tmp_path / "whole"
+    places = [whole / "checkpoints", whole / "safetensors", tmp_path / "store"]
     writings = []
 
     def written():
-        return {path.name for place in places for path in place.glob("**/step[_-]*")}
+        return {path.name for place in places for path in place.glob("step[_-]*[0-9]")}
 
     @contextmanager
     def watched():
@@ -160,6 +163,41 @@ def test_saves_uploads_and_checkpoints_are_written_inside_of_what_watches_them(s
     assert len(writings) == 4
     assert set().union(*writings) == {"step-00000001", "step-00000002", "step_1", "step_2"}
     assert (tmp_path / "store" / "step_2" / FULL).is_file()
+
+
+def test_a_run_tells_of_passes_of_encoders_denoisers_and_decoders_while_it_goes_on(sft, rl):
+    told = []
+    after_steps = []
+    validation = ValidationConfig(prompts=("a red square",), sampler=rl.sampler)
+
+    def note(step, report, figures):
+        after_steps.append(len(told))
+
+    train_sft(
+        replace(sft, num_steps=2, validation=validation),
+        on_step=note,
+        control=RunControl(told=lambda: told.append(1)),
+    )
+    first, second = after_steps
+    drawing = rl.sampler.num_steps + 2  # it embeds, denoises so often, and decodes
+    training = 1 + 2 + 2  # it embeds, encodes, and trains in passes of two
+    assert first >= drawing + training  # pictures are drawn before the first step too
+    assert second >= first + training
+    assert len(told) >= second + drawing
+
+
+def test_copies_of_a_denoiser_that_draw_samples_tell_of_their_passes_too(rl):
+    told = []
+    run = DiffusionRl(replace(rl, num_steps=1, tuning=FullTuning()))
+    take_rl_steps(run, control=RunControl(told=lambda: told.append(1)))
+    adapter = run.adapter
+    text = adapter.encode_text(["a red square"])
+    latents, sigmas = torch.zeros(1, *adapter.latent_shape(1, 16, 16)), torch.ones(1)
+    before = len(told)
+    with run.policies.old() as old, torch.no_grad():
+        assert old is not adapter.transformer
+        adapter.velocity(old, latents, sigmas, text)
+    assert len(told) == before + 1
 
 
 def test_fine_tuning_goes_on_in_the_middle_of_an_epoch_with_the_same_losses(sft, tmp_path):

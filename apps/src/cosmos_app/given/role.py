@@ -23,7 +23,7 @@ from cosmos_app.given.stop_file import is_asked_to_stop
 from cosmos_app.given.trainer import GivenTrainer
 from cosmos_app.parent import die_with_parent
 from cosmos_app.roles.elastic import open_replicas
-from cosmos_app.roles.lease import watch_saving
+from cosmos_app.roles.lease import Standing, watch_saving, watch_start, watch_work
 from cosmos_app.roles.process import TorchrunPlace, torchrun_place, unwatched_groups
 from cosmos_app.roles.ranks import join_ranks
 from cosmos_app.settings import kernels
@@ -93,15 +93,19 @@ class GivenProcess:
         self._place: TorchrunPlace = torchrun_place()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
         self._saves = Saves()
+        self._is_working = False
 
     async def run(self) -> None:
         """Train until the last step, or until asked to stop."""
-        mesh = await self._blocking(self._build_mesh)
-        trainer = await self._blocking(lambda: self._make_trainer(mesh))
-        replicas = await self._blocking(lambda: self._open_replicas(mesh))
+        with watch_start(self._replica, self._recipe.launch):
+            mesh = await self._blocking(self._build_mesh)
+            trainer = await self._blocking(lambda: self._make_trainer(mesh))
+            replicas = await self._blocking(lambda: self._open_replicas(mesh))
+        watching = asyncio.create_task(self._watch(trainer))
         try:
             await self._train(trainer, replicas)
         finally:
+            watching.cancel()
             await self._blocking(replicas.close)
             await self._blocking(trainer.close)
             self._thread.shutdown()
@@ -118,7 +122,7 @@ class GivenProcess:
             if seat.wants_stop or seat.step >= self._recipe.trainer.steps:
                 break
             try:
-                figures = await self._blocking(lambda s=seat: trainer.train(s))
+                figures = await self._working(lambda s=seat: trainer.train(s))
             except ReplicaLostError:
                 await self._blocking(replicas.lose)
                 continue
@@ -141,7 +145,7 @@ class GivenProcess:
             asked = torch.tensor(int(not self._is_told(trainer.step - 1)), device=device)
             return bool(trainer.learner.mesh.max_(asked).item())
 
-        if await self._blocking(lacks):
+        if await self._working(lacks):
             await self._look_after(trainer, figures)
 
     def _is_told(self, step: int) -> bool:
@@ -158,7 +162,7 @@ class GivenProcess:
         saves = trainer.is_due(config.checkpoint_every)
         found = None
         if saves or trainer.is_due(config.validate_every):
-            found = await self._blocking(trainer.validate)
+            found = await self._working(trainer.validate)
         if saves:
             await self._save(trainer, found.loss if found else None, figures)
         if found is not None:
@@ -216,6 +220,24 @@ class GivenProcess:
         """Return what ends this process if it takes too long to write, checkpoints by default."""
         place = checkpoints_of(self._recipe.trainer, self._run) if where is None else where
         return watch_saving(self._replica, self._recipe.launch, place)
+
+    async def _watch(self, trainer: GivenTrainer) -> None:
+        """End this process if it gets no further with its work."""
+
+        def standing() -> Standing:
+            is_busy = self._is_working and not trainer.is_waiting
+            return Standing(trainer.num_passes, is_busy=is_busy)
+
+        part = "a pass over its data, or reading them (launch.stall_s),"
+        await watch_work(self._replica, standing, self._recipe.launch.stall_s, part=part)
+
+    async def _working(self, call: Callable[[], Value]) -> Value:
+        """Run a blocking call that makes passes over data."""
+        self._is_working = True
+        try:
+            return await self._blocking(call)
+        finally:
+            self._is_working = False
 
     async def _writing(self, call: Callable[[], Value]) -> Value:
         """Run a blocking call that writes a checkpoint, or waits for one that is being written."""

@@ -29,6 +29,7 @@ from cosmos_parallel import (
     StepReport,
     TrainingMesh,
     load_causal_lm,
+    tell_passes,
 )
 
 
@@ -45,6 +46,7 @@ class GivenTrainer:
     Attributes:
         learner: the model and its optimizer.
         step: the step to take next.
+        num_passes: forward passes so far; grows while a step or a validation is worked on.
         problem: what was not finite in the last step, so that it changed nothing; empty if all was.
     """
 
@@ -81,6 +83,9 @@ class GivenTrainer:
             retention=recipe.trainer.retention,
             while_writing=while_writing,
         )
+        self.num_passes = 0
+        frozen = [scorer.model for scorer in self._task.scorers]
+        tell_passes(self._count_pass, self._model, *frozen)
         self.step = 0
         self.problem = ""
         self._saved: int | None = None
@@ -89,6 +94,12 @@ class GivenTrainer:
             self._check_position(checkpoint.extra, checkpoint.step, checkpoint.path)
             self.step = checkpoint.step + 1
             self._saved = checkpoint.step
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a step that it works on waits for other replicas."""
+        others = self.learner.replica_group
+        return others is not None and others.is_waiting
 
     def train(self, seat: Seat) -> dict[str, float]:
         """Take the step of ``seat`` on this rank's share; return its metrics.
@@ -184,6 +195,9 @@ class GivenTrainer:
     def close(self) -> None:
         """Wait for the checkpoint being written."""
         self._store.close()
+
+    def _count_pass(self) -> None:
+        self.num_passes += 1
 
     def _epochs(self) -> dict[str, float]:
         """Return how often each data set that takes turns has been gone through."""

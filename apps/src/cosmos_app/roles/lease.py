@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from cosmos_app.progress_watch import ProgressWatch
-from cosmos_app.recipe import LaunchConfig, Recipe
+from cosmos_app.recipe import LaunchConfig
 from cosmos_core.messages import Event, Progress
 
 
@@ -38,14 +38,14 @@ class Sender(Protocol):
 
 
 @contextlib.contextmanager
-def watch_start(replica: str, recipe: Recipe) -> Generator[ProgressWatch]:
+def watch_start(replica: str, launch: LaunchConfig) -> Generator[ProgressWatch]:
     """End this process if it takes longer to start than it may, inside the block or until a rest.
 
     Args:
         replica: its name.
-        recipe: says how long.
+        launch: says how long.
     """
-    with ProgressWatch(replica, recipe.launch.start_s) as watch:
+    with ProgressWatch(replica, launch.start_s) as watch:
         watch.at("its start (launch.start_s)")
         yield watch
 
@@ -93,6 +93,7 @@ async def watch_work(
     silence_s: float,
     pulse_s: float = 2.0,
     *,
+    part: str = "what it was given",
     renew: Callable[[int], Awaitable[None]] | None = None,
 ) -> None:
     """End this process if it gets no further; for ever.
@@ -102,6 +103,7 @@ async def watch_work(
         standing: tells where it is; asked again and again.
         silence_s: longest that it may be busy without progress, or this loop not be run at all.
         pulse_s: how often it is asked.
+        part: of its work, for people: what it may not take so long for.
         renew: told of progress, and that there is nothing to do; it may take its time.
     """
     before = -1
@@ -114,5 +116,5 @@ async def watch_work(
                 if renew is not None:
                     watch.rest()  # waiting for Redis has a deadline of its own
                     await renew(before)
-                watch.at("what it was given")
+                watch.at(part)
             await asyncio.sleep(pulse_s)

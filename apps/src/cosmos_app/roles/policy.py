@@ -113,7 +113,7 @@ class PolicyProcess:
     async def run(self) -> None:
         """Load, join, obey until told to stop."""
         self._loop = asyncio.get_running_loop()
-        with watch_start(self._replica, self._context.recipe):
+        with watch_start(self._replica, self._context.recipe.launch):
             await self._take_turn()
             trainer = self._trainer = await self._blocking(self._make)
             endpoints = await self._blocking(lambda: gather_texts(trainer.endpoint))
@@ -297,7 +297,8 @@ class PolicyProcess:
         """Keep the lease while waiting for commands or while passes are being made."""
 
         def standing() -> Standing:
-            return Standing(trainer.num_passes, is_busy=self._meter.state == "training")
+            is_busy = self._meter.state == "training" and not trainer.is_waiting
+            return Standing(trainer.num_passes, is_busy=is_busy)
 
         await keep_lease(channel, self._replica, standing, silence_s(self._context.recipe))
 

@@ -79,7 +79,7 @@ async def run_rollout(run_dir: Path, redis_url: str | None, replica: str) -> int
     context = open_context(run_dir, redis_url)
     pool = context.recipe.reward.build()
     async with contextlib.AsyncExitStack() as ended:
-        start = ended.enter_context(watch_start(replica, context.recipe))
+        start = ended.enter_context(watch_start(replica, context.recipe.launch))
         ended.push_async_callback(pool.aclose)
         await pool.start()
         chosen = context.recipe.rollout.environment

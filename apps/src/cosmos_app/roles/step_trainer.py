@@ -64,6 +64,11 @@ class StepTrainer(Protocol):
         ...
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether a step that it works on waits for other replicas."""
+        ...
+
+    @property
     def problem(self) -> str:
         """What was not finite in the last step, so that it changed nothing; empty if all was."""
         ...

@@ -51,6 +51,7 @@ from cosmos_parallel import (
     device_peak_flops,
     load_causal_lm,
     model_cost,
+    tell_passes,
     throughput,
     whole_step,
 )
@@ -113,9 +114,14 @@ class Trainer:
         teacher = None if recipe.teacher.is_beside else recipe.model.teacher
         self._teacher = self._frozen("teacher_logprobs", teacher)
         self._scorers = scorers_of(self._algorithm, self._reference, self._teacher)
-        for model in (self._model, self._reference, self._teacher):
-            self._count_passes(model)
+        tell_passes(self._count_pass, self._model, self._reference, self._teacher)
         self._sender = self._serve()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a step that it works on waits for other replicas."""
+        others = self._learner.replica_group
+        return others is not None and others.is_waiting
 
     @property
     def is_first_replica(self) -> bool:
@@ -343,15 +349,8 @@ class Trainer:
         result = self._loss(model, batch)
         return replace(result, metrics={**result.metrics, **batch_sizes(batch, self._model.config)})
 
-    def _count_passes(self, model: nn.Module | None) -> None:
-        """Count forward passes of a model, or of its stages, which run by themselves."""
-
-        def count(*_: object) -> None:
-            self.num_passes += 1
-
-        if model is not None:
-            for part in getattr(model, "stages", (model,)):
-                part.register_forward_hook(count)
+    def _count_pass(self) -> None:
+        self.num_passes += 1
 
     def _speed(self, report: StepReport) -> dict[str, float]:
         """Return tokens per second and rank, again in each update, share of places, and MFU."""

@@ -3,7 +3,7 @@
 import os
 import time
 import tomllib
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
@@ -56,6 +56,7 @@ from cosmos_wfm import (
 )
 
 KINDS_TEXT = ", ".join(WFM_KINDS)
+_WORK = "a part of its work (stall_s, and what it may wait for; --resume goes on)"
 
 
 def load_wfm_recipe(path: Path, overrides: Sequence[str] = ()) -> WfmRecipe:
@@ -93,16 +94,18 @@ def run_wfm(recipe: WfmRecipe, *, resume: bool = False, as_json: bool = False) -
     if torchrun_place().rank == 0:
         check_address(recipe.dashboard)
     use_object_store(os.environ)
-    mesh = join_mesh(recipe.parallel, recipe.compute)
-    first = mesh.process.rank == 0
-    try:
-        directory = train(recipe, mesh, resume=resume, as_json=as_json)
-    except TrainingStoppedError as error:
-        if first:
-            _report(recipe, "", as_json=as_json)
-        raise InterruptedRunError(str(error)) from error
-    finally:
-        shutdown_distributed()
+    first = torchrun_place().rank == 0
+    with _watch_work(recipe) as watch:
+        told = partial(watch.at, _WORK)
+        mesh = join_mesh(recipe.parallel, recipe.compute)
+        try:
+            directory = train(recipe, mesh, told, resume=resume, as_json=as_json)
+        except TrainingStoppedError as error:
+            if first:
+                _report(recipe, "", as_json=as_json)
+            raise InterruptedRunError(str(error)) from error
+        finally:
+            shutdown_distributed()
     if first:
         _report(recipe, str(directory), as_json=as_json)
         click.echo(str(directory), err=as_json)
@@ -126,29 +129,36 @@ def cache_wfm(recipe: WfmRecipe) -> int:
     if not isinstance(recipe, DiffusionSftConfig):
         raise DataError(f"kind is {recipe.kind}; only recipes of kind wfm_sft have a cache")
     use_object_store(os.environ)
-    mesh = build_mesh(recipe.parallel, join_ranks(torchrun_place()))
-    first = mesh.process.rank == 0
+    first = torchrun_place().rank == 0
+    with _watch_work(recipe) as watch:
 
-    def show(done: int, total: int) -> None:
-        if first:
-            click.echo(f"{done} of {total} samples", err=True)
+        def show(done: int, total: int) -> None:
+            watch.at(_WORK if done < total else "")  # who is ready may wait for the others
+            if first:
+                click.echo(f"{done} of {total} samples", err=True)
 
-    try:
-        encoded, share = fill_cache(recipe, mesh=mesh, on_part=show)
-        counts = mesh.sum_(torch.tensor([encoded, share], device=mesh.process.device)).tolist()
-    finally:
-        shutdown_distributed()
+        mesh = build_mesh(recipe.parallel, join_ranks(torchrun_place()))
+        try:
+            encoded, share = fill_cache(recipe, mesh=mesh, on_part=show)
+            counts = mesh.sum_(torch.tensor([encoded, share], device=mesh.process.device)).tolist()
+        finally:
+            shutdown_distributed()
     if first:
         click.echo(f"{counts[0]} samples encoded, {counts[1] - counts[0]} were there")
     return 0
 
 
 def train(
-    recipe: WfmRecipe, mesh: TrainingMesh, *, resume: bool = False, as_json: bool = False
+    recipe: WfmRecipe,
+    mesh: TrainingMesh,
+    told: Callable[[], None] | None = None,
+    *,
+    resume: bool = False,
+    as_json: bool = False,
 ) -> Path:
     """Run a recipe on a mesh; every rank calls. Rank 0 writes the recipe and the figures.
 
-    With ``as_json`` nothing is said on standard output.
+    With ``as_json`` nothing is said on standard output. ``told`` is called while it gets further.
     """
     # before anything is written, and loggers open a run somewhere
     check_files(recipe)
@@ -156,13 +166,14 @@ def train(
     with client as rewards:
         if not resume:
             check_is_new(RunOutputs.of(recipe), mesh)
-        return _train(recipe, mesh, rewards, resume=resume, as_json=as_json)
+        return _train(recipe, mesh, rewards, told, resume=resume, as_json=as_json)
 
 
 def _train(
     recipe: WfmRecipe,
     mesh: TrainingMesh,
     rewards: RewardClient | None,
+    told: Callable[[], None] | None,
     *,
     resume: bool,
     as_json: bool,
@@ -182,7 +193,7 @@ def _train(
     ):
         say = partial(click.echo, err=as_json)
         watch = partial(_watch_saving, recipe, mesh)
-        control = RunControl(stopping=stopping, while_writing=watch)
+        control = RunControl(stopping=stopping, while_writing=watch, told=told)
         figures = RunFigures(output, recipe.num_steps, sinks, writes=first, say=say)
         if isinstance(recipe, DiffusionSftConfig):
             return train_sft(
@@ -201,6 +212,19 @@ def _train(
                 on_validation=figures.show,
                 control=control,
             )
+
+
+@contextmanager
+def _watch_work(recipe: WfmRecipe) -> Generator[ProgressWatch]:
+    """End this process if it gets no further, inside the block, for longer than it may wait."""
+    waits_s = [recipe.save_s]
+    if recipe.validation is not None:
+        waits_s.append(recipe.validation.deadline_s)
+    if isinstance(recipe, DiffusionRlConfig):
+        waits_s.append(recipe.samples_deadline_s)
+    with ProgressWatch(f"rank {torchrun_place().rank}", recipe.stall_s + max(waits_s)) as watch:
+        watch.at(_WORK)
+        yield watch
 
 
 @contextmanager

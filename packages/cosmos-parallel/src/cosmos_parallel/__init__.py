@@ -90,6 +90,7 @@ from cosmos_parallel.passes import (
     TakesAllPasses,
     run_passes,
     scored,
+    tell_passes,
 )
 from cosmos_parallel.pictures import BLANK_PICTURE, PictureReader
 from cosmos_parallel.process import (
@@ -299,6 +300,7 @@ __all__ = [
     "stored_sft_data",
     "sum_gradients",
     "supported_models",
+    "tell_passes",
     "throughput",
     "use_low_precision",
     "use_packed_attention",

@@ -104,6 +104,23 @@ class Scorer(Generic[Batch]):
             raise ValueError(f"most_kept is {self.most_kept}; it must be 1 or more")
 
 
+def tell_passes(told: Callable[[], None], *models: nn.Module | None) -> None:
+    """Let models tell of their forward passes, for as long as they live.
+
+    Args:
+        told: called after each pass, in the thread that made it.
+        models: the stages of one that is cut into some tell, as they run by themselves.
+    """
+
+    def tell(*_: object) -> None:
+        told()
+
+    for model in models:
+        if model is not None:
+            for part in getattr(model, "stages", (model,)):
+                part.register_forward_hook(tell)
+
+
 @runtime_checkable
 class TakesAllPasses(Protocol):
     """A module that must see all passes of a step at once."""

@@ -32,6 +32,11 @@ from cosmos_parallel.titan import DeviceType
 class ReplicaGroup(Protocol):
     """What the learner needs of the other policy replicas."""
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether this replica, with all of its ranks, waits for others; asked from any thread."""
+        ...
+
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         """Sum each tensor over the replicas, in place; all replicas call in the same order.
 
@@ -79,7 +84,12 @@ class ReplicaMembership:
 
 
 class StoreReplicaGroup:
-    """Replicas that meet through a store; gloo on CPU, NCCL on CUDA."""
+    """Replicas that meet through a store; gloo on CPU, NCCL on CUDA.
+
+    Attributes:
+        is_waiting: whether this replica, with all of its ranks, waits for others in a sum, as for
+            one that hangs; asked from any thread.
+    """
 
     def __init__(
         self,
@@ -105,6 +115,7 @@ class StoreReplicaGroup:
         Raises:
             ReplicaLostError: if some member did not come in time.
         """
+        self.is_waiting = False
         self._members = members
         self._timeout_s = timeout_s
         self._commit_timeout = timedelta(seconds=commit_timeout_s)
@@ -131,6 +142,7 @@ class StoreReplicaGroup:
         if self._is_alive is not None and self._num_gathered == self._num_commits:
             self._gather(self._is_alive)
         try:
+            self.is_waiting = True
             self._arrive()
             for tensor in tensors:
                 self._finish(self._group.allreduce([tensor]))
@@ -139,6 +151,8 @@ class StoreReplicaGroup:
             lost = self._lost("the sum broke", error)
             self._decide("void")
             raise lost from error
+        finally:
+            self.is_waiting = False
 
     def commit(self) -> None:
         """Return once every member has all sums of this step; see ``ReplicaGroup``."""
@@ -222,15 +236,19 @@ class StoreReplicaGroup:
         """Wait for all ranks to get to this step, as long as they show signs of life."""
         members, step = self._members, self._num_commits
         awaited = self._keys(f"{step}/here")
+        own = [key for key, name in awaited.items() if name == members.names[members.index]]
         for _ in range(self._num_waits):
             try:
                 self._decisions.set(f"{step}/here/{members.index}.{members.rank}", "")
+                self.is_waiting = self._decisions.check(own)
                 self._decisions.wait(list(awaited), self._commit_timeout)
             except (RuntimeError, ValueError):
                 late = self._late(awaited)
                 if not self._is_decided() and all(is_alive(name) for name in late):
                     continue
                 break
+            finally:
+                self.is_waiting = False
             if self._is_decided():
                 break  # void: the others have gone on without us
             self._num_gathered = step + 1

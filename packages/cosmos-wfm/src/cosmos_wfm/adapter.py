@@ -22,6 +22,12 @@ def device_of(module: nn.Module) -> torch.device:
     return next(module.parameters()).device
 
 
+def pipeline_modules(adapter: "DiffusionModelAdapter") -> list[nn.Module]:
+    """Return a pipeline's models, and the modules of each: a decoder is called without its VAE."""
+    models = [each for each in adapter.pipeline.components.values() if isinstance(each, nn.Module)]
+    return [*models, *(module for model in models for module in model.children())]
+
+
 class DiffusionModelAdapter(Protocol):
     """One family of diffusers pipelines, as losses and samplers see it.
 

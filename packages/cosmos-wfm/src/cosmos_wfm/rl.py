@@ -189,6 +189,7 @@ class DiffusionRl:
             resumed=self._resumed,
             validation=ValidationHooks(told=on_validation, scorer=self._held_out),
             control=control,
+            copies=[module for module, _ in self.policies.modules()],
         )
 
     def _own_rewards(self, scorer: Scorer | None) -> SampleScorer | None:

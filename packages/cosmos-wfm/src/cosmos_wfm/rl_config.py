@@ -49,6 +49,8 @@ class DiffusionRlConfig:
         save_every: steps between saves; 0 saves at the end only.
         checkpoint_every: steps between checkpoints to go on from; 0 writes one only on Ctrl-C.
         save_s: longest that the app lets a save, with its upload, or a checkpoint take.
+        stall_s: longest that the app lets it take to load, and to get further after that, in a pass
+            or in reading data, beside what has a time of its own.
         checkpoints: their directory or address (``s3://...``); empty for the output's own.
         upload: where saves go beside the output.
         loggers: which services the app sends figures and pictures to, beside the output.
@@ -83,6 +85,7 @@ class DiffusionRlConfig:
     save_every: int = 0
     checkpoint_every: int = 0
     save_s: float = 1800.0
+    stall_s: float = 3600.0
     checkpoints: str = ""
     upload: UploadConfig | None = None
     loggers: tuple[LoggerConfig, ...] = ()
@@ -108,8 +111,8 @@ class DiffusionRlConfig:
         check_parallel(self.parallel)
         check_at_least("rl", self, num_steps=1, groups_per_step=1, micro_batch_size=1, seed=0)
         check_at_least("rl", self, save_every=0, checkpoint_every=0, steps_without_rewards=1)
-        check_positive("rl", self, "reward_deadline_s", "save_s")
-        check_finite("rl", self, "reward_deadline_s", "save_s")
+        check_positive("rl", self, "reward_deadline_s", "save_s", "stall_s")
+        check_finite("rl", self, "reward_deadline_s", "save_s", "stall_s")
         check_rates(self.learner, self.num_steps)
         if self.samples_per_group < 2:
             raise WfmConfigError(

@@ -70,6 +70,8 @@ class DiffusionSftConfig:
         save_every: steps between saves; 0 saves at the end only.
         checkpoint_every: steps between checkpoints to go on from; 0 writes one only on Ctrl-C.
         save_s: longest that the app lets a save, with its upload, or a checkpoint take.
+        stall_s: longest that the app lets it take to load, and to get further after that, in a pass
+            or in reading data, beside what has a time of its own.
         checkpoints: their directory or address (``s3://...``); empty for the output's own.
         upload: where saves go beside the output.
         loggers: which services the app sends figures and pictures to, beside the output.
@@ -98,6 +100,7 @@ class DiffusionSftConfig:
     save_every: int = 0
     checkpoint_every: int = 0
     save_s: float = 1800.0
+    stall_s: float = 3600.0
     checkpoints: str = ""
     upload: UploadConfig | None = None
     loggers: tuple[LoggerConfig, ...] = ()
@@ -120,8 +123,8 @@ class DiffusionSftConfig:
         check_parallel(self.parallel)
         check_at_least("sft", self, num_steps=1, batch_size=1, micro_batch_size=1, seed=0)
         check_at_least("sft", self, max_given_frames=0, save_every=0, checkpoint_every=0)
-        check_positive("sft", self, "save_s")
-        check_finite("sft", self, "save_s")
+        check_positive("sft", self, "save_s", "stall_s")
+        check_finite("sft", self, "save_s", "stall_s")
         check_rates(self.learner, self.num_steps)
         if not 0.0 <= self.caption_dropout <= 1.0:
             raise WfmConfigError(
@@ -148,7 +151,7 @@ def train_sft(
             figures of its speed (``cosmos_wfm.speed``).
         validation: whom validations are handed to, and what rewards their samples; without that,
             the rewards of ``config.validation``.
-        control: who stops it, and looks on while it writes.
+        control: who stops it, and looks on while it works and writes.
 
     Returns:
         The directory of the last save, for diffusers to load.

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cosmos_core.metrics import MlflowSinkConfig, TensorBoardSinkConfig, WandbSinkConfig
 from cosmos_parallel import (
@@ -25,8 +25,9 @@ from cosmos_parallel import (
     Learner,
     StepReport,
     TrainingMesh,
+    tell_passes,
 )
-from cosmos_wfm.adapter import DiffusionModelAdapter
+from cosmos_wfm.adapter import DiffusionModelAdapter, pipeline_modules
 from cosmos_wfm.errors import NoRewardsError, TrainingStoppedError, WfmConfigError
 from cosmos_wfm.gallery import thin_galleries, write_gallery
 from cosmos_wfm.sample_rewards import SampleScorer, collect_rewards, reward_figures
@@ -76,17 +77,20 @@ class ValidationHooks:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunControl:
-    """Who stops a run, and who looks on while it writes; on every rank.
+    """Who stops a run, and who looks on while it works and writes; on every rank.
 
     Attributes:
         stopping: asked before each step whether the run is to stop, with a checkpoint; one rank's
             word is enough.
         while_writing: what each save, with its upload, and each checkpoint is written inside of;
             the latter in the thread that writes.
+        told: called again and again while it gets further, after each pass of a part of the model;
+            not while it writes, and not while it waits for rewards or for samples.
     """
 
     stopping: Callable[[], bool] = lambda: False
     while_writing: Callable[[], AbstractContextManager[object]] = nullcontext
+    told: Callable[[], None] | None = None
 
 
 LoggerConfig = TensorBoardSinkConfig | WandbSinkConfig | MlflowSinkConfig
@@ -175,7 +179,8 @@ class TrainingRun:
         outputs: what is written.
         resumed: called when a checkpoint was loaded.
         validation: whom validations are handed to.
-        control: who stops it, and looks on while it writes.
+        control: who stops it, and looks on while it works and writes.
+        copies: of the denoiser, which make passes as well.
     """
 
     adapter: DiffusionModelAdapter
@@ -186,6 +191,7 @@ class TrainingRun:
     resumed: Callable[[], None] = lambda: None
     validation: ValidationHooks = field(default_factory=ValidationHooks)
     control: RunControl = field(default_factory=RunControl)
+    copies: Sequence[nn.Module] = ()
 
     def take_steps(self, step: Callable[[int], None], *, resume: bool) -> Path:
         """Take the steps that are left, and write what is due.
@@ -206,6 +212,8 @@ class TrainingRun:
             UploadError: if a save cannot be uploaded.
         """
         outputs = self.outputs
+        if self.control.told is not None:
+            tell_passes(self.control.told, *pipeline_modules(self.adapter), *self.copies)
         store, done = self._open(resume=resume)
         kept = done
         try:
