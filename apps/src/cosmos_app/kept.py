@@ -1,8 +1,9 @@
 """``python -m cosmos_app.kept NAME RESTARTS COMMAND...``: a process of a cluster's job, kept alive.
 
 It is started again when it dies, by the rules of `Supervisor`: after pauses that grow, so often and
-no more, and never after a refusal. SIGTERM ends it for good. It is told since when it is kept: a
-run that has ended since then is not waited for.
+no more, and never after a refusal. One that is suspended for ten minutes, or COSMOS_SUSPENDED_S,
+has died. SIGTERM ends it for good. It is told since when it is kept: a run that has ended since
+then is not waited for.
 """
 
 import asyncio
@@ -11,10 +12,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from cosmos_app.errors import REFUSED
 from cosmos_app.supervisor import Restarts, describe_exit, signal_session
+from cosmos_app.suspended import watch_children
 
 KEPT_SINCE = "COSMOS_KEPT_SINCE"
 """Variable of the environment: when the first of them was started, in seconds since 1970."""
@@ -38,9 +40,12 @@ async def keep(name: str, restarts: int, command: Sequence[str]) -> int:
         asyncio.get_running_loop().add_signal_handler(signum, told.set)
     again = Restarts(restarts)
     environment = {**os.environ, KEPT_SINCE: repr(time.time())}
+    kept: dict[int, str] = {}
+    watch_children(kept.copy)
     while True:
         started = time.monotonic()
-        code = await _run(command, environment, told)
+        code = await _run(command, environment, told, lambda pid: kept.update({pid: name}))
+        kept.clear()
         if code == 0 or told.is_set():
             break
         died = f"{name} died: {describe_exit(code)}"
@@ -62,10 +67,16 @@ def _why_given_up(code: int, restarts: int) -> str:
     return f"it was started again {restarts} times (launch.restarts)"
 
 
-async def _run(command: Sequence[str], environment: Mapping[str, str], told: asyncio.Event) -> int:
+async def _run(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    told: asyncio.Event,
+    begun: Callable[[int], None],
+) -> int:
     process = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.DEVNULL, start_new_session=True, env=environment
     )
+    begun(process.pid)
     ending = asyncio.create_task(told.wait())
     living = asyncio.create_task(process.wait())
     await asyncio.wait((ending, living), return_when=asyncio.FIRST_COMPLETED)

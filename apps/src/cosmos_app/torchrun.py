@@ -3,15 +3,18 @@
 ``python -m cosmos_app.torchrun ...`` takes torchrun's arguments. It leaves ranks that were told of
 Ctrl-C the time for the step in hand and its checkpoint, where torchrun kills them after 30 s: an
 hour, or TORCH_ELASTIC_SHUTDOWN_TIMEOUT. Meanwhile it says who still runs; a second one stops now.
+Where no launcher of ours sees the ranks, it ends those that are suspended for ten minutes, or
+COSMOS_SUSPENDED_S.
 """
 
 import os
 import sys
 
 from cosmos_app.errors import REFUSED
-from cosmos_app.impatience import watch_signals
+from cosmos_app.impatience import ranks_of, watch_signals
 from cosmos_app.parent import PARENT, as_parent, die_with_parent
 from cosmos_app.supervisor import describe_exit
+from cosmos_app.suspended import watch_children
 
 _PATIENCE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _STEP_S = 3600
@@ -22,6 +25,8 @@ def main() -> int:
     os.environ.setdefault(_PATIENCE, str(_STEP_S))
     if PARENT in os.environ:  # a launcher of ours, and no script for a cluster
         die_with_parent()
+    else:
+        watch_children(lambda: ranks_of(os.getpid()))
     os.environ.update(as_parent())
     watch_signals(float(os.environ[_PATIENCE]))
     from torch.distributed.elastic.multiprocessing.api import SignalException

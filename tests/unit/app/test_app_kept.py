@@ -1,5 +1,6 @@
 """What keeps a replica of a cluster's job alive: restarts, refusals, and a signal that ends it."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from processes import is_alive
 _LONG_S = 120.0
 
 
-def kept(tmp_path: Path, code: str, *, restarts: int) -> subprocess.Popen[str]:
+def kept(
+    tmp_path: Path, code: str, *, restarts: int, suspended_s: float = _LONG_S
+) -> subprocess.Popen[str]:
     """Start a program that notes each of its starts."""
     noting = "import os, pathlib, sys, time\nopen('starts', 'a').write(f'{os.getpid()}\\n')\n"
     command = [sys.executable, "-m", "cosmos_app.kept", "rollout-3", str(restarts)]
@@ -20,6 +23,7 @@ def kept(tmp_path: Path, code: str, *, restarts: int) -> subprocess.Popen[str]:
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, "COSMOS_SUSPENDED_S": str(suspended_s)},
     )
 
 
@@ -44,6 +48,17 @@ def test_a_process_that_dies_is_started_again_until_it_finishes(tmp_path: Path) 
     assert len(starts(tmp_path)) == 2
     said = "rollout-3 died: exit code 7; it is started again in 0.5 s, 2 more times after that\n"
     assert errors == said
+
+
+def test_a_process_that_is_suspended_has_died(tmp_path: Path) -> None:
+    code = "time.sleep(0 if len(open('starts').readlines()) == 2 else 600)"
+    running = kept(tmp_path, code, restarts=3, suspended_s=2.0)
+    os.kill(await_start(tmp_path), signal.SIGSTOP)
+    _, errors = running.communicate(timeout=_LONG_S)
+    assert running.returncode == 0, errors
+    assert len(starts(tmp_path)) == 2
+    assert errors.splitlines()[0] == "rollout-3 is suspended, for 2 s: it is killed"
+    assert "rollout-3 died: signal 9 (SIGKILL); it is started again" in errors
 
 
 def test_a_process_is_given_up_with_the_code_of_its_last_death(tmp_path: Path) -> None:

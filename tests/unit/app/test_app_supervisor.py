@@ -16,6 +16,7 @@ from processes import is_alive
 from supervised import child, ignore
 
 from cosmos_app.errors import ChildFailedError, ChildRefusedError
+from cosmos_app.parent import PARENT
 from cosmos_app.supervisor import (
     ChildSpec,
     Incident,
@@ -72,6 +73,28 @@ def test_what_a_rank_said_is_at_the_end_of_the_log_of_torchrun(tmp_path: Path) -
     *_, last = log_tail(tmp_path / "log").splitlines()
     assert "no such model" in log_tail(tmp_path / "log")
     assert re.fullmatch(r"rank [01] \(pid \d+\) ended first: exit code 1", last)
+
+
+def test_torchrun_ends_ranks_that_are_suspended_where_no_launcher_sees_them(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "rank.py"
+    script.write_text(
+        "import os, signal, time\n"
+        "os.kill(os.getpid(), signal.SIGSTOP) if os.environ['RANK'] == '1' else time.sleep(600)\n"
+    )
+    argv = [sys.executable, "-m", "cosmos_app.torchrun", "--standalone", "--nproc-per-node=2"]
+    environment = {**os.environ, "COSMOS_SUSPENDED_S": "2"}
+    environment.pop(PARENT, None)
+    ended = subprocess.run(
+        [*argv, str(script)], env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert ended.returncode == 1
+    said = re.search(
+        r"rank 1 \(process (\d+)\) is suspended, for 2 s: it is killed\n", ended.stderr
+    )
+    assert said, ended.stderr
+    assert f"rank 1 (pid {said[1]}) ended first: signal 9 (SIGKILL)" in ended.stderr
 
 
 def test_torchrun_asks_its_ranks_to_stop_and_ends_as_by_the_signal(tmp_path: Path) -> None:
