@@ -29,7 +29,7 @@ from cosmos_app.patience import silence_s
 from cosmos_app.progress_watch import ProgressWatch
 from cosmos_app.roles.batch_plan import shown_pictures
 from cosmos_app.roles.elastic import Gathering, open_replicas
-from cosmos_app.roles.lease import Standing, keep_lease, watch_saving, watch_start
+from cosmos_app.roles.lease import Standing, keep_lease, watch_saving, watch_start, watch_work
 from cosmos_app.roles.meeting import meet_replicas
 from cosmos_app.roles.process import (
     RunContext,
@@ -152,14 +152,18 @@ class PolicyProcess:
                     await pulse
 
     async def _follow(self, trainer: StepTrainer) -> None:
-        while True:
-            data = await self._blocking(lambda: broadcast_bytes(None))
-            command = decode_command(data)
-            await self._take_turn()
-            await self._obey(trainer, command, None)
-            await self._give_turn()
-            if isinstance(command, Stop):
-                return
+        watching = asyncio.create_task(self._watch(trainer))
+        try:
+            while True:
+                data = await self._blocking(lambda: broadcast_bytes(None))
+                command = decode_command(data)
+                await self._take_turn()
+                await self._obey(trainer, command, None)
+                await self._give_turn()
+                if isinstance(command, Stop):
+                    return
+        finally:
+            watching.cancel()
 
     async def _take_turn(self) -> None:
         """Have the devices alone, where rollouts share them; rank 0 waits for all ranks."""
@@ -295,12 +299,18 @@ class PolicyProcess:
 
     async def _pulse(self, channel: ReplicaChannel, trainer: StepTrainer) -> None:
         """Keep the lease while waiting for commands or while passes are being made."""
-
-        def standing() -> Standing:
-            is_busy = self._meter.state == "training" and not trainer.is_waiting
-            return Standing(trainer.num_passes, is_busy=is_busy)
-
+        standing = functools.partial(self._standing, trainer)
         await keep_lease(channel, self._replica, standing, silence_s(self._context.recipe))
+
+    async def _watch(self, trainer: StepTrainer) -> None:
+        """End this rank, which has no lease, if it hangs in a step: rank 0 may not be waiting."""
+        name = f"{self._replica}, rank {self._place.rank}"
+        standing = functools.partial(self._standing, trainer)
+        await watch_work(name, standing, silence_s(self._context.recipe))
+
+    def _standing(self, trainer: StepTrainer) -> Standing:
+        is_busy = self._meter.state == "training" and not trainer.is_waiting
+        return Standing(trainer.num_passes, is_busy=is_busy)
 
     async def _blocking(self, call: Callable[[], Value]) -> Value:
         """Run a blocking call on the one thread that owns communicators."""
