@@ -91,10 +91,10 @@ def run_wfm(recipe: WfmRecipe, *, resume: bool = False, as_json: bool = False) -
         DashboardAddressError: if the dashboard's port cannot be had.
         InterruptedRunError: if Ctrl-C or SIGTERM stopped it, with a checkpoint.
     """
-    if torchrun_place().rank == 0:
+    first = torchrun_place().rank == 0
+    if first:
         check_address(recipe.dashboard)
     use_object_store(os.environ)
-    first = torchrun_place().rank == 0
     with _watch_work(recipe) as watch:
         told = partial(watch.at, _WORK)
         mesh = join_mesh(recipe.parallel, recipe.compute)
