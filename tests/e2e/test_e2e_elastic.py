@@ -62,6 +62,13 @@ def join_before_more_is_generated(run: Run, joins: dict[str, int]) -> None:
         os.kill(rollout, signal.SIGCONT)
 
 
+def begun_by_two(runner: Runner, *settings: str, name: str) -> Run:
+    """Start a run of two policies; return it when both have joined."""
+    run = runner.start(*SETTINGS, "policy.replicas=2", *settings, name=name)
+    join_before_more_is_generated(run, {"policy-0": 1, "policy-1": 1})
+    return run
+
+
 @contextlib.contextmanager
 def newcomer_held(run: Run, name: str, killed: int) -> Iterator[None]:
     """Stop the process that a replica begins again as, which may be back before the next step."""
@@ -108,8 +115,7 @@ def test_the_others_go_on_when_a_policy_dies_and_it_joins_again_by_a_peers_weigh
     """The weights at the end are those of one policy that nothing happened to."""
     pytest.importorskip("torchft")
     one = runner.complete(*SETTINGS, name="one")
-    run = runner.start(*SETTINGS, *ELASTIC, slow_rewards(tmp_path), name="elastic")
-    join_before_more_is_generated(run, {"policy-0": 1, "policy-1": 1})
+    run = begun_by_two(runner, *ELASTIC, slow_rewards(tmp_path), name="elastic")
     run.wait_for(lambda: 2.0 in taken_by(run).values(), _LONG_S)
     killed = run.child("policy-0")
     os.kill(killed, signal.SIGKILL)
@@ -155,16 +161,14 @@ def test_policies_are_added_and_taken_away_while_a_run_goes_on(runner: Runner) -
 def test_a_policy_that_hung_while_its_run_fell_back_begins_again(runner: Runner) -> None:
     """It wakes with weights that are newer than the run's, of prompts that are issued again."""
     pytest.importorskip("torchft")
-    run = runner.start(
-        *SETTINGS,
-        "policy.replicas=2",
+    run = begun_by_two(
+        runner,
         "elastic.lease_s=5",
         "bus.lease_s=6",
         "launch.hung_s=600",
         "trainer.checkpoint_every=5",
         name="hung",
     )
-    join_before_more_is_generated(run, {"policy-0": 1, "policy-1": 1})
     run.wait_for(lambda: run.steps_done() >= 6, _LONG_S)
     os.kill(rollout := run.child("rollout-0"), signal.SIGSTOP)  # or the run would end meanwhile
     os.kill(hung := run.child("policy-0"), signal.SIGSTOP)
@@ -202,10 +206,9 @@ def test_one_that_hangs_in_a_step_is_begun_anew_and_the_others_have_waited_for_i
     pytest.importorskip("torchft")
     if not can_stop_threads():
         pytest.skip("waits for a system that lets a process trace its children")
-    run = runner.start(
-        *SETTINGS,
+    run = begun_by_two(
+        runner,
         slow_rewards(tmp_path),
-        "policy.replicas=2",
         "elastic.lease_s=10",  # longer than the other's own lease: it must not lose that
         "bus.lease_s=6",
         "launch.hung_s=6",
@@ -213,7 +216,6 @@ def test_one_that_hangs_in_a_step_is_begun_anew_and_the_others_have_waited_for_i
         "trainer.checkpoint_every=1000",
         name="stuck",
     )
-    join_before_more_is_generated(run, {"policy-0": 1, "policy-1": 1})
     run.wait_for(lambda: run.steps_done() >= 3, _LONG_S)
     hang_in_a_step(run, run.child("policy-0"))
     join_before_more_is_generated(run, {"policy-0": 2})

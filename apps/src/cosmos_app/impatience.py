@@ -13,7 +13,7 @@ import threading
 import time
 from pathlib import Path
 
-from cosmos_app.process_table import processes
+from cosmos_app.process_table import children_of
 from cosmos_app.supervisor import signal_session
 
 _SAME_PRESS_S = 1.0
@@ -39,16 +39,14 @@ def watch_signals(longest_s: float) -> None:
 def ranks_of(pid: int) -> dict[int, str]:
     """Return the children of a process that are ranks and run, by process id, with their names."""
     found: dict[int, str] = {}
-    for process in processes():
-        if process.parent != pid or process.state == "Z":
-            continue
+    for child in children_of(pid):
         try:
-            environment = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+            environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
         except OSError:
             continue  # it ended meanwhile
         rank = next((e[5:].decode() for e in environment if e.startswith(b"RANK=")), "")
         if rank:
-            found[process.pid] = f"rank {rank} (process {process.pid})"
+            found[child] = f"rank {rank} (process {child})"
     return dict(sorted(found.items(), key=lambda item: item[1]))
 
 

@@ -12,9 +12,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from cosmos_app.errors import REFUSED
+from cosmos_app.process_table import children_of
 from cosmos_app.supervisor import Restarts, describe_exit, signal_session
 from cosmos_app.suspended import watch_children
 
@@ -40,12 +41,10 @@ async def keep(name: str, restarts: int, command: Sequence[str]) -> int:
         asyncio.get_running_loop().add_signal_handler(signum, told.set)
     again = Restarts(restarts)
     environment = {**os.environ, KEPT_SINCE: repr(time.time())}
-    kept: dict[int, str] = {}
-    watch_children(kept.copy)
+    watch_children(lambda: dict.fromkeys(children_of(os.getpid()), name))
     while True:
         started = time.monotonic()
-        code = await _run(command, environment, told, lambda pid: kept.update({pid: name}))
-        kept.clear()
+        code = await _run(command, environment, told)
         if code == 0 or told.is_set():
             break
         died = f"{name} died: {describe_exit(code)}"
@@ -67,16 +66,10 @@ def _why_given_up(code: int, restarts: int) -> str:
     return f"it was started again {restarts} times (launch.restarts)"
 
 
-async def _run(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    told: asyncio.Event,
-    begun: Callable[[int], None],
-) -> int:
+async def _run(command: Sequence[str], environment: Mapping[str, str], told: asyncio.Event) -> int:
     process = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.DEVNULL, start_new_session=True, env=environment
     )
-    begun(process.pid)
     ending = asyncio.create_task(told.wait())
     living = asyncio.create_task(process.wait())
     await asyncio.wait((ending, living), return_when=asyncio.FIRST_COMPLETED)

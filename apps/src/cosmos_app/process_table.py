@@ -33,3 +33,8 @@ def processes() -> Iterator[ProcessEntry]:
         # behind the command in brackets
         state, parent, _, session, *_ = text.rpartition(")")[2].split()
         yield ProcessEntry(int(stat.parent.name), state, int(parent), int(session))
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the children of a process that run."""
+    return [each.pid for each in processes() if each.parent == pid and each.state != "Z"]

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from cosmos_app.process_table import processes
 from cosmos_app.supervisor import Supervisor, signal_session
@@ -36,17 +36,22 @@ class Suspensions:
         self._longest_s = longest_s
         self._suspended_s: dict[int, float] = {}
 
-    def look(self, pids: Iterable[int]) -> list[int]:
-        """Return those who are, or whose sessions have one who is, for too long.
+    def look(self, children: Callable[[], Mapping[int, str]]) -> list[tuple[int, str]]:
+        """Return who is, or whose session has one who is, for too long, with the name.
 
         Called every second. While this process is suspended itself it does not look, and nothing
         counts.
+
+        Args:
+            children: returns the names of processes; asked only where somebody is suspended.
         """
         sessions = {process.session for process in processes() if process.state == "T"}
+        names = children() if sessions else {}
         self._suspended_s = {
-            pid: self._suspended_s.get(pid, 0.0) + _LOOK_S for pid in pids if pid in sessions
+            pid: self._suspended_s.get(pid, 0.0) + _LOOK_S for pid in names if pid in sessions
         }
-        return [pid for pid, for_s in self._suspended_s.items() if for_s >= self._longest_s]
+        late = [pid for pid, for_s in self._suspended_s.items() if for_s >= self._longest_s]
+        return [(pid, names[pid]) for pid in late]
 
 
 class SuspendedProcesses:
@@ -73,14 +78,16 @@ class SuspendedProcesses:
 
     def look(self) -> None:
         """Look at all of them; called every second."""
-        names = {
+        for _, name in self._suspensions.look(self._names):
+            self._say(f"[yellow]{_said(name, self._hung_s)}[/]")
+            self._supervisor.end_hung(name, math.inf)
+
+    def _names(self) -> dict[int, str]:
+        return {
             pid: name
             for name in self._supervisor.running()
             if (pid := self._supervisor.pid(name)) is not None
         }
-        for pid in self._suspensions.look(names):
-            self._say(f"[yellow]{_said(names[pid], self._hung_s)}[/]")
-            self._supervisor.end_hung(names[pid], math.inf)
 
 
 def watch_children(children: Callable[[], Mapping[int, str]]) -> None:
@@ -95,9 +102,8 @@ def watch_children(children: Callable[[], Mapping[int, str]]) -> None:
         suspensions = Suspensions(longest_s)
         while True:
             time.sleep(_LOOK_S)
-            names = children()
-            for pid in suspensions.look(names):
-                sys.stderr.write(f"{_said(names[pid], longest_s)}\n")
+            for pid, name in suspensions.look(children):
+                sys.stderr.write(f"{_said(name, longest_s)}\n")
                 sys.stderr.flush()
                 signal_session(pid, signal.SIGKILL)
 

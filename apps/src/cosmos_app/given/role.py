@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -23,7 +23,7 @@ from cosmos_app.given.stop_file import is_asked_to_stop
 from cosmos_app.given.trainer import GivenTrainer
 from cosmos_app.parent import die_with_parent
 from cosmos_app.roles.elastic import open_replicas
-from cosmos_app.roles.lease import Standing, watch_saving, watch_start, watch_work
+from cosmos_app.roles.lease import Standing, watch_saving, watch_start, watched_work
 from cosmos_app.roles.process import TorchrunPlace, torchrun_place, unwatched_groups
 from cosmos_app.roles.ranks import join_ranks
 from cosmos_app.settings import kernels
@@ -101,11 +101,10 @@ class GivenProcess:
             mesh = await self._blocking(self._build_mesh)
             trainer = await self._blocking(lambda: self._make_trainer(mesh))
             replicas = await self._blocking(lambda: self._open_replicas(mesh))
-        watching = asyncio.create_task(self._watch(trainer))
         try:
-            await self._train(trainer, replicas)
+            async with self._watched(trainer):
+                await self._train(trainer, replicas)
         finally:
-            watching.cancel()
             await self._blocking(replicas.close)
             await self._blocking(trainer.close)
             self._thread.shutdown()
@@ -221,15 +220,15 @@ class GivenProcess:
         place = checkpoints_of(self._recipe.trainer, self._run) if where is None else where
         return watch_saving(self._replica, self._recipe.launch, place)
 
-    async def _watch(self, trainer: GivenTrainer) -> None:
-        """End this process if it gets no further with its work."""
+    def _watched(self, trainer: GivenTrainer) -> AbstractAsyncContextManager[None]:
+        """Return what ends this process if it gets no further with its work."""
 
         def standing() -> Standing:
             is_busy = self._is_working and not trainer.is_waiting
             return Standing(trainer.num_passes, is_busy=is_busy)
 
         part = "a pass over its data, or reading them (launch.stall_s),"
-        await watch_work(self._replica, standing, self._recipe.launch.stall_s, part=part)
+        return watched_work(self._replica, standing, self._recipe.launch.stall_s, part=part)
 
     async def _working(self, call: Callable[[], Value]) -> Value:
         """Run a blocking call that makes passes over data."""

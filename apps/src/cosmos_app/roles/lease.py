@@ -8,7 +8,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -85,6 +85,24 @@ async def keep_lease(
         await channel.send(Progress(replica=replica, count=count))
 
     await watch_work(replica, standing, silence_s, pulse_s, renew=renew)
+
+
+@contextlib.asynccontextmanager
+async def watched_work(
+    replica: str,
+    standing: Callable[[], Standing],
+    silence_s: float,
+    *,
+    part: str = "what it was given",
+) -> AsyncGenerator[None]:
+    """End this process if it gets no further, inside the block; arguments as of `watch_work`."""
+    watching = asyncio.create_task(watch_work(replica, standing, silence_s, part=part))
+    try:
+        yield
+    finally:
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
 
 
 async def watch_work(

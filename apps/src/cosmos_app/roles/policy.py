@@ -29,7 +29,7 @@ from cosmos_app.patience import silence_s
 from cosmos_app.progress_watch import ProgressWatch
 from cosmos_app.roles.batch_plan import shown_pictures
 from cosmos_app.roles.elastic import Gathering, open_replicas
-from cosmos_app.roles.lease import Standing, keep_lease, watch_saving, watch_start, watch_work
+from cosmos_app.roles.lease import Standing, keep_lease, watch_saving, watch_start, watched_work
 from cosmos_app.roles.meeting import meet_replicas
 from cosmos_app.roles.process import (
     RunContext,
@@ -152,8 +152,10 @@ class PolicyProcess:
                     await pulse
 
     async def _follow(self, trainer: StepTrainer) -> None:
-        watching = asyncio.create_task(self._watch(trainer))
-        try:
+        # without a lease: rank 0, which has it, may be done with a step that this rank hangs in
+        name = f"{self._replica}, rank {self._place.rank}"
+        standing = functools.partial(self._standing, trainer)
+        async with watched_work(name, standing, silence_s(self._context.recipe)):
             while True:
                 data = await self._blocking(lambda: broadcast_bytes(None))
                 command = decode_command(data)
@@ -162,8 +164,6 @@ class PolicyProcess:
                 await self._give_turn()
                 if isinstance(command, Stop):
                     return
-        finally:
-            watching.cancel()
 
     async def _take_turn(self) -> None:
         """Have the devices alone, where rollouts share them; rank 0 waits for all ranks."""
@@ -301,12 +301,6 @@ class PolicyProcess:
         """Keep the lease while waiting for commands or while passes are being made."""
         standing = functools.partial(self._standing, trainer)
         await keep_lease(channel, self._replica, standing, silence_s(self._context.recipe))
-
-    async def _watch(self, trainer: StepTrainer) -> None:
-        """End this rank, which has no lease, if it hangs in a step: rank 0 may not be waiting."""
-        name = f"{self._replica}, rank {self._place.rank}"
-        standing = functools.partial(self._standing, trainer)
-        await watch_work(name, standing, silence_s(self._context.recipe))
 
     def _standing(self, trainer: StepTrainer) -> Standing:
         is_busy = self._meter.state == "training" and not trainer.is_waiting

@@ -27,7 +27,7 @@ from cosmos_app.listening import http_url, listen_on
 from cosmos_app.parent import die_with_parent
 from cosmos_app.roles.engine_start import engine_that_shows, naming_its_keys
 from cosmos_app.roles.gpu_turns import STARTING, engine_that_shares, start_turn
-from cosmos_app.roles.lease import Standing, watch_work
+from cosmos_app.roles.lease import Standing, watched_work
 from cosmos_app.roles.process import may_fork, num_sharers, open_context, own_address
 from cosmos_app.roles.sockets import own_sockets
 from cosmos_core.rundir import write_atomic
@@ -134,13 +134,8 @@ async def run_teacher(run_dir: Path, replica: str) -> int:
 async def watched_scores(replica: str, silence_s: float) -> AsyncGenerator[Scores]:
     """End this process if what is scored inside the block gets no further for so long."""
     scores = Scores()
-    watching = asyncio.create_task(watch_work(replica, scores.standing, silence_s))
-    try:
+    async with watched_work(replica, scores.standing, silence_s):
         yield scores
-    finally:
-        watching.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await watching
 
 
 async def _serve(scorer: TokenScorer, scores: Scores, address: Path, token: str) -> None:
