@@ -1,5 +1,6 @@
 """What a cluster is handed: scripts and manifests as they are, and what scripts really start."""
 
+import shlex
 import signal
 import subprocess
 import time
@@ -300,6 +301,29 @@ def test_the_jobset_gives_every_pod_what_it_needs(folder: Path) -> None:
         assert final["onExitCodes"]["containerName"] == container["name"]
         assert final["onExitCodes"]["values"] == [2, 3]
     assert manifest["spec"]["successPolicy"]["targetReplicatedJobs"] == ["head"]
+
+
+def test_pods_with_a_process_that_is_suspended_fail_their_probe(folder: Path) -> None:
+    """In a name space of processes of its own, as a container has it."""
+    manifest: dict[str, Any] = yaml.safe_load(rendered("kubernetes", *TAUGHT))
+    probes = [
+        job["template"]["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]
+        for job in manifest["spec"]["replicatedJobs"]
+    ]
+    assert all(probe == probes[0] for probe in probes)
+    assert probes[0]["periodSeconds"] * probes[0]["failureThreshold"] == 600
+    probe = folder / "probe"
+    probe.write_text(shlex.join(probes[0]["exec"]["command"]))
+    stopping = """
+        sleep 60 & waiting=$!
+        look() { sleep 0.3; bash probe && echo lives || echo suspended; }
+        look; kill -STOP $waiting; look; kill -CONT $waiting; look; kill $waiting
+    """
+    alone = ["unshare", "--pid", "--fork", "--mount-proc", "bash", "-c", stopping]
+    done = subprocess.run(alone, cwd=folder, capture_output=True, text=True, check=False)
+    if "unshare failed" in done.stderr:
+        pytest.skip(done.stderr)
+    assert done.stdout.split() == ["lives", "suspended", "lives"], done.stderr
 
 
 @pytest.mark.usefixtures("folder")

@@ -3,8 +3,9 @@
 JobSet (jobset.x-k8s.io/v1alpha2) gives pods names that resolve, and starts the set again, from the
 newest checkpoint, when a policy replica is lost. The pod of a rollout or teacher that dies is
 replaced by its Job, after pauses that grow, and so is that of an elastic policy on one machine; a
-Job that has no retries left starts the set again too. It fails for good when a recipe is refused or
-the run was stopped (exit codes 2 and 3), and is over, and its pods go, when the head has finished.
+pod of which a process is suspended for ten minutes has died. A Job that has no retries left starts
+the set again too. It fails for good when a recipe is refused or the run was stopped (exit codes 2
+and 3), and is over, and its pods go, when the head has finished.
 """
 
 import re
@@ -125,6 +126,17 @@ def _unexpanded(command: str) -> str:
     return re.sub(r"\$(?=[$(])", "$$", command)
 
 
+def _probe() -> dict[str, Any]:
+    """Return what finds, in ten looks, one a minute, that a process of a container is suspended."""
+    looks = ["bash", "-c", "! grep -qs '^State:.T' /proc/[0-9]*/status"]
+    return {
+        "exec": {"command": looks},
+        "periodSeconds": 60,
+        "failureThreshold": 10,
+        "timeoutSeconds": 30,
+    }
+
+
 def _pods(words: Sequence[str], cluster: ClusterConfig, *, gpus: int) -> dict[str, Any]:
     fields = {"COSMOS_HOST": "status.podIP", "REPLICA_INDEX": _JOB_INDEX}
     container: dict[str, Any] = {
@@ -144,6 +156,7 @@ def _pods(words: Sequence[str], cluster: ClusterConfig, *, gpus: int) -> dict[st
             {"name": "token", "mountPath": _TOKEN_FOLDER, "readOnly": True},
             {"name": "memory", "mountPath": "/dev/shm"},
         ],
+        "livenessProbe": _probe(),
     }
     if gpus:
         container["resources"] = {"limits": {"nvidia.com/gpu": gpus}}
