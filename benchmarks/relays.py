@@ -2,7 +2,8 @@
 
 Each receiver is a process in a network namespace of its own, and so is the sender; every link out
 of one is limited (tc), as a network card is. The receivers stage one version at the same time, from
-where a controller would send them: all to the sender, in a chain, or in a tree of two. Wants root.
+where a controller would send them: all to the sender, in a chain, or in a tree of two; and so for
+the first version of receivers that have met nobody yet. Wants root.
 """
 
 import argparse
@@ -36,6 +37,8 @@ ARMS: Mapping[str, Callable[[int], int]] = {
     "a tree of two": lambda number: (number - 1) // 2,
     "a chain": lambda number: number - 1,
 }
+FIRST = "their first version: "
+ARMS = {**ARMS, **{FIRST + arm: ARMS[arm] for arm in ("all from the policy", "a chain")}}
 
 
 def say(**content: Any) -> None:
@@ -61,17 +64,15 @@ def send(address: str, mib: int) -> None:
 
 def receive(address: str) -> None:
     """A rollout's process: fetch what it is told to from where it is told to, and serve it."""
-    order = hear()
     config = ReceiverConfig(transport="tcp", token=TOKEN, serve_host=address)
-    with WeightReceiver([order["endpoint"]], config=config) as receiver:
-        receiver.stage(order["version"])
-        receiver.commit()
-        say(endpoint=receiver.endpoint)
-        while order := hear():
-            receiver.connect([order["endpoint"]])
-            staged = receiver.stage(order["version"])
-            say(done_s=time.time(), digest=staged.digest)
-            receiver.commit()
+    while True:
+        with WeightReceiver(config=config) as receiver:
+            say(endpoint=receiver.endpoint)
+            while "version" in (order := hear()):
+                receiver.connect([order["endpoint"]])
+                staged = receiver.stage(order["version"])
+                say(done_s=time.time(), digest=staged.digest)
+                receiver.commit()
 
 
 class Worker:
@@ -115,23 +116,20 @@ def measure(count: int, mib: int, mbit: int, rounds: int) -> dict[str, list[floa
             worker = Worker(machine.command(*command, "--address", machine.address))
             ended.callback(worker.end)
             workers.append(worker)
+        for worker in workers:
+            worker.endpoint = worker.answer()["endpoint"]
         sender, *receivers = workers
-        sender.endpoint = sender.answer()["endpoint"]
-        version = 1
-        sender.tell(version=version)
-        for receiver in receivers:
-            receiver.tell(version=version, endpoint=sender.endpoint)
-        for receiver in receivers:
-            receiver.endpoint = receiver.answer()["endpoint"]
-        for _ in range(rounds):
-            for arm, source in ARMS.items():
-                version += 1
-                for number, receiver in enumerate(receivers, start=1):
-                    receiver.tell(version=version, endpoint=workers[source(number)].endpoint)
-                time.sleep(0.5)  # all have asked
-                began = time.time()
-                sender.tell(version=version)
-                seconds[arm].append(max(r.answer()["done_s"] for r in receivers) - began)
+        for version, (arm, source) in enumerate([*ARMS.items()] * rounds, start=1):
+            if arm.startswith(FIRST):
+                for receiver in receivers:
+                    receiver.tell(anew=True)
+                    receiver.endpoint = receiver.answer()["endpoint"]
+            for number, receiver in enumerate(receivers, start=1):
+                receiver.tell(version=version, endpoint=workers[source(number)].endpoint)
+            time.sleep(0.5)  # all have asked
+            began = time.time()
+            sender.tell(version=version)
+            seconds[arm].append(max(r.answer()["done_s"] for r in receivers) - began)
     return seconds
 
 

@@ -277,6 +277,18 @@ async def test_a_stopped_run_goes_on_from_its_cut_with_the_rest_of_the_prompts(s
         await world.assert_complete()
 
 
+class Joins:
+    """A journal of who joined."""
+
+    def __init__(self) -> None:
+        self.noted: list[ReplicaJoined] = []
+
+    def begin(self, epoch: int) -> None: ...
+
+    def note(self, *, events: Sequence[Event], **_: object) -> None:
+        self.noted += [event for event in events if isinstance(event, ReplicaJoined)]
+
+
 async def has_lost_a_replica(bus: Bus) -> bool:
     return (await bus.read_status()).get("counters", {}).get("replicas_lost") == 1
 
@@ -291,8 +303,11 @@ async def test_a_replica_taken_for_dead_is_told_and_joins_again(server) -> None:
         staleness=StalenessConfig(depth=0, bound=0),
     )
     async with await Bus.connect(server.url, "silent") as bus:
-        host = asyncio.create_task(ControllerHost(bus, config, host=HOST).run())
-        joined = ReplicaJoined(replica="rollout-0", role="rollout", slots=1)
+        joins = Joins()
+        owner = ControllerHost(bus, config, host=HOST, journal=joins)
+        host = asyncio.create_task(owner.run())
+        serves = ("127.0.0.1:9",)
+        joined = ReplicaJoined(replica="rollout-0", role="rollout", slots=1, endpoints=serves)
         async with asyncio.timeout(60), bus.join(joined) as channel:
             commands = channel.commands()
             first = await anext(commands)
@@ -307,6 +322,8 @@ async def test_a_replica_taken_for_dead_is_told_and_joins_again(server) -> None:
         host.cancel()
         with pytest.raises(asyncio.CancelledError):
             await host
+    served_at = [joined.endpoints for joined in joins.noted]
+    assert served_at[:2] == [serves, ()], "what it was loading may be of a lost lineage"
 
 
 async def test_a_host_without_its_server_says_so(tmp_path) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ from cosmos_rollout import (  # noqa: E402
     Scored,
     VLLMConfig,
 )
-from cosmos_weightsync import WeightReceiver, WeightSender, shards_of  # noqa: E402
+from cosmos_weightsync import ReceiverConfig, WeightReceiver, WeightSender, shards_of  # noqa: E402
 from cosmos_weightsync.integrations.vllm import (  # noqa: E402
     VLLMWeightClient,
     engine_arguments,
@@ -101,6 +102,12 @@ class Breakable:
     @property
     def endpoints(self) -> tuple[str, ...]:
         return self._client.endpoints
+
+    async def serve(self) -> Sequence[str]:
+        return await self._client.serve()
+
+    def describe_by(self, endpoints: Sequence[str]) -> None:
+        self._client.describe_by(endpoints)
 
     async def connect(self, endpoints: Sequence[str]) -> None:
         await self._client.connect(endpoints)
@@ -186,6 +193,23 @@ async def world(request, tmp_path_factory) -> AsyncIterator[World]:
         os.environ.update(before)
 
 
+async def another_engine(path: Path, clients: list[Breakable]) -> RolloutEngine:
+    """One that is not divided, with weights of its own; its client is added to the list."""
+    build(5).save_pretrained(path)
+
+    def client(llm, kv) -> Breakable:
+        clients.append(Breakable(llm, kv))
+        return clients[-1]
+
+    setup = EngineSetup(
+        model_path=path,
+        weight_client=client,
+        engine_arguments=engine_arguments(),
+        may_fork=may_fork(),
+    )
+    return await VLLMConfig(dtype="float32", context_length=512).build(setup)
+
+
 @torch.no_grad()
 def reference(models, trajectory) -> np.ndarray:
     """Log-prob of every token after the first, under the model of the version that sampled it."""
@@ -241,11 +265,16 @@ async def test_weights_pushed_while_groups_generate_are_exact_to_the_token(world
     async with asyncio.timeout(120):
         while world.engine.num_tokens_generated < 200:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.001)
-    world.trained.load_state_dict(build(1).state_dict())
-    await asyncio.to_thread(world.sender.publish, 1)
-    command = LoadVersion(version=1, endpoints=(world.sender.endpoint,))
-    loaded = await world.producer.load(command)
-    assert isinstance(loaded, VersionLoaded), loaded
+    served_at = await world.clients[0].serve()
+    with WeightReceiver(served_at) as reader:  # which waits for what no worker has yet
+        waiting = asyncio.create_task(asyncio.to_thread(reader.stage, 1, timeout_s=120))
+        world.trained.load_state_dict(build(1).state_dict())
+        await asyncio.to_thread(world.sender.publish, 1)
+        command = LoadVersion(version=1, endpoints=(world.sender.endpoint,))
+        loaded = await world.producer.load(command)
+        assert isinstance(loaded, VersionLoaded), loaded
+        assert (await waiting).version == 1
+    assert world.clients[0].endpoints == served_at
     assert loaded.version == world.engine.weight_version == 1
     assert loaded.stall_s > 0.0
     assert all(isinstance(event, GroupFinished) for event in await world.events(3))
@@ -277,20 +306,7 @@ async def test_whoever_comes_later_fetches_what_the_engine_has(world):
 async def test_an_engine_fetches_from_an_engine_and_from_the_sender_then(world, tmp_path):
     """Of another layout where that one is divided; the first goes on serving what it has."""
     (first,), later = world.clients, []
-    build(5).save_pretrained(tmp_path)
-
-    def client(llm, kv) -> Breakable:
-        later.append(Breakable(llm, kv))
-        return later[-1]
-
-    config = VLLMConfig(dtype="float32", context_length=512)
-    setup = EngineSetup(
-        model_path=tmp_path,
-        weight_client=client,
-        engine_arguments=engine_arguments(),
-        may_fork=may_fork(),
-    )
-    engine = await config.build(setup)
+    engine = await another_engine(tmp_path, later)
     try:
         await engine.load_version(1, first.endpoints)
         assert await deviation(engine, build(1)) < 1e-3
@@ -302,6 +318,26 @@ async def test_an_engine_fetches_from_an_engine_and_from_the_sender_then(world, 
         assert await deviation(engine, build(2)) < 1e-3
         assert (engine.weight_version, world.engine.weight_version) == (2, 1)
         assert later[0].endpoints == served_at
+    finally:
+        await engine.aclose()
+
+
+async def test_an_engine_has_its_first_version_from_one_that_has_none_yet(world, tmp_path):
+    """It finds out meanwhile what it needs, by what the sender says of the tensors."""
+    clients = []
+    engine = await another_engine(tmp_path, clients)
+    serving = ReceiverConfig(serve_host="127.0.0.1")
+    try:
+        served_at = await clients[0].serve()
+        with WeightReceiver(config=serving) as relay, WeightReceiver(served_at) as reader:
+            clients[0].describe_by([world.sender.endpoint])
+            load = asyncio.create_task(engine.load_version(2, [relay.endpoint]))
+            read = asyncio.create_task(asyncio.to_thread(reader.stage, 2, timeout_s=120))
+            relay.connect([world.sender.endpoint])
+            await asyncio.to_thread(relay.stage, 2)
+            assert (await load).version == (await read).version == 2
+        assert await deviation(engine, build(2)) < 1e-3
+        assert clients[0].endpoints == served_at
     finally:
         await engine.aclose()
 

@@ -147,10 +147,13 @@ def test_a_version_leaves_the_policy_once_and_goes_from_rollout_to_rollout(
     os.kill(run.child("rollout-1"), signal.SIGKILL)
     assert_finishes(run, NUM_STEPS)
     holders: dict[int, dict[str, str]] = {}
+    first_holders: dict[str, str] = {}
     for event in read_events(output / "events.jsonl"):
-        if event["type"] == "LoadVersion" and event["version"] > begun:
+        if event["type"] == "LoadVersion":
             first = holders.setdefault(event["version"], {})  # who fails is sent to the policy
             first.setdefault(event["replica"], event["holder"])
+            first_holders.setdefault(event["replica"], event["holder"])
+    assert sorted(map(bool, first_holders.values())) == [False, True, True], "nor more at first"
     of_all = [each for each in holders.values() if len(each) == 3]
     assert of_all, "a version was ordered by all"
     for each in of_all:

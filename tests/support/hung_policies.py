@@ -106,6 +106,7 @@ class Policy(Process):
 @dataclass(eq=False)
 class Rollout(Process):
     weights: Weights = ()
+    has_joined: bool = False
     sampling: dict[GroupId, tuple[int, list[Weights]]] = field(default_factory=dict)
     reported: dict[tuple[GroupId, int], GroupFinished] = field(default_factory=dict)
     loading: list[LoadVersion] = field(default_factory=list)
@@ -299,8 +300,11 @@ class World:
                 role="rollout",
                 slots=3,
                 version=len(process.weights),
+                endpoints=() if process.has_joined else (process.incarnation,),
+                host=process.name,  # each on a machine of its own
                 incarnation=process.incarnation,
             )
+            process.has_joined = True
         self._say(process, joined)
 
     def _say(self, process: Process, event: Event) -> None:

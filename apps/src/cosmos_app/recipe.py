@@ -133,10 +133,10 @@ class WeightSyncConfig:
         bucket_mib: size of a transfer bucket.
         deadline_s: longest that a version may be on its way.
         from_rollouts: rollout replicas pass weights on. One that joins fetches its first from
-            another that has them, of its own machine if there is one. Later versions enter each
-            machine once, and go from machine to machine in as many chains as the policy has ranks
-            for. Rollouts keep the version they serve in host memory. Not for adapters, nor where
-            policy and rollouts take turns on a device: there the policy serves everybody, and
+            another that has them, of its own machine if there is one. Versions that all want enter
+            each machine once, and go from machine to machine in as many chains as the policy has
+            ranks for. Rollouts keep the version they serve in host memory. Not for adapters, nor
+            where policy and rollouts take turns on a device: there the policy serves everybody, and
             everywhere those who failed to load.
     """
 

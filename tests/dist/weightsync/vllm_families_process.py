@@ -26,7 +26,8 @@ from vllm_families import register_here, write_checkpoint
 
 from cosmos_weightsync import WeightSender, shards_of
 from cosmos_weightsync.integrations.vllm import register
-from cosmos_weightsync.integrations.vllm_engine import CosmosWeightTransferEngine, InitInfo
+from cosmos_weightsync.integrations.vllm_engine import CosmosWeightTransferEngine
+from cosmos_weightsync.integrations.vllm_infos import InitInfo
 
 torch.set_num_threads(1)
 SETUP: dict[str, Any] = json.loads(sys.argv[1])

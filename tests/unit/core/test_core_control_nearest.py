@@ -93,13 +93,15 @@ def test_after_a_load_that_failed_it_is_sent_to_the_policy():
     assert run.num_from_rollouts == 0
 
 
-def test_a_newcomer_is_sent_to_who_has_all_of_the_version_while_others_load_it():
+def test_a_newcomer_is_sent_to_its_own_machine_and_else_to_who_has_all_of_the_version():
     run = Run("near", "far")
     orders = [c for _, c in run.tell(VersionPublished(replica="policy", version=4))]
     loads = {order.holder for order in orders if isinstance(order, LoadVersion)}
     assert loads == {"", "near"}, "the second has it from the first"
     run.load("near", ("near:1",), version=4)
-    assert run.order(run.joined("new", "host-b")).holder == "near"
+    assert run.order(run.joined("new", "host-b")).holder == "far", "which is being sent it"
+    run.load("far", ("far:1",), version=4)
+    assert run.order(run.joined("newer", "host-c")).holder == "near", "far sends it already"
 
 
 def test_nobody_is_sent_to_who_may_hang():
@@ -116,4 +118,12 @@ def test_nobody_is_sent_to_who_has_an_older_version_or_is_gone():
     run.tell(ReplicaLeft(replica="near", reason="killed"))
     assert run.order(run.joined("new", "host-a")).holder == "far"
     run.tell(VersionPublished(replica="policy", version=4))
+    run.tell(LoadFailed(replica="far", version=4, reason="no memory"))
     assert run.order(run.joined("newer", "host-a")).endpoints == ("p",)
+
+
+def test_an_order_to_load_from_a_rollout_names_a_policy_that_knows_the_tensors():
+    run = Run("near")
+    assert run.order(run.joined("new", "host-a")).described_by == ("p",)
+    run.tell(ReplicaLeft(replica="near", reason="killed"))
+    assert run.order(run.joined("newer", "host-b")).described_by == (), "it is the policy itself"

@@ -1,97 +1,20 @@
 """A version that all rollouts want: it enters each machine once, and is passed on in chains."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import pytest
+from weight_orders import Run, source_of
 
-from cosmos_core.control import Controller, ControllerConfig
-from cosmos_core.control.state import ControllerState, ReplicaState
+from cosmos_core.control.state import ReplicaState
 from cosmos_core.messages import (
-    Command,
-    Event,
     LoadFailed,
     LoadVersion,
     Progress,
-    ReplicaJoined,
     ReplicaLeft,
     Tick,
-    VersionLoaded,
     VersionPublished,
 )
-
-
-class Run:
-    """A policy that has published version 3, and rollouts that have loaded it.
-
-    Args:
-        rollouts: the machine of each, by its name; they join in this order.
-        ranks: of each.
-        policies: the machine of each.
-        policy_ranks: of each.
-    """
-
-    def __init__(
-        self,
-        rollouts: Mapping[str, str],
-        *,
-        ranks: int = 1,
-        policies: Sequence[str] = ("p",),
-        policy_ranks: int = 1,
-    ) -> None:
-        config = ControllerConfig(
-            num_steps=9, groups_per_step=1, samples_per_group=2, num_policies=len(policies)
-        )
-        self.controller = Controller(config, ControllerState(step=3))
-        self.now, self.ranks = 0.0, ranks
-        self.policies = [f"policy-{i}" for i in range(len(policies))]
-        for name, host in zip(self.policies, policies, strict=True):
-            endpoints = tuple(f"{name}:{rank}" for rank in range(policy_ranks))
-            joined = ReplicaJoined(
-                replica=name, role="policy", version=3, endpoints=endpoints, host=host
-            )
-            self.tell(joined)
-            self.tell(VersionPublished(replica=name, version=3))
-        for name, host in rollouts.items():
-            self.join(name, host)
-            self.loaded(name, 3)
-
-    def tell(self, event: Event) -> dict[str, LoadVersion]:
-        """Return the orders to load that come of an event."""
-        self.now += 0.01
-        told: list[tuple[str, Command]] = self.controller.handle(event, self.now)
-        return {name: command for name, command in told if isinstance(command, LoadVersion)}
-
-    def join(self, name: str, host: str) -> dict[str, LoadVersion]:
-        return self.tell(
-            ReplicaJoined(replica=name, role="rollout", slots=1, version=-1, host=host)
-        )
-
-    def loaded(self, name: str, version: int, *, serves: bool = True) -> dict[str, LoadVersion]:
-        endpoints = tuple(f"{name}:{rank}" for rank in range(self.ranks)) if serves else ()
-        return self.tell(
-            VersionLoaded(
-                replica=name, version=version, transfer_s=0, stall_s=0, endpoints=endpoints
-            )
-        )
-
-    def publish(self, version: int) -> dict[str, LoadVersion]:
-        orders: dict[str, LoadVersion] = {}
-        for policy in self.policies:
-            orders |= self.tell(VersionPublished(replica=policy, version=version))
-        return orders
-
-    def sources(self, version: int) -> dict[str, str]:
-        """Publish a version; return whom each rollout is to fetch it from."""
-        orders = self.publish(version)
-        assert {order.version for order in orders.values()} <= {version}
-        return {name: source_of(order) for name, order in orders.items()}
-
-
-def source_of(order: LoadVersion) -> str:
-    source = order.endpoints[0].partition(":")[0]
-    assert order.holder == ("" if source.startswith("policy") else source)
-    return source
 
 
 def test_a_version_goes_from_machine_to_machine_and_is_passed_on_inside_each():
@@ -235,7 +158,7 @@ def test_nobody_waits_for_somebody_who_waits_for_it(seed):
                 given = run.publish(version)
             case 1 if replica.role == "rollout":
                 given = run.tell(ReplicaLeft(replica=name, reason="killed"))
-                given |= run.join(name, f"m{chance.randrange(6)}")
+                given |= run.join(name, f"m{chance.randrange(6)}", serves=chance.random() < 0.5)
             case 2 if replica.loading >= 0:
                 event = LoadFailed(replica=name, version=replica.loading, reason="killed")
                 given = run.tell(event)

@@ -1,6 +1,8 @@
 """What a rollout replica's engine is made with, and how it gets weights and serves them."""
 
+import asyncio
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,21 @@ class EngineWeights:
         )
         return self._client
 
+    async def serve(self) -> tuple[str, ...]:
+        """Serve from now on what the engine loads later, if others are to have it; say where.
+
+        Raises:
+            WeightSyncError: if that is not possible.
+        """
+        if self._client is None:
+            return await asyncio.to_thread(self.source.serve)
+        return tuple(await self._client.serve()) if self._serve_host else ()
+
+    def describe_by(self, endpoints: Sequence[str]) -> None:
+        """Have vLLM's workers ask these, the first time, what tensors there are."""
+        if self._client is not None:
+            self._client.describe_by(endpoints)
+
     @property
     def endpoints(self) -> tuple[str, ...]:
         """Where other replicas can fetch the version loaded last; none if they are not to."""
@@ -40,7 +57,9 @@ class EngineWeights:
 def engine_weights(context: RunContext, *, shares_device: bool) -> EngineWeights:
     """Return how an engine gets its weights, and whether it serves them to others."""
     sync = context.recipe.weight_sync
-    host = own_address() if sync.from_rollouts and not shares_device else ""
+    has_adapters = context.recipe.model.training.lora is not None
+    serves = sync.from_rollouts and not shares_device and not has_adapters
+    host = own_address() if serves else ""
     return EngineWeights(sync, read_weights_token(context.run), serve_host=host)
 
 

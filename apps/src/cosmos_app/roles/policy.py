@@ -134,6 +134,7 @@ class PolicyProcess:
             version=trainer.version,
             lineage=trainer.lineage,
             endpoints=endpoints,
+            host=own_address(),
         )
         async with self._bus.join(joined) as channel:
             await self._tell_published(trainer, channel)

@@ -197,6 +197,7 @@ class RolloutProcess:
             role="rollout",
             slots=chosen.slots + chosen.scoring,
             version=self._engine.weight_version,
+            endpoints=() if self._weights is None else await self._weights.serve(),
             host=own_address(),
         )
         async with self._bus.join(joined) as channel:
@@ -268,6 +269,8 @@ class RolloutProcess:
             await self._load_version(channel, await self._loads.get())
 
     async def _load_version(self, channel: ReplicaChannel, command: LoadVersion) -> None:
+        if self._weights is not None:
+            self._weights.describe_by(command.described_by)
         event = await self._producer.load(command)
         if isinstance(event, VersionLoaded) and self._weights is not None:
             event = structs.replace(event, endpoints=self._weights.endpoints)

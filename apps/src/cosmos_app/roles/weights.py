@@ -82,36 +82,46 @@ class ReceivedWeights:
         self._endpoints: tuple[str, ...] = ()
         self._receiver: WeightReceiver | None = None
 
+    def serve(self) -> tuple[str, ...]:
+        """Serve from now on what is staged later, if others are to have it; return `endpoints`.
+
+        Raises:
+            ConfigurationError: if the address is none of this machine.
+        """
+        if self._serve_host and self._receiver is None:
+            self._receiver = self._made(())
+        return self.endpoints
+
     def stage(self, version: int, endpoints: Sequence[str]) -> Staged:
         """Fetch ``version`` or a newer one; blocking.
 
         Raises:
             WeightSyncError: if it cannot be had in time.
         """
-        if self._receiver is None:
-            self._receiver = WeightReceiver(
-                endpoints=tuple(endpoints),
-                config=ReceiverConfig(
-                    transport=self._config.transport,
-                    bucket_bytes=int(self._config.bucket_mib * _MIB),
-                    token=self._token,
-                    serve_host=self._serve_host,
-                ),
-            )
+        receiver = self._receiver
+        if receiver is None:
+            self._receiver = receiver = self._made(endpoints)
         elif tuple(endpoints) != self._endpoints:
-            self._receiver.connect(endpoints)
+            receiver.connect(endpoints)
         self._endpoints = tuple(endpoints)
-        staged = self._receiver.stage(version, timeout_s=self._config.deadline_s)
-        tensors = {
-            shard.spec.name: shard.tensor.clone() for shard in self._receiver.staged_shards()
-        }
+        staged = receiver.stage(version, timeout_s=self._config.deadline_s)
+        tensors = {shard.spec.name: shard.tensor.clone() for shard in receiver.staged_shards()}
         return Staged(version=staged.version, tensors=tensors)
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """Where others can fetch what was staged last; none before, or if they are not to."""
+        """Where others can fetch what was staged last; none before `serve` or the first."""
         receiver = self._receiver
         return () if receiver is None or not self._serve_host else (receiver.endpoint,)
+
+    def _made(self, endpoints: Sequence[str]) -> WeightReceiver:
+        config = ReceiverConfig(
+            transport=self._config.transport,
+            bucket_bytes=int(self._config.bucket_mib * _MIB),
+            token=self._token,
+            serve_host=self._serve_host,
+        )
+        return WeightReceiver(endpoints=endpoints, config=config)
 
     def close(self) -> None:
         """Hang up; may be called twice."""

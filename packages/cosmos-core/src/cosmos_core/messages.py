@@ -64,9 +64,10 @@ class ReplicaJoined(Message, frozen=True, kw_only=True, tag=True):
     ``slots`` is how many groups a rollout replica holds at once (0 for a policy replica);
     ``version`` the weights it holds now, -1 if it must load some before it can sample;
     ``endpoints`` where a policy replica serves that version and later ones, one per rank: without,
-    no rollout replica is told to load them; ``lineage`` is that of its weights
-    (`cosmos_core.lineage`). ``host`` is the machine it runs on, by any name that others there use
-    too. ``incarnation`` tells processes of one name apart; the bus fills it in.
+    no rollout replica is told to load them; or where a rollout replica will serve what it loads;
+    ``lineage`` is that of its weights (`cosmos_core.lineage`). ``host`` is the machine it runs on,
+    by any name that others there use too. ``incarnation`` tells processes of one name apart; the
+    bus fills it in.
     ValueError for another role, and for a rollout replica without slots.
     """
 
@@ -240,13 +241,15 @@ class LoadVersion(Message, frozen=True, kw_only=True, tag=True):
     """Rollout: fetch this version (or a newer one) from these endpoints, commit, acknowledge.
 
     The answer repeats the ``lineage``, by which one to an order from before a fall-back is known.
-    ``holder`` names the rollout replica that serves there; empty for a policy replica.
+    ``holder`` names the rollout replica that serves there, or will; empty for a policy replica.
+    ``described_by`` are the endpoints of a policy replica then, which knows the tensors already.
     """
 
     version: int
     endpoints: tuple[str, ...]
     lineage: int = 0
     holder: str = ""
+    described_by: tuple[str, ...] = ()
 
 
 class Train(Message, frozen=True, kw_only=True, tag=True):

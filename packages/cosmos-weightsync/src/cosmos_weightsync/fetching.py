@@ -214,6 +214,11 @@ class VersionFetcher:
         self._hang_up()
         self._roster = roster
 
+    def want(self, wanted: WantedWeights) -> None:
+        """Fetch something else from now on."""
+        self._hang_up()
+        self._wanted = wanted
+
     def close(self) -> None:
         """Hang up; a `fetch` in another thread fails, a later one connects again."""
         self._num_closings += 1

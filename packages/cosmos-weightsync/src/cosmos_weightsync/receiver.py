@@ -20,10 +20,9 @@ from cosmos_weightsync.group_commit import commit_together
 from cosmos_weightsync.layout import Layout, ShardSpec
 from cosmos_weightsync.membership import Member, Quorum
 from cosmos_weightsync.receiver_config import ReceiverConfig
+from cosmos_weightsync.receiver_server import serve_received
 from cosmos_weightsync.reuse import ReusePolicy
 from cosmos_weightsync.sender import standard_transports
-from cosmos_weightsync.server import Server
-from cosmos_weightsync.serving import HolderIdentity, ServingSession
 from cosmos_weightsync.shadow import Shadow
 from cosmos_weightsync.shards import Shard
 from cosmos_weightsync.sources import ListedSources
@@ -67,7 +66,7 @@ class WeightReceiver:
 
     Args:
         endpoints: Of all sender ranks, in any order; or of receivers that serve. None with a
-            directory.
+            directory, or where `connect` comes later: who serves can have readers before.
         wanted: What to fetch, every region once. Shards: `commit` copies into their tensors,
             casting where the dtype differs, among floating ones. Specs: only `staged_shards` gives
             access. ``None``: every tensor of the senders, whole.
@@ -96,9 +95,7 @@ class WeightReceiver:
     ) -> None:
         self._config = config = config or ReceiverConfig()
         known = (*standard_transports(), *transports)
-        self._wanted = WantedWeights(
-            wanted, config.mode, "shared" if config.serve_host else "private"
-        )
+        self._wanted = self._wants(wanted)
         self._dialer = dialer = HolderDialer(
             known,
             config.transport,
@@ -107,20 +104,21 @@ class WeightReceiver:
             connect_timeout_s=config.connect_timeout_s,
             device=self._wanted.device,
         )
-        listed = self._listed(endpoints)
-        self._shadow = Shadow()
-        self._buckets = BucketPool(config.bucket_bytes)
+        listed = self._listed(endpoints, may_come_later=bool(config.serve_host))
+        self._shadow = shadow = Shadow()
+        self._buckets = buckets = BucketPool(config.bucket_bytes)
         self._staged: StagedVersion | None = None
         self._version: int | None = None
         self._committed: StagedVersion | None = None
-        self._server = self._serve(known) if config.serve_host else None
+        serves = bool(config.serve_host)
+        self._server = serve_received(config, shadow, known, buckets) if serves else None
         self._attendance = self._attend() if listed is None else None
         self._fetcher = VersionFetcher(
             listed or self._found_sources(),
             dialer,
             self._wanted,
-            self._shadow,
-            self._buckets,
+            shadow,
+            buckets,
             Patience(config.stall_s, config.linger_s),
         )
 
@@ -164,11 +162,26 @@ class WeightReceiver:
         Raises:
             ConfigurationError: an endpoint makes no sense, or there is a directory.
         """
-        listed = self._listed(endpoints)
+        listed = self._listed(endpoints, may_come_later=False)
         if listed is None:
             raise ConfigurationError("a directory tells this receiver whom to fetch from")
         self._staged = None
         self._fetcher.follow(listed)
+
+    def want(self, wanted: Iterable[ShardSpec]) -> None:
+        """Fetch this from now on, instead of what it was made for; for a staged receiver.
+
+        What is in use stays, as does `endpoint`; readers of what is there lose it with `stage`.
+
+        Raises:
+            ConfigurationError: it receives in place.
+            LayoutError: a region is wanted twice.
+        """
+        if self._config.mode == "in_place":
+            raise ConfigurationError("an in-place receiver fetches what it was made for")
+        self._wanted = self._wants(wanted)
+        self._staged = None
+        self._fetcher.want(self._wanted)
 
     def stage(self, version: int = 0, *, timeout_s: float = 600.0) -> StagedVersion:
         """Fetch a version into the shadow; the weights in use are not touched.
@@ -340,12 +353,18 @@ class WeightReceiver:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _listed(self, endpoints: Iterable[str]) -> ListedSources | None:
+    def _wants(self, wanted: Iterable[Shard | ShardSpec] | None) -> WantedWeights:
+        memory = "shared" if self._config.serve_host else "private"
+        return WantedWeights(wanted, self._config.mode, memory)
+
+    def _listed(self, endpoints: Iterable[str], *, may_come_later: bool) -> ListedSources | None:
         """Sources at these endpoints; none where a directory tells them."""
         if isinstance(endpoints, str):
             raise ConfigurationError(f"endpoints are a list: [{endpoints!r}]")
         listed = tuple(endpoints)
         if not self._config.directory:
+            if not listed and not may_come_later:
+                raise ConfigurationError("a receiver needs the endpoint of every sender rank")
             return ListedSources(listed, self._dialer)
         if listed:
             raise ConfigurationError("endpoints beside a directory, which tells them")
@@ -379,19 +398,3 @@ class WeightReceiver:
             host=self._config.host or socket.gethostname(),
         )
         return Attendance(self._config.directory, member, self._config.token)
-
-    def _serve(self, transports: Sequence[Transport]) -> Server:
-        host = self._config.serve_host
-        identity = HolderIdentity(
-            role="receiver",
-            rank=0,
-            num_ranks=1,
-            name=self._config.name or "receiver",
-            holder=self._shadow,
-            transports={item.name: item for item in transports},
-            token=self._config.token,
-            host=host,
-            buckets=self._buckets,
-            idle_s=3600.0,
-        )
-        return Server((host, 0), lambda c: ServingSession(identity, c), "weight-receiver")

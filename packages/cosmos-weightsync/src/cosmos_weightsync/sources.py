@@ -18,19 +18,18 @@ class ListedSources:
     """A `cosmos_weightsync.fetching.Roster`: these and no others.
 
     Args:
-        endpoints: Of every sender rank, or of receivers that have what is wanted, or of both.
+        endpoints: Of every sender rank, or of receivers that have what is wanted, or of both. None
+            yet: nobody is found.
         dialer: How to meet them.
 
     Raises:
-        ConfigurationError: there is none, or one is not of the form ``host:port``.
+        ConfigurationError: one is not of the form ``host:port``.
     """
 
     def __init__(self, endpoints: Iterable[str], dialer: HolderDialer) -> None:
         self._endpoints = tuple(endpoints)
         self._dialer = dialer
         self._known: list[Source] = []
-        if not self._endpoints:
-            raise ConfigurationError("a receiver needs the endpoint of every sender rank")
         for endpoint in self._endpoints:
             parse_endpoint(endpoint)
 
@@ -38,9 +37,12 @@ class ListedSources:
         """Meet everybody; they are waited for, whatever they have.
 
         Raises:
-            ConfigurationError: a sender rank is missing from the list, or in it twice.
+            ConfigurationError: a sender rank is missing from the list, or in it twice; or nobody
+                is in it.
         """
         del at_least
+        if not self._endpoints:
+            raise ConfigurationError("'connect' this receiver to whom it is to fetch from first")
         met, unreachable = self._dialer.meet_all(self._endpoints, deadline)
         try:
             self._check(met, complete=not unreachable)

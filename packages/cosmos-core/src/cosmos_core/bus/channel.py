@@ -182,6 +182,8 @@ class ReplicaChannel:
         ]
         self._held.clear()
         self._is_heard = False
+        if self._joined.role == "rollout":  # what it is loading may be of a lost lineage
+            self._joined = msgspec.structs.replace(self._joined, endpoints=())
         self._join_id = await self._append(self._joined)
         return list[Command](cancelled)
 

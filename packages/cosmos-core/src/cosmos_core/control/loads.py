@@ -10,11 +10,12 @@ policy ─┬─► rollouts
 A version enters each machine once and is passed on inside. From machine to machine it goes along as
 many chains as the policy can feed at full speed: one for as many of its ranks as a rollout has.
 Whoever is in a chain passes on what has come while the rest comes, so that the last has the version
-little later than the first (decision 0376).
+little later than the first (decision 0376). So it is with the first version of rollouts that start
+together; one that joins later is sent to who has the version whole.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from cosmos_core.control.state import UNKNOWN_VERSION, ControllerState, ReplicaState
 from cosmos_core.messages import LoadVersion
@@ -23,10 +24,33 @@ _LIVELY_S = 5.0
 """A rollout replica silent for longer may hang: others would wait for it for a minute."""
 _TRIES = 4
 """So many replicas of a machine, and machines before it, are looked at for one that passes on."""
-_ANYWHERE = None
 
-Holders = Mapping[str | None, Sequence[ReplicaState]]
-"""Who has a version whole and serves it, by machine; all of them under ``_ANYWHERE``."""
+
+class _Holders:
+    """Who has a version whole and serves it, on each machine.
+
+    Attributes:
+        everywhere: All of them.
+    """
+
+    def __init__(self, state: ControllerState, version: int, now: float) -> None:
+        rollouts = state.rollouts()
+        self.everywhere = [r for r in rollouts if _has(r, version) and _can_serve(r, now)]
+        self._here: dict[str, list[ReplicaState]] = {}
+        for holder in self.everywhere:
+            self._here.setdefault(holder.host, []).append(holder)
+        self._idle: list[ReplicaState] = []
+        if self.everywhere:
+            busy = {r.loading_from for r in rollouts if r.loading != UNKNOWN_VERSION}
+            self._idle = [holder for holder in self.everywhere if holder.name not in busy]
+
+    def of(self, machine: str) -> list[ReplicaState]:
+        """Those of a machine, who give a version to others of it without the network."""
+        return self._here.get(machine, [])
+
+    def take_idle(self, seat: int) -> ReplicaState | None:
+        """Return one that sends nothing yet, each once."""
+        return self._idle.pop(seat % len(self._idle)) if self._idle else None
 
 
 class LoadOrders:
@@ -35,7 +59,7 @@ class LoadOrders:
     def __init__(self, state: ControllerState) -> None:
         """Nothing is looked at yet."""
         self._state = state
-        self._made_of = (-1, -1)
+        self._made_of = (0, 0)
         self._machines: list[list[str]] = []
         self._numbers: dict[str, int] = {}
 
@@ -45,9 +69,8 @@ class LoadOrders:
         """Return the orders to those of the named rollout replicas that can follow one now.
 
         One that is loading is asked again when it is done; one that failed, after a pause; one that
-        is pinned keeps its version. One that has loaded nothing yet is sent to a rollout replica
-        that serves the version, so that a newcomer costs the policy nothing; the others, who want
-        it at the same time, to one that is being sent it; who failed to load, to the policy.
+        is pinned keeps its version. All are sent to one that has the version or is being sent it,
+        as the module says, if there is one; who failed to load, to the policy.
         """
         policies = self._state.policies()
         target = max((policy.published for policy in policies), default=UNKNOWN_VERSION)
@@ -67,74 +90,103 @@ class LoadOrders:
             ):
                 replica.loading, replica.loading_from = target, ""
                 ready.append(replica)
-        has_newcomers = any(not replica.has_loaded for replica in ready)
-        holders = self._holders_of(target, now) if has_newcomers else {}
+        newcomers = any(not replica.has_loaded for replica in ready)
+        holders = _Holders(self._state, target, now) if newcomers else None
         return [(r.name, self._order(r, serving, holders, now)) for r in ready]
 
     def _order(
-        self, replica: ReplicaState, serving: Sequence[ReplicaState], holders: Holders, now: float
+        self,
+        replica: ReplicaState,
+        serving: Sequence[ReplicaState],
+        holders: _Holders | None,
+        now: float,
     ) -> LoadVersion:
         holder = None
         number = -1
-        if replica.failed_loads == 0 and not replica.has_loaded:
-            holder = _nearest(replica, holders)
-        elif replica.failed_loads == 0 and (number := self._number_of(replica.host)) >= 0:
+        if replica.failed_loads == 0:
+            number = self._number_of(replica.host)
             ranks = len(replica.endpoints)
-            holder = self._before(replica, number, sum(_feeds(p, ranks) for p in serving), now)
+            step = sum(_feeds(policy, ranks) for policy in serving)
+            before = self._before(replica, number, step)
+            if holders is None or replica.has_loaded:
+                holder = _passing_on(before, replica.loading, now)
+            else:
+                holder = _for_newcomer(replica, before, holders, now)
         replica.loading_from = holder.name if holder else ""
+        policy = _policy_for(replica, number, serving)
         return LoadVersion(
             version=replica.loading,
-            endpoints=(holder or _policy_for(replica, number, serving)).endpoints,
+            endpoints=(holder or policy).endpoints,
             lineage=len(self._state.line),
             holder=replica.loading_from,
+            described_by=policy.endpoints if holder else (),
         )
 
-    def _holders_of(self, version: int, now: float) -> Holders:
-        holders: dict[str | None, list[ReplicaState]] = {_ANYWHERE: []}
-        for replica in self._state.rollouts():
-            if replica.version == version and _can_serve(replica, now):
-                holders[_ANYWHERE].append(replica)
-                holders.setdefault(replica.host, []).append(replica)
-        return holders
+    def _before(self, replica: ReplicaState, number: int, step: int) -> list[list[ReplicaState]]:
+        """Return who is before a replica of the machine with this number, place by place.
 
-    def _before(
-        self, replica: ReplicaState, number: int, step: int, now: float
-    ) -> ReplicaState | None:
-        """Return who passes the version on to a replica of the machine with this number.
-
-        It is before the replica in the order of machines, or on its own, and has its order already
-        or gets it in the same turn: so nobody waits for somebody that waits for it.
+        On its own machine, and then on those before it in its chain. It has its order already, or
+        gets it in the same turn: so nobody waits for somebody that waits for it.
         """
+        if number < 0:
+            return []
         own = self._machines[number]
         places = [own[: own.index(replica.name)]]
         places += [self._machines[n] for n in range(number - step, -1, -step)[:_TRIES]]
-        for name in itertools.chain.from_iterable(place[:_TRIES] for place in places):
-            other = self._state.replicas[name]
-            if _will_have(other, replica.loading) and _can_serve(other, now):
-                return other
-        return None
+        return [[self._state.replicas[name] for name in place[:_TRIES]] for place in places]
 
     def _number_of(self, machine: str) -> int:
         """Return a machine's place in the order of who joined first; -1 if it has policies."""
-        made_of = self._state.counters.replicas_joined, len(self._state.replicas)
-        if made_of != self._made_of:  # somebody came or went
-            machines: dict[str, list[ReplicaState]] = {}
-            for rollout in self._state.rollouts():
-                machines.setdefault(rollout.host, []).append(rollout)
-            for policy in self._state.policies():
-                machines.pop(policy.host, None)
-            by_seat = [sorted(each, key=lambda rollout: rollout.seat) for each in machines.values()]
-            by_seat.sort(key=lambda each: each[0].seat)
-            self._machines = [[rollout.name for rollout in each] for each in by_seat]
-            self._numbers = {each[0].host: number for number, each in enumerate(by_seat)}
-            self._made_of = made_of
+        replicas = self._state.replicas
+        joined, there = self._state.counters.replicas_joined, len(replicas)
+        num_new = joined - self._made_of[0]
+        new = list(itertools.islice(reversed(replicas.values()), num_new))[::-1]
+        if there - self._made_of[1] != num_new or any(each.role == "policy" for each in new):
+            new = list(replicas.values())  # somebody has gone, or a machine is a policy's now
+            self._machines, self._numbers = [], {}
+        self._made_of = joined, there
+        of_policies = {policy.host for policy in self._state.policies()}
+        for each in new:
+            if each.role == "rollout" and each.host not in of_policies:
+                number = self._numbers.setdefault(each.host, len(self._machines))
+                if number == len(self._machines):
+                    self._machines.append([])
+                self._machines[number].append(each.name)
         return self._numbers.get(machine, -1)
 
 
-def _nearest(newcomer: ReplicaState, holders: Holders) -> ReplicaState | None:
-    """Return who else has the version: of the same machine if any is, each in its turn."""
-    found = holders.get(newcomer.host) or holders[_ANYWHERE]
-    return found[newcomer.seat % len(found)] if found else None
+def _for_newcomer(
+    newcomer: ReplicaState, before: Sequence[Sequence[ReplicaState]], holders: _Holders, now: float
+) -> ReplicaState | None:
+    """Return who sends a replica its first version: of its own machine if anybody has it or will.
+
+    Of another, if there is no policy on its own, one that sends nothing yet; then one that is being
+    sent it itself.
+    """
+    version, seat = newcomer.loading, newcomer.seat
+    here = _in_turn(holders.of(newcomer.host), seat)
+    if here or not before:
+        return here
+    return (
+        _passing_on(before[:1], version, now)
+        or holders.take_idle(seat)
+        or _passing_on(before[1:], version, now)
+        or _in_turn(holders.everywhere, seat)
+    )
+
+
+def _in_turn(replicas: Sequence[ReplicaState], seat: int) -> ReplicaState | None:
+    return replicas[seat % len(replicas)] if replicas else None
+
+
+def _passing_on(
+    places: Iterable[Sequence[ReplicaState]], version: int, now: float
+) -> ReplicaState | None:
+    """Return the first of these that passes a version on."""
+    for replica in itertools.chain.from_iterable(places):
+        if _will_have(replica, version) and _can_serve(replica, now):
+            return replica
+    return None
 
 
 def _feeds(policy: ReplicaState, ranks: int) -> int:
@@ -160,14 +212,14 @@ def _policy_for(
     return feeders[number % len(feeders)]
 
 
-def _will_have(replica: ReplicaState, version: int) -> bool:
-    """Whether it has this version, or is being sent it in the place of an older one.
+def _has(replica: ReplicaState, version: int) -> bool:
+    """Whether it was sent this version: weights that it was started with cannot be had from it."""
+    return replica.version == version and replica.has_loaded
 
-    One that may still have weights of a lost lineage would give those away.
-    """
-    if replica.version == version:
-        return True
-    return replica.loading == version and replica.version >= 0 and not replica.failed_loads
+
+def _will_have(replica: ReplicaState, version: int) -> bool:
+    """Whether it was sent this version, or is being sent it."""
+    return _has(replica, version) or (replica.loading == version and not replica.failed_loads)
 
 
 def _can_serve(replica: ReplicaState, now: float) -> bool:

@@ -88,6 +88,8 @@ class ReplicaTable:
         """Note which weights a replica holds."""
         self._count_slots(replica, -1)
         replica.version = version
+        if version == UNKNOWN_VERSION:
+            replica.endpoints = ()  # what it has there may be of a lost lineage
         replica.failed_loads, replica.load_failure = 0, ""
         self._count_slots(replica, 1)
         self._enter(replica)

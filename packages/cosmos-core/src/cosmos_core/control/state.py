@@ -44,9 +44,9 @@ class ReplicaState(msgspec.Struct, kw_only=True):
     counts groups given to it; ``loading`` is the version it was told to load, from the rollout
     replica ``loading_from`` if that is not empty; ``has_loaded`` says whether it has loaded any
     since it joined; ``published`` is what a policy replica serves, ``endpoints`` where it does, or
-    where a rollout replica serves the version it loaded last; ``ordered`` says whether it was
-    ordered a step since it joined. ``failures`` counts groups that failed since the last that came
-    back; ``resting`` says that it is given nothing because of them until ``rest_until_s``, and
+    where a rollout replica serves what it loads; ``ordered`` says whether it was ordered a step
+    since it joined. ``failures`` counts groups that failed since the last that came back;
+    ``resting`` says that it is given nothing because of them until ``rest_until_s``, and
     ``last_failure`` names the last. ``failed_loads`` counts loads of weights that failed since the
     last that did not, and ``load_failure`` names the last. ``leaving`` says that it is given
     nothing more, ``dismissed`` that it was told to stop. ``first_group_s`` is how long after it

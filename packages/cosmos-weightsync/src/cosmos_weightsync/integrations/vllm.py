@@ -30,6 +30,7 @@ from cosmos_weightsync.errors import (
     WeightSyncError,
 )
 from cosmos_weightsync.integrations.cancelling import carry_through
+from cosmos_weightsync.integrations.vllm_worker import WorkerExtension
 from cosmos_weightsync.versions import version_number
 
 __all__ = [
@@ -37,7 +38,6 @@ __all__ = [
     "EngineBrokenError",
     "LoadTimes",
     "VLLMWeightClient",
-    "WorkerExtension",
     "engine_arguments",
     "register",
 ]
@@ -82,31 +82,6 @@ def engine_arguments() -> dict[str, Any]:
         "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
         "worker_extension_cls": f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
     }
-
-
-class WorkerExtension:
-    """Methods that vLLM mixes into its worker, so that staging runs while it generates.
-
-    vLLM's own calls return nothing to the client and belong to a paused engine; these return at
-    once, and leave the model as it was.
-    """
-
-    weight_transfer_engine: Any  # vLLM's worker has it; its type differs between versions.
-
-    def cosmos_stage(self, version: int, timeout_s: float) -> None:
-        """Begin to stage ``version`` or a newer one in the background."""
-        self.weight_transfer_engine.begin_stage(version, timeout_s)
-
-    def cosmos_staged(self) -> dict[str, Any]:
-        """How it goes: ``state`` is idle, running, described, staged or failed."""
-        return self.weight_transfer_engine.stage_state()
-
-    def cosmos_discover(self) -> dict[str, Any]:
-        """Find out what this worker needs of what the senders have."""
-        try:
-            return {"state": "discovered", "report": self.weight_transfer_engine.discover()}
-        except WeightSyncError as error:
-            return {"state": "failed", "kind": type(error).__name__, "error": str(error)}
 
 
 class AsyncEngine(Protocol):
@@ -211,9 +186,36 @@ class VLLMWeightClient:
     def endpoints(self) -> tuple[str, ...]:
         """Where other engines can fetch the version loaded last: `connect` them to all of these.
 
-        One per worker; none before the first load, and without ``serve_host`` in ``init_info``.
+        One per worker; none before the first load or `serve`, and without ``serve_host`` in
+        ``init_info``.
         """
         return self._served_at
+
+    async def serve(self) -> Sequence[str]:
+        """Have the workers serve from now on what they load later; returns `endpoints`.
+
+        Engines that are connected to them wait for it: all can be sent their first version in the
+        same moment, some by others. See `describe_by`.
+
+        Raises:
+            ConfigurationError: ``init_info`` has no ``serve_host``, or makes no sense; or the
+                engine was made without `engine_arguments`.
+            EngineBrokenError: the engine hangs.
+        """
+        _check_init_info(self._init_info)
+        if not self._init_info.get("serve_host"):
+            raise ConfigurationError("set serve_host in init_info for this engine to serve")
+        answers = await self._asked("cosmos_serve", self._init_info)
+        _raise_failure(answers, "nothing can be served")
+        self._served_at = tuple(str(answer["endpoint"]) for answer in answers)
+        return self._served_at
+
+    def describe_by(self, endpoints: Sequence[str]) -> None:
+        """Have workers ask these, the first time, what tensors there are.
+
+        Those that they are connected to cannot tell before they have their own first version.
+        """
+        self._init_info["described_by"] = list(endpoints)
 
     async def connect(self, endpoints: Sequence[str]) -> Sequence[str]:
         """Use these senders from now on; of no effect if they are the ones in use.
@@ -281,8 +283,7 @@ class VLLMWeightClient:
         await self._until_settled(deadline)  # A load that was cancelled may still be staging.
         while True:
             left = deadline - time.monotonic()
-            begun = self._engine.collective_rpc("cosmos_stage", None, (version, left))
-            await self._answered(begun, self._answer_s)
+            await self._asked("cosmos_stage", version, left)
             states = await self._until_staged(deadline)
             versions = [int(state["version"]) for state in states]
             if min(versions) == max(versions):
@@ -302,7 +303,7 @@ class VLLMWeightClient:
         """Wait until no worker is staging."""
         pause_s = 0.002
         while True:
-            states = await self._stage_states()
+            states = await self._asked("cosmos_staged")
             if all(state["state"] != "running" for state in states):
                 return states
             if time.monotonic() > deadline:
@@ -310,13 +311,13 @@ class VLLMWeightClient:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.05)
 
-    async def _stage_states(self) -> list[dict[str, Any]]:
+    async def _asked(self, method: str, *args: object) -> list[Any]:
+        """Call what workers with the extension have."""
         try:
-            return await self._answered(
-                self._engine.collective_rpc("cosmos_staged"), self._answer_s
-            )
+            called = self._engine.collective_rpc(method, None, args)
+            return await self._answered(called, self._answer_s)
         except Exception as error:
-            if "cosmos_staged" not in str(error):
+            if method not in str(error):
                 raise
             raise ConfigurationError(
                 "the engine's workers lack cosmos_weightsync's extension: make the engine with "
@@ -367,7 +368,7 @@ def _caches_prefixes(engine: AsyncEngine) -> bool:
 
 def _check_init_info(info: Mapping[str, Any]) -> None:
     """Say here, and in our own words, what the workers would refuse."""
-    from cosmos_weightsync.integrations.vllm_engine import InitInfo
+    from cosmos_weightsync.integrations.vllm_infos import InitInfo
 
     unknown = sorted(set(info) - {one.name for one in fields(InitInfo)})
     if unknown:

@@ -12,97 +12,27 @@ init ─► senders' layout ─► discover (this worker's boxes) ─► stage, 
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from vllm.config import ModelConfig, set_current_vllm_config
 from vllm.distributed.parallel_state import get_world_group
-from vllm.distributed.weight_transfer.base import (
-    WeightTransferEngine,
-    WeightTransferInitInfo,
-    WeightTransferUpdateInfo,
-)
+from vllm.distributed.weight_transfer.base import WeightTransferEngine
 
 from cosmos_weightsync.boxes import Box
 from cosmos_weightsync.deadlines import Deadline
 from cosmos_weightsync.errors import ConfigurationError, TransferError, VersionError
+from cosmos_weightsync.integrations.vllm_infos import InitInfo, UpdateInfo
 from cosmos_weightsync.integrations.vllm_layout import Fill, Step, WorkerLayout, discover_layout
 from cosmos_weightsync.integrations.vllm_reload import Filler, Reload
 from cosmos_weightsync.layout import Layout, ShardSpec
 from cosmos_weightsync.planning import plan_transfer
 from cosmos_weightsync.receiver import ReceiverConfig, StagedVersion, WeightReceiver
 from cosmos_weightsync.receiver_session import ReceiverSession
-from cosmos_weightsync.reuse import Reused
 
-__all__ = ["CosmosWeightTransferEngine", "InitInfo", "UpdateInfo", "load_version"]
-
-
-@dataclass
-class InitInfo(WeightTransferInitInfo):
-    """Where the weights come from.
-
-    Attributes:
-        endpoints: Of every sender rank; or of every worker of an engine that serves what it has.
-        transport: This and the following as in `ReceiverConfig`.
-        serve_host: Where each worker serves what it has to other engines; empty for nobody.
-        token: What the senders want to be shown.
-        bucket_bytes: One bucket per thread.
-        num_threads: How many senders a worker reads from at the same time.
-        connect_timeout_s: How long meeting a sender may take.
-        stall_s: A sender that is silent for so long counts as lost.
-        reuse: ``nothing``, ``pieces`` or ``changes``.
-        anchor_every: How often a version is fetched whole all the same.
-        missing: As in `discover_layout`.
-        describe: When to ask the senders what they have: ``"now"``, or ``"background"`` while the
-            engine generates, for a client that calls `CosmosWeightTransferEngine.discover` later.
-    """
-
-    endpoints: list[str] = field(default_factory=list)
-    transport: str = "auto"
-    serve_host: str = ""
-    token: str = ""
-    bucket_bytes: int = 16 << 20
-    num_threads: int = 4
-    connect_timeout_s: float = 60.0
-    stall_s: float = 60.0
-    reuse: Reused = "nothing"
-    anchor_every: int = 64
-    missing: Literal["refuse", "keep"] = "refuse"
-    describe: Literal["now", "background"] = "now"
-
-    def receiver_config(self) -> ReceiverConfig:
-        """How the worker's receiver fetches.
-
-        Raises:
-            ConfigurationError: an option makes no sense.
-        """
-        return ReceiverConfig(
-            transport=self.transport,
-            serve_host=self.serve_host,
-            token=self.token,
-            bucket_bytes=self.bucket_bytes,
-            num_threads=self.num_threads,
-            connect_timeout_s=self.connect_timeout_s,
-            stall_s=self.stall_s,
-            reuse=self.reuse,
-            anchor_every=self.anchor_every,
-        )
-
-
-@dataclass
-class UpdateInfo(WeightTransferUpdateInfo):
-    """Which version to commit.
-
-    Attributes:
-        version: The version staged before; or, if none is, the oldest that will do.
-        timeout_s: How long staging may take when it happens now.
-    """
-
-    version: int = 0
-    timeout_s: float = 600.0
+__all__ = ["CosmosWeightTransferEngine", "load_version"]
 
 
 class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
@@ -148,6 +78,18 @@ class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             return
         self._describe()
         self.discover()
+
+    def serve(self, init_info: InitInfo) -> str:
+        """Serve from now on what is staged later; return where. Readers wait for it.
+
+        Raises:
+            ConfigurationError: there is no address to serve at.
+        """
+        if self._receiver is None:
+            config = init_info.receiver_config()
+            self._receiver = WeightReceiver(wanted=(), config=config)
+            self._received_as = config, ()
+        return self._receiver.endpoint
 
     def discover(self) -> str:
         """Find out what this worker needs of what the senders have; returns a report.
@@ -264,16 +206,17 @@ class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def _receiver_of(self, layout: WorkerLayout) -> WeightReceiver:
         """The one there was, if it fits, as others fetch from it; else another."""
-        config = self._init_info.receiver_config()
-        before = self._receiver
-        if before is not None and self._received_as == (config, layout.specs):
-            before.connect(self._init_info.endpoints)
-            return before
-        self._receiver = None
-        if before is not None:
-            before.close()
-        self._received_as = config, layout.specs
-        return WeightReceiver(self._init_info.endpoints, wanted=layout.specs, config=config)
+        config, specs = self._init_info.receiver_config(), layout.specs
+        before, self._receiver = self._receiver, None
+        received_as, self._received_as = self._received_as, (config, specs)
+        if before is None or received_as is None or received_as[0] != config:
+            if before is not None:
+                before.close()
+            return WeightReceiver(self._init_info.endpoints, wanted=specs, config=config)
+        if received_as[1] != specs:
+            before.want(specs)
+        before.connect(self._init_info.endpoints)
+        return before
 
     def _connected(self) -> tuple[WeightReceiver, WorkerLayout]:
         if self._receiver is None or self._layout is None:
@@ -299,7 +242,7 @@ class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         deadline = Deadline.after(info.connect_timeout_s)
         sessions: list[ReceiverSession] = []
         try:
-            for endpoint in info.endpoints:  # Kept one by one: a failure closes those before.
+            for endpoint in self._describers():  # Kept one by one: a failure closes those before.
                 sessions += [ReceiverSession(endpoint, info.token, deadline)]
             sessions.sort(key=lambda session: session.rank)
             senders = [session for session in sessions if session.role == "sender"]
@@ -312,6 +255,11 @@ class CosmosWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         finally:
             for session in sessions:
                 session.close()
+
+    def _describers(self) -> list[str]:
+        """Who tells what tensors there are; senders that all others ask too, only once."""
+        info = self._init_info
+        return info.described_by if info.described_by and self._known is None else info.endpoints
 
 
 def load_version(
