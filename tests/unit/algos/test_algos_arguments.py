@@ -191,6 +191,7 @@ REFUSED = {
     "kl_values(wide, wide, 'k9')": "AlgorithmConfigError: kl: estimator is 'k9'; ",
     "GspoClip(level='tokens')": "AlgorithmConfigError: gspo: level is 'tokens'; ",
     "AipoClip(gradient='all')": "AlgorithmConfigError: aipo: gradient is 'all'; ",
+    "DpoConfig(form='ipo')": "AlgorithmConfigError: dpo: form is 'ipo'; ",
     "ObjectiveConfig(anchor='new')": "AlgorithmConfigError: objective: anchor is 'new'; ",
     "correction_weights(wide, TisConfig(level='sample'))": (
         "AlgorithmConfigError: level of a ratio is 'sample'; "
