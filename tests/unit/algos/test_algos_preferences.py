@@ -171,6 +171,28 @@ def test_dpo_of_a_model_equals_a_loop_over_its_pairs(form):
     assert part.weight.item() == 2.0
 
 
+@pytest.mark.parametrize("form", ["sigmoid", "squared", "kto"])
+def test_what_a_reference_says_of_other_tokens_is_of_no_account(form):
+    config = KtoConfig() if form == "kto" else DpoConfig(form=form)
+    batch = DpoConfig().with_reference(TinyModel(seed=1), collate_pairs(PAIRS))
+
+    def loss(batch):
+        model = TinyModel()
+        marked = KtoBatch(
+            tokens=batch,
+            desirable=torch.tensor([True, False, True, False]),
+            baseline=torch.tensor(0.1),
+        )
+        total = config.loss(model, marked if form == "kto" else batch).total
+        total.backward()
+        return total.detach(), model.embed.weight.grad
+
+    spoilt = batch.reference_logprobs.masked_fill(~batch.trainable, math.nan)
+    torch.testing.assert_close(
+        loss(replace(batch, reference_logprobs=spoilt)), loss(batch), rtol=0, atol=0
+    )
+
+
 def test_pairs_in_two_batches_have_the_gradient_of_one():
     config, reference = DpoConfig(), TinyModel(seed=1)
     gradients = []

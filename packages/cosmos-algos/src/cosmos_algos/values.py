@@ -140,6 +140,8 @@ def critic_objective(
 ) -> LossSum:
     """Return the critic's loss of a batch, with the same weights as the policy's.
 
+    What stands where nothing is trained does not matter: it may be NaN.
+
     Args:
         values: the critic's, with gradient.
         batch: with the values of the critic at the start of the step.
@@ -149,9 +151,10 @@ def critic_objective(
     Raises:
         MissingScoresError: if the batch has no values.
     """
-    old = batch.scores_of("values", "the value loss")
-    losses = value_losses(values, old, returns, config.clip)
     kept = batch.trainable
+    old = batch.scores_of("values", "the value loss").where(kept, 0.0)
+    values, returns = values.where(kept, 0.0), returns.where(kept, 0.0)
+    losses = value_losses(values, old, returns, config.clip)
     held = (values.detach() - old).abs() > config.clip if config.clip else ~kept
     sums = {
         "tokens": kept,

@@ -68,7 +68,7 @@ class DpoConfig:
         """
         reference = batch.scores_of("reference_logprobs", "dpo")
         logprobs = model_scores(model, batch, chunk=self.logprob_chunk).logprobs
-        ratios = ((logprobs - reference) * batch.trainable).sum(-1)
+        ratios = (logprobs - reference).where(batch.trainable, 0.0).sum(-1)
         if self.form == "squared":
             chosen, rejected = paired(ratios / batch.trainable.sum(-1).clamp(min=1))
             losses = ipo_losses(chosen, rejected, beta=self.beta)
