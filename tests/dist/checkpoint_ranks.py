@@ -168,6 +168,29 @@ def full(directory: Path) -> None:
     run_ranks(TWO, body)
 
 
+def unreachable(directory: Path) -> None:
+    """Have what the first of two ranks asks before a save appears be out of reach, once."""
+    place = directory / "unreachable"
+
+    def ask(extra: bytes) -> None:
+        if extra == b"too early":
+            raise EOFError("nobody answers")  # no OSError, as of many clients
+
+    def body(at: Place) -> None:
+        learner = wide_learner(at)
+        store = CheckpointStore(place, learner.mesh, before_it_appears=ask)
+        try:
+            store.save(1, learner, b"too early")
+        except CheckpointWriteError as error:
+            say(at, place, error)
+        store.save(2, learner, b"in time")
+        found = {"steps": store.steps(), "step": store.load(learner).step}
+        (directory / f"unreachable-{at.rank}.json").write_text(json.dumps(found))
+        store.close()
+
+    run_ranks(TWO, body)
+
+
 def train_to_s3(place: Place, directory: Path) -> None:
     """Save a step, take two more, and die before what is saved then is whole."""
 
@@ -209,6 +232,7 @@ if __name__ == "__main__":
     for who, ranks in VICTIMS.items():
         killed(where, who, ranks)
     full(where)
+    unreachable(where)
     if len(sys.argv) > 2:
         fsspec.config.conf["s3"] = json.loads(sys.argv[2])
         build_model("qwen3", where, tied=True)
