@@ -19,6 +19,7 @@ from cosmos_algos import (
     PairingError,
     RewardModelConfig,
     SftConfig,
+    ShapeError,
     TokenIdError,
     TrajectoryError,
     bradley_terry_losses,
@@ -244,6 +245,18 @@ def test_the_reward_is_the_output_at_the_last_token_of_a_row():
 
     last = model.embed.weight[[3, 4, 6, 0], 0]
     assert torch.equal(rewards, last)
+
+
+@pytest.mark.parametrize("has_value_head", [True, False])
+def test_rows_that_a_reward_model_would_misread_are_refused(has_value_head):
+    model = TinyModel(num_outputs=1)
+    if has_value_head:
+        model.value_head = nn.Linear(1, 1)
+    batch = collate_pairs(PAIRS)
+    padded_left = replace(batch, valid=batch.valid.flip(1))
+
+    with pytest.raises(ShapeError, match="rows must be right-padded"):
+        RewardModelConfig().rewards(model, padded_left)
 
 
 def test_a_reward_model_learns_the_margin():

@@ -10,7 +10,7 @@ from cosmos_algos.arguments import check_coefficients, check_same_shape
 from cosmos_algos.batch import TokenBatch
 from cosmos_algos.errors import ModelHeadError
 from cosmos_algos.loss_sum import LossSum
-from cosmos_algos.rows import position_ids
+from cosmos_algos.rows import check_rows, position_ids
 from cosmos_algos.scoring import head_values
 from cosmos_algos.token_advantages import (
     GaeConfig,
@@ -82,7 +82,9 @@ def critic_values(critic: nn.Module, batch: TokenBatch) -> Float[Tensor, "B T"]:
 
     Raises:
         ModelHeadError: if there is not exactly one output per token.
+        ShapeError: if rows are padded on the left, or targets are not the tokens that come next.
     """
+    check_rows(batch)
     if isinstance(getattr(critic, "value_head", None), nn.Module):
         return head_values(critic, batch)
     rows = {} if batch.segments is None else {"position_ids": position_ids(batch.segments)}
