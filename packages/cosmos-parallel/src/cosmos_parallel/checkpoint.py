@@ -315,7 +315,7 @@ class CheckpointStore:
             "format": FORMAT,
             "step": step,
             "order": 1 + max(map(_order, manifests.values()), default=0),
-            "score": score,
+            "score": None if score is None else float(score),
             "num_ranks": self._mesh.process.world_size,
             "files": sums,
         }
