@@ -186,6 +186,10 @@ REFUSED = {
     "AggregationConfig(mode='mean')": (
         "AlgorithmConfigError: aggregation: mode is 'mean'; it must be one of 'token_mean', "
     ),
+    "weights.select(torch.tensor([True, True]))": (
+        "ShapeError: weights: rows is of torch.bool; it must be of whole numbers: "
+    ),
+    "weights.select([True, False])": "ShapeError: weights: rows is of torch.bool; ",
     "KlConfig(estimator='k9')": "AlgorithmConfigError: kl: estimator is 'k9'; ",
     "KlConfig(place='losses')": "AlgorithmConfigError: kl: place is 'losses'; ",
     "kl_values(wide, wide, 'k9')": "AlgorithmConfigError: kl: estimator is 'k9'; ",
